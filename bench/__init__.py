@@ -8,6 +8,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_TESTS = str(Path(__file__).parent.parent / "tests")
-if _TESTS not in sys.path:
-    sys.path.append(_TESTS)
+_TESTS_DIRECTORY = str(Path(__file__).parent.parent / "tests")
+if _TESTS_DIRECTORY not in sys.path:
+    sys.path.append(_TESTS_DIRECTORY)

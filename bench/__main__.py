@@ -20,23 +20,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from . import catalog, machine, plots, report, results
 from .journal import Run
 from .kafka import RealKafka, real_kafka
-from .peers.peer import Partaker
+from .peers.peer import Participant
 from .works.work import Cell
 
-LONGEST = 60.0  # s; what one of a work and a peer takes, and the end
-err = Console(stderr=True, highlight=False)
-Plan = list[tuple[str, Partaker]]
+MAX_CELL_S = 60.0  # s; what one of a work and a peer takes, and the end
+err_console = Console(stderr=True, highlight=False)
+CellPlan = list[tuple[str, Participant]]
 
 
-def chosen(words: list[str] | None, names: list[str], what: str) -> list[str]:
+def select_names(prefixes: list[str] | None, names: list[str], kind: str) -> list[str]:
     """Names that one of the words begins; all without words. Raises BadParameter."""
-    for word in words or ():
+    for word in prefixes or ():
         if not any(name == word or name.startswith(f"{word}-") for name in names):
-            raise typer.BadParameter(f"there is no {what} '{word}'; there are: {', '.join(names)}")
+            raise typer.BadParameter(f"there is no {kind} '{word}'; there are: {', '.join(names)}")
     return [
         name
         for name in names
-        if not words or any(name == word or name.startswith(f"{word}-") for word in words)
+        if not prefixes or any(name == word or name.startswith(f"{word}-") for word in prefixes)
     ]
 
 
@@ -72,24 +72,26 @@ def main(
     """
     peers = {each.name: each for each in catalog.PEERS}
     asked = {
-        "works": chosen(work, list(catalog.WORKS), "work"),
-        "peers": chosen(peer, list(peers), "peer"),
+        "works": select_names(work, list(catalog.WORKS), "work"),
+        "peers": select_names(peer, list(peers), "peer"),
     }
     within = None if dry else results_in
-    run = None if new or within is None else Run.interrupted(within, asked)
+    run = None if new or within is None else Run.find_interrupted(within, asked)
     if run is None:
-        run = Run.new(within, {**results.machine(note), **machine.facts()}, asked)
+        run = Run.create(
+            within, {**results.describe_machine(note), **machine.describe_cores()}, asked
+        )
     else:
-        err.print(f"going on with {run.folder}: {len(run.cells)} are done")
-    ends = time.monotonic() + 60 * minutes - LONGEST
-    ok = measure(run, plan(run, [peers[name] for name in asked["peers"]]), ends)
-    print(report.as_markdown(run))
+        err_console.print(f"going on with {run.folder}: {len(run.cells)} are done")
+    ends = time.monotonic() + 60 * minutes - MAX_CELL_S
+    ok = measure_cells(run, list_remaining(run, [peers[name] for name in asked["peers"]]), ends)
+    print(report.render_markdown(run))
     raise typer.Exit(0 if ok else 1)
 
 
-def plan(run: Run, peers: list[Partaker]) -> Plan:
+def list_remaining(run: Run, peers: list[Participant]) -> CellPlan:
     """What is left to do; peers that cannot take part are noted."""
-    run.absent = {peer.name: lacks for peer in peers if (lacks := peer.missing())}
+    run.absent = {peer.name: lacks for peer in peers if (lacks := peer.describe_missing())}
     return [
         (work, peer)
         for work in run.asked["works"]
@@ -100,79 +102,79 @@ def plan(run: Run, peers: list[Partaker]) -> Plan:
     ]
 
 
-def measure(run: Run, cells: Plan, ends: float = math.inf) -> bool:
+def measure_cells(run: Run, cells: CellPlan, deadline: float = math.inf) -> bool:
     """True if none failed and nobody interrupted. What was found before ^C is kept.
 
     ends: when no more are begun (`time.monotonic()`).
     """
-    machine.settle()
+    machine.pin_process()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with us
     failed = 0
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     # It is drawn between two measurements only: a thread that draws would be late on clients.
-    bar = Progress(*columns, TimeElapsedColumn(), console=err, auto_refresh=False)
+    bar = Progress(*columns, TimeElapsedColumn(), console=err_console, auto_refresh=False)
     with bar, real_kafka(1) as kafka:
         task = bar.add_task("starting", total=len(cells))
         for work, peer in cells:
-            if time.monotonic() > ends:
-                err.print("the time is up; the same command goes on from here")
+            if time.monotonic() > deadline:
+                err_console.print("the time is up; the same command goes on from here")
                 break
             bar.update(task, description=f"{work:10} {peer.name:14}")
             bar.refresh()
             try:
-                cell = one(kafka, work, peer, run.pace(work, peer.name))
+                cell = measure_cell(kafka, work, peer, run.get_round_rates(work, peer.name))
             except KeyboardInterrupt:
-                err.print("interrupted; the same command goes on from here")
+                err_console.print("interrupted; the same command goes on from here")
                 failed += 1
                 break
             except Exception as error:
                 failed += 1
                 run.failed[f"{work} {peer.name}"] = repr(error)
-                err.print(f"[red]{work} {peer.name} failed[/]\n{traceback.format_exc()}")
+                err_console.print(f"[red]{work} {peer.name} failed[/]\n{traceback.format_exc()}")
             else:
-                run.add(work, peer.name, cell)
-                err.print(summary(work, peer.name, cell), soft_wrap=True)
+                run.add_cell(work, peer.name, cell)
+                err_console.print(format_summary(work, peer.name, cell), soft_wrap=True)
             bar.advance(task)
-            keep(run)
+            write_outputs(run)
         else:
             run.finished = not failed
-            keep(run)
+            write_outputs(run)
     return not failed
 
 
-def one(
-    kafka: RealKafka, work: str, peer: Partaker, pace: Mapping[str, float] | None = None
+def measure_cell(
+    kafka: RealKafka, work: str, peer: Participant, round_rates: Mapping[str, float] | None = None
 ) -> Cell:
     """pace: see `catalog.work_of`."""
     began = time.monotonic()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            cell: Cell = runner.run(catalog.work_of(work, peer, pace or {})(kafka, peer))
+            cell: Cell = runner.run(catalog.get_work(work, peer, round_rates or {})(kafka, peer))
     finally:
-        kafka.forget_topics()
+        kafka.delete_topics()
     if not cell.rows:
         raise RuntimeError("; ".join(cell.notes))
     cell.seconds = time.monotonic() - began
     return cell
 
 
-def summary(work: str, peer: str, cell: Cell) -> str:
+def format_summary(work: str, peer: str, cell: Cell) -> str:
     lines = [f"[bold]{work} {peer}[/] {cell.seconds:.0f} s"]
     for row in cell.rows:
-        lines.append(f"  {row.case}: {row.what} {results.rounded(row.value)} {row.unit}")
+        lines.append(f"  {row.case}: {row.what} {results.format_number(row.value)} {row.unit}")
     return "\n".join(lines + [f"  [yellow]{note}[/]" for note in cell.notes])
 
 
-def keep(run: Run) -> None:
+def write_outputs(run: Run) -> None:
     """All that can be made of what there is, anew."""
     if run.folder is None:
         return
     run.save()
-    (run.folder / "table.md").write_text(report.as_markdown(run))
-    (run.folder / "table.csv").write_text(report.as_csv(run))
+    (run.folder / "table.md").write_text(report.render_markdown(run))
+    (run.folder / "table.csv").write_text(report.render_csv(run))
     if run.finished:
         with suppress(ImportError):
-            plots.draw(run, run.folder)
+            plots.draw_plots(run, run.folder)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from support.gateways import Gateway
+from support.gateways import GatewayProcess
 
-from .figure import Figure, times
-from .gateways import gateway_of
+from .figure import Figure, summarize_times
+from .gateways import running_bench_gateway
 from .kafka import Kafka
 from .producer import Producer
 from .stream import Stream
@@ -21,52 +21,60 @@ from .stream import Stream
 class Size:
     """warm, running: connects. cold, cold_wide: topics. processes: starts. wide: partitions."""
 
-    warm: int = 200
-    cold: int = 30
-    cold_wide: int = 3
-    processes: int = 4
-    running: int = 100
+    warm_connects: int = 200
+    cold_topics: int = 30
+    wide_topics: int = 3
+    process_starts: int = 4
+    running_connects: int = 100
     partitions: int = 12
-    wide: int = 500
+    wide_partitions: int = 500
     rate: float = 1000.0
 
 
 async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
-    narrow = [kafka.topic(size.partitions) for _ in range(size.cold)]
-    wide = [kafka.topic(size.wide) for _ in range(size.cold_wide)]
+    narrow = [kafka.create_topic(size.partitions) for _ in range(size.cold_topics)]
+    wide = [kafka.create_topic(size.wide_partitions) for _ in range(size.wide_topics)]
     figures: list[Figure] = []
-    async with gateway_of(kafka.servers, *narrow, *wide) as gateway:
-        for partitions, topics in ((size.partitions, narrow), (size.wide, wide)):
+    async with running_bench_gateway(kafka.bootstrap_servers, *narrow, *wide) as gateway:
+        for partitions, topics in ((size.partitions, narrow), (size.wide_partitions, wide)):
             of = f"{partitions} partitions"
-            figures += times(f"cold topic, {of}", [await _begin(gateway, t) for t in topics])
-            warm = [await _begin(gateway, topics[-1]) for _ in range(size.warm)]
-            figures += times(f"warm, {of}", warm)
-        running = await _first_records(gateway, kafka, narrow[0], size)
-        figures += times(f"first record after BEGIN, {size.rate:g} msg/s", running)
-    for partitions, topics in ((size.partitions, narrow), (size.wide, wide)):
-        starts = [await _of_new_process(kafka, topics[0]) for _ in range(size.processes)]
-        figures += times(f"cold process, {partitions} partitions", starts)
+            figures += summarize_times(
+                f"cold topic, {of}", [await _measure_begin(gateway, t) for t in topics]
+            )
+            warm = [await _measure_begin(gateway, topics[-1]) for _ in range(size.warm_connects)]
+            figures += summarize_times(f"warm, {of}", warm)
+        running = await _measure_first_records(gateway, kafka, narrow[0], size)
+        figures += summarize_times(f"first record after BEGIN, {size.rate:g} msg/s", running)
+    for partitions, topics in ((size.partitions, narrow), (size.wide_partitions, wide)):
+        starts = [
+            await _measure_process_start(kafka, topics[0]) for _ in range(size.process_starts)
+        ]
+        figures += summarize_times(f"cold process, {partitions} partitions", starts)
     return figures
 
 
-async def _begin(gateway: Gateway, topic: str) -> float:
+async def _measure_begin(gateway: GatewayProcess, topic: str) -> float:
     stream = await Stream.connect(gateway, topic)
     stream.close()
-    return stream.began_at - stream.asked_at
+    return stream.began_at - stream.requested_at
 
 
-async def _of_new_process(kafka: Kafka, topic: str) -> float:
-    async with gateway_of(kafka.servers, topic, ready=False) as gateway:
-        return await _begin(gateway, topic)
+async def _measure_process_start(kafka: Kafka, topic: str) -> float:
+    async with running_bench_gateway(
+        kafka.bootstrap_servers, topic, wait_until_ready=False
+    ) as gateway:
+        return await _measure_begin(gateway, topic)
 
 
-async def _first_records(gateway: Gateway, kafka: Kafka, topic: str, size: Size) -> list[float]:
+async def _measure_first_records(
+    gateway: GatewayProcess, kafka: Kafka, topic: str, size: Size
+) -> list[float]:
     found = []
-    producer = Producer(kafka.servers)
-    async with producer.steadily(topic, size.partitions, size.rate):
-        for _ in range(size.running):
+    producer = Producer(kafka.bootstrap_servers)
+    async with producer.produce_steadily(topic, size.partitions, size.rate):
+        for _ in range(size.running_connects):
             stream = await Stream.connect(gateway, topic)
-            await stream.until(1)
-            found.append(stream.first_at - stream.began_at)
+            await stream.wait_for_records(1)
+            found.append(stream.first_record_at - stream.began_at)
             stream.close()
     return found

@@ -14,12 +14,12 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from gateway.core.channel.channel import Channel
 from gateway.core.client.subscription import Subscription
-from gateway.core.log.partition_log import Log
+from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Entry, Ready, Record, TopicPartition
 from gateway.core.log.tail import Tail
-from gateway.formats import format_for
+from gateway.formats import create_format
 from gateway.hub.wires.sse import SseEncoder
-from gateway.kafka.fetch.batches import decode
+from gateway.kafka.fetch.batches import decode_record_set
 
 from .figure import Figure, median
 from .kafka import Kafka
@@ -29,34 +29,34 @@ CODECS = {"none": 0, "lz4": 3}
 
 @dataclass(frozen=True)
 class Size:
-    records: int = 10_000
+    record_count: int = 10_000
     repeats: int = 5
     partitions: int = 12
-    bytes: int = 200
-    batches: Sequence[int] = (1, 100, 1000)
-    turns: Sequence[int] = (1, 10, 100, 1000)
+    value_bytes: int = 200
+    batch_sizes: Sequence[int] = (1, 100, 1000)
+    update_sizes: Sequence[int] = (1, 10, 100, 1000)
     clients: int = 50
 
 
 async def measure(kafka: Kafka | None, size: Size = Size()) -> list[Figure]:
     figures = []
     for codec in CODECS:
-        for batch in size.batches:
-            rate = _rate(partial(_decoding, codec, batch, size), size)
+        for batch in size.batch_sizes:
+            rate = _measure_rate(partial(_prepare_decode, codec, batch, size), size)
             what = f"decode, batches of {batch}, compression {codec}"
-            figures.append(Figure(what, rate, "records/s", size.records))
+            figures.append(Figure(what, rate, "records/s", size.record_count))
     for form in ("value", "envelope"):
-        for turn in size.turns:
-            rate = _rate(partial(_publishing, form, turn, 0, size), size)
+        for turn in size.update_sizes:
+            rate = _measure_rate(partial(_prepare_publish, form, turn, 0, size), size)
             figures.append(Figure(f"encode as {form}, turns of {turn}", rate, "records/s"))
-    for turn in size.turns:
-        work = partial(_publishing, "value", turn, size.clients, size)
+    for turn in size.update_sizes:
+        work = partial(_prepare_publish, "value", turn, size.clients, size)
         what = f"encode and {size.clients} cursors, turns of {turn}"
-        figures.append(Figure(what, size.clients * _rate(work, size), "deliveries/s"))
+        figures.append(Figure(what, size.clients * _measure_rate(work, size), "deliveries/s"))
     return figures
 
 
-def _rate(prepare: Callable[[], Callable[[], int]], size: Size) -> float:
+def _measure_rate(prepare: Callable[[], Callable[[], int]], size: Size) -> float:
     """Records a CPU second; `prepare` gives the work, which says how many it has done."""
     rates = []
     for _ in range(size.repeats):
@@ -67,48 +67,52 @@ def _rate(prepare: Callable[[], Callable[[], int]], size: Size) -> float:
     return median(rates)
 
 
-def _decoding(codec: str, count: int, size: Size) -> Callable[[], int]:
+def _prepare_decode(codec: str, batch_size: int, size: Size) -> Callable[[], int]:
     builder = DefaultRecordBatchBuilder(2, CODECS[codec], 0, -1, -1, -1, 1 << 30)
-    for n in range(count):
-        builder.append(n, 1_700_000_000_000, b"key", _value(size), [])
+    for n in range(batch_size):
+        builder.append(n, 1_700_000_000_000, b"key", _build_value(size), [])
     batch, tp = bytes(builder.build()), TopicPartition("bench", 0)
 
     def work() -> int:
         done = 0
-        while done < size.records:
-            done += len(decode(tp, batch, 0, end=count).entries)
+        while done < size.record_count:
+            done += len(decode_record_set(tp, batch, 0, high_watermark=batch_size).entries)
         return done
 
     return work
 
 
-def _publishing(form: str, turn: int, clients: int, size: Size) -> Callable[[], int]:
+def _prepare_publish(
+    format_name: str, update_size: int, clients: int, size: Size
+) -> Callable[[], int]:
     partitions = [TopicPartition("bench", p) for p in range(size.partitions)]
-    logs = {tp: Log(tp, 1 << 26, 600.0) for tp in partitions}
+    logs = {tp: PartitionLog(tp, 1 << 26, 600.0) for tp in partitions}
     tail = Tail("cluster", logs.values(), {"bench": "id"})
     for log in logs.values():
         log.open(0, 0)
-    tail.turn([Ready(tp, 0, 0, 0) for tp in partitions], 0)
-    channel = Channel(tail, b"view0", SseEncoder(format_for(form)))
+    tail.apply_entries([Ready(tp, 0, 0, 0) for tp in partitions], 0)
+    channel = Channel(tail, b"view0", SseEncoder(create_format(format_name)))
     readers = [Subscription(channel) for _ in range(clients)]
     entries: list[Entry] = [
-        Record(partitions[n % size.partitions], n // size.partitions, 0, 0, b"k", _value(size))
-        for n in range(size.records)
+        Record(
+            partitions[n % size.partitions], n // size.partitions, 0, 0, b"k", _build_value(size)
+        )
+        for n in range(size.record_count)
     ]
 
     def work() -> int:
-        for first in range(0, size.records, turn):
-            some = entries[first : first + turn]
+        for first in range(0, size.record_count, update_size):
+            some = entries[first : first + update_size]
             for entry in some:
                 logs[entry.tp].append(entry, 0.0)
-            channel.publish(tail.turn(some, 1))
+            channel.publish(tail.apply_entries(some, 1))
             for reader in readers:
                 while reader.take(1 << 16):
                     pass
-        return size.records
+        return size.record_count
 
     return work
 
 
-def _value(size: Size) -> bytes:
-    return b"~".ljust(size.bytes, b"x")
+def _build_value(size: Size) -> bytes:
+    return b"~".ljust(size.value_bytes, b"x")

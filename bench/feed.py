@@ -11,16 +11,16 @@ from random import getrandbits
 from typing import Any, Protocol
 
 import confluent_kafka
-from support.until import until
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
-from gateway.core.token.resume_token import TokenWriter, TopicPlaces, digest, seal
-from gateway.wire.websocket import frame
+from gateway.core.token.resume_token import TokenWriter, TopicPositions, digest_text, seal_token
+from gateway.wire.websocket import encode_text
 
-from .records import value
+from .records import build_value
 
-POLL = 0.001  # s between two looks at what is due
-ALL = -1
+POLL_INTERVAL_S = 0.001  # s between two looks at what is due
+ALL_CLIENTS = -1
 
 
 class Wire(StrEnum):
@@ -29,7 +29,7 @@ class Wire(StrEnum):
 
 
 class Feed(Protocol):
-    sent: int
+    sent_count: int
 
     def send(self, count: int = 1, key: int | None = None) -> None:
         """So many records at once, to the next partition, or all with one client's key."""
@@ -50,24 +50,24 @@ class KafkaFeed:
         servers: str,
         topic: str,
         partitions: int,
-        joined: int = 1,
+        batch_records: int = 1,
         *,
         channel: str = "",
-        prose: bool = False,
-        traced: bool = False,
+        has_prose: bool = False,
+        is_traced: bool = False,
     ) -> None:
-        self.sent = 0
-        self._traced = traced
-        self._prose = prose
+        self.sent_count = 0
+        self._is_traced = is_traced
+        self._has_prose = has_prose
         self._topic = topic
         self._partitions = partitions
-        self._turn = 0
+        self._send_number = 0
         self._channel = channel
         self._client = confluent_kafka.Producer(
             {
                 "bootstrap.servers": servers,
-                "linger.ms": 50 if joined > 1 else 0,  # a batch that is full does not linger
-                "batch.num.messages": joined if joined > 1 else 10_000,
+                "linger.ms": 50 if batch_records > 1 else 0,  # a batch that is full does not linger
+                "batch.num.messages": batch_records if batch_records > 1 else 10_000,
                 "partitioner": "murmur2_random",
                 "log_level": 0,
                 "queue.buffering.max.messages": 1_000_000,
@@ -76,18 +76,20 @@ class KafkaFeed:
         )
 
     def send(self, count: int = 1, key: int | None = None) -> None:
-        self._turn += 1
-        where: dict[str, Any] = {"partition": self._turn % self._partitions}
+        self._send_number += 1
+        where: dict[str, Any] = {"partition": self._send_number % self._partitions}
         if key is not None:
             where = {"key": b"%d" % key}
         if self._channel:
             where["headers"] = {self._channel: where.get("key", b"all")}
         for _ in range(count):
-            if self._traced:
+            if self._is_traced:
                 trace = b"00-%032x-%016x-01" % (getrandbits(128), 1)
                 where["headers"] = {"traceparent": trace}
-            self._client.produce(self._topic, value(self.sent, prose=self._prose), **where)
-            self.sent += 1
+            self._client.produce(
+                self._topic, build_value(self.sent_count, has_prose=self._has_prose), **where
+            )
+            self.sent_count += 1
         self._client.poll(0)
 
     async def flush(self) -> None:
@@ -106,64 +108,69 @@ class RawFeed:
     """
 
     def __init__(self, port: int, wire: Wire, partitions: int = 12) -> None:
-        self.sent = 0
+        self.sent_count = 0
         self._wire = wire
-        self._turn = 0
-        self._places = [TopicPartition("bench", p) for p in range(partitions)]
-        places = TopicPlaces("bench", "bench", [1000] * partitions, [0] * partitions)
-        self._token = TokenWriter("bench", [places])
-        self._view = digest("bench")
+        self._send_number = 0
+        self._partitions = [TopicPartition("bench", p) for p in range(partitions)]
+        places = TopicPositions("bench", "bench", [1000] * partitions, [0] * partitions)
+        self._token_writer = TokenWriter("bench", [places])
+        self._view_digest = digest_text("bench")
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
         self._pending = bytearray()
 
     def send(self, count: int = 1, key: int | None = None) -> None:
-        self._turn += 1
-        tp = self._places[self._turn % len(self._places)]
-        chunk = self._events(tp, count) if self._wire is Wire.SSE else self._message(tp, count)
-        self._pending += struct.pack("!ii", len(chunk), ALL if key is None else key) + chunk
-        self._push()
+        self._send_number += 1
+        tp = self._partitions[self._send_number % len(self._partitions)]
+        chunk = (
+            self._encode_events(tp, count)
+            if self._wire is Wire.SSE
+            else self._encode_message(tp, count)
+        )
+        self._pending += struct.pack("!ii", len(chunk), ALL_CLIENTS if key is None else key) + chunk
+        self._write_pending()
 
-    def _push(self) -> None:
+    def _write_pending(self) -> None:
         try:
             taken = self._socket.send(self._pending)
         except BlockingIOError:
             taken = 0
         del self._pending[:taken]
         if self._pending:
-            asyncio.get_running_loop().call_later(POLL, self._push)
+            asyncio.get_running_loop().call_later(POLL_INTERVAL_S, self._write_pending)
 
     async def flush(self) -> None:
-        await until(lambda: not self._pending, "the server to take it in", 60, POLL)
+        await wait_until(lambda: not self._pending, "the server to take it in", 60, POLL_INTERVAL_S)
 
     def close(self) -> None:
         self._pending.clear()
         self._socket.close()
 
-    def _events(self, tp: TopicPartition, count: int) -> bytes:
+    def _encode_events(self, tp: TopicPartition, count: int) -> bytes:
         events = [
-            b"data: %b\nid: %b\n\n" % (value(self.sent + n), self._moved(tp)) for n in range(count)
+            b"data: %b\nid: %b\n\n" % (build_value(self.sent_count + n), self._advance_token(tp))
+            for n in range(count)
         ]
-        self.sent += count
+        self.sent_count += count
         body = b"".join(events)
         return b"%x\r\n%b\r\n" % (len(body), body)
 
-    def _message(self, tp: TopicPartition, count: int) -> bytes:
-        records = b",".join(value(self.sent + n) for n in range(count))
-        self.sent += count
+    def _encode_message(self, tp: TopicPartition, count: int) -> bytes:
+        records = b",".join(build_value(self.sent_count + n) for n in range(count))
+        self.sent_count += count
         for _ in range(count):
-            token = self._moved(tp)
-        return frame(b'{"type":"records","records":[%b],"position":"%b"}' % (records, token))
+            token = self._advance_token(tp)
+        return encode_text(b'{"type":"records","records":[%b],"position":"%b"}' % (records, token))
 
-    def _moved(self, tp: TopicPartition) -> bytes:
-        offset = self._token.place(tp).offset or 0
-        self._token.move(tp, offset + 1, 0)
-        return seal(self._token.text(), self._view)
+    def _advance_token(self, tp: TopicPartition) -> bytes:
+        offset = self._token_writer.get_position(tp).offset or 0
+        self._token_writer.move(tp, offset + 1, 0)
+        return seal_token(self._token_writer.to_text(), self._view_digest)
 
 
-async def steadily(
-    feed: Feed, rate: float, seconds: float, keys: int = 0, joined: int = 1
+async def send_steadily(
+    feed: Feed, rate: float, seconds: float, key_count: int = 0, batch_records: int = 1
 ) -> float:
     """`rate` records a second, so many at once; with `keys` each has another client's key.
 
@@ -174,7 +181,7 @@ async def steadily(
     while (now := time.monotonic() - began) < seconds:
         late = max(late, now - n / rate)
         while n < now * rate:
-            feed.send(joined, key=n % keys if keys else None)
-            n += joined
-        await asyncio.sleep(POLL)
+            feed.send(batch_records, key=n % key_count if key_count else None)
+            n += batch_records
+        await asyncio.sleep(POLL_INTERVAL_S)
     return late

@@ -26,7 +26,7 @@ def median(samples: Sequence[float]) -> float:
     return quantile(samples, 0.5)
 
 
-def times(what: str, seconds: Sequence[float]) -> list[Figure]:
+def summarize_times(what: str, seconds: Sequence[float]) -> list[Figure]:
     """Median and 99th percentile in ms; the worst in its place where 100 samples lack."""
     n = len(seconds)
     high = ("p99", 0.99) if n >= 100 else ("worst", 1.0)

@@ -31,10 +31,10 @@ from . import (
 from .figure import Figure
 from .kafka import RealKafka, real_kafka
 
-Measure: TypeAlias = Callable[[RealKafka], Awaitable[list[Figure]]]
+Measurement: TypeAlias = Callable[[RealKafka], Awaitable[list[Figure]]]
 
 # On how many brokers each is measured.
-MEASUREMENTS: Mapping[str, tuple[int, Measure]] = {
+MEASUREMENTS: Mapping[str, tuple[int, Measurement]] = {
     "codec": (1, codec.measure),
     "begin": (1, begin.measure),
     "latency": (1, latency.measure),
@@ -55,53 +55,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry", action="store_true", help="print, keep nothing")
     asked = parser.parse_args(arguments)
     names = asked.only or list(MEASUREMENTS)
-    machine = results.machine(asked.note)
-    measured = measure(names)
-    machine |= results.load("after")
-    print(results.table(machine, measured))
+    machine = results.describe_machine(asked.note)
+    measured = run_measurements(names)
+    machine |= results.get_load("after")
+    print(results.render_table(machine, measured))
     if measured and not asked.dry:
-        _tell(f"kept in {results.keep(machine, measured)}")
+        _print_progress(f"kept in {results.save_figures(machine, measured)}")
     return 0 if len(measured) == len(names) else 1
 
 
-def measure(names: Sequence[str]) -> dict[str, list[Figure]]:
+def run_measurements(names: Sequence[str]) -> dict[str, list[Figure]]:
     """The figures of each measurement that succeeded; one set of brokers at a time."""
     measured: dict[str, list[Figure]] = {}
     for nodes in (1, 3):
         due = [name for name in MEASUREMENTS if name in names and MEASUREMENTS[name][0] == nodes]
         with ExitStack() as stack:
             if due:
-                _tell(f"starting Kafka, {nodes} node{'s' * (nodes > 1)}")
+                _print_progress(f"starting Kafka, {nodes} node{'s' * (nodes > 1)}")
                 kafka = stack.enter_context(real_kafka(nodes))
             for name in due:
-                figures = _measured(name, kafka)
+                figures = _run_measurement(name, kafka)
                 if figures:
                     measured[name] = figures
     return measured
 
 
-def _measured(name: str, kafka: RealKafka) -> list[Figure]:
+def _run_measurement(name: str, kafka: RealKafka) -> list[Figure]:
     began = time.monotonic()
-    _tell(f"{name} ...")
+    _print_progress(f"{name} ...")
     try:
-        figures = asyncio.run(_run(name, kafka))
+        figures = asyncio.run(_call_measurement(name, kafka))
     except Exception:
         traceback.print_exc()
-        _tell(f"{name} failed after {time.monotonic() - began:.0f} s")
+        _print_progress(f"{name} failed after {time.monotonic() - began:.0f} s")
         return []
     finally:
-        kafka.forget_topics()
+        kafka.delete_topics()
     for figure in figures:
-        _tell(f"  {figure.what}: {results.rounded(figure.value)} {figure.unit}")
-    _tell(f"{name} took {time.monotonic() - began:.0f} s")
+        _print_progress(f"  {figure.what}: {results.format_number(figure.value)} {figure.unit}")
+    _print_progress(f"{name} took {time.monotonic() - began:.0f} s")
     return figures
 
 
-async def _run(name: str, kafka: RealKafka) -> list[Figure]:
+async def _call_measurement(name: str, kafka: RealKafka) -> list[Figure]:
     return await MEASUREMENTS[name][1](kafka)
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

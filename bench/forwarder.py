@@ -13,7 +13,7 @@ import sys
 import confluent_kafka
 
 
-def post(record: confluent_kafka.Message) -> bytes:
+def build_post(record: confluent_kafka.Message) -> bytes:
     key, value = record.key(), record.value() or b""
     return b"POST /pub/%b HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%b" % (
         key or b"all",
@@ -41,7 +41,7 @@ def main(servers: str, topic: str, port: str) -> None:
         if (first := consumer.poll(0.5)) is None:
             continue
         records = [r for r in (first, *consumer.consume(200, 0)) if r.error() is None]
-        server.sendall(b"".join(map(post, records)))
+        server.sendall(b"".join(map(build_post, records)))
         while select.select([server], [], [], 0)[0]:  # answers are of no interest
             if not server.recv(1 << 20):
                 return

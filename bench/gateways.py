@@ -7,29 +7,33 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from support.gateways import Gateway, config_for, route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway
 
-TICK = 0.01  # s; CPU time is counted in these
+CPU_TICK_S = 0.01  # s; CPU time is counted in these
 
 
 @asynccontextmanager
-async def gateway_of(servers: str, *topics: str, ready: bool = True) -> AsyncIterator[Gateway]:
-    routes = [route(topic, "value") for topic in topics]
-    async with running_gateway(config_for(servers, topics, routes), ready=ready) as gateway:
+async def running_bench_gateway(
+    servers: str, *topics: str, wait_until_ready: bool = True
+) -> AsyncIterator[GatewayProcess]:
+    routes = [build_route(topic, "value") for topic in topics]
+    async with running_gateway(
+        build_config(servers, topics, routes), ready=wait_until_ready
+    ) as gateway:
         yield gateway
 
 
 @dataclass
-class Spent:
+class GatewayCost:
     """cpu: seconds of the gateway's process, wall: of anybody's clock."""
 
-    cpu: float = 0.0
-    wall: float = 0.0
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
 
 
 @contextmanager
-def spent(gateway: Gateway) -> Iterator[Spent]:
+def measure_cost(gateway: GatewayProcess) -> Iterator[GatewayCost]:
     """What the block cost; filled in at its end."""
-    cost, cpu, wall = Spent(), gateway.cpu_seconds, time.monotonic()
+    cost, cpu, wall = GatewayCost(), gateway.cpu_seconds, time.monotonic()
     yield cost
-    cost.cpu, cost.wall = max(TICK, gateway.cpu_seconds - cpu), time.monotonic() - wall
+    cost.cpu_s, cost.wall_s = max(CPU_TICK_S, gateway.cpu_seconds - cpu), time.monotonic() - wall

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from support.brokers import PROPERTIES, Broker
-from support.kafka_wire import Api, decode
+from support.brokers import TEST_PROPERTIES, KafkaCluster
+from support.kafka_wire import ApiKey, decode_response
 
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.local import LocalKafka
@@ -22,78 +22,80 @@ from gateway.kafka.local import LocalKafka
 # The first entry of a partition's index touches a page of a sparse file, which takes tens of ms on
 # some disks: of a thousand partitions nobody would be answered for a minute. Without entries a
 # fetch scans up to 1 MiB: 8 ms where each batch has one record.
-UNINDEXED = {"log.index.interval.bytes": str(1 << 20)}
+UNINDEXED_PROPERTIES = {"log.index.interval.bytes": str(1 << 20)}
 
 
 class Kafka(Protocol):
     bootstrap: list[str]
 
     @property
-    def servers(self) -> str:
+    def bootstrap_servers(self) -> str:
         """host:port of every broker, with commas."""
 
-    def topic(self, partitions: int = 1, leaders: Sequence[int] | None = None) -> str:
+    def create_topic(self, partitions: int = 1, leaders: Sequence[int] | None = None) -> str:
         """A new topic. leaders: the node that leads each partition; another one follows."""
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Move the log start of each partition to its offset in `before`."""
 
-    def kill(self, node: int) -> None: ...
+    def kill_node(self, node: int) -> None: ...
 
-    def freeze(self, node: int) -> None: ...
+    def freeze_node(self, node: int) -> None: ...
 
-    async def elected(self, topic: str, partitions: Sequence[int], node: int) -> None:
+    async def wait_for_election(self, topic: str, partitions: Sequence[int], node: int) -> None:
         """Return when all of them are led by others than `node`, as those others say."""
 
-    def heal(self) -> None: ...
+    def restore(self) -> None: ...
 
 
 class RealKafka:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: KafkaCluster) -> None:
         self.bootstrap = broker.bootstrap
         self._broker = broker
 
     @property
-    def servers(self) -> str:
-        return self._broker.servers
+    def bootstrap_servers(self) -> str:
+        return self._broker.bootstrap_servers
 
-    def topic(self, partitions: int = 1, leaders: Sequence[int] | None = None) -> str:
+    def create_topic(self, partitions: int = 1, leaders: Sequence[int] | None = None) -> str:
         if leaders is None:
-            return self._broker.topic(partitions)
-        return self._broker.topic(assignment=[self._replicas(node) for node in leaders])
+            return self._broker.create_unique_topic(partitions)
+        return self._broker.create_unique_topic(
+            assignment=[self._choose_replicas(node) for node in leaders]
+        )
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         self._broker.admin.delete_records(topic, before)
 
-    def kill(self, node: int) -> None:
-        self._local.node(node).kill()
+    def kill_node(self, node: int) -> None:
+        self._local.get_node(node).kill()
 
-    def freeze(self, node: int) -> None:
-        self._local.node(node).freeze()
+    def freeze_node(self, node: int) -> None:
+        self._local.get_node(node).freeze()
 
-    async def elected(self, topic: str, partitions: Sequence[int], node: int) -> None:
+    async def wait_for_election(self, topic: str, partitions: Sequence[int], node: int) -> None:
         ports = [n.ports["PLAINTEXT"] for n in self._local.nodes if n.id != node]
         while True:
             for port in ports:
                 with suppress(OSError):
-                    leaders = await asyncio.to_thread(_leaders, port, topic)
+                    leaders = await asyncio.to_thread(_fetch_leaders, port, topic)
                     if all(leaders.get(p, -1) not in (-1, node) for p in partitions):
                         return
             await asyncio.sleep(0.01)
 
-    def heal(self) -> None:
-        self._broker.heal()
+    def restore(self) -> None:
+        self._broker.restore()
 
-    def forget_topics(self) -> None:
+    def delete_topics(self) -> None:
         """Delete what `topic` made."""
-        self._broker.forget_topics()
+        self._broker.delete_topics()
 
     @property
     def _local(self) -> LocalKafka:
-        assert self._broker.local is not None
-        return self._broker.local
+        assert self._broker.local_kafka is not None
+        return self._broker.local_kafka
 
-    def _replicas(self, leader: int) -> list[int]:
+    def _choose_replicas(self, leader: int) -> list[int]:
         """Node 1 is the one that is hurt: it follows nobody, or writes to others would wait."""
         return [leader, {1: 2, 2: 3, 3: 2}[leader]]
 
@@ -102,66 +104,66 @@ class MockKafka:
     def __init__(self, embedded: EmbeddedKafka) -> None:
         self.bootstrap = embedded.bootstrap
         self._embedded = embedded
-        self._led: dict[int, list[tuple[str, int]]] = {}
-        self._count = 0
-        self._undo: list[Callable[[], None]] = []
+        self._led_partitions: dict[int, list[tuple[str, int]]] = {}
+        self._topic_count = 0
+        self._restore_calls: list[Callable[[], None]] = []
 
     @property
-    def servers(self) -> str:
+    def bootstrap_servers(self) -> str:
         return ",".join(self.bootstrap)
 
-    def topic(self, partitions: int = 1, leaders: Sequence[int] | None = None) -> str:
-        self._count += 1
-        name, leaders = f"bench-{self._count}", leaders or [1] * partitions
+    def create_topic(self, partitions: int = 1, leaders: Sequence[int] | None = None) -> str:
+        self._topic_count += 1
+        name, leaders = f"bench-{self._topic_count}", leaders or [1] * partitions
         self._embedded.create_topic(name, len(leaders), min(2, len(self.bootstrap)))
         for p, node in enumerate(leaders):
             self._embedded.lead(name, p, node)
-            self._led.setdefault(node, []).append((name, p))
+            self._led_partitions.setdefault(node, []).append((name, p))
         return name
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         self._embedded.delete_records(topic, before)
 
-    def kill(self, node: int) -> None:
+    def kill_node(self, node: int) -> None:
         self._embedded.down(node)
-        self._undo.append(lambda: self._embedded.up(node))
-        self._elect(node)
+        self._restore_calls.append(lambda: self._embedded.up(node))
+        self._move_leaders(node)
 
-    def freeze(self, node: int) -> None:
+    def freeze_node(self, node: int) -> None:
         self._embedded.delay(node, 30)
-        self._undo.append(lambda: self._embedded.delay(node, 0))
-        self._elect(node)
+        self._restore_calls.append(lambda: self._embedded.delay(node, 0))
+        self._move_leaders(node)
 
-    async def elected(self, topic: str, partitions: Sequence[int], node: int) -> None:
+    async def wait_for_election(self, topic: str, partitions: Sequence[int], node: int) -> None:
         return
 
-    def heal(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+    def restore(self) -> None:
+        while self._restore_calls:
+            self._restore_calls.pop()()
 
-    def _elect(self, node: int) -> None:
-        for name, p in self._led.pop(node, []):
+    def _move_leaders(self, node: int) -> None:
+        for name, p in self._led_partitions.pop(node, []):
             self._embedded.lead(name, p, node + 1)
 
 
 @contextmanager
-def real_kafka(nodes: int, *, indexed: bool = False) -> Iterator[RealKafka]:
+def real_kafka(node_count: int, *, has_index: bool = False) -> Iterator[RealKafka]:
     """One broker, or three with fast failover, for the length of the block. indexed: as Kafka does
     by itself, for few partitions with many small batches."""
-    properties = PROPERTIES if indexed else {**PROPERTIES, **UNINDEXED}
-    with LocalKafka(nodes, properties=properties, fast_failover=nodes > 1) as local:
-        yield RealKafka(Broker(local.bootstrap, local))
+    properties = TEST_PROPERTIES if has_index else {**TEST_PROPERTIES, **UNINDEXED_PROPERTIES}
+    with LocalKafka(node_count, properties=properties, fast_failover=node_count > 1) as local:
+        yield RealKafka(KafkaCluster(local.bootstrap, local))
 
 
-def _leaders(port: int, topic: str) -> dict[int, int]:
+def _fetch_leaders(port: int, topic: str) -> dict[int, int]:
     """Who leads each partition, as the broker on this port says (Metadata v4)."""
     name = topic.encode()
-    body = struct.pack(">hhih", Api.METADATA, 4, 0, -1)
+    body = struct.pack(">hhih", ApiKey.METADATA, 4, 0, -1)
     body += struct.pack(">ih", 1, len(name)) + name + b"\0"
     with socket.create_connection(("127.0.0.1", port), 0.5) as connection:
         connection.sendall(struct.pack(">i", len(body)) + body)
         with connection.makefile("rb") as stream:
             (size,) = struct.unpack(">i", stream.read(4))
-            answer = decode(Api.METADATA, 4, stream.read(size))
+            answer = decode_response(ApiKey.METADATA, 4, stream.read(size))
     assert answer is not None
     return {each["partition"]: each["leader"] for each in answer["topics"][0]["partitions"]}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from .figure import Figure, times
-from .gateways import gateway_of, spent
+from .figure import Figure, summarize_times
+from .gateways import measure_cost, running_bench_gateway
 from .kafka import Kafka
 from .producer import Producer
-from .stream import latencies, streams
+from .stream import compute_latencies, open_streams
 
 
 @dataclass(frozen=True)
@@ -21,24 +21,24 @@ class Size:
 
 
 async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
-    topic, producer = kafka.topic(size.partitions), Producer(kafka.servers)
+    topic, producer = kafka.create_topic(size.partitions), Producer(kafka.bootstrap_servers)
     async with (
-        gateway_of(kafka.servers, topic) as gateway,
-        streams(gateway, topic, size.clients, listens=True) as clients,
+        running_bench_gateway(kafka.bootstrap_servers, topic) as gateway,
+        open_streams(gateway, topic, size.clients, keeps_arrivals=True) as clients,
     ):
-        since = await producer.warm(topic, size.partitions)
-        with spent(gateway) as cost:
-            async with producer.steadily(topic, size.partitions, size.rate):
+        since = await producer.warm_up(topic, size.partitions)
+        with measure_cost(gateway) as cost:
+            async with producer.produce_steadily(topic, size.partitions, size.rate):
                 await asyncio.sleep(size.seconds)
             for client in clients:
-                await client.until(producer.sent)
-    acked = [after - before for _, before, after in producer.acked if before > since]
-    received = latencies(clients, since)
+                await client.wait_for_records(producer.sent_count)
+    acked = [after - before for _, before, after in producer.acknowledgements if before > since]
+    received = compute_latencies(clients, since)
     delivered = len(received)  # without those of the warming, whose cost is not in `cost` either
     load = f"{size.clients} clients, {size.rate:g} msg/s"
     return [
-        *times(f"produced to received, {load}", received),
-        *times("produced to acknowledged by Kafka", acked),
-        Figure(f"gateway CPU, {load}", 100 * cost.cpu / cost.wall, "% of a core"),
-        Figure("CPU of one delivery at that pace", 1e6 * cost.cpu / delivered, "us", delivered),
+        *summarize_times(f"produced to received, {load}", received),
+        *summarize_times("produced to acknowledged by Kafka", acked),
+        Figure(f"gateway CPU, {load}", 100 * cost.cpu_s / cost.wall_s, "% of a core"),
+        Figure("CPU of one delivery at that pace", 1e6 * cost.cpu_s / delivered, "us", delivered),
     ]

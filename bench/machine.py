@@ -18,49 +18,49 @@ from pathlib import Path
 
 import psutil
 
-LEAST = 1e-6  # s of CPU, so that all can be divided by it
+MIN_CPU_S = 1e-6  # s of CPU, so that all can be divided by it
 
 
-def _cores() -> tuple[int | None, int | None]:
+def _choose_cores() -> tuple[int | None, int | None]:
     if not hasattr(os, "sched_getaffinity"):
         return None, None
     allowed = sorted(os.sched_getaffinity(0))
     return (allowed[0], allowed[-1]) if len(allowed) > 1 else (None, None)
 
 
-SERVER, CLIENTS = _cores()  # None: not pinned
+SERVER_CORE, CLIENT_CORE = _choose_cores()  # None: not pinned
 
 
-def settle() -> None:
+def pin_process() -> None:
     """Put this process, and with it all that it starts, on the clients' core, with as many
     descriptors as the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if CLIENTS is not None:
-        os.sched_setaffinity(0, {CLIENTS})
+    if CLIENT_CORE is not None:
+        os.sched_setaffinity(0, {CLIENT_CORE})
 
 
-def pinned(*command: str) -> tuple[str, ...]:
+def pin_command(*command: str) -> tuple[str, ...]:
     """The command, to be run on the server's core; the process keeps its id."""
-    if SERVER is None:
+    if SERVER_CORE is None:
         return command
-    return (sys.executable, str(Path(__file__).with_name("pin.py")), str(SERVER), *command)
+    return (sys.executable, str(Path(__file__).with_name("pin.py")), str(SERVER_CORE), *command)
 
 
-def family(pid: int) -> list[psutil.Process]:
+def list_processes(pid: int) -> list[psutil.Process]:
     parent = psutil.Process(pid)
     return [parent, *parent.children(recursive=True)]
 
 
-def cpu(pid: int) -> float:
+def get_cpu_seconds(pid: int) -> float:
     """Seconds of user and system time of a process and its children, ended ones included."""
-    parent, *children = family(pid)
+    parent, *children = list_processes(pid)
     ended = parent.cpu_times()
-    used = sum(_clock(each) for each in (parent, *children))
+    used = sum(_get_process_cpu(each) for each in (parent, *children))
     return float(ended.children_user + ended.children_system + used)
 
 
-def _clock(process: psutil.Process) -> float:
+def _get_process_cpu(process: psutil.Process) -> float:
     """To the nanosecond: /proc tells CPU time in ticks of 10 ms, 2 % of half a second's work."""
     if sys.platform == "linux":
         with suppress(OSError):  # it has just ended
@@ -70,10 +70,10 @@ def _clock(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def pss(pid: int) -> int:
+def get_pss_bytes(pid: int) -> int:
     """Bytes of memory of a process and its children; shared pages count by their share."""
     total = 0
-    for process in family(pid):
+    for process in list_processes(pid):
         for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 total += 1024 * int(line.split()[1])
@@ -89,31 +89,43 @@ class Cost:
     others: the shares that somebody else took of the server's core, and of the clients'.
     """
 
-    wall: float = 0.0
-    cpu: float = 0.0
-    client: float = 0.0
-    ours: float = 0.0
-    others: tuple[float, float] = (0.0, 0.0)
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    client_cpu_s: float = 0.0
+    local_cpu_s: float = 0.0
+    foreign_shares: tuple[float, float] = (0.0, 0.0)
 
 
 @contextmanager
-def cost(pid: int) -> Iterator[Cost]:
-    spent, before = Cost(), _look(pid)
+def measure_cost(pid: int) -> Iterator[Cost]:
+    spent, before = Cost(), _take_sample(pid)
     yield spent
-    found = zip(_look(pid), before, strict=True)
+    found = zip(_take_sample(pid), before, strict=True)
     wall, used, client, family, server, clients = (after - then for after, then in found)
     ours = family - used
-    spent.wall, spent.cpu, spent.client, spent.ours = wall, max(LEAST, used), client, ours
-    if SERVER is not None:
-        spent.others = max(0.0, server - used) / wall, max(0.0, clients - ours) / wall
+    spent.wall_s, spent.cpu_s, spent.client_cpu_s, spent.local_cpu_s = (
+        wall,
+        max(MIN_CPU_S, used),
+        client,
+        ours,
+    )
+    if SERVER_CORE is not None:
+        spent.foreign_shares = max(0.0, server - used) / wall, max(0.0, clients - ours) / wall
 
 
-def _look(pid: int) -> tuple[float, ...]:
-    used, family = cpu(pid), cpu(os.getpid())
-    return time.monotonic(), used, time.process_time(), family, _busy(SERVER), _busy(CLIENTS)
+def _take_sample(pid: int) -> tuple[float, ...]:
+    used, family = get_cpu_seconds(pid), get_cpu_seconds(os.getpid())
+    return (
+        time.monotonic(),
+        used,
+        time.process_time(),
+        family,
+        _get_core_busy_s(SERVER_CORE),
+        _get_core_busy_s(CLIENT_CORE),
+    )
 
 
-def _busy(core: int | None) -> float:
+def _get_core_busy_s(core: int | None) -> float:
     """Seconds that a core has worked, for anybody."""
     if core is None:
         return 0.0
@@ -121,8 +133,8 @@ def _busy(core: int | None) -> float:
     return float(sum(times[:8]) - times.idle - times.iowait)  # guests count in user already
 
 
-def facts() -> dict[str, str]:
+def describe_cores() -> dict[str, str]:
     """How the cores are shared out."""
-    if SERVER is None:
+    if SERVER_CORE is None:
         return {"pinned": "no: server, clients and broker share the cores"}
-    return {"pinned": f"server on core {SERVER}, clients and broker on core {CLIENTS}"}
+    return {"pinned": f"server on core {SERVER_CORE}, clients and broker on core {CLIENT_CORE}"}

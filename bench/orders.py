@@ -6,19 +6,19 @@ from typing import Any
 
 import orjson
 
-SIZE = 1024  # bytes of a value
-KEYS = 1000
+VALUE_BYTES = 1024  # bytes of a value
+KEY_COUNT = 1000
 
 
-def key(n: int) -> str:
-    return f"customer-{n % KEYS}"
+def build_key(n: int) -> str:
+    return f"customer-{n % KEY_COUNT}"
 
 
-def order(n: int) -> dict[str, Any]:
+def build_order(n: int) -> dict[str, Any]:
     """Numbers, truth values, texts, an object and a list; `SIZE` bytes without spaces."""
     made: dict[str, Any] = {
         "order": f"o-{n:08d}",
-        "customer": key(n),
+        "customer": build_key(n),
         "placed": "2026-01-31T12:00:00.000Z",
         "currency": "EUR",
         "total": 1234.5,
@@ -37,9 +37,9 @@ def order(n: int) -> dict[str, Any]:
         ],
         "note": "",
     }
-    made["note"] = "x" * (SIZE - len(orjson.dumps(made)))
+    made["note"] = "x" * (VALUE_BYTES - len(orjson.dumps(made)))
     return made
 
 
-def written(n: int) -> bytes:
-    return orjson.dumps(order(n))
+def encode_order(n: int) -> bytes:
+    return orjson.dumps(build_order(n))

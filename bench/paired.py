@@ -22,17 +22,17 @@ from rich.console import Console
 from . import catalog, machine, results
 from .feed import Wire
 from .figure import median
-from .journal import FORMAT
+from .journal import TIMESTAMP_FORMAT
 from .kafka import RealKafka, real_kafka
-from .peers.ours import Ours
+from .peers.gateway_peer import GatewayPeer
 from .peers.peer import ROOT
-from .works.work import PER_CPU, PER_SECOND, ROUNDS, Cell
+from .works.work import PER_CPU, PER_SECOND, ROUNDS_PER_SECOND, Cell
 
-WORKS = ("lat", "sat", "keys", "idle", "storm")
-HIGHER_IS_BETTER = (PER_CPU, PER_SECOND, ROUNDS, "delivered in time")
+DEFAULT_WORKS = ("lat", "sat", "keys", "idle", "storm")
+HIGHER_IS_BETTER = (PER_CPU, PER_SECOND, ROUNDS_PER_SECOND, "delivered in time")
 MAX_LOSS = 0.03  # share by which the new one may be worse
 
-err = Console(stderr=True, highlight=False)
+err_console = Console(stderr=True, highlight=False)
 
 
 class Turn(NamedTuple):
@@ -73,19 +73,21 @@ def main(
         if name not in catalog.WORKS or name.startswith("sidecar-"):
             raise typer.BadParameter(f"no work '{name}' of streams; see bench/README.md")
     checkouts = results.resolve_checkout(old), results.resolve_checkout(new)
-    facts = {**results.machine(note), **machine.facts()}
-    facts |= {n: results.commit(path) for n, path in zip(("old", "new"), checkouts, strict=True)}
+    facts = {**results.describe_machine(note), **machine.describe_cores()}
+    facts |= {
+        n: results.get_commit(path) for n, path in zip(("old", "new"), checkouts, strict=True)
+    }
     folder = None
     if not dry:
-        folder = results_in / f"{datetime.now(UTC).strftime(FORMAT)}-paired"
+        folder = results_in / f"{datetime.now(UTC).strftime(TIMESTAMP_FORMAT)}-paired"
         folder.mkdir(parents=True)
-    machine.settle()
+    machine.pin_process()
     found: list[Turn] = []
     with real_kafka(1) as kafka:
-        for turn in _take_turns(kafka, work or WORKS, wire or list(Wire), checkouts, turns):
+        for turn in _take_turns(kafka, work or DEFAULT_WORKS, wire or list(Wire), checkouts, turns):
             found.append(turn)
-            _keep(folder, facts, found)
-    print(as_markdown({**facts, **results.load("after")}, found))
+            _save_turn(folder, facts, found)
+    print(render_markdown({**facts, **results.get_load("after")}, found))
 
 
 def _take_turns(
@@ -99,18 +101,18 @@ def _take_turns(
         for work in works:
             for wire in wires:
                 order = (0, 1) if n % 2 == 0 else (1, 0)
-                cells = {each: _work(kafka, work, wire, checkouts[each]) for each in order}
+                cells = {each: _measure_cell(kafka, work, wire, checkouts[each]) for each in order}
                 yield Turn(work, wire, cells[0], cells[1])
 
 
-def _work(kafka: RealKafka, work: str, wire: Wire, checkout: Path) -> Cell:
-    err.print(f"{work} {wire} {checkout}")
-    peer = Ours(wire, checkout=checkout)
+def _measure_cell(kafka: RealKafka, work: str, wire: Wire, checkout: Path) -> Cell:
+    err_console.print(f"{work} {wire} {checkout}")
+    peer = GatewayPeer(wire, checkout=checkout)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(catalog.WORKS[work](kafka, peer))
     finally:
-        kafka.forget_topics()
+        kafka.delete_topics()
 
 
 def pair_up(turns: Sequence[Turn]) -> dict[tuple[str, str, str, str, str], Pair]:
@@ -122,30 +124,38 @@ def pair_up(turns: Sequence[Turn]) -> dict[tuple[str, str, str, str, str], Pair]
             if (row.case, row.what) in then:
                 key = turn.work, turn.wire, row.case, row.what, row.unit
                 values.setdefault(key, []).append((then[row.case, row.what], row.value))
-    return {key: _pair(each) for key, each in values.items()}
+    return {key: _build_pair(each) for key, each in values.items()}
 
 
-def _pair(values: Sequence[tuple[float, float]]) -> Pair:
+def _build_pair(values: Sequence[tuple[float, float]]) -> Pair:
     ratios = [new / old if old else (1.0 if new == old else float("inf")) for old, new in values]
     olds, news = zip(*values, strict=True)
     return Pair(median(olds), median(news), median(ratios), min(ratios), max(ratios), len(values))
 
 
-def is_kept(what: str, ratio: float) -> bool:
+def is_within_loss(what: str, ratio: float) -> bool:
     """Return whether the new figure is no worse than the old one, but for MAX_LOSS."""
     return ratio >= 1 - MAX_LOSS if what in HIGHER_IS_BETTER else ratio <= 1 + MAX_LOSS
 
 
-def as_markdown(facts: Mapping[str, Any], turns: Sequence[Turn]) -> str:
+def render_markdown(facts: Mapping[str, Any], turns: Sequence[Turn]) -> str:
     """Return the page of a run."""
     told = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "date")
     lines = [f"# Paired, {facts.get('date', '')}", "", f"{told}.", ""]
     head = "| work | wire | case | figure | unit | old | new | new / old | lowest | highest | n |"
     lines += [head + f" within {MAX_LOSS:.0%} |", "|---|---|---|---|---|" + "---:|" * 7]
     for (work, wire, case, what, unit), pair in pair_up(turns).items():
-        cells = [work, wire, case, what, unit, results.rounded(pair.old), results.rounded(pair.new)]
+        cells = [
+            work,
+            wire,
+            case,
+            what,
+            unit,
+            results.format_number(pair.old),
+            results.format_number(pair.new),
+        ]
         cells += [f"{each:.3f}" for each in (pair.ratio, pair.low, pair.high)]
-        kept = "yes" if is_kept(what, pair.ratio) else "**no**"
+        kept = "yes" if is_within_loss(what, pair.ratio) else "**no**"
         lines.append("| " + " | ".join([*cells, str(pair.n), kept]) + " |")
     notes = {
         f"- {turn.work}, {turn.wire}, {name}: {note}"
@@ -156,7 +166,7 @@ def as_markdown(facts: Mapping[str, Any], turns: Sequence[Turn]) -> str:
     return "\n".join([*lines, "", *sorted(notes)]) + "\n"
 
 
-def _keep(folder: Path | None, facts: Mapping[str, Any], turns: Sequence[Turn]) -> None:
+def _save_turn(folder: Path | None, facts: Mapping[str, Any], turns: Sequence[Turn]) -> None:
     if folder is None:
         return
     last = turns[-1]
@@ -168,7 +178,7 @@ def _keep(folder: Path | None, facts: Mapping[str, Any], turns: Sequence[Turn]) 
     }
     with (folder / "turns.jsonl").open("a") as file:
         file.write(json.dumps(told) + "\n")
-    (folder / "table.md").write_text(as_markdown(facts, turns))
+    (folder / "table.md").write_text(render_markdown(facts, turns))
 
 
 if __name__ == "__main__":

@@ -8,38 +8,38 @@ from pathlib import Path
 from typing import Any
 
 from .journal import Run
-from .works.work import PACED, PER_CPU, Row
+from .works.work import PACED_SUFFIX, PER_CPU, Row
 
-RAW = ("raw-sse", "raw-ws")
-BARS = ("broadcast", "joined", "lat", "sat", "keys")
+RAW_PEERS = ("raw-sse", "raw-ws")
+BAR_WORKS = ("broadcast", "joined", "lat", "sat", "keys")
 COLOURS = {
     "raw": "#9aa0a6", "c": "#5f6368", "gateway": "#1a73e8", "each": "#f6aea9",
     "shared": "#d93025", "nchan": "#188038", "centrifugo": "#f9ab00",
 }  # fmt: skip
 
 
-def draw(run: Run, folder: Path) -> list[Path]:
+def draw_plots(run: Run, folder: Path) -> list[Path]:
     """The files that were made; a picture without a figure is not."""
     import matplotlib
 
     matplotlib.use("Agg")
     made = []
     for name, picture in (
-        ("rates", _rates),
-        ("latency", _latency),
-        ("clients", _clients),
-        ("partitions", _partitions),
-        ("a-client", _a_client),
+        ("rates", _plot_rates),
+        ("latency", _plot_latency),
+        ("clients", _plot_clients),
+        ("partitions", _plot_partitions),
+        ("a-client", _plot_client_costs),
     ):
         figure = picture(run)
         if figure is not None:
-            figure.text(0.01, 0.005, _facts(run), fontsize=5, color="#5f6368")
+            figure.text(0.01, 0.005, _format_facts(run), fontsize=5, color="#5f6368")
             made.append(folder / f"{name}.png")
             figure.savefig(made[-1], dpi=120)
     return made
 
 
-def _facts(run: Run) -> str:
+def _format_facts(run: Run) -> str:
     """Two lines, for what is narrow."""
     lines = ("date", "commit", "python"), ("kafka", "uvicorn", "uvloop", "aiokafka")
     return "\n".join(
@@ -47,13 +47,15 @@ def _facts(run: Run) -> str:
     )
 
 
-def _rows(run: Run, work: str, what: str) -> Iterator[tuple[str, Row]]:
+def _iter_rows(run: Run, work: str, what: str) -> Iterator[tuple[str, Row]]:
     for (name, peer), cell in run.cells.items():
         if name == work:
             yield from ((peer, row) for row in cell.rows if row.what == what)
 
 
-def _panels(count: int, width: float, height: float, columns: int = 4) -> tuple[Any, Sequence[Any]]:
+def _create_panels(
+    count: int, width: float, height: float, columns: int = 4
+) -> tuple[Any, Sequence[Any]]:
     from matplotlib.figure import Figure
 
     columns = min(columns, count)
@@ -63,7 +65,7 @@ def _panels(count: int, width: float, height: float, columns: int = 4) -> tuple[
     return figure, [figure.add_subplot(rows, columns, n + 1) for n in range(count)]
 
 
-def _bars(axes: Any, title: str, rows: Sequence[tuple[str, Row]]) -> None:
+def _draw_bars(axes: Any, title: str, rows: Sequence[tuple[str, Row]]) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     names = [peer for peer, _ in rows][::-1]
@@ -80,34 +82,36 @@ def _bars(axes: Any, title: str, rows: Sequence[tuple[str, Row]]) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _rates(run: Run) -> Any:
+def _plot_rates(run: Run) -> Any:
     found = []
-    for work in BARS:
-        rows = list(_rows(run, work, PER_CPU))
-        for case in dict.fromkeys(row.case.removesuffix(PACED) for _, row in rows):
+    for work in BAR_WORKS:
+        rows = list(_iter_rows(run, work, PER_CPU))
+        for case in dict.fromkeys(row.case.removesuffix(PACED_SUFFIX) for _, row in rows):
             same = [(peer, row) for peer, row in rows if row.case == case]
-            same += [(peer + PACED, row) for peer, row in rows if row.case == case + PACED]
+            same += [
+                (peer + PACED_SUFFIX, row) for peer, row in rows if row.case == case + PACED_SUFFIX
+            ]
             found.append((f"{work}, {case}\n{PER_CPU}", same))
     if not found:
         return None
-    figure, panels = _panels(len(found), 3.2, 4)
+    figure, panels = _create_panels(len(found), 3.2, 4)
     for axes, (title, rows) in zip(panels, found, strict=True):
-        _bars(axes, title, rows)
+        _draw_bars(axes, title, rows)
         axes.axvline(
-            max((row.value for peer, row in rows if peer in RAW), default=0),
+            max((row.value for peer, row in rows if peer in RAW_PEERS), default=0),
             color=COLOURS["raw"], linestyle=":",
         )  # fmt: skip
     return figure
 
 
-def _latency(run: Run) -> Any:
-    works = [work for work in ("lat", "sat") if any(_rows(run, work, "latency p50"))]
+def _plot_latency(run: Run) -> Any:
+    works = [work for work in ("lat", "sat") if any(_iter_rows(run, work, "latency p50"))]
     if not works:
         return None
-    figure, panels = _panels(len(works), 5, 4)
+    figure, panels = _create_panels(len(works), 5, 4)
     for axes, work in zip(panels, works, strict=True):
         for what, mark in (("latency p50", "o"), ("latency p99", "D"), ("latency p99.9", "x")):
-            rows = list(_rows(run, work, what))
+            rows = list(_iter_rows(run, work, what))
             peers, values = [peer for peer, _ in rows], [row.value for _, row in rows]
             axes.plot(values, peers, mark, label=what, linestyle="none")
         axes.set_xscale("log")
@@ -120,49 +124,51 @@ def _latency(run: Run) -> Any:
     return figure
 
 
-def _curve(axes: Any, rows: Sequence[tuple[str, Row]], along: str, up: str) -> None:
+def _draw_curve(axes: Any, rows: Sequence[tuple[str, Row]], x_label: str, y_label: str) -> None:
     for peer in dict.fromkeys(peer for peer, _ in rows):
-        points = sorted((_number(row.case), row.value) for name, row in rows if name == peer)
+        points = sorted((_parse_count(row.case), row.value) for name, row in rows if name == peer)
         kind, _, wire = peer.partition("-")
         style = "-" if wire == "sse" else "--"
         axes.plot(*zip(*points, strict=True), style, marker=".", color=COLOURS[kind], label=peer)
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(along)
-    axes.set_ylabel(up)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
 
 
-def _number(case: str) -> int:
+def _parse_count(case: str) -> int:
     return int(case.split()[0].replace(",", ""))
 
 
-def _clients(run: Run) -> Any:
-    rows = list(_rows(run, "clients", PER_CPU))
+def _plot_clients(run: Run) -> Any:
+    rows = list(_iter_rows(run, "clients", PER_CPU))
     if not rows:
         return None
-    figure, (axes,) = _panels(1, 7, 4)
-    _curve(axes, rows, "clients", PER_CPU)
+    figure, (axes,) = _create_panels(1, 7, 4)
+    _draw_curve(axes, rows, "clients", PER_CPU)
     return figure
 
 
-def _partitions(run: Run) -> Any:
-    rows = list(_rows(run, "partitions", "record bytes of a CPU second"))
+def _plot_partitions(run: Run) -> Any:
+    rows = list(_iter_rows(run, "partitions", "record bytes of a CPU second"))
     if not rows:
         return None
-    figure, (axes,) = _panels(1, 7, 4)
-    _curve(axes, rows, "partitions", "MB of values of a CPU second")
+    figure, (axes,) = _create_panels(1, 7, 4)
+    _draw_curve(axes, rows, "partitions", "MB of values of a CPU second")
     return figure
 
 
-def _a_client(run: Run) -> Any:
+def _plot_client_costs(run: Run) -> Any:
     told = (("idle", "PSS of a client", "KB"), ("storm", "CPU of a client", "ms"))
-    found = [(f"{work}: {what}, {unit}", list(_rows(run, work, what))) for work, what, unit in told]
+    found = [
+        (f"{work}: {what}, {unit}", list(_iter_rows(run, work, what))) for work, what, unit in told
+    ]
     found = [(title, rows) for title, rows in found if rows]
     if not found:
         return None
-    figure, panels = _panels(len(found), 4.5, 3.5)
+    figure, panels = _create_panels(len(found), 4.5, 3.5)
     for axes, (title, rows) in zip(panels, found, strict=True):
-        _bars(axes, title, rows)
+        _draw_bars(axes, title, rows)
     return figure

@@ -11,7 +11,7 @@ from typing import Any
 import confluent_kafka
 
 MARK = b"~"  # once in every record, never in an id: records are counted by one byte
-POLL = 0.002  # s; an acknowledgement is noticed when librdkafka is polled
+POLL_INTERVAL_S = 0.002  # s; an acknowledgement is noticed when librdkafka is polled
 
 
 class Producer:
@@ -21,8 +21,8 @@ class Producer:
     """
 
     def __init__(self, servers: str, **options: Any) -> None:
-        self.sent = 0
-        self.acked: list[tuple[int, float, float]] = []
+        self.sent_count = 0
+        self.acknowledgements: list[tuple[int, float, float]] = []
         self._client = confluent_kafka.Producer(
             {
                 "bootstrap.servers": servers,
@@ -34,19 +34,21 @@ class Producer:
             }
         )
 
-    def send(self, topic: str, partition: int, size: int = 200) -> None:
+    def send(self, topic: str, partition: int, value_bytes: int = 200) -> None:
         """size: bytes of the value."""
         now = time.monotonic()
         value = b"~%d %d;" % (now * 1e6, partition)
 
-        def acked(error: object, message: object) -> None:
+        def on_delivery(error: object, message: object) -> None:
             if error is None:
-                self.acked.append((partition, now, time.monotonic()))
+                self.acknowledgements.append((partition, now, time.monotonic()))
 
-        self._client.produce(topic, value.ljust(size, b"x"), partition=partition, on_delivery=acked)
-        self.sent += 1
+        self._client.produce(
+            topic, value.ljust(value_bytes, b"x"), partition=partition, on_delivery=on_delivery
+        )
+        self.sent_count += 1
 
-    async def warm(self, topic: str, partitions: int) -> float:
+    async def warm_up(self, topic: str, partitions: int) -> float:
         """One record to each partition: what comes later waits for no connection of ours. The
         time from which on that holds."""
         for p in range(partitions):
@@ -57,28 +59,30 @@ class Producer:
     def poll(self) -> None:
         self._client.poll(0)
 
-    async def flush(self, within: float = 60.0) -> None:
-        left = await asyncio.to_thread(self._client.flush, within)
-        assert left == 0, f"{left} records were not acknowledged within {within:g} s"
+    async def flush(self, timeout_s: float = 60.0) -> None:
+        left = await asyncio.to_thread(self._client.flush, timeout_s)
+        assert left == 0, f"{left} records were not acknowledged within {timeout_s:g} s"
 
-    async def burst(self, topic: str, partitions: int, count: int, size: int = 200) -> None:
+    async def produce_burst(
+        self, topic: str, partitions: int, count: int, value_bytes: int = 200
+    ) -> None:
         """As fast as it goes, in turns over the partitions; acknowledged when this returns."""
 
-        def fill() -> None:
-            value = MARK.ljust(size, b"x")
+        def enqueue_all() -> None:
+            value = MARK.ljust(value_bytes, b"x")
             for n in range(count):
                 self._client.produce(topic, value, partition=n % partitions)
 
-        await asyncio.to_thread(fill)
-        self.sent += count
+        await asyncio.to_thread(enqueue_all)
+        self.sent_count += count
         await self.flush()
 
     @asynccontextmanager
-    async def steadily(
-        self, topic: str, partitions: int, rate: float, size: int = 200
+    async def produce_steadily(
+        self, topic: str, partitions: int, rate: float, value_bytes: int = 200
     ) -> AsyncIterator[None]:
         """`rate` records a second while the block lasts, in turns; then acknowledged."""
-        task = asyncio.create_task(self._steadily(topic, partitions, rate, size))
+        task = asyncio.create_task(self._run_steadily(topic, partitions, rate, value_bytes))
         try:
             yield
         finally:
@@ -86,12 +90,16 @@ class Producer:
             await asyncio.gather(task, return_exceptions=True)
         await self.flush()
 
-    async def _steadily(self, topic: str, partitions: int, rate: float, size: int) -> None:
+    async def _run_steadily(
+        self, topic: str, partitions: int, rate: float, value_bytes: int
+    ) -> None:
         began = time.monotonic()
         n = 0
         while True:
             while n < (time.monotonic() - began) * rate:
-                self.send(topic, n % partitions, size)
+                self.send(topic, n % partitions, value_bytes)
                 n += 1
             self.poll()
-            await asyncio.sleep(min(POLL, max(0.001, began + n / rate - time.monotonic())))
+            await asyncio.sleep(
+                min(POLL_INTERVAL_S, max(0.001, began + n / rate - time.monotonic()))
+            )

@@ -14,24 +14,24 @@ import re
 import time
 
 MARK = b'"~"'
-SIZE = 200
-AT = re.compile(rb'"at":(\d{16})')
-NUMBER = re.compile(rb'"n":(\d+)')
-_BASE = 10**15  # so that `at` has the same width on a machine that has just been started
+VALUE_BYTES = 200
+TIME_PATTERN = re.compile(rb'"at":(\d{16})')
+NUMBER_PATTERN = re.compile(rb'"n":(\d+)')
+_BASE_US = 10**15  # so that `at` has the same width on a machine that has just been started
 
 
 # Letters drawn as in English, without its words: deflate makes about 0.6 of them.
 _PROSE = bytes(random.Random(1).choices(b"eeeettaaooiinnsshhrrdlcum   ", k=4096))
 
 
-def value(n: int, size: int = SIZE, *, prose: bool = False) -> bytes:
+def build_value(n: int, value_bytes: int = VALUE_BYTES, *, has_prose: bool = False) -> bytes:
     """prose: the padding is not one letter, for what compresses."""
-    head = b'{"m":"~","at":%d,"n":%d,"pad":"' % (_BASE + time.monotonic_ns() // 1000, n)
-    count = size - len(head) - 2
-    at = n * 61 % (len(_PROSE) - size)
-    return head + (_PROSE[at : at + count] if prose else b"x" * count) + b'"}'
+    head = b'{"m":"~","at":%d,"n":%d,"pad":"' % (_BASE_US + time.monotonic_ns() // 1000, n)
+    count = value_bytes - len(head) - 2
+    at = n * 61 % (len(_PROSE) - value_bytes)
+    return head + (_PROSE[at : at + count] if has_prose else b"x" * count) + b'"}'
 
 
-def seconds(at: bytes) -> float:
+def parse_time(digits: bytes) -> float:
     """When, as `time.monotonic()`."""
-    return (int(at) - _BASE) / 1e6
+    return (int(digits) - _BASE_US) / 1e6

@@ -10,11 +10,11 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from support.gateways import Gateway
-from support.proxy import Api, BrokerProxy, KafkaProxy
+from support.gateways import GatewayProcess
+from support.kafka_proxy import ApiKey, BrokerProxy, KafkaProxy
 
-from .figure import Figure, times
-from .gateways import gateway_of
+from .figure import Figure, summarize_times
+from .gateways import running_bench_gateway
 from .kafka import Kafka
 from .producer import Producer
 from .stream import Stream
@@ -23,33 +23,36 @@ from .stream import Stream
 @dataclass(frozen=True)
 class Size:
     advances: int = 100
-    lost: int = 5
+    lost_records: int = 5
 
 
 async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
-    topic, producer = kafka.topic(1), Producer(kafka.servers)
+    topic, producer = kafka.create_topic(1), Producer(kafka.bootstrap_servers)
     gaps: list[float] = []
     records: list[float] = []
     async with (
-        KafkaProxy.around(kafka.servers) as proxy,
-        gateway_of(proxy.bootstrap, topic) as gateway,
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
+        running_bench_gateway(proxy.bootstrap, topic) as gateway,
     ):
-        stream = await Stream.connect(gateway, topic, listens=True)
+        stream = await Stream.connect(gateway, topic, keeps_arrivals=True)
         producer.send(topic, 0)
-        await stream.until(1)
-        since, before = time.monotonic(), _held(gateway)
+        await stream.wait_for_records(1)
+        since, before = time.monotonic(), _get_resources(gateway)
         while len(gaps) < size.advances:
-            advance = await _advance(kafka, proxy, topic, producer, stream, size)
+            advance = await _measure_advance(kafka, proxy, topic, producer, stream, size)
             if advance is not None:
                 gaps.append(advance[0])
                 records.append(advance[1])
-        after, listed = _held(gateway), proxy.count(Api.LIST_OFFSETS, since=since)
-        told = sum(heard.sent is None for heard in stream.heard)
+        after, listed = (
+            _get_resources(gateway),
+            proxy.count_requests(ApiKey.LIST_OFFSETS, since=since),
+        )
+        told = sum(heard.sent_at is None for heard in stream.arrivals)
         stream.close()
     row = f"{size.advances} in a row"
     return [
-        *times("way open to gap told", gaps),
-        *times("way open to next record", records),
+        *summarize_times("way open to gap told", gaps),
+        *summarize_times("way open to next record", records),
         Figure("ListOffsets of an advance", listed / size.advances, "requests", listed),
         Figure(f"gaps told of an advance, {row}", told / size.advances, "gaps", told),
         Figure(f"gateway memory grown by {row}", (after[0] - before[0]) / 1e6, "MB"),
@@ -57,11 +60,11 @@ async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
     ]
 
 
-def _held(gateway: Gateway) -> tuple[int, int]:
-    return gateway.memory, gateway.open_files
+def _get_resources(gateway: GatewayProcess) -> tuple[int, int]:
+    return gateway.memory_bytes, gateway.open_file_count
 
 
-async def _advance(
+async def _measure_advance(
     kafka: Kafka, proxy: KafkaProxy, topic: str, producer: Producer, stream: Stream, size: Size
 ) -> tuple[float, float] | None:
     """Seconds to the gap and to the next record; None if the fetch that was under way brought
@@ -71,16 +74,18 @@ async def _advance(
         await broker.hide()
     producer.send(topic, 0)  # the fetch that is under way is answered with this one
     await producer.flush()
-    for _ in range(size.lost):
+    for _ in range(size.lost_records):
         producer.send(topic, 0)
     await producer.flush()
-    await asyncio.to_thread(kafka.delete_records, topic, {0: producer.sent})
-    count, last = len(stream.heard), time.monotonic() - 1e-5
+    await asyncio.to_thread(kafka.delete_records, topic, {0: producer.sent_count})
+    count, last = len(stream.arrivals), time.monotonic() - 1e-5
     producer.send(topic, 0)
     await producer.flush()
     opened = time.monotonic()
     for broker in brokers:
         await broker.unhide()
-    await stream.hears(lambda: (stream.heard[-1].sent or 0) >= last, "the last record")
-    gaps = [heard for heard in stream.heard[count:] if heard.sent is None]
-    return (gaps[0].at - opened, stream.heard[-1].at - opened) if gaps else None
+    await stream.wait_for(lambda: (stream.arrivals[-1].sent_at or 0) >= last, "the last record")
+    gaps = [heard for heard in stream.arrivals[count:] if heard.sent_at is None]
+    return (
+        (gaps[0].received_at - opened, stream.arrivals[-1].received_at - opened) if gaps else None
+    )

@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LONG_FUNCTION = 40  # lines
-LARGE_CLASS = 15  # methods
+LONG_FUNCTION_LINES = 40  # lines
+LARGE_CLASS_METHODS = 15  # methods
 
 # Participles that do not end in -ed, and words that do and are none.
-_IRREGULAR = """
+_IRREGULAR_WORDS = """
 begun bought broken brought built caught chosen done drawn driven fed felt found forgotten
 given gone grown heard held hidden kept known laid led left lent lost made meant met paid
 rewritten said seen sent shown shut spent sprung stood struck sworn taken taught thought told
 took torn understood woken won worn written went gave came
 """
-IRREGULAR = frozenset(_IRREGULAR.split())
-NO_PARTICIPLES = frozenset({"embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed"})
-FRAGMENT = re.compile(
+IRREGULAR_PARTICIPLES = frozenset(_IRREGULAR_WORDS.split())
+NON_PARTICIPLES = frozenset({"embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed"})
+FRAGMENT_PATTERN = re.compile(
     r"(What|Of|Where|As|It|Those|Who|Whose|Whom|Which|How|When|With|Without|For|From|By|At|In|On|"
     r"To|Until|Also|And|But|The|A|An|All|Each|Every|No|Not|None|Nothing|One|Only|Once|That|This|"
     r"These|They|Its|If|Is|Are|So|Such|Some)\b"
@@ -37,59 +37,73 @@ FRAGMENT = re.compile(
 
 
 @dataclass
-class Counts:
+class SourceCounts:
     """What was counted in one checkout."""
 
-    lines: int = 0
-    modules: int = 0
-    largest_folder: int = 0
-    circles: int = 0
-    functions: int = 0
-    long_functions: int = 0
-    large_classes: int = 0
-    public: int = 0
-    one_word: int = 0
-    participles: int = 0
-    docstrings: int = 0
-    fragments: int = 0
-    comments: int = 0
-    test_lines: int = 0
-    edges: dict[str, set[str]] = field(default_factory=dict)
+    line_count: int = 0
+    module_count: int = 0
+    largest_folder_modules: int = 0
+    circle_count: int = 0
+    function_count: int = 0
+    long_function_count: int = 0
+    large_class_count: int = 0
+    public_function_count: int = 0
+    one_word_count: int = 0
+    participle_count: int = 0
+    docstring_count: int = 0
+    fragment_count: int = 0
+    comment_count: int = 0
+    test_line_count: int = 0
+    imports_by_module: dict[str, set[str]] = field(default_factory=dict)
 
-    def rows(self) -> Iterator[tuple[str, str]]:
+    def iter_rows(self) -> Iterator[tuple[str, str]]:
         """Yield what is printed: a label, and the count as text."""
-        yield "source lines", f"{self.lines:,}"
-        yield "modules", f"{self.modules:,}"
-        yield "largest folder, modules", str(self.largest_folder)
-        yield "import circles, also for types", str(self.circles)
-        yield f"functions of {LONG_FUNCTION} lines and more", str(self.long_functions)
-        yield f"classes of {LARGE_CLASS} public methods and more", str(self.large_classes)
-        yield "public functions of one word", _share(self.one_word, self.public)
-        yield "functions that are a bare participle", _share(self.participles, self.functions)
-        yield "docstrings that begin with a fragment", _share(self.fragments, self.docstrings)
-        yield "comments per 100 lines", f"{100 * self.comments / max(1, self.lines):.1f}"
-        yield "test lines", f"{self.test_lines:,}"
+        yield "source lines", f"{self.line_count:,}"
+        yield "modules", f"{self.module_count:,}"
+        yield "largest folder, modules", str(self.largest_folder_modules)
+        yield "import circles, also for types", str(self.circle_count)
+        yield f"functions of {LONG_FUNCTION_LINES} lines and more", str(self.long_function_count)
+        yield (
+            f"classes of {LARGE_CLASS_METHODS} public methods and more",
+            str(self.large_class_count),
+        )
+        yield (
+            "public functions of one word",
+            _format_share(self.one_word_count, self.public_function_count),
+        )
+        yield (
+            "functions that are a bare participle",
+            _format_share(self.participle_count, self.function_count),
+        )
+        yield (
+            "docstrings that begin with a fragment",
+            _format_share(self.fragment_count, self.docstring_count),
+        )
+        yield "comments per 100 lines", f"{100 * self.comment_count / max(1, self.line_count):.1f}"
+        yield "test lines", f"{self.test_line_count:,}"
 
 
-def measure(root: Path) -> Counts:
+def count_source(root: Path) -> SourceCounts:
     """Count everything in the checkout at `root`."""
-    counts = Counts()
+    counts = SourceCounts()
     paths = sorted((root / "gateway").rglob("*.py"))
-    names = {_module(root, path) for path in paths}
+    names = {_get_module_name(root, path) for path in paths}
     folders: dict[Path, int] = {}
     for path in paths:
         text = path.read_text("utf-8")
         tree = ast.parse(text)
-        counts.modules += 1
-        counts.lines += text.count("\n")
-        counts.comments += _comments(text)
+        counts.module_count += 1
+        counts.line_count += text.count("\n")
+        counts.comment_count += _count_comments(text)
         folders[path.parent] = folders.get(path.parent, 0) + (path.stem != "__init__")
-        counts.edges[_module(root, path)] = set(_imports(tree, _module(root, path), path, names))
+        counts.imports_by_module[_get_module_name(root, path)] = set(
+            _iter_imports(tree, _get_module_name(root, path), path, names)
+        )
         _count_names(tree, counts)
-    counts.largest_folder = max(folders.values(), default=0)
-    counts.circles = len(list(find_circles(counts.edges)))
+    counts.largest_folder_modules = max(folders.values(), default=0)
+    counts.circle_count = len(list(find_circles(counts.imports_by_module)))
     tests = (root / "tests").rglob("*.py")
-    counts.test_lines = sum(path.read_text("utf-8").count("\n") for path in tests)
+    counts.test_line_count = sum(path.read_text("utf-8").count("\n") for path in tests)
     return counts
 
 
@@ -130,48 +144,50 @@ def find_circles(edges: Mapping[str, Iterable[str]]) -> Iterator[set[str]]:
 def is_bare_participle(name: str) -> bool:
     """Return whether a function's name is nothing but a participle: `told`, `_made`."""
     word = name.strip("_")
-    if "_" in word or word in NO_PARTICIPLES:
+    if "_" in word or word in NON_PARTICIPLES:
         return False
-    return word in IRREGULAR or (word.endswith("ed") and len(word) > 3)
+    return word in IRREGULAR_PARTICIPLES or (word.endswith("ed") and len(word) > 3)
 
 
-def _count_names(tree: ast.Module, counts: Counts) -> None:
+def _count_names(tree: ast.Module, counts: SourceCounts) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             methods = [each for each in node.body if _is_function(each)]
             named = [each for each in methods if not each.name.startswith("_")]  # type: ignore[attr-defined]
-            counts.large_classes += len(named) >= LARGE_CLASS
+            counts.large_class_count += len(named) >= LARGE_CLASS_METHODS
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if node.name.startswith("__"):
             continue
-        counts.functions += 1
-        counts.long_functions += (node.end_lineno or 0) - node.lineno + 1 >= LONG_FUNCTION
-        counts.participles += is_bare_participle(node.name)
+        counts.function_count += 1
+        counts.long_function_count += (
+            node.end_lineno or 0
+        ) - node.lineno + 1 >= LONG_FUNCTION_LINES
+        counts.participle_count += is_bare_participle(node.name)
         if not node.name.startswith("_"):
-            counts.public += 1
-            counts.one_word += "_" not in node.name
+            counts.public_function_count += 1
+            counts.one_word_count += "_" not in node.name
         docstring = ast.get_docstring(node)
         if docstring:
-            counts.docstrings += 1
-            counts.fragments += FRAGMENT.match(docstring) is not None
+            counts.docstring_count += 1
+            counts.fragment_count += FRAGMENT_PATTERN.match(docstring) is not None
 
 
 def _is_function(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
-def _comments(text: str) -> int:
+def _count_comments(text: str) -> int:
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return sum(token.type == tokenize.COMMENT for token in tokens)
 
 
-def _module(root: Path, path: Path) -> str:
+def _get_module_name(root: Path, path: Path) -> str:
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imports(tree: ast.Module, module: str, path: Path, names: set[str]) -> Iterator[str]:
+def _iter_imports(tree: ast.Module, module: str, path: Path, names: set[str]) -> Iterator[str]:
     """Yield the modules that one imports, also inside functions and for type checkers."""
     package = module if path.stem == "__init__" else module.rpartition(".")[0]
     for node in ast.walk(tree):
@@ -189,14 +205,14 @@ def _imports(tree: ast.Module, module: str, path: Path, names: set[str]) -> Iter
                 yield base
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part:,} of {whole:,} ({100 * part / max(1, whole):.0f} %)"
+def _format_share(count: int, total: int) -> str:
+    return f"{count:,} of {total:,} ({100 * count / max(1, total):.0f} %)"
 
 
 def main(directories: list[str]) -> None:
     """Print a table: one column for each directory, this checkout where none is named."""
     roots = [Path(each) for each in directories] or [ROOT]
-    columns = [dict(measure(root).rows()) for root in roots]
+    columns = [dict(count_source(root).iter_rows()) for root in roots]
     width = max(len(label) for label in columns[0])
     for label in columns[0]:
         print(f"{label:<{width}}", *(f"{column[label]:>22}" for column in columns))

@@ -14,22 +14,22 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Self
 
-from support.gateways import Gateway
-from support.until import until
+from support.gateways import GatewayProcess
+from support.waiting import wait_until
 
 from .producer import MARK
 
-PATIENCE = 60.0  # s
-_BEGIN = re.compile(rb"event: begin\n.*?\nid: (\S+)\n\n", re.DOTALL)
-_HEARD = re.compile(rb"~(\d+) (\d+);|event: (gap)\n")
-_LONGEST = 64  # bytes of what `_HEARD` finds
+STREAM_TIMEOUT_S = 60.0  # s
+_BEGIN_PATTERN = re.compile(rb"event: begin\n.*?\nid: (\S+)\n\n", re.DOTALL)
+_ARRIVAL_PATTERN = re.compile(rb"~(\d+) (\d+);|event: (gap)\n")
+_MAX_MATCH_BYTES = 64  # bytes of what `_HEARD` finds
 
 
-class Heard(NamedTuple):
+class Arrival(NamedTuple):
     """at: when it came. sent: when it was produced; None for a gap."""
 
-    at: float
-    sent: float | None = None
+    received_at: float
+    sent_at: float | None = None
     partition: int = -1
 
 
@@ -41,35 +41,35 @@ class Stream(asyncio.Protocol):
     first_at, last_at: the first and the last piece with records.
     """
 
-    def __init__(self, request: bytes, listens: bool) -> None:
-        self.records = self.bytes = 0
-        self.heard: list[Heard] = []
+    def __init__(self, request: bytes, keeps_arrivals: bool) -> None:
+        self.record_count = self.byte_count = 0
+        self.arrivals: list[Arrival] = []
         self.token = b""
-        self.asked_at = time.monotonic()
-        self.began_at = self.first_at = self.last_at = 0.0
-        self.closed = False
+        self.requested_at = time.monotonic()
+        self.began_at = self.first_record_at = self.last_record_at = 0.0
+        self.is_closed = False
         self._request = request
-        self._listens = listens
-        self._opening = b""
-        self._rest = b""
-        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._keeps_arrivals = keeps_arrivals
+        self._opening_bytes = b""
+        self._unparsed = b""
+        self._begun_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def connect(
         cls,
-        gateway: Gateway,
+        gateway: GatewayProcess,
         topic: str,
         *,
         query: str = "",
         token: bytes = b"",
-        listens: bool = False,
+        keeps_arrivals: bool = False,
         receive_buffer: int | None = None,
     ) -> Self:
         """Return when the stream has begun. Raises ConnectionError with the answer if not."""
         request = f"GET /events/{topic}{query} HTTP/1.1\r\nHost: localhost\r\n".encode()
         request += b"Last-Event-ID: %b\r\n" % token if token else b""
         host, port = "127.0.0.1", gateway.port
-        stream = cls(request + b"Accept: text/event-stream\r\n\r\n", listens)
+        stream = cls(request + b"Accept: text/event-stream\r\n\r\n", keeps_arrivals)
         sock = socket.socket()
         sock.setblocking(False)
         if receive_buffer is not None:
@@ -77,8 +77,8 @@ class Stream(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, (host, port))
         await loop.create_connection(lambda: stream, sock=sock)
-        async with asyncio.timeout(PATIENCE):
-            await stream._begun
+        async with asyncio.timeout(STREAM_TIMEOUT_S):
+            await stream._begun_future
         return stream
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -88,67 +88,71 @@ class Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
-        self.bytes += len(data)
+        self.byte_count += len(data)
         if not self.began_at:
-            self._open(data, now)
+            self._read_opening(data, now)
         count = data.count(MARK)
         if count:
-            self.first_at = self.first_at or now
-            self.last_at = now
-            self.records += count
-        if self._listens:
-            self._hear(data, now)
+            self.first_record_at = self.first_record_at or now
+            self.last_record_at = now
+            self.record_count += count
+        if self._keeps_arrivals:
+            self._record_arrivals(data, now)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
-        if not self._begun.done():
-            self._begun.set_exception(ConnectionError(f"no stream: {self._opening[:500]!r}"))
+        self.is_closed = True
+        if not self._begun_future.done():
+            self._begun_future.set_exception(
+                ConnectionError(f"no stream: {self._opening_bytes[:500]!r}")
+            )
 
     def close(self) -> None:
         self.transport.abort()
 
-    async def until(self, records: int) -> None:
+    async def wait_for_records(self, record_count: int) -> None:
         """Until so many have come in all. Raises ConnectionError if the stream ends before."""
-        await self.hears(
-            lambda: self.records >= records,
-            lambda: f"{records} records, {self.records} came",
+        await self.wait_for(
+            lambda: self.record_count >= record_count,
+            lambda: f"{record_count} records, {self.record_count} came",
         )
 
-    async def hears(self, condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
+    async def wait_for(
+        self, condition: Callable[[], bool], description: str | Callable[[], str]
+    ) -> None:
         """Until the condition, likewise."""
 
-        def met() -> bool:
-            if self.closed and not condition():
-                raise ConnectionError(f"the stream ended before {told()}")
+        def is_met() -> bool:
+            if self.is_closed and not condition():
+                raise ConnectionError(f"the stream ended before {describe()}")
             return condition()
 
-        def told() -> str:
-            return what if isinstance(what, str) else what()
+        def describe() -> str:
+            return description if isinstance(description, str) else description()
 
-        await until(met, told, PATIENCE, 0.002)
+        await wait_until(is_met, describe, STREAM_TIMEOUT_S, 0.002)
 
-    def _open(self, data: bytes, now: float) -> None:
-        self._opening += data
-        begin = _BEGIN.search(self._opening)
-        if begin is not None and not self._begun.done():
+    def _read_opening(self, data: bytes, now: float) -> None:
+        self._opening_bytes += data
+        begin = _BEGIN_PATTERN.search(self._opening_bytes)
+        if begin is not None and not self._begun_future.done():
             self.began_at, self.token = now, begin[1]
-            self._begun.set_result(None)
+            self._begun_future.set_result(None)
 
-    def _hear(self, data: bytes, now: float) -> None:
-        text, end = self._rest + data, 0
-        for found in _HEARD.finditer(text):
+    def _record_arrivals(self, data: bytes, now: float) -> None:
+        text, end = self._unparsed + data, 0
+        for found in _ARRIVAL_PATTERN.finditer(text):
             end = found.end()
             sent = None if found[3] else int(found[1]) / 1e6
-            self.heard.append(Heard(now, sent, -1 if found[3] else int(found[2])))
-        self._rest = text[max(end, len(text) - _LONGEST) :]
+            self.arrivals.append(Arrival(now, sent, -1 if found[3] else int(found[2])))
+        self._unparsed = text[max(end, len(text) - _MAX_MATCH_BYTES) :]
 
 
 @asynccontextmanager
-async def streams(
-    gateway: Gateway, topic: str, count: int, *, listens: bool = False
+async def open_streams(
+    gateway: GatewayProcess, topic: str, count: int, *, keeps_arrivals: bool = False
 ) -> AsyncIterator[list[Stream]]:
     """So many that have begun; closed with the block."""
-    opened = [Stream.connect(gateway, topic, listens=listens) for _ in range(count)]
+    opened = [Stream.connect(gateway, topic, keeps_arrivals=keeps_arrivals) for _ in range(count)]
     all_of = await asyncio.gather(*opened)
     try:
         yield all_of
@@ -157,11 +161,13 @@ async def streams(
             stream.close()
 
 
-def latencies(all_of: list[Stream], since: float = 0.0, before: float = 1e18) -> list[float]:
+def compute_latencies(
+    streams: list[Stream], since: float = 0.0, before: float = 1e18
+) -> list[float]:
     """Seconds from produced to received of all records produced in that time."""
     return [
-        heard.at - heard.sent
-        for stream in all_of
-        for heard in stream.heard
-        if heard.sent is not None and since <= heard.sent < before
+        heard.received_at - heard.sent_at
+        for stream in streams
+        for heard in stream.arrivals
+        if heard.sent_at is not None and since <= heard.sent_at < before
     ]

@@ -18,18 +18,18 @@ from gateway import Gap, Gateway, Record
 async def consume(servers: str, file: Path) -> None:
     async with Gateway(servers=servers) as gateway:
         async for record in gateway.subscribe(
-            "orders", start="earliest", position=kept(file), on_gap=missed
+            "orders", start="earliest", position=load_position(file), on_gap=report_gap
         ):
-            work(record)
-            keep(file, record.position)  # after the work: what was cut off is done again
+            process_record(record)
+            save_position(file, record.position)  # after the work: what was cut off is done again
 
 
-def work(record: Record) -> None:
+def process_record(record: Record) -> None:
     order = record.json()
     print(order["order"], order["customer"], order["status"], flush=True)
 
 
-def missed(gap: Gap) -> None:
+def report_gap(gap: Gap) -> None:
     print(
         f"{gap.topic}-{gap.partition}: {gap.from_offset} to {gap.to_offset} will not come "
         f"({gap.reason})",
@@ -37,11 +37,11 @@ def missed(gap: Gap) -> None:
     )
 
 
-def kept(file: Path) -> str | None:
+def load_position(file: Path) -> str | None:
     return file.read_text() if file.exists() else None
 
 
-def keep(file: Path, position: str) -> None:
+def save_position(file: Path, position: str) -> None:
     """Whole or not at all."""
     new = file.with_suffix(".new")
     new.write_text(position)

@@ -17,23 +17,25 @@ from typing import Any
 
 import httpx
 
-SILENCE = httpx.Timeout(10, read=60)  # seconds; an idle stream has an empty line every 15
+TIMEOUT = httpx.Timeout(10, read=60)  # seconds; an idle stream has an empty line every 15
 
 
 def consume(url: str, file: Path) -> None:
-    with httpx.Client(timeout=SILENCE) as http:
+    with httpx.Client(timeout=TIMEOUT) as http:
         while True:
             try:
-                for line in lines(http, url, kept(file)):
-                    take(line)
+                for line in iter_lines(http, url, load_position(file)):
+                    process_line(line)
                     if position := line.get("@position"):
-                        keep(file, position)  # after the work: what was cut off is done again
+                        save_position(
+                            file, position
+                        )  # after the work: what was cut off is done again
             except httpx.TransportError as error:
                 print(f"cut off: {error!r}", file=sys.stderr)
             time.sleep(1)
 
 
-def lines(http: httpx.Client, url: str, position: str | None) -> Iterator[dict[str, Any]]:
+def iter_lines(http: httpx.Client, url: str, position: str | None) -> Iterator[dict[str, Any]]:
     start = {"lastEventId": position} if position else {"from": "earliest"}
     headers = {"Accept": "application/x-ndjson"}
     with http.stream("GET", url, params={**start, "positions": "true"}, headers=headers) as answer:
@@ -41,18 +43,18 @@ def lines(http: httpx.Client, url: str, position: str | None) -> Iterator[dict[s
         yield from (json.loads(line) for line in answer.iter_lines() if line)
 
 
-def take(line: dict[str, Any]) -> None:
+def process_line(line: dict[str, Any]) -> None:
     if order := line.get("@record"):
         print(order["order"], order["customer"], order["status"], flush=True)
     elif "@gap" in line:
         print("missed", line["@gap"], file=sys.stderr)
 
 
-def kept(file: Path) -> str | None:
+def load_position(file: Path) -> str | None:
     return file.read_text() if file.exists() else None
 
 
-def keep(file: Path, position: str) -> None:
+def save_position(file: Path, position: str) -> None:
     """Whole or not at all."""
     new = file.with_suffix(".new")
     new.write_text(position)

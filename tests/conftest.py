@@ -6,21 +6,21 @@ import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.needs import need
+from support.requirements import require_tools
 
 pytest_plugins = [
     "support.brokers",
-    "support.any_topic",
-    "support.neighbour",
+    "support.topic_gateway",
+    "support.reference_stream",
     "support.redis",
-    "support.secured",
-    "support.shares",
+    "support.secure_kafka",
+    "support.worker_groups",
     "support.spark",
 ]
 
 # On a busy machine an example may take seconds (200 ms are allowed by default): no fault of it.
-patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("patient", settings(), **patient)
+HYPOTHESIS_OPTIONS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("patient", settings(), **HYPOTHESIS_OPTIONS)
 settings.load_profile("patient")
 
 
@@ -32,7 +32,7 @@ def pytest_configure() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
-        need(*mark.args)
+        require_tools(*mark.args)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import gateway
 from gateway import cli
-from gateway.cli.beside import sidecar
+from gateway.cli.sidecar_factory import create_sidecar
 from gateway.config import loads
 from gateway.errors import ConfigError, GatewayError, KafkaError
 
@@ -187,7 +187,7 @@ def test_run_serves_what_was_loaded(room, config):
     assert result.exit_code == 0
     ((settings,), options), = serve  # fmt: skip
     assert settings == ("settings of", config) == options.pop("load")()
-    assert options == {"debug": {"kafka", "hub"}, "beside": sidecar}
+    assert options == {"debug": {"kafka", "hub"}, "beside": create_sidecar}
 
 
 @pytest.mark.parametrize(("status", "arguments"), [(0, ["--workers", "3"]), (1, [])])
@@ -317,7 +317,7 @@ def test_a_broker_is_run_as_asked_or_only_fetched(room, tmp_path):
 
 def test_tail_hands_on_what_it_was_told(monkeypatch):
     calls = Calls()
-    monkeypatch.setattr("gateway.cli.tail.run.tail", calls)
+    monkeypatch.setattr("gateway.cli.tail.run.run_tail", calls)
     monkeypatch.setenv("GATEWAY_TOKEN", "secret")
     url = "https://host/events/orders?from=live"
     told = ["--from", "-5m", "--until", "9", "-n", "3", "--filter", "key=a", "--fields", "/id"]

@@ -16,14 +16,14 @@ import httpx
 import pytest
 from aiokafka import AIOKafkaProducer
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for, running_gateway
-from support.until import until
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.waiting import wait_until
 from websockets import Origin
 from websockets.asyncio.client import connect
 
-from gateway.cli import CONFIG
+from gateway.cli import EXIT_CONFIG_ERROR
 from gateway.config import Listen
-from gateway.core.token.resume_token import TokenWriter, TopicPlaces, decode, seal
+from gateway.core.token.resume_token import TokenWriter, TopicPositions, parse_token, seal_token
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.workers import supervisor as workers
 
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def nginx(folder: Path, gateway: Gateway) -> AsyncIterator[str]:
+async def nginx(folder: Path, gateway: GatewayProcess) -> AsyncIterator[str]:
     """The snippet as it is, but for its two ports."""
     port = free_port()
     text = (DEPLOY / "nginx.conf").read_text()
@@ -56,7 +56,7 @@ async def nginx(folder: Path, gateway: Gateway) -> AsyncIterator[str]:
             command, "-p", str(folder), "-c", str(folder / "nginx.conf"), stderr=log
         )
     try:
-        await until(lambda: answers(port), lambda: (folder / "log").read_text())
+        await wait_until(lambda: answers(port), lambda: (folder / "log").read_text())
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
@@ -81,23 +81,23 @@ async def test_behind_nginx_events_come_at_once_and_a_restart_loses_none(
     await producer.start()
     try:
         async with (
-            running_gateway(config_for(embedded.bootstrap, ["orders"])) as gateway,
+            running_gateway(build_config(embedded.bootstrap, ["orders"])) as gateway,
             nginx(tmp_path, gateway) as url,
             RawClient(f"{url}/events/orders", headers=EVENTS) as client,
         ):
-            await client.wait(1)
+            await client.wait_for_events(1)
             await producer.send_and_wait("orders", b"first", partition=0)
-            await client.wait(lambda _: orders(client) == ["first"])
+            await client.wait_for_events(lambda _: orders(client) == ["first"])
             await gateway.kill()
             await producer.send_and_wait("orders", b"meanwhile", partition=1)
-            await until(lambda: len(client.responses) > 1, client.state)
+            await wait_until(lambda: len(client.responses) > 1, client.describe_state)
             async with httpx.AsyncClient(trust_env=False) as program:
                 assert (await program.get(f"{url}/events/orders")).status_code == 503
             await gateway.start()
             await producer.send_and_wait("orders", b"after", partition=0)
-            await client.wait(lambda _: len(orders(client)) >= 3)
+            await client.wait_for_events(lambda _: len(orders(client)) >= 3)
             assert sorted(orders(client)) == ["after", "first", "meanwhile"]
-            assert not client.closed
+            assert not client.is_closed
     finally:
         await producer.stop()
 
@@ -107,13 +107,13 @@ async def test_behind_nginx_the_id_of_2000_partitions_comes_through(
     embedded: EmbeddedKafka, tmp_path: Path
 ):
     embedded.create_topic("orders", 2000)
-    async with running_gateway(config_for(embedded.bootstrap, ["orders"])) as gateway:
+    async with running_gateway(build_config(embedded.bootstrap, ["orders"])) as gateway:
         async with RawClient(f"{gateway.base_url}/events/orders") as client:
-            await client.wait(1)
-            mine = decode(client.last_event_id)
-        places = TopicPlaces("orders", "", [10**10] * 2000, [0] * 2000)
+            await client.wait_for_events(1)
+            mine = parse_token(client.last_event_id)
+        places = TopicPositions("orders", "", [10**10] * 2000, [0] * 2000)
         writer = TokenWriter("", [places], mine.issued)
-        token = seal(writer.text(), mine.view).decode()
+        token = seal_token(writer.to_text(), mine.view).decode()
         assert len(token) > 12_000
         async with nginx(tmp_path, gateway) as url, httpx.AsyncClient(trust_env=False) as http:
             headers = {**EVENTS, "Last-Event-ID": token}
@@ -122,7 +122,7 @@ async def test_behind_nginx_the_id_of_2000_partitions_comes_through(
                 async for line in answer.aiter_lines():
                     if line.startswith("id: "):
                         break
-                assert decode(line.removeprefix("id: ")).topics[0].offsets[0] == 10**10
+                assert parse_token(line.removeprefix("id: ")).topics[0].offsets[0] == 10**10
 
 
 @pytest.mark.needs("nginx")
@@ -132,7 +132,7 @@ async def test_behind_nginx_a_page_of_its_own_has_a_websocket(
     """Its Origin has the port that the browser knows; a Host without one was another site."""
     embedded.create_topic("orders", 1)
     async with (
-        running_gateway(config_for(embedded.bootstrap, ["orders"])) as gateway,
+        running_gateway(build_config(embedded.bootstrap, ["orders"])) as gateway,
         nginx(tmp_path, gateway) as url,
         connect(
             f"{url.replace('http', 'ws')}/events/orders", origin=Origin(url), proxy=None
@@ -150,7 +150,7 @@ async def test_behind_nginx_limits_are_by_the_clients_own_addresses(
     machine, which nginx adds."""
     embedded.create_topic("orders", 1)
     listen = {"limits": {"perAddress": 1}, "forwarded": ["127.0.0.1"]}
-    config = config_for(embedded.bootstrap, ["orders"], listen=listen)
+    config = build_config(embedded.bootstrap, ["orders"], listen=listen)
 
     def of(address: str) -> dict[str, str]:
         return {"X-Forwarded-For": address, **EVENTS}
@@ -162,8 +162,8 @@ async def test_behind_nginx_limits_are_by_the_clients_own_addresses(
             RawClient(path, headers=of("192.0.2.2")) as other,
             httpx.AsyncClient(trust_env=False) as http,
         ):
-            await one.wait(1)
-            await other.wait(1)
+            await one.wait_for_events(1)
+            await other.wait_for_events(1)
             assert (await http.get(path, headers=of("192.0.2.1"))).status_code == 429
 
 
@@ -173,7 +173,7 @@ async def test_behind_nginx_what_is_compressed_comes_at_once(
 ):
     embedded.create_topic("orders", 1)
     async with (
-        running_gateway(config_for(embedded.bootstrap, ["orders"])) as gateway,
+        running_gateway(build_config(embedded.bootstrap, ["orders"])) as gateway,
         nginx(tmp_path, gateway) as url,
         httpx.AsyncClient(trust_env=False, timeout=30) as http,
         AIOKafkaProducer(bootstrap_servers=embedded.bootstrap) as producer,
@@ -201,8 +201,8 @@ def service() -> dict[str, list[str]]:
 
 def test_the_service_knows_a_wrong_configuration_and_waits_for_the_streams_to_end():
     options = service()
-    assert options["RestartPreventExitStatus"] == [str(CONFIG)]
-    assert int(options["TimeoutStopSec"][0]) > Listen().drain_timeout + workers.GRACE
+    assert options["RestartPreventExitStatus"] == [str(EXIT_CONFIG_ERROR)]
+    assert int(options["TimeoutStopSec"][0]) > Listen().drain_timeout + workers.KILL_GRACE_S
 
 
 def test_the_dockerfile_copies_what_there_is_and_takes_the_versions_of_the_lock():

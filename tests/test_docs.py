@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
-from support.browser import browser
+from support.browser import running_browser
 from support.clients.raw import RawClient
-from support.gateways import Gateway, running_gateway
-from support.records import Sent, produce
-from support.sse import Event, parse
+from support.gateways import GatewayProcess, running_gateway
+from support.records import RecordToSend, produce_records
+from support.sse import SseEvent, parse_stream
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.config import loads, schema
+from gateway.config import build_json_schema, loads
 from gateway.core.channel import channel
 from gateway.core.log import tail
-from gateway.core.log.record import Fault, Gap, Ready, Reason, SnapshotEnd, TopicPartition
-from gateway.core.token.resume_token import decode
+from gateway.core.log.record import Fault, Gap, GapReason, Ready, SnapshotEnd, TopicPartition
+from gateway.core.token.resume_token import parse_token
 from gateway.errors import RequestError
 from gateway.hub.fanout import broadcaster as pump
 from gateway.hub.fanout import hub
@@ -41,7 +41,8 @@ from gateway.web.http import problems
 from gateway.web.http.transport import GatewayProtocol
 from gateway.web.routing import query, routes
 from gateway.web.streams import ndjson
-from gateway.web.websocket import produces, session
+from gateway.web.websocket import producer as produces
+from gateway.web.websocket import session
 from gateway.web.workers import supervisor as workers
 from gateway.wire import gzip
 
@@ -216,19 +217,19 @@ async def test_the_first_configuration_streams_what_the_readme_produces(embedded
     producer = line.replace("gateway", f"{sys.executable} -m gateway")
     environment = {"PATH": "/usr/bin:/bin", "GATEWAY_KAFKA_SERVERS": servers}
     async with running_gateway(config) as gateway, stream(gateway) as client:
-        await client.wait(1)
+        await client.wait_for_events(1)
         producing = await asyncio.create_subprocess_shell(producer, env=environment)
         assert await producing.wait() == 0
-        await client.wait(lambda events: events[-1]["data"] == record)
+        await client.wait_for_events(lambda events: events[-1]["data"] == record)
 
 
-def stream(gateway: Gateway) -> RawClient:
+def stream(gateway: GatewayProcess) -> RawClient:
     return RawClient(f"{gateway.base_url}/events/orders")
 
 
 def option(path: str) -> dict[str, Any]:
     """The schema of an option, by a path as the tables have it. KeyError if there is none."""
-    made = schema()
+    made = build_json_schema()
     found: Any = made
     for name in path.split("."):
         found = found["properties"][name.removesuffix("[]")]
@@ -280,7 +281,7 @@ def names(made: dict[str, Any]) -> set[str]:
 
 
 def test_options_named_in_running_text_exist():
-    known = names(schema())
+    known = names(build_json_schema())
     for text in re.findall(r"`(\w+): [^`]*`", README):
         assert text in known | {"resume", "resolved", "view", "heartbeat", "FILE", "Prefer"}, text
     for name in ("cache", "history", "heartbeat", "memory", "bootstrap"):
@@ -291,26 +292,26 @@ def test_options_named_in_running_text_exist():
 # The capture
 
 
-def captured() -> list[Event]:
+def captured() -> list[SseEvent]:
     blocks = [block for block in fenced(README) if "event: " in block]
     assert len(blocks) == 2
-    return [event for block in blocks for event in parse(block.encode() + b"\n")]
+    return [event for block in blocks for event in parse_stream(block.encode() + b"\n")]
 
 
 def test_the_captured_events_have_the_fields_that_are_sent():
     made: dict[str, Any] = {
-        "gap": control_events.gap(Gap(TP, 1, 2, 0, Reason.RETENTION)),
-        "ready": control_events.ready(Ready(TP, 1, 1, 0)),
+        "gap": control_events.describe_gap(Gap(TP, 1, 2, 0, GapReason.RETENTION)),
+        "ready": control_events.describe_ready(Ready(TP, 1, 1, 0)),
         "position": {},
         "delete": {"key": "ada"},
         "end": {"reason": "drain"},
         "begin": {"topics": [], "partitions": {}, "pending": [], "resume": "exact"},
     }
-    seen = {event.type for event in captured()}
+    seen = {event.event_type for event in captured()}
     assert seen == {*made, "message"}
     for event in captured():
-        if event.type != "message":
-            assert event.json().keys() == made[event.type].keys()
+        if event.event_type != "message":
+            assert event.parse_json().keys() == made[event.event_type].keys()
 
 
 def test_the_captured_ids_can_be_read_and_never_go_back():
@@ -318,7 +319,7 @@ def test_the_captured_ids_can_be_read_and_never_go_back():
     ids = [event.last_event_id for event in captured() if event.last_event_id]
     assert len(set(ids)) > 4
     for id in ids:
-        (topic,) = decode(id).topics
+        (topic,) = parse_token(id).topics
         stood = before.setdefault(len(topic.offsets), topic.offsets)
         pairs = zip(stood, topic.offsets, strict=True)
         assert all(old is None or (new is not None and new >= old) for old, new in pairs)
@@ -327,18 +328,18 @@ def test_the_captured_ids_can_be_read_and_never_go_back():
 
 def test_every_event_is_in_the_table():
     told = {row[0].strip("`*() ").split(":")[0] for row in table("In the browser")}
-    assert told >= {event.type for event in captured()} - {"message"}
+    assert told >= {event.event_type for event in captured()} - {"message"}
     assert {"error", "none"} <= told
 
 
 def test_every_reason_of_a_gap_is_in_the_table():
     (gap,) = [row for row in table("In the browser") if row[0] == "`gap`"]
-    assert {reason.value for reason in Reason} <= set(re.findall(r"`([\w-]+)`", gap[2]))
+    assert {reason.value for reason in GapReason} <= set(re.findall(r"`([\w-]+)`", gap[2]))
 
 
 def test_the_end_of_a_snapshot_is_told_with_the_fields_that_the_table_names():
     (end,) = [row for row in table("In the browser") if row[0] == "`snapshot-end`"]
-    told = control_events.snapshot_end(SnapshotEnd(("orders",), 1, (TP,)))
+    told = control_events.describe_snapshot_end(SnapshotEnd(("orders",), 1, (TP,)))
     assert told.keys() <= set(re.findall(r"`(\w+)`", end[2]))
 
 
@@ -375,7 +376,7 @@ def titles() -> Iterator[str]:
 def test_every_code_of_an_error_over_websocket_is_in_its_table():
     rows = table("WebSocket", 1)
     said = {code for row in rows for code in re.findall(r"`([a-z-]+)`", row[0])} - {"code", "error"}
-    real = {problems.code(RequestError(400, title, "")) for title in titles()}
+    real = {problems.get_code(RequestError(400, title, "")) for title in titles()}
     others = {"access-denied", "kafka-unavailable", "position-refused", "unauthorized"}
     assert said == real | others | {"internal-error"}
     assert {"busy", "draining"} <= real
@@ -392,11 +393,11 @@ def test_the_phrases_to_grep_for_are_those_of_the_log():
 
 
 def test_the_sizes_of_ids_are_what_is_said():
-    from gateway.core.token.resume_token import TokenWriter, TopicPlaces, seal
+    from gateway.core.token.resume_token import TokenWriter, TopicPositions, seal_token
 
     def length(partitions: int, offset: int) -> int:
-        places = TopicPlaces("orders", "id", [offset] * partitions, [3] * partitions)
-        return len(seal(TokenWriter("c", [places], 1).text(), b"view-"))
+        places = TopicPositions("orders", "id", [offset] * partitions, [3] * partitions)
+        return len(seal_token(TokenWriter("c", [places], 1).to_text(), b"view-"))
 
     assert length(500, 10**6) >= 2000 and length(500, 10**10) <= 3100
     assert length(2000, 10**6) >= 8000 and length(2000, 10**10) <= 12_100
@@ -406,25 +407,28 @@ def test_the_sizes_of_ids_are_what_is_said():
 @pytest.mark.parametrize(
     ("said", "is_so"),
     [
-        ("until a minute after the last has left", hub.LINGER == 60),
-        ("above 512 `begin` says `resume: batch`", tail.EXACT_TOKEN == 512),
-        ("every 64 KB or quarter of a second", (channel.ID_BYTES, hub.SWEEP) == (1 << 16, 0.25)),
-        ("in the gateway's log above 6 KB", hub.LONG_ID == 6 << 10),
-        ("The gateway takes heads of 64 KB", GatewayProtocol.HEAD_BYTES == 1 << 16),
-        ("takes nothing at all for 60 s is cut", GatewayProtocol.USER_TIMEOUT == 60),
+        ("until a minute after the last has left", hub.LINGER_S == 60),
+        ("above 512 `begin` says `resume: batch`", tail.MAX_EXACT_TOKEN_CHARS == 512),
+        (
+            "every 64 KB or quarter of a second",
+            (channel.MAX_BYTES_WITHOUT_ID, hub.SWEEP_INTERVAL_S) == (1 << 16, 0.25),
+        ),
+        ("in the gateway's log above 6 KB", hub.LONG_ID_CHARS == 6 << 10),
+        ("The gateway takes heads of 64 KB", GatewayProtocol.MAX_HEAD_BYTES == 1 << 16),
+        ("takes nothing at all for 60 s is cut", GatewayProtocol.USER_TIMEOUT_S == 60),
         ("shared chunks (1 MiB a view)", ring() == 1 << 20),
-        ("those below 256 bytes not at all", gzip.WORTHWHILE == 256),
-        ("one below 256 bytes stays as it is", gzip.WORTHWHILE == 256),
-        ("spread by 10 %, more or less", routes.SPREAD == 0.1),
-        ("still there 10 s after `drainTimeout` is killed", workers.GRACE == 10),
+        ("those below 256 bytes not at all", gzip.MIN_COMPRESS_BYTES == 256),
+        ("one below 256 bytes stays as it is", gzip.MIN_COMPRESS_BYTES == 256),
+        ("spread by 10 %, more or less", routes.LIFETIME_JITTER == 0.1),
+        ("still there 10 s after `drainTimeout` is killed", workers.KILL_GRACE_S == 10),
         (
             "a socket has up to 100 of each",
-            (session.MOST_STREAMS, produces.MOST_PRODUCES) == (100, 100),
+            (session.MAX_STREAMS, produces.MAX_IN_FLIGHT) == (100, 100),
         ),
-        ("at most 1,000 records", pages.RECORDS == 1000),
-        ("ends beyond 1 MiB", pages.BYTES == 1 << 20),
-        ("`?wait=` (up to `5m`)", query.LONGEST_WAIT == 300),
-        ("A token over 4 KB", ndjson.LONGEST_LINK == 4096),
+        ("at most 1,000 records", pages.MAX_PAGE_RECORDS == 1000),
+        ("ends beyond 1 MiB", pages.MAX_PAGE_BYTES == 1 << 20),
+        ("`?wait=` (up to `5m`)", query.MAX_WAIT_S == 300),
+        ("A token over 4 KB", ndjson.MAX_LINK_TOKEN_CHARS == 4096),
     ],
 )
 def test_figures_in_running_text_are_those_of_the_code(said: str, is_so: bool):
@@ -435,7 +439,7 @@ def test_figures_in_running_text_are_those_of_the_code(said: str, is_so: bool):
 def test_a_fault_is_told_with_the_fields_that_the_table_names():
     (error,) = [row for row in table("In the browser") if row[0] == "`error`"]
     for field in re.findall(r"`(\w+)`", error[2]):
-        assert field in control_events.fault(Fault(TP, 0, 0, 0, "access-denied"))
+        assert field in control_events.describe_fault(Fault(TP, 0, 0, 0, "access-denied"))
 
 
 def test_the_table_of_packages_names_each_of_them_once():
@@ -451,7 +455,7 @@ def test_the_table_of_packages_names_each_of_them_once():
 
 
 def test_a_round_goes_in_the_slices_that_are_said():
-    assert pump.SLICE == 0.004
+    assert pump.SLICE_S == 0.004
     assert "in slices of 4 ms" in " ".join(PAGES[1].read_text().split())
 
 
@@ -464,31 +468,37 @@ async def test_the_page_that_keeps_a_table_does_so_over_a_restart(embedded: Embe
     raw = YAML(typ="safe").load(text.replace("localhost:9092", servers))
     embedded.create_topic("prices", 2)
 
-    def price(symbol: str, price: int) -> Sent:
+    def price(symbol: str, price: int) -> RecordToSend:
         value = json.dumps({"symbol": symbol, "price": price})
-        return Sent(value.encode(), symbol.encode())
+        return RecordToSend(value.encode(), symbol.encode())
 
     def holds(**prices: int) -> str:
         return f"return table() === {json.dumps(json.dumps(sorted(prices.items())))}"
 
-    await produce(embedded.bootstrap, "prices", [price("a", 1), price("b", 1), price("a", 2)])
+    await produce_records(
+        embedded.bootstrap, "prices", [price("a", 1), price("b", 1), price("a", 2)]
+    )
     hands = """
         const sorted = () => [...table].map(([key, { price }]) => [key, price]).sort();
         const python = (rows) => JSON.stringify(rows).replaceAll(",", ", ");
         window.table = () => python(sorted());
     """
     show = "const show = (table) => { window.shown = table.size; };"
-    async with running_gateway({**raw, "listen": {"port": 0}}) as gateway, browser() as tab:
-        await tab.open(f"{gateway.base_url}/health/live")
-        await tab.run(show + script + hands)
-        await tab.until("return window.shown === 2")
-        await tab.until(holds(a=2, b=1))
-        await produce(embedded.bootstrap, "prices", [price("c", 1)])
-        await tab.until(holds(a=2, b=1, c=1))
+    async with running_gateway({**raw, "listen": {"port": 0}}) as gateway, running_browser() as tab:
+        await tab.open_url(f"{gateway.base_url}/health/live")
+        await tab.run_script(show + script + hands)
+        await tab.wait_for_script("return window.shown === 2")
+        await tab.wait_for_script(holds(a=2, b=1))
+        await produce_records(embedded.bootstrap, "prices", [price("c", 1)])
+        await tab.wait_for_script(holds(a=2, b=1, c=1))
         await gateway.stop()
-        await produce(embedded.bootstrap, "prices", [price("a", 3), Sent(None, b"b")])
+        await produce_records(
+            embedded.bootstrap, "prices", [price("a", 3), RecordToSend(None, b"b")]
+        )
         await gateway.start()
-        await tab.until(holds(a=3, c=1), within=60)  # `end` sends it away for up to 15 s
+        await tab.wait_for_script(
+            holds(a=3, c=1), timeout_s=60
+        )  # `end` sends it away for up to 15 s
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 78, 130])

@@ -12,7 +12,7 @@ import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from support import needs
+from support import requirements
 
 import gateway
 
@@ -117,26 +117,28 @@ def test_make_lists_what_there_is(target):
 
 def test_a_missing_piece_skips_with_the_line_that_installs_it(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setattr(needs, "found", lambda piece: False)
+    monkeypatch.setattr(requirements, "found", lambda piece: False)
     with pytest.raises(pytest.skip.Exception, match=r"apt-get install .* chromium chromium-driver"):
-        needs.need("chromium")
+        requirements.require_tools("chromium")
 
 
 def test_a_missing_piece_fails_in_ci(monkeypatch):
     monkeypatch.setenv("CI", "true")
-    monkeypatch.setattr(needs, "found", lambda piece: piece != "npm")
+    monkeypatch.setattr(requirements, "found", lambda piece: piece != "npm")
     with pytest.raises(pytest.fail.Exception, match="needs npm: apt-get install"):
-        needs.need("node", "npm")
+        requirements.require_tools("node", "npm")
 
 
 def test_pieces_at_hand_are_no_hindrance(monkeypatch):
     monkeypatch.setenv("CI", "true")
-    monkeypatch.setattr(needs, "found", lambda piece: True)
-    needs.need(*needs.PIECES)
+    monkeypatch.setattr(requirements, "found", lambda piece: True)
+    requirements.require_tools(*requirements.TOOLS)
 
 
 def test_ci_installs_what_the_tests_may_need():
     script = (ROOT / ".ci" / "run").read_text()
     for piece in ("chromium", "curl", "java17", "nginx", "node", "npm"):
-        *_, packages = needs.PIECES[piece].install.partition("--no-install-recommends ")
+        *_, packages = requirements.TOOLS[piece].install_command.partition(
+            "--no-install-recommends "
+        )
         assert all(package in script for package in packages.split())

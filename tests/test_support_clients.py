@@ -11,14 +11,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from support.app_server import running_app
+from support.clients.all_clients import ALL_CLIENTS
 from support.clients.client import SseClient
-from support.clients.every import EVERY_CLIENT
 from support.clients.raw import RawClient
-from support.messages import MessageParser
-from support.served import served
-from support.until import until
+from support.message_parser import MessageParser
+from support.waiting import wait_until
 
-every_client = pytest.mark.parametrize("client", EVERY_CLIENT)
+every_client = pytest.mark.parametrize("client", ALL_CLIENTS)
 
 
 class Numbers:
@@ -61,7 +61,7 @@ async def numbers() -> Numbers:
 
 @pytest.fixture
 async def base(numbers: Numbers) -> AsyncIterator[str]:
-    async with served(numbers.app) as url:
+    async with running_app(numbers.app) as url:
         yield url
 
 
@@ -78,14 +78,14 @@ async def test_it_receives_events_with_name_id_and_data(
     client: type[SseClient], numbers: Numbers, base: str
 ) -> None:
     async with client(f"{base}/events?of=numbers") as it:
-        await it.wait(21)
+        await it.wait_for_events(21)
         assert it.events[0] == {"event": "begin", "id": "0", "data": "{}"}
         assert it.events[1] == {"event": "message", "id": "1", "data": "number 1\ngrün"}
         assert it.events[10] == {"event": "delete", "id": "10", "data": "number 10\ngrün"}
         assert records(it) == expected(20)
         assert it.errors == []
         assert numbers.ids == [""]
-    assert it.network.open_connections == 0
+    assert it.proxy.connection_count == 0
 
 
 @every_client
@@ -93,11 +93,11 @@ async def test_it_resumes_with_its_last_id_after_a_cut(
     client: type[SseClient], numbers: Numbers, base: str
 ) -> None:
     async with client(f"{base}/events") as it:
-        await it.wait(21)
+        await it.wait_for_events(21)
         it.cut()
         numbers.upto = 40
-        await it.resume()
-        await it.wait(42)
+        await it.reconnect()
+        await it.wait_for_events(42)
         assert records(it) == expected(40)
         assert numbers.ids[:2] == ["", "20"]
 
@@ -111,10 +111,10 @@ async def test_a_cut_at_a_byte_loses_and_repeats_nothing(
     it = client(f"{base}/events")
     it.cut_after(await size_of_head(base) + place)
     async with it:
-        await until(lambda: it.ended or len(numbers.ids) > 1, "a cut")
+        await wait_until(lambda: it.is_ended or len(numbers.ids) > 1, "a cut")
         numbers.upto = 40
-        await it.resume()
-        await it.wait(lambda events: any(event["id"] == "40" for event in events))
+        await it.reconnect()
+        await it.wait_for_events(lambda events: any(event["id"] == "40" for event in events))
         assert records(it) == expected(40)
         assert numbers.ids == ["", resumed]
 
@@ -132,26 +132,26 @@ async def size_of_head(base: str) -> int:
 async def test_it_finds_the_server_again_after_a_restart(client: type[SseClient]) -> None:
     first, second = Numbers(upto=5), Numbers(upto=15)
     async with AsyncExitStack() as stack:
-        async with served(first.app) as base:
+        async with running_app(first.app) as base:
             it = await stack.enter_async_context(client(f"{base}/events"))
-            await it.wait(6)
-        async with served(second.app) as base:
-            it.lead_to(base)
-            await it.resume()
-            await it.wait(lambda events: any(event["id"] == "15" for event in events))
+            await it.wait_for_events(6)
+        async with running_app(second.app) as base:
+            it.set_server(base)
+            await it.reconnect()
+            await it.wait_for_events(lambda events: any(event["id"] == "15" for event in events))
             assert records(it) == expected(15)
             assert second.ids[0] == "5"
 
 
 @pytest.mark.parametrize(
-    "client", [each for each in EVERY_CLIENT if each.id not in ("httpx-sse", "curl")]
+    "client", [each for each in ALL_CLIENTS if each.id not in ("httpx-sse", "curl")]
 )
 async def test_a_status_that_is_no_stream_ends_an_event_source(
     client: type[SseClient], numbers: Numbers, base: str
 ) -> None:
     numbers.status = 503
     async with client(f"{base}/events") as it:
-        await until(lambda: it.closed, it.state)
+        await wait_until(lambda: it.is_closed, it.describe_state)
         numbers.status = 200
         await asyncio.sleep(0.2)
         assert numbers.ids == [""]
@@ -164,30 +164,30 @@ async def test_a_status_that_is_no_stream_ends_an_event_source(
 async def test_the_raw_client_can_be_cut_at_every_byte(numbers: Numbers, base: str) -> None:
     numbers.upto = 3
     async with RawClient(f"{base}/events") as it:
-        await it.wait(4)
-        whole = it.size
+        await it.wait_for_events(4)
+        whole = it.received_bytes
     for count in range(0, whole, 7):
         async with RawClient(f"{base}/events", retry=0.001) as it:
             it.cut_after(count, reset=count % 2 == 0)
-            await it.wait(lambda events: any(event["id"] == "3" for event in events))
+            await it.wait_for_events(lambda events: any(event["id"] == "3" for event in events))
             assert records(it) == expected(3), count
 
 
 async def test_the_raw_client_stops_reading_and_goes_on(numbers: Numbers, base: str) -> None:
     async with RawClient(f"{base}/events", receive_buffer=4096) as it:
-        await it.wait(21)
-        it.hold()
+        await it.wait_for_events(21)
+        it.stop_reading()
         numbers.upto = 2_000
         await asyncio.sleep(0.3)
         assert len(it.events) < 500, "what was being read when it stopped may still come"
-        it.release()
-        await it.wait(2_001)
+        it.resume_reading()
+        await it.wait_for_events(2_001)
         assert records(it) == expected(2_000)
 
 
 async def test_the_raw_client_starts_from_an_id(numbers: Numbers, base: str) -> None:
     async with RawClient(f"{base}/events", last_event_id="18", headers={"X-Test": "1"}) as it:
-        await it.wait(3)
+        await it.wait_for_events(3)
         assert records(it) == ["19", "20"]
         assert it.responses[0].headers["cache-control"] == "no-store"
 
@@ -197,12 +197,16 @@ async def test_the_raw_client_starts_from_an_id(numbers: Numbers, base: str) -> 
 
 def test_only_the_last_record_of_a_message_has_its_position():
     parser = MessageParser()
-    parser.feed('{"type":"begin","topics":["orders"],"position":"A"}')
-    found = parser.feed('{"type":"records","records":[{"n":1},"text"],"position":"B"}')
-    told = [(each.type, each.data, each.last_event_id) for each in found]
+    parser.feed_message('{"type":"begin","topics":["orders"],"position":"A"}')
+    found = parser.feed_message('{"type":"records","records":[{"n":1},"text"],"position":"B"}')
+    told = [(each.event_type, each.data, each.last_event_id) for each in found]
     assert told == [("message", '{"n": 1}', "A"), ("message", "text", "B")]
-    (deleted,) = parser.feed('{"type":"delete","record":{"key":"ada"},"position":"C"}')
-    assert (deleted.type, deleted.data, deleted.last_event_id) == ("delete", '{"key": "ada"}', "C")
+    (deleted,) = parser.feed_message('{"type":"delete","record":{"key":"ada"},"position":"C"}')
+    assert (deleted.event_type, deleted.data, deleted.last_event_id) == (
+        "delete",
+        '{"key": "ada"}',
+        "C",
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,4 +219,4 @@ def test_only_the_last_record_of_a_message_has_its_position():
 )
 def test_a_message_that_is_not_of_the_subscription_is_refused(message: str):
     with pytest.raises(AssertionError):
-        MessageParser("a").feed(message)
+        MessageParser("a").feed_message(message)

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from ruamel.yaml import YAML
-from support.gateways import config_for, route, running_gateway
-from support.until import until
+from support.gateways import build_config, build_route, running_gateway
+from support.waiting import wait_until
 
 # Serves its configuration; ready at the second question; `mood` says how it misbehaves.
 STAND_IN = """
@@ -59,7 +59,7 @@ def stand_in(tmp_path: Path) -> list[str]:
 
 
 def config(**more: Any) -> dict[str, Any]:
-    return config_for("127.0.0.1:9092", ["orders"], **more)
+    return build_config("127.0.0.1:9092", ["orders"], **more)
 
 
 async def served_config(base_url: str) -> Mapping[str, Any]:
@@ -75,18 +75,18 @@ async def test_it_is_ready_on_a_port_of_the_os_and_ended_with_the_block(
         assert gateway.port > 0
         told = await served_config(gateway.base_url)
         assert told["kafka"]["servers"] == ["127.0.0.1:9092"]
-        assert gateway.memory > 1_000_000
-        assert gateway.open_files > 2
+        assert gateway.memory_bytes > 1_000_000
+        assert gateway.open_file_count > 2
         assert gateway.cpu_seconds > 0
-        assert "listening on" in gateway.tail()
-    assert not gateway.alive
+        assert "listening on" in gateway.read_log_tail()
+    assert not gateway.is_alive
 
 
 async def test_it_starts_again_on_its_port_after_a_kill_and_a_stop(stand_in: list[str]) -> None:
     async with running_gateway(config(), command=stand_in) as gateway:
         url, pid = gateway.base_url, gateway.pid
         await gateway.kill()
-        assert not gateway.alive
+        assert not gateway.is_alive
         await gateway.restart()
         assert (gateway.base_url, gateway.pid == pid) == (url, False)
         assert await gateway.stop() == 7
@@ -96,9 +96,9 @@ async def test_it_starts_again_on_its_port_after_a_kill_and_a_stop(stand_in: lis
 
 async def test_a_changed_configuration_keeps_the_port(stand_in: list[str]) -> None:
     async with running_gateway(config(), command=stand_in) as gateway:
-        gateway.write(config(guards={"jwt0": {"type": "jwt"}}))
-        gateway.signal(signal.SIGHUP)
-        await until(lambda: "reloaded" in gateway.log, "a reload")
+        gateway.write_config(config(guards={"jwt0": {"type": "jwt"}}))
+        gateway.send_signal(signal.SIGHUP)
+        await wait_until(lambda: "reloaded" in gateway.log, "a reload")
         told = await served_config(gateway.base_url)
         assert told["guards"] == {"jwt0": {"type": "jwt"}}
         assert told["listen"]["port"] == gateway.port
@@ -114,18 +114,18 @@ async def test_one_that_never_is_ready_says_what_it_waits_for(stand_in: list[str
     unready = running_gateway(config(mood="unready"), command=stand_in, ready=False)
     async with unready as gateway:
         with pytest.raises(AssertionError, match="503 brokers: none"):
-            await gateway.ready(within=0.2)
+            await gateway.wait_until_ready(timeout_s=0.2)
 
 
 async def test_one_that_does_not_stop_is_killed_and_told(stand_in: list[str]) -> None:
     async with running_gateway(config(mood="deaf"), command=stand_in) as gateway:
         with pytest.raises(AssertionError, match="not within"):
-            await gateway.stop(within=0.2)
-        assert not gateway.alive
+            await gateway.stop(timeout_s=0.2)
+        assert not gateway.is_alive
 
 
 def test_a_configuration_has_a_plain_and_an_exact_route_for_each_topic() -> None:
-    made = config_for(
+    made = build_config(
         ["a:1", "b:2"],
         ["orders", {"name": "host", "defaultOffset": "historical"}],
         kafka={"bootstrap": ["orders"]},
@@ -141,8 +141,8 @@ def test_a_configuration_has_a_plain_and_an_exact_route_for_each_topic() -> None
 
 
 def test_routes_given_are_the_routes() -> None:
-    given = [route("orders", "value", heartbeat="1s")]
-    assert config_for("a:1", ["orders"], given)["routes"] == given
+    given = [build_route("orders", "value", heartbeat="1s")]
+    assert build_config("a:1", ["orders"], given)["routes"] == given
 
 
 async def test_yaml_will_do_as_a_configuration(stand_in: list[str]) -> None:

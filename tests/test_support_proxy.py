@@ -15,10 +15,10 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import TopicPartition as KafkaPartition
 from support import kafka_wire
-from support.brokers import Broker
-from support.oracle import Oracle, Received
-from support.proxy import Api, KafkaProxy, Request, TcpProxy
-from support.until import PATIENCE, until
+from support.brokers import KafkaCluster
+from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest, TcpProxy
+from support.oracle import ReceivedRecord, StreamOracle
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.log.record import TopicPartition
 
@@ -64,18 +64,18 @@ async def proxy() -> AsyncIterator[TcpProxy]:
 
 
 async def dial(proxy: TcpProxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.wait_for(asyncio.open_connection("127.0.0.1", proxy.port), PATIENCE)
+    return await asyncio.wait_for(asyncio.open_connection("127.0.0.1", proxy.port), WAIT_TIMEOUT_S)
 
 
 async def read(reader: asyncio.StreamReader, count: int) -> bytes:
-    return await asyncio.wait_for(reader.readexactly(count), PATIENCE)
+    return await asyncio.wait_for(reader.readexactly(count), WAIT_TIMEOUT_S)
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
     """All that still comes; a reset ends it, too."""
     got = b""
     try:
-        while piece := await asyncio.wait_for(reader.read(65536), PATIENCE):
+        while piece := await asyncio.wait_for(reader.read(65536), WAIT_TIMEOUT_S):
             got += piece
     except ConnectionError:
         pass
@@ -95,7 +95,7 @@ async def test_bytes_pass_unchanged_both_ways(proxy: TcpProxy) -> None:
     payload = bytes(range(256)) * 4096
     writer.write(payload)
     assert await read(reader, len(payload)) == payload
-    assert proxy.to_client == proxy.to_target == len(payload)
+    assert proxy.bytes_to_client == proxy.bytes_to_target == len(payload)
     writer.close()
 
 
@@ -104,7 +104,7 @@ async def test_the_end_of_either_side_reaches_the_other(proxy: TcpProxy) -> None
     writer.write(b"last words")
     assert await read(reader, 10) == b"last words"
     writer.close()
-    await until(lambda: proxy.open_connections == 0)
+    await wait_until(lambda: proxy.connection_count == 0)
 
 
 async def test_a_target_that_sends_and_leaves_is_heard_to_the_end() -> None:
@@ -121,7 +121,7 @@ async def test_hidden_carries_nothing_until_unhidden_and_loses_nothing(proxy: Tc
     await proxy.hide()
     writer.write(b"b")
     assert await silent(reader)
-    assert proxy.to_target == 1
+    assert proxy.bytes_to_target == 1
     await proxy.unhide()
     assert await read(reader, 1) == b"b"
     writer.close()
@@ -131,7 +131,7 @@ async def test_hidden_leaves_a_new_connection_without_an_answer(proxy: TcpProxy)
     await proxy.hide()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.open_connection("127.0.0.1", proxy.port), 0.5)
-    assert proxy.connects == []
+    assert proxy.accepted_at == []
     await proxy.unhide()
     reader, writer = await dial(proxy)
     writer.write(b"a")
@@ -191,7 +191,7 @@ async def test_hanging_up_counts_the_attempts(proxy: TcpProxy) -> None:
         reader, writer = await dial(proxy)
         assert await rest(reader) == b""
         writer.close()
-    assert len(proxy.connects) == 3
+    assert len(proxy.accepted_at) == 3
 
 
 async def test_a_missing_target_closes_the_connection() -> None:
@@ -202,7 +202,7 @@ async def test_a_missing_target_closes_the_connection() -> None:
 
 
 async def test_delay_postpones_each_piece_without_slowing_the_flow(proxy: TcpProxy) -> None:
-    proxy.delay(0.5)
+    proxy.set_delay(0.5)
     reader, writer = await dial(proxy)
     began = time.monotonic()
     for n in range(10):
@@ -231,7 +231,7 @@ async def test_cut_after_delivers_exactly_so_many_bytes(proxy: TcpProxy, count: 
 
 async def test_cut_ends_every_connection_and_spares_the_next(proxy: TcpProxy) -> None:
     first, second = await dial(proxy), await dial(proxy)
-    await until(lambda: proxy.open_connections == 2)
+    await wait_until(lambda: proxy.connection_count == 2)
     proxy.cut()
     assert await rest(first[0]) == await rest(second[0]) == b""
     reader, writer = await dial(proxy)
@@ -250,7 +250,7 @@ async def test_a_stalled_client_holds_up_the_target_and_then_gets_all() -> None:
         reader, writer = await dial(proxy)
         writer.write(b"!")
         assert await silent(reader)
-        assert proxy.to_client == 0
+        assert proxy.bytes_to_client == 0
         proxy.unstall()
         assert len(await rest(reader)) == 200 * 65536
         writer.close()
@@ -290,12 +290,12 @@ def fetch_v4(correlation: int) -> bytes:
 async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answers metadata, list offsets and fetch; other requests by their correlation id alone."""
     while True:
-        header = kafka_wire.request_header(await receive(reader))
-        known = {Api.LIST_OFFSETS: list_offsets_v1, Api.FETCH: fetch_v4}
-        if header.api_key == Api.METADATA:
+        header = kafka_wire.parse_request_header(await receive(reader))
+        known = {ApiKey.LIST_OFFSETS: list_offsets_v1, ApiKey.FETCH: fetch_v4}
+        if header.api_key == ApiKey.METADATA:
             answer = metadata_v1(header.correlation_id, 9092)
         elif header.api_key in known:
-            answer = known[Api(header.api_key)](header.correlation_id)
+            answer = known[ApiKey(header.api_key)](header.correlation_id)
         else:
             answer = struct.pack(">i", header.correlation_id)
         writer.write(struct.pack(">i", len(answer)) + answer)
@@ -306,11 +306,11 @@ async def cluster(
     rewrite: bool = False,
 ) -> AsyncIterator[tuple[KafkaProxy, asyncio.StreamReader, asyncio.StreamWriter]]:
     """Two nodes behind a proxy, and a connection to node 1."""
-    async with serving(broker) as port, KafkaProxy(rewrite=rewrite) as proxy:
-        ports = await proxy.listen([1, 2])
-        assert proxy.advertised(2) == ("127.0.0.1", ports[2])
+    async with serving(broker) as port, KafkaProxy(rewrites_addresses=rewrite) as proxy:
+        ports = await proxy.listen_for([1, 2])
+        assert proxy.get_advertised(2) == ("127.0.0.1", ports[2])
         for node in (1, 2):
-            proxy.target(node, "127.0.0.1", port)
+            proxy.set_target(node, "127.0.0.1", port)
         reader, writer = await dial(proxy[1])
         yield proxy, reader, writer
         writer.close()
@@ -318,40 +318,44 @@ async def cluster(
 
 async def test_requests_are_counted_by_node_key_client_and_time() -> None:
     async with cluster() as (proxy, reader, writer):
-        for number, api in enumerate((Api.HEARTBEAT, Api.HEARTBEAT, Api.LIST_OFFSETS)):
+        for number, api in enumerate((ApiKey.HEARTBEAT, ApiKey.HEARTBEAT, ApiKey.LIST_OFFSETS)):
             writer.write(request(api, 1, number))
             await receive(reader)
         then = time.monotonic()
         other_reader, other = await dial(proxy[2])
-        other.write(request(Api.HEARTBEAT, 1, 9, client="another"))
+        other.write(request(ApiKey.HEARTBEAT, 1, 9, client="another"))
         await receive(other_reader)
-        assert proxy.count(Api.HEARTBEAT) == 3
-        assert proxy.count(Api.HEARTBEAT, node=1) == 2
-        assert proxy.count(Api.HEARTBEAT, since=then) == 1
-        assert proxy.count(client_id="another") == 1
-        assert proxy.count() == 4
-        assert (proxy.connects(), proxy.connects(1), proxy.connects(since=then)) == (2, 1, 1)
+        assert proxy.count_requests(ApiKey.HEARTBEAT) == 3
+        assert proxy.count_requests(ApiKey.HEARTBEAT, node=1) == 2
+        assert proxy.count_requests(ApiKey.HEARTBEAT, since=then) == 1
+        assert proxy.count_requests(client_id="another") == 1
+        assert proxy.count_requests() == 4
+        assert (
+            proxy.count_connects(),
+            proxy.count_connects(1),
+            proxy.count_connects(since=then),
+        ) == (2, 1, 1)
         other.close()
 
 
 async def test_a_frame_in_many_pieces_is_one_request() -> None:
     async with cluster() as (proxy, reader, writer):
-        for byte in request(Api.HEARTBEAT, 1, 7):
+        for byte in request(ApiKey.HEARTBEAT, 1, 7):
             writer.write(bytes([byte]))
             await asyncio.sleep(0.001)
         assert await receive(reader) == struct.pack(">i", 7)
-        assert proxy.count() == 1
+        assert proxy.count_requests() == 1
 
 
 async def test_a_fault_of_one_broker_is_not_one_of_the_other() -> None:
     async with cluster() as (proxy, reader, writer):
         await proxy[1].hide()
-        writer.write(request(Api.HEARTBEAT, 1, 1))
+        writer.write(request(ApiKey.HEARTBEAT, 1, 1))
         other_reader, other = await dial(proxy[2])
-        other.write(request(Api.HEARTBEAT, 1, 2))
+        other.write(request(ApiKey.HEARTBEAT, 1, 2))
         assert await receive(other_reader) == struct.pack(">i", 2)
         assert await silent(reader)
-        await proxy.restore()
+        await proxy.restore_all()
         assert await receive(reader) == struct.pack(">i", 1)
         other.close()
 
@@ -359,14 +363,14 @@ async def test_a_fault_of_one_broker_is_not_one_of_the_other() -> None:
 async def test_a_cut_falls_inside_a_frame() -> None:
     async with cluster() as (proxy, reader, writer):
         proxy[1].cut_after(6)
-        writer.write(request(Api.HEARTBEAT, 1, 1))
+        writer.write(request(ApiKey.HEARTBEAT, 1, 1))
         assert await rest(reader) == struct.pack(">ih", 4, 0)
 
 
 async def test_rewriting_points_metadata_at_the_proxies() -> None:
     async with cluster(rewrite=True) as (proxy, reader, writer):
-        writer.write(request(Api.METADATA, 1, 3))
-        answer = kafka_wire.decode(Api.METADATA, 1, await receive(reader))
+        writer.write(request(ApiKey.METADATA, 1, 3))
+        answer = kafka_wire.decode_response(ApiKey.METADATA, 1, await receive(reader))
         assert answer is not None
         assert answer["brokers"][0]["host"] == "127.0.0.1"
         assert answer["brokers"][0]["port"] == proxy[1].port
@@ -374,45 +378,45 @@ async def test_rewriting_points_metadata_at_the_proxies() -> None:
 
 async def test_without_rewriting_metadata_passes_byte_for_byte() -> None:
     async with cluster() as (_, reader, writer):
-        writer.write(request(Api.METADATA, 1, 3))
+        writer.write(request(ApiKey.METADATA, 1, 3))
         assert await receive(reader) == metadata_v1(3, 9092)
 
 
 async def test_an_injected_error_hits_only_its_partition_so_many_times() -> None:
     async with cluster() as (proxy, reader, writer):
-        injection = proxy.inject(Api.LIST_OFFSETS, 6, topic="orders", partition=1, times=1)
+        injection = proxy.inject_error(ApiKey.LIST_OFFSETS, 6, topic="orders", partition=1, times=1)
         seen = []
         for number in range(2):
-            writer.write(request(Api.LIST_OFFSETS, 1, number))
-            answer = kafka_wire.decode(Api.LIST_OFFSETS, 1, await receive(reader))
+            writer.write(request(ApiKey.LIST_OFFSETS, 1, number))
+            answer = kafka_wire.decode_response(ApiKey.LIST_OFFSETS, 1, await receive(reader))
             assert answer is not None
             seen.append([entry["error_code"] for entry in answer["topics"][0]["partitions"]])
         assert seen == [[0, 6], [0, 0]]
-        assert injection.hits == 1
+        assert injection.hit_count == 1
 
 
 async def test_an_injected_fetch_error_takes_the_records_away_until_healed() -> None:
     async with cluster() as (proxy, reader, writer):
-        injection = proxy.inject(Api.FETCH, 74, node=1)
-        writer.write(request(Api.FETCH, 4, 1))
-        answer = kafka_wire.decode(Api.FETCH, 4, await receive(reader))
+        injection = proxy.inject_error(ApiKey.FETCH, 74, node=1)
+        writer.write(request(ApiKey.FETCH, 4, 1))
+        answer = kafka_wire.decode_response(ApiKey.FETCH, 4, await receive(reader))
         assert answer is not None
         entry = answer["topics"][0]["partitions"][0]
         assert (entry["error_code"], entry["records"]) == (74, b"")
-        proxy.heal(injection)
-        writer.write(request(Api.FETCH, 4, 2))
+        proxy.remove_injection(injection)
+        writer.write(request(ApiKey.FETCH, 4, 2))
         assert await receive(reader) == fetch_v4(2)
 
 
 async def test_an_error_for_an_unknown_layout_is_refused() -> None:
     with pytest.raises(ValueError, match="layout"):
-        KafkaProxy().inject(Api.HEARTBEAT, 25)
+        KafkaProxy().inject_error(ApiKey.HEARTBEAT, 25)
 
 
 async def test_a_hook_answers_in_the_order_of_the_requests() -> None:
     async with cluster() as (proxy, reader, writer):
         proxy.on_request = lambda r: b"mine" if r.correlation_id == 2 else None
-        writer.write(b"".join(request(Api.HEARTBEAT, 1, n) for n in (1, 2, 3)))
+        writer.write(b"".join(request(ApiKey.HEARTBEAT, 1, n) for n in (1, 2, 3)))
         answers = [await receive(reader) for _ in range(3)]
         assert answers == [struct.pack(">i", 1), struct.pack(">i", 2) + b"mine", answers[2]]
         assert answers[2] == struct.pack(">i", 3)
@@ -420,9 +424,9 @@ async def test_a_hook_answers_in_the_order_of_the_requests() -> None:
 
 async def test_a_hook_may_change_an_answer() -> None:
     async with cluster() as (proxy, reader, writer):
-        proxy.on_answer = lambda r, answer: answer | {"controller_id": 7}
-        writer.write(request(Api.METADATA, 1, 1))
-        answer = kafka_wire.decode(Api.METADATA, 1, await receive(reader))
+        proxy.on_response = lambda r, answer: answer | {"controller_id": 7}
+        writer.write(request(ApiKey.METADATA, 1, 1))
+        answer = kafka_wire.decode_response(ApiKey.METADATA, 1, await receive(reader))
         assert answer is not None
         assert answer["controller_id"] == 7
 
@@ -435,54 +439,58 @@ async def test_a_failing_hook_is_not_swallowed() -> None:
 
     proxy.on_request = fail
     async with serving(broker) as port:
-        await proxy.listen([1])
-        proxy.target(1, "127.0.0.1", port)
+        await proxy.listen_for([1])
+        proxy.set_target(1, "127.0.0.1", port)
         reader, writer = await dial(proxy[1])
-        writer.write(request(Api.HEARTBEAT, 1, 1))
+        writer.write(request(ApiKey.HEARTBEAT, 1, 1))
         assert await rest(reader) == b""
         with pytest.raises(ExceptionGroup) as caught:
             await proxy.close()
         assert caught.group_contains(AssertionError, match="seen")
 
 
-@pytest.mark.parametrize("api", sorted(kafka_wire.ANSWERS))
+@pytest.mark.parametrize("api", sorted(kafka_wire.RESPONSE_LAYOUTS))
 def test_every_layout_reads_what_it_writes(api: int) -> None:
     for version in range(18):
         answer = sample_answer(api, version)
-        frame = kafka_wire.encode(api, version, answer)
-        assert kafka_wire.decode(api, version, frame) == answer
+        frame = kafka_wire.encode_response(api, version, answer)
+        assert kafka_wire.decode_response(api, version, frame) == answer
         with pytest.raises(ValueError):
-            kafka_wire.decode(api, version, frame + b"!")
+            kafka_wire.decode_response(api, version, frame + b"!")
 
 
 def sample_answer(api: int, version: int) -> dict[str, object]:
     def sample(kind: object) -> object:
         if isinstance(kind, list):
-            return [fields(kind) if isinstance(kind[0], kafka_wire.Field) else 5]
+            return [fields(kind) if isinstance(kind[0], kafka_wire.FieldLayout) else 5]
         return {"str": "topic", "bytes": b"x" * 300, "uuid": bytes(16), "bool": True}.get(
             str(kind), 7
         )
 
-    def fields(layout: list[kafka_wire.Field]) -> dict[str, object]:
-        inside = {f.name: sample(f.kind) for f in layout if f.since <= version <= f.until}
+    def fields(layout: list[kafka_wire.FieldLayout]) -> dict[str, object]:
+        inside = {
+            f.name: sample(f.field_type)
+            for f in layout
+            if f.min_version <= version <= f.max_version
+        }
         return inside | ({"tags": [(200, b"t" * 200)]} if flexible else {})
 
-    flexible = version >= kafka_wire.ANSWERS[api].flexible
+    flexible = version >= kafka_wire.RESPONSE_LAYOUTS[api].first_flexible
     head: dict[str, object] = {"header_tags": []} if flexible else {}
-    return {"correlation_id": 1} | head | fields(kafka_wire.ANSWERS[api].fields)
+    return {"correlation_id": 1} | head | fields(kafka_wire.RESPONSE_LAYOUTS[api].fields)
 
 
 # -- a real broker --------------------------------------------------------------------
 
 
 async def test_a_hidden_broker_is_hidden_from_those_behind_the_proxy_alone(
-    kafka: Broker, topic: Callable[..., str]
+    kafka: KafkaCluster, topic: Callable[..., str]
 ) -> None:
     """Producers reach it; a reader behind the proxy gets all of it once it is unhidden."""
     name = topic(partitions=1)
     async with (
-        KafkaProxy.around(kafka.servers) as proxy,
-        AIOKafkaProducer(bootstrap_servers=kafka.servers) as producer,
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
+        AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer,
         AIOKafkaConsumer(
             name,
             bootstrap_servers=proxy.bootstrap,
@@ -491,24 +499,24 @@ async def test_a_hidden_broker_is_hidden_from_those_behind_the_proxy_alone(
         ) as consumer,
     ):
         await producer.send_and_wait(name, b"before")
-        assert (await asyncio.wait_for(consumer.getone(), PATIENCE)).value == b"before"
+        assert (await asyncio.wait_for(consumer.getone(), WAIT_TIMEOUT_S)).value == b"before"
         for broker in proxy.brokers:
             await broker.hide()
         await producer.send_and_wait(name, b"meanwhile")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(consumer.getone(), 0.5)
-        await proxy.restore()
-        assert (await asyncio.wait_for(consumer.getone(), PATIENCE)).value == b"meanwhile"
-        assert proxy.count(Api.FETCH) > 0
-        assert proxy.count(Api.PRODUCE) == 0
+        await proxy.restore_all()
+        assert (await asyncio.wait_for(consumer.getone(), WAIT_TIMEOUT_S)).value == b"meanwhile"
+        assert proxy.count_requests(ApiKey.FETCH) > 0
+        assert proxy.count_requests(ApiKey.PRODUCE) == 0
 
 
-async def test_a_hidden_leader_holds_up_its_own_partitions_alone(kafka3: Broker) -> None:
+async def test_a_hidden_leader_holds_up_its_own_partitions_alone(kafka3: KafkaCluster) -> None:
     """One consumer for each partition, behind the proxy: two of three go on."""
-    name = kafka3.topic(assignment=[[1], [2], [3]])
+    name = kafka3.create_unique_topic(assignment=[[1], [2], [3]])
     async with (
-        KafkaProxy.around(kafka3.servers) as proxy,
-        AIOKafkaProducer(bootstrap_servers=kafka3.servers) as producer,
+        KafkaProxy.wrap_cluster(kafka3.bootstrap_servers) as proxy,
+        AIOKafkaProducer(bootstrap_servers=kafka3.bootstrap_servers) as producer,
         AsyncExitStack() as stack,
     ):
         consumers = []
@@ -527,27 +535,27 @@ async def test_a_hidden_leader_holds_up_its_own_partitions_alone(kafka3: Broker)
 
         await write(b"before")
         for consumer in consumers:
-            assert (await asyncio.wait_for(consumer.getone(), PATIENCE)).value == b"before"
+            assert (await asyncio.wait_for(consumer.getone(), WAIT_TIMEOUT_S)).value == b"before"
         await proxy[2].hide()
         await write(b"meanwhile")
         for consumer in (consumers[0], consumers[2]):
-            assert (await asyncio.wait_for(consumer.getone(), PATIENCE)).value == b"meanwhile"
+            assert (await asyncio.wait_for(consumer.getone(), WAIT_TIMEOUT_S)).value == b"meanwhile"
         hidden = asyncio.create_task(consumers[1].getone())
         await asyncio.sleep(0.5)
         assert not hidden.done()
         await proxy[2].unhide()
-        assert (await asyncio.wait_for(hidden, PATIENCE)).value == b"meanwhile"
+        assert (await asyncio.wait_for(hidden, WAIT_TIMEOUT_S)).value == b"meanwhile"
 
 
 async def test_a_reader_cut_at_random_bytes_loses_nothing_by_the_proxy(
-    kafka: Broker, topic: Callable[..., str]
+    kafka: KafkaCluster, topic: Callable[..., str]
 ) -> None:
     """aiokafka asks again for what was cut; the oracle finds its stream whole."""
     name, chance = topic(partitions=3), random.Random(7)
-    got: list[Received] = []
+    got: list[ReceivedRecord] = []
     async with (
-        KafkaProxy.around(kafka.servers) as proxy,
-        Oracle(kafka.servers) as oracle,
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
+        StreamOracle(kafka.bootstrap_servers) as oracle,
         AIOKafkaConsumer(
             name, bootstrap_servers=proxy.bootstrap, auto_offset_reset="earliest"
         ) as consumer,
@@ -556,48 +564,51 @@ async def test_a_reader_cut_at_random_bytes_loses_nothing_by_the_proxy(
         async def read() -> None:
             async for record in consumer:
                 tp = TopicPartition(name, record.partition)
-                got.append(Received(tp, record.offset, record.value, record.key))
+                got.append(ReceivedRecord(tp, record.offset, record.value, record.key))
 
         reading = asyncio.create_task(read())
         try:
             for _ in range(5):
                 for broker in proxy.brokers:
                     broker.cut_after(chance.randrange(3000))
-                await oracle.produce(name, 100)
-                await until(lambda: not oracle.missing(got), "every record")
+                await oracle.produce_records(name, 100)
+                await wait_until(lambda: not oracle.list_missing(got), "every record")
         finally:
             reading.cancel()
-        oracle.check(got, start={TopicPartition(name, number): 0 for number in range(3)})
-        assert proxy.connects() > 5
+        oracle.check_items(got, start={TopicPartition(name, number): 0 for number in range(3)})
+        assert proxy.count_connects() > 5
 
 
 async def test_real_answers_survive_being_taken_apart(
-    kafka: Broker, topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaCluster, topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """aiokafka and librdkafka use different versions of each; both read on."""
     name = topic(partitions=3)
-    async with KafkaProxy.around(kafka.servers) as proxy:
+    async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy:
         checked: set[tuple[int, int]] = set()
 
-        altered = proxy.altered
+        altered = proxy.alter_response
 
-        def check(request: Request, frame: bytes) -> bytes:
-            if answer := kafka_wire.decode(request.api_key, request.api_version, frame):
-                assert kafka_wire.encode(request.api_key, request.api_version, answer) == frame
+        def check(request: SeenRequest, frame: bytes) -> bytes:
+            if answer := kafka_wire.decode_response(request.api_key, request.api_version, frame):
+                assert (
+                    kafka_wire.encode_response(request.api_key, request.api_version, answer)
+                    == frame
+                )
                 checked.add((request.api_key, request.api_version))
             return altered(request, frame)
 
         monkeypatch.setattr(proxy, "altered", check)
-        async with AIOKafkaProducer(bootstrap_servers=kafka.servers) as producer:
+        async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
             for partition in range(3):
                 await producer.send_and_wait(name, b"x", partition=partition)
         async with AIOKafkaConsumer(
             name, bootstrap_servers=proxy.bootstrap, auto_offset_reset="earliest"
         ) as consumer:
             for _ in range(3):
-                await asyncio.wait_for(consumer.getone(), PATIENCE)
+                await asyncio.wait_for(consumer.getone(), WAIT_TIMEOUT_S)
         assert await asyncio.to_thread(rdkafka_reads, proxy.bootstrap, name) == 3
-        for api in (Api.FETCH, Api.LIST_OFFSETS, Api.METADATA):
+        for api in (ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.METADATA):
             versions = {version for key, version in checked if key == api}
             assert len(versions) >= 2, (api, versions)
 
@@ -607,6 +618,6 @@ def rdkafka_reads(bootstrap: str, name: str) -> int:
     try:
         start = confluent_kafka.OFFSET_BEGINNING
         consumer.assign([confluent_kafka.TopicPartition(name, p, start) for p in range(3)])
-        return len([m for m in consumer.consume(3, timeout=PATIENCE) if m.error() is None])
+        return len([m for m in consumer.consume(3, timeout=WAIT_TIMEOUT_S) if m.error() is None])
     finally:
         consumer.close()

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import confluent_kafka
-from support.gateways import config_for
+from support.gateways import build_config
 
-MEMORY = 64 << 20  # bytes; `memory` of every gateway that is attacked
+MEMORY_BYTES = 64 << 20  # bytes; `memory` of every gateway that is attacked
 PASSWORD = "the-token-that-nobody-guesses"
 
-Counts: TypeAlias = Mapping[str, float]
+AttackCounts: TypeAlias = Mapping[str, float]
 """What an attacker tells of what it did and was answered, by name."""
 
 
@@ -33,28 +33,30 @@ class Target:
 
     port: int
     servers: str
-    steady: str
-    fresh: str
-    coded: str
+    steady_topic: str
+    fresh_topic: str
+    coded_topic: str
     size: int
     seconds: float
 
-    def begin(self) -> None:
+    def announce_begin(self) -> None:
         """Tell that the attack is under way: whoever comes from now on comes during it."""
         print("begun", flush=True)
 
-    def turns(self) -> Iterator[int]:
+    def iter_turns(self) -> Iterator[int]:
         """Count up from 0 until the attack's time is over."""
         ends, n = time.monotonic() + self.seconds, 0
         while time.monotonic() < ends:
             yield n
             n += 1
 
-    def hold(self) -> None:
+    def wait_until_over(self) -> None:
         """Return when the attack's time is over."""
         time.sleep(self.seconds)
 
-    def produce(self, topic: str, values: Iterator[bytes] | list[bytes], **options: Any) -> None:
+    def produce_values(
+        self, topic: str, values: Iterator[bytes] | list[bytes], **options: Any
+    ) -> None:
         """Write these values to the topic and return when Kafka has them.
 
         Args:
@@ -84,17 +86,17 @@ class Attack:
     bounds:    what it may be given at most, of what it counts.
     """
 
-    what: str
-    run: Callable[[Target], Counts]
-    full: int
-    tiny: int = 2
+    description: str
+    run: Callable[[Target], AttackCounts]
+    full_size: int
+    tiny_size: int = 2
     seconds: float = 6.0
     sections: Mapping[str, Any] = field(default_factory=dict)
-    coded: Mapping[str, Any] = field(default_factory=dict)
-    bounds: Mapping[str, float] = field(default_factory=dict)
+    coded_topic_settings: Mapping[str, Any] = field(default_factory=dict)
+    max_counts: Mapping[str, float] = field(default_factory=dict)
 
 
-def configuration(
+def build_configuration(
     attack: Attack, servers: str, topics: tuple[str, str, str], backend: str
 ) -> dict[str, Any]:
     """Return the configuration of the gateway that is attacked.
@@ -111,28 +113,28 @@ def configuration(
         "asked": {"type": "http", "url": f"{backend}/slow", "timeout": "30s"},
     }
     routes = [
-        _route("/steady", {"topic": steady}),
-        _route("/fresh", {"topic": fresh}),
-        _route("/coded", {"topic": coded}),
-        _route("/snapshot", {"topic": steady, "mode": "snapshot"}),
-        _route("/own/{key}", {"topic": steady, "filters": [{"key": "${params.key}"}]}),
-        _route("/any/{topics}", {"topics": ["${params.topics}"], "allow": [steady, fresh]}),
-        _route("/filtered", {"topic": fresh, "clientFilters": True, "clientFields": True}),
-        _route("/written", {"topic": fresh, "produce": True}),
-        _route("/known", {"topic": fresh}, guarded={"known": []}),
-        _route("/asked", {"topic": fresh}, guarded={"asked": []}),
+        _build_route("/steady", {"topic": steady}),
+        _build_route("/fresh", {"topic": fresh}),
+        _build_route("/coded", {"topic": coded}),
+        _build_route("/snapshot", {"topic": steady, "mode": "snapshot"}),
+        _build_route("/own/{key}", {"topic": steady, "filters": [{"key": "${params.key}"}]}),
+        _build_route("/any/{topics}", {"topics": ["${params.topics}"], "allow": [steady, fresh]}),
+        _build_route("/filtered", {"topic": fresh, "clientFilters": True, "clientFields": True}),
+        _build_route("/written", {"topic": fresh, "produce": True}),
+        _build_route("/known", {"topic": fresh}, guarded={"known": []}),
+        _build_route("/asked", {"topic": fresh}, guarded={"asked": []}),
     ]
-    named = [steady, fresh, {"name": coded, **attack.coded}]
+    named = [steady, fresh, {"name": coded, **attack.coded_topic_settings}]
     registry = {"registry": {"type": "schema-registry", "url": backend}}
-    catalogs = {"catalogs": registry} if attack.coded else {}
-    made = {"memory": f"{MEMORY >> 20}MiB", "guards": guards, **catalogs}
-    return config_for(servers, named, routes, **{**made, **attack.sections})
+    catalogs = {"catalogs": registry} if attack.coded_topic_settings else {}
+    made = {"memory": f"{MEMORY_BYTES >> 20}MiB", "guards": guards, **catalogs}
+    return build_config(servers, named, routes, **{**made, **attack.sections})
 
 
-def _route(path: str, target: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    return {"when": [{"path": path}], "with": {"format": "value", **target}, **more}
+def _build_route(path: str, target: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    return {"when": [{"path": path}], "with": {"format": "value", **target}, **options}
 
 
-def tally(counts: Counter[str]) -> Counts:
+def convert_counts(counts: Counter[str]) -> AttackCounts:
     """Return counts as plain numbers."""
     return {name: float(count) for name, count in counts.items()}

@@ -15,18 +15,18 @@ import sys
 from .attack import Target
 from .catalog import ATTACKS
 
-MAX_ADDRESSES = 6 << 30  # bytes of address space
-MAX_CPU = 120  # s
-NICER = 10  # so that the prober, on the same core, is not kept waiting
+MAX_ADDRESS_SPACE_BYTES = 6 << 30  # bytes of address space
+MAX_CPU_S = 120  # s
+NICENESS = 10  # so that the prober, on the same core, is not kept waiting
 
 
 def main() -> None:
     """Attack, and print what was counted."""
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESSES, MAX_ADDRESSES))
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU, MAX_CPU))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE_BYTES, MAX_ADDRESS_SPACE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    os.nice(NICER)
+    os.nice(NICENESS)
     name, told = sys.argv[1:]
     run, target = ATTACKS[name].run, Target(**json.loads(told))
     print("ready", flush=True)

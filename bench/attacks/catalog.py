@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import crowds, forged, heads, sockets, values
+from . import floods, heads, sockets, tokens, values
 from .attack import Attack
 
 ATTACKS: Mapping[str, Attack] = {
-    **forged.ATTACKS,
+    **tokens.ATTACKS,
     **heads.ATTACKS,
     **sockets.ATTACKS,
     **values.ATTACKS,
-    **crowds.ATTACKS,
+    **floods.ATTACKS,
 }

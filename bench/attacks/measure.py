@@ -1,6 +1,6 @@
 """One attack on one checkout of the gateway, and what the others had of it meanwhile.
 
-A gateway of one worker is started by `bench.watched`, which times every callback of its loop. Two
+A gateway of one worker is started by `bench.timed_gateway`, which times every callback of its loop. Two
 topics get records all the while. An honest client reads one of them from the beginning on; for
 some seconds nothing else happens (idle), then the attacker comes, and behind it a newcomer, who
 reads the other topic. When the attacker is gone, both are cut and come back with the id that they
@@ -21,23 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.gateways import Gateway, running_gateway
-from support.until import until
+from support.gateways import GatewayProcess, running_gateway
+from support.waiting import wait_until
 
-from ..exact import Exact, connect
-from ..feed import KafkaFeed, Wire, steadily
+from ..exact_client import ExactClient, connect_clients
+from ..feed import KafkaFeed, Wire, send_steadily
 from ..figure import quantile
 from ..kafka import Kafka
-from ..machine import cpu, pinned
-from ..peers.ours import environment
-from ..peers.peer import ROOT, sse_request
-from .attack import Attack, Target, configuration
+from ..machine import get_cpu_seconds, pin_command
+from ..peers.gateway_peer import build_environment
+from ..peers.peer import ROOT, build_sse_request
+from .attack import Attack, Target, build_configuration
 from .backend import running_backend
 
-WATCHED = str(Path(__file__).parent.parent / "watched.py")
-PROBER = str(Path(__file__).parent / "prober.py")
-MAX_RESIDENT = 4 << 30  # bytes; a gateway that is larger is killed
-LOOK_SECONDS = 0.05  # between two looks at its memory
+WATCHED_PATH = str(Path(__file__).parent.parent / "timed_gateway.py")
+PROBER_PATH = str(Path(__file__).parent / "prober.py")
+MAX_RESIDENT_BYTES = 4 << 30  # bytes; a gateway that is larger is killed
+MEMORY_POLL_S = 0.05  # between two looks at its memory
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ class Size:
     tiny:   attacks have their tiny size.
     """
 
-    idle: float = 3.0
-    settle: float = 2.0
-    within: float = 20.0
-    seconds: float | None = None
-    probe: float = 0.002
+    idle_s: float = 3.0
+    settle_s: float = 2.0
+    client_timeout_s: float = 20.0
+    max_attack_s: float | None = None
+    probe_interval_s: float = 0.002
     rate: float = 20.0
-    tiny: bool = False
+    is_tiny: bool = False
 
 
 @dataclass
-class Measured:
+class AttackResult:
     """What one attack did to one gateway.
 
     idle, attacked: seconds that /health/live took, every probe.
@@ -97,7 +97,7 @@ class Measured:
     counts: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def summary(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """Return it with the probes as quantiles, in ms."""
         told = asdict(self)
         for name in ("idle", "attacked"):
@@ -110,194 +110,204 @@ class Measured:
         return told
 
 
-class Honest(Exact):
+class HonestClient(ExactClient):
     """A client that reads every byte over SSE, and comes back from where it stood."""
 
     def __init__(self, port: int, path: str, feed: KafkaFeed) -> None:
         super().__init__(Wire.SSE)
         self.feed = feed
-        self.first = 0
-        self.begin = 0
+        self.first_number = 0
+        self.begin_bytes = 0
         self._port, self._path = port, path
 
-    async def come(self, within: float) -> None:
+    async def open_stream(self, timeout_s: float) -> None:
         """Open the stream. Raises OSError and TimeoutError where it is refused."""
-        self.broken = ""
-        await connect([self], self._port, lambda _, token: sse_request(self._path, token), within)
+        self.close_reason = ""
+        await connect_clients(
+            [self], self._port, lambda _, token: build_sse_request(self._path, token), timeout_s
+        )
 
-    async def arrive(self, within: float) -> None:
+    async def open_live(self, timeout_s: float) -> None:
         """Open the stream for the first time, live, and wait for its first block."""
-        await self.come(within)
-        await until(lambda: self.token, "the first block", within, 0.002)
-        self.first, self.begin = self.feed.sent, self.bytes
+        await self.open_stream(timeout_s)
+        await wait_until(lambda: self.token, "the first block", timeout_s, 0.002)
+        self.first_number, self.begin_bytes = self.feed.sent_count, self.byte_count
 
-    async def be_whole(self, within: float) -> None:
+    async def wait_until_whole(self, timeout_s: float) -> None:
         """Wait until every record since the first block has come; those before it may have."""
-        end = self.feed.sent
+        end = self.feed.sent_count
         with suppress(TimeoutError):
-            await until(lambda: not self.lost(self.first, end), "all records", within)
+            await wait_until(
+                lambda: not self.count_lost(self.first_number, end), "all records", timeout_s
+            )
 
-    async def come_back(self, within: float) -> str:
+    async def reconnect(self, timeout_s: float) -> str:
         """Be cut and come back; how that was answered."""
-        self.cut()
+        self.disconnect()
         try:
-            await self.come(within)
+            await self.open_stream(timeout_s)
         except (OSError, TimeoutError) as error:
             return str(error)[:60] or type(error).__name__
         return "200"
 
 
-async def measure(kafka: Kafka, attack: tuple[str, Attack], checkout: Path, size: Size) -> Measured:
+async def measure_attack(
+    kafka: Kafka, attack: tuple[str, Attack], checkout: Path, size: Size
+) -> AttackResult:
     """Attack a gateway of this checkout, once.
 
     Raises:
         AssertionError: The gateway or the attacker could not be started.
     """
     _, how = attack
-    found = Measured()
-    topics = kafka.topic(), kafka.topic(), kafka.topic()
+    found = AttackResult()
+    topics = kafka.create_topic(), kafka.create_topic(), kafka.create_topic()
     with tempfile.TemporaryDirectory(prefix="attacks-") as folder:
         report = Path(folder) / "callbacks.json"
-        command = pinned(sys.executable, WATCHED, str(report), "run", "-c")
+        command = pin_command(sys.executable, WATCHED_PATH, str(report), "run", "-c")
         async with running_backend() as backend:
-            config = configuration(how, kafka.servers, topics, backend)
+            config = build_configuration(how, kafka.bootstrap_servers, topics, backend)
             async with running_gateway(
-                config, command=command, environment=environment(checkout)
+                config, command=command, environment=build_environment(checkout)
             ) as gateway:
-                span = await _attack(kafka, gateway, attack, topics, size, found)
-                await _stop(gateway, found)
+                span = await _run_attack(kafka, gateway, attack, topics, size, found)
+                await _stop_gateway(gateway, found)
         _read_callbacks(report, span, found)
     return found
 
 
-async def _attack(
+async def _run_attack(
     kafka: Kafka,
-    gateway: Gateway,
+    gateway: GatewayProcess,
     attack: tuple[str, Attack],
     topics: tuple[str, str, str],
     size: Size,
-    found: Measured,
+    result: AttackResult,
 ) -> tuple[float, float]:
     """Do it; from when to when the attacker was there."""
     name, how = attack
-    feeds = [KafkaFeed(kafka.servers, topic, 1) for topic in topics[:2]]
+    feeds = [KafkaFeed(kafka.bootstrap_servers, topic, 1) for topic in topics[:2]]
     steady, newcomer = (
-        Honest(gateway.port, path, feed)
+        HonestClient(gateway.port, path, feed)
         for path, feed in zip(("/steady", "/fresh"), feeds, strict=True)
     )
-    flowing = [asyncio.create_task(steadily(feed, size.rate, 3600.0)) for feed in feeds]
-    memory = Memory(gateway.pid)
-    seconds = size.seconds if size.seconds is not None else how.seconds
+    flowing = [asyncio.create_task(send_steadily(feed, size.rate, 3600.0)) for feed in feeds]
+    memory = MemoryMonitor(gateway.pid)
+    seconds = size.max_attack_s if size.max_attack_s is not None else how.seconds
     target = Target(
-        gateway.port, kafka.servers, *topics, how.tiny if size.tiny else how.full, seconds
+        gateway.port,
+        kafka.bootstrap_servers,
+        *topics,
+        how.tiny_size if size.is_tiny else how.full_size,
+        seconds,
     )
     try:
         async with (
             asyncio.timeout(600),
             memory.watch(),
-            attacker(name, target) as hostile,
+            running_attacker(name, target) as hostile,
             probe_health(gateway.port, size) as probes,
         ):
-            await steady.arrive(size.within)
+            await steady.open_live(size.client_timeout_s)
             await asyncio.sleep(0.5)
-            calm, used = time.monotonic(), cpu(gateway.pid)
-            await asyncio.sleep(size.idle)
+            calm, used = time.monotonic(), get_cpu_seconds(gateway.pid)
+            await asyncio.sleep(size.idle_s)
             began = time.monotonic()
-            found.cpu_idle = (cpu(gateway.pid) - used) / (began - calm)
-            idle_memory, used = memory.now(), cpu(gateway.pid)
-            memory.most = idle_memory
-            async with attacking(hostile, found):
+            result.cpu_idle = (get_cpu_seconds(gateway.pid) - used) / (began - calm)
+            idle_memory, used = memory.get_resident_bytes(), get_cpu_seconds(gateway.pid)
+            memory.peak_bytes = idle_memory
+            async with let_attack(hostile, result):
                 try:
-                    await newcomer.arrive(size.within)
+                    await newcomer.open_live(size.client_timeout_s)
                 except (OSError, TimeoutError) as error:
-                    found.notes.append(f"the newcomer was not let in: {str(error)[:200]}")
+                    result.notes.append(f"the newcomer was not let in: {str(error)[:200]}")
             ended = time.monotonic()
-            found.wall, found.cpu = ended - began, cpu(gateway.pid) - used
-            used = cpu(gateway.pid)
-            await asyncio.sleep(size.settle)
-            found.cpu_after = (cpu(gateway.pid) - used) / (time.monotonic() - ended)
-            found.memory = idle_memory, memory.most, memory.now()
-            await _settle_up((steady, newcomer), flowing, size, found)
-        found.idle = [took for due, took in probes if calm <= due < began]
-        found.attacked = [took for due, took in probes if began <= due < ended]
+            result.wall, result.cpu = ended - began, get_cpu_seconds(gateway.pid) - used
+            used = get_cpu_seconds(gateway.pid)
+            await asyncio.sleep(size.settle_s)
+            result.cpu_after = (get_cpu_seconds(gateway.pid) - used) / (time.monotonic() - ended)
+            result.memory = idle_memory, memory.peak_bytes, memory.get_resident_bytes()
+            await _check_clients((steady, newcomer), flowing, size, result)
+        result.idle = [took for due, took in probes if calm <= due < began]
+        result.attacked = [took for due, took in probes if began <= due < ended]
         return began, ended
     finally:
         for task in flowing:
             task.cancel()
         for feed, honest in zip(feeds, (steady, newcomer), strict=True):
             feed.close()
-            honest.cut()
+            honest.disconnect()
 
 
-async def _settle_up(
-    clients: Sequence[Honest],
-    flowing: Sequence[asyncio.Task[float]],
+async def _check_clients(
+    clients: Sequence[HonestClient],
+    feed_tasks: Sequence[asyncio.Task[float]],
     size: Size,
-    found: Measured,
+    result: AttackResult,
 ) -> None:
     """Let every honest client come back once, and count what it was sent."""
     for honest in clients:
-        if honest.first or honest.begin:
-            found.id_length = max(found.id_length, len(honest.token))
-            found.back.append(await honest.come_back(size.within))
+        if honest.first_number or honest.begin_bytes:
+            result.id_length = max(result.id_length, len(honest.token))
+            result.back.append(await honest.reconnect(size.client_timeout_s))
     await asyncio.sleep(0.2)
-    for task in flowing:
+    for task in feed_tasks:
         task.cancel()
     for honest in clients:
         await honest.feed.flush()
-        if honest.begin:
-            await honest.be_whole(size.within)
-            found.lost += honest.lost(honest.first, honest.feed.sent)
-            found.twice += honest.twice
-            found.id_length = max(found.id_length, len(honest.token))
-    found.begin = clients[1].begin
+        if honest.begin_bytes:
+            await honest.wait_until_whole(size.client_timeout_s)
+            result.lost += honest.count_lost(honest.first_number, honest.feed.sent_count)
+            result.twice += honest.duplicate_count
+            result.id_length = max(result.id_length, len(honest.token))
+    result.begin = clients[1].begin_bytes
 
 
-async def _stop(gateway: Gateway, found: Measured) -> None:
+async def _stop_gateway(gateway: GatewayProcess, result: AttackResult) -> None:
     try:
         await gateway.stop()
     except AssertionError as error:
-        found.notes.append(str(error).partition("\n")[0])
+        result.notes.append(str(error).partition("\n")[0])
 
 
-def _read_callbacks(report: Path, span: tuple[float, float], found: Measured) -> None:
+def _read_callbacks(report: Path, span: tuple[float, float], result: AttackResult) -> None:
     if not report.exists():
-        found.notes.append("the gateway ended without its list of callbacks")
+        result.notes.append("the gateway ended without its list of callbacks")
         return
     told = json.loads(report.read_text())
     during = [each for each in told["long"] if span[0] <= each["at"] < span[1]]
     longest = max(during, key=lambda each: each["cpu"], default=None)
-    found.callback = longest["cpu"] if longest else told["least"]
-    found.callback_name = longest["what"] if longest else ""
+    result.callback = longest["cpu"] if longest else told["least"]
+    result.callback_name = longest["what"] if longest else ""
 
 
-class Memory:
+class MemoryMonitor:
     """The resident memory of a process, looked at all the while. most: since that was last set."""
 
     def __init__(self, pid: int) -> None:
-        self.most = 0
+        self.peak_bytes = 0
         self._process = psutil.Process(pid)
 
-    def now(self) -> int:
+    def get_resident_bytes(self) -> int:
         """Return what is resident now, in bytes."""
         return int(self._process.memory_info().rss)
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[None]:
         """Look until the block ends, and kill what grows beyond MAX_RESIDENT."""
-        task = asyncio.create_task(self._watch())
+        task = asyncio.create_task(self._poll_memory())
         try:
             yield
         finally:
             task.cancel()
 
-    async def _watch(self) -> None:
+    async def _poll_memory(self) -> None:
         with suppress(psutil.NoSuchProcess):
             while True:
-                self.most = max(self.most, self.now())
-                if self.most > MAX_RESIDENT:
+                self.peak_bytes = max(self.peak_bytes, self.get_resident_bytes())
+                if self.peak_bytes > MAX_RESIDENT_BYTES:
                     self._process.kill()
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(MEMORY_POLL_S)
 
 
 @asynccontextmanager
@@ -305,7 +315,7 @@ async def probe_health(port: int, size: Size) -> AsyncIterator[list[tuple[float,
     """Probe until the block ends; the list is filled then."""
     probes: list[tuple[float, float]] = []
     running = await asyncio.create_subprocess_exec(
-        sys.executable, PROBER, str(port), str(size.probe),
+        sys.executable, PROBER_PATH, str(port), str(size.probe_interval_s),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -319,7 +329,7 @@ async def probe_health(port: int, size: Size) -> AsyncIterator[list[tuple[float,
 
 
 @asynccontextmanager
-async def attacker(name: str, target: Target) -> AsyncIterator[asyncio.subprocess.Process]:
+async def running_attacker(name: str, target: Target) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start an attacker that waits for its word; ended with the block.
 
     Raises:
@@ -330,7 +340,7 @@ async def attacker(name: str, target: Target) -> AsyncIterator[asyncio.subproces
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
     )  # fmt: skip
     try:
-        assert await _line(running) == b"ready\n", f"the attacker {name} could not be started"
+        assert await _read_line(running) == b"ready\n", f"the attacker {name} could not be started"
         yield running
     finally:
         if running.returncode is None:
@@ -339,21 +349,23 @@ async def attacker(name: str, target: Target) -> AsyncIterator[asyncio.subproces
 
 
 @asynccontextmanager
-async def attacking(running: asyncio.subprocess.Process, found: Measured) -> AsyncIterator[None]:
+async def let_attack(
+    process: asyncio.subprocess.Process, result: AttackResult
+) -> AsyncIterator[None]:
     """Let it attack; the block runs once that is under way, and behind it its end is waited for."""
-    assert running.stdin is not None
-    running.stdin.write(b"go\n")
-    if (first := await _line(running)) != b"begun\n":
-        found.notes.append(f"the attack did not begin: {first!r}")
+    assert process.stdin is not None
+    process.stdin.write(b"go\n")
+    if (first := await _read_line(process)) != b"begun\n":
+        result.notes.append(f"the attack did not begin: {first!r}")
     yield
-    last = await _line(running)
-    if await running.wait():
-        found.notes.append(f"the attacker failed with {running.returncode}")
+    last = await _read_line(process)
+    if await process.wait():
+        result.notes.append(f"the attacker failed with {process.returncode}")
     else:
         counts: Mapping[str, float] = json.loads(last or first)
-        found.counts.update(counts)
+        result.counts.update(counts)
 
 
-async def _line(running: asyncio.subprocess.Process) -> bytes:
-    assert running.stdout is not None
-    return await running.stdout.readline()
+async def _read_line(process: asyncio.subprocess.Process) -> bytes:
+    assert process.stdout is not None
+    return await process.stdout.readline()

@@ -16,8 +16,8 @@ import socket
 import sys
 import time
 
-PATIENCE = 60.0  # s
-REQUEST = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CONNECTION_TIMEOUT_S = 60.0  # s
+PROBE_REQUEST = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
         if select.select([sys.stdin], [], [], wait)[0]:
             break
         try:
-            connection.sendall(REQUEST)
+            connection.sendall(PROBE_REQUEST)
             _read_answer(connection)
         except OSError:
             connection.close()
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _connect(port: int) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), PATIENCE)
+    connection = socket.create_connection(("127.0.0.1", port), CONNECTION_TIMEOUT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 

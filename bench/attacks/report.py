@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..figure import median
-from ..results import rounded
-from .attack import MEMORY
+from ..results import format_number
+from .attack import MEMORY_BYTES
 from .catalog import ATTACKS
 
-Summary = Mapping[str, Any]
+RunSummary = Mapping[str, Any]
 """Of one run: `Measured.summary`."""
 
 MAX_RATIO = 2.0  # of p99 while attacked to p99 idle
 MAX_CALLBACK_MS = 20.0
-MAX_BESIDE = 64 << 20  # bytes beside `memory` and the idle process
-MAX_ID = 512  # characters; above it ids would come in batches
+MAX_EXTRA_BYTES = 64 << 20  # bytes beside `memory` and the idle process
+MAX_ID_CHARS = 512  # characters; above it ids would come in batches
 
 COLUMNS = (
     "attack", "gateway", "p99 to idle", "idle p50", "idle p99", "p50", "p99", "max",
@@ -29,13 +29,13 @@ LEGEND = (
     "share behind the attack. `begin`: bytes of the newcomer's first block, `id`: characters of "
     "the longest id of honest clients, `back`: what they were answered when they came back. Goals "
     f"that were missed: `latency` (a ratio above {MAX_RATIO:g}), `loop` (a callback of more than "
-    f"{MAX_CALLBACK_MS:g} ms of CPU), `memory` (above idle + {MEMORY >> 20} MiB of `memory` + "
-    f"{MAX_BESIDE >> 20} MiB), `records` (lost, twice, an id above {MAX_ID}, or somebody was not "
+    f"{MAX_CALLBACK_MS:g} ms of CPU), `memory` (above idle + {MEMORY_BYTES >> 20} MiB of `memory` + "
+    f"{MAX_EXTRA_BYTES >> 20} MiB), `records` (lost, twice, an id above {MAX_ID_CHARS}, or somebody was not "
     "let in), `bounds` (the attacker was given more than its limits say)."
 )
 
 
-def summarize(runs: Sequence[Summary]) -> dict[str, Any]:
+def summarize(runs: Sequence[RunSummary]) -> dict[str, Any]:
     """Return the medians of several runs; of what must not happen, the worst."""
     idle, hit = [each["idle"] for each in runs], [each["attacked"] for each in runs]
     callbacks = [each["callback"] for each in runs if each["callback"] is not None]
@@ -64,23 +64,31 @@ def summarize(runs: Sequence[Summary]) -> dict[str, Any]:
     }
 
 
-def missed(attack: str, one: Mapping[str, Any]) -> list[str]:
+def find_missed_goals(attack: str, summary: Mapping[str, Any]) -> list[str]:
     """Return which goals a summary misses."""
-    idle, most, _ = one["memory"]
-    kept = not one["lost"] and not one["twice"] and one["id"] <= MAX_ID and one["let_in"]
+    idle, most, _ = summary["memory"]
+    kept = (
+        not summary["lost"]
+        and not summary["twice"]
+        and summary["id"] <= MAX_ID_CHARS
+        and summary["let_in"]
+    )
     judged = {
-        "latency": one["ratio"] <= MAX_RATIO,
-        "loop": one["callback"] is not None and one["callback"] <= MAX_CALLBACK_MS,
-        "memory": most <= idle + MEMORY + MAX_BESIDE,
-        "records": kept and one["back"] == ["200"],
+        "latency": summary["ratio"] <= MAX_RATIO,
+        "loop": summary["callback"] is not None and summary["callback"] <= MAX_CALLBACK_MS,
+        "memory": most <= idle + MEMORY_BYTES + MAX_EXTRA_BYTES,
+        "records": kept and summary["back"] == ["200"],
         "bounds": all(
-            one["counts"].get(name, 0) <= most for name, most in ATTACKS[attack].bounds.items()
+            summary["counts"].get(name, 0) <= most
+            for name, most in ATTACKS[attack].max_counts.items()
         ),
     }
     return [name for name, met in judged.items() if not met]
 
 
-def as_markdown(facts: Mapping[str, Any], runs: Mapping[tuple[str, str], Sequence[Summary]]) -> str:
+def render_markdown(
+    facts: Mapping[str, Any], runs: Mapping[tuple[str, str], Sequence[RunSummary]]
+) -> str:
     """Return the page of a run.
 
     Args:
@@ -91,27 +99,33 @@ def as_markdown(facts: Mapping[str, Any], runs: Mapping[tuple[str, str], Sequenc
     lines = [f"# Attacks, {facts.get('date', '')}", "", f"{told}.", "", LEGEND, ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|---|---|" + "---:|" * (len(COLUMNS) - 2)]
     summaries = {key: summarize(each) for key, each in runs.items() if each}
-    lines += [_line(*key, one) for key, one in summaries.items()]
+    lines += [_render_row(*key, one) for key, one in summaries.items()]
     lines += [
         "",
-        *(f"- `{name}`: {ATTACKS[name].what}" for name in dict.fromkeys(a for a, _ in runs)),
+        *(f"- `{name}`: {ATTACKS[name].description}" for name in dict.fromkeys(a for a, _ in runs)),
     ]
-    lines += ["", *_remarks(summaries)]
+    lines += ["", *_render_remarks(summaries)]
     return "\n".join(lines) + "\n"
 
 
-def _line(attack: str, gateway: str, one: Mapping[str, Any]) -> str:
-    times = [one[name] for name in ("ratio", "idle p50", "idle p99", "p50", "p99", "max")]
-    callback = "" if one["callback"] is None else rounded(one["callback"])
-    cores = [rounded(one["cpu"]), f"{one['cpu_idle']:.0%}", f"{one['cpu_after']:.0%}"]
-    sizes = [f"{each / 2**20:,.0f}" for each in one["memory"]]
-    sent = [f"{one[name]:,}" for name in ("lost", "twice", "begin", "id")]
-    back = ", ".join(one["back"]) or "no"
-    cells = [attack, gateway, *map(rounded, times), callback, *cores, *sizes, *sent, back]
-    return "| " + " | ".join([*cells, ", ".join(missed(attack, one)) or "none"]) + " |"
+def _render_row(attack: str, gateway: str, summary: Mapping[str, Any]) -> str:
+    times = [summary[name] for name in ("ratio", "idle p50", "idle p99", "p50", "p99", "max")]
+    callback = "" if summary["callback"] is None else format_number(summary["callback"])
+    cores = [
+        format_number(summary["cpu"]),
+        f"{summary['cpu_idle']:.0%}",
+        f"{summary['cpu_after']:.0%}",
+    ]
+    sizes = [f"{each / 2**20:,.0f}" for each in summary["memory"]]
+    sent = [f"{summary[name]:,}" for name in ("lost", "twice", "begin", "id")]
+    back = ", ".join(summary["back"]) or "no"
+    cells = [attack, gateway, *map(format_number, times), callback, *cores, *sizes, *sent, back]
+    return (
+        "| " + " | ".join([*cells, ", ".join(find_missed_goals(attack, summary)) or "none"]) + " |"
+    )
 
 
-def _remarks(summaries: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[str]:
+def _render_remarks(summaries: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[str]:
     for (attack, gateway), one in summaries.items():
         counted = ", ".join(f"{name} {count:,.0f}" for name, count in one["counts"].items())
         yield f"- {attack}, {gateway}: {one['n']} runs; {counted}; longest: {one['name'] or 'none'}"

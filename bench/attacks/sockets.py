@@ -10,181 +10,202 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from support.raw_websocket import PING, TEXT, frame, squeezed
+from support.raw_websocket import OPCODE_PING, OPCODE_TEXT, build_frame, deflate_payload
 
-from .attack import Attack, Counts, Target, tally
-from .heads import MAX_GIVEN, RATE
-from .lines import DEFLATE, ENDED, SQUEEZED, Line, drain, message, opened
+from .attack import Attack, AttackCounts, Target, convert_counts
+from .connections import (
+    CLOSED_ERRORS,
+    COMPRESSED_RSV,
+    DEFLATE_HEADER,
+    AttackConnection,
+    build_message,
+    drain_connections,
+    open_websockets,
+)
+from .heads import MAX_ALLOWED_COUNT, RATE_SECTIONS
 
-COMPRESSED = {"listen": {"websocket": {"compression": True}}}
-STREAMS = 100  # subscriptions of a socket
-RECORD = b'{"pad":"' + b"x" * 1000 + b'"}'
-MEGABYTE = 1 << 20  # bytes of a message; the most that a gateway takes
-AT_ONCE = 50  # messages before their answers are read
+COMPRESSION_SECTIONS = {"listen": {"websocket": {"compression": True}}}
+MAX_SUBSCRIPTIONS = 100  # subscriptions of a socket
+SMALL_VALUE = b'{"pad":"' + b"x" * 1000 + b'"}'
+MAX_MESSAGE_BYTES = 1 << 20  # bytes of a message; the most that a gateway takes
+GUESSES_PER_ROUND = 50  # messages before their answers are read
 
 
-def _subscriptions(prefix: str, path: str, count: int = STREAMS) -> bytes:
+def _build_subscriptions(prefix: str, path: str, count: int = MAX_SUBSCRIPTIONS) -> bytes:
     said = ({"type": "subscribe", "id": f"{prefix}{n}", "path": path} for n in range(count))
-    return b"".join(map(message, said))
+    return b"".join(map(build_message, said))
 
 
-def hoard_labels(target: Target) -> Counts:
+def hoard_labels(target: Target) -> AttackCounts:
     """Subscribe with ids of one's own, and read nothing of 0.6 MB. size: sockets."""
-    with opened(target.port, target.size, small=True) as lines:
+    with open_websockets(target.port, target.size, has_small_buffer=True) as lines:
         for line in lines:
-            line.send(_subscriptions(uuid.uuid4().hex[:16], "/fresh"))
-        return _hoard(target, lines)
+            line.send_bytes(_build_subscriptions(uuid.uuid4().hex[:16], "/fresh"))
+        return _produce_for_hoarders(target, lines)
 
 
-def hoard_filters(target: Target) -> Counts:
+def hoard_filters(target: Target) -> AttackCounts:
     """Subscribe with filters of one's own, and read nothing of 0.6 MB. size: sockets."""
-    with opened(target.port, target.size, small=True) as lines:
+    with open_websockets(target.port, target.size, has_small_buffer=True) as lines:
         for n, line in enumerate(lines):
-            for k in range(STREAMS):
+            for k in range(MAX_SUBSCRIPTIONS):
                 path = f"/filtered?filter=!/{n}-{k}"
-                line.say({"type": "subscribe", "id": str(k), "path": path})
-        return _hoard(target, lines)
+                line.send_messages({"type": "subscribe", "id": str(k), "path": path})
+        return _produce_for_hoarders(target, lines)
 
 
-def _hoard(target: Target, lines: Sequence[Line]) -> Counts:
+def _produce_for_hoarders(target: Target, connections: Sequence[AttackConnection]) -> AttackCounts:
     """Write what is hoarded once every stream has begun: before, each is read by itself."""
-    began = Counter(str(line.hear()["type"]) for line in lines for _ in range(STREAMS))
-    target.begin()
-    target.produce(target.fresh, [RECORD] * 600)
-    target.hold()
-    return tally(began)
+    began = Counter(
+        str(line.receive_message()["type"])
+        for line in connections
+        for _ in range(MAX_SUBSCRIPTIONS)
+    )
+    target.announce_begin()
+    target.produce_values(target.fresh_topic, [SMALL_VALUE] * 600)
+    target.wait_until_over()
+    return convert_counts(began)
 
 
-def name_differently(target: Target) -> Counts:
+def use_distinct_ids(target: Target) -> AttackCounts:
     """Subscribe with ids of one's own to what others read, and read it. size: sockets."""
-    with opened(target.port, target.size) as lines:
+    with open_websockets(target.port, target.size) as lines:
         for line in lines:
-            line.send(_subscriptions(uuid.uuid4().hex, "/steady", 1))
-        target.begin()
-        return tally(drain(lines, target.seconds))
+            line.send_bytes(_build_subscriptions(uuid.uuid4().hex, "/steady", 1))
+        target.announce_begin()
+        return convert_counts(drain_connections(lines, target.seconds))
 
 
-def name_unknown_types(target: Target) -> Counts:
+def send_unknown_types(target: Target) -> AttackCounts:
     """Send types of a megabyte, compressed. size: at once."""
-    text = json.dumps({"type": "subscribe" * (MEGABYTE // 9)})[: MEGABYTE - 2] + '"}'
-    unknown = frame(TEXT, squeezed(text.encode()), rsv=SQUEEZED)
+    text = (
+        json.dumps({"type": "subscribe" * (MAX_MESSAGE_BYTES // 9)})[: MAX_MESSAGE_BYTES - 2] + '"}'
+    )
+    unknown = build_frame(OPCODE_TEXT, deflate_payload(text.encode()), rsv=COMPRESSED_RSV)
     counts: Counter[str] = Counter()
-    with opened(target.port, 1, DEFLATE) as (line,):
-        target.begin()
-        for _ in target.turns():
-            if not line.send((unknown + message({"type": "ping"})) * target.size):
+    with open_websockets(target.port, 1, DEFLATE_HEADER) as (line,):
+        target.announce_begin()
+        for _ in target.iter_turns():
+            if not line.send_bytes((unknown + build_message({"type": "ping"})) * target.size):
                 break
             try:
-                counts.update(str(line.hear()["type"]) for _ in range(2 * target.size))
-            except ENDED:
+                counts.update(str(line.receive_message()["type"]) for _ in range(2 * target.size))
+            except CLOSED_ERRORS:
                 counts["closed"] += 1
                 break
-    return tally(counts)
+    return convert_counts(counts)
 
 
-def guess_tokens(target: Target) -> Counts:
+def guess_tokens(target: Target) -> AttackCounts:
     """Guess what lets in, on sockets that stay. size: guesses at most."""
     counts: Counter[str] = Counter()
-    target.begin()
-    for _ in target.turns():
+    target.announce_begin()
+    for _ in target.iter_turns():
         if counts["guesses answered"] >= target.size:
             break
         try:
-            with opened(target.port, 1) as (line,):
-                _guess(line, target, counts)
-        except ENDED:
+            with open_websockets(target.port, 1) as (line,):
+                _send_guesses(line, target, counts)
+        except CLOSED_ERRORS:
             counts["refused"] += 1
-    return tally(counts)
+    return convert_counts(counts)
 
 
-def _guess(line: Line, target: Target, counts: Counter[str]) -> None:
+def _send_guesses(connection: AttackConnection, target: Target, counts: Counter[str]) -> None:
     while counts["guesses answered"] < target.size:
-        line.say(*_guesses(counts["guesses answered"]))
-        for _ in range(2 * AT_ONCE):
-            heard = line.hear()
+        connection.send_messages(*_build_guesses(counts["guesses answered"]))
+        for _ in range(2 * GUESSES_PER_ROUND):
+            heard = connection.receive_message()
             counts["guesses answered"] += heard.get("code") == "unauthorized"
 
 
-def _guesses(first: int) -> list[dict[str, Any]]:
+def _build_guesses(first_number: int) -> list[dict[str, Any]]:
     said: list[dict[str, Any]] = []
-    for n in range(first, first + AT_ONCE):
+    for n in range(first_number, first_number + GUESSES_PER_ROUND):
         said.append({"type": "token", "jwt": f"guess-{n}"})
         said.append({"type": "subscribe", "id": "g", "path": "/known"})
     return said
 
 
-def leave_waiting(target: Target) -> Counts:
+def queue_large_messages(target: Target) -> AttackCounts:
     """Have messages of a megabyte wait behind an application that is slow. size: sockets."""
-    text = '"\U0001f600' + "x" * (MEGABYTE - 100) + '"'
-    large = frame(TEXT, squeezed(text.encode()), rsv=SQUEEZED)
-    with opened(target.port, target.size, DEFLATE) as lines:
+    text = '"\U0001f600' + "x" * (MAX_MESSAGE_BYTES - 100) + '"'
+    large = build_frame(OPCODE_TEXT, deflate_payload(text.encode()), rsv=COMPRESSED_RSV)
+    with open_websockets(target.port, target.size, DEFLATE_HEADER) as lines:
         for line in lines:
             token = uuid.uuid4().hex
-            line.say({"type": "token", "jwt": token})
-            line.say({"type": "subscribe", "id": "a", "path": "/asked"})
-        target.begin()
+            line.send_messages({"type": "token", "jwt": token})
+            line.send_messages({"type": "subscribe", "id": "a", "path": "/asked"})
+        target.announce_begin()
         for line in lines:
-            line.send(large * 80)
-        target.hold()
+            line.send_bytes(large * 80)
+        target.wait_until_over()
     return {"messages": 80 * target.size}
 
 
-def ping_always(target: Target) -> Counts:
+def flood_pings(target: Target) -> AttackCounts:
     """Send pings of WebSocket as fast as they are taken. size: sockets."""
-    return _flood(target, frame(PING, b"x" * 125) * 200)
+    return _send_repeatedly(target, build_frame(OPCODE_PING, b"x" * 125) * 200)
 
 
-def speak_always(target: Target) -> Counts:
+def flood_messages(target: Target) -> AttackCounts:
     """Send messages `ping` as fast as they are answered. size: sockets."""
-    return _flood(target, message({"type": "ping", "id": "x"}) * 200)
+    return _send_repeatedly(target, build_message({"type": "ping", "id": "x"}) * 200)
 
 
-def split_finely(target: Target) -> Counts:
+def send_small_fragments(target: Target) -> AttackCounts:
     """Send messages in fragments of one byte. size: sockets."""
     text = b'{"type":"ping"}'
     first, *middle, last = [text[n : n + 1] for n in range(len(text))]
-    parts = [frame(TEXT, first, fin=False), *(frame(0, each, fin=False) for each in middle)]
-    return _flood(target, b"".join([*parts, frame(0, last)]) * 100)
+    parts = [
+        build_frame(OPCODE_TEXT, first, fin=False),
+        *(build_frame(0, each, fin=False) for each in middle),
+    ]
+    return _send_repeatedly(target, b"".join([*parts, build_frame(0, last)]) * 100)
 
 
-def split_endlessly(target: Target) -> Counts:
+def send_endless_fragments(target: Target) -> AttackCounts:
     """Send empty fragments of messages that never end. size: sockets."""
-    return _flood(target, frame(TEXT, b"", fin=False), frame(0, b"", fin=False) * 1000)
+    return _send_repeatedly(
+        target, build_frame(OPCODE_TEXT, b"", fin=False), build_frame(0, b"", fin=False) * 1000
+    )
 
 
-def _flood(target: Target, data: bytes, then: bytes | None = None) -> Counts:
+def _send_repeatedly(target: Target, data: bytes, next_data: bytes | None = None) -> AttackCounts:
     """Send it again and again; `then` from the second time on. Who is closed comes again."""
     counts: Counter[str] = Counter()
-    target.begin()
+    target.announce_begin()
     ends = time.monotonic() + target.seconds
     while time.monotonic() < ends:
-        with suppress(*ENDED), opened(target.port, target.size) as lines:
+        with suppress(*CLOSED_ERRORS), open_websockets(target.port, target.size) as lines:
             counts["connections"] += len(lines)
             n, ended = 0, 0
             while not ended and time.monotonic() < ends:
                 for line in lines:
-                    counts["bursts"] += line.send(data if n == 0 or then is None else then)
-                read = drain(lines, 0.005)
+                    counts["bursts"] += line.send_bytes(
+                        data if n == 0 or next_data is None else next_data
+                    )
+                read = drain_connections(lines, 0.005)
                 counts["bytes"] += read["bytes"]
                 ended = read["ended"]
                 n += 1
-    return tally(counts)
+    return convert_counts(counts)
 
 
-def change_always(target: Target) -> Counts:
+def flood_changes(target: Target) -> AttackCounts:
     """Change filters of streams in place, as fast as it is answered. size: sockets."""
     counts: Counter[str] = Counter()
-    with opened(target.port, target.size) as lines:
+    with open_websockets(target.port, target.size) as lines:
         for line in lines:
-            line.send(_subscriptions("s", "/filtered", 20))
-        target.begin()
-        for n in target.turns():
+            line.send_bytes(_build_subscriptions("s", "/filtered", 20))
+        target.announce_begin()
+        for n in target.iter_turns():
             for line in lines:
-                line.say(*({"type": "change", "id": f"s{k}", "filter": {"key": f"{n}"}}
+                line.send_messages(*({"type": "change", "id": f"s{k}", "filter": {"key": f"{n}"}}
                            for k in range(20)))  # fmt: skip
                 counts["changes"] += 20
-            counts.update(drain(lines, 0.005))
-    return tally(counts)
+            counts.update(drain_connections(lines, 0.005))
+    return convert_counts(counts)
 
 
 ATTACKS = {
@@ -195,29 +216,35 @@ ATTACKS = {
         "6 sockets, 100 filters each, that read nothing of 0.6 MB", hoard_filters, 6, 1, seconds=12
     ),
     "labels-different": Attack(
-        "400 sockets with ids of their own that read", name_differently, 400, 3
+        "400 sockets with ids of their own that read", use_distinct_ids, 400, 3
     ),
     "guesses-message": Attack(
         "tokens guessed over /ws, rate 5/s",
         guess_tokens,
         3_000,
         60,
-        sections=RATE,
-        bounds={"guesses answered": MAX_GIVEN},
+        sections=RATE_SECTIONS,
+        max_counts={"guesses answered": MAX_ALLOWED_COUNT},
     ),
     "types-unknown": Attack(
-        "types of 1 MB, compressed, 8 at once", name_unknown_types, 8, 1, sections=COMPRESSED
+        "types of 1 MB, compressed, 8 at once",
+        send_unknown_types,
+        8,
+        1,
+        sections=COMPRESSION_SECTIONS,
     ),
     "messages-waiting": Attack(
         "2 sockets, 80 messages of 1 MiB behind a slow guard",
-        leave_waiting,
+        queue_large_messages,
         2,
         1,
-        sections=COMPRESSED,
+        sections=COMPRESSION_SECTIONS,
     ),
-    "pings-flooded": Attack("WebSocket pings without end, 4 sockets", ping_always, 4, 1),
-    "messages-flooded": Attack("messages `ping` without end, 4 sockets", speak_always, 4, 1),
-    "fragments-fine": Attack("fragments of one byte, 4 sockets", split_finely, 4, 1),
-    "fragments-endless": Attack("empty fragments without end, 4 sockets", split_endlessly, 4, 1),
-    "changes-flooded": Attack("20 streams changed without end, 2 sockets", change_always, 2, 1),
+    "pings-flooded": Attack("WebSocket pings without end, 4 sockets", flood_pings, 4, 1),
+    "messages-flooded": Attack("messages `ping` without end, 4 sockets", flood_messages, 4, 1),
+    "fragments-fine": Attack("fragments of one byte, 4 sockets", send_small_fragments, 4, 1),
+    "fragments-endless": Attack(
+        "empty fragments without end, 4 sockets", send_endless_fragments, 4, 1
+    ),
+    "changes-flooded": Attack("20 streams changed without end, 2 sockets", flood_changes, 2, 1),
 }

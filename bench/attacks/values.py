@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
-from support.record_sets import varint
+from support.record_sets import encode_varint
 
-from .attack import Attack, Counts, Target, tally
-from .lines import Line, drain, follow
+from .attack import Attack, AttackCounts, Target, convert_counts
+from .connections import AttackConnection, drain_connections, follow_stream
 
-MODEL = {"value": {"model": "avro", "catalog": "registry"}}
-MAX_BATCH = 1_000_000_000  # bytes; the most that librdkafka takes
+VALUE_MODEL = {"value": {"model": "avro", "catalog": "registry"}}
+MAX_BATCH_BYTES = 1_000_000_000  # bytes; the most that librdkafka takes
 
 
-def compress_much(target: Target) -> Counts:
+def write_compressed_zeros(target: Target) -> AttackCounts:
     """Write one batch of zeros that zstd makes small. size: megabytes."""
     options = {
         "compression.type": "zstd",
         "linger.ms": 2000,
-        "message.max.bytes": MAX_BATCH,
-        "batch.size": MAX_BATCH,
+        "message.max.bytes": MAX_BATCH_BYTES,
+        "batch.size": MAX_BATCH_BYTES,
         "queue.buffering.max.kbytes": 2_000_000,
     }
-    return _write(target, [bytes(1_000_000)] * target.size, options)
+    return _write_and_read(target, [bytes(1_000_000)] * target.size, options)
 
 
-def count_nulls(target: Target) -> Counts:
+def write_nulls(target: Target) -> AttackCounts:
     """Write an Avro array of nulls, each of which takes no byte. size: nulls."""
     schema_one = b"\0\0\0\0\1"
-    return _write(target, [schema_one + varint(target.size) + b"\0"], {})
+    return _write_and_read(target, [schema_one + encode_varint(target.size) + b"\0"], {})
 
 
-def _write(target: Target, values: list[bytes], options: dict[str, object]) -> Counts:
-    with Line(target.port) as line:
-        status = follow(line, "/coded")
-        target.begin()
-        target.produce(target.coded, values, **options)
-        return {f"status {status}": 1, **tally(drain([line], target.seconds))}
+def _write_and_read(
+    target: Target, values: list[bytes], options: dict[str, object]
+) -> AttackCounts:
+    with AttackConnection(target.port) as line:
+        status = follow_stream(line, "/coded")
+        target.announce_begin()
+        target.produce_values(target.coded_topic, values, **options)
+        return {f"status {status}": 1, **convert_counts(drain_connections([line], target.seconds))}
 
 
 ATTACKS = {
     "batch-compressed": Attack(
-        "one batch of 300 MB of zeros, by zstd", compress_much, 300, 2, seconds=8
+        "one batch of 300 MB of zeros, by zstd", write_compressed_zeros, 300, 2, seconds=8
     ),
     "array-of-nulls": Attack(
         "an Avro array of 20 million nulls, in 9 bytes",
-        count_nulls,
+        write_nulls,
         20_000_000,
         100,
         seconds=8,
-        coded=MODEL,
+        coded_topic_settings=VALUE_MODEL,
     ),
 }

@@ -88,7 +88,7 @@ routes = [
     Route("/records/{client}", consume),
 ]
 app = Starlette(routes=routes, lifespan=lifespan)
-listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+listening_socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
 config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
-print(f"listening on {listening.getsockname()[1]}", flush=True)
-uvicorn.Server(config).run([listening])
+print(f"listening on {listening_socket.getsockname()[1]}", flush=True)
+uvicorn.Server(config).run([listening_socket])

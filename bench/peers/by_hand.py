@@ -10,11 +10,11 @@ from typing import Literal
 
 from ..feed import KafkaFeed, Wire
 from ..kafka import Kafka
-from .peer import Served, Shape, process, sse_request
+from .peer import RunningServer, ServerShape, build_sse_request, running_process
 
 
 @dataclass(frozen=True)
-class ByHand:
+class HandWrittenPeer:
     """each: a consumer for each client (10 ms of CPU a connect). shared: one, and queues."""
 
     kind: Literal["each", "shared"]
@@ -26,29 +26,29 @@ class ByHand:
         return f"{self.kind}-{self.wire}"
 
     @property
-    def most(self) -> int:
+    def max_clients(self) -> int:
         return 300 if self.kind == "each" else 10_000
 
     @property
-    def skips(self) -> frozenset[str]:
+    def skipped_works(self) -> frozenset[str]:
         without = frozenset({"partitions", "loop", "deflate", "telemetry"})
         return without | {"keys", "clients", "catchup"} if self.kind == "each" else without
 
-    def missing(self) -> str:
+    def describe_missing(self) -> str:
         return ""
 
     @asynccontextmanager
-    async def serve(self, kafka: Kafka, shape: Shape) -> AsyncIterator[Served]:
-        topic = kafka.topic(shape.partitions)
-        servers = shape.servers or kafka.servers
+    async def serve(self, kafka: Kafka, shape: ServerShape) -> AsyncIterator[RunningServer]:
+        topic = kafka.create_topic(shape.partitions)
+        servers = shape.servers or kafka.bootstrap_servers
         program = (sys.executable, "-m", "bench.peers.by_hand_server", self.kind, servers, topic)
-        async with process(*program) as (pid, (port,)):
-            feed = KafkaFeed(kafka.servers, topic, shape.partitions, shape.joined)
+        async with running_process(*program) as (pid, (port,)):
+            feed = KafkaFeed(kafka.bootstrap_servers, topic, shape.partitions, shape.batch_records)
 
-            def request(n: int, token: bytes) -> bytes:
-                return sse_request(f"/{n}" if shape.keys else "/all", token)
+            def build_request(n: int, token: bytes) -> bytes:
+                return build_sse_request(f"/{n}" if shape.has_own_keys else "/all", token)
 
             try:
-                yield Served(pid, port, feed, request)
+                yield RunningServer(pid, port, feed, build_request)
             finally:
                 feed.close()

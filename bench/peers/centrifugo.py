@@ -19,53 +19,66 @@ from urllib.parse import quote
 
 from ..feed import KafkaFeed, Wire
 from ..kafka import Kafka
-from .peer import Served, Shape, free_port, program, sse_request, ws_request
+from .peer import (
+    RunningServer,
+    ServerShape,
+    build_sse_request,
+    build_ws_request,
+    find_free_port,
+    running_program,
+)
 
-HEADER = "centrifugo-channels"
+CHANNEL_HEADER = "centrifugo-channels"
 
 
 @dataclass(frozen=True)
 class Centrifugo:
     wire: Wire
     greeting: bytes = b'"connect"'
-    most: int = 10_000
-    skips: frozenset[str] = frozenset({"partitions", "loop", "catchup", "deflate", "telemetry"})
+    max_clients: int = 10_000
+    skipped_works: frozenset[str] = frozenset(
+        {"partitions", "loop", "catchup", "deflate", "telemetry"}
+    )
 
     @property
     def name(self) -> str:
         return f"centrifugo-{self.wire}"
 
-    def missing(self) -> str:
+    def describe_missing(self) -> str:
         return "" if shutil.which("centrifugo") else "the binary centrifugo on the path"
 
     @asynccontextmanager
-    async def serve(self, kafka: Kafka, shape: Shape) -> AsyncIterator[Served]:
-        topic, port = kafka.topic(shape.partitions), free_port()
+    async def serve(self, kafka: Kafka, shape: ServerShape) -> AsyncIterator[RunningServer]:
+        topic, port = kafka.create_topic(shape.partitions), find_free_port()
         with tempfile.TemporaryDirectory(prefix="centrifugo-") as folder:
             file = Path(folder) / "config.json"
-            file.write_text(json.dumps(configuration(kafka, topic, port)))
-            async with program(port, "centrifugo", "--config", str(file)) as pid:
+            file.write_text(json.dumps(build_configuration(kafka, topic, port)))
+            async with running_program(port, "centrifugo", "--config", str(file)) as pid:
                 feed = KafkaFeed(
-                    kafka.servers, topic, shape.partitions, shape.joined, channel=HEADER
+                    kafka.bootstrap_servers,
+                    topic,
+                    shape.partitions,
+                    shape.batch_records,
+                    channel=CHANNEL_HEADER,
                 )
                 try:
-                    yield Served(pid, port, feed, partial(self._request, shape))
+                    yield RunningServer(pid, port, feed, partial(self._build_request, shape))
                 finally:
                     feed.close()
 
-    def _request(self, shape: Shape, n: int, token: bytes) -> bytes:
-        asked = quote(json.dumps({"subs": {str(n) if shape.keys else "all": {}}}))
+    def _build_request(self, shape: ServerShape, n: int, token: bytes) -> bytes:
+        asked = quote(json.dumps({"subs": {str(n) if shape.has_own_keys else "all": {}}}))
         if self.wire is Wire.SSE:
-            return sse_request(f"/connection/uni_sse?cf_connect={asked}")
-        return ws_request(f"/connection/uni_websocket?cf_connect={asked}")
+            return build_sse_request(f"/connection/uni_sse?cf_connect={asked}")
+        return build_ws_request(f"/connection/uni_websocket?cf_connect={asked}")
 
 
-def configuration(kafka: Kafka, topic: str, port: int) -> dict[str, Any]:
+def build_configuration(kafka: Kafka, topic: str, port: int) -> dict[str, Any]:
     reading = {
         "brokers": kafka.bootstrap,
         "topics": [topic],
         "consumer_group": f"bench-{topic}",
-        "publication_data_mode": {"enabled": True, "channels_header": HEADER},
+        "publication_data_mode": {"enabled": True, "channels_header": CHANNEL_HEADER},
     }
     return {
         "http_server": {"address": "127.0.0.1", "port": port},

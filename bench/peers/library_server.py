@@ -13,79 +13,92 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import uvloop
-from support.until import until
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.group.consumer import GroupConsumer
-from gateway.kafka.produce.partitioner import partition_of
-from gateway.kafka.produce.pending_records import Item
+from gateway.kafka.produce.partitioner import compute_partition
+from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.producer import Producer
-from gateway.sidecar.http.ids import Ids
+from gateway.sidecar.http.ids import RequestIds
 
 from .. import orders
 
-Carry = Callable[[int], Awaitable[None]]
+Transfer = Callable[[int], Awaitable[None]]
 
 
-async def producing(cluster: Cluster, topic: str, clients: int, batch: int) -> Carry:
+async def prepare_producing(
+    cluster: Cluster, topic: str, client_count: int, batch_records: int
+) -> Transfer:
     """Several callers at once, each of whom waits for what became of its batch."""
     producer = Producer(cluster)
-    known = await cluster.describe(topic)
+    known = await cluster.describe_topic(topic)
     cluster.metadata.watch(topic, known)
     count = len(known.partitions)
-    await until(lambda: cluster.leader(TopicPartition(topic, 0)) is not None, "a leader")
-    records = [(orders.key(n).encode(), orders.written(n)) for n in range(orders.KEYS)]
+    await wait_until(
+        lambda: cluster.leader_for_partition(TopicPartition(topic, 0)) is not None, "a leader"
+    )
+    records = [
+        (orders.build_key(n).encode(), orders.encode_order(n)) for n in range(orders.KEY_COUNT)
+    ]
     tps = [TopicPartition(topic, number) for number in range(count)]
     at = 0
 
-    async def carry(wanted: int) -> None:
-        left = wanted
+    async def transfer(total: int) -> None:
+        left = total
 
-        async def caller() -> None:
+        async def produce_records() -> None:
             nonlocal left, at
             while left > 0:
-                size = min(batch, left)
+                size = min(batch_records, left)
                 left, at = left - size, at + size
                 some = [records[n % len(records)] for n in range(at - size, at)]
-                headers = Ids.made().headers()  # the same records, then, as over HTTP
+                headers = (
+                    RequestIds.create().to_record_headers()
+                )  # the same records, then, as over HTTP
                 items = [
-                    Item(tps[partition_of(key, count)], key, each, headers) for key, each in some
+                    ProducerRecord(tps[compute_partition(key, count)], key, each, headers)
+                    for key, each in some
                 ]
-                told = await producer.put_many(items, within=30.0)
+                told = await producer.send_many(items, timeout_s=30.0)
                 assert all(type(each) is int for each in told), told[0]
 
-        await asyncio.gather(*(caller() for _ in range(clients)))
+        await asyncio.gather(*(produce_records() for _ in range(client_count)))
 
-    return carry
+    return transfer
 
 
-async def consuming(cluster: Cluster, topic: str, clients: int, batch: int) -> Carry:
+async def prepare_consuming(
+    cluster: Cluster, topic: str, client_count: int, batch_records: int
+) -> Transfer:
     """Members of one group, each of which has its share of the partitions."""
-    some = [GroupConsumer(cluster, "library", auto_offset_reset="earliest") for _ in range(clients)]
+    some = [
+        GroupConsumer(cluster, "library", auto_offset_reset="earliest") for _ in range(client_count)
+    ]
     for each in some:
         each.subscribe([topic])
-    count = len((await cluster.describe(topic)).partitions)
-    shares = {count // clients, -(-count // clients)}
-    await until(lambda: {len(each.assignment) for each in some} <= shares, "shares", 60.0)
+    count = len((await cluster.describe_topic(topic)).partitions)
+    shares = {count // client_count, -(-count // client_count)}
+    await wait_until(lambda: {len(each.assignment) for each in some} <= shares, "shares", 60.0)
 
-    async def carry(wanted: int) -> None:
-        if not wanted:
+    async def transfer(total: int) -> None:
+        if not total:
             for each in some:
                 await each.seek_to_beginning(each.assignment)
             return
-        left, done = wanted, asyncio.Event()
+        left, done = total, asyncio.Event()
 
-        async def reader(consumer: GroupConsumer) -> None:
+        async def consume_records(consumer: GroupConsumer) -> None:
             nonlocal left
             while left > 0:
-                records = await consumer.poll(1.0, max_records=batch)
+                records = await consumer.poll(1.0, max_records=batch_records)
                 assert all(type(record.value) is bytes for record in records)
                 left -= len(records)
             done.set()
 
         async with asyncio.TaskGroup() as group:
-            reading = [group.create_task(reader(each)) for each in some]
+            reading = [group.create_task(consume_records(each)) for each in some]
             await done.wait()
             for task in reading:
                 task.cancel()
@@ -93,20 +106,20 @@ async def consuming(cluster: Cluster, topic: str, clients: int, batch: int) -> C
         for each in some:
             await each.commit()
 
-    return carry
+    return transfer
 
 
-async def main(work: str, servers: str, topic: str, clients: int, batch: int) -> None:
+async def main(work: str, servers: str, topic: str, client_count: int, batch_records: int) -> None:
     async with Cluster(ClusterSettings(servers.split(","))) as cluster:
-        made = producing if work == "produce" else consuming
-        carry = await made(cluster, topic, clients, batch)
+        made = prepare_producing if work == "produce" else prepare_consuming
+        carry = await made(cluster, topic, client_count, batch_records)
 
-        async def told(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def serve_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while line := await reader.readline():
                 await carry(0 if line == b"rewind\n" else int(line))
                 writer.write(line)
 
-        server = await asyncio.start_server(told, "127.0.0.1")
+        server = await asyncio.start_server(serve_client, "127.0.0.1")
         # As the gateway does it where it begins to serve.
         gc.collect()
         gc.freeze()

@@ -16,9 +16,18 @@ from pathlib import Path
 
 from ..feed import KafkaFeed, Wire
 from ..kafka import Kafka
-from .peer import Served, Shape, end, free_port, program, spawn, sse_request, ws_request
+from .peer import (
+    RunningServer,
+    ServerShape,
+    build_sse_request,
+    build_ws_request,
+    end_process,
+    find_free_port,
+    running_program,
+    start_process,
+)
 
-MODULE = Path("/usr/lib/nginx/modules/ngx_nchan_module.so")
+MODULE_PATH = Path("/usr/lib/nginx/modules/ngx_nchan_module.so")
 CONFIGURATION = """
 load_module {module};
 worker_processes 1;
@@ -51,61 +60,66 @@ http {{
 class Nchan:
     wire: Wire
     greeting: bytes = b""
-    most: int = 10_000
+    max_clients: int = 10_000
 
     @property
     def name(self) -> str:
         return f"nchan-{self.wire}"
 
     @property
-    def skips(self) -> frozenset[str]:
+    def skipped_works(self) -> frozenset[str]:
         """A client comes back by Last-Event-ID, which WebSocket has not."""
         without = frozenset({"partitions", "loop", "deflate", "telemetry"})
         return without if self.wire is Wire.SSE else without | {"catchup"}
 
-    def missing(self) -> str:
-        if nginx() and MODULE.exists():
+    def describe_missing(self) -> str:
+        if find_nginx() and MODULE_PATH.exists():
             return ""
         return "nginx with nchan (Debian: nginx-light libnginx-mod-nchan)"
 
     @asynccontextmanager
-    async def serve(self, kafka: Kafka, shape: Shape) -> AsyncIterator[Served]:
-        topic, port = kafka.topic(shape.partitions), free_port()
+    async def serve(self, kafka: Kafka, shape: ServerShape) -> AsyncIterator[RunningServer]:
+        topic, port = kafka.create_topic(shape.partitions), find_free_port()
         with tempfile.TemporaryDirectory(prefix="nchan-") as folder:
-            file = self._configure(Path(folder), port, max(10, shape.history))
-            command = (nginx() or "nginx", "-p", folder, "-c", str(file))
-            async with program(port, *command) as pid, forwarder(kafka.servers, topic, port):
-                feed = KafkaFeed(kafka.servers, topic, shape.partitions, shape.joined)
+            file = self._write_configuration(Path(folder), port, max(10, shape.history_records))
+            command = (find_nginx() or "nginx", "-p", folder, "-c", str(file))
+            async with (
+                running_program(port, *command) as pid,
+                running_forwarder(kafka.bootstrap_servers, topic, port),
+            ):
+                feed = KafkaFeed(
+                    kafka.bootstrap_servers, topic, shape.partitions, shape.batch_records
+                )
                 try:
-                    yield Served(pid, port, feed, partial(self._request, shape))
+                    yield RunningServer(pid, port, feed, partial(self._build_request, shape))
                 finally:
                     feed.close()
 
-    def _configure(self, folder: Path, port: int, history: int) -> Path:
+    def _write_configuration(self, folder: Path, port: int, history: int) -> Path:
         folder.chmod(0o777)  # workers that root starts are nobody
         wire = "eventsource" if self.wire is Wire.SSE else "websocket"
         file = folder / "nginx.conf"
         file.write_text(
             CONFIGURATION.format(
-                module=MODULE, folder=folder, port=port, wire=wire, history=history
+                module=MODULE_PATH, folder=folder, port=port, wire=wire, history=history
             )
         )
         return file
 
-    def _request(self, shape: Shape, n: int, token: bytes) -> bytes:
-        path = f"/sub/{n}" if shape.keys else "/sub/all"
-        return sse_request(path, token) if self.wire is Wire.SSE else ws_request(path)
+    def _build_request(self, shape: ServerShape, n: int, token: bytes) -> bytes:
+        path = f"/sub/{n}" if shape.has_own_keys else "/sub/all"
+        return build_sse_request(path, token) if self.wire is Wire.SSE else build_ws_request(path)
 
 
-def nginx() -> str | None:
+def find_nginx() -> str | None:
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 
 
 @asynccontextmanager
-async def forwarder(servers: str, topic: str, port: int) -> AsyncIterator[None]:
+async def running_forwarder(servers: str, topic: str, port: int) -> AsyncIterator[None]:
     """Not on the server's core, and no part of what it uses."""
-    running = spawn(sys.executable, "-m", "bench.forwarder", servers, topic, str(port))
+    running = start_process(sys.executable, "-m", "bench.forwarder", servers, topic, str(port))
     try:
         yield
     finally:
-        await end(running)
+        await end_process(running)

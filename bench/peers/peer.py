@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from support.until import until
+from support.waiting import wait_until
 
 from ..feed import Feed, Wire
 from ..kafka import Kafka
-from ..machine import pinned
+from ..machine import pin_command
 
 ROOT = Path(__file__).parent.parent.parent
-STARTS_WITHIN = 60.0  # s
-_LISTENING = re.compile(r"listening on (\d+)(?: and (\d+))?")
+START_TIMEOUT_S = 60.0  # s
+_LISTENING_PATTERN = re.compile(r"listening on (\d+)(?: and (\d+))?")
 
 
 @dataclass(frozen=True)
-class Shape:
+class ServerShape:
     """How a work wants a server to be set up.
 
     joined: records of one `send` that are one batch.   keys: each client has its own.
@@ -38,19 +38,19 @@ class Shape:
     """
 
     partitions: int = 12
-    joined: int = 1
-    keys: bool = False
+    batch_records: int = 1
+    has_own_keys: bool = False
     servers: str = ""
-    history: int = 0
+    history_records: int = 0
     command: tuple[str, ...] = ()
-    prose: bool = False
-    compressed: bool = False
-    traced: bool = False
+    has_prose: bool = False
+    is_compressed: bool = False
+    is_traced: bool = False
     telemetry: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass
-class Served:
+class RunningServer:
     """A server that runs. request: what the client of a number sends, with where it stood.
 
     restart: end it and start it again on its port.   stop: end it as it likes.
@@ -59,12 +59,12 @@ class Served:
     pid: int
     port: int
     feed: Feed
-    request: Callable[[int, bytes], bytes]
+    build_request: Callable[[int, bytes], bytes]
     restart: Callable[[], Awaitable[None]] | None = None
     stop: Callable[[], Awaitable[object]] | None = None
 
 
-class Partaker(Protocol):
+class Participant(Protocol):
     """What a bench measures."""
 
     @property
@@ -72,14 +72,14 @@ class Partaker(Protocol):
         """What is measured and on which wire: `gateway-sse`."""
 
     @property
-    def skips(self) -> frozenset[str]:
+    def skipped_works(self) -> frozenset[str]:
         """Works that it has nothing for."""
 
-    def missing(self) -> str:
+    def describe_missing(self) -> str:
         """What has to be installed before it runs here; empty if nothing."""
 
 
-class Peer(Partaker, Protocol):
+class Peer(Participant, Protocol):
     """A server of streams."""
 
     @property
@@ -90,20 +90,22 @@ class Peer(Partaker, Protocol):
         """What ends the opening of a stream, after the head."""
 
     @property
-    def most(self) -> int:
+    def max_clients(self) -> int:
         """Clients that it can be asked to take."""
 
-    def serve(self, kafka: Kafka, shape: Shape) -> AbstractAsyncContextManager[Served]: ...
+    def serve(
+        self, kafka: Kafka, shape: ServerShape
+    ) -> AbstractAsyncContextManager[RunningServer]: ...
 
 
-def sse_request(path: str, token: bytes = b"", *headers: str) -> bytes:
+def build_sse_request(path: str, token: bytes = b"", *headers: str) -> bytes:
     last = b"Last-Event-ID: %b\r\n" % token if token else b""
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n".encode()
     head += "".join(f"{header}\r\n" for header in headers).encode()
     return head + last + b"\r\n"
 
 
-def ws_request(path: str, *headers: str) -> bytes:
+def build_ws_request(path: str, *headers: str) -> bytes:
     more = "".join(f"{header}\r\n" for header in headers)
     return (
         f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -112,65 +114,67 @@ def ws_request(path: str, *headers: str) -> bytes:
 
 
 @asynccontextmanager
-async def process(
+async def running_process(
     *command: str, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[int, tuple[int, ...]]]:
     """A server that says `listening on PORT [and PORT]`, on its core: its pid and the ports."""
     with tempfile.TemporaryFile() as log:
         told = {**os.environ, **(environment or {})}
-        running = spawn(*pinned(*command), stdout=log, stderr=subprocess.STDOUT, env=told)
+        running = start_process(
+            *pin_command(*command), stdout=log, stderr=subprocess.STDOUT, env=told
+        )
 
-        def said() -> str:
+        def read_log() -> str:
             log.seek(0)
             return log.read().decode(errors="replace")
 
-        def listens() -> re.Match[str] | None:
-            found = _LISTENING.search(said())
-            assert running.poll() is None, f"{command} ended:\n{said()}"
+        def find_ports() -> re.Match[str] | None:
+            found = _LISTENING_PATTERN.search(read_log())
+            assert running.poll() is None, f"{command} ended:\n{read_log()}"
             return found
 
         try:
-            await until(listens, f"{command} listening", STARTS_WITHIN)
-            found = listens()
+            await wait_until(find_ports, f"{command} listening", START_TIMEOUT_S)
+            found = find_ports()
             assert found is not None
             yield running.pid, tuple(int(port) for port in found.groups() if port)
         finally:
-            await end(running)
+            await end_process(running)
 
 
 @asynccontextmanager
-async def program(port: int, *command: str) -> AsyncIterator[int]:
+async def running_program(port: int, *command: str) -> AsyncIterator[int]:
     """A server that was told its port, on its core; its pid."""
-    running = spawn(*pinned(*command))
+    running = start_process(*pin_command(*command))
 
-    def listens() -> bool:
+    def is_listening() -> bool:
         assert running.poll() is None, f"{command} ended with {running.returncode}"
         with socket.socket() as trying:
             return trying.connect_ex(("127.0.0.1", port)) == 0
 
     try:
-        await until(listens, f"{command} listening", STARTS_WITHIN)
+        await wait_until(is_listening, f"{command} listening", START_TIMEOUT_S)
         yield running.pid
     finally:
-        await end(running)
+        await end_process(running)
 
 
-def spawn(*command: str, **options: Any) -> subprocess.Popen[bytes]:
+def start_process(*command: str, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=ROOT, **options)
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """One that nobody listens on, for a server that cannot choose by itself."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 
 
-async def end(running: subprocess.Popen[bytes], within: float = 3.0) -> None:
+async def end_process(running: subprocess.Popen[bytes], timeout_s: float = 3.0) -> None:
     """By SIGTERM; one that has a backlog to write is not waited for."""
     if running.poll() is None:
         running.send_signal(signal.SIGTERM)
         try:
-            await until(lambda: running.poll() is not None, "the end", within)
+            await wait_until(lambda: running.poll() is not None, "the end", timeout_s)
         except TimeoutError:
             running.kill()
     await asyncio.to_thread(running.wait)

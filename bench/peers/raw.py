@@ -14,55 +14,57 @@ from pathlib import Path
 
 from ..feed import RawFeed, Wire
 from ..kafka import Kafka
-from .peer import Served, Shape, process, sse_request, ws_request
+from .peer import RunningServer, ServerShape, build_sse_request, build_ws_request, running_process
 
-SOURCE = Path(__file__).with_name("raw.c")
+SOURCE_PATH = Path(__file__).with_name("raw.c")
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawLoop:
     """compiled: the loop on `send()`, instead of that on uvloop's `transport.write`."""
 
     wire: Wire
-    compiled: bool = False
+    is_compiled: bool = False
     greeting: bytes = b""
-    most: int = 10_000
+    max_clients: int = 10_000
 
     @property
     def name(self) -> str:
-        return f"{'c' if self.compiled else 'raw'}-{self.wire}"
+        return f"{'c' if self.is_compiled else 'raw'}-{self.wire}"
 
     @property
-    def skips(self) -> frozenset[str]:
+    def skipped_works(self) -> frozenset[str]:
         """The loop in C is there for what a delivery costs."""
         without = frozenset({"catchup", "partitions", "loop", "deflate", "telemetry"})
-        return without | {"keys", "storm", "idle", "first", "clients"} if self.compiled else without
+        return (
+            without | {"keys", "storm", "idle", "first", "clients"} if self.is_compiled else without
+        )
 
-    def missing(self) -> str:
-        return "a C compiler (cc)" if self.compiled and not shutil.which("cc") else ""
+    def describe_missing(self) -> str:
+        return "a C compiler (cc)" if self.is_compiled and not shutil.which("cc") else ""
 
     @asynccontextmanager
-    async def serve(self, kafka: Kafka, shape: Shape) -> AsyncIterator[Served]:
+    async def serve(self, kafka: Kafka, shape: ServerShape) -> AsyncIterator[RunningServer]:
         python = (sys.executable, "-m", "bench.peers.raw_server")
-        command = (compiled(),) if self.compiled else python
-        async with process(*command) as (pid, (port, control)):
+        command = (compile_program(),) if self.is_compiled else python
+        async with running_process(*command) as (pid, (port, control)):
             feed = RawFeed(control, self.wire, shape.partitions)
             try:
-                yield Served(pid, port, feed, self._request)
+                yield RunningServer(pid, port, feed, self._build_request)
             finally:
                 feed.close()
 
-    def _request(self, n: int, token: bytes) -> bytes:
-        return sse_request(f"/{n}") if self.wire is Wire.SSE else ws_request(f"/{n}")
+    def _build_request(self, n: int, token: bytes) -> bytes:
+        return build_sse_request(f"/{n}") if self.wire is Wire.SSE else build_ws_request(f"/{n}")
 
 
-def compiled() -> str:
+def compile_program() -> str:
     """The program made of raw.c, kept for as long as that does not change."""
-    source = SOURCE.read_bytes()
+    source = SOURCE_PATH.read_bytes()
     name = f"gateway-bench-raw-{blake2b(source, digest_size=6).hexdigest()}"
     program = Path(tempfile.gettempdir()) / name
     if not program.exists():
         made = program.with_suffix(".new")
-        subprocess.run(["cc", "-O2", "-Wall", "-o", str(made), str(SOURCE)], check=True)
+        subprocess.run(["cc", "-O2", "-Wall", "-o", str(made), str(SOURCE_PATH)], check=True)
         made.replace(program)
     return str(program)

@@ -14,15 +14,15 @@ from typing import cast
 
 import uvloop
 
-SSE = (
+SSE_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-store\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
-WS = (
+WS_HEAD = (
     b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n"
 )
-NUMBER = re.compile(rb"GET /(\d+)")
+NUMBER_PATTERN = re.compile(rb"GET /(\d+)")
 
 clients: dict[int, asyncio.Transport] = {}
 
@@ -34,9 +34,9 @@ class Client(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is not registered as one
 
     def data_received(self, data: bytes) -> None:
-        if asked := NUMBER.match(data):
+        if asked := NUMBER_PATTERN.match(data):
             self.number = int(asked[1])
-            self.transport.write(WS if b"Upgrade" in data else SSE)
+            self.transport.write(WS_HEAD if b"Upgrade" in data else SSE_HEAD)
             clients[self.number] = self.transport
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -46,10 +46,10 @@ class Client(asyncio.Protocol):
 
 class Control(asyncio.Protocol):
     def __init__(self) -> None:
-        self.rest = b""
+        self.unparsed = b""
 
     def data_received(self, data: bytes) -> None:
-        data = self.rest + data if self.rest else data
+        data = self.unparsed + data if self.unparsed else data
         at = 0
         while len(data) - at >= 8:
             size, client = struct.unpack_from("!ii", data, at)
@@ -62,7 +62,7 @@ class Control(asyncio.Protocol):
                     transport.write(chunk)
             elif client in clients:
                 clients[client].write(chunk)
-        self.rest = data[at:]
+        self.unparsed = data[at:]
 
 
 async def main() -> None:

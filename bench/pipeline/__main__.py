@@ -20,7 +20,7 @@ from importlib import import_module
 from .. import results
 from ..figure import Figure
 from . import engine, goals
-from .telling import tell
+from .progress import print_progress
 
 # Names of modules in here; imported when they are due: each has its own dependencies.
 MEASUREMENTS: Sequence[str] = (
@@ -43,59 +43,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=900, help="seconds of one (default: 900)")
     asked = parser.parse_args(arguments)
     names = asked.only or list(MEASUREMENTS)
-    machine = results.machine(asked.note) | _versions()
+    machine = results.describe_machine(asked.note) | _versions()
     measured = {
-        name: figures for name in names if (figures := _measured(name, asked.small, asked.limit))
+        name: figures
+        for name in names
+        if (figures := _run_measurement(name, asked.small, asked.limit))
     }
-    machine |= results.load("after")
-    print(results.table(machine, measured, goals.judged))
+    machine |= results.get_load("after")
+    print(results.render_table(machine, measured, goals.judge_figure))
     if measured and not asked.dry and not asked.small:
-        tell(f"kept in {results.keep(machine, measured, judged=goals.judged)}")
+        print_progress(
+            f"kept in {results.save_figures(machine, measured, format_goal=goals.judge_figure)}"
+        )
     return 0 if len(measured) == len(names) else 1
 
 
-def _measured(name: str, small: bool, limit: int) -> list[Figure]:
+def _run_measurement(name: str, is_small: bool, timeout_s: int) -> list[Figure]:
     began = time.monotonic()
-    tell(f"{name} ...")
-    signal.alarm(limit)
+    print_progress(f"{name} ...")
+    signal.alarm(timeout_s)
     try:
         module = import_module(f"{__package__}.{name}")
-        figures: list[Figure] = module.measure(module.SMALL) if small else module.measure()
+        figures: list[Figure] = module.measure(module.SMALL) if is_small else module.measure()
     except Exception:
         traceback.print_exc()
-        tell(f"{name} failed after {time.monotonic() - began:.0f} s")
+        print_progress(f"{name} failed after {time.monotonic() - began:.0f} s")
         return []
     finally:
         signal.alarm(0)
-        engine.end()
-    for lacking in () if small else goals.lacking(name, figures):
-        tell(f"  no figure for the goal {lacking!r}")
+        engine.stop_jvm()
+    for lacking in () if is_small else goals.find_missing(name, figures):
+        print_progress(f"  no figure for the goal {lacking!r}")
     for figure in figures:
-        goal = goals.judged(name, figure)
-        value = f"{results.rounded(figure.value)} {figure.unit}"
-        tell(f"  {figure.what}: {value}" + f" ({goal})" * bool(goal))
-    tell(f"{name} took {time.monotonic() - began:.0f} s")
+        goal = goals.judge_figure(name, figure)
+        value = f"{results.format_number(figure.value)} {figure.unit}"
+        print_progress(f"  {figure.what}: {value}" + f" ({goal})" * bool(goal))
+    print_progress(f"{name} took {time.monotonic() - began:.0f} s")
     return figures
 
 
 def _versions() -> dict[str, str]:
     from gateway.pipeline.spark import java
-    from gateway.pipeline.spark.versions import SPARK
+    from gateway.pipeline.spark.versions import SPARK_VERSION
 
-    return {"spark": SPARK, "java": java.found().banner.splitlines()[0]}
+    return {"spark": SPARK_VERSION, "java": java.find_java().banner.splitlines()[0]}
 
 
-def _ends(number: int, _: object) -> None:
+def _on_terminate(number: int, _: object) -> None:
     """What was started is ended on the way out, which it is not by a signal's own way."""
     raise SystemExit(128 + number)
 
 
-def _late(*_: object) -> None:
+def _on_alarm(*_: object) -> None:
     raise TimeoutError("it has taken longer than --limit")
 
 
 if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    signal.signal(signal.SIGTERM, _ends)
-    signal.signal(signal.SIGALRM, _late)
+    signal.signal(signal.SIGTERM, _on_terminate)
+    signal.signal(signal.SIGALRM, _on_alarm)
     sys.exit(main())

@@ -11,29 +11,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from gateway.config.sections.pipeline import Spark
-from gateway.pipeline.spark.session import session
+from gateway.config.sections.job import Spark
+from gateway.pipeline.spark.session import create_session
 
-from .telling import tell
+from .progress import print_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PATIENCE = 60.0  # s for a batch or a JVM to end by itself
+STOP_TIMEOUT_S = 60.0  # s for a batch or a JVM to end by itself
 
 
 @contextmanager
-def spark(master: str = "local[2]", memory: str = "2GiB") -> Iterator[SparkSession]:
+def run_spark(master: str = "local[2]", memory: str = "2GiB") -> Iterator[SparkSession]:
     """With the JVM's options of production. However the block ends, the JVM is gone after it."""
-    tell(f"starting Spark, {master}, {memory}")
+    print_progress(f"starting Spark, {master}, {memory}")
     try:
-        made = session(Spark.model_validate({"master": master, "memory": memory}), "bench")
+        made = create_session(Spark.model_validate({"master": master, "memory": memory}), "bench")
         yield made
     finally:
-        end()
+        stop_jvm()
 
 
-def ended(query: Any) -> None:
+def wait_for_query(query: Any) -> None:
     """Wait until it has read all there is. Told to end meanwhile, it goes before its files do, or
     it would fail for them with a long story. Raises what it failed with."""
     try:
@@ -42,17 +42,17 @@ def ended(query: Any) -> None:
         query.stop()
 
 
-def stop(query: Any, within: float = PATIENCE) -> None:
+def stop_query(query: Any, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """As the runner does it: not within a batch, if one ends within so many seconds. Spark would
     look for the interruption in the text of Python's error, by a pattern that overflows the stack
     and puts a thousand lines on stderr."""
-    until = time.monotonic() + within
+    until = time.monotonic() + timeout_s
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
         time.sleep(0.005)
     query.stop()
 
 
-def end() -> None:
+def stop_jvm() -> None:
     """The JVM of this process, if it has one: also one that does not answer any more."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -71,7 +71,7 @@ def end() -> None:
     with suppress(OSError):
         process.stdin.close()  # what it ends by
     try:
-        process.wait(PATIENCE)
+        process.wait(STOP_TIMEOUT_S)
     except Exception:
         process.kill()
         process.wait()

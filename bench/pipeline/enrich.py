@@ -21,173 +21,203 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
-from support.redis import RedisServer, running
+from support.redis import RedisServer, running_redis
 
 from gateway.config.sections.pipelines import Enrich
 from gateway.pipeline.jobs import enrich as job
-from gateway.pipeline.spark.session import of_checkpoints, of_job
+from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session
 from gateway.pipeline.state import profiles
 from gateway.pipeline.tables import lookup
-from gateway.pipeline.tables.cache import Stats
-from gateway.pipeline.tables.redis import Redis, Server
+from gateway.pipeline.tables.cache import LookupStats
+from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 
 from ..figure import Figure
 from . import engine
-from .telling import tell
+from .progress import print_progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-PREFIX = "users:"
-FIELDS = {"name": "string", "tier": "int", "country": "string"}
-EVENT = "user string, page string, amount int"
-STALENESS = 2.0  # s
-COLD = 60  # events that the workers start with
+KEY_PREFIX = "users:"
+TABLE_FIELDS = {"name": "string", "tier": "int", "country": "string"}
+EVENT_SCHEMA = "user string, page string, amount int"
+STALENESS_S = 2.0  # s
+WARMUP_EVENTS = 60  # events that the workers start with
 
 
 @dataclass(frozen=True)
-class Size:
+class Workload:
     """batch: events. batches: where all miss, and of the others. zipf: exponents of Zipf's law, by
     which the n-th user has a share of n ** -s. tables: rows that are broadcast. stale: seconds."""
 
     users: int = 1_000_000
-    batch: int = 200_000
-    batches: int = 6
-    others: int = 4
-    zipf: Sequence[float] = (0.6, 0.8, 1.0, 1.2)
-    tables: Sequence[int] = (1_000, 10_000, 100_000)
-    stale: float = 15.0
+    batch_events: int = 200_000
+    miss_batches: int = 6
+    other_batches: int = 4
+    zipf_exponents: Sequence[float] = (0.6, 0.8, 1.0, 1.2)
+    broadcast_rows: Sequence[int] = (1_000, 10_000, 100_000)
+    staleness_run_s: float = 15.0
 
 
-SMALL = Size(users=5_000, batch=2_000, batches=3, others=2, zipf=(1.0,), tables=(100,), stale=6)
+SMALL = Workload(
+    users=5_000,
+    batch_events=2_000,
+    miss_batches=3,
+    other_batches=2,
+    zipf_exponents=(1.0,),
+    broadcast_rows=(100,),
+    staleness_run_s=6,
+)
 
 
-class Run(NamedTuple):
+class RunResult(NamedTuple):
     """seconds, rows: of each batch. first: seconds from the first batch's start to its first
     enriched row. counted: of the lookups."""
 
-    seconds: Sequence[float]
-    rows: Sequence[int]
-    first: float
-    counted: Stats
+    batch_seconds: Sequence[float]
+    batch_rows: Sequence[int]
+    first_row_s: float
+    lookup_stats: LookupStats
 
-    def warm(self, what: str, cold: int = 1) -> Figure:
+    def build_rate_figure(self, what: str, skipped_batches: int = 1) -> Figure:
         """cold: batches that are left out, the compiler's."""
-        rows = sum(self.rows[cold:])
-        return Figure(what, rows / sum(self.seconds[cold:]), "records/s", rows)
+        rows = sum(self.batch_rows[skipped_batches:])
+        return Figure(what, rows / sum(self.batch_seconds[skipped_batches:]), "records/s", rows)
 
 
-def measure(size: Size = Size()) -> list[Figure]:
-    with engine.spark() as spark, running() as server:
-        tell(f"filling Redis with {size.users:,} users")
+def measure(workload: Workload = Workload()) -> list[Figure]:
+    with engine.run_spark() as spark, running_redis() as server:
+        print_progress(f"filling Redis with {workload.users:,} users")
         return [
-            _fill(server, size.users),
-            *_missed(spark, server, size),
-            *_hits(spark, server, size),
-            _stale(spark, server, size),
-            *_broadcast(spark, size),
+            _fill_redis(server, workload.users),
+            *_measure_misses(spark, server, workload),
+            *_measure_hits(spark, server, workload),
+            _measure_staleness(spark, server, workload),
+            *_measure_broadcast(spark, workload),
         ]
 
 
-def settings(table: Mapping[str, Any], name: str) -> Enrich:
+def build_settings(table: Mapping[str, Any], name: str) -> Enrich:
     written = {"name": name, "type": "enrich", "on": "user", "to": {"topic": "enriched"}}
     return Enrich.model_validate({**written, "from": {"topic": "clicks"}, "table": table})
 
 
-def _fill(server: RedisServer, users: int) -> Figure:
+def _fill_redis(server: RedisServer, user_count: int) -> Figure:
     """As the job `load` does it, without Spark."""
     began = time.monotonic()
-    redis = Redis(Server(server.url, PREFIX, chunk=2000))
-    redis.store((f"u{number}", _row(number)) for number in range(users))
+    redis = RedisTable(RedisConfig(server.url, KEY_PREFIX, keys_per_command=2000))
+    redis.store_rows((f"u{number}", _encode_row(number)) for number in range(user_count))
     redis.close()
-    return Figure("Redis is filled", users / (time.monotonic() - began), "rows/s", users)
+    return Figure("Redis is filled", user_count / (time.monotonic() - began), "rows/s", user_count)
 
 
-def _missed(spark: SparkSession, server: RedisServer, size: Size) -> Iterator[Figure]:
+def _measure_misses(
+    spark: SparkSession, server: RedisServer, workload: Workload
+) -> Iterator[Figure]:
     """Users drawn evenly, and no value may be used twice."""
-    what = f"Redis, {size.users:,} users, all missed"
+    what = f"Redis, {workload.users:,} users, all missed"
     chance = random.Random(1)
-    users = [chance.randrange(size.users) for _ in range(size.batch * size.batches)]
-    run = _run(spark, _in_redis(server, "missed", staleness="0s"), users, size.batch, what)
-    again = [*users[: size.batch]]
-    next_ = _run(spark, _in_redis(server, "next", staleness="0s"), again, size.batch, "once more")
-    if run.counted.hits or run.counted.missing:
-        raise AssertionError(f"of values that may not be used twice: {run.counted}")
-    yield run.warm(what, cold=2)
+    users = [
+        chance.randrange(workload.users)
+        for _ in range(workload.batch_events * workload.miss_batches)
+    ]
+    run = _run_job(
+        spark,
+        _build_redis_settings(server, "missed", staleness="0s"),
+        users,
+        workload.batch_events,
+        what,
+    )
+    again = [*users[: workload.batch_events]]
+    next_ = _run_job(
+        spark,
+        _build_redis_settings(server, "next", staleness="0s"),
+        again,
+        workload.batch_events,
+        "once more",
+    )
+    if run.lookup_stats.hits or run.lookup_stats.missing_keys:
+        raise AssertionError(f"of values that may not be used twice: {run.lookup_stats}")
+    yield run.build_rate_figure(what, skipped_batches=2)
     first = "first enriched row after the first batch's start"
-    yield Figure(f"{first}, a new JVM", run.first, "s")
-    yield Figure(f"{first}, the next job's in this JVM", next_.first, "s")
+    yield Figure(f"{first}, a new JVM", run.first_row_s, "s")
+    yield Figure(f"{first}, the next job's in this JVM", next_.first_row_s, "s")
 
 
-def _hits(spark: SparkSession, server: RedisServer, size: Size) -> Iterator[Figure]:
+def _measure_hits(spark: SparkSession, server: RedisServer, workload: Workload) -> Iterator[Figure]:
     """By skew: the share of events without a request of their own, and the rate."""
-    for skew in size.zipf:
-        weights = list(accumulate(number**-skew for number in range(1, size.users + 1)))
-        events = size.batch * size.others
-        users = random.Random(2).choices(range(size.users), cum_weights=weights, k=events)
+    for skew in workload.zipf_exponents:
+        weights = list(accumulate(number**-skew for number in range(1, workload.users + 1)))
+        events = workload.batch_events * workload.other_batches
+        users = random.Random(2).choices(range(workload.users), cum_weights=weights, k=events)
         what = f"Redis, 100,000 kept by each of 2 tasks, Zipf {skew}"
-        table = _in_redis(server, f"zipf-{10 * skew:.0f}", staleness="60s", negative="1s")
-        run = _run(spark, table, users, size.batch, what)
-        if run.counted.missing:
-            raise AssertionError(f"{what}: users were missing: {run.counted}")
-        yield Figure(f"{what}: hits", 100 * run.counted.hit_rate, "%", len(users))
-        yield run.warm(f"{what}: rate")
+        table = _build_redis_settings(
+            server, f"zipf-{10 * skew:.0f}", staleness="60s", negative="1s"
+        )
+        run = _run_job(spark, table, users, workload.batch_events, what)
+        if run.lookup_stats.missing_keys:
+            raise AssertionError(f"{what}: users were missing: {run.lookup_stats}")
+        yield Figure(f"{what}: hits", 100 * run.lookup_stats.hit_rate, "%", len(users))
+        yield run.build_rate_figure(f"{what}: rate")
 
 
-def _stale(spark: SparkSession, server: RedisServer, size: Size) -> Figure:
+def _measure_staleness(spark: SparkSession, server: RedisServer, workload: Workload) -> Figure:
     """Small batches of one user, whose value says when it was written: its age in the row. What
     is beyond the bound is the way from the lookup into the row, and the pause between writes."""
-    tell(f"how old values get, {size.stale:g} s")
-    of = _in_redis(server, "stale", staleness=f"{STALENESS:g}s")
-    own, ages = of_job(spark, _conf(of)), list[float]()
+    print_progress(f"how old values get, {workload.staleness_run_s:g} s")
+    of = _build_redis_settings(server, "stale", staleness=f"{STALENESS_S:g}s")
+    own, ages = create_job_session(spark, _build_conf(of)), list[float]()
 
-    def batch(rows: DataFrame, _: int) -> None:
-        ages.extend(_ages(rows))
+    def collect_ages(rows: DataFrame, _: int) -> None:
+        ages.extend(_read_ages(rows))
 
-    with tempfile.TemporaryDirectory() as checkpoint, _written(server):
+    with tempfile.TemporaryDirectory() as checkpoint, _keep_writing(server):
         ticks = own.readStream.format("rate").option("rowsPerSecond", 20).load()
         events = ticks.selectExpr("'now' AS user", "'/' AS page", "int(value) AS amount")
-        writer = job.build(of, {"from": events}).writeStream.foreachBatch(batch)
+        writer = job.build(of, {"from": events}).writeStream.foreachBatch(collect_ages)
         query = writer.option("checkpointLocation", checkpoint).start()
-        while query.isActive and len(ages) < COLD:
+        while query.isActive and len(ages) < WARMUP_EVENTS:
             time.sleep(0.2)
-        time.sleep(size.stale)
-        engine.stop(query)
-    warm = ages[COLD:]
-    if not warm or max(warm) < STALENESS / 2:
+        time.sleep(workload.staleness_run_s)
+        engine.stop_query(query)
+    warm = ages[WARMUP_EVENTS:]
+    if not warm or max(warm) < STALENESS_S / 2:
         raise AssertionError(f"values were used only when they were {warm} s old")
-    return Figure(f"oldest value in a row, bound {STALENESS:g} s at the lookup", max(warm), "s",
+    return Figure(f"oldest value in a row, bound {STALENESS_S:g} s at the lookup", max(warm), "s",
         len(warm))  # fmt: skip
 
 
-def _ages(rows: DataFrame) -> Iterator[float]:
+def _read_ages(rows: DataFrame) -> Iterator[float]:
     """Of a batch's values: as its rows are made, by this machine's one clock."""
     import pyarrow as pa
 
-    def aged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def compute_ages(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for each in batches:
             now = time.time()
             made = [now - float(name) for name in each.column("name").to_pylist()]
             yield pa.RecordBatch.from_pydict({"age": pa.array(made, pa.float64())})
 
-    yield from (row["age"] for row in rows.mapInArrow(aged, "age double").collect())
+    yield from (row["age"] for row in rows.mapInArrow(compute_ages, "age double").collect())
 
 
 @contextmanager
-def _written(server: RedisServer) -> Iterator[None]:
+def _keep_writing(server: RedisServer) -> Iterator[None]:
     """The value of `now`, every 20 ms until the block ends."""
-    ended, redis = threading.Event(), Redis(Server(server.url, PREFIX, chunk=1))
+    ended, redis = (
+        threading.Event(),
+        RedisTable(RedisConfig(server.url, KEY_PREFIX, keys_per_command=1)),
+    )
 
-    def write() -> None:
-        redis.store([("now", orjson.dumps({"name": str(time.time()), "tier": 1}))])
+    def write_value() -> None:
+        redis.store_rows([("now", orjson.dumps({"name": str(time.time()), "tier": 1}))])
 
-    def again() -> None:
+    def write_until_stopped() -> None:
         while not ended.wait(0.02):
-            write()
+            write_value()
 
-    write()
-    thread = threading.Thread(target=again, name="writes to Redis", daemon=True)
+    write_value()
+    thread = threading.Thread(target=write_until_stopped, name="writes to Redis", daemon=True)
     thread.start()
     try:
         yield
@@ -197,107 +227,118 @@ def _written(server: RedisServer) -> Iterator[None]:
         redis.close()
 
 
-def _broadcast(spark: SparkSession, size: Size) -> Iterator[Figure]:
-    for rows in size.tables:
+def _measure_broadcast(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
+    for rows in workload.broadcast_rows:
         what = f"broadcast of {rows:,} rows"
         with tempfile.TemporaryDirectory() as directory:
             path = str(Path(directory) / "users.parquet")
-            _table(path, rows)
+            _write_table(path, rows)
             chance = random.Random(3)
-            users = [chance.randrange(rows) for _ in range(size.batch * size.others)]
+            users = [
+                chance.randrange(rows)
+                for _ in range(workload.batch_events * workload.other_batches)
+            ]
             given = {"kind": "broadcast", "path": path, "key": "id", "refresh": "60s"}
-            run = _run(spark, settings(given, "broadcast"), users, size.batch, what)
-        yield run.warm(what)
+            run = _run_job(
+                spark, build_settings(given, "broadcast"), users, workload.batch_events, what
+            )
+        yield run.build_rate_figure(what)
 
 
-def _in_redis(server: RedisServer, name: str, **more: Any) -> Enrich:
+def _build_redis_settings(server: RedisServer, name: str, **options: Any) -> Enrich:
     """name: of the job, under which its lookups are counted."""
-    table = {"kind": "redis", "url": server.url, "prefix": PREFIX, "fields": FIELDS}
-    return settings({**table, **more}, name)
+    table = {"kind": "redis", "url": server.url, "prefix": KEY_PREFIX, "fields": TABLE_FIELDS}
+    return build_settings({**table, **options}, name)
 
 
-def _conf(of: Enrich) -> Mapping[str, str]:
+def _build_conf(settings: Enrich) -> Mapping[str, str]:
     """As the runner does it."""
-    return {**of_checkpoints("/"), **profiles.of(of)}
+    return {**build_checkpoint_conf("/"), **profiles.build_job_conf(settings)}
 
 
-def _run(spark: SparkSession, of: Enrich, users: Sequence[int], size: int, what: str) -> Run:
+def _run_job(
+    spark: SparkSession, settings: Enrich, users: Sequence[int], batch_events: int, what: str
+) -> RunResult:
     """size: of a batch."""
-    tell(what)
-    spark = of_job(spark, _conf(of))
+    print_progress(what)
+    spark = create_job_session(spark, _build_conf(settings))
     with tempfile.TemporaryDirectory() as directory:
         source, seen = Path(directory) / "events", Path(directory) / "seen"
         source.mkdir()
-        _write(source, users, size)
-        held = job.held(of, spark, {})
+        _write_events(source, users, batch_events)
+        held = job.create_batch_table(settings, spark, {})
 
-        def batch(rows: DataFrame, epoch: int) -> None:
+        def process_batch(rows: DataFrame, epoch: int) -> None:
             if held is not None:
-                rows = job.build(of, {"from": rows, job.TABLE: held.current()})
-            _drain(rows, None if epoch else seen)
+                rows = job.build(settings, {"from": rows, job.TABLE_INPUT: held.get_current()})
+            _evaluate_rows(rows, None if epoch else seen)
 
-        events = _events(spark, source)
-        given = events if held is not None else job.build(of, {"from": events})
-        writer = given.writeStream.foreachBatch(batch).trigger(availableNow=True)
+        events = _read_events(spark, source)
+        given = events if held is not None else job.build(settings, {"from": events})
+        writer = given.writeStream.foreachBatch(process_batch).trigger(availableNow=True)
         query = writer.option("checkpointLocation", f"{directory}/checkpoint").start()
-        engine.ended(query)
+        engine.wait_for_query(query)
         done = [progress for progress in query.recentProgress if progress.numInputRows]
         seconds = [each.durationMs["triggerExecution"] / 1000 for each in done]
         rows = [each.numInputRows for each in done]
         began = datetime.fromisoformat(done[0].timestamp).timestamp()
-        tell(f"{what}: {sum(rows):,} events in {sum(seconds):.0f} s")
-        counted = lookup.stats().get(of.name, Stats())
-        return Run(seconds, rows, float(seen.read_text()) - began, counted)
+        print_progress(f"{what}: {sum(rows):,} events in {sum(seconds):.0f} s")
+        counted = lookup.stats().get(settings.name, LookupStats())
+        return RunResult(seconds, rows, float(seen.read_text()) - began, counted)
 
 
-def _drain(rows: DataFrame, seen: Path | None) -> None:
+def _evaluate_rows(rows: DataFrame, first_row_path: Path | None) -> None:
     """Evaluate them as a sink would. seen: where the first one's time is written."""
     from pyspark.sql import functions as F
 
     json = rows.select(F.to_json(F.struct("*")).alias("value"))
-    if seen is not None:
-        path = str(seen)
+    if first_row_path is not None:
+        path = str(first_row_path)
 
-        def noted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def note_first_row(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 with suppress(FileExistsError), open(path, "x") as file:
                     file.write(str(time.time()))
                 yield batch
 
-        json = json.mapInArrow(noted, "value string")
+        json = json.mapInArrow(note_first_row, "value string")
     json.write.format("noop").mode("overwrite").save()
 
 
-def _events(spark: SparkSession, source: Path) -> DataFrame:
+def _read_events(spark: SparkSession, source: Path) -> DataFrame:
     from pyspark.sql import functions as F
 
     raw = (
         spark.readStream.schema("value binary").option("maxFilesPerTrigger", 1).parquet(str(source))
     )
-    return raw.select(F.from_json(F.col("value").cast("string"), EVENT).alias("v")).select("v.*")
+    return raw.select(F.from_json(F.col("value").cast("string"), EVENT_SCHEMA).alias("v")).select(
+        "v.*"
+    )
 
 
-def _table(path: str, rows: int) -> None:
+def _write_table(path: str, rows: int) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    made = [{"id": f"u{number}", **orjson.loads(_row(number))} for number in range(rows)]
+    made = [{"id": f"u{number}", **orjson.loads(_encode_row(number))} for number in range(rows)]
     parquet.write_table(pa.Table.from_pylist(made), path)
 
 
-def _write(source: Path, users: Sequence[int], size: int) -> None:
+def _write_events(source: Path, users: Sequence[int], batch_events: int) -> None:
     """A file a batch, in pieces for two tasks."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    for number, at in enumerate(range(0, len(users), size)):
+    for number, at in enumerate(range(0, len(users), batch_events)):
         events = [
             orjson.dumps({"user": f"u{user}", "page": f"/pages/{user % 100}", "amount": user % 997})
-            for user in users[at : at + size]
+            for user in users[at : at + batch_events]
         ]
         table = pa.table({"value": pa.array(events, pa.binary())})
-        parquet.write_table(table, source / f"{number:05}.parquet", row_group_size=size // 4)
+        parquet.write_table(
+            table, source / f"{number:05}.parquet", row_group_size=batch_events // 4
+        )
 
 
-def _row(number: int) -> bytes:
+def _encode_row(number: int) -> bytes:
     return orjson.dumps({"name": f"name-{number}", "tier": number % 5, "country": "DE"})

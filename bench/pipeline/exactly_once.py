@@ -19,112 +19,132 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Producer
 
 from gateway.config import Kafka
-from gateway.config.sections.pipeline import Fields, Input, Output, Spark
+from gateway.config.sections.job import Fields, Input, Output, Spark
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
-from gateway.pipeline.exactly_once import Writer
+from gateway.pipeline.exactly_once import ExactlyOnceWriter
 from gateway.pipeline.inputs import source
 from gateway.pipeline.run import output
-from gateway.pipeline.spark import connect
-from gateway.pipeline.spark.session import session
+from gateway.pipeline.spark import client_config
+from gateway.pipeline.spark.session import create_session
 
-from ..figure import Figure, median, times
+from ..figure import Figure, median, summarize_times
 from ..kafka import RealKafka, real_kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RECORDS, ROUNDS = 250_000, 3
-FEW, TURNS = 150, 40  # rows of a small batch; how many batches
+DEFAULT_RECORDS, DEFAULT_ROUNDS = 250_000, 3
+SMALL_BATCH_ROWS, SMALL_BATCHES = 150, 40  # rows of a small batch; how many batches
 SMALL = 5_000  # records
-COLUMNS = {"user": "string", "amount": "bigint", "pad": "string"}
+EVENT_FIELDS = {"user": "string", "amount": "bigint", "pad": "string"}
 
 
-def measure(records: int = RECORDS, rounds: int = ROUNDS) -> list[Figure]:
-    with real_kafka(1, indexed=True) as kafka:
-        spark = session(Spark(master="local[2]"), "bench")
+def measure(records: int = DEFAULT_RECORDS, rounds: int = DEFAULT_ROUNDS) -> list[Figure]:
+    with real_kafka(1, has_index=True) as kafka:
+        spark = create_session(Spark(master="local[2]"), "bench")
         try:
-            return _measured(spark, kafka, records, rounds)
+            return _measure_sinks(spark, kafka, records, rounds)
         finally:
             spark.stop()
-            kafka.forget_topics()
+            kafka.delete_topics()
 
 
-def _measured(spark: SparkSession, kafka: RealKafka, records: int, rounds: int) -> list[Figure]:
+def _measure_sinks(
+    spark: SparkSession, kafka: RealKafka, records: int, rounds: int
+) -> list[Figure]:
     servers = list(kafka.bootstrap)
-    clicks, plain, once = (kafka.topic(partitions=2) for _ in range(3))
-    _fill(",".join(servers), clicks, records)
+    clicks, plain, once = (kafka.create_topic(partitions=2) for _ in range(3))
+    _fill_topic(",".join(servers), clicks, records)
     cluster = Kafka(servers=servers)
-    writer = _writer(cluster, once)
-    options = connect.spark_options(cluster) | {"topic": plain, "kafka.compression.type": "lz4"}
+    writer = _create_writer(cluster, once)
+    options = client_config.build_spark_options(cluster) | {
+        "topic": plain,
+        "kafka.compression.type": "lz4",
+    }
 
-    def put(rows: Any, _: int) -> None:
+    def write_plain(rows: Any, _: int) -> None:
         rows.write.format("kafka").options(**options).save()
 
-    sinks: dict[str, Callable[[Any, int], object]] = {"plain sink": put, "exactly once": writer}
+    sinks: dict[str, Callable[[Any, int], object]] = {
+        "plain sink": write_plain,
+        "exactly once": writer,
+    }
     rates: dict[str, list[float]] = {name: [] for name in sinks}
     for epoch in range(rounds + 1):
         for name, sink in sinks.items():
-            taken = _batch(spark, cluster, clicks, sink, epoch)
+            taken = _time_batch(spark, cluster, clicks, sink, epoch)
             if epoch:
                 rates[name].append(records / taken)
     found = {name: sorted(each)[len(each) // 2] for name, each in rates.items()}
     figures = [Figure(name, rate, "records/s") for name, rate in found.items()]
     ratio = found["exactly once"] / found["plain sink"]
     figures.append(Figure("exactly once to plain sink", ratio, "x"))
-    return figures + _small(spark, cluster, kafka.topic(partitions=2))
+    return figures + _measure_small_batches(spark, cluster, kafka.create_topic(partitions=2))
 
 
-def _writer(cluster: Kafka, topic: str) -> Writer:
+def _create_writer(cluster: Kafka, topic: str) -> ExactlyOnceWriter:
     none = Checkpoint("/nowhere")  # its batches have no marks
-    return Writer(uuid.uuid4().hex, Output(topic=topic), connect.client(cluster), checkpoint=none)
+    return ExactlyOnceWriter(
+        uuid.uuid4().hex,
+        Output(topic=topic),
+        client_config.build_client_config(cluster),
+        checkpoint=none,
+    )
 
 
-def _small(spark: SparkSession, cluster: Kafka, topic: str) -> list[Figure]:
-    writer = _writer(cluster, topic)
+def _measure_small_batches(spark: SparkSession, cluster: Kafka, topic: str) -> list[Figure]:
+    writer = _create_writer(cluster, topic)
     spent: dict[str, list[float]] = {"written": [], "handed through": []}
 
-    def passed(batches: Iterator[Any]) -> Iterator[Any]:  # here, for workers have no `bench`
+    def pass_through(batches: Iterator[Any]) -> Iterator[Any]:  # here, for workers have no `bench`
         yield from batches
 
-    def through(rows: Any, _: int) -> None:
-        done = rows.repartition(2, "key").mapInArrow(passed, rows.schema)
+    def write_noop(rows: Any, _: int) -> None:
+        done = rows.repartition(2, "key").mapInArrow(pass_through, rows.schema)
         done.write.format("noop").mode("overwrite").save()
 
-    sinks: dict[str, Callable[[Any, int], object]] = {"written": writer, "handed through": through}
-    for epoch in range(TURNS):
-        rows = spark.range(FEW).selectExpr("cast(id as string) key", "cast(id as string) value")
+    sinks: dict[str, Callable[[Any, int], object]] = {
+        "written": writer,
+        "handed through": write_noop,
+    }
+    for epoch in range(SMALL_BATCHES):
+        rows = spark.range(SMALL_BATCH_ROWS).selectExpr(
+            "cast(id as string) key", "cast(id as string) value"
+        )
         for name, sink in sinks.items():
             began = time.monotonic()
             sink(rows, epoch)
             spent[name].append(time.monotonic() - began)
-    warm = {name: each[TURNS // 4 :] for name, each in spent.items()}
+    warm = {name: each[SMALL_BATCHES // 4 :] for name, each in spent.items()}
     more = 1000 * (median(warm["written"]) - median(warm["handed through"]))
-    figures = [each for name in warm for each in times(f"small batch, {name}", warm[name])]
+    figures = [
+        each for name in warm for each in summarize_times(f"small batch, {name}", warm[name])
+    ]
     return [*figures, Figure("small batch, transactions", more, "ms", len(warm["written"]))]
 
 
-def _batch(
+def _time_batch(
     spark: SparkSession, kafka: Kafka, topic: str, sink: Callable[[Any, int], object], epoch: int
 ) -> float:
     """Seconds of a query of one batch; the checkpoint is new, the epoch goes on."""
-    read = Input(topic=topic, value=Fields(fields=COLUMNS))
-    rows = output.encoded(
+    read = Input(topic=topic, value=Fields(fields=EVENT_FIELDS))
+    rows = output.encode_rows(
         source.read_stream(spark, read, kafka, {}), Output(topic="unused"), ["user"]
     )
     spent: list[float] = []
 
-    def timed(batch: Any, _: int) -> None:
+    def time_sink(batch: Any, _: int) -> None:
         began = time.monotonic()
         sink(batch, epoch)
         spent.append(time.monotonic() - began)
 
     with tempfile.TemporaryDirectory() as checkpoint:
-        started = rows.writeStream.foreachBatch(timed).option("checkpointLocation", checkpoint)
+        started = rows.writeStream.foreachBatch(time_sink).option("checkpointLocation", checkpoint)
         started.trigger(availableNow=True).start().awaitTermination()
     return sum(spent)
 
 
-def _fill(servers: str, topic: str, records: int) -> None:
+def _fill_topic(servers: str, topic: str, records: int) -> None:
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 20})
     pad = "0123456789" * 5
     for number in range(records):

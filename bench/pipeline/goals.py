@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..figure import Figure
-from ..results import rounded
+from ..results import format_number
 
 
 class Goal(NamedTuple):
@@ -14,25 +14,25 @@ class Goal(NamedTuple):
     value is to be at least `bound`, else at most."""
 
     name: str
-    begins: str
+    prefix: str
     bound: float
-    least: bool = False
-    ends: str = ""
+    is_minimum: bool = False
+    suffix: str = ""
 
-    def of(self, name: str, figure: Figure) -> bool:
+    def applies_to(self, name: str, figure: Figure) -> bool:
         what = figure.what
-        return name == self.name and what.startswith(self.begins) and what.endswith(self.ends)
+        return name == self.name and what.startswith(self.prefix) and what.endswith(self.suffix)
 
-    def judged(self, value: float) -> str:
-        met = value >= self.bound if self.least else value <= self.bound
-        sign = "at least" if self.least else "at most"
-        return f"{sign} {rounded(self.bound)}: {'met' if met else '**no**'}"
+    def judge_value(self, value: float) -> str:
+        met = value >= self.bound if self.is_minimum else value <= self.bound
+        sign = "at least" if self.is_minimum else "at most"
+        return f"{sign} {format_number(self.bound)}: {'met' if met else '**no**'}"
 
 
 GOALS: Sequence[Goal] = (
-    Goal("sessions", "closed, Spark's own, 50,000 users", 15e3, least=True),
-    Goal("join", "join ", 30e3, least=True, ends=", warm"),
-    Goal("enrich", "Redis, 1,000,000 users, all missed", 80e3, least=True),
+    Goal("sessions", "closed, Spark's own, 50,000 users", 15e3, is_minimum=True),
+    Goal("join", "join ", 30e3, is_minimum=True, suffix=", warm"),
+    Goal("enrich", "Redis, 1,000,000 users, all missed", 80e3, is_minimum=True),
     Goal("enrich", "first enriched row", 2),
     # 2 at the lookup; the rest is the pause between writes, and the way from there into the row.
     Goal("enrich", "oldest value in a row", 2.5),
@@ -41,19 +41,21 @@ GOALS: Sequence[Goal] = (
     Goal("latency", "micro-batch, stateless, received, p99", 450),
     Goal("latency", "micro-batch, window count, received, p99", 1000),
     Goal("latency", "real-time, stateless, received, p99", 50),
-    Goal("exactly_once", "exactly once to plain sink", 0.5, least=True),
+    Goal("exactly_once", "exactly once to plain sink", 0.5, is_minimum=True),
     Goal("exactly_once", "small batch, transactions", 100),
 )
 
 
-def judged(name: str, figure: Figure) -> str:
+def judge_figure(name: str, figure: Figure) -> str:
     """What the goal of a figure is and whether it is met; nothing if it has none."""
-    return "; ".join(goal.judged(figure.value) for goal in GOALS if goal.of(name, figure))
+    return "; ".join(
+        goal.judge_value(figure.value) for goal in GOALS if goal.applies_to(name, figure)
+    )
 
 
-def lacking(name: str, figures: Iterable[Figure]) -> Iterator[str]:
+def find_missing(name: str, figures: Iterable[Figure]) -> Iterator[str]:
     """Beginnings of figures that there is a goal for, and no figure."""
     found = list(figures)
     for goal in GOALS:
-        if goal.name == name and not any(goal.of(name, figure) for figure in found):
-            yield goal.begins
+        if goal.name == name and not any(goal.applies_to(name, figure) for figure in found):
+            yield goal.prefix

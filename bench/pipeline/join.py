@@ -17,93 +17,95 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
-from support.joins import Row, Rule, joined
+from support.joins import JoinRule, Row, join_rows
 
 from gateway.config.sections.pipelines import Join
 from gateway.pipeline.jobs import join
-from gateway.pipeline.progress.tasks import Tasks
-from gateway.pipeline.skew import hot_keys
-from gateway.pipeline.spark.session import of_checkpoints, of_job
+from gateway.pipeline.progress.tasks import TaskMetricsReader
+from gateway.pipeline.skew import find_hot_keys
+from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session
 from gateway.pipeline.state import profiles
 
 from ..figure import Figure, median
 from . import engine
-from .telling import tell
+from .progress import print_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-HOT = "shop-0"
-FIELDS = {
+START_TIME = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HOT_MERCHANT = "shop-0"
+SIDE_SCHEMAS = {
     "left": "order string, user string, merchant string, amount double, at timestamp",
     "right": "payment string, order string, user string, merchant string, at timestamp",
 }
 
 
 @dataclass(frozen=True)
-class Size:
+class Workload:
     """batch: rows of each side. skewed: orders of which one merchant has half."""
 
     orders: int = 500_000
-    batch: int = 100_000
-    skewed: int = 120_000
-    skewed_batch: int = 30_000
+    batch_rows: int = 100_000
+    skewed_orders: int = 120_000
+    skewed_batch_rows: int = 30_000
 
 
-SMALL = Size(orders=6_000, batch=2_000, skewed=6_000, skewed_batch=2_000)
+SMALL = Workload(orders=6_000, batch_rows=2_000, skewed_orders=6_000, skewed_batch_rows=2_000)
 
 
-class Run(NamedTuple):
+class RunResult(NamedTuple):
     """told: how many rows came out, and a sum of what they say. seconds: of each batch. rows: how
     many each read. commit: ms. tasks: of each batch but the first, what the slowest of the join
     took and the others on the average, s."""
 
-    told: tuple[int, int]
-    seconds: Sequence[float]
-    rows: Sequence[int]
-    commit: float
-    tasks: Sequence[tuple[float, float]]
+    totals: tuple[int, int]
+    batch_seconds: Sequence[float]
+    batch_rows: Sequence[int]
+    commit_ms: float
+    task_seconds: Sequence[tuple[float, float]]
 
     @property
     def rate(self) -> float:
         """Records a second, the first batch (the compiler's) left out."""
-        return sum(self.rows[1:]) / sum(self.seconds[1:])
+        return sum(self.batch_rows[1:]) / sum(self.batch_seconds[1:])
 
 
 @dataclass
-class Shop:
+class JoinData:
     """Both sides as rows, and as files of one batch each."""
 
     orders: list[Row]
     payments: list[Row]
-    batch: int
+    batch_rows: int
     directory: Path = field(default_factory=Path)
 
-    def write(self, directory: Path) -> Shop:
+    def write_files(self, directory: Path) -> JoinData:
         self.directory = directory
         for side, rows in (("left", self.orders), ("right", self.payments)):
             (directory / side).mkdir(parents=True)
-            for number, part in enumerate(_parts(rows, self.batch)):
-                _write(directory / side / f"{number:05}.parquet", side, number * self.batch, part)
+            for number, part in enumerate(_split_batches(rows, self.batch_rows)):
+                _write_file(
+                    directory / side / f"{number:05}.parquet", side, number * self.batch_rows, part
+                )
         return self
 
-    def expected(self, rule: Rule) -> tuple[int, int]:
-        return _sum(joined(rule, self.orders, self.payments))
+    def compute_totals(self, rule: JoinRule) -> tuple[int, int]:
+        return _sum_pairs(join_rows(rule, self.orders, self.payments))
 
 
-def measure(size: Size = Size()) -> list[Figure]:
-    with engine.spark() as spark:
-        return [*_rates(spark, size), *_skew(spark, size)]
+def measure(workload: Workload = Workload()) -> list[Figure]:
+    with engine.run_spark() as spark:
+        return [*_measure_rates(spark, workload), *_measure_skew(spark, workload)]
 
 
-def shop(orders: int, batch: int, hours: float = 12.0) -> Shop:
+def generate_data(order_count: int, batch_rows: int, hours: float = 12.0) -> JoinData:
     """Of all orders 5% are never paid, and 5% after the hour."""
     some = random.Random(1)
     left: list[dict[str, Any]] = []
     right: list[dict[str, Any]] = []
-    for number in range(orders):
-        at = NOON + timedelta(seconds=hours * 3600 * number / orders)
+    for number in range(order_count):
+        at = START_TIME + timedelta(seconds=hours * 3600 * number / order_count)
         key = {"order": f"o-{number}", "user": f"user-{some.randrange(50_000)}"}
         left.append({**key, "merchant": "m", "amount": some.randrange(9999) / 100, "at": at})
         if number % 20:
@@ -111,22 +113,22 @@ def shop(orders: int, batch: int, hours: float = 12.0) -> Shop:
             paid = at + timedelta(seconds=late + 1 + some.randrange(3590))
             right.append({"payment": f"p-{number}", **key, "merchant": "m", "at": paid})
     right.sort(key=lambda row: row["at"])
-    return Shop([*left], [*right], batch)
+    return JoinData([*left], [*right], batch_rows)
 
 
-def skewed(orders: int, batch: int) -> Shop:
+def generate_skewed_data(order_count: int, batch_rows: int) -> JoinData:
     """Half of the orders are one merchant's; each is joined with its terms of that minute."""
     some = random.Random(2)
-    seconds = orders * 6 // 25  # 250 a minute
+    seconds = order_count * 6 // 25  # 250 a minute
     left: list[Row] = [
         {
             "order": f"o-{number}",
             "user": "u",
-            "merchant": HOT if number % 2 else f"shop-{1 + some.randrange(60)}",
+            "merchant": HOT_MERCHANT if number % 2 else f"shop-{1 + some.randrange(60)}",
             "amount": 1.0,
-            "at": NOON + timedelta(seconds=seconds * number / orders),
+            "at": START_TIME + timedelta(seconds=seconds * number / order_count),
         }
-        for number in range(orders)
+        for number in range(order_count)
     ]
     right: list[Row] = [
         {
@@ -134,93 +136,112 @@ def skewed(orders: int, batch: int) -> Shop:
             "order": "",
             "user": "",
             "merchant": f"shop-{merchant}",
-            "at": NOON + timedelta(minutes=minute),
+            "at": START_TIME + timedelta(minutes=minute),
         }
         for minute in range(-1, seconds // 60)
         for merchant in range(61)
     ]
-    return Shop(left, right, batch)
+    return JoinData(left, right, batch_rows)
 
 
-def job(**more: Any) -> Join:
+def build_settings(**options: Any) -> Join:
     sides = {side: {"topic": side, "time": "at", "watermark": "10m"} for side in ("left", "right")}
     rest = {"name": "paid", "type": "join", "after": "1h", "to": {"topic": "paid"}}
     told = {"order": "left.order", "payment": "right.payment"}
     return Join.model_validate(
-        {**rest, **sides, "on": {"order": "order", "user": "user"}, "select": told, **more}
+        {**rest, **sides, "on": {"order": "order", "user": "user"}, "select": told, **options}
     )
 
 
-def run(
+def run_join(
     spark: SparkSession,
     settings: Join,
-    data: Shop,
-    hot: Sequence[str] = (),
-    more: Mapping[str, str] | None = None,
-) -> Run:
+    data: JoinData,
+    hot_keys: Sequence[str] = (),
+    conf: Mapping[str, str] | None = None,
+) -> RunResult:
     """Up to the last row. more: settings of Spark beside those of the job's profile."""
     from pyspark.sql import functions as F
 
-    own = of_job(spark, {**of_checkpoints("/"), **profiles.of(settings), **(more or {})})
-    tables = {side: _table(own, data, side) for side in ("left", "right")}
-    pairs = join.build(settings, tables, hot)
+    own = create_job_session(
+        spark, {**build_checkpoint_conf("/"), **profiles.build_job_conf(settings), **(conf or {})}
+    )
+    tables = {side: _read_table(own, data, side) for side in ("left", "right")}
+    pairs = join.build(settings, tables, hot_keys)
     pair = F.concat_ws("|", "order", F.coalesce("payment", F.lit("-")))
     counted = pairs.observe("told", F.count("*").alias("rows"), F.sum(F.crc32(pair)).alias("sum"))
     with tempfile.TemporaryDirectory() as checkpoint:
         writer = counted.writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.outputMode("append").trigger(availableNow=True).start()
-        engine.ended(query)
-        tasks = Tasks(own)
-        return _run(query.recentProgress, lambda batch: tasks.of(str(query.runId), batch))
+        engine.wait_for_query(query)
+        tasks = TaskMetricsReader(own)
+        return _build_result(
+            query.recentProgress, lambda batch: tasks.read_batch(str(query.runId), batch)
+        )
 
 
-def _rates(spark: SparkSession, size: Size) -> Iterator[Figure]:
+def _measure_rates(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as directory:
-        tell(f"writing {size.orders:,} orders and their payments")
-        data = shop(size.orders, size.batch).write(Path(directory))
+        print_progress(f"writing {workload.orders:,} orders and their payments")
+        data = generate_data(workload.orders, workload.batch_rows).write_files(Path(directory))
         for kind in ("inner", "left"):
             on = {"order": "order", "user": "user"}
-            done = _right(spark, job(kind=kind), data, Rule(on, kind=kind), f"join {kind}")
+            done = _run_checked(
+                spark, build_settings(kind=kind), data, JoinRule(on, kind=kind), f"join {kind}"
+            )
             what = f"join {kind}, {len(data.orders):,} orders and {len(data.payments):,} payments"
-            yield Figure(f"{what}, warm", done.rate, "records/s", sum(done.rows[1:]))
-            yield Figure(f"{what}, commit of a batch", done.commit, "ms", len(done.rows))
+            yield Figure(f"{what}, warm", done.rate, "records/s", sum(done.batch_rows[1:]))
+            yield Figure(f"{what}, commit of a batch", done.commit_ms, "ms", len(done.batch_rows))
 
 
-def _skew(spark: SparkSession, size: Size) -> Iterator[Figure]:
+def _measure_skew(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
     """The key with half of the rows is found, not named."""
     on = {"merchant": "merchant"}
     with tempfile.TemporaryDirectory() as directory:
-        data = skewed(size.skewed, size.skewed_batch).write(Path(directory))
+        data = generate_skewed_data(workload.skewed_orders, workload.skewed_batch_rows).write_files(
+            Path(directory)
+        )
         for salt in (None, {"share": 20}):
             more = {"before": "60s", "after": "0s", "state": {"partitions": 4}, "salt": salt}
-            settings = job(on=on, **{key: value for key, value in more.items() if value})
-            left = _table(spark, data, "left", spark.read)
-            hot = hot_keys(left, ["merchant"], 20) if salt else []
-            if hot != ([HOT] if salt else []):
+            settings = build_settings(on=on, **{key: value for key, value in more.items() if value})
+            left = _read_table(spark, data, "left", spark.read)
+            hot = find_hot_keys(left, ["merchant"], 20) if salt else []
+            if hot != ([HOT_MERCHANT] if salt else []):
                 raise AssertionError(f"{hot} are not the hot keys")
-            what = f"one key half of {size.skewed:,}, {'salted' if salt else 'as it is'}"
-            done = _right(spark, settings, data, Rule(on, before=60, after=0), what, hot)
-            slowest, others = (median([pair[at] for pair in done.tasks]) for at in (0, 1))
-            yield Figure(f"{what}, slowest task", slowest, "s", len(done.tasks))
-            yield Figure(f"{what}, its other tasks", others, "s", len(done.tasks))
+            what = f"one key half of {workload.skewed_orders:,}, {'salted' if salt else 'as it is'}"
+            done = _run_checked(
+                spark, settings, data, JoinRule(on, before_s=60, after_s=0), what, hot
+            )
+            slowest, others = (median([pair[at] for pair in done.task_seconds]) for at in (0, 1))
+            yield Figure(f"{what}, slowest task", slowest, "s", len(done.task_seconds))
+            yield Figure(f"{what}, its other tasks", others, "s", len(done.task_seconds))
             yield Figure(f"{what}, slowest to others", slowest / max(others, 1e-3), "x")
-            yield Figure(f"{what}, batch", median(done.seconds[1:]), "s", len(done.seconds) - 1)
+            yield Figure(
+                f"{what}, batch", median(done.batch_seconds[1:]), "s", len(done.batch_seconds) - 1
+            )
 
 
-def _right(
-    spark: SparkSession, settings: Join, data: Shop, rule: Rule, what: str, hot: Sequence[str] = ()
-) -> Run:
+def _run_checked(
+    spark: SparkSession,
+    settings: Join,
+    data: JoinData,
+    rule: JoinRule,
+    what: str,
+    hot_keys: Sequence[str] = (),
+) -> RunResult:
     """Raises AssertionError: what came out is not what should have."""
-    tell(what)
-    done = run(spark, settings, data, hot)
-    expected = data.expected(rule)
-    if done.told != expected:
-        raise AssertionError(f"{what}: rows and their sum are {done.told}, not {expected}")
-    tell(f"{what}: {expected[0]:,} rows as expected, {sum(done.seconds):.0f} s")
+    print_progress(what)
+    done = run_join(spark, settings, data, hot_keys)
+    expected = data.compute_totals(rule)
+    if done.totals != expected:
+        raise AssertionError(f"{what}: rows and their sum are {done.totals}, not {expected}")
+    print_progress(f"{what}: {expected[0]:,} rows as expected, {sum(done.batch_seconds):.0f} s")
     return done
 
 
-def _run(progress: Sequence[Any], tasks: Callable[[int], Mapping[str, Any] | None]) -> Run:
+def _build_result(
+    progress: Sequence[Any], read_tasks: Callable[[int], Mapping[str, Any] | None]
+) -> RunResult:
     parts = [part for part in progress if part["numInputRows"] > 2]
     told = [
         (row["rows"], row["sum"] or 0)
@@ -228,18 +249,20 @@ def _run(progress: Sequence[Any], tasks: Callable[[int], Mapping[str, Any] | Non
         if (row := part["observedMetrics"].get("told"))
     ]
     states = [part["stateOperators"][0] for part in progress if part["stateOperators"]]
-    return Run(
-        told=(sum(rows for rows, _ in told), sum(crc for _, crc in told)),
-        seconds=[part["durationMs"]["triggerExecution"] / 1000 for part in parts],
-        rows=[part["numInputRows"] for part in parts],
-        commit=median([state["commitTimeMs"] for state in states]),
-        tasks=[pair for part in parts[1:] if (pair := _slowest(tasks(part["batchId"])))],
+    return RunResult(
+        totals=(sum(rows for rows, _ in told), sum(crc for _, crc in told)),
+        batch_seconds=[part["durationMs"]["triggerExecution"] / 1000 for part in parts],
+        batch_rows=[part["numInputRows"] for part in parts],
+        commit_ms=median([state["commitTimeMs"] for state in states]),
+        task_seconds=[
+            pair for part in parts[1:] if (pair := _get_task_seconds(read_tasks(part["batchId"])))
+        ],
     )
 
 
-def _slowest(told: Mapping[str, Any] | None) -> tuple[float, float] | None:
+def _get_task_seconds(tasks: Mapping[str, Any] | None) -> tuple[float, float] | None:
     """Of the stage that joins: its slowest task, and what the others took on the average."""
-    joins = [stage for stage in (told or {}).get("stages", ()) if stage["shuffles"]]
+    joins = [stage for stage in (tasks or {}).get("stages", ()) if stage["shuffles"]]
     if not joins:
         return None
     stage = max(joins, key=lambda each: float(each["total"]))
@@ -247,31 +270,31 @@ def _slowest(told: Mapping[str, Any] | None) -> tuple[float, float] | None:
     return stage["slowest"], others
 
 
-def _table(spark: SparkSession, data: Shop, side: str, reader: Any = None) -> DataFrame:
+def _read_table(spark: SparkSession, data: JoinData, side: str, reader: Any = None) -> DataFrame:
     from pyspark.sql import functions as F
 
     of_record = "value binary, _partition int, _offset bigint"
     if reader is None:
         reader = spark.readStream.option("maxFilesPerTrigger", 1)
     files = reader.schema(of_record).parquet(str(data.directory / side))
-    value = F.from_json(F.col("value").cast("string"), FIELDS[side])
+    value = F.from_json(F.col("value").cast("string"), SIDE_SCHEMAS[side])
     table = files.select(value.alias("v"), "_partition", "_offset")
     columns: DataFrame = table.select("v.*", "_partition", "_offset")
     return columns.withWatermark("at", "10 minutes")
 
 
-def _parts(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
+def _split_batches(rows: Sequence[Row], batch_rows: int) -> Iterator[Sequence[Row]]:
     """And a heartbeat of the next week, without a key, that makes the last rows due."""
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
-    yield [{"at": NOON + timedelta(days=7)}]
+    for start in range(0, len(rows), batch_rows):
+        yield rows[start : start + batch_rows]
+    yield [{"at": START_TIME + timedelta(days=7)}]
 
 
-def _write(path: Path, side: str, first: int, rows: Sequence[Row]) -> None:
+def _write_file(path: Path, side: str, first_row: int, rows: Sequence[Row]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    numbers = range(first, first + len(rows))
+    numbers = range(first_row, first_row + len(rows))
     table = pa.table(
         {
             "value": pa.array([orjson.dumps(row) for row in rows], pa.binary()),
@@ -282,7 +305,7 @@ def _write(path: Path, side: str, first: int, rows: Sequence[Row]) -> None:
     parquet.write_table(table, path, row_group_size=max(1, len(rows) // 4))
 
 
-def _sum(pairs: Iterable[tuple[Row, Row | None]]) -> tuple[int, int]:
+def _sum_pairs(pairs: Iterable[tuple[Row, Row | None]]) -> tuple[int, int]:
     count = total = 0
     for left, right in pairs:
         count += 1

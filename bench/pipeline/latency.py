@@ -17,36 +17,36 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from gateway.config import Settings
-from gateway.pipeline.checkpoint import place
+from gateway.pipeline.checkpoint import job_checkpoint
 from gateway.pipeline.run import query
 from gateway.pipeline.spark import session
 from gateway.pipeline.state import profiles
 
-from ..figure import Figure, median, times
+from ..figure import Figure, median, summarize_times
 from ..kafka import RealKafka, real_kafka
 from . import engine
-from .pace import beside
-from .telling import tell
+from .paced_client import run_client
+from .progress import print_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CORES = 6  # more than the machine's: a task in real time holds one as long as its batch
+SPARK_CORES = 6  # more than the machine's: a task in real time holds one as long as its batch
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """rate: events a second. warm: seconds that are left out."""
 
-    rate: int = 1000
+    events_per_second: int = 1000
     partitions: int = 2
-    warm: float = 25.0
-    seconds: float = 25.0
+    warmup_s: float = 25.0
+    duration_s: float = 25.0
 
 
-SMALL = Load(rate=50, warm=20, seconds=10)
-COLUMNS = {"type": "query", "sql": "SELECT user, amount, at FROM clicks WHERE amount >= 0"}
-COUNTS = {
+SMALL = Workload(events_per_second=50, warmup_s=20, duration_s=10)
+QUERY_JOB = {"type": "query", "sql": "SELECT user, amount, at FROM clicks WHERE amount >= 0"}
+AGGREGATE_JOB = {
     "type": "aggregate",
     "by": ["user"],
     "window": {"size": "10s"},
@@ -64,84 +64,100 @@ class Case:
     guarantee: str = "at-least-once"
     conf: Mapping[str, str] = field(default_factory=dict)
 
-    def settings(self, servers: Sequence[str], read: str, written: str, root: str) -> Settings:
+    def build_settings(
+        self, servers: Sequence[str], input_topic: str, output_topic: str, checkpoints: str
+    ) -> Settings:
         fields = {"user": "string", "amount": "bigint", "at": "bigint"}
-        clicks = {"topic": read, "watermark": "10s", "value": {"fields": fields}}
+        clicks = {"topic": input_topic, "watermark": "10s", "value": {"fields": fields}}
         query = self.job["type"] == "query"
         whence = {"tables": {"clicks": clicks}} if query else {"from": clicks}
-        to = {"topic": written, "guarantee": self.guarantee}
+        to = {"topic": output_topic, "guarantee": self.guarantee}
         job = {"name": "measured", "state": {"profile": "latency"}, **self.job, **whence, "to": to}
         kafka = {"servers": list(servers)}
         return Settings.model_validate(
-            {"kafka": kafka, "pipelines": {"checkpoints": root, "jobs": [job]}}
+            {"kafka": kafka, "pipelines": {"checkpoints": checkpoints, "jobs": [job]}}
         )
 
 
-class Run(NamedTuple):
+class RunResult(NamedTuple):
     """told, received: seconds. phases: median ms of a batch."""
 
-    told: Sequence[float]
-    received: Sequence[float]
-    phases: Mapping[str, float]
+    produced_seconds: Sequence[float]
+    received_seconds: Sequence[float]
+    phase_ms: Mapping[str, float]
 
-    def figures(self, case: Case) -> Iterator[Figure]:
-        yield from times(f"{case.name}, told", self.told)
-        yield from times(f"{case.name}, received", self.received)
-        if "triggerExecution" in self.phases and case.job.get("trigger") != "realtime":
-            yield Figure(f"{case.name}, a batch", self.phases["triggerExecution"], "ms")
+    def build_figures(self, case: Case) -> Iterator[Figure]:
+        yield from summarize_times(f"{case.name}, told", self.produced_seconds)
+        yield from summarize_times(f"{case.name}, received", self.received_seconds)
+        if "triggerExecution" in self.phase_ms and case.job.get("trigger") != "realtime":
+            yield Figure(f"{case.name}, a batch", self.phase_ms["triggerExecution"], "ms")
 
 
 CASES = (
-    Case("micro-batch, stateless", COLUMNS),
-    Case("micro-batch, stateless, exactly once", COLUMNS, guarantee="exactly-once"),
-    Case("micro-batch, window count", COUNTS),
-    Case("micro-batch, window count, exactly once", COUNTS, guarantee="exactly-once"),
-    Case("real-time, stateless", {**COLUMNS, "trigger": "realtime"}),
+    Case("micro-batch, stateless", QUERY_JOB),
+    Case("micro-batch, stateless, exactly once", QUERY_JOB, guarantee="exactly-once"),
+    Case("micro-batch, window count", AGGREGATE_JOB),
+    Case("micro-batch, window count, exactly once", AGGREGATE_JOB, guarantee="exactly-once"),
+    Case("real-time, stateless", {**QUERY_JOB, "trigger": "realtime"}),
 )
 
 
-def measure(load: Load = Load(), cases: Sequence[Case] = CASES) -> list[Figure]:
+def measure(workload: Workload = Workload(), cases: Sequence[Case] = CASES) -> list[Figure]:
     figures: list[Figure] = []
-    with engine.spark(f"local[{CORES}]") as spark, real_kafka(1, indexed=True) as kafka:
+    with engine.run_spark(f"local[{SPARK_CORES}]") as spark, real_kafka(1, has_index=True) as kafka:
         for case in cases:
-            tell(f"{case.name}, {load.warm + load.seconds:g} s")
-            done = run(spark, case, kafka, load)
-            if not done.told:
-                tell(f"{case.name}: no row after {load.warm:g} s, no figure")
+            print_progress(f"{case.name}, {workload.warmup_s + workload.duration_s:g} s")
+            done = run_case(spark, case, kafka, workload)
+            if not done.produced_seconds:
+                print_progress(f"{case.name}: no row after {workload.warmup_s:g} s, no figure")
                 continue
-            figures += done.figures(case)
+            figures += done.build_figures(case)
     return figures
 
 
-def run(spark: SparkSession, case: Case, kafka: RealKafka, load: Load = Load()) -> Run:
+def run_case(
+    spark: SparkSession, case: Case, kafka: RealKafka, workload: Workload = Workload()
+) -> RunResult:
     """The job as `gateway pipeline run` starts it, over topics of its own."""
-    read, written = kafka.topic(load.partitions), kafka.topic(load.partitions)
-    last = load.warm + load.seconds
+    read, written = kafka.create_topic(workload.partitions), kafka.create_topic(workload.partitions)
+    last = workload.warmup_s + workload.duration_s
     with tempfile.TemporaryDirectory() as root:
-        settings = case.settings(kafka.bootstrap, read, written, root)
+        settings = case.build_settings(kafka.bootstrap, read, written, root)
         assert settings.pipelines is not None
         (job,) = settings.pipelines.jobs
-        conf = {**profiles.of(job), **session.of_checkpoints(root), **case.conf}
-        started = query.start(
-            session.of_job(spark, conf), job, settings, place.ready(root, job, spark)
+        conf = {**profiles.build_job_conf(job), **session.build_checkpoint_conf(root), **case.conf}
+        started = query.start_query(
+            session.create_job_session(spark, conf),
+            job,
+            settings,
+            job_checkpoint.prepare_checkpoint(root, job, spark),
         )
         try:
             with (
-                beside("receive", kafka.servers, written, last + 3) as receiver,
-                beside("send", kafka.servers, read, load.partitions, load.rate, last),
+                run_client("receive", kafka.bootstrap_servers, written, last + 3) as receiver,
+                run_client(
+                    "send",
+                    kafka.bootstrap_servers,
+                    read,
+                    workload.partitions,
+                    workload.events_per_second,
+                    last,
+                ),
             ):
                 begun = time.time()
                 found = receiver.communicate()[0]
-            phases = _phases(started)
+            phases = _median_phases(started)
         finally:
-            engine.stop(started, 0 if case.job.get("trigger") == "realtime" else engine.PATIENCE)
-    after = 1e6 * (begun + load.warm)
+            engine.stop_query(
+                started, 0 if case.job.get("trigger") == "realtime" else engine.STOP_TIMEOUT_S
+            )
+    after = 1e6 * (begun + workload.warmup_s)
     rows = [row for row in orjson.loads(found) if after <= row[0]]
     told, received = ([(row[which] - row[0]) / 1e6 for row in rows] for which in (1, 2))
-    return Run(told, received, phases)
+    return RunResult(told, received, phases)
 
 
-def _phases(started: Any) -> Mapping[str, float]:
-    batches = [p["durationMs"] for p in started.recentProgress if p["numInputRows"]]
+def _median_phases(streaming_query: Any) -> Mapping[str, float]:
+    batches = [p["durationMs"] for p in streaming_query.recentProgress if p["numInputRows"]]
     names = {name for batch in batches for name in batch}
     return {name: median([batch.get(name, 0) for batch in batches]) for name in sorted(names)}

@@ -20,72 +20,77 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.config.sections.pipeline import Spark, State
+from gateway.config.sections.job import Spark, State
 from gateway.pipeline.progress import alerts
-from gateway.pipeline.spark.session import of_checkpoints, of_job, session
-from gateway.pipeline.state import damage, layout, read, rescale
-from gateway.pipeline.state.files import Local
-from gateway.pipeline.state.profiles import conf
+from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session, create_session
+from gateway.pipeline.state import damage, layout, report, rescale
+from gateway.pipeline.state.files import LocalFiles
+from gateway.pipeline.state.profiles import build_conf
 
 from ..figure import Figure
-from .telling import tell
+from .progress import print_progress
 
 
 @dataclass(frozen=True)
-class Size:
+class Workload:
     """whole: of so many keys state is damaged and rescaled, too."""
 
-    keys: Sequence[int] = (100_000, 1_000_000)
-    whole: int = 1_000_000
+    key_counts: Sequence[int] = (100_000, 1_000_000)
+    full_key_count: int = 1_000_000
 
 
-SMALL = Size(keys=(2_000,), whole=2_000)
-BATCHES = 8
-PARTITIONS = 2, 4
+SMALL = Workload(key_counts=(2_000,), full_key_count=2_000)
+FILL_BATCHES = 8
+PARTITION_COUNTS = 2, 4
 
 
-def measure(size: Size = Size()) -> list[Figure]:
+def measure(workload: Workload = Workload()) -> list[Figure]:
     asked = os.environ.get("KEYS")
     figures: list[Figure] = []
-    for keys in map(int, asked.split(",")) if asked else size.keys:
+    for keys in map(int, asked.split(",")) if asked else workload.key_counts:
         with tempfile.TemporaryDirectory(prefix="restart-") as directory:
-            figures += _measured(Path(directory), keys, whole=keys == size.whole)
+            figures += _measure_keys(Path(directory), keys, is_full=keys == workload.full_key_count)
     return figures
 
 
-def _measured(directory: Path, keys: int, *, whole: bool) -> Iterator[Figure]:
-    filled, of = directory / "filled", f"{keys:,} keys"
-    _child("fill", filled, keys)
-    state = read.state(Local(filled), "counts")
-    yield Figure(f"state on disk, all versions kept, {of}", state.bytes / keys, "bytes/key")
-    yield _again(filled, keys, "clean", lambda _: None)
-    if whole:
-        for what, harm in (("snapshot truncated", _truncated), ("tables flipped", _flipped)):
-            yield _again(filled, keys, what, harm)
-        told = _child("rescale", filled, keys)
-        what = f"rescale {PARTITIONS[0]} to {PARTITIONS[1]}, {of}"
+def _measure_keys(directory: Path, key_count: int, *, is_full: bool) -> Iterator[Figure]:
+    filled, of = directory / "filled", f"{key_count:,} keys"
+    _run_child("fill", filled, key_count)
+    state = report.read_state(LocalFiles(filled), "counts")
+    yield Figure(f"state on disk, all versions kept, {of}", state.bytes / key_count, "bytes/key")
+    yield _measure_restart(filled, key_count, "clean", lambda _: None)
+    if is_full:
+        for what, harm in (
+            ("snapshot truncated", _truncate_snapshots),
+            ("tables flipped", _flip_bits),
+        ):
+            yield _measure_restart(filled, key_count, what, harm)
+        told = _run_child("rescale", filled, key_count)
+        what = f"rescale {PARTITION_COUNTS[0]} to {PARTITION_COUNTS[1]}, {of}"
         yield Figure(what, told["seconds"], "s")
 
 
-def _again(filled: Path, keys: int, what: str, harm: Callable[[Path], None]) -> Figure:
+def _measure_restart(
+    filled: Path, key_count: int, case: str, damage_files: Callable[[Path], None]
+) -> Figure:
     """A copy is harmed, and its job begun."""
     copy = filled.with_name("copy")
     shutil.copytree(filled, copy)
-    harm(copy)
-    tell(f"{keys:,} keys, {what}")
-    told = _child("restart", copy, keys)
+    damage_files(copy)
+    print_progress(f"{key_count:,} keys, {case}")
+    told = _run_child("restart", copy, key_count)
     shutil.rmtree(copy)
-    if bool(told["alerts"]) == (what == "clean"):
-        raise AssertionError(f"{what}: alerts are {told['alerts']}")
-    return Figure(f"query start to first batch, {what}, {keys:,} keys", told["seconds"], "s")
+    if bool(told["alerts"]) == (case == "clean"):
+        raise AssertionError(f"{case}: alerts are {told['alerts']}")
+    return Figure(f"query start to first batch, {case}, {key_count:,} keys", told["seconds"], "s")
 
 
-def _truncated(checkpoint: Path) -> None:
-    for snapshot in _newest(checkpoint):
+def _truncate_snapshots(checkpoint: Path) -> None:
+    for snapshot in _list_newest_snapshots(checkpoint):
         snapshot.write_bytes(snapshot.read_bytes()[: snapshot.stat().st_size // 2])
 
 
-def _flipped(checkpoint: Path) -> None:
+def _flip_bits(checkpoint: Path) -> None:
     """The second half of the largest table of a store."""
     tables = checkpoint.glob("state/0/0/SSTs/*.sst")
     largest = max(tables, key=lambda path: path.stat().st_size)
@@ -94,15 +99,15 @@ def _flipped(checkpoint: Path) -> None:
     largest.write_bytes(data[:half] + bytes(each ^ 0xFF for each in data[half:]))
 
 
-def _newest(checkpoint: Path) -> list[Path]:
-    stores = layout.stores(Local(checkpoint).sizes()).values()
+def _list_newest_snapshots(checkpoint: Path) -> list[Path]:
+    stores = layout.parse_stores(LocalFiles(checkpoint).list_sizes()).values()
     return [checkpoint / store.snapshots[max(store.snapshots)][0] for store in stores]
 
 
-def _child(what: str, checkpoint: Path, keys: int) -> dict[str, Any]:
+def _run_child(task: str, checkpoint: Path, key_count: int) -> dict[str, Any]:
     """What it tells; then it is killed, with its JVM."""
-    tell(f"{what} {keys:,} keys, in a process of its own")
-    command = [sys.executable, "-m", __name__, what, str(checkpoint), str(keys)]
+    print_progress(f"{task} {key_count:,} keys, in a process of its own")
+    command = [sys.executable, "-m", __name__, task, str(checkpoint), str(key_count)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
         try:
             assert child.stdout is not None
@@ -110,42 +115,44 @@ def _child(what: str, checkpoint: Path, keys: int) -> dict[str, Any]:
         finally:
             os.killpg(child.pid, signal.SIGKILL)
     if not line:
-        raise RuntimeError(f"{what} of {keys} keys told nothing")
+        raise RuntimeError(f"{task} of {key_count} keys told nothing")
     told: dict[str, Any] = json.loads(line)
     return told
 
 
-def _main(what: str, checkpoint: str, keys: int) -> None:
-    spark = session(Spark.model_validate({"master": "local[2]", "memory": "2GiB"}), "restart")
-    state = State.model_validate({"snapshotAfter": 2, "partitions": PARTITIONS[0]})
-    own = {**of_checkpoints(checkpoint), **conf(state), _MAINTENANCE: "3s"}
-    mine = of_job(spark, own)
-    if what == "rescale":
-        done = rescale.rescale(mine, Local(checkpoint), PARTITIONS[1])
-        _compare(mine, checkpoint, keys)
+def _run_task(task: str, checkpoint: str, key_count: int) -> None:
+    spark = create_session(
+        Spark.model_validate({"master": "local[2]", "memory": "2GiB"}), "restart"
+    )
+    state = State.model_validate({"snapshotAfter": 2, "partitions": PARTITION_COUNTS[0]})
+    own = {**build_checkpoint_conf(checkpoint), **build_conf(state), _MAINTENANCE_INTERVAL: "3s"}
+    mine = create_job_session(spark, own)
+    if task == "rescale":
+        done = rescale.rescale_state(mine, LocalFiles(checkpoint), PARTITION_COUNTS[1])
+        _check_counts(mine, checkpoint, key_count)
         told: dict[str, Any] = {"seconds": done.seconds}
     else:
-        told = _run(mine, checkpoint, keys, fill=what == "fill")
+        told = _run_query(mine, checkpoint, key_count, fill=task == "fill")
     print(json.dumps(told), flush=True)
     time.sleep(60)  # until we are killed
 
 
-_MAINTENANCE = "spark.sql.streaming.stateStore.maintenanceInterval"
+_MAINTENANCE_INTERVAL = "spark.sql.streaming.stateStore.maintenanceInterval"
 
 
-def _run(spark: Any, checkpoint: str, keys: int, *, fill: bool) -> dict[str, Any]:
+def _run_query(spark: Any, checkpoint: str, key_count: int, *, fill: bool) -> dict[str, Any]:
     from pyspark.sql import functions as F
 
-    watch = damage.Watch(spark)
-    rows = keys // 4 if fill else 1000
+    watch = damage.StateLogWatcher(spark)
+    rows = key_count // 4 if fill else 1000
     read_ = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
-    counts = read_.load().select((F.col("value") % keys).alias("k")).groupBy("k").count()
+    counts = read_.load().select((F.col("value") % key_count).alias("k")).groupBy("k").count()
     query = counts.writeStream.outputMode("update").format("noop")
     query = query.option("checkpointLocation", checkpoint).trigger(processingTime="2 seconds")
-    batch = _next(Path(checkpoint)) + (BATCHES if fill else 1) - 1
+    batch = _next_batch(Path(checkpoint)) + (FILL_BATCHES if fill else 1) - 1
     began = time.monotonic()
     query = query.start()
-    damage.began(str(query.runId), "counts")
+    damage.register_run(str(query.runId), "counts")
     while not Path(checkpoint, "commits", str(batch)).exists():
         if not query.isActive:
             raise RuntimeError(str(query.exception()))
@@ -153,44 +160,48 @@ def _run(spark: Any, checkpoint: str, keys: int, *, fill: bool) -> dict[str, Any
     seconds = time.monotonic() - began
     if fill:
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not _whole(Path(checkpoint)):
+        while time.monotonic() < deadline and not _has_two_snapshots(Path(checkpoint)):
             time.sleep(0.1)
     query.stop()
     watch.close()
-    _compare(spark, checkpoint, keys)
-    said = [what for (_, alert), what in alerts.active().items() if alert == damage.ALERT]
+    _check_counts(spark, checkpoint, key_count)
+    said = [
+        what
+        for (_, alert), what in alerts.get_active_alerts().items()
+        if alert == damage.ALERT_NAME
+    ]
     return {"seconds": seconds, "alerts": said}
 
 
-def _next(checkpoint: Path) -> int:
+def _next_batch(checkpoint: Path) -> int:
     """The batch that is due."""
-    return max(layout.batches(Local(checkpoint).sizes(), "commits"), default=-1) + 1
+    return max(layout.parse_batches(LocalFiles(checkpoint).list_sizes(), "commits"), default=-1) + 1
 
 
-def _whole(checkpoint: Path) -> bool:
+def _has_two_snapshots(checkpoint: Path) -> bool:
     """Has each store two snapshots?"""
-    stores = layout.stores(Local(checkpoint).sizes()).values()
+    stores = layout.parse_stores(LocalFiles(checkpoint).list_sizes()).values()
     return all(len(store.snapshots) > 1 for store in stores)
 
 
-def _compare(spark: Any, checkpoint: str, keys: int) -> None:
+def _check_counts(spark: Any, checkpoint: str, key_count: int) -> None:
     """Of n values given, key k has had one of every `keys`, and one more if k is among the rest."""
     from pyspark.sql import functions as F
 
     state = spark.read.format("statestore").load(checkpoint)
     counts = state.select(F.col("key.k").alias("k"), F.col("value.count").alias("n"))
-    given = _given(Local(checkpoint))
-    want = F.lit(given // keys) + (F.col("k") < given % keys).cast("long")
+    given = _count_values_read(LocalFiles(checkpoint))
+    want = F.lit(given // key_count) + (F.col("k") < given % key_count).cast("long")
     wrong = counts.where(F.col("n") != want).count()
-    if wrong or counts.count() != keys:
-        raise AssertionError(f"{wrong} of {keys} keys have another count than was given")
+    if wrong or counts.count() != key_count:
+        raise AssertionError(f"{wrong} of {key_count} keys have another count than was given")
 
 
-def _given(files: Local) -> int:
+def _count_values_read(files: LocalFiles) -> int:
     """How many values the finished batches have read, as the log of their ends says."""
-    last = layout.batches(files.sizes(), "commits")[-1]
+    last = layout.parse_batches(files.list_sizes(), "commits")[-1]
     return int(json.loads(files.read(f"offsets/{last}").splitlines()[2])["offset"])
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    _run_task(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -18,25 +18,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
-from support.sessions import Event, sessions
-from support.streamed import Streamed
+from support.file_stream import FileStream
+from support.session_windows import Event, compute_sessions
 
 from gateway.config.sections.pipelines import Sessions
 from gateway.pipeline.jobs import sessions as job
-from gateway.pipeline.spark.session import of_checkpoints, of_job
+from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session
 from gateway.pipeline.state import profiles
 
-from ..figure import Figure, times
+from ..figure import Figure, summarize_times
 from . import engine
-from .telling import tell
+from .progress import print_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NOON = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()) * 1_000_000
-MINUTE = 60_000_000  # microseconds
-FIELDS = "user string, time timestamp, amount int"
-WAYS: Mapping[str, dict[str, Any]] = {
+START_US = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()) * 1_000_000
+MINUTE_US = 60_000_000  # microseconds
+EVENT_SCHEMA = "user string, time timestamp, amount int"
+VARIANTS: Mapping[str, dict[str, Any]] = {
     "closed, Spark's own": {},
     "updates": {"emit": "updates"},
     "longest 8h": {"maxLength": "8h"},
@@ -44,47 +44,56 @@ WAYS: Mapping[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Size:
+class Workload:
     """batch, batches: of Spark's own sessions; in_python: of the others. grown: users, each with
     an event, at which the growing state is looked at. closings: sessions."""
 
     users: int = 50_000
-    batch: int = 100_000
-    batches: int = 6
-    in_python: tuple[int, int] = (50_000, 4)
-    grown: Sequence[int] = (200_000, 500_000, 1_000_000)
-    closings: int = 15
+    batch_events: int = 100_000
+    batch_count: int = 6
+    python_batches: tuple[int, int] = (50_000, 4)
+    growth_users: Sequence[int] = (200_000, 500_000, 1_000_000)
+    closing_sessions: int = 15
 
 
-SMALL = Size(
-    users=1_000, batch=2_000, batches=3, in_python=(2_000, 3), grown=(2_000, 6_000), closings=6
+SMALL = Workload(
+    users=1_000,
+    batch_events=2_000,
+    batch_count=3,
+    python_batches=(2_000, 3),
+    growth_users=(2_000, 6_000),
+    closing_sessions=6,
 )
-STATE = "spark.sql.streaming.stateStore."
-WARM = 2  # batches that are the compiler's
-COLD = 5  # sessions that close while it is still at work
+STATE_STORE_PREFIX = "spark.sql.streaming.stateStore."
+WARMUP_BATCHES = 2  # batches that are the compiler's
+WARMUP_SESSIONS = 5  # sessions that close while it is still at work
 
 
-class Run(NamedTuple):
+class RunResult(NamedTuple):
     """seconds, rows: of the batches with rows. state: rows after each, and bytes in SST files.
     told: closed sessions, and the sum of their totals."""
 
-    seconds: Sequence[float]
-    rows: Sequence[int]
-    state: Sequence[tuple[int, int]]
-    told: tuple[int, int]
+    batch_seconds: Sequence[float]
+    batch_rows: Sequence[int]
+    state_sizes: Sequence[tuple[int, int]]
+    totals: tuple[int, int]
 
     @property
     def rate(self) -> float:
         """Events a second, without the first batches."""
-        return sum(self.rows[WARM:]) / sum(self.seconds[WARM:])
+        return sum(self.batch_rows[WARMUP_BATCHES:]) / sum(self.batch_seconds[WARMUP_BATCHES:])
 
 
-def measure(size: Size = Size()) -> list[Figure]:
-    with engine.spark() as spark:
-        return [*_growth(spark, size), *_rates(spark, size), *_closing(spark, size)]
+def measure(workload: Workload = Workload()) -> list[Figure]:
+    with engine.run_spark() as spark:
+        return [
+            *_measure_growth(spark, workload),
+            *_measure_rates(spark, workload),
+            *_measure_closing(spark, workload),
+        ]
 
 
-def settings(**more: Any) -> Sessions:
+def build_settings(**options: Any) -> Sessions:
     written = {
         "name": "visits",
         "type": "sessions",
@@ -94,90 +103,111 @@ def settings(**more: Any) -> Sessions:
         "to": {"topic": "visits"},
         "state": {"partitions": 2},
     }
-    return Sessions.model_validate(written | more)
+    return Sessions.model_validate(written | options)
 
 
-def _conf(chosen: Sessions) -> Mapping[str, str]:
+def _build_conf(job_settings: Sessions) -> Mapping[str, str]:
     """As the runner does it."""
-    return {**of_checkpoints("/"), **profiles.of(chosen)}
+    return {**build_checkpoint_conf("/"), **profiles.build_job_conf(job_settings)}
 
 
-def _growth(spark: SparkSession, size: Size) -> Iterator[Figure]:
+def _measure_growth(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
     """Each event is a new user's, all within 20 minutes: all of them stay."""
     # A snapshot now and then, so that state lies in files whose bytes can be told.
-    often = {f"{STATE}minDeltasForSnapshot": "2", f"{STATE}maintenanceInterval": "5s"}
-    batches = size.grown[-1] // size.batch
-    tell(f"state grows to {size.grown[-1]:,} users in {batches} batches")
+    often = {
+        f"{STATE_STORE_PREFIX}minDeltasForSnapshot": "2",
+        f"{STATE_STORE_PREFIX}maintenanceInterval": "5s",
+    }
+    batches = workload.growth_users[-1] // workload.batch_events
+    print_progress(f"state grows to {workload.growth_users[-1]:,} users in {batches} batches")
     with tempfile.TemporaryDirectory() as directory:
-        _write(Path(directory), _new(batches, size.batch))
-        done = run(spark, settings(), Path(directory), often)
-    for users in size.grown:
-        at = users // size.batch - 1
-        kept, stored = done.state[at]
+        _write_batches(Path(directory), _generate_new_users(batches, workload.batch_events))
+        done = run_job(spark, build_settings(), Path(directory), often)
+    for users in workload.growth_users:
+        at = users // workload.batch_events - 1
+        kept, stored = done.state_sizes[at]
         if kept != users:
             raise AssertionError(f"{kept} sessions of {users} users are kept")
-        rate = done.rows[at] / done.seconds[at]
+        rate = done.batch_rows[at] / done.batch_seconds[at]
         yield Figure(
-            f"growth, the batch of new users up to {users:,}", rate, "events/s", size.batch
+            f"growth, the batch of new users up to {users:,}",
+            rate,
+            "events/s",
+            workload.batch_events,
         )
     yield Figure(f"{kept:,} open sessions, state in files", stored / kept, "bytes/key")
 
 
-def _rates(spark: SparkSession, size: Size) -> Iterator[Figure]:
-    for name, more in WAYS.items():
-        batch, count = size.in_python if more else (size.batch, size.batches)
-        batches = list(_batches(size.users, batch, count))
-        tell(f"{name}: {count} batches of {batch:,} events")
+def _measure_rates(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
+    for name, more in VARIANTS.items():
+        batch, count = (
+            workload.python_batches if more else (workload.batch_events, workload.batch_count)
+        )
+        batches = list(_generate_batches(workload.users, batch, count))
+        print_progress(f"{name}: {count} batches of {batch:,} events")
         with tempfile.TemporaryDirectory() as directory:
-            _write(Path(directory), [*batches, [Event("end", NOON + 24 * 60 * MINUTE)]])
-            done = run(spark, settings(**more), Path(directory))
-        longest = 480 * MINUTE if "maxLength" in more else None
-        whole = sessions((each for some in batches for each in some), 30 * MINUTE, longest)
-        if done.told != (len(whole), sum(one.total for one in whole)):
-            raise AssertionError(f"{name}: {done.told} are not the oracle's")
-        tell(f"{name}: {len(whole):,} sessions as expected, {sum(done.seconds):.0f} s")
-        yield Figure(f"{name}, {size.users:,} users", done.rate, "events/s", sum(done.rows[WARM:]))
+            _write_batches(
+                Path(directory), [*batches, [Event("end", START_US + 24 * 60 * MINUTE_US)]]
+            )
+            done = run_job(spark, build_settings(**more), Path(directory))
+        longest = 480 * MINUTE_US if "maxLength" in more else None
+        whole = compute_sessions(
+            (each for some in batches for each in some), 30 * MINUTE_US, longest
+        )
+        if done.totals != (len(whole), sum(one.total for one in whole)):
+            raise AssertionError(f"{name}: {done.totals} are not the oracle's")
+        print_progress(
+            f"{name}: {len(whole):,} sessions as expected, {sum(done.batch_seconds):.0f} s"
+        )
+        yield Figure(
+            f"{name}, {workload.users:,} users",
+            done.rate,
+            "events/s",
+            sum(done.batch_rows[WARMUP_BATCHES:]),
+        )
 
 
-def _closing(spark: SparkSession, size: Size) -> Iterator[Figure]:
+def _measure_closing(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
     """From the newer event's arrival, whose time is gap + grace after the session's last."""
-    own = of_job(spark, _conf(settings()))
-    for name, more in list(WAYS.items())[:2]:
-        tell(f"{name}: {size.closings} sessions close, one after the other")
-        chosen = settings(**more)
+    own = create_job_session(spark, _build_conf(build_settings()))
+    for name, more in list(VARIANTS.items())[:2]:
+        print_progress(f"{name}: {workload.closing_sessions} sessions close, one after the other")
+        chosen = build_settings(**more)
         with tempfile.TemporaryDirectory() as directory:
-            fed = Streamed(
+            fed = FileStream(
                 own,
                 Path(directory),
-                f"{FIELDS}, _partition int, _offset bigint",
+                f"{EVENT_SCHEMA}, _partition int, _offset bigint",
                 lambda events, chosen=chosen: job.build(chosen, {"from": events}),  # type: ignore[misc]
                 watermark="10 minutes",
-                mode=job.mode(chosen),
+                mode=job.get_output_mode(chosen),
             )
             with fed:
-                waits = [_waited(fed, number) for number in range(size.closings)]
-        yield from times(f"{name}, beyond gap + grace until it is told", waits[COLD:])
+                waits = [_time_closing(fed, number) for number in range(workload.closing_sessions)]
+        yield from summarize_times(
+            f"{name}, beyond gap + grace until it is told", waits[WARMUP_SESSIONS:]
+        )
 
 
-def _waited(fed: Streamed, number: int) -> float:
-    at = NOON / 1e6 + number * 2400
+def _time_closing(stream: FileStream, number: int) -> float:
+    at = START_US / 1e6 + number * 2400
     moment = datetime.fromtimestamp(at, UTC).isoformat()
     began = time.perf_counter()
     place = {"_partition": 0, "_offset": number, "amount": 1}
-    told = fed.feed([{"user": f"user-{number}", "time": moment, **place}])
+    told = stream.process_rows([{"user": f"user-{number}", "time": moment, **place}])
     waited = time.perf_counter() - began
     if number and not any(row["user"] == f"user-{number - 1}" for row in told):
         raise AssertionError("the session before has not closed")
     return waited
 
 
-def run(
-    spark: SparkSession, chosen: Sessions, directory: Path, more: Mapping[str, str] = {}
-) -> Run:
-    own = of_job(spark, {**_conf(chosen), **more})
+def run_job(
+    spark: SparkSession, job_settings: Sessions, directory: Path, conf: Mapping[str, str] = {}
+) -> RunResult:
+    own = create_job_session(spark, {**_build_conf(job_settings), **conf})
     told = [0, 0]
 
-    def summed(rows: DataFrame, _: int) -> None:
+    def add_totals(rows: DataFrame, _: int) -> None:
         closed = rows.where("state = 'closed'") if "state" in rows.columns else rows
         count, total = closed.selectExpr("count(1)", "coalesce(sum(total), 0)").collect()[0]
         told[0] += count
@@ -185,17 +215,17 @@ def run(
 
     with tempfile.TemporaryDirectory() as checkpoint:
         query = (
-            job.build(chosen, {"from": _events(own, directory)})
-            .writeStream.outputMode(job.mode(chosen))
+            job.build(job_settings, {"from": _read_events(own, directory)})
+            .writeStream.outputMode(job.get_output_mode(job_settings))
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
-            .foreachBatch(summed)
+            .foreachBatch(add_totals)
             .start()
         )
-        engine.ended(query)
+        engine.wait_for_query(query)
         done = [each for each in query.recentProgress if each.numInputRows > 1]
     states = [each.stateOperators[0] for each in done]
-    return Run(
+    return RunResult(
         [each.durationMs["triggerExecution"] / 1000 for each in done],
         [each.numInputRows for each in done],
         [(each.numRowsTotal, each.customMetrics["rocksdbSstFileSize"]) for each in states],
@@ -203,7 +233,7 @@ def run(
     )
 
 
-def _events(spark: SparkSession, directory: Path) -> DataFrame:
+def _read_events(spark: SparkSession, directory: Path) -> DataFrame:
     from pyspark.sql import functions as F
 
     raw = (
@@ -211,36 +241,41 @@ def _events(spark: SparkSession, directory: Path) -> DataFrame:
         .option("maxFilesPerTrigger", 1)
         .parquet(str(directory))
     )
-    value = F.from_json(F.col("value").cast("string"), FIELDS).alias("v")
+    value = F.from_json(F.col("value").cast("string"), EVENT_SCHEMA).alias("v")
     typed = raw.select(value, "_partition", "_offset").select("v.*", "_partition", "_offset")
     return typed.withWatermark("time", "10 minutes")
 
 
-def _new(count: int, batch: int) -> Iterator[list[Event]]:
+def _generate_new_users(batch_count: int, batch_events: int) -> Iterator[list[Event]]:
     """Of one more user each, 20 minutes in all."""
     some = random.Random(0)
-    for number in range(count):
-        yield [
-            Event(f"user-{number * batch + n}", NOON + some.randrange(20 * MINUTE) // 1000 * 1000)
-            for n in range(batch)
-        ]
-
-
-def _batches(users: int, size: int, count: int) -> Iterator[list[Event]]:
-    some = random.Random(users)
-    for number in range(count):
-        begin = NOON + number * 10 * MINUTE
+    for number in range(batch_count):
         yield [
             Event(
-                f"user-{some.randrange(users)}",
-                begin + some.randrange(10 * MINUTE) // 1000 * 1000,
-                some.randrange(1000),
+                f"user-{number * batch_events + n}",
+                START_US + some.randrange(20 * MINUTE_US) // 1000 * 1000,
             )
-            for _ in range(size)
+            for n in range(batch_events)
         ]
 
 
-def _write(directory: Path, batches: Iterable[Sequence[Event]]) -> None:
+def _generate_batches(
+    user_count: int, batch_events: int, batch_count: int
+) -> Iterator[list[Event]]:
+    some = random.Random(user_count)
+    for number in range(batch_count):
+        begin = START_US + number * 10 * MINUTE_US
+        yield [
+            Event(
+                f"user-{some.randrange(user_count)}",
+                begin + some.randrange(10 * MINUTE_US) // 1000 * 1000,
+                some.randrange(1000),
+            )
+            for _ in range(batch_events)
+        ]
+
+
+def _write_batches(directory: Path, batches: Iterable[Sequence[Event]]) -> None:
     """A file a batch."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -248,7 +283,7 @@ def _write(directory: Path, batches: Iterable[Sequence[Event]]) -> None:
     for number, events in enumerate(batches):
         table = pa.table(
             {
-                "value": pa.array([_json(event) for event in events], pa.binary()),
+                "value": pa.array([_encode_event(event) for event in events], pa.binary()),
                 "_partition": pa.array([at % 2 for at in range(len(events))], pa.int32()),
                 "_offset": pa.array(range(len(events)), pa.int64()),
             }
@@ -257,7 +292,7 @@ def _write(directory: Path, batches: Iterable[Sequence[Event]]) -> None:
         parquet.write_table(table, path, row_group_size=max(1, len(events) // 4))
 
 
-def _json(event: Event) -> bytes:
+def _encode_event(event: Event) -> bytes:
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=event.time)
     return orjson.dumps(
         {

@@ -185,7 +185,7 @@ def find_definition(text: str, name: str) -> Place:
 
 def _find_part(scope: ast.AST, part: str, name: str) -> ast.AST:
     for each in _in_scope(scope):
-        if getattr(each, "name", None) == part:
+        if getattr(each, "name", None) == part and not isinstance(each, ast.alias):
             return each
         if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) and each.id == part:
             return each

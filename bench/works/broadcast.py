@@ -13,13 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..crowd import Crowd
+from ..client_pool import ClientPool
 from ..kafka import Kafka
-from ..machine import cost
-from ..peers.peer import Peer, Served, Shape
-from .work import PACED, PER_CPU, ROUNDS, Cell, crowd_of
+from ..machine import measure_cost
+from ..peers.peer import Peer, RunningServer, ServerShape
+from .work import PACED_SUFFIX, PER_CPU, ROUNDS_PER_SECOND, Cell, open_pool
 
-USUAL = 100.0  # rounds a second, for who is to be paced by nobody
+DEFAULT_ROUND_RATE = 100.0  # rounds a second, for who is to be paced by nobody
 
 
 @dataclass(frozen=True)
@@ -27,56 +27,65 @@ class Size:
     """seconds: of one repeat. joined: records of a round."""
 
     clients: Sequence[int] = (200, 1000)
-    seconds: float = 1.0
-    joined: int = 1
+    repeat_s: float = 1.0
+    batch_records: int = 1
     repeats: int = 5
 
 
 async def run(
-    kafka: Kafka, peer: Peer, size: Size, pace: Mapping[str, float] | None = None
+    kafka: Kafka, peer: Peer, size: Size, round_rates: Mapping[str, float] | None = None
 ) -> Cell:
     """pace: each case is done a second time with so many rounds a second, `USUAL` where it is not
     named; None for back to back alone."""
     cell = Cell()
-    async with peer.serve(kafka, Shape(joined=size.joined)) as served:
+    async with peer.serve(kafka, ServerShape(batch_records=size.batch_records)) as served:
         for clients in size.clients:
-            if clients > peer.most:
-                cell.note(f"not asked to take {clients:,} clients")
+            if clients > peer.max_clients:
+                cell.add_note(f"not asked to take {clients:,} clients")
                 continue
             case = f"{clients:,} clients"
-            async with crowd_of(served, peer, clients) as crowd:
-                await _case(cell, case, served, crowd, size)
-                if pace is not None:
-                    rate = pace.get(case, USUAL)
-                    await _case(cell, case + PACED, served, crowd, size, rate)
+            async with open_pool(served, peer, clients) as crowd:
+                await _measure_case(cell, case, served, crowd, size)
+                if round_rates is not None:
+                    rate = round_rates.get(case, DEFAULT_ROUND_RATE)
+                    await _measure_case(cell, case + PACED_SUFFIX, served, crowd, size, rate)
     return cell
 
 
-async def _case(
-    cell: Cell, case: str, served: Served, crowd: Crowd, size: Size, rate: float = 0.0
+async def _measure_case(
+    cell: Cell,
+    case: str,
+    server: RunningServer,
+    pool: ClientPool,
+    size: Size,
+    round_rate: float = 0.0,
 ) -> None:
-    each = size.joined * len(crowd)
-    rounds, costs, before = [], [], crowd.bytes
+    each = size.batch_records * len(pool)
+    rounds, costs, before = [], [], pool.byte_count
     for _ in range(size.repeats):
-        with cost(served.pid) as spent:
-            rounds.append(await _rounds(served, crowd, size, rate))
+        with measure_cost(server.pid) as spent:
+            rounds.append(await _run_rounds(server, pool, size, round_rate))
         costs.append(spent)
     done = list(zip(rounds, costs, strict=True))
-    cell.add(case, PER_CPU, "1/s", *(n * each / c.cpu for n, c in done))
-    cell.add(case, ROUNDS, "1/s", *(n / c.wall for n, c in done))
-    cell.add(case, "bytes of a delivery", "bytes", (crowd.bytes - before) / each / sum(rounds))
-    cell.watch(case, costs)
+    cell.add_row(case, PER_CPU, "1/s", *(n * each / c.cpu for n, c in done))
+    cell.add_row(case, ROUNDS_PER_SECOND, "1/s", *(n / c.wall for n, c in done))
+    cell.add_row(
+        case, "bytes of a delivery", "bytes", (pool.byte_count - before) / each / sum(rounds)
+    )
+    cell.add_cost_notes(case, costs)
 
 
-async def _rounds(served: Served, crowd: Crowd, size: Size, rate: float) -> int:
+async def _run_rounds(
+    server: RunningServer, pool: ClientPool, size: Size, round_rate: float
+) -> int:
     """How many there were. rate: at most so many a second; 0 for back to back."""
-    ends, count, due = time.monotonic() + size.seconds, 0, time.monotonic()
+    ends, count, due = time.monotonic() + size.repeat_s, 0, time.monotonic()
     while (now := time.monotonic()) < ends:
-        if rate:
+        if round_rate:
             await asyncio.sleep(due - now)
-            due = max(due, now - 1 / rate) + 1 / rate
-        served.feed.send(size.joined)
-        if not await crowd.until(crowd.got + size.joined * len(crowd)):
+            due = max(due, now - 1 / round_rate) + 1 / round_rate
+        server.feed.send(size.batch_records)
+        if not await pool.wait_for_records(pool.record_count + size.batch_records * len(pool)):
             raise TimeoutError("a record did not come to everybody")
         count += 1
     return count

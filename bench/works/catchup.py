@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from functools import partial
 
 import psutil
-from support.proxy import Api, KafkaProxy
+from support.kafka_proxy import ApiKey, KafkaProxy
 
-from ..exact import Exact, connect, received
-from ..feed import steadily
+from ..exact_client import ExactClient, connect_clients, count_received
+from ..feed import send_steadily
 from ..figure import median
 from ..kafka import Kafka
-from ..machine import Cost, cost
-from ..peers.peer import Peer, Served, Shape
-from ..records import SIZE
-from .work import Cell, alone, quiet, warm
+from ..machine import Cost, measure_cost
+from ..peers.peer import Peer, RunningServer, ServerShape
+from ..records import VALUE_BYTES
+from .work import Cell, note_failure, wait_until_quiet, warm_up
 
-BATCH = 50
-WITHIN = 60.0  # s; who comes back later than that is not waited for
-STALLED = 5.0  # s without a record that was missed: no more of them will come
-MB = 1e6
-READ = "read from Kafka, of the values' bytes"
+BATCH_RECORDS = 50
+CATCH_UP_TIMEOUT_S = 60.0  # s; who comes back later than that is not waited for
+STALL_TIMEOUT_S = 5.0  # s without a record that was missed: no more of them will come
+BYTES_PER_MB = 1e6
+READ_SHARE = "read from Kafka, of the values' bytes"
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Case:
 
     name: str
     clients: int
-    missed: int
-    restart: bool = False
+    missed_records: int
+    restarts_server: bool = False
     repeats: int = 1
 
 
 CASES = (
     Case("cut", 500, 2000, repeats=5),
-    Case("restart", 500, 2000, restart=True, repeats=5),
-    Case("deploy", 1000, 10_000, restart=True),
+    Case("restart", 500, 2000, restarts_server=True, repeats=5),
+    Case("deploy", 1000, 10_000, restarts_server=True),
 )
 
 
@@ -55,49 +55,51 @@ CASES = (
 class Size:
     cases: Sequence[Case] = CASES
     rate: float = 100.0
-    proxied: bool = True
+    has_proxy: bool = True
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
     for case in size.cases:
-        with alone(cell, case.name):
-            await _case(cell, kafka, peer, case, size)
+        with note_failure(cell, case.name):
+            await _measure_case(cell, kafka, peer, case, size)
     return cell
 
 
-async def _case(cell: Cell, kafka: Kafka, peer: Peer, case: Case, size: Size) -> None:
+async def _measure_case(cell: Cell, kafka: Kafka, peer: Peer, case: Case, size: Size) -> None:
     async with (
-        _proxy(kafka, size.proxied) as proxy,
-        peer.serve(kafka, _shape(case, proxy)) as served,
+        _running_proxy(kafka, size.has_proxy) as proxy,
+        peer.serve(kafka, _build_shape(case, proxy)) as served,
     ):
-        if case.restart and served.restart is None:
-            cell.note(f"{case.name}: what it keeps is in memory, and gone with a restart")
+        if case.restarts_server and served.restart is None:
+            cell.add_note(f"{case.name}: what it keeps is in memory, and gone with a restart")
             return
-        clients = [Exact(peer.wire) for _ in range(case.clients)]
-        await connect(clients, served.port, served.request)
+        clients = [ExactClient(peer.wire) for _ in range(case.clients)]
+        await connect_clients(clients, served.port, served.build_request)
         # A record of every partition, so that each has a token behind which it can be cut.
-        await warm(served, partial(received, clients), len(clients))
+        await warm_up(served, partial(count_received, clients), len(clients))
         outcomes = list[Outcome]()
         # Where some were not whole the next time would show what is left of this one.
-        while len(outcomes) < case.repeats and all(len(o.done) == len(clients) for o in outcomes):
-            outcomes.append(await _come_back(case, served, clients, size.rate, proxy))
-        _tell(cell, case, clients, outcomes)
+        while len(outcomes) < case.repeats and all(
+            len(o.completion_times) == len(clients) for o in outcomes
+        ):
+            outcomes.append(await _measure_return(case, served, clients, size.rate, proxy))
+        _add_rows(cell, case, clients, outcomes)
         for client in clients:
-            client.cut()
+            client.disconnect()
 
 
-def _shape(case: Case, proxy: KafkaProxy | None) -> Shape:
+def _build_shape(case: Case, proxy: KafkaProxy | None) -> ServerShape:
     servers = "" if proxy is None else proxy.bootstrap
-    return Shape(servers=servers, history=2 * case.missed + 5000)
+    return ServerShape(servers=servers, history_records=2 * case.missed_records + 5000)
 
 
 @asynccontextmanager
-async def _proxy(kafka: Kafka, wanted: bool) -> AsyncIterator[KafkaProxy | None]:
-    if not wanted:
+async def _running_proxy(kafka: Kafka, is_enabled: bool) -> AsyncIterator[KafkaProxy | None]:
+    if not is_enabled:
         yield None
         return
-    async with KafkaProxy.around(kafka.servers) as proxy:
+    async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy:
         yield proxy
 
 
@@ -106,118 +108,141 @@ class Outcome:
     """done: s until each client that ever was whole and live was so. in_time: all that will come
     came. share: what was read from Kafka, of the bytes of the values. peak: bytes of memory."""
 
-    spent: Cost
-    done: list[float]
-    in_time: bool
-    lost: int
-    share: float
-    fetches: int
-    peak: float
+    cost: Cost
+    completion_times: list[float]
+    is_in_time: bool
+    lost_records: int
+    read_share: float
+    fetch_count: int
+    peak_bytes: float
 
 
-async def _come_back(
-    case: Case, served: Served, clients: list[Exact], rate: float, proxy: KafkaProxy | None
+async def _measure_return(
+    case: Case,
+    server: RunningServer,
+    clients: list[ExactClient],
+    rate: float,
+    proxy: KafkaProxy | None,
 ) -> Outcome:
-    first, end = await _miss(served, clients, case)
+    first, end = await _produce_missed(server, clients, case)
     for client in clients:
-        client.expect(first, end)
-    since, read = time.monotonic(), _read(proxy)
-    watching = asyncio.create_task(_peak(served.pid))
-    tasks = [watching, asyncio.create_task(_flow(served, rate))]
+        client.expect_records(first, end)
+    since, read = time.monotonic(), _get_bytes_read(proxy)
+    watching = asyncio.create_task(_watch_peak_memory(server.pid))
+    tasks = [watching, asyncio.create_task(_send_records(server, rate))]
     try:
-        with cost(served.pid) as spent:
-            connecting = asyncio.create_task(_connect(clients, served))
+        with measure_cost(server.pid) as spent:
+            connecting = asyncio.create_task(_reconnect_clients(clients, server))
             tasks.append(connecting)
-            in_time = await _done(clients, connecting)
-        read = _read(proxy) - read
-        fetches = proxy.count(Api.FETCH, since=since) if proxy else 0
+            in_time = await _wait_until_complete(clients, connecting)
+        read = _get_bytes_read(proxy) - read
+        fetches = proxy.count_requests(ApiKey.FETCH, since=since) if proxy else 0
     finally:
         for task in tasks:
             task.cancel()
         peak, *_ = await asyncio.gather(*tasks, return_exceptions=True)
-    done = [client.done_at - since for client in clients if client.done_at]
+    done = [client.completed_at - since for client in clients if client.completed_at]
     if in_time:
-        await quiet(partial(received, clients), 0.3)
-    lost = sum(client.lost(first, served.feed.sent) for client in clients)
-    share = read / (SIZE * (served.feed.sent - first))
+        await wait_until_quiet(partial(count_received, clients), 0.3)
+    lost = sum(client.count_lost(first, server.feed.sent_count) for client in clients)
+    share = read / (VALUE_BYTES * (server.feed.sent_count - first))
     most = peak if isinstance(peak, float) else 0.0
     return Outcome(spent, done, in_time, lost, share, fetches, most)
 
 
-def _tell(cell: Cell, case: Case, clients: list[Exact], outcomes: list[Outcome]) -> None:
+def _add_rows(cell: Cell, case: Case, clients: list[ExactClient], outcomes: list[Outcome]) -> None:
     """What must not be at all is told of all repeats together."""
-    name = f"{case.name}: {case.clients:,} clients, {case.missed:,} records"
+    name = f"{case.name}: {case.clients:,} clients, {case.missed_records:,} records"
     last = outcomes[-1]
-    if len(last.done) < len(clients):
-        missing = f"{len(clients) - len(last.done)} of {len(clients)} were not whole and live"
-        cell.note(f"{case.name}: {missing}" + ("" if last.in_time else f" within {WITHIN:g} s"))
-    if last.in_time:
-        cell.add(name, "lost", "records", sum(each.lost for each in outcomes))
-        cell.add(name, "twice", "records", sum(client.twice for client in clients))
-        cell.add(name, "damaged", "records", sum(client.damaged for client in clients))
-    cell.add(name, "CPU", "s", *(each.spent.cpu for each in outcomes))
-    if len(last.done) == len(clients):
-        cell.add(name, "whole and live, the last", "s", *(max(each.done) for each in outcomes))
-        cell.add(name, "whole and live, median", "s", *(median(each.done) for each in outcomes))
-    if any(each.share for each in outcomes):
-        cell.add(name, READ, "times", *(each.share for each in outcomes))
-        cell.add(name, "fetches", "requests", *(each.fetches for each in outcomes))
-    cell.add(name, "memory at most", "MB", max(each.peak for each in outcomes) / MB)
-    cell.watch(name, [each.spent for each in outcomes])
+    if len(last.completion_times) < len(clients):
+        missing = (
+            f"{len(clients) - len(last.completion_times)} of {len(clients)} were not whole and live"
+        )
+        cell.add_note(
+            f"{case.name}: {missing}"
+            + ("" if last.is_in_time else f" within {CATCH_UP_TIMEOUT_S:g} s")
+        )
+    if last.is_in_time:
+        cell.add_row(name, "lost", "records", sum(each.lost_records for each in outcomes))
+        cell.add_row(name, "twice", "records", sum(client.duplicate_count for client in clients))
+        cell.add_row(name, "damaged", "records", sum(client.damaged_count for client in clients))
+    cell.add_row(name, "CPU", "s", *(each.cost.cpu_s for each in outcomes))
+    if len(last.completion_times) == len(clients):
+        cell.add_row(
+            name,
+            "whole and live, the last",
+            "s",
+            *(max(each.completion_times) for each in outcomes),
+        )
+        cell.add_row(
+            name,
+            "whole and live, median",
+            "s",
+            *(median(each.completion_times) for each in outcomes),
+        )
+    if any(each.read_share for each in outcomes):
+        cell.add_row(name, READ_SHARE, "times", *(each.read_share for each in outcomes))
+        cell.add_row(name, "fetches", "requests", *(each.fetch_count for each in outcomes))
+    cell.add_row(
+        name, "memory at most", "MB", max(each.peak_bytes for each in outcomes) / BYTES_PER_MB
+    )
+    cell.add_cost_notes(name, [each.cost for each in outcomes])
 
 
-async def _miss(served: Served, clients: list[Exact], case: Case) -> tuple[int, int]:
+async def _produce_missed(
+    server: RunningServer, clients: list[ExactClient], case: Case
+) -> tuple[int, int]:
     """The first record that was missed, and the first that was not."""
     for client in clients:
-        client.cut()
-    first = served.feed.sent
+        client.disconnect()
+    first = server.feed.sent_count
     # Many at once: what is around a batch is little beside what is in it.
-    for sent in range(0, case.missed, BATCH):
-        served.feed.send(min(BATCH, case.missed - sent))
+    for sent in range(0, case.missed_records, BATCH_RECORDS):
+        server.feed.send(min(BATCH_RECORDS, case.missed_records - sent))
         await asyncio.sleep(0)
-    await served.feed.flush()
-    end = served.feed.sent
-    if case.restart:
-        assert served.restart is not None
-        await served.restart()
+    await server.feed.flush()
+    end = server.feed.sent_count
+    if case.restarts_server:
+        assert server.restart is not None
+        await server.restart()
     else:
         await asyncio.sleep(0.5)  # what ends the clients' streams is not part of coming back
     return first, end
 
 
-def _read(proxy: KafkaProxy | None) -> int:
-    return sum(broker.to_client for broker in proxy.brokers) if proxy else 0
+def _get_bytes_read(proxy: KafkaProxy | None) -> int:
+    return sum(broker.bytes_to_client for broker in proxy.brokers) if proxy else 0
 
 
-async def _done(clients: list[Exact], connecting: asyncio.Task[float]) -> bool:
+async def _wait_until_complete(clients: list[ExactClient], connecting: asyncio.Task[float]) -> bool:
     """Until all are, or everybody has a stream and nothing that was missed has come for a while.
     False if some were still getting theirs after `WITHIN`. Raises OSError if one got no stream."""
     left, began = -1, time.monotonic()
     moved = began
-    while not all(client.done_at for client in clients):
-        now = sum(client.left for client in clients)
+    while not all(client.completed_at for client in clients):
+        now = sum(client.missing_count for client in clients)
         if now != left:
             left, moved = now, time.monotonic()
-        elif connecting.done() and time.monotonic() - moved > STALLED:
+        elif connecting.done() and time.monotonic() - moved > STALL_TIMEOUT_S:
             connecting.result()
             return True
-        if time.monotonic() - began > WITHIN:
+        if time.monotonic() - began > CATCH_UP_TIMEOUT_S:
             return False
         await asyncio.sleep(0.01)
     return True
 
 
-async def _connect(clients: list[Exact], served: Served) -> float:
-    await connect(clients, served.port, served.request, within=None)
+async def _reconnect_clients(clients: list[ExactClient], server: RunningServer) -> float:
+    await connect_clients(clients, server.port, server.build_request, timeout_s=None)
     return 0.0
 
 
-async def _flow(served: Served, rate: float) -> float:
-    await steadily(served.feed, rate, 1e9)
+async def _send_records(server: RunningServer, rate: float) -> float:
+    await send_steadily(server.feed, rate, 1e9)
     return 0.0
 
 
-async def _peak(pid: int) -> float:
+async def _watch_peak_memory(pid: int) -> float:
     """The most memory that a process had, until cancelled, in bytes."""
     peak = 0.0
     try:

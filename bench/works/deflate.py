@@ -11,15 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from support.until import until
+from support.waiting import wait_until
 
-from ..crowd import Crowd
-from ..exact import Exact
-from ..feed import steadily
+from ..client_pool import ClientPool
+from ..exact_client import ExactClient
+from ..feed import send_steadily
 from ..kafka import Kafka
-from ..machine import Cost, cost
-from ..peers.peer import Peer, Served, Shape
-from .work import Cell, alone, quiet, reader_of
+from ..machine import Cost, measure_cost
+from ..peers.peer import Peer, RunningServer, ServerShape
+from .work import Cell, note_failure, open_reader, wait_until_quiet
 
 
 @dataclass(frozen=True)
@@ -28,54 +28,76 @@ class Size:
 
     clients: int = 200
     rate: float = 100.0
-    seconds: float = 0.8
-    joined: Sequence[int] = (1, 10)
+    repeat_s: float = 0.8
+    batch_sizes: Sequence[int] = (1, 10)
     repeats: int = 5
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
     for compressed in (False, True):
-        for joined in size.joined:
-            shape = Shape(joined=joined, prose=True, compressed=compressed)
+        for joined in size.batch_sizes:
+            shape = ServerShape(batch_records=joined, has_prose=True, is_compressed=compressed)
             case = f"{'compressed' if compressed else 'plain'}, {joined} joined"
-            with alone(cell, case):
-                async with peer.serve(kafka, shape) as served, Crowd() as crowd:
-                    await crowd.open(served.port, size.clients - 1, partial(_request, served))
-                    async with reader_of(served, peer) as reader:
-                        await quiet(lambda crowd=crowd: crowd.bytes)  # type: ignore[misc]
-                        await _measure(cell, case, served, crowd, reader, size, joined)
-                        if compressed and not reader.compressed:
-                            cell.note(f"{case}: the server did not compress")
+            with note_failure(cell, case):
+                async with peer.serve(kafka, shape) as served, ClientPool() as crowd:
+                    await crowd.open_clients(
+                        served.port, size.clients - 1, partial(_build_request, served)
+                    )
+                    async with open_reader(served, peer) as reader:
+                        await wait_until_quiet(lambda crowd=crowd: crowd.byte_count)  # type: ignore[misc]
+                        await _measure_case(cell, case, served, crowd, reader, size, joined)
+                        if compressed and not reader.is_compressed:
+                            cell.add_note(f"{case}: the server did not compress")
     return cell
 
 
-def _request(served: Served, n: int) -> bytes:
-    return served.request(n, b"")
+def _build_request(server: RunningServer, n: int) -> bytes:
+    return server.build_request(n, b"")
 
 
-async def _measure(
-    cell: Cell, case: str, served: Served, crowd: Crowd, reader: Exact, size: Size, joined: int
+async def _measure_case(
+    cell: Cell,
+    case: str,
+    server: RunningServer,
+    pool: ClientPool,
+    reader: ExactClient,
+    size: Size,
+    batch_records: int,
 ) -> None:
-    before, own, got, costs, records = crowd.bytes, reader.bytes, reader.got, list[Cost](), []
+    before, own, got, costs, records = (
+        pool.byte_count,
+        reader.byte_count,
+        reader.record_count,
+        list[Cost](),
+        [],
+    )
     for _ in range(size.repeats):
-        sent = served.feed.sent
-        with cost(served.pid) as spent:
-            await steadily(served.feed, size.rate * joined, size.seconds, joined=joined)
-            await until(
-                partial(reader.has, got + sum(records) + served.feed.sent - sent), within=30
+        sent = server.feed.sent_count
+        with measure_cost(server.pid) as spent:
+            await send_steadily(
+                server.feed, size.rate * batch_records, size.repeat_s, batch_records=batch_records
+            )
+            await wait_until(
+                partial(reader.has_received, got + sum(records) + server.feed.sent_count - sent),
+                timeout_s=30,
             )
         with suppress(TimeoutError):  # what was sent with it is on its way
-            await until(lambda: crowd.bytes - before >= (reader.bytes - own) * len(crowd), within=2)
-        records.append(served.feed.sent - sent)
+            await wait_until(
+                lambda: pool.byte_count - before >= (reader.byte_count - own) * len(pool),
+                timeout_s=2,
+            )
+        records.append(server.feed.sent_count - sent)
         costs.append(spent)
-    own = reader.bytes - own
-    cell.add(case, "bytes of a delivery", "bytes", own / sum(records))
-    spent_each = [1e6 * c.cpu / n / size.clients for c, n in zip(costs, records, strict=True)]
-    cell.add(case, "CPU of a delivery", "us", *spent_each)
-    share = (crowd.bytes - before) / own / len(crowd)
+    own = reader.byte_count - own
+    cell.add_row(case, "bytes of a delivery", "bytes", own / sum(records))
+    spent_each = [1e6 * c.cpu_s / n / size.clients for c, n in zip(costs, records, strict=True)]
+    cell.add_row(case, "CPU of a delivery", "us", *spent_each)
+    share = (pool.byte_count - before) / own / len(pool)
     if not 0.98 < share < 1.02:
-        cell.note(f"{case}: the others got {share:.0%} of the bytes that the reader got")
-    if reader.damaged or reader.twice:
-        cell.note(f"{case}: {reader.damaged} records were damaged, {reader.twice} came twice")
-    cell.watch(case, costs)
+        cell.add_note(f"{case}: the others got {share:.0%} of the bytes that the reader got")
+    if reader.damaged_count or reader.duplicate_count:
+        cell.add_note(
+            f"{case}: {reader.damaged_count} records were damaged, {reader.duplicate_count} came twice"
+        )
+    cell.add_cost_notes(case, costs)

@@ -5,46 +5,48 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from ..crowd import Crowd
-from ..feed import steadily
+from ..client_pool import ClientPool
+from ..feed import send_steadily
 from ..kafka import Kafka
-from ..machine import Cost, cost
-from ..peers.peer import Peer, Served, Shape
-from .work import Cell, join, warm
+from ..machine import Cost, measure_cost
+from ..peers.peer import Peer, RunningServer, ServerShape
+from .work import Cell, join_clients, warm_up
 
 
 @dataclass(frozen=True)
 class Size:
-    joins: int = 100
+    join_count: int = 100
     repeats: int = 5
     rate: float = 500.0
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell, costs, found = Cell(), list[Cost](), list[list[float]]()
-    async with peer.serve(kafka, Shape()) as served, Crowd() as one:
-        await join(one, served, peer, 1)
-        await warm(served, one.count, 1)
-        flowing = asyncio.create_task(steadily(served.feed, size.rate, 1e9))
+    async with peer.serve(kafka, ServerShape()) as served, ClientPool() as one:
+        await join_clients(one, served, peer, 1)
+        await warm_up(served, one.get_record_count, 1)
+        flowing = asyncio.create_task(send_steadily(served.feed, size.rate, 1e9))
         try:
             for _ in range(size.repeats):
-                with cost(served.pid) as spent:
-                    found.append([await _join(served, peer) for _ in range(size.joins)])
+                with measure_cost(served.pid) as spent:
+                    found.append(
+                        [await _measure_join(served, peer) for _ in range(size.join_count)]
+                    )
                 costs.append(spent)
         finally:
             flowing.cancel()
             await asyncio.gather(flowing, return_exceptions=True)
     case = f"{size.rate:g}/s"
-    cell.latencies(case, found)
-    cell.watch(case, costs)
+    cell.add_latencies(case, found)
+    cell.add_cost_notes(case, costs)
     return cell
 
 
-async def _join(served: Served, peer: Peer) -> float:
+async def _measure_join(server: RunningServer, peer: Peer) -> float:
     """Seconds from connecting to the first record."""
-    async with Crowd() as crowd:
-        await join(crowd, served, peer, 1, timed=1)
-        if not await crowd.until(1):
+    async with ClientPool() as crowd:
+        await join_clients(crowd, server, peer, 1, timed_every=1)
+        if not await crowd.wait_for_records(1):
             raise TimeoutError("a client that joined got nothing")
         (client,) = crowd.clients
-        return client.first_at - client.asked_at
+        return client.first_record_at - client.requested_at

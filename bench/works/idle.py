@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from ..crowd import Crowd
+from ..client_pool import ClientPool
 from ..kafka import Kafka
-from ..machine import cost, pss
-from ..peers.peer import Peer, Shape
-from .work import Cell, join, warm
+from ..machine import get_pss_bytes, measure_cost
+from ..peers.peer import Peer, ServerShape
+from .work import Cell, join_clients, warm_up
 
 
 @dataclass(frozen=True)
@@ -17,22 +17,22 @@ class Size:
     """before: clients that are there before the rest, so that what is made once is made."""
 
     clients: int = 5000
-    before: int = 50
-    settle: float = 3.0
+    first_clients: int = 50
+    settle_s: float = 3.0
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
-    cell, count = Cell(), min(size.clients, peer.most) - size.before
-    async with peer.serve(kafka, Shape()) as served, Crowd() as crowd:
-        await join(crowd, served, peer, size.before)
-        await warm(served, crowd.count, size.before)
-        before = pss(served.pid)
-        await join(crowd, served, peer, count)
-        await asyncio.sleep(size.settle)
-        grown = pss(served.pid) - before
-        with cost(served.pid) as spent:
-            await asyncio.sleep(size.settle)
-    case = f"{count + size.before:,} clients"
-    cell.add(case, "PSS of a client", "KB", grown / count / 1024)
-    cell.add(case, "idle, of a core", "%", 100 * spent.cpu / spent.wall)
+    cell, count = Cell(), min(size.clients, peer.max_clients) - size.first_clients
+    async with peer.serve(kafka, ServerShape()) as served, ClientPool() as crowd:
+        await join_clients(crowd, served, peer, size.first_clients)
+        await warm_up(served, crowd.get_record_count, size.first_clients)
+        before = get_pss_bytes(served.pid)
+        await join_clients(crowd, served, peer, count)
+        await asyncio.sleep(size.settle_s)
+        grown = get_pss_bytes(served.pid) - before
+        with measure_cost(served.pid) as spent:
+            await asyncio.sleep(size.settle_s)
+    case = f"{count + size.first_clients:,} clients"
+    cell.add_row(case, "PSS of a client", "KB", grown / count / 1024)
+    cell.add_row(case, "idle, of a core", "%", 100 * spent.cpu_s / spent.wall_s)
     return cell

@@ -1,6 +1,6 @@
 """How long one callback keeps the loop of the gateway from everybody else, with 10,000 clients.
 
-The gateway is started by `bench.watched`, which times every callback. Records flow, and a
+The gateway is started by `bench.timed_gateway`, which times every callback. Records flow, and a
 few clients come and go.
 """
 
@@ -14,15 +14,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import watched
-from ..crowd import Crowd
-from ..feed import steadily
+from .. import timed_gateway
+from ..client_pool import ClientPool
+from ..feed import send_steadily
 from ..kafka import Kafka
-from ..machine import cost
-from ..peers.peer import Peer, Shape
-from .work import Cell, crowd_of, join
+from ..machine import measure_cost
+from ..peers.peer import Peer, ServerShape
+from .work import Cell, join_clients, open_pool
 
-LONG = 0.010  # s; what no callback should take
+LONG_CALLBACK_S = 0.010  # s; what no callback should take
 
 
 @dataclass(frozen=True)
@@ -30,28 +30,28 @@ class Size:
     clients: int = 10_000
     rate: float = 5.0
     seconds: float = 5.0
-    guests: int = 20
+    brief_clients: int = 20
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         report = Path(folder) / "callbacks.json"
-        shape = Shape(command=(sys.executable, watched.__file__, str(report)))
+        shape = ServerShape(command=(sys.executable, timed_gateway.__file__, str(report)))
         async with (
             peer.serve(kafka, shape) as served,
-            crowd_of(served, peer, size.clients) as crowd,
+            open_pool(served, peer, size.clients) as crowd,
         ):
-            began, before, sent = time.monotonic(), crowd.got, served.feed.sent
-            with cost(served.pid) as spent:
-                flowing = asyncio.create_task(steadily(served.feed, size.rate, size.seconds))
+            began, before, sent = time.monotonic(), crowd.record_count, served.feed.sent_count
+            with measure_cost(served.pid) as spent:
+                flowing = asyncio.create_task(send_steadily(served.feed, size.rate, size.seconds))
                 while not flowing.done():
-                    async with Crowd() as guests:
-                        await join(guests, served, peer, size.guests)
+                    async with ClientPool() as guests:
+                        await join_clients(guests, served, peer, size.brief_clients)
                         await asyncio.sleep(0.1)
                 await flowing
-                due = (served.feed.sent - sent) * size.clients
-                await crowd.until(before + due)
+                due = (served.feed.sent_count - sent) * size.clients
+                await crowd.wait_for_records(before + due)
             ended = time.monotonic()
             assert served.stop is not None
             await served.stop()
@@ -60,11 +60,11 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     during = [each for each in told["long"] if began <= each["at"] < ended]
     for clock in ("cpu", "wall"):
         longest = max((each[clock] for each in during), default=told["least"])
-        cell.add(case, f"longest callback, {clock}", "ms", 1000 * longest)
-    over = [each for each in during if each["cpu"] > LONG]
-    cell.add(case, "callbacks above 10 ms of CPU", "", len(over))
+        cell.add_row(case, f"longest callback, {clock}", "ms", 1000 * longest)
+    over = [each for each in during if each["cpu"] > LONG_CALLBACK_S]
+    cell.add_row(case, "callbacks above 10 ms of CPU", "", len(over))
     if over:
         worst = max(over, key=lambda each: each["cpu"])
-        cell.note(f"{case}: the longest was {worst['what']}")
-    cell.watch(case, [spent])
+        cell.add_note(f"{case}: the longest was {worst['what']}")
+    cell.add_cost_notes(case, [spent])
     return cell

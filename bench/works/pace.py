@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..feed import steadily
+from ..feed import send_steadily
 from ..figure import median
 from ..kafka import Kafka
-from ..machine import cost
-from ..peers.peer import Peer, Shape
-from .work import PER_CPU, PER_SECOND, Cell, crowd_of
+from ..machine import measure_cost
+from ..peers.peer import Peer, ServerShape
+from .work import PER_CPU, PER_SECOND, Cell, open_pool
 
-LATE = 0.02  # s
-WHOSE = "it shares its core with the clients and Kafka"
+MAX_LAG_S = 0.02  # s
+SHARED_CORE_NOTE = "it shares its core with the clients and Kafka"
 
 
 @dataclass(frozen=True)
@@ -27,40 +27,44 @@ class Size:
     grace: s."""
 
     clients: int = 200
-    keys: bool = False
+    has_own_keys: bool = False
     rate: float = 100.0
     seconds: float = 5.0
-    timed: int = 1
+    timed_every: int = 1
     repeats: int = 1
-    grace: float = 3.0
+    grace_s: float = 3.0
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
-    count = min(size.clients, peer.most)
+    count = min(size.clients, peer.max_clients)
     case = f"{count:,} x {size.rate:,g}/s"
     costs, shares, got, late, lags = [], [], [], [], []
-    async with peer.serve(kafka, Shape(keys=size.keys)) as served:
+    async with peer.serve(kafka, ServerShape(has_own_keys=size.has_own_keys)) as served:
         for _ in range(size.repeats):
-            async with crowd_of(served, peer, count, keys=size.keys, timed=size.timed) as crowd:
-                sent, before = served.feed.sent, crowd.got
-                with cost(served.pid) as spent:
-                    keys = count if size.keys else 0
-                    lags.append(await steadily(served.feed, size.rate, size.seconds, keys))
-                    due = (served.feed.sent - sent) * (1 if size.keys else count)
-                    await crowd.until(before + due, within=size.grace)
+            async with open_pool(
+                served, peer, count, has_own_keys=size.has_own_keys, timed_every=size.timed_every
+            ) as crowd:
+                sent, before = served.feed.sent_count, crowd.record_count
+                with measure_cost(served.pid) as spent:
+                    keys = count if size.has_own_keys else 0
+                    lags.append(await send_steadily(served.feed, size.rate, size.seconds, keys))
+                    due = (served.feed.sent_count - sent) * (1 if size.has_own_keys else count)
+                    await crowd.wait_for_records(before + due, timeout_s=size.grace_s)
                 costs.append(spent)
-                got.append(crowd.got - before)
-                shares.append(100 * (crowd.got - before) / due)
-                late.append(crowd.latencies())
+                got.append(crowd.record_count - before)
+                shares.append(100 * (crowd.record_count - before) / due)
+                late.append(crowd.compute_latencies())
             if shares[-1] < 100:  # the next would get what is left of this one
                 break
-    cell.add(case, PER_CPU, "1/s", *(n / c.cpu for n, c in zip(got, costs, strict=True)))
-    cell.add(case, PER_SECOND, "1/s", *(n / c.wall for n, c in zip(got, costs, strict=True)))
-    cell.add(case, "of a core", "%", *(100 * c.cpu / c.wall for c in costs))
-    cell.add(case, "delivered in time", "%", *shares)
-    cell.latencies(case, late)
-    if (lag := median(lags)) > LATE:
-        cell.note(f"{case}: the producer was up to {1000 * lag:.0f} ms late; {WHOSE}")
-    cell.watch(case, costs)
+    cell.add_row(case, PER_CPU, "1/s", *(n / c.cpu for n, c in zip(got, costs, strict=True)))
+    cell.add_row(case, PER_SECOND, "1/s", *(n / c.wall for n, c in zip(got, costs, strict=True)))
+    cell.add_row(case, "of a core", "%", *(100 * c.cpu / c.wall for c in costs))
+    cell.add_row(case, "delivered in time", "%", *shares)
+    cell.add_latencies(case, late)
+    if (lag := median(lags)) > MAX_LAG_S:
+        cell.add_note(
+            f"{case}: the producer was up to {1000 * lag:.0f} ms late; {SHARED_CORE_NOTE}"
+        )
+    cell.add_cost_notes(case, costs)
     return cell

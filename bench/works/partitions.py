@@ -11,26 +11,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from support.until import until
+from support.waiting import wait_until
 
-from ..crowd import PATIENCE, Crowd
-from ..exact import Exact
+from ..client_pool import CLIENT_TIMEOUT_S, ClientPool
+from ..exact_client import ExactClient
 from ..figure import median
 from ..kafka import Kafka
-from ..machine import Cost, cost
-from ..peers.peer import Peer, Served, Shape
-from ..records import SIZE
-from .work import Cell, alone, crowd_of, quiet, reader_of
+from ..machine import Cost, measure_cost
+from ..peers.peer import Peer, RunningServer, ServerShape
+from ..records import VALUE_BYTES
+from .work import Cell, note_failure, open_pool, open_reader, wait_until_quiet
 
-MB = 1e6
-USUAL = 12  # what more partitions are compared with
+BYTES_PER_MB = 1e6
+BASE_PARTITIONS = 12  # what more partitions are compared with
 
 
 @dataclass(frozen=True)
 class Size:
     partitions: Sequence[int] = (1, 12, 100, 1000)
     clients: int = 500
-    at_once: int = 1000
+    round_records: int = 1000
     rounds: int = 4
     repeats: int = 5
 
@@ -39,48 +39,55 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell, usual = Cell(), 0.0
     for partitions in size.partitions:
         case = f"{partitions:,} partitions"
-        with alone(cell, case):
-            rate = await _case(cell, case, kafka, peer, partitions, size)
-            if partitions == USUAL:
+        with note_failure(cell, case):
+            rate = await _measure_case(cell, case, kafka, peer, partitions, size)
+            if partitions == BASE_PARTITIONS:
                 usual = rate
             elif usual:
-                cell.add(case, f"of {USUAL} partitions", "", rate / usual)
+                cell.add_row(case, f"of {BASE_PARTITIONS} partitions", "", rate / usual)
     return cell
 
 
-async def _case(
+async def _measure_case(
     cell: Cell, case: str, kafka: Kafka, peer: Peer, partitions: int, size: Size
 ) -> float:
     """MB of values of a CPU second."""
     async with (
-        peer.serve(kafka, Shape(partitions)) as served,
-        crowd_of(served, peer, size.clients - 1, partitions=partitions) as crowd,
-        reader_of(served, peer, partitions) as reader,
+        peer.serve(kafka, ServerShape(partitions)) as served,
+        open_pool(served, peer, size.clients - 1, partitions=partitions) as crowd,
+        open_reader(served, peer, partitions) as reader,
     ):
-        await quiet(crowd.count)
-        costs, had, ids, before = list[Cost](), reader.got, reader.ids, reader.bytes
+        await wait_until_quiet(crowd.get_record_count)
+        costs, had, ids, before = (
+            list[Cost](),
+            reader.record_count,
+            reader.id_count,
+            reader.byte_count,
+        )
         for _ in range(size.repeats):
-            with cost(served.pid) as spent:
+            with measure_cost(served.pid) as spent:
                 for _ in range(size.rounds):
-                    await _round(served, crowd, reader, size.at_once)
+                    await _run_round(served, crowd, reader, size.round_records)
             costs.append(spent)
-        records = reader.got - had
-    bulk = SIZE * size.at_once * size.rounds * size.clients / MB
-    rates = [bulk / c.cpu for c in costs]
-    cell.add(case, "record bytes of a CPU second", "MB/s", *rates)
-    cell.add(case, "record bytes of a second", "MB/s", *(bulk / c.wall for c in costs))
-    cell.add(case, "bytes of a delivery", "bytes", (reader.bytes - before) / records)
-    cell.add(case, "ids of 100 records", "", 100 * (reader.ids - ids) / records)
-    cell.watch(case, costs)
+        records = reader.record_count - had
+    bulk = VALUE_BYTES * size.round_records * size.rounds * size.clients / BYTES_PER_MB
+    rates = [bulk / c.cpu_s for c in costs]
+    cell.add_row(case, "record bytes of a CPU second", "MB/s", *rates)
+    cell.add_row(case, "record bytes of a second", "MB/s", *(bulk / c.wall_s for c in costs))
+    cell.add_row(case, "bytes of a delivery", "bytes", (reader.byte_count - before) / records)
+    cell.add_row(case, "ids of 100 records", "", 100 * (reader.id_count - ids) / records)
+    cell.add_cost_notes(case, costs)
     return median(rates)
 
 
-async def _round(served: Served, crowd: Crowd, reader: Exact, count: int) -> None:
-    due, own = crowd.got + count * len(crowd), reader.got + count
+async def _run_round(
+    server: RunningServer, pool: ClientPool, reader: ExactClient, count: int
+) -> None:
+    due, own = pool.record_count + count * len(pool), reader.record_count + count
     for _ in range(count):
-        served.feed.send()
-    if not await crowd.until(due):
-        ended = f"{crowd.lost} connections ended"
-        why = ended if crowd.lost else f"nothing came for {PATIENCE:g} s"
-        raise TimeoutError(f"{due - crowd.got} deliveries did not come: {why}")
-    await until(partial(reader.has, own))
+        server.feed.send()
+    if not await pool.wait_for_records(due):
+        ended = f"{pool.closed_count} connections ended"
+        why = ended if pool.closed_count else f"nothing came for {CLIENT_TIMEOUT_S:g} s"
+        raise TimeoutError(f"{due - pool.record_count} deliveries did not come: {why}")
+    await wait_until(partial(reader.has_received, own))

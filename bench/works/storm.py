@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from ..crowd import Crowd
+from ..client_pool import ClientPool
 from ..kafka import Kafka
-from ..machine import cost
-from ..peers.peer import Peer, Shape
-from .work import Cell, join, quiet, warm
+from ..machine import measure_cost
+from ..peers.peer import Peer, ServerShape
+from .work import Cell, join_clients, wait_until_quiet, warm_up
 
 
 @dataclass(frozen=True)
@@ -21,24 +21,24 @@ class Size:
 
     clients: int = 5000
     repeats: int = 5
-    settle: float = 0.5
+    settle_s: float = 0.5
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
-    cell, count = Cell(), min(size.clients, peer.most)
+    cell, count = Cell(), min(size.clients, peer.max_clients)
     costs = []
-    async with peer.serve(kafka, Shape()) as served, Crowd() as one:
-        await join(one, served, peer, 1)
-        await warm(served, one.count, 1)
+    async with peer.serve(kafka, ServerShape()) as served, ClientPool() as one:
+        await join_clients(one, served, peer, 1)
+        await warm_up(served, one.get_record_count, 1)
         for _ in range(size.repeats):
-            async with Crowd() as crowd:
-                with cost(served.pid) as spent:
-                    await join(crowd, served, peer, count)
+            async with ClientPool() as crowd:
+                with measure_cost(served.pid) as spent:
+                    await join_clients(crowd, served, peer, count)
                 costs.append(spent)
-            await asyncio.sleep(size.settle)  # the end of these is no part of the next
-            await quiet(one.count)
+            await asyncio.sleep(size.settle_s)  # the end of these is no part of the next
+            await wait_until_quiet(one.get_record_count)
     case = f"{count:,} clients"
-    cell.add(case, "last first block", "s", *(c.wall for c in costs))
-    cell.add(case, "CPU of a client", "ms", *(1000 * c.cpu / count for c in costs))
-    cell.watch(case, costs)
+    cell.add_row(case, "last first block", "s", *(c.wall for c in costs))
+    cell.add_row(case, "CPU of a client", "ms", *(1000 * c.cpu / count for c in costs))
+    cell.add_cost_notes(case, costs)
     return cell

@@ -2,7 +2,7 @@
 
 The one with all of it is scraped every five seconds, and 1 % of the records (all have a
 traceparent) and of its requests are traced, to a back end in the process of the clients; in the
-other the counting is taken out (`bench.uncounted`). Both have all clients at once, and are worked
+other the counting is taken out (`bench.uncounted_gateway`). Both have all clients at once, and are worked
 in turns, so that what else the machine does meets both alike. Then scrapes, one after the other,
 with as many clients as it takes."""
 
@@ -16,21 +16,21 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 import httpx
-from support.otlp import collector
+from support.otlp import running_collector
 
-from .. import uncounted
-from ..crowd import Crowd
-from ..feed import steadily
+from .. import uncounted_gateway
+from ..client_pool import ClientPool
+from ..feed import send_steadily
 from ..figure import median
 from ..kafka import Kafka
-from ..machine import Cost, cost
-from ..peers.peer import Peer, Served, Shape
-from .work import PER_CPU, Cell, crowd_of
+from ..machine import Cost, measure_cost
+from ..peers.peer import Peer, RunningServer, ServerShape
+from .work import PER_CPU, Cell, open_pool
 
-UNCOUNTED = (sys.executable, uncounted.__file__)
-WITH, WITHOUT = "with telemetry", "without"
-EVERY = 5.0  # s from one scrape to the next
-SHARE = "of what it does without"
+UNCOUNTED_COMMAND = (sys.executable, uncounted_gateway.__file__)
+WITH_TELEMETRY, WITHOUT_TELEMETRY = "with telemetry", "without"
+SCRAPE_INTERVAL_S = 5.0  # s from one scrape to the next
+UNCOUNTED_SHARE = "of what it does without"
 
 
 @dataclass(frozen=True)
@@ -39,86 +39,88 @@ class Case:
 
     clients: int
     rate: float
-    keys: bool = False
+    has_own_keys: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.clients:,}{' own keys' if self.keys else ''} x {self.rate:,g}/s"
+        return f"{self.clients:,}{' own keys' if self.has_own_keys else ''} x {self.rate:,g}/s"
 
 
 @dataclass(frozen=True)
 class Size:
     """seconds: of one turn. scraped: clients of the scrapes."""
 
-    cases: tuple[Case, ...] = (Case(200, 100), Case(1000, 100), Case(2000, 4000, keys=True))
-    seconds: float = 1.5
-    turns: int = 7
-    scraped: int = 10_000
-    scrapes: int = 10
+    cases: tuple[Case, ...] = (Case(200, 100), Case(1000, 100), Case(2000, 4000, has_own_keys=True))
+    turn_s: float = 1.5
+    turn_count: int = 7
+    scraped_clients: int = 10_000
+    scrape_count: int = 10
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
-    with collector() as back:
+    with running_collector() as back:
         telemetry = {"traces": {"otlp": back.url, "sample": "1%"}}
         for case in size.cases:
-            shape = Shape(keys=case.keys, traced=True)
-            bare = replace(shape, command=UNCOUNTED)
+            shape = ServerShape(has_own_has_own_keys=case.has_own_keys, is_traced=True)
+            bare = replace(shape, command=UNCOUNTED_COMMAND)
             full = replace(shape, telemetry=telemetry)
             async with peer.serve(kafka, bare) as without, peer.serve(kafka, full) as whole:
-                await _case(cell, peer, case, size, without, whole)
-                cell.add(case.name, "spans", "", len(back.spans))
+                await _measure_case(cell, peer, case, size, without, whole)
+                cell.add_row(case.name, "spans", "", len(back.spans))
                 back.requests.clear()
-    await _scrapes(cell, kafka, peer, size)
+    await _measure_scrapes(cell, kafka, peer, size)
     return cell
 
 
-async def _case(
-    cell: Cell, peer: Peer, case: Case, size: Size, without: Served, whole: Served
+async def _measure_case(
+    cell: Cell, peer: Peer, case: Case, size: Size, bare: RunningServer, full: RunningServer
 ) -> None:
     """Turns of both; each but the first is begun by the other one."""
-    done: dict[str, list[float]] = {WITH: [], WITHOUT: []}
+    done: dict[str, list[float]] = {WITH_TELEMETRY: [], WITHOUT_TELEMETRY: []}
     costs: list[Cost] = []
     count = case.clients
     async with (
-        crowd_of(without, peer, count, keys=case.keys) as one,
-        crowd_of(whole, peer, count, keys=case.keys) as other,
-        _scraped(whole.port),
+        open_pool(bare, peer, count, has_own_keys=case.has_own_keys) as one,
+        open_pool(full, peer, count, has_own_keys=case.has_own_keys) as other,
+        _scrape_regularly(full.port),
     ):
-        both = [(WITHOUT, without, one), (WITH, whole, other)]
-        for turn in range(size.turns):
+        both = [(WITHOUT_TELEMETRY, bare, one), (WITH_TELEMETRY, full, other)]
+        for turn in range(size.turn_count):
             for how, served, crowd in both if turn % 2 else reversed(both):
-                rate, spent = await _turn(served, crowd, case, size.seconds)
+                rate, spent = await _run_turn(served, crowd, case, size.turn_s)
                 done[how].append(rate)
                 costs.append(spent)
     for how, rates in done.items():
-        cell.add(f"{case.name}, {how}", PER_CPU, "1/s", *rates)
-    pairs = zip(done[WITH], done[WITHOUT], strict=True)
-    cell.add(case.name, SHARE, "%", *(100 * one / other for one, other in pairs))
-    cell.watch(case.name, costs)
+        cell.add_row(f"{case.name}, {how}", PER_CPU, "1/s", *rates)
+    pairs = zip(done[WITH_TELEMETRY], done[WITHOUT_TELEMETRY], strict=True)
+    cell.add_row(case.name, UNCOUNTED_SHARE, "%", *(100 * one / other for one, other in pairs))
+    cell.add_cost_notes(case.name, costs)
 
 
-async def _turn(served: Served, crowd: Crowd, case: Case, seconds: float) -> tuple[float, Cost]:
-    sent, before = served.feed.sent, crowd.got
-    with cost(served.pid) as spent:
-        await steadily(served.feed, case.rate, seconds, len(crowd) if case.keys else 0)
-        due = (served.feed.sent - sent) * (1 if case.keys else len(crowd))
-        await crowd.until(before + due)
-    return (crowd.got - before) / spent.cpu, spent
+async def _run_turn(
+    server: RunningServer, pool: ClientPool, case: Case, seconds: float
+) -> tuple[float, Cost]:
+    sent, before = server.feed.sent_count, pool.record_count
+    with measure_cost(server.pid) as spent:
+        await send_steadily(server.feed, case.rate, seconds, len(pool) if case.has_own_keys else 0)
+        due = (server.feed.sent_count - sent) * (1 if case.has_own_keys else len(pool))
+        await pool.wait_for_records(before + due)
+    return (pool.record_count - before) / spent.cpu_s, spent
 
 
 @asynccontextmanager
-async def _scraped(port: int) -> AsyncIterator[None]:
+async def _scrape_regularly(port: int) -> AsyncIterator[None]:
     """By somebody, every second, as Prometheus might."""
 
-    async def forever() -> None:
+    async def scrape() -> None:
         closed = {"Connection": "close"}  # the server closes those that are idle for so long
         async with httpx.AsyncClient(trust_env=False, timeout=60, headers=closed) as http:
             while True:
                 (await http.get(f"http://127.0.0.1:{port}/metrics")).raise_for_status()
-                await asyncio.sleep(EVERY)
+                await asyncio.sleep(SCRAPE_INTERVAL_S)
 
-    scraping = asyncio.create_task(forever())
+    scraping = asyncio.create_task(scrape())
     try:
         yield
     finally:
@@ -127,23 +129,23 @@ async def _scraped(port: int) -> AsyncIterator[None]:
             await scraping
 
 
-async def _scrapes(cell: Cell, kafka: Kafka, peer: Peer, size: Size) -> None:
-    count = min(size.scraped, peer.most)
+async def _measure_scrapes(cell: Cell, kafka: Kafka, peer: Peer, size: Size) -> None:
+    count = min(size.scraped_clients, peer.max_clients)
     case, taken, used = f"{count:,} clients", [], []
     async with (
-        peer.serve(kafka, Shape()) as served,
-        crowd_of(served, peer, count),
+        peer.serve(kafka, ServerShape()) as served,
+        open_pool(served, peer, count),
         httpx.AsyncClient(trust_env=False, timeout=60) as http,
     ):
-        for _ in range(size.scrapes):
-            with cost(served.pid) as spent:
+        for _ in range(size.scrape_count):
+            with measure_cost(served.pid) as spent:
                 began = time.monotonic()
                 answer = await http.get(f"http://127.0.0.1:{served.port}/metrics")
                 taken.append(time.monotonic() - began)
             answer.raise_for_status()
-            used.append(spent.cpu)
+            used.append(spent.cpu_s)
             await asyncio.sleep(0.1)
-    cell.add(case, "a scrape", "ms", *(1000 * each for each in taken))
-    cell.add(case, "CPU of a scrape", "ms", *(1000 * each for each in used))
+    cell.add_row(case, "a scrape", "ms", *(1000 * each for each in taken))
+    cell.add_row(case, "CPU of a scrape", "ms", *(1000 * each for each in used))
     if median(taken) > 0.05:
-        cell.note(f"{case}: a scrape took more than 50 ms")
+        cell.add_note(f"{case}: a scrape took more than 50 ms")

@@ -17,12 +17,12 @@ from starlette.requests import HTTPConnection
 from gateway import RequestError, create_app, load
 from gateway.config import Route
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 PASSWORDS = {"ada": "lovelace", "grace": "hopper"}  # yours are hashed, and elsewhere
 sessions: dict[str, str] = {}  # cookie -> who; yours are where all processes see them
 
 
-async def logged_in(
+async def check_login(
     route: Route, params: Mapping[str, str], connection: HTTPConnection, token: str | None
 ) -> None:
     """The gateway asks this before every stream."""
@@ -30,7 +30,7 @@ async def logged_in(
         raise RequestError(401, "Not logged in", "log in first")
 
 
-kafka = create_app(load(HERE / "gateway.yaml"), access=logged_in)
+kafka = create_app(load(FOLDER / "gateway.yaml"), access=check_login)
 app = FastAPI(lifespan=kafka.lifespan)  # it begins and ends with the application
 
 
@@ -50,7 +50,7 @@ async def login(who: Login, response: Response) -> None:
 
 
 @app.get("/paid/{customer}")
-async def paid(customer: str) -> dict[str, float]:
+async def get_paid_total(customer: str) -> dict[str, float]:
     """What the orders that a customer has paid come to: read from the topic, to its end as it is
     now, by the connections that the streams use."""
     orders = kafka.gateway.subscribe(
@@ -64,13 +64,13 @@ async def paid(customer: str) -> dict[str, float]:
 
 
 @app.get("/")
-async def page() -> FileResponse:
-    return FileResponse(HERE / "index.html")
+async def get_page() -> FileResponse:
+    return FileResponse(FOLDER / "index.html")
 
 
 @app.get("/style.css")
-async def style() -> FileResponse:
-    return FileResponse(HERE.parent / "style.css")
+async def get_style() -> FileResponse:
+    return FileResponse(FOLDER.parent / "style.css")
 
 
 app.mount("/kafka", kafka)

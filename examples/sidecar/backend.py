@@ -20,7 +20,9 @@ SIDECAR = os.environ.get("SIDECAR", "http://127.0.0.1:8090")
 
 app = FastAPI()
 sidecar = httpx.AsyncClient(base_url=SIDECAR, timeout=20, trust_env=False)
-done: dict[tuple[str, int], int] = {}  # the last offset of each partition; yours is in a database
+processed_offsets: dict[
+    tuple[str, int], int
+] = {}  # the last offset of each partition; yours is in a database
 totals: defaultdict[str, float] = defaultdict(float)
 
 
@@ -30,20 +32,20 @@ async def health() -> dict[str, str]:
 
 
 @app.get("/totals")
-async def all_totals() -> dict[str, float]:
+async def get_totals() -> dict[str, float]:
     return totals
 
 
 @app.post("/kafka/records")
-async def records(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+async def process_batch(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """An item for each record, in their order."""
-    return [await answered(record) for record in batch]
+    return [await build_result(record) for record in batch]
 
 
-async def answered(record: dict[str, Any]) -> dict[str, Any]:
+async def build_result(record: dict[str, Any]) -> dict[str, Any]:
     place = {name: record[name] for name in ("topic", "partition", "offset")}
     try:
-        await process(record)
+        await process_record(record)
     except httpx.HTTPError:
         raise  # 500: nothing is wrong with the record, so it is to come again
     except Exception:
@@ -51,10 +53,10 @@ async def answered(record: dict[str, Any]) -> dict[str, Any]:
     return {"record": place, "processed": True}
 
 
-async def process(record: dict[str, Any]) -> None:
+async def process_record(record: dict[str, Any]) -> None:
     """Raises what is wrong with the record."""
     partition, offset = (record["topic"], record["partition"]), record["offset"]
-    if offset <= done.get(partition, -1):
+    if offset <= processed_offsets.get(partition, -1):
         return
     order = record["value"]
     total = order["quantity"] * order["price"]
@@ -71,4 +73,4 @@ async def process(record: dict[str, Any]) -> None:
     )
     answer.raise_for_status()
     totals[order["customer"]] += total
-    done[partition] = offset
+    processed_offsets[partition] = offset

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from gateway.core.token.resume_token import seal
+from gateway.core.token.resume_token import seal_token
 
 __all__ = ["Begin", "End", "Event", "Fault", "Gap", "Position", "Ready", "Record"]
 
@@ -20,14 +20,14 @@ Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 """Names and contents, in the order of the record; a name may come more than once."""
 
 
-class Mark(NamedTuple):
+class LazyToken(NamedTuple):
     """A token whose checksum was not written yet: most of them nobody asks for."""
 
     text: bytes
     view: bytes
 
     def __str__(self) -> str:
-        return seal(self.text, self.view).decode()
+        return seal_token(self.text, self.view).decode()
 
 
 class Record(NamedTuple):
@@ -45,7 +45,7 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
-    mark: Mark | str = ""
+    mark: LazyToken | str = ""
 
     @property
     def time(self) -> datetime | None:

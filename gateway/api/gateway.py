@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from pydantic import ValidationError
 
 from gateway.config import Settings, load
-from gateway.config.source.expression import nearest
-from gateway.config.source.problems import dotted
+from gateway.config.source.expression import suggest
+from gateway.config.source.problems import format_loc
 from gateway.errors import ConfigError, GatewayError
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.fanout.hubs import Hubs, TopicOf
-from gateway.hub.writes.writer import Produced, Writer
+from gateway.hub.fanout.hubs import ClusterTopic, Hubs
+from gateway.hub.writes.writer import ProduceResult, RecordWriter
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 
-from .asked import From, Until, start_of, view_of
 from .events import Gap
+from .options import From, Until, build_start, build_view
 from .stream import NOT_RUNNING, Stream
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
 
-__all__ = ["Gateway", "Produced"]
+__all__ = ["Gateway", "ProduceResult"]
 
 Header: TypeAlias = tuple[str, bytes | str | None]
 
@@ -56,18 +56,18 @@ class Gateway:
         if (settings is None) == (servers is None) or (kafka and servers is None):
             raise TypeError("give settings, or servers and options of the section kafka")
         if servers is not None:
-            self.settings = _of_servers(servers, kafka)
+            self.settings = _build_settings(servers, kafka)
         else:
             self.settings = settings if isinstance(settings, Settings) else load(settings or "")
         clusters = self.settings.clusters
         self.clusters = {
-            name: Cluster(ClusterSettings.of(kafka)) for name, kafka in clusters.items()
+            name: Cluster(ClusterSettings.from_config(kafka)) for name, kafka in clusters.items()
         }
         self.hubs = Hubs(self.clusters, self.settings)
         self.tracing: Tracing | None = None  # while it runs, if it is configured
         if self.settings.telemetry.traces.otlp is not None:
             importlib.import_module("gateway.telemetry.traces")  # now, not when it serves already
-        self._writers: dict[str, Writer] = {}
+        self._writers: dict[str, RecordWriter] = {}
 
     @property
     def hub(self) -> Hub:
@@ -83,9 +83,9 @@ class Gateway:
                 "servers: embedded is for the command line; within a program, use "
                 "`with EmbeddedKafka(...) as kafka:` and servers=kafka.bootstrap"
             )
-        self.tracing = _tracing(self.settings)
+        self.tracing = _create_tracing(self.settings)
         await self.hubs.start(self.tracing)
-        self._writers = {hub.name: hub.publisher.writer() for hub in self.hubs}
+        self._writers = {hub.name: hub.publisher.create_writer() for hub in self.hubs}
 
     async def close(self) -> None:
         """End all streams and close all connections; nothing of it is left."""
@@ -95,11 +95,11 @@ class Gateway:
         if tracing is not None:
             await tracing.close()
 
-    def adopt(self, settings: Settings) -> frozenset[TopicOf]:
+    def adopt(self, settings: Settings) -> frozenset[ClusterTopic]:
         """Go by these settings from now on, but for those of the connection to Kafka; the topics
         that are read anew for it, whose clients are to be moved on (`hub.client.CHANGED`)."""
         self.settings = settings
-        return self.hubs.adopt(settings)
+        return self.hubs.apply_settings(settings)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -139,9 +139,9 @@ class Gateway:
         on_gap:   called with each gap that a loop over records meets; else it is logged.
         Raises ValueError for what cannot be read, TokenCorrupt for a position that is none.
         """
-        view = view_of(topics, filters, fields)
-        hub = self._hub_of(view.topics, kafka)
-        return Stream(hub, view, start_of(start, position, until), on_gap)
+        view = build_view(topics, filters, fields)
+        hub = self._find_hub(view.topics, kafka)
+        return Stream(hub, view, build_start(start, position, until), on_gap)
 
     async def produce(
         self,
@@ -153,7 +153,7 @@ class Gateway:
         partition: int | None = None,
         idempotency_key: str | None = None,
         kafka: str | None = None,
-    ) -> Produced:
+    ) -> ProduceResult:
         """Write one record; returns where it is once Kafka has it on all replicas in sync.
 
         value:     text is its UTF-8 bytes, None a tombstone. key: None for none.
@@ -169,24 +169,24 @@ class Gateway:
         """
         if not self.hubs.started:
             raise GatewayError(NOT_RUNNING)
-        writer = self._writers[self._hub_of((topic,), kafka).name]
+        writer = self._writers[self._find_hub((topic,), kafka).name]
         pairs = headers.items() if isinstance(headers, Mapping) else headers
-        contents = [(name, _bytes(content)) for name, content in pairs]
+        contents = [(name, _encode_text(content)) for name, content in pairs]
         return await writer.send(
-            topic, _bytes(key), _bytes(value), contents,
+            topic, _encode_text(key), _encode_text(value), contents,
             partition=partition, idempotency_key=idempotency_key,
         )  # fmt: skip
 
-    def _hub_of(self, topics: Sequence[str], kafka: str | None) -> Hub:
+    def _find_hub(self, topics: Sequence[str], kafka: str | None) -> Hub:
         """Raises ValueError where it is not clear which."""
         names = list(self.settings.clusters)
         if kafka is not None:
             if kafka not in names or not kafka:
                 known = [name for name in names if name]
-                hint = nearest(kafka, known, "leave it out")
+                hint = suggest(kafka, known, "leave it out")
                 raise ValueError(f"there is no cluster {kafka!r}; {hint}")
-            return self.hubs.of(kafka)
-        found = self.hubs.having(topics)
+            return self.hubs.get_hub(kafka)
+        found = self.hubs.find_hubs(topics)
         if len(found) != 1:
             where = "several clusters list" if found else "no cluster lists"
             what = f"{where} {', '.join(topics)}; say which, by kafka="
@@ -194,32 +194,32 @@ class Gateway:
         return found[0]
 
 
-def _tracing(settings: Settings) -> Tracing | None:
+def _create_tracing(settings: Settings) -> Tracing | None:
     """Imports OpenTelemetry only where there is a use for it."""
     traces, headers = settings.telemetry.traces, settings.telemetry.headers
     if traces.otlp is None:
         return None
-    from gateway.telemetry.otlp import resource
+    from gateway.telemetry.otlp import build_resource
     from gateway.telemetry.traces import Tracing
 
     return Tracing(
         traces.otlp,
         share=traces.sample,
         headers={name: secret.get_secret_value() for name, secret in headers.items()},
-        resource=resource(settings.name, version("gateway")),
+        resource=build_resource(settings.name, version("gateway")),
     )
 
 
-def _bytes(given: bytes | str | None) -> bytes | None:
-    return given.encode() if isinstance(given, str) else given
+def _encode_text(text: bytes | str | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text
 
 
-def _of_servers(servers: str | Iterable[str], kafka: dict[str, Any]) -> Settings:
+def _build_settings(servers: str | Iterable[str], kafka: dict[str, Any]) -> Settings:
     given: Any = list(servers) if not isinstance(servers, str) else servers
     if isinstance(given, str) and given != "embedded":
         given = [each.strip() for each in given.split(",")]
     try:
         return Settings.model_validate({"kafka": {"servers": given, **kafka}})
     except ValidationError as error:
-        problems = [f"{dotted(each['loc'])}: {each['msg']}" for each in error.errors()]
+        problems = [f"{format_loc(each['loc'])}: {each['msg']}" for each in error.errors()]
         raise ConfigError(problems) from None

@@ -20,22 +20,22 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
-from gateway.core.client.slow_client import SlowClient
+from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.errors import GatewayError, StreamEnded
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.resume import Start
+from gateway.hub.reads.stream_start import StreamStart
 
-from .events import End, Event, Fault, Gap, Mark, Record
-from .wire import ObjectEncoder, Objects
+from .events import End, Event, Fault, Gap, LazyToken, Record
+from .object_wire import ObjectEncoder, ObjectWire
 
 __all__ = ["Stream"]
 
 log = logging.getLogger(__name__)
 
 NOT_RUNNING = "this Gateway does not run; use it within `async with Gateway(...)`"
-QUIET = 3600.0  # seconds between heartbeats, which nobody here needs
+HEARTBEAT_INTERVAL_S = 3600.0  # seconds between heartbeats, which nobody here needs
 
 
 class Stream:
@@ -47,7 +47,11 @@ class Stream:
     """
 
     def __init__(
-        self, hub: Hub, view: View, start: Start, on_gap: Callable[[Gap], object] | None = None
+        self,
+        hub: Hub,
+        view: View,
+        start: StreamStart,
+        on_gap: Callable[[Gap], object] | None = None,
     ) -> None:
         self._hub = hub
         self._view = view
@@ -55,16 +59,16 @@ class Stream:
         self._on_gap = on_gap or _log_gap
         self._client: Client | None = None
         self._encoder: ObjectEncoder
-        self._mark: Mark | str = ""
+        self._last_token: LazyToken | str = ""
         self._buffer: Iterator[Event] = iter(())
-        self._last: Event | None = None
-        self._begun = self._busy = self._closed = False
+        self._last_event: Event | None = None
+        self._is_open = self._is_reading = self._closed = False
         self._loop: asyncio.AbstractEventLoop
 
     @property
     def position(self) -> str | None:
         """The token to go on from after the last event that was given; None before the first."""
-        return None if self._last is None else self._last.position
+        return None if self._last_event is None else self._last_event.position
 
     def __aiter__(self) -> Self:
         return self
@@ -77,23 +81,23 @@ class Stream:
         """
         while True:
             for event in self._buffer:
-                self._last = event
+                self._last_event = event
                 if type(event) is Record:
                     return event
-                self._hear(event)
-            await self._more()
+                self._handle_event(event)
+            await self._read_events()
 
-    def events(self) -> Events:
+    def events(self) -> EventIterator:
         """Everything: records, `Begin` first, gaps, faults, moved positions, `End` last."""
-        return Events(self)
+        return EventIterator(self)
 
     async def next_event(self) -> Event:
         """Raises as `anext`, but StreamEnded: `End` says it; StopAsyncIteration after that."""
         while True:
             for event in self._buffer:
-                self._last = event
+                self._last_event = event
                 return event
-            await self._more()
+            await self._read_events()
 
     async def aclose(self) -> None:
         """Let go of it. Who waits for its next record gets `StopAsyncIteration`."""
@@ -118,51 +122,55 @@ class Stream:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(client.close)
 
-    async def _more(self) -> None:
+    async def _read_events(self) -> None:
         """The events of the next chunk. Nothing is lost where it is cancelled."""
         if self._closed:
             raise StopAsyncIteration
-        if self._busy:
+        if self._is_reading:
             raise RuntimeError("this stream is being read already; subscribe once more instead")
-        self._busy = True
+        self._is_reading = True
         try:
             if await self._open():
                 return
             assert self._client is not None
             await asyncio.sleep(0)  # a loop that awaits nothing else must not stop all others
-            data = await self._client.next()
+            data = await self._client.next_bytes()
         finally:
-            self._busy = False
+            self._is_reading = False
         if data is None or self._closed:
             self._close()
             raise StopAsyncIteration
-        self._fill(self._encoder.read(data, self._mark, self._client.subscription.channel.view))
+        self._fill_buffer(
+            self._encoder.decode_events(
+                data, self._last_token, self._client.subscription.channel.view
+            )
+        )
 
     async def _open(self) -> bool:
         """True if that had to be done: what it begins with can be read now."""
-        if self._begun:
+        if self._is_open:
             return False
         if not self._hub.started:
             raise GatewayError(NOT_RUNNING)
         if self._client is None:
             self._loop = asyncio.get_running_loop()
-            self._client = await self._subscribed()
-        await self._client.ready()
+            self._client = await self._create_client()
+        await self._client.wait_until_ready()
         if self._closed:
             self._client.close()
             raise StopAsyncIteration
         encoder = self._client.subscription.channel.encoder
         assert isinstance(encoder, ObjectEncoder)
-        self._encoder, self._begun = encoder, True
+        self._encoder, self._is_open = encoder, True
         view = self._client.subscription.channel.view
-        self._fill(encoder.read(self._client.begin(), "", view))
+        self._fill_buffer(encoder.decode_events(self._client.begin(), "", view))
         return True
 
-    async def _subscribed(self) -> Client:
-        wire, slow = Objects(self._view.fields), SlowClient.CATCH_UP
+    async def _create_client(self) -> Client:
+        wire, slow = ObjectWire(self._view.fields), SlowClientPolicy.CATCH_UP
         try:
             return await self._hub.subscribe(
-                self._view, self._start, wire, heartbeat=QUIET, slow=slow
+                self._view, self._start, wire, heartbeat=HEARTBEAT_INTERVAL_S, slow=slow
             )
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -171,13 +179,13 @@ class Stream:
                 raise StreamEnded("closed", "") from None
             raise
 
-    def _fill(self, events: list[Event]) -> None:
+    def _fill_buffer(self, events: list[Event]) -> None:
         if events:
             last = events[-1]
-            self._mark = last.mark if isinstance(last, Record) else last.position
+            self._last_token = last.mark if isinstance(last, Record) else last.position
         self._buffer = iter(events)
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         """What is no record, in a loop over records."""
         if type(event) is Gap:
             self._on_gap(event)
@@ -196,7 +204,7 @@ class Stream:
             self._client.close()
 
 
-class Events:
+class EventIterator:
     """See `Stream.events`; it is closed with its stream."""
 
     def __init__(self, stream: Stream) -> None:

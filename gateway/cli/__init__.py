@@ -13,12 +13,12 @@ import typer
 from gateway.version import __version__
 
 from . import broker, check, demo, dlq, pipeline, produce, reload, replay, run, sidecar, tail
-from .commands import CONFIG, FAILURE, INTERRUPTED, Commands
+from .commands import EXIT_CONFIG_ERROR, EXIT_FAILURE, EXIT_INTERRUPTED, ErrorReportingGroup
 
-__all__ = ["CONFIG", "FAILURE", "INTERRUPTED", "app", "main"]
+__all__ = ["EXIT_CONFIG_ERROR", "EXIT_FAILURE", "EXIT_INTERRUPTED", "app", "main"]
 
 app = typer.Typer(
-    cls=Commands,
+    cls=ErrorReportingGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -47,8 +47,8 @@ def main() -> None:
     app(prog_name="gateway")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         typer.echo(f"gateway {__version__}")
         raise typer.Exit
 
@@ -56,7 +56,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def gateway(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
 ) -> None:

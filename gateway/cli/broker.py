@@ -18,7 +18,7 @@ def broker(
         Path | None,
         typer.Option(metavar="DIR", file_okay=False, help="Keep the data there.  [temporary]"),
     ] = None,
-    fetch: Annotated[
+    prefetch_only: Annotated[
         bool, typer.Option("--prefetch", help="Only download what it needs, once.")
     ] = False,
 ) -> None:
@@ -34,7 +34,7 @@ def broker(
 
     if nodes not in (1, 3):
         raise typer.BadParameter("must be 1 or 3", param_hint="--nodes")
-    if fetch:
+    if prefetch_only:
         prefetch()
     else:
         run_broker(nodes, port, data)

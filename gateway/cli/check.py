@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .commands import FAILURE
+from .commands import EXIT_FAILURE
 
 if TYPE_CHECKING:
     from gateway.config import Settings
 
-    from .trial import Finding, Steps
+    from .cluster_check import CheckProgress, Finding
 
-_TONES = {"ok": "good", "warning": "warn", "fails": "bad"}
+_STATE_TONES = {"ok": "good", "warning": "warn", "fails": "bad"}
 
 
 def check(
@@ -29,7 +29,7 @@ def check(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema, for editors.")
     ] = False,
-    show: Annotated[
+    print_settings: Annotated[
         bool, typer.Option("--print", help="Print the settings with defaults filled in, as YAML.")
     ] = False,
     cluster: Annotated[
@@ -60,53 +60,53 @@ def check(
 
     if schema == (file is not None):
         raise typer.BadParameter("give either FILE or --schema")
-    if cluster and (schema or show):
+    if cluster and (schema or print_settings):
         raise typer.BadParameter("takes neither --schema nor --print", param_hint="--cluster")
     if as_json and not cluster:
         raise typer.BadParameter("is for --cluster", param_hint="--json")
     if file is None:
-        typer.echo(json.dumps(config.schema(), indent=2))
+        typer.echo(json.dumps(config.build_json_schema(), indent=2))
         return
     settings = config.load(file)
     if settings.pipelines is not None:
-        from gateway.pipeline.check import refuse
+        from gateway.pipeline.check import raise_for_problems
 
-        refuse(file, settings)
+        raise_for_problems(file, settings)
     for warning in settings.warnings:
         typer.echo(f"{file}: warning: {warning}", err=True)
     if cluster:
-        _try(file, settings, as_json=as_json)
-    elif show:
-        typer.echo(config.dump(settings), nl=False)
+        _check_cluster(file, settings, as_json=as_json)
+    elif print_settings:
+        typer.echo(config.dumps(settings), nl=False)
     else:
         typer.echo(f"{file}: ok")
 
 
-def _try(file: Path, settings: Settings, *, as_json: bool) -> None:
-    from .trial import State, trial
+def _check_cluster(file: Path, settings: Settings, *, as_json: bool) -> None:
+    from .cluster_check import FindingState, check_cluster
 
-    with _progress() as told:
-        found = trial(settings, told)
+    with _show_progress() as told:
+        found = check_cluster(settings, told)
     counts = Counter(finding.state for finding in found)
-    failed = counts[State.FAILS]
+    failed = counts[FindingState.FAILS]
     for finding in found:
-        typer.echo(json.dumps(finding._asdict()) if as_json else _line(finding))
+        typer.echo(json.dumps(finding._asdict()) if as_json else _format_finding(finding))
     if not as_json:
         typer.echo(f"{file}: {f'{failed} of {len(found)} fail' if failed else 'ok'}")
     if failed:
-        raise typer.Exit(FAILURE)
+        raise typer.Exit(EXIT_FAILURE)
 
 
-def _line(finding: Finding) -> str:
+def _format_finding(finding: Finding) -> str:
     """What brokers and others say may hold anything."""
-    from gateway.cli.tail.screen import colours_for, paint, safe
+    from gateway.cli.tail.terminal import escape_controls, paint, select_colours
 
-    state = paint(f"{finding.state:<8}", _TONES[finding.state], colours_for(sys.stdout))
-    return f"{state} {safe(finding.subject)}: {safe(finding.detail)}"
+    state = paint(f"{finding.state:<8}", _STATE_TONES[finding.state], select_colours(sys.stdout))
+    return f"{state} {escape_controls(finding.subject)}: {escape_controls(finding.detail)}"
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Steps], None] | None]:
+def _show_progress() -> Iterator[Callable[[CheckProgress], None] | None]:
     """A bar on stderr where that is a terminal, with what has not answered for longest."""
     if not sys.stderr.isatty():
         yield None
@@ -118,8 +118,8 @@ def _progress() -> Iterator[Callable[[Steps], None] | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        def told(steps: Steps) -> None:
-            waiting = steps.waiting[0] if steps.waiting else ""
-            bar.update(task, total=steps.begun, completed=steps.done, description=waiting)
+        def update(steps: CheckProgress) -> None:
+            waiting = steps.pending[0] if steps.pending else ""
+            bar.update(task, total=steps.started, completed=steps.done, description=waiting)
 
-        yield told
+        yield update

@@ -14,20 +14,20 @@ from typer.core import TyperGroup
 
 from gateway.errors import ConfigError, GatewayError
 
-FAILURE, CONFIG, INTERRUPTED = 1, 78, 130
+EXIT_FAILURE, EXIT_CONFIG_ERROR, EXIT_INTERRUPTED = 1, 78, 130
 
 
-class Commands(TyperGroup):
+class ErrorReportingGroup(TyperGroup):
     """What any command raises becomes a line on stderr and an exit code, here only."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         except GatewayError as exc:
             if ctx.params["debug"]:
                 traceback.print_exc()
             wrong_config = isinstance(exc, ConfigError)
             typer.echo(str(exc) if wrong_config else f"gateway: {exc}", err=True)
-            raise typer.Exit(CONFIG if wrong_config else FAILURE) from None
+            raise typer.Exit(EXIT_CONFIG_ERROR if wrong_config else EXIT_FAILURE) from None

@@ -35,16 +35,16 @@ def demo(
     gateway demo --print-config > gateway.yaml
     """
     from gateway.web.demo import CONFIG
-    from gateway.web.demo import demo as show
+    from gateway.web.demo import run_demo as show
 
     if print_config:
         typer.echo(CONFIG, nl=not CONFIG.endswith("\n"))
         return
-    must_be_free(host, port)
+    require_free_port(host, port)
     show(host=host, port=port, browser=browser, pages=pages)
 
 
-def must_be_free(host: str, port: int) -> None:
+def require_free_port(host: str, port: int) -> None:
     """Raise GatewayError where nothing can listen, before anything has been started."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:

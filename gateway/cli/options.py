@@ -13,13 +13,13 @@ from gateway.errors import GatewayError
 if TYPE_CHECKING:
     from gateway.config import Kafka
 
-LOCAL = "localhost:9092"
+DEFAULT_SERVERS = "localhost:9092"
 
-Servers = Annotated[
+ServersOption = Annotated[
     str,
     typer.Option("--servers", "-s", envvar="GATEWAY_KAFKA_SERVERS", help="HOST:PORT, with commas."),
 ]
-Config = Annotated[
+KafkaConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config",
@@ -32,7 +32,7 @@ Config = Annotated[
 ]
 
 
-def kafka_of(file: Path, topics: Sequence[str]) -> Kafka:
+def load_kafka(file: Path, topics: Sequence[str]) -> Kafka:
     """The Kafka of a configuration; of several, the one that lists these topics. Raises
     GatewayError where that is not one, or one within the gateway."""
     from gateway.config import load
@@ -48,6 +48,6 @@ def kafka_of(file: Path, topics: Sequence[str]) -> Kafka:
     return kafka
 
 
-def listed(text: str) -> list[str]:
+def split_list(text: str) -> list[str]:
     """What stands between commas."""
     return [each.strip() for each in text.split(",") if each.strip()]

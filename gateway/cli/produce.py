@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from .commands import INTERRUPTED
-from .options import LOCAL, Config, Servers, kafka_of, listed
+from .commands import EXIT_INTERRUPTED
+from .options import DEFAULT_SERVERS, KafkaConfigOption, ServersOption, load_kafka, split_list
 
 if TYPE_CHECKING:
-    from gateway.kafka.produce.line_producer import Produced
+    from gateway.kafka.produce.line_producer import ProduceProgress
 
 
 def produce(
@@ -49,8 +49,8 @@ def produce(
     null_empty: Annotated[
         bool, typer.Option("--null-empty", help="An empty value is a tombstone.")
     ] = False,
-    servers: Servers = LOCAL,
-    config: Config = None,
+    servers: ServersOption = DEFAULT_SERVERS,
+    config: KafkaConfigOption = None,
 ) -> None:
     """Write lines to a topic, each as one record, with acks=all and never twice.
 
@@ -64,8 +64,8 @@ def produce(
     echo 'alice:hello' | gateway produce greetings --key-separator :
     echo 'alice:' | gateway produce greetings --key-separator : --null-empty   # delete alice
     """
+    from gateway.kafka.produce.line_format import LineFormat
     from gateway.kafka.produce.line_producer import produce_lines
-    from gateway.kafka.produce.lines import Lines
 
     if key is not None and key_separator is not None:
         raise typer.BadParameter("give either --key or --key-separator")
@@ -73,37 +73,37 @@ def produce(
         raise typer.BadParameter("is empty", param_hint="--key-separator")
     separator = None if key_separator is None else key_separator.encode()
     logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # we say it, in one line
-    with _input(file) as source, _progress(file) as progress:
+    with _open_input(file) as source, _show_progress(file) as progress:
         done = produce_lines(
             topic,
             source,
-            lines=Lines(key=key, separator=separator, null_empty=null_empty),
-            headers=[_header(each) for each in headers or ()],
+            lines=LineFormat(key=key, separator=separator, null_empty=null_empty),
+            headers=[_parse_header(each) for each in headers or ()],
             partition=partition,
             progress=progress,
-            **_connection(servers, config, topic),
+            **_build_connection_options(servers, config, topic),
         )
-    _summary(topic, done)
+    _print_summary(topic, done)
 
 
-def _header(text: str) -> tuple[str, bytes]:
+def _parse_header(text: str) -> tuple[str, bytes]:
     name, found, value = text.partition("=")
     if not (found and name):
         raise typer.BadParameter(f"'{text}' is not NAME=VALUE", param_hint="--headers")
     return name, value.encode()
 
 
-def _connection(servers: str, config: Path | None, topic: str) -> dict[str, Any]:
+def _build_connection_options(servers: str, config: Path | None, topic: str) -> dict[str, Any]:
     if config is None:
-        return {"servers": listed(servers)}
-    from gateway.kafka.client.security import credentials
+        return {"servers": split_list(servers)}
+    from gateway.kafka.client.security import create_credentials
 
-    kafka = kafka_of(config, [topic])
-    return {"servers": kafka.servers, "credentials": credentials(kafka.security)()}
+    kafka = load_kafka(config, [topic])
+    return {"servers": kafka.servers, "credentials": create_credentials(kafka.security)()}
 
 
 @contextmanager
-def _input(file: Path | None) -> Iterator[BinaryIO]:
+def _open_input(file: Path | None) -> Iterator[BinaryIO]:
     """Unbuffered: a thread blocked in a buffer of stdin would hang the end of the process."""
     if file is None:
         yield getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
@@ -113,7 +113,7 @@ def _input(file: Path | None) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _progress(file: Path | None) -> Iterator[Callable[[Produced], None] | None]:
+def _show_progress(file: Path | None) -> Iterator[Callable[[ProduceProgress], None] | None]:
     """A bar on stderr where that is a terminal: bytes of a file, lines of stdin."""
     if not sys.stderr.isatty():
         yield None
@@ -124,18 +124,18 @@ def _progress(file: Path | None) -> Iterator[Callable[[Produced], None] | None]:
     columns = (BarColumn(), TextColumn("{task.fields[lines]:,} lines"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=file.stat().st_size if file else None, lines=0)
-        yield lambda done: bar.update(task, completed=done.read, lines=done.lines)
+        yield lambda done: bar.update(task, completed=done.bytes_read, lines=done.lines)
 
 
-def _summary(topic: str, done: Produced) -> None:
+def _print_summary(topic: str, result: ProduceProgress) -> None:
     """What a receiver compares; a failure and ^C in the exit code. Rates are of the input."""
-    line = f"{topic}: {done.acknowledged} of {done.lines} lines acknowledged"
-    if done.failure is None and done.acknowledged == done.lines:
-        rate = done.lines / done.seconds if done.seconds else 0.0
-        line += f", {done.value_bytes} bytes, {done.seconds:.1f} s, {rate:.0f}/s"
-        line += f", sha256={done.digest.ordered} unordered={done.digest.unordered}"
+    line = f"{topic}: {result.acknowledged_records} of {result.lines} lines acknowledged"
+    if result.failure is None and result.acknowledged_records == result.lines:
+        rate = result.lines / result.seconds if result.seconds else 0.0
+        line += f", {result.value_bytes} bytes, {result.seconds:.1f} s, {rate:.0f}/s"
+        line += f", sha256={result.digest.ordered} unordered={result.digest.unordered}"
     typer.echo(line)
-    if done.failure is not None:
-        raise done.failure
-    if done.interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if result.failure is not None:
+        raise result.failure
+    if result.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)

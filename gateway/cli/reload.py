@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from .commands import FAILURE
-from .run import File
+from .commands import EXIT_FAILURE
+from .run import ConfigFileOption
 
 
 def reload(
-    config: File,
+    config: ConfigFileOption,
     pid: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Process id of `gateway run`.")
     ] = None,
@@ -49,21 +49,21 @@ def reload(
         raise typer.BadParameter("give one of --pid, --pid-file and --admin")
     load(config)
     if admin is not None:
-        typer.echo(_asked(admin, token))
+        typer.echo(_request_reload(admin, token))
         return
-    process = pid if pid is not None else _pid_in(pid_file or Path())
+    process = pid if pid is not None else _read_pid(pid_file or Path())
     try:
         os.kill(process, signal.SIGHUP)
     except ProcessLookupError:
         typer.echo(f"gateway: no process {process} runs; start it with `gateway run`", err=True)
-        raise typer.Exit(FAILURE) from None
+        raise typer.Exit(EXIT_FAILURE) from None
     except PermissionError:
         typer.echo(f"gateway: process {process} is another user's; run this as that one", err=True)
-        raise typer.Exit(FAILURE) from None
+        raise typer.Exit(EXIT_FAILURE) from None
     typer.echo(f"{config}: ok; process {process} takes it over, its log says how")
 
 
-def _asked(admin: str, token: str | None) -> str:
+def _request_reload(admin: str, token: str | None) -> str:
     """What came of it, as the gateway says. Raises GatewayError where nothing did."""
     import httpx
 
@@ -84,7 +84,7 @@ def _asked(admin: str, token: str | None) -> str:
     return f"routes: {routes}; streams: {streams}{kept}{missing}"
 
 
-def _pid_in(path: Path) -> int:
+def _read_pid(path: Path) -> int:
     text = path.read_text().strip()
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise typer.BadParameter(f"{path} holds no process id", param_hint="--pid-file")

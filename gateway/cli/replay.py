@@ -10,13 +10,13 @@ import typer
 
 from gateway.errors import GatewayError
 
-from .commands import FAILURE
+from .commands import EXIT_FAILURE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LOCAL = "http://127.0.0.1:8080"
-LOOK = 0.5  # seconds between looks at one that runs
+DEFAULT_URL = "http://127.0.0.1:8080"
+POLL_INTERVAL_S = 0.5  # seconds between looks at one that runs
 
 replay = typer.Typer(
     no_args_is_help=True,
@@ -24,14 +24,16 @@ replay = typer.Typer(
     epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 130 by ^C.",
 )
 
-Url = Annotated[
+UrlOption = Annotated[
     str, typer.Option("--url", "-u", envvar="GATEWAY_SIDECAR_URL", help="Where the sidecar is.")
 ]
-Token = Annotated[
+TokenOption = Annotated[
     str | None,
     typer.Option(envvar="GATEWAY_SIDECAR_TOKEN", metavar="TOKEN", help="For one that is guarded."),
 ]
-Id = Annotated[str, typer.Argument(show_default=False, help="As `start` and `list` tell it.")]
+IdArgument = Annotated[
+    str, typer.Argument(show_default=False, help="As `start` and `list` tell it.")
+]
 
 
 @replay.callback()
@@ -62,7 +64,7 @@ def start(
         str | None, typer.Option("--group", "-g", metavar="GROUP", help="Of the sidecar's.")
     ] = None,
     partition: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only of it.")] = None,
-    first: Annotated[
+    start_offset: Annotated[
         int | None,
         typer.Option("--from", min=0, metavar="OFFSET", help="The first, of one partition."),
     ] = None,
@@ -74,8 +76,8 @@ def start(
         int | None, typer.Option(min=0, metavar="OFFSET", help="The first that is left out.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until it is over.")] = False,
-    url: Url = LOCAL,
-    token: Token = None,
+    url: UrlOption = DEFAULT_URL,
+    token: TokenOption = None,
 ) -> None:
     """Start one, of what is there now; prints its id."""
     if (to_topic is not None) == to_backend:
@@ -84,7 +86,7 @@ def start(
     asked = {
         "topic": topic,
         "partition": partition,
-        "startOffset": first,
+        "startOffset": start_offset,
         "startTime": at,
         "endOffset": until,
         "consumerGroup": group,
@@ -92,81 +94,86 @@ def start(
         "destinationTopic": to_topic,
     }
     body = {name: value for name, value in asked.items() if value is not None}
-    told = _asked("POST", url, token, "/replays", body)
+    told = _send_request("POST", url, token, "/replays", body)
     typer.echo(told["id"])
     if wait:
-        _awaited(url, token, told)
+        _wait_for_end(url, token, told)
 
 
 @replay.command("list")
 def list_(
     as_json: Annotated[bool, typer.Option("--json", help="As the sidecar has them.")] = False,
-    url: Url = LOCAL,
-    token: Token = None,
+    url: UrlOption = DEFAULT_URL,
+    token: TokenOption = None,
 ) -> None:
     """All replays, oldest first; those that are over for seven days."""
-    told = _asked("GET", url, token, "/replays")
+    told = _send_request("GET", url, token, "/replays")
     if as_json:
         typer.echo(json.dumps(told))
         return
     for each in told:
-        typer.echo(_line(each))
+        typer.echo(_format_status(each))
     if not told:
         typer.echo("no replays")
 
 
 @replay.command()
-def show(id: Id, url: Url = LOCAL, token: Token = None) -> None:
+def show(id: IdArgument, url: UrlOption = DEFAULT_URL, token: TokenOption = None) -> None:
     """All that is known of one, as JSON."""
-    typer.echo(json.dumps(_asked("GET", url, token, f"/replays/{id}"), indent=2))
+    typer.echo(json.dumps(_send_request("GET", url, token, f"/replays/{id}"), indent=2))
 
 
 @replay.command()
-def cancel(id: Id, url: Url = LOCAL, token: Token = None) -> None:
+def cancel(id: IdArgument, url: UrlOption = DEFAULT_URL, token: TokenOption = None) -> None:
     """Have nothing more of it written; what is there stays."""
-    typer.echo(_line(_asked("DELETE", url, token, f"/replays/{id}")))
+    typer.echo(_format_status(_send_request("DELETE", url, token, f"/replays/{id}")))
 
 
-def _awaited(url: str, token: str | None, told: Mapping[str, Any]) -> None:
-    from gateway.cli.dlq.shown import progress
+def _wait_for_end(url: str, token: str | None, status: Mapping[str, Any]) -> None:
+    from gateway.cli.dlq.report import show_progress
 
-    with progress(100) as advance:
+    with show_progress(100) as advance:
         done = 0
-        while told["state"] == "running":
-            time.sleep(LOOK)
-            told = _asked("GET", url, token, f"/replays/{told['id']}", patient=True) or told
-            advance(int(told["progress"] * 100) - done)
-            done = int(told["progress"] * 100)
-    typer.echo(_line(told), err=True)
-    if told["state"] != "done":
-        raise typer.Exit(FAILURE)
+        while status["state"] == "running":
+            time.sleep(POLL_INTERVAL_S)
+            status = (
+                _send_request(
+                    "GET", url, token, f"/replays/{status['id']}", tolerate_unavailable=True
+                )
+                or status
+            )
+            advance(int(status["progress"] * 100) - done)
+            done = int(status["progress"] * 100)
+    typer.echo(_format_status(status), err=True)
+    if status["state"] != "done":
+        raise typer.Exit(EXIT_FAILURE)
 
 
-def _line(told: Mapping[str, Any]) -> str:
-    target = told["destinationTopic"] or f"the back end of {told['consumerGroup']}"
-    lost = sum(gap["endOffset"] - gap["startOffset"] for gap in told["gaps"])
+def _format_status(status: Mapping[str, Any]) -> str:
+    target = status["destinationTopic"] or f"the back end of {status['consumerGroup']}"
+    lost = sum(gap["endOffset"] - gap["startOffset"] for gap in status["gaps"])
     parts = [
-        told["id"],
-        told["state"],
-        f"{told['topic']} to {target}",
-        f"{told['progress']:.0%}",
-        f"{told['records']} records",
-        f"{told['recordsPerSecond']:.0f}/s",
-        *([f"{told['deadLetters']} dead letters"] if told["deadLetters"] else []),
+        status["id"],
+        status["state"],
+        f"{status['topic']} to {target}",
+        f"{status['progress']:.0%}",
+        f"{status['records']} records",
+        f"{status['recordsPerSecond']:.0f}/s",
+        *([f"{status['deadLetters']} dead letters"] if status["deadLetters"] else []),
         *([f"{lost} offsets gone by retention"] if lost else []),
-        *([told["error"]] if told["error"] else []),
+        *([status["error"]] if status["error"] else []),
     ]
     return "  ".join(parts)
 
 
-def _asked(
+def _send_request(
     method: str,
     url: str,
     token: str | None,
     path: str,
     body: Mapping[str, Any] | None = None,
     *,
-    patient: bool = False,
+    tolerate_unavailable: bool = False,
 ) -> Any:
     """patient: None where it cannot be asked now. Raises GatewayError."""
     import httpx
@@ -178,11 +185,11 @@ def _asked(
         )
         told = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
-        if patient:
+        if tolerate_unavailable:
             return None
         raise GatewayError(f"no sidecar answers at {url} ({exc}); give --url") from None
     if answer.is_success:
         return told
-    if patient and answer.status_code == 503:
+    if tolerate_unavailable and answer.status_code == 503:
         return None
     raise GatewayError(f"{told.get('message')}; {told.get('description')}")

@@ -13,15 +13,15 @@ import typer
 if TYPE_CHECKING:
     from gateway.config import Settings
 
-ROOMS = ("kafka", "hub", "web", "sidecar")
+LOGGER_NAMES = ("kafka", "hub", "web", "sidecar")
 
-File = Annotated[
+ConfigFileOption = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False, help="YAML.")
 ]
 
 
 def run(
-    config: File,
+    config: ConfigFileOption,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -35,7 +35,8 @@ def run(
     debug: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ROOM", help=f"Log in detail what one does ({', '.join(ROOMS)}); repeatable."
+            metavar="ROOM",
+            help=f"Log in detail what one does ({', '.join(LOGGER_NAMES)}); repeatable.",
         ),
     ] = None,
 ) -> None:
@@ -50,25 +51,30 @@ def run(
     from gateway.config import load
     from gateway.web.app.server import serve
 
-    from . import beside
+    from . import sidecar_factory
 
     for room in debug or ():
-        if room not in ROOMS:
+        if room not in LOGGER_NAMES:
             raise typer.BadParameter(
-                f"'{room}' is none of {', '.join(ROOMS)}", param_hint="--debug"
+                f"'{room}' is none of {', '.join(LOGGER_NAMES)}", param_hint="--debug"
             )
 
-    def loaded() -> Settings:
+    def load_settings() -> Settings:
         return load(config, listen={"workers": workers})
 
-    with _written(pid_file):
-        status = serve(loaded(), debug=set(debug or ()), load=loaded, beside=beside.sidecar)
+    with _write_pid_file(pid_file):
+        status = serve(
+            load_settings(),
+            debug=set(debug or ()),
+            load=load_settings,
+            co_hosted_app_factory=sidecar_factory.create_sidecar,
+        )
     if status:
         raise typer.Exit(status)
 
 
 @contextmanager
-def _written(path: Path | None) -> Iterator[None]:
+def _write_pid_file(path: Path | None) -> Iterator[None]:
     """Our process id, for as long as we run."""
     if path is None:
         yield

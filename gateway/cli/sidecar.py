@@ -9,14 +9,14 @@ import typer
 
 from gateway.errors import ConfigError
 
-from .run import ROOMS, File
+from .run import LOGGER_NAMES, ConfigFileOption
 
 if TYPE_CHECKING:
     from gateway.config import Settings
 
 
 def sidecar(
-    config: File,
+    config: ConfigFileOption,
     values: Annotated[
         Path | None,
         typer.Option(
@@ -35,7 +35,9 @@ def sidecar(
     ] = None,
     debug: Annotated[
         list[str] | None,
-        typer.Option(metavar="ROOM", help=f"Log in detail ({', '.join(ROOMS)}); repeatable."),
+        typer.Option(
+            metavar="ROOM", help=f"Log in detail ({', '.join(LOGGER_NAMES)}); repeatable."
+        ),
     ] = None,
 ) -> None:
     """Serve Kafka over HTTP to the back end beside it, and nothing else, until SIGTERM or ^C.
@@ -48,24 +50,31 @@ def sidecar(
     from gateway.config import load
     from gateway.web.app.server import serve
 
-    from .beside import sidecar_alone
+    from .sidecar_factory import create_standalone_sidecar
 
     for room in debug or ():
-        if room not in ROOMS:
-            what = f"'{room}' is none of {', '.join(ROOMS)}"
+        if room not in LOGGER_NAMES:
+            what = f"'{room}' is none of {', '.join(LOGGER_NAMES)}"
             raise typer.BadParameter(what, param_hint="--debug")
 
-    def loaded() -> Settings:
-        return alone(load(config, values=values, listen={"host": host, "port": port}), str(config))
+    def load_settings() -> Settings:
+        return build_standalone_settings(
+            load(config, values=values, listen={"host": host, "port": port}), str(config)
+        )
 
-    status = serve(loaded(), debug=set(debug or ()), load=loaded, beside=sidecar_alone)
+    status = serve(
+        load_settings(),
+        debug=set(debug or ()),
+        load=load_settings,
+        co_hosted_app_factory=create_standalone_sidecar,
+    )
     if status:
         raise typer.Exit(status)
 
 
-def alone(settings: Settings, name: str) -> Settings:
+def build_standalone_settings(settings: Settings, filename: str) -> Settings:
     """Without streams. name: of the file. Raises ConfigError for settings without a sidecar."""
     if settings.sidecar is None:
         what = "there is no section sidecar; add one, such as `sidecar: {producer: {}}`"
-        raise ConfigError([f"{name}:1:1: {what}"])
+        raise ConfigError([f"{filename}:1:1: {what}"])
     return settings.model_copy(update={"routes": ()})

@@ -24,19 +24,19 @@ from gateway.config.sections.kafka import Cache, Kafka, Model, Reconnect, Topic,
 from gateway.config.sections.listen import AccessControl, Allow, Expose, Limits, Listen, ListenTls
 from gateway.config.sections.pipelines import Pipelines
 from gateway.config.sections.route import Route, When, With
-from gateway.config.sections.schema import schema
+from gateway.config.sections.schema import build_json_schema
 from gateway.config.sections.security import Sasl, Security, Tls
 from gateway.config.sections.settings import Settings
 from gateway.config.sections.telemetry import Influx, Logs, Metrics, Telemetry, Traces
 from gateway.config.sections.tokens import Tokens
 from gateway.config.source import problems
-from gateway.config.source import yaml_source as source
-from gateway.config.source.dump import dump
+from gateway.config.source import yaml_document as source
+from gateway.config.source.dump import dumps
 from gateway.config.source.template import Template
-from gateway.config.source.values import Values
-from gateway.config.source.values import read as read_values
+from gateway.config.source.values_file import ValuesFile
+from gateway.config.source.values_file import read_values as read_values
 from gateway.config.types.condition import Condition, Filter
-from gateway.config.types.filters import fields_of, filters_of, filters_of_all
+from gateway.config.types.filters import parse_fields, parse_filter, parse_filters
 from gateway.config.types.path import PathPattern
 from gateway.config.types.units import Rate
 from gateway.errors import ConfigError
@@ -85,14 +85,14 @@ __all__ = [
     "User",
     "When",
     "With",
-    "dump",
-    "fields_of",
-    "filters_of",
-    "filters_of_all",
+    "build_json_schema",
+    "create_locator",
+    "dumps",
     "load",
     "loads",
-    "locator",
-    "schema",
+    "parse_fields",
+    "parse_filter",
+    "parse_filters",
 ]
 
 
@@ -112,7 +112,7 @@ def load(
         reason = getattr(error, "strerror", None) or error
         raise ConfigError([f"{name}:1:1: cannot be read ({reason}); check the path"]) from None
     over = None if values is None else read_values(values)
-    return loads(source.decode(raw, name=name), name=name, values=over, listen=listen)
+    return loads(source.decode_utf8(raw, name=name), name=name, values=over, listen=listen)
 
 
 def loads(
@@ -120,7 +120,7 @@ def loads(
     *,
     name: str = "<string>",
     environ: Mapping[str, str] = os.environ,
-    values: Values | None = None,
+    values: ValuesFile | None = None,
     listen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Settings:
     """The settings of a text; `name` is its file, whose folder `${file:...}` starts at. values,
@@ -128,9 +128,9 @@ def loads(
 
     Raises ConfigError with every problem found in it.
     """
-    over = values or Values()
-    document = source.read(text, name=name, environ=environ, given=over.texts)
-    document.values = _listening(over.over(document.values), listen)
+    over = values or ValuesFile()
+    document = source.parse_document(text, name=name, environ=environ, substitutions=over.texts)
+    document.values = _override_listen(over.apply_to(document.values), listen)
     error: ValidationError | None = None
     if document.values is not None:
         try:
@@ -142,19 +142,19 @@ def loads(
             error = refused
     elif not document.problems:  # a file with `null` and nothing else
         return loads("", name=name, environ=environ, values=values, listen=listen)
-    raise ConfigError(problems.lines(document, error, Settings)) from None
+    raise ConfigError(problems.format_problems(document, error, Settings)) from None
 
 
-def locator(path: str | os.PathLike[str]) -> Callable[[tuple[str | int, ...], str], str]:
+def create_locator(path: str | os.PathLike[str]) -> Callable[[tuple[str | int, ...], str], str]:
     """Of a file that could be loaded: makes `file:line:column: way: what; what to do` of the way to
     an option and what is wrong there."""
     name = os.fspath(path)
-    text = source.decode(Path(path).read_bytes(), name=name)
-    document = source.read(text, name=name, environ=os.environ)
-    return lambda way, message: problems.line_at(document, way, message)
+    text = source.decode_utf8(Path(path).read_bytes(), name=name)
+    document = source.parse_document(text, name=name, environ=os.environ)
+    return lambda way, message: problems.format_problem(document, way, message)
 
 
-def _listening(raw: Any, options: Mapping[str, Any]) -> Any:
+def _override_listen(raw: Any, options: Mapping[str, Any]) -> Any:
     given = {name: value for name, value in options.items() if value is not None}
     written = raw.get("listen") or {} if isinstance(raw, dict) else None
     return {**raw, "listen": {**written, **given}} if given and isinstance(written, dict) else raw

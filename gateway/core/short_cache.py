@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def cache_short(
-    entries: int, max_chars: int = 256
+    max_entries: int, max_chars: int = 256
 ) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
     """Return a decorator that remembers what a function returned for short texts.
 
@@ -23,7 +23,7 @@ def cache_short(
     """
 
     def decorate(function: Callable[[str], T]) -> Callable[[str], T]:
-        cached = lru_cache(entries)(function)
+        cached = lru_cache(max_entries)(function)
 
         @wraps(function)
         def call(text: str) -> T:

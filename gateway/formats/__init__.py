@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from .cloudevents import cloudevents
-from .envelope import envelope
-from .event import Binary, Format, json_text
-from .projection import projected
-from .value import value_format
+from .cloudevents import encode_cloudevents
+from .envelope import encode_envelope
+from .event import Binary, Format, create_json_encoder
+from .projection import project_format
+from .value import create_value_format
 
 FORMATS: Mapping[str, Callable[[Binary], Format]] = {
-    "value": value_format,
-    "envelope": lambda binary: envelope,
-    "cloudevents": lambda binary: cloudevents,
+    "value": create_value_format,
+    "envelope": lambda binary: encode_envelope,
+    "cloudevents": lambda binary: encode_cloudevents,
 }
 
 
-def format_for(name: str, *, binary: Binary = "error", fields: Sequence[str] = ()) -> Format:
+def create_format(name: str, *, binary: Binary = "error", fields: Sequence[str] = ()) -> Format:
     """The format of that name.
 
     binary: what `value` does with bytes that are not text.
@@ -30,7 +30,7 @@ def format_for(name: str, *, binary: Binary = "error", fields: Sequence[str] = (
     Raises KeyError for a name that is not in `FORMATS`, ValueError for a malformed pointer.
     """
     made = FORMATS[name](binary)
-    return projected(made, fields) if fields else made
+    return project_format(made, fields) if fields else made
 
 
-__all__ = ["FORMATS", "Binary", "Format", "format_for", "json_text"]
+__all__ = ["FORMATS", "Binary", "Format", "create_format", "create_json_encoder"]

@@ -21,70 +21,70 @@ import orjson
 
 from gateway.core.log.record import Record
 
-from .event import Payload, delete, text_of
+from .event import Payload, decode_utf8, encode_delete
 
-TYPE = "org.apache.kafka.record"
+EVENT_TYPE = "org.apache.kafka.record"
 
 _STRUCTURED = "application/cloudevents+json"
-_REQUIRED = ("specversion", "id", "source", "type")
-_NOT_DECLARED = ("data", "datacontenttype")
+_REQUIRED_ATTRIBUTES = ("specversion", "id", "source", "type")
+_RESERVED_ATTRIBUTES = ("data", "datacontenttype")
 _ATTRIBUTE = re.compile(r"ce_([a-z0-9]+)", re.ASCII)
 _JSON = re.compile(r"\w+/(json|[\w.!#$&^+-]+\+json)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def cloudevents(record: Record) -> Payload:
+def encode_cloudevents(record: Record) -> Payload:
     value = record.value
     if value is None:
-        return delete(record)
-    headers = dict(_text_headers(record))
+        return encode_delete(record)
+    headers = dict(_iter_text_headers(record))
     content_type = headers.get("content-type")
-    if _media_type(content_type) == _STRUCTURED and _is_event(value):
+    if _parse_media_type(content_type) == _STRUCTURED and _is_event(value):
         return None, value
-    event = _attributes(record, headers)
-    return None, orjson.dumps(event | _data(value, content_type))
+    event = _build_attributes(record, headers)
+    return None, orjson.dumps(event | _build_data(value, content_type))
 
 
-def _attributes(record: Record, headers: Mapping[str, str]) -> dict[str, Any]:
+def _build_attributes(record: Record, headers: Mapping[str, str]) -> dict[str, Any]:
     (topic, partition), offset = record.tp, record.offset
     event: dict[str, Any] = {
         "specversion": "1.0",
         "id": f"{topic}:{partition}:{offset}",
         "source": f"/kafka/{topic}",
-        "type": TYPE,
+        "type": EVENT_TYPE,
     }
-    key = text_of(record.key) if record.key else None
+    key = decode_utf8(record.key) if record.key else None
     if key:
         event["partitionkey"] = key
     if headers.get("ce_specversion") == "1.0":
-        return event | _declared(headers)
-    if time := _rfc3339(record.timestamp):
+        return event | _extract_attributes(headers)
+    if time := _format_rfc3339(record.timestamp):
         event["time"] = time
     if key:
         event["subject"] = key
     return event
 
 
-def _declared(headers: Mapping[str, str]) -> dict[str, str]:
+def _extract_attributes(headers: Mapping[str, str]) -> dict[str, str]:
     """The attributes in `ce_` headers; those that are empty or no names of one are dropped."""
     return {
         match[1]: text
         for name, text in headers.items()
-        if text and (match := _ATTRIBUTE.fullmatch(name)) and match[1] not in _NOT_DECLARED
+        if text and (match := _ATTRIBUTE.fullmatch(name)) and match[1] not in _RESERVED_ATTRIBUTES
     }
 
 
-def _data(value: bytes, content_type: str | None) -> dict[str, Any]:
+def _build_data(value: bytes, content_type: str | None) -> dict[str, Any]:
     """The data members: what the content type says or, without one, what the value is."""
-    if content_type is None or _JSON.fullmatch(_media_type(content_type)):
-        if _parsed(value) is not _NOT_JSON:
+    if content_type is None or _JSON.fullmatch(_parse_media_type(content_type)):
+        if _parse_json(value) is not _NOT_JSON:
             return {
                 "datacontenttype": content_type or "application/json",
                 "data": orjson.Fragment(value),
             }
         if content_type is not None:
             return {"datacontenttype": content_type, "data_base64": b64encode(value).decode()}
-    text = text_of(value)
+    text = decode_utf8(value)
     if text is not None:
         return {"datacontenttype": content_type or "text/plain", "data": text}
     return {
@@ -96,7 +96,7 @@ def _data(value: bytes, content_type: str | None) -> dict[str, Any]:
 _NOT_JSON = object()
 
 
-def _parsed(value: bytes) -> Any:
+def _parse_json(value: bytes) -> Any:
     """Strict JSON: no NaN, no lone surrogates, UTF-8 only."""
     try:
         return orjson.loads(value)
@@ -105,23 +105,23 @@ def _parsed(value: bytes) -> Any:
 
 
 def _is_event(value: bytes) -> bool:
-    event = _parsed(value)
+    event = _parse_json(value)
     return isinstance(event, dict) and all(
-        isinstance(event.get(name), str) and event[name] for name in _REQUIRED
+        isinstance(event.get(name), str) and event[name] for name in _REQUIRED_ATTRIBUTES
     )
 
 
-def _text_headers(record: Record) -> Iterator[tuple[str, str]]:
+def _iter_text_headers(record: Record) -> Iterator[tuple[str, str]]:
     for name, content in record.headers:
-        if content is not None and (text := text_of(content)) is not None:
+        if content is not None and (text := decode_utf8(content)) is not None:
             yield name.lower(), text
 
 
-def _media_type(content_type: str | None) -> str:
+def _parse_media_type(content_type: str | None) -> str:
     return (content_type or "").partition(";")[0].strip().lower()
 
 
-def _rfc3339(timestamp_ms: int) -> str | None:
+def _format_rfc3339(timestamp_ms: int) -> str | None:
     """None for a record without a time, and past the year 9999, which RFC 3339 cannot write."""
     if timestamp_ms < 0:
         return None

@@ -12,10 +12,10 @@ import orjson
 
 from gateway.core.log.record import Record
 
-from .event import DELETE, Payload, json_of
+from .event import DELETE_EVENT, Payload, bytes_to_json
 
 
-def envelope(record: Record) -> Payload:
+def encode_envelope(record: Record) -> Payload:
     (topic, partition), offset, _, timestamp, key, value, headers = record
     data = orjson.dumps(
         {
@@ -23,9 +23,9 @@ def envelope(record: Record) -> Payload:
             "partition": partition,
             "offset": offset,
             "timestamp": timestamp,
-            "key": json_of(key),
-            "value": json_of(value),
-            "headers": [(name, json_of(content)) for name, content in headers],
+            "key": bytes_to_json(key),
+            "value": bytes_to_json(value),
+            "headers": [(name, bytes_to_json(content)) for name, content in headers],
         }
     )
-    return (DELETE if value is None else None), data
+    return (DELETE_EVENT if value is None else None), data

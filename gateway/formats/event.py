@@ -19,10 +19,10 @@ Payload: TypeAlias = tuple[str | None, bytes]
 Format: TypeAlias = Callable[[Record], Payload]
 Binary: TypeAlias = Literal["error", "base64"]
 
-DELETE = "delete"
+DELETE_EVENT = "delete"
 
 
-def text_of(data: bytes) -> str | None:
+def decode_utf8(data: bytes) -> str | None:
     """The text of UTF-8 bytes (strict: no surrogates, no overlong forms); None if it is not."""
     try:
         return data.decode()
@@ -30,37 +30,37 @@ def text_of(data: bytes) -> str | None:
         return None
 
 
-def json_of(data: bytes | None) -> str | dict[str, str] | None:
+def bytes_to_json(data: bytes | None) -> str | dict[str, str] | None:
     """Bytes by the rule above."""
     if data is None:
         return None
-    text = text_of(data)
+    text = decode_utf8(data)
     return {"base64": b64encode(data).decode()} if text is None else text
 
 
-def json_text(format: Format) -> Callable[[bytes], bytes]:
+def create_json_encoder(format: Format) -> Callable[[bytes], bytes]:
     """How a format's payloads become JSON on one line, for wires that carry JSON only: what is
     strict JSON stays as it is (its numbers too), any other text becomes a string. So does
     base64, all of it: `1234` and `true` are base64 as well as JSON."""
     _, payload = format(Record(TopicPartition("", 0), 0, -1, -1, None, b"{}"))
-    return _as_json if payload.startswith(b"{") else _as_string
+    return _to_json if payload.startswith(b"{") else _to_json_string
 
 
-def _as_string(payload: bytes) -> bytes:
+def _to_json_string(payload: bytes) -> bytes:
     return orjson.dumps(payload.decode())
 
 
-def _as_json(payload: bytes) -> bytes:
+def _to_json(payload: bytes) -> bytes:
     """Text as `json_text` has it, but for base64."""
     try:
         orjson.loads(payload)
     except orjson.JSONDecodeError:
-        return _as_string(payload)
+        return _to_json_string(payload)
     if b"\n" in payload or b"\r" in payload:  # whitespace: strings hold no raw line breaks
         return payload.replace(b"\n", b" ").replace(b"\r", b" ")
     return payload
 
 
-def delete(record: Record) -> Payload:
+def encode_delete(record: Record) -> Payload:
     """A tombstone: the event `delete` with the key that is gone, by the rule above."""
-    return DELETE, orjson.dumps({"key": json_of(record.key)})
+    return DELETE_EVENT, orjson.dumps({"key": bytes_to_json(record.key)})

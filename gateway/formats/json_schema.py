@@ -16,24 +16,26 @@ import orjson
 
 from gateway.errors import FormatError
 
-from .digits import Exact
-from .misfit import pointer
+from .exact_numbers import ExactJson
+from .schema_mismatch import build_pointer
 
-_BASE = "json-schema:///"
+_BASE_URI = "json-schema:///"
 
 
-class JsonSchema:
+class JsonSchemaCodec:
     """One schema. used: those it refers to, by the names it calls them. Raises FormatError."""
 
     def __init__(self, text: str, used: Mapping[str, str]) -> None:
         try:
             schema = orjson.loads(text)
-            base = _BASE
+            base = _BASE_URI
             if isinstance(schema, dict):  # without an id of its own, no reference finds anything
                 named = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
-                base = schema.setdefault(named, f"{_BASE}schema.json")
+                base = schema.setdefault(named, f"{_BASE_URI}schema.json")
             plain = not isinstance(schema, dict) or "$schema" not in schema
-            retriever = _among({name: orjson.loads(each) for name, each in used.items()}, base)
+            retriever = _create_retriever(
+                {name: orjson.loads(each) for name, each in used.items()}, base
+            )
             made = jsonschema_rs.Draft7Validator if plain else jsonschema_rs.validator_for
             self._validator = made(schema, retriever=retriever)
         except Exception as exc:  # of orjson and jsonschema_rs: whatever is wrong with it
@@ -41,10 +43,10 @@ class JsonSchema:
 
     def encode(self, value: Any) -> bytes:
         """Raises FormatError."""
-        if type(value) is Exact:
-            self._check(value.value)
+        if type(value) is ExactJson:
+            self._validate(value.value)
             return value.text
-        self._check(value)
+        self._validate(value)
         try:
             return orjson.dumps(value)
         except orjson.JSONEncodeError as exc:
@@ -56,26 +58,26 @@ class JsonSchema:
             value = orjson.loads(data)
         except orjson.JSONDecodeError as exc:
             raise FormatError(f"the bytes are not JSON: {exc}") from None
-        self._check(value)
+        self._validate(value)
         return value
 
-    def text(self, data: bytes) -> bytes:
+    def decode_text(self, data: bytes) -> bytes:
         """The very text, if it is allowed. Raises FormatError."""
         self.decode(data)
         return data
 
-    def _check(self, value: Any) -> None:
+    def _validate(self, value: Any) -> None:
         try:
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as exc:
-            at = pointer(exc.instance_path)
+            at = build_pointer(exc.instance_path)
             what = f"{at or 'the value'} does not fit its JSON Schema: {exc.message[:300]}"
             raise FormatError(f"{what}; correct it", pointer=at) from None
         except (ValueError, RecursionError) as exc:  # what no JSON can hold, or nested too deep
             raise FormatError(f"the value cannot be checked by its JSON Schema: {exc}") from None
 
 
-def _among(used: Mapping[str, Any], base: str) -> Callable[[str], Any]:
+def _create_retriever(used: Mapping[str, Any], base: str) -> Callable[[str], Any]:
     """Find a reference by its name as it was resolved, or by its own identifier; nothing else.
 
     What is found has the URI that it was asked for by as its identifier: with another one of its

@@ -11,41 +11,41 @@ import orjson
 
 from gateway.errors import FormatError
 
-from .digits import Exact
-from .named import Format
+from .exact_numbers import ExactJson
+from .serialization import SerializationFormat
 
 
-def plain_bytes(format: Format, value: Any) -> bytes:
+def encode_plain(format: SerializationFormat, value: Any) -> bytes:
     """Of a JSON value that is not null. Raises FormatError."""
-    if format is Format.JSON:
-        if type(value) is Exact:
+    if format is SerializationFormat.JSON:
+        if type(value) is ExactJson:
             return value.text
         try:
             return orjson.dumps(value)
         except orjson.JSONEncodeError as exc:
             raise FormatError(f"the value cannot be written as JSON: {exc}") from None
     if not isinstance(value, str):
-        kind = "base64 text" if format is Format.BINARY else "text"
+        kind = "base64 text" if format is SerializationFormat.BINARY else "text"
         raise FormatError(
-            f"format {format.name.lower()} takes {kind}, not {kind_of(value)}; "
+            f"format {format.name.lower()} takes {kind}, not {describe_json_type(value)}; "
             "write a JSON string, or use format json"
         )
-    return _unbase64(value) if format is Format.BINARY else _utf8(value)
+    return _decode_base64(value) if format is SerializationFormat.BINARY else _encode_utf8(value)
 
 
-def plain_value(format: Format, data: bytes) -> Any:
+def decode_plain(format: SerializationFormat, data: bytes) -> Any:
     """The JSON value of bytes. Raises FormatError."""
-    if format is Format.BINARY:
+    if format is SerializationFormat.BINARY:
         return b64encode(data).decode()
     try:
-        return orjson.loads(data) if format is Format.JSON else data.decode()
+        return orjson.loads(data) if format is SerializationFormat.JSON else data.decode()
     except orjson.JSONDecodeError as exc:
         raise FormatError(f"the bytes are not JSON: {exc}; read them as binary") from None
     except UnicodeDecodeError as exc:
         raise FormatError(f"the bytes are not UTF-8 text: {exc}; read them as binary") from None
 
 
-def kind_of(value: object) -> str:
+def describe_json_type(value: object) -> str:
     """What JSON calls it."""
     if value is None:
         return "null"
@@ -55,7 +55,7 @@ def kind_of(value: object) -> str:
     return kinds.get(type(value), "an object")
 
 
-def _unbase64(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return a2b_base64(text, strict_mode=True) if text else b""
     except (NotBase64, ValueError) as exc:
@@ -63,7 +63,7 @@ def _unbase64(text: str) -> bytes:
         raise FormatError(f"{what}; encode the bytes by RFC 4648 4, or use format string") from None
 
 
-def _utf8(text: str) -> bytes:
+def _encode_utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:

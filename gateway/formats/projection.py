@@ -16,34 +16,36 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.core.channel.exact_json import reread
-from gateway.core.channel.filters import MISSING, child_of, path_of
+from gateway.core.channel.exact_json import parse_exact
+from gateway.core.channel.filters import MISSING, get_child, parse_pointer
 from gateway.core.log.record import Record
 
 from .event import Format, Payload
 
-Tree: TypeAlias = Mapping[str, "Tree"]
+FieldTree: TypeAlias = Mapping[str, "FieldTree"]
 """The steps of pointers; one without steps below it is taken whole."""
 
 
-def projected(format: Format, fields: Iterable[str]) -> Format:
+def project_format(format: Format, fields: Iterable[str]) -> Format:
     """That format of the value with only these fields: JSON pointers (RFC 6901).
 
     Raises ValueError for a malformed pointer.
     """
-    tree = _tree(fields)
+    tree = _build_tree(fields)
 
     def of(record: Record) -> Payload:
         if record.value is None:
             return format(record)
-        return format(record._replace(value=_cut(record.value, tree)))
+        return format(record._replace(value=_project_value(record.value, tree)))
 
     return of
 
 
-def _tree(fields: Iterable[str]) -> Tree:
+def _build_tree(fields: Iterable[str]) -> FieldTree:
     root: dict[str, Any] = {}
-    for path in sorted(map(path_of, fields)):  # what is taken whole stands before what is below it
+    for path in sorted(
+        map(parse_pointer, fields)
+    ):  # what is taken whole stands before what is below it
         at = root
         for step in path[:-1]:
             if at.get(step) == {}:
@@ -54,26 +56,26 @@ def _tree(fields: Iterable[str]) -> Tree:
     return root
 
 
-def _cut(value: bytes, tree: Tree) -> bytes:
+def _project_value(value: bytes, tree: FieldTree) -> bytes:
     try:
         parsed = orjson.loads(value)
         if not isinstance(parsed, dict):
             return b"null"
-        kept = _kept(parsed, tree)
+        kept = _select_fields(parsed, tree)
         if not _is_as_written(kept, value):
-            kept = _kept(reread(value, orjson.Fragment), tree)
+            kept = _select_fields(parse_exact(value, orjson.Fragment), tree)
         return b"{}" if kept is MISSING else orjson.dumps(kept)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError, RecursionError):
         return b"null"  # no JSON, or nested deeper (254 levels) than is written
 
 
-def _kept(value: Any, tree: Tree) -> Any:
+def _select_fields(value: Any, tree: FieldTree) -> Any:
     """Of an object or array, what the tree leads to; `MISSING` if it leads nowhere."""
     if not tree:
         return value
     if not isinstance(value, (dict, list)):
         return MISSING
-    found = {step: _kept(child_of(value, step), below) for step, below in tree.items()}
+    found = {step: _select_fields(get_child(value, step), below) for step, below in tree.items()}
     found = {step: child for step, child in found.items() if child is not MISSING}
     if not found or isinstance(value, dict):
         return found or MISSING

@@ -30,29 +30,31 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from gateway.errors import FormatError
 
-from .plain import kind_of
+from .plain import describe_json_type
 
-_DEEPEST = 64  # a type in a type, as indexes tell it
-_MAIN = "schema.proto"
-_FIRST = b"\x00"
+_MAX_TYPE_DEPTH = 64  # a type in a type, as indexes tell it
+_MAIN_FILE = "schema.proto"
+_FIRST_MESSAGE_INDEX = b"\x00"
 _SYNTAX = re.compile(r"^\s*(syntax|edition)\s*=", re.MULTILINE)
 _MAP_ENTRY = re.compile(r"\boption\s+map_entry\s*=\s*true\s*;")
 # An option that protoc takes, and nobody uses, carries `map_entry` through the compiler.
-_MARK = "option no_standard_descriptor_accessor = true;"
-_BUNDLED = Path(__file__).with_name("proto")
+_MAP_ENTRY_MARK = "option no_standard_descriptor_accessor = true;"
+_BUNDLED_DIRECTORY = Path(__file__).with_name("proto")
 
 
-class Protobuf:
+class ProtobufCodec:
     """One file. used: those it imports, by their paths. Raises FormatError for one that is none."""
 
     def __init__(self, text: str, used: Mapping[str, str]) -> None:
-        main = next(name for name in (_MAIN, f"_{_MAIN}", f"__{_MAIN}") if name not in used)
+        main = next(
+            name for name in (_MAIN_FILE, f"_{_MAIN_FILE}", f"__{_MAIN_FILE}") if name not in used
+        )
         try:
-            files = compiled(main, {**used, main: text})
+            files = compile_files(main, {**used, main: text})
             self._pool = descriptor_pool.DescriptorPool()
             # full names of the messages that the compiler added for `map` fields
-            self._generated = frozenset(
-                name for name, each in _walk_messages(files.file[-1]) if each.options.map_entry
+            self._map_entry_names = frozenset(
+                name for name, each in _iter_messages(files.file[-1]) if each.options.map_entry
             )
             for each in files.file:
                 _restore_map_entries(each)
@@ -68,12 +70,14 @@ class Protobuf:
 
     def encode(self, value: Any) -> bytes:
         """A message of the first type of the file. Raises FormatError."""
-        made = self._class((0,))()
+        made = self._get_message_class((0,))()
         if not isinstance(value, dict) and made.DESCRIPTOR.file.package != "google.protobuf":
-            raise FormatError(f"a message is an object, not {kind_of(value)}; correct it")
+            raise FormatError(
+                f"a message is an object, not {describe_json_type(value)}; correct it"
+            )
         try:
             json_format.ParseDict(value, made, descriptor_pool=self._pool)
-            return _FIRST + made.SerializeToString(deterministic=True)
+            return _FIRST_MESSAGE_INDEX + made.SerializeToString(deterministic=True)
         except (json_format.ParseError, EncodeError, ValueError, TypeError, AttributeError) as exc:
             why = " ".join(str(exc).split())
             raise FormatError(f"the value does not fit its Protobuf schema: {why}") from None
@@ -83,8 +87,8 @@ class Protobuf:
     def decode(self, data: bytes) -> Any:
         """Raises FormatError."""
         try:
-            way, at = indexes(data)
-            message = self._class(way)()
+            way, at = read_indexes(data)
+            message = self._get_message_class(way)()
             message.ParseFromString(data[at:])
             return json_format.MessageToDict(
                 message,
@@ -94,45 +98,47 @@ class Protobuf:
         except (DecodeError, ValueError, TypeError, json_format.Error, RecursionError) as exc:
             raise FormatError(f"the bytes are not of their Protobuf schema: {exc}") from None
 
-    def text(self, data: bytes) -> bytes:
+    def decode_text(self, data: bytes) -> bytes:
         """As JSON text. Raises FormatError."""
         return orjson.dumps(self.decode(data))
 
-    def _class(self, way: tuple[int, ...]) -> type[Message]:
-        found = self._classes.get(way)
+    def _get_message_class(self, path: tuple[int, ...]) -> type[Message]:
+        found = self._classes.get(path)
         if found is None:
-            found = self._classes[way] = message_factory.GetMessageClass(self.descriptor(way))
+            found = self._classes[path] = message_factory.GetMessageClass(
+                self.find_descriptor(path)
+            )
         return found
 
-    def descriptor(self, way: Sequence[int]) -> Any:
+    def find_descriptor(self, path: Sequence[int]) -> Any:
         """Of the message at a way of indexes. Raises ValueError: there is none."""
         try:
-            found = self._file.message_types_by_name[self._types[way[0]]]
-            for index in way[1:]:
-                nested = [n for n in found.nested_types if n.full_name not in self._generated]
+            found = self._file.message_types_by_name[self._types[path[0]]]
+            for index in path[1:]:
+                nested = [n for n in found.nested_types if n.full_name not in self._map_entry_names]
                 found = nested[index]
         except IndexError:
-            raise ValueError(f"it has no message at {list(way)}") from None
+            raise ValueError(f"it has no message at {list(path)}") from None
         return found
 
 
-def indexes(data: bytes) -> tuple[tuple[int, ...], int]:
+def read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
     """The indexes before a message, and where it begins. Raises ValueError."""
-    count, at = _varint(data, 0)
+    count, at = _read_varint(data, 0)
     if count == 0:
         return (0,), at
-    if not 0 < count <= _DEEPEST:
+    if not 0 < count <= _MAX_TYPE_DEPTH:
         raise ValueError(f"{count} indexes of a message")
     way = []
     for _ in range(count):
-        index, at = _varint(data, at)
+        index, at = _read_varint(data, at)
         if index < 0:
             raise ValueError(f"{index} as index of a message")
         way.append(index)
     return tuple(way), at
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     number = 0
     for shift in range(0, 35, 7):
         if at >= len(data):
@@ -145,7 +151,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("an index of the message is too long")
 
 
-def _walk_messages(
+def _iter_messages(
     file: descriptor_pb2.FileDescriptorProto,
 ) -> Iterator[tuple[str, descriptor_pb2.DescriptorProto]]:
     """Yield each message of a file, nested ones too, with its full name."""
@@ -159,19 +165,19 @@ def _walk_messages(
 
 def _restore_map_entries(file: descriptor_pb2.FileDescriptorProto) -> None:
     """Make those messages map entries again that the text says are."""
-    for _, message in _walk_messages(file):
+    for _, message in _iter_messages(file):
         if message.options.no_standard_descriptor_accessor:
             message.options.ClearField("no_standard_descriptor_accessor")
             message.options.map_entry = True
 
 
-def compiled(main: str, files: Mapping[str, str]) -> descriptor_pb2.FileDescriptorSet:
+def compile_files(main: str, files: Mapping[str, str]) -> descriptor_pb2.FileDescriptorSet:
     """A file and all it imports, the innermost first. Raises ValueError, OSError."""
     import google.type  # 5 ms with protoc, and only where protobuf is used
     import grpc_tools
     from grpc_tools import _protoc_compiler as protoc
 
-    bundled = [Path(str(grpc_tools.__file__)).with_name("_proto"), _BUNDLED]
+    bundled = [Path(str(grpc_tools.__file__)).with_name("_proto"), _BUNDLED_DIRECTORY]
     with TemporaryDirectory(prefix="gateway-proto-") as name:
         room = Path(name)
         (room / "google" / "type").mkdir(parents=True)
@@ -186,7 +192,7 @@ def compiled(main: str, files: Mapping[str, str]) -> descriptor_pb2.FileDescript
                 continue  # as they are here
             (room / pure).parent.mkdir(parents=True, exist_ok=True)
             told = "" if _SYNTAX.search(text) else 'syntax = "proto2";'  # or protoc logs a warning
-            (room / pure).write_text(told + _MAP_ENTRY.sub(_MARK, text), "utf-8")
+            (room / pure).write_text(told + _MAP_ENTRY.sub(_MAP_ENTRY_MARK, text), "utf-8")
         includes = [str(each).encode() for each in (room, *bundled)]
         try:
             protoc.get_protos(main.encode(), includes)  # it says what is wrong; protoc prints it

@@ -16,30 +16,30 @@ import orjson
 
 from gateway.core.log.record import Record
 
-from .event import Binary, Format, Payload, delete, text_of
+from .event import Binary, Format, Payload, decode_utf8, encode_delete
 
 
-def value_format(binary: Binary) -> Format:
-    return _base64 if binary == "base64" else _text
+def create_value_format(binary: Binary) -> Format:
+    return _encode_base64 if binary == "base64" else _encode_text
 
 
-def _text(record: Record) -> Payload:
+def _encode_text(record: Record) -> Payload:
     value = record.value
     if value is None:
-        return delete(record)
+        return encode_delete(record)
     # isascii() first: 21 ns for 200 bytes, the decoding alone 54 ns.
-    if value.isascii() or text_of(value) is not None:
+    if value.isascii() or decode_utf8(value) is not None:
         return None, value
-    return "error", _not_text(record)
+    return "error", _describe_not_text(record)
 
 
-def _base64(record: Record) -> Payload:
+def _encode_base64(record: Record) -> Payload:
     if record.value is None:
-        return delete(record)
+        return encode_delete(record)
     return None, b64encode(record.value)
 
 
-def _not_text(record: Record) -> bytes:
+def _describe_not_text(record: Record) -> bytes:
     where = {"topic": record.tp.topic, "partition": record.tp.partition, "offset": record.offset}
     message = (
         f"the value at {record.tp} offset {record.offset} is not UTF-8 text; "

@@ -48,8 +48,8 @@ from typing import Self
 
 from gateway.errors import LocalBrokerError
 
-_FETCH = 1  # the API key
-_PRODUCER = 0  # rd_kafka_type_t
+_FETCH_API_KEY = 1  # the API key
+_PRODUCER_TYPE = 0  # rd_kafka_type_t
 _DISCONNECT = -195  # RD_KAFKA_RESP_ERR__TRANSPORT: the mock closes the connection instead
 
 
@@ -72,34 +72,34 @@ class EmbeddedKafka:
         fetch_version: int = 16,
     ) -> None:
         self._fetch_version = fetch_version
-        self._library = library()
-        self._client = _client(self._library)
+        self._library = load_library()
+        self._client = _create_client(self._library)
         self._cluster = self._library.rd_kafka_mock_cluster_new(self._client, nodes)
         if not self._cluster:
             self._library.rd_kafka_destroy(self._client)
             raise LocalBrokerError(f"librdkafka made no mock cluster of {nodes} nodes")
-        self._do("set_apiversion", _FETCH, 0, fetch_version)
+        self._call("set_apiversion", _FETCH_API_KEY, 0, fetch_version)
         for name, partitions in (topics or {}).items():
             self.create_topic(name, partitions)
 
     @property
     def bootstrap(self) -> list[str]:
         """host:port of every broker."""
-        servers: bytes = self._library.rd_kafka_mock_cluster_bootstraps(self._open())
+        servers: bytes = self._library.rd_kafka_mock_cluster_bootstraps(self._get_handle())
         return servers.decode().split(",")
 
     def create_topic(self, name: str, partitions: int = 1, replication: int = 1) -> None:
         """It can be written at once."""
-        self._do("topic_create", name.encode(), partitions, replication)
+        self._call("topic_create", name.encode(), partitions, replication)
 
     def delete_topic(self, name: str) -> None:
         """Created again, it has another id."""
-        self._do("topic_delete", name.encode())
+        self._call("topic_delete", name.encode())
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Move the log start of each partition to its offset in `before`."""
         for partition, offset in before.items():
-            self._do("partition_delete_records", topic.encode(), partition, offset)
+            self._call("partition_delete_records", topic.encode(), partition, offset)
 
     def lead(self, topic: str, partition: int, node: int | None) -> None:
         """Give the partition to a node, or to nobody (None); the leader epoch goes up by one.
@@ -111,7 +111,7 @@ class EmbeddedKafka:
                 f"a Fetch of {topic}-{partition} without a leader would crash this process; "
                 "use EmbeddedKafka(..., fetch_version=11)"
             )
-        self._do("partition_set_leader", topic.encode(), partition, -1 if node is None else node)
+        self._call("partition_set_leader", topic.encode(), partition, -1 if node is None else node)
 
     def fail(self, api: int, *codes: int) -> None:
         """Answer the next requests of an API key, one each, with these error codes of Kafka.
@@ -119,23 +119,25 @@ class EmbeddedKafka:
         0 lets one pass; DISCONNECT closes the connection instead of answering.
         """
         array = (ctypes.c_int * len(codes))(*codes)
-        self._library.rd_kafka_mock_push_request_errors_array(self._open(), api, len(codes), array)
+        self._library.rd_kafka_mock_push_request_errors_array(
+            self._get_handle(), api, len(codes), array
+        )
 
     def forgive(self, api: int) -> None:
         """Forget the failures of an API key that were not used up."""
-        self._library.rd_kafka_mock_clear_request_errors(self._open(), api)
+        self._library.rd_kafka_mock_clear_request_errors(self._get_handle(), api)
 
     def down(self, node: int) -> None:
         """Disconnect everybody from the node and accept nobody; its leaderships stay."""
-        self._do("broker_set_down", node)
+        self._call("broker_set_down", node)
 
     def up(self, node: int) -> None:
         """Accept connections again."""
-        self._do("broker_set_up", node)
+        self._call("broker_set_up", node)
 
     def delay(self, node: int, seconds: float) -> None:
         """Every answer of the node takes this much longer."""
-        self._do("broker_set_rtt", node, round(seconds * 1000))
+        self._call("broker_set_rtt", node, round(seconds * 1000))
 
     def close(self) -> None:
         """End it, with all that it holds."""
@@ -155,43 +157,43 @@ class EmbeddedKafka:
     ) -> None:
         self.close()
 
-    def _open(self) -> int:
+    def _get_handle(self) -> int:
         if not self._cluster:
             raise LocalBrokerError("this embedded Kafka is closed")
         return int(self._cluster)
 
-    def _do(self, verb: str, *arguments: object) -> None:
-        code = getattr(self._library, f"rd_kafka_mock_{verb}")(self._open(), *arguments)
+    def _call(self, function: str, *arguments: object) -> None:
+        code = getattr(self._library, f"rd_kafka_mock_{function}")(self._get_handle(), *arguments)
         if code:
             reason = self._library.rd_kafka_err2str(code).decode()
             what = " ".join(str(x.decode() if isinstance(x, bytes) else x) for x in arguments)
-            raise LocalBrokerError(f"the embedded Kafka refused {verb} {what}: {reason}")
+            raise LocalBrokerError(f"the embedded Kafka refused {function} {what}: {reason}")
 
 
-def _client(library: ctypes.CDLL) -> int:
+def _create_client(library: ctypes.CDLL) -> int:
     """The librdkafka instance whose thread the mock's timers and logs hang on."""
     error = ctypes.create_string_buffer(512)
     conf = library.rd_kafka_conf_new()
     library.rd_kafka_conf_set(conf, b"log_level", b"0", error, len(error))
-    client = library.rd_kafka_new(_PRODUCER, conf, error, len(error))
+    client = library.rd_kafka_new(_PRODUCER_TYPE, conf, error, len(error))
     if not client:
         raise LocalBrokerError(f"librdkafka did not start: {error.value.decode()}")
     return int(client)
 
 
 @cache
-def library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """librdkafka with the signatures used here; the copy that confluent-kafka itself loads."""
-    for path in _candidates():
+    for path in _iter_library_paths():
         loaded = ctypes.CDLL(path)
         if hasattr(loaded, "rd_kafka_mock_cluster_new"):
-            return _typed(loaded)
+            return _declare_signatures(loaded)
     raise LocalBrokerError(
         "the embedded Kafka needs librdkafka with its mock cluster; `pip install confluent-kafka`"
     )
 
 
-def _candidates() -> Iterator[str]:
+def _iter_library_paths() -> Iterator[str]:
     spec = importlib.util.find_spec("confluent_kafka")
     if spec is not None and spec.origin is not None:
         package = Path(spec.origin).parent
@@ -202,7 +204,7 @@ def _candidates() -> Iterator[str]:
         yield found
 
 
-def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declare_signatures(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
     int32, int64, size = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t
     signatures: dict[str, tuple[type | None, list[type]]] = {

@@ -11,92 +11,92 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gateway.config import Settings, locator
+from gateway.config import Settings, create_locator
 from gateway.config.sections import pipelines as config
-from gateway.config.sections.pipeline import Input, Job
-from gateway.config.source.expression import nearest
+from gateway.config.sections.job import Input, Job
+from gateway.config.source.expression import suggest
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
 from gateway.pipeline.inputs import fields, schemas, types
-from gateway.pipeline.run.query import asked_beside, module_of, read
+from gateway.pipeline.run.query import import_job_module, list_side_output_options, resolve_inputs
 from gateway.pipeline.spark import session
-from gateway.pipeline.spark.connect import cluster_of, spark_options
+from gateway.pipeline.spark.client_config import build_spark_options, find_cluster
 from gateway.pipeline.state import profiles
 
 from . import topics
-from .jobs import inputs, output
+from .jobs import get_inputs, get_output
 
-Way = tuple[str | int, ...]
+Loc = tuple[str | int, ...]
 Columns = Mapping[str, Mapping[str, str]]
-_OPTION = re.compile(r"([A-Za-z_][\w]*(?:\.[A-Za-z_][\w]*)*): ")
+_OPTION_PREFIX = re.compile(r"([A-Za-z_][\w]*(?:\.[A-Za-z_][\w]*)*): ")
 
 
-class Found(NamedTuple):
+class JobProblem(NamedTuple):
     """A problem, and the way to it."""
 
-    way: Way
+    loc: Loc
     message: str
 
 
-class Asked(NamedTuple):
+class ExternalCheck(NamedTuple):
     """problems: what does not go together. unknown: what could not be asked, and why."""
 
-    problems: list[Found]
-    unknown: list[str]
+    problems: list[JobProblem]
+    skipped_checks: list[str]
 
 
-def refuse(
+def raise_for_problems(
     file: str | os.PathLike[str], settings: Settings, jobs: Sequence[Job] | None = None
 ) -> None:
     """Raises ConfigError with every static problem, located. jobs: those looked at, if not all."""
-    found = static(settings, jobs)
+    found = find_static_problems(settings, jobs)
     if found:
-        raise ConfigError(lines(file, found))
+        raise ConfigError(format_problems(file, found))
 
 
-def lines(file: str | os.PathLike[str], found: Iterable[Found]) -> list[str]:
+def format_problems(file: str | os.PathLike[str], problems: Iterable[JobProblem]) -> list[str]:
     """One for each, located."""
-    locate = locator(file)
-    return [locate(way, message) for way, message in found]
+    locate = create_locator(file)
+    return [locate(way, message) for way, message in problems]
 
 
-def static(settings: Settings, jobs: Sequence[Job] | None = None) -> list[Found]:
+def find_static_problems(settings: Settings, jobs: Sequence[Job] | None = None) -> list[JobProblem]:
     """All that can be known without asking anybody."""
-    located = list(_located(settings, jobs))
+    located = list(_iter_located_jobs(settings, jobs))
     return [
-        *_conf(settings, [job for _, job in located]),
+        *_check_conf(settings, [job for _, job in located]),
         *(
-            found._replace(way=(*way, *found.way))
+            found._replace(loc=(*way, *found.loc))
             for way, job in located
-            for found in _of_job(job, {})
+            for found in _check_job(job, {})
         ),
     ]
 
 
-def asked(settings: Settings, jobs: Sequence[Job] | None = None) -> Asked:
+def check_externals(settings: Settings, jobs: Sequence[Job] | None = None) -> ExternalCheck:
     """What Kafka and the registries know otherwise; who does not answer is told apart."""
-    made = Asked([], [])
-    outputs = (output(job) for _, job in _located(settings, None))
+    made = ExternalCheck([], [])
+    outputs = (get_output(job) for _, job in _iter_located_jobs(settings, None))
     written = {each.topic for each in outputs if each is not None}
     known: dict[str, Mapping[str, int] | None] = {}
-    for way, job in _located(settings, jobs):
-        derived = _derived(settings, job, way, made)
+    for way, job in _iter_located_jobs(settings, jobs):
+        derived = _load_schema_columns(settings, job, way, made)
         if derived:
-            before = {each.message for each in _of_job(job, {})}
-            again = (each for each in _of_job(job, derived) if each.message not in before)
-            made.problems.extend(each._replace(way=(*way, *each.way)) for each in again)
-        for name, each in read(job).items():
-            _topic(settings, each, (*way, *_way(job, name)), known, written, made)
+            before = {each.message for each in _check_job(job, {})}
+            again = (each for each in _check_job(job, derived) if each.message not in before)
+            made.problems.extend(each._replace(loc=(*way, *each.loc)) for each in again)
+        for name, each in resolve_inputs(job).items():
+            _check_topic(settings, each, (*way, *_input_loc(job, name)), known, written, made)
     return made
 
 
-def _located(settings: Settings, jobs: Sequence[Job] | None) -> Iterator[tuple[Way, Job]]:
+def _iter_located_jobs(settings: Settings, jobs: Sequence[Job] | None) -> Iterator[tuple[Loc, Job]]:
     pipelines = settings.pipelines
     for index, job in enumerate(pipelines.jobs if pipelines is not None else ()):
         if jobs is None or job in jobs:
             yield ("pipelines", "jobs", index), job
 
 
-_FIXED = {
+_FIXED_CONF = {
     "spark.sql.session.timeZone": "windows and the times of rows are in UTC",
     "spark.sql.shuffle.partitions": "a job's state.partitions says it",
     "spark.sql.streaming.minBatchesToRetain": "a job's state.retain says it",
@@ -107,112 +107,124 @@ _FIXED = {
 """What `spark.conf` may not set otherwise, as state or the meaning of rows depends on it."""
 
 
-def _conf(settings: Settings, jobs: Sequence[Job]) -> Iterator[Found]:
+def _check_conf(settings: Settings, jobs: Sequence[Job]) -> Iterator[JobProblem]:
     given = {} if settings.pipelines is None else settings.pipelines.spark.conf
-    ours = [{**session.BASE, **profiles.of(job)} for job in jobs]
-    for name, why in _FIXED.items():
+    ours = [{**session.BASE_CONF, **profiles.build_job_conf(job)} for job in jobs]
+    for name, why in _FIXED_CONF.items():
         if name in given and any(each[name].lower() != given[name].lower() for each in ours):
-            yield Found(("pipelines", "spark", "conf", name), f"{why}; remove it")
+            yield JobProblem(("pipelines", "spark", "conf", name), f"{why}; remove it")
 
 
-def _of_job(job: Job, derived: Columns) -> Iterator[Found]:
+def _check_job(job: Job, schema_columns: Columns) -> Iterator[JobProblem]:
     """derived: the columns of inputs with a schema, where they are known."""
     columns: dict[str, dict[str, str]] = {}
-    for name, input in inputs(job).items():
-        way = _way(job, name)
-        yield from (each._replace(way=(*way, *each.way)) for each in _input(job, input))
-        if fields.fields_of(input, derived.get(name)) or input.value.model == "string":
-            columns[name] = fields.columns(input, derived.get(name))
+    for name, input in get_inputs(job).items():
+        way = _input_loc(job, name)
+        yield from (each._replace(loc=(*way, *each.loc)) for each in _check_input(job, input))
+        if fields.get_fields(input, schema_columns.get(name)) or input.value.model == "string":
+            columns[name] = fields.get_columns(input, schema_columns.get(name))
             yield from (
-                each._replace(way=(*way, *each.way)) for each in _time(input, columns[name])
+                each._replace(loc=(*way, *each.loc)) for each in _check_time(input, columns[name])
             )
-    module = module_of(job)
-    yield from (_placed(text) for text in module.problems(job, columns))
+    module = import_job_module(job)
+    yield from (_parse_problem(text) for text in module.check_job(job, columns))
     if job.trigger == "realtime":
-        if why := module.realtime(job):
-            yield Found(("trigger",), f"realtime is not for this job: {why}")
-        yield from _untold(job)
+        if why := module.check_realtime(job):
+            yield JobProblem(("trigger",), f"realtime is not for this job: {why}")
+        yield from _check_realtime_options(job)
 
 
-def _input(job: Job, input: Input) -> Iterator[Found]:
+def _check_input(job: Job, input: Input) -> Iterator[JobProblem]:
     value = input.value
     for name, kind in value.fields.items():
-        if wrong := types.problem(kind):
-            yield Found(("value", "fields", name), wrong)
-        if name in types.META:
-            yield Found(
+        if wrong := types.check_type(kind):
+            yield JobProblem(("value", "fields", name), wrong)
+        if name in types.RECORD_COLUMN_TYPES:
+            yield JobProblem(
                 ("value", "fields", name), f"'{name}' is the record's own; use another name"
             )
     if value.model == "json" and not value.fields and not isinstance(job, config.Load):
         what = "JSON has no columns by itself; name them, such as fields: {user: string}"
-        yield Found(("value",), what)
+        yield JobProblem(("value",), what)
     if value.model == "string" and value.fields:
-        yield Found(("value", "fields"), "model string has one column, 'value'; remove fields")
+        yield JobProblem(("value", "fields"), "model string has one column, 'value'; remove fields")
 
 
-def _untold(job: Job) -> Iterator[Found]:
-    for name, input in read(job).items():
-        for option in asked_beside(input):
+def _check_realtime_options(job: Job) -> Iterator[JobProblem]:
+    for name, input in resolve_inputs(job).items():
+        for option in list_side_output_options(input):
             what = "in real-time mode no such records are told; remove it, or take another trigger"
-            yield Found((*_way(job, name), Input.model_fields[option].alias or option), what)
+            yield JobProblem(
+                (*_input_loc(job, name), Input.model_fields[option].alias or option), what
+            )
 
 
-def _time(input: Input, columns: Mapping[str, str]) -> Iterator[Found]:
+def _check_time(input: Input, columns: Mapping[str, str]) -> Iterator[JobProblem]:
     kind = columns.get(input.time)
     if kind is None:
-        hint = nearest(input.time, columns)
-        yield Found(("time",), f"there is no column '{input.time}'; {hint}")
+        hint = suggest(input.time, columns)
+        yield JobProblem(("time",), f"there is no column '{input.time}'; {hint}")
     elif kind not in ("timestamp", "timestamp_ltz"):
         hint = "make it timestamp, or timestamp_ms of a number"
-        yield Found(("time",), f"'{input.time}' is of type {kind}; {hint}")
+        yield JobProblem(("time",), f"'{input.time}' is of type {kind}; {hint}")
 
 
-def _derived(settings: Settings, job: Job, way: Way, made: Asked) -> dict[str, dict[str, str]]:
+def _load_schema_columns(
+    settings: Settings, job: Job, loc: Loc, check_result: ExternalCheck
+) -> dict[str, dict[str, str]]:
     """The columns of inputs whose schema has them."""
     found: dict[str, dict[str, str]] = {}
-    for name, input in inputs(job).items():
+    for name, input in get_inputs(job).items():
         value = input.value
         if not schemas.has_schema(value.model) or value.fields:
             continue
         try:
             catalog = settings.catalogs[value.catalog or ""]
-            found[name] = schemas.columns_of(input.topic, value, catalog)
+            found[name] = schemas.fetch_schema_columns(input.topic, value, catalog)
         except FormatError as error:
-            made.problems.append(Found((*way, *_way(job, name), "value"), str(error)))
+            check_result.problems.append(
+                JobProblem((*loc, *_input_loc(job, name), "value"), str(error))
+            )
         except RegistryUnavailable as error:
-            made.unknown.append(f"schema of {input.topic}: {error}")
+            check_result.skipped_checks.append(f"schema of {input.topic}: {error}")
     return found
 
 
-def _topic(
+def _check_topic(
     settings: Settings,
     input: Input,
-    way: Way,
-    known: dict[str, Mapping[str, int] | None],
-    written: set[str],
-    made: Asked,
+    loc: Loc,
+    topics_by_cluster: dict[str, Mapping[str, int] | None],
+    output_topics: set[str],
+    check_result: ExternalCheck,
 ) -> None:
     """known: the topics of clusters asked before; None of those that do not answer."""
     name = input.kafka or ""
-    if name not in known:
-        known[name] = None
+    if name not in topics_by_cluster:
+        topics_by_cluster[name] = None
         try:
-            kafka = cluster_of(settings.clusters, input.kafka)
-            spark_options(kafka)
-            known[name] = topics.present(kafka)
+            kafka = find_cluster(settings.clusters, input.kafka)
+            build_spark_options(kafka)
+            topics_by_cluster[name] = topics.list_topics(kafka)
         except PipelineError as error:
-            made.unknown.append(f"topics: {error}")
-    there = known[name]
-    if there is not None and input.topic not in there and input.topic not in written:
-        hint = nearest(input.topic, there, "make it")
-        made.problems.append(Found((*way, "topic"), f"Kafka has no topic '{input.topic}'; {hint}"))
+            check_result.skipped_checks.append(f"topics: {error}")
+    there = topics_by_cluster[name]
+    if there is not None and input.topic not in there and input.topic not in output_topics:
+        hint = suggest(input.topic, there, "make it")
+        check_result.problems.append(
+            JobProblem((*loc, "topic"), f"Kafka has no topic '{input.topic}'; {hint}")
+        )
 
 
-def _way(job: Job, name: str) -> Way:
+def _input_loc(job: Job, name: str) -> Loc:
     return ("tables", name) if isinstance(job, config.Query) else (name,)
 
 
-def _placed(text: str) -> Found:
+def _parse_problem(text: str) -> JobProblem:
     """A job's own problem: it begins with its option, where it is about one."""
-    found = _OPTION.match(text)
-    return Found(tuple(found[1].split(".")), text[found.end() :]) if found else Found((), text)
+    found = _OPTION_PREFIX.match(text)
+    return (
+        JobProblem(tuple(found[1].split(".")), text[found.end() :])
+        if found
+        else JobProblem((), text)
+    )

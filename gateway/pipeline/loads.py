@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gateway.config.sections.pipeline import Input, Job
+from gateway.config.sections.job import Input, Job
 from gateway.config.sections.pipelines import Aggregate, Join, Sessions
 
-from .jobs import inputs
+from .jobs import get_inputs
 
-SHARE = 10.0
+DEFAULT_HOT_SHARE_PERCENT = 10.0
 """Percent of the records that make a key hot where the job does not say another."""
-_HOT = 3.0  # times the others' even share make a partition hot
+_HOT_PARTITION_RATIO = 3.0  # times the others' even share make a partition hot
 
 
 class PartitionLoad(NamedTuple):
@@ -33,20 +33,22 @@ class KeyLoad(NamedTuple):
     share: float
 
 
-def advice(
-    job: Job, side: str, partitions: Sequence[PartitionLoad], loads: Sequence[KeyLoad]
+def build_advice(
+    job: Job, side: str, partitions: Sequence[PartitionLoad], key_loads: Sequence[KeyLoad]
 ) -> Iterable[str]:
     """What to set; nothing where the load is even."""
     salt = job.salt if isinstance(job, Join) else None
-    share = salt.share if salt is not None else SHARE
-    hot = [load for load in loads if load.share >= share]
-    yield from _of_partitions(inputs(job)[side], side, partitions)
+    share = salt.share if salt is not None else DEFAULT_HOT_SHARE_PERCENT
+    hot = [load for load in key_loads if load.share >= share]
+    yield from _advise_on_partitions(get_inputs(job)[side], side, partitions)
     if hot:
         named = ", ".join(f"{load.key} ({load.share:.0f}%)" for load in hot)
-        yield from (f"{named}: {what}" for what in _of_keys(job, side))
+        yield from (f"{named}: {what}" for what in _advise_on_keys(job, side))
 
 
-def _of_partitions(input: Input, side: str, partitions: Sequence[PartitionLoad]) -> Iterable[str]:
+def _advise_on_partitions(
+    input: Input, side: str, partitions: Sequence[PartitionLoad]
+) -> Iterable[str]:
     weights = [load.rate or 0.0 for load in partitions]
     if not any(weights):
         weights = [float(load.records) for load in partitions]
@@ -56,7 +58,11 @@ def _of_partitions(input: Input, side: str, partitions: Sequence[PartitionLoad])
     hottest = max(range(len(weights)), key=weights.__getitem__)
     part = weights[hottest] / whole
     others = (1 - part) / (len(partitions) - 1)
-    if part < _HOT * others or input.max_records_per_partition or input.min_partitions:
+    if (
+        part < _HOT_PARTITION_RATIO * others
+        or input.max_records_per_partition
+        or input.min_partitions
+    ):
         return
     yield (
         f"partition {partitions[hottest].partition} has {100 * part:.0f}% of the records, others "
@@ -65,10 +71,10 @@ def _of_partitions(input: Input, side: str, partitions: Sequence[PartitionLoad])
     )
 
 
-def _of_keys(job: Job, side: str) -> Iterable[str]:
+def _advise_on_keys(job: Job, side: str) -> Iterable[str]:
     match job:
         case Join():
-            if finer := sorted(_shared(job) - set(job.on)):
+            if finer := sorted(_find_shared_fields(job) - set(job.on)):
                 yield (
                     f"add one of {', '.join(finer)} to `on`, if both sides mean the same by it: a "
                     "finer key costs nothing"
@@ -87,6 +93,6 @@ def _of_keys(job: Job, side: str) -> Iterable[str]:
             yield "each batch is counted before it is gathered: harmless unless a task is slow"
 
 
-def _shared(job: Join) -> set[str]:
+def _find_shared_fields(job: Join) -> set[str]:
     left, right = (set(side.value.fields) for side in (job.left, job.right))
     return (left & right) - {job.left.time, job.right.time}

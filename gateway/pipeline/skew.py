@@ -14,33 +14,35 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gateway.config import Kafka
-from gateway.config.sections.pipeline import Input, Job
+from gateway.config.sections.job import Input, Job
 from gateway.config.sections.pipelines import Aggregate, Enrich, Join, Sessions
 from gateway.core.log.record import TopicPartition
 from gateway.errors import PipelineError
 from gateway.pipeline.inputs.source import Catalogs, read_range
-from gateway.pipeline.jobs.join import key_text
-from gateway.pipeline.run.failures import causes, find_unreadable, of_kafka
-from gateway.pipeline.spark.connect import client, cluster_of
+from gateway.pipeline.jobs.join import build_key_text
+from gateway.pipeline.run.failures import build_kafka_error, find_unreadable, list_causes
+from gateway.pipeline.spark.client_config import build_client_config, find_cluster
 
-from .jobs import inputs
-from .loads import KeyLoad, PartitionLoad, advice
+from .jobs import get_inputs
+from .loads import KeyLoad, PartitionLoad, build_advice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Ranges: TypeAlias = Mapping[TopicPartition, tuple[int, int]]
-LAST = 10_000
+OffsetRanges: TypeAlias = Mapping[TopicPartition, tuple[int, int]]
+DEFAULT_RECORDS_PER_PARTITION = 10_000
 """Records of each partition, on the average, that are looked at."""
-_SHOWN = 10  # keys of a report
-_ENOUGH = 10  # records of a hot key
-_TRIES = 20  # reads of a sample, before a partition with records that Spark cannot read is left out
+_MAX_REPORT_ROWS = 10  # keys of a report
+_MIN_HOT_KEY_RECORDS = 10  # records of a hot key
+_MAX_READ_ATTEMPTS = (
+    20  # reads of a sample, before a partition with records that Spark cannot read is left out
+)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Skew:
+class SkewReport:
     """One input of a job. side: its name in the job. advice: what to set, in order of weight."""
 
     side: str
@@ -51,7 +53,7 @@ class Skew:
     keys: tuple[KeyLoad, ...]
     advice: tuple[str, ...]
 
-    def json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "side": self.side,
             "topic": self.topic,
@@ -63,26 +65,30 @@ class Skew:
         }
 
 
-def hot_keys(sample: DataFrame, columns: Sequence[str], share: float) -> list[str]:
+def find_hot_keys(sample: DataFrame, columns: Sequence[str], share: float) -> list[str]:
     """Texts of the keys that have at least `share` percent of the records with a key, and ten of
     them: a smaller sample says nothing. Sorted."""
-    loads = key_loads(sample, columns, 100)
-    return sorted(load.key for load in loads if load.share >= share and load.records >= _ENOUGH)
+    loads = measure_key_loads(sample, columns, 100)
+    return sorted(
+        load.key for load in loads if load.share >= share and load.records >= _MIN_HOT_KEY_RECORDS
+    )
 
 
-def key_loads(sample: DataFrame, columns: Sequence[str], most: int = _SHOWN) -> list[KeyLoad]:
+def measure_key_loads(
+    sample: DataFrame, columns: Sequence[str], max_keys: int = _MAX_REPORT_ROWS
+) -> list[KeyLoad]:
     """The keys with the most records, in that order; equal ones by their text. Without a key,
     a record is a heartbeat and not counted."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    there = sample.na.drop(subset=list(columns)).groupBy(key_text(columns).alias("key"))
+    there = sample.na.drop(subset=list(columns)).groupBy(build_key_text(columns).alias("key"))
     counted = there.count().withColumn("all", F.sum("count").over(Window.partitionBy()))
-    top = counted.orderBy(F.desc("count"), "key").limit(most).collect()
+    top = counted.orderBy(F.desc("count"), "key").limit(max_keys).collect()
     return [KeyLoad(row["key"], row["count"], 100 * row["count"] / row["all"]) for row in top]
 
 
-def partition_loads(sample: DataFrame, ranges: Ranges) -> list[PartitionLoad]:
+def measure_partition_loads(sample: DataFrame, ranges: OffsetRanges) -> list[PartitionLoad]:
     """ranges: begin and end of each log. By partition; of those without a record, too."""
     from pyspark.sql import functions as F
 
@@ -97,23 +103,23 @@ def partition_loads(sample: DataFrame, ranges: Ranges) -> list[PartitionLoad]:
     return loads
 
 
-def report(job: Job, side: str, sample: DataFrame, logs: Ranges) -> Skew:
+def build_report(job: Job, side: str, sample: DataFrame, ranges: OffsetRanges) -> SkewReport:
     """Of the input `side` of the job. logs: begin and end of each partition's."""
-    columns = gathered(job)[side]
-    partitions = partition_loads(sample, logs)
-    found = key_loads(sample, columns)
-    return Skew(
+    columns = get_grouping_columns(job)[side]
+    partitions = measure_partition_loads(sample, ranges)
+    found = measure_key_loads(sample, columns)
+    return SkewReport(
         side=side,
-        topic=inputs(job)[side].topic,
+        topic=get_inputs(job)[side].topic,
         columns=columns,
         sampled=sum(load.sampled for load in partitions),
         partitions=tuple(partitions),
         keys=tuple(found),
-        advice=tuple(advice(job, side, partitions, found)),
+        advice=tuple(build_advice(job, side, partitions, found)),
     )
 
 
-def gathered(job: Job) -> Mapping[str, tuple[str, ...]]:
+def get_grouping_columns(job: Job) -> Mapping[str, tuple[str, ...]]:
     """The columns of each input that its rows are gathered by; a record's key where a job has
     none of its own."""
     match job:
@@ -123,88 +129,94 @@ def gathered(job: Job) -> Mapping[str, tuple[str, ...]]:
             return {"from": job.by}
         case Enrich():
             return {"from": (job.on,)}
-    return dict.fromkeys(inputs(job), ("_key",))
+    return dict.fromkeys(get_inputs(job), ("_key",))
 
 
-def newest(logs: Ranges, last: int) -> dict[TopicPartition, tuple[int, int]]:
+def select_newest(
+    ranges: OffsetRanges, per_partition: int
+) -> dict[TopicPartition, tuple[int, int]]:
     """The last offsets of each log: so many on the average, of a longer one more, so that a key
     has the share in the sample that it has in the topic."""
-    records = {tp: end - start for tp, (start, end) in logs.items() if end > start}
-    part = min(1.0, last * len(logs) / max(1, sum(records.values())))
+    records = {tp: end - start for tp, (start, end) in ranges.items() if end > start}
+    part = min(1.0, per_partition * len(ranges) / max(1, sum(records.values())))
     return {
-        tp: (max(logs[tp][0], logs[tp][1] - math.ceil(count * part)), logs[tp][1])
+        tp: (max(ranges[tp][0], ranges[tp][1] - math.ceil(count * part)), ranges[tp][1])
         for tp, count in records.items()
     }
 
 
-def measured(
+def measure_skew(
     spark: SparkSession,
     job: Job,
     clusters: Mapping[str, Kafka],
     catalogs: Catalogs,
-    last: int,
-) -> list[Skew]:
+    per_partition: int,
+) -> list[SkewReport]:
     """Of each input. Raises PipelineError: no such topic, or no records."""
     reports = []
-    for side, input in inputs(job).items():
-        kafka = cluster_of(clusters, input.kafka)
-        bounds = logs(kafka, input.topic)
-        newest_ones = newest(bounds, last)
+    for side, input in get_inputs(job).items():
+        kafka = find_cluster(clusters, input.kafka)
+        bounds = fetch_log_ranges(kafka, input.topic)
+        newest_ones = select_newest(bounds, per_partition)
         if not newest_ones:
             raise PipelineError(f"topic {input.topic} has no records; try again when it has")
 
-        def look(records: DataFrame, side: str = side, bounds: Ranges = bounds) -> Skew:
+        def build_input_report(
+            records: DataFrame, side: str = side, bounds: OffsetRanges = bounds
+        ) -> SkewReport:
             try:
-                return report(job, side, records.cache(), bounds)
+                return build_report(job, side, records.cache(), bounds)
             finally:
                 records.unpersist()
 
-        reports.append(sample(spark, input, kafka, catalogs, newest_ones, look))
+        reports.append(read_sample(spark, input, kafka, catalogs, newest_ones, build_input_report))
     return reports
 
 
-def found_hot(
+def find_join_hot_keys(
     spark: SparkSession, job: Join, clusters: Mapping[str, Kafka], catalogs: Catalogs
 ) -> list[str]:
     """The keys that a join spreads where its settings leave that open: those hot on its left side
     now. To be asked once, before the first batch, and kept beside the checkpoint: see `join`."""
     if job.salt is None or job.salt.keys != "auto":
         return []
-    kafka = cluster_of(clusters, job.left.kafka)
-    newest_ones = newest(logs(kafka, job.left.topic), LAST)
+    kafka = find_cluster(clusters, job.left.kafka)
+    newest_ones = select_newest(
+        fetch_log_ranges(kafka, job.left.topic), DEFAULT_RECORDS_PER_PARTITION
+    )
     if not newest_ones:
         return []
     columns, share = tuple(job.on), job.salt.share
 
-    def look(records: DataFrame) -> list[str]:
-        return hot_keys(records, columns, share)
+    def find_keys(records: DataFrame) -> list[str]:
+        return find_hot_keys(records, columns, share)
 
-    return sample(spark, job.left, kafka, catalogs, newest_ones, look)
+    return read_sample(spark, job.left, kafka, catalogs, newest_ones, find_keys)
 
 
-def table(found: Skew) -> str:
+def render_report(report: SkewReport) -> str:
     """For people."""
-    lines = [f"{found.side}: {found.topic}, the newest {found.sampled:,} records", ""]
-    busiest = sorted(found.partitions, key=lambda load: (load.rate or 0, load.records))[::-1]
+    lines = [f"{report.side}: {report.topic}, the newest {report.sampled:,} records", ""]
+    busiest = sorted(report.partitions, key=lambda load: (load.rate or 0, load.records))[::-1]
     lines.append("  PARTITION     RECORDS   RECORDS/S")
-    for load in busiest[:_SHOWN]:
+    for load in busiest[:_MAX_REPORT_ROWS]:
         rate = "-" if load.rate is None else f"{load.rate:,.1f}"
         lines.append(f"  {load.partition:9}  {load.records:10,}  {rate:>10}")
-    if len(busiest) > _SHOWN:
-        lines.append(f"  and {len(busiest) - _SHOWN} with less")
-    lines += ["", f"  SHARE     RECORDS  KEY ({', '.join(found.columns)})"]
-    lines += [f"  {load.share:4.1f}%  {load.records:10,}  {load.key}" for load in found.keys]
-    lines += ["", *(f"  {text}" for text in found.advice or ("Even enough: nothing to set.",))]
+    if len(busiest) > _MAX_REPORT_ROWS:
+        lines.append(f"  and {len(busiest) - _MAX_REPORT_ROWS} with less")
+    lines += ["", f"  SHARE     RECORDS  KEY ({', '.join(report.columns)})"]
+    lines += [f"  {load.share:4.1f}%  {load.records:10,}  {load.key}" for load in report.keys]
+    lines += ["", *(f"  {text}" for text in report.advice or ("Even enough: nothing to set.",))]
     return "\n".join(lines)
 
 
-def sample(
+def read_sample(
     spark: SparkSession,
     input: Input,
     kafka: Kafka,
     catalogs: Catalogs,
-    ranges: Ranges,
-    look: Callable[[DataFrame], T],
+    ranges: OffsetRanges,
+    read: Callable[[DataFrame], T],
 ) -> T:
     """Return what is seen in some records, as the job has them.
 
@@ -222,19 +234,21 @@ def sample(
     tries = 0
     while True:
         try:
-            return look(read_range(spark, input, kafka, catalogs, ranges))
+            return read(read_range(spark, input, kafka, catalogs, ranges))
         except Exception as error:
-            found = find_unreadable(causes(error))
+            found = find_unreadable(list_causes(error))
             if found is None:
                 raise
             tp = TopicPartition(found.topic, found.partition)
             if tp not in ranges:
                 raise
             tries += 1
-            ranges = leave_out(ranges, tp, found.offset if tries < _TRIES else None)
+            ranges = exclude_offset(
+                ranges, tp, found.offset if tries < _MAX_READ_ATTEMPTS else None
+            )
 
 
-def leave_out(ranges: Ranges, tp: TopicPartition, offset: int | None) -> Ranges:
+def exclude_offset(ranges: OffsetRanges, tp: TopicPartition, offset: int | None) -> OffsetRanges:
     """Return ranges without an offset: of its partition the longer part; with None, no part."""
     start, end = ranges[tp]
     parts = [] if offset is None else [(start, offset), (offset + 1, end)]
@@ -242,34 +256,36 @@ def leave_out(ranges: Ranges, tp: TopicPartition, offset: int | None) -> Ranges:
     return {**ranges, tp: longest}
 
 
-def logs(kafka: Kafka, topic: str, wait: float = 30.0) -> dict[TopicPartition, tuple[int, int]]:
+def fetch_log_ranges(
+    kafka: Kafka, topic: str, timeout_s: float = 30.0
+) -> dict[TopicPartition, tuple[int, int]]:
     """Begin and end of each partition's log. wait: seconds. Raises PipelineError."""
     from confluent_kafka import KafkaException
     from confluent_kafka import admin as asking
 
-    options: dict[str, Any] = client(kafka)
+    options: dict[str, Any] = build_client_config(kafka)
     admin, specs = asking.AdminClient(options), getattr(asking, "OffsetSpec")  # noqa: B009
     try:
-        told = admin.list_topics(topic, timeout=wait).topics[topic]
+        told = admin.list_topics(topic, timeout=timeout_s).topics[topic]
         if told.error is not None:
             raise PipelineError(f"topic {topic}: {told.error.str()}; make it, or name another")
         starts, ends = (
-            _offsets(admin, topic, told.partitions, spec, wait)
+            _list_offsets(admin, topic, told.partitions, spec, timeout_s)
             for spec in (specs.earliest(), specs.latest())
         )
     except KafkaException as error:
-        raise of_kafka(f"topic {topic}", error) from error
+        raise build_kafka_error(f"topic {topic}", error) from error
     return {tp: (start, ends[tp]) for tp, start in starts.items()}
 
 
-def _offsets(
-    admin: Any, topic: str, partitions: Iterable[int], spec: Any, wait: float
+def _list_offsets(
+    admin: Any, topic: str, partitions: Iterable[int], spec: Any, timeout_s: float
 ) -> dict[TopicPartition, int]:
     from confluent_kafka import TopicPartition as Partition
 
     asked = {Partition(topic, number): spec for number in partitions}
-    told = admin.list_offsets(asked, request_timeout=wait)
+    told = admin.list_offsets(asked, request_timeout=timeout_s)
     return {
-        TopicPartition(topic, each.partition): future.result(wait).offset
+        TopicPartition(topic, each.partition): future.result(timeout_s).offset
         for each, future in told.items()
     }

@@ -26,33 +26,33 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, UnknownTopic
-from gateway.kafka.admin.topics import make_topic
-from gateway.kafka.produce.partitioner import partition_of
-from gateway.kafka.protocol.requests import TopicAnswer
-from gateway.sidecar.http.body import read
-from gateway.sidecar.http.ids import current
-from gateway.sidecar.http.scope import WRITE
-from gateway.sidecar.http.spec import wrong
-from gateway.sidecar.http.status import Refusal, answer
+from gateway.kafka.admin.topics import create_topic
+from gateway.kafka.produce.partitioner import compute_partition
+from gateway.kafka.protocol.requests import TopicMetadata
+from gateway.sidecar.http.authorization import WRITE_SCOPE
+from gateway.sidecar.http.body import read_body
+from gateway.sidecar.http.ids import get_current_ids
+from gateway.sidecar.http.spec import create_invalid_request
+from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog
-from gateway.telemetry.figures import Figures
+from gateway.telemetry.samples import MetricSamples
 
 from .context import Context
 
 log = logging.getLogger(__name__)
 
-MOST = 10_000  # records that wait; 600 bytes each
-BATCH = 500
-WITHIN = 30.0  # seconds for Kafka to take one
-RETRY = 1.0  # seconds before what could not be written is tried again
-GRACE = 3.0  # seconds for what is left when the sidecar ends
-AGAIN = 10.0  # seconds between two lines about dropped records
-LARGEST = 1 << 20  # bytes of a request
+MAX_QUEUED_RECORDS = 10_000  # records that wait; 600 bytes each
+MAX_BATCH_RECORDS = 500
+WRITE_TIMEOUT_S = 30.0  # seconds for Kafka to take one
+RETRY_DELAY_S = 1.0  # seconds before what could not be written is tried again
+DRAIN_TIMEOUT_S = 3.0  # seconds for what is left when the sidecar ends
+DROP_LOG_INTERVAL_S = 10.0  # seconds between two lines about dropped records
+MAX_BODY_BYTES = 1 << 20  # bytes of a request
 
-Told: TypeAlias = Mapping[str, Any]
+AuditRecord: TypeAlias = Mapping[str, Any]
 
 
-class Entry(NamedTuple):
+class PendingAuditRecord(NamedTuple):
     """A record to be; made where somebody waits, so it is written out later."""
 
     type: str
@@ -66,7 +66,7 @@ class Entry(NamedTuple):
     at: float
 
 
-class Audits:
+class AuditComponent:
     """See the module, and `part.Part`; it is the context's `audit` from here on.
 
     outcomes: records by what became of them (`written`, `dropped`, `failed`).
@@ -79,169 +79,178 @@ class Audits:
         self._context = context
         self._settings = settings
         self._service = context.settings.name
-        self._waiting: deque[Entry | Told] = deque()
-        self._some = asyncio.Event()
-        self._said = float("-inf")
-        self._trouble: str | None = None
+        self._queue: deque[PendingAuditRecord | AuditRecord] = deque()
+        self._has_records = asyncio.Event()
+        self._drop_logged_at = float("-inf")
+        self._failure: str | None = None
         self._operation = context.spec["auditActive"]
         self.routes: Sequence[BaseRoute] = [
-            Route("/consumers/active/audit", self._handed_in, methods=["POST"], name="auditActive")
+            Route(
+                "/consumers/active/audit",
+                self._accept_records,
+                methods=["POST"],
+                name="auditActive",
+            )
         ]
         if settings.to != "off":
-            context.audit = self
+            context.auditor = self
 
-    def produced(
+    def record_produced(
         self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
         correlation: str = "", traceability: str = "", error: str | None = None,
     ) -> None:  # fmt: skip
         ids = (correlation, traceability, error, time.time())
-        self._put(Entry("PRODUCER", topic, partition, offset, key, *ids))
+        self._enqueue(PendingAuditRecord("PRODUCER", topic, partition, offset, key, *ids))
 
-    def consumed(
+    def record_consumed(
         self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
         reactive: bool = False, correlation: str = "", traceability: str = "",
         error: str | None = None,
     ) -> None:  # fmt: skip
         kind = "REACTIVE_CONSUMER" if reactive else "ACTIVE_CONSUMER"
         ids = (correlation, traceability, error, time.time())
-        self._put(Entry(kind, topic, partition, offset, key, *ids))
+        self._enqueue(PendingAuditRecord(kind, topic, partition, offset, key, *ids))
 
     async def run(self) -> None:
         try:
             while self._settings.to != "off":
-                await self._some.wait()
-                self._some.clear()
-                while self._waiting:
-                    await self._turn()
+                await self._has_records.wait()
+                self._has_records.clear()
+                while self._queue:
+                    await self._write_batch()
         finally:
-            await self._last()
+            await self._drain()
 
-    async def check(self) -> None:
+    async def check_ready(self) -> None:
         """Always ready: nobody waits for it."""
 
-    def read(self, figures: Figures) -> None:
+    def collect_metrics(self, samples: MetricSamples) -> None:
         """Adds what a scrape wants to know."""
-        figures.count(catalog.AUDITED, self.outcomes)
+        samples.add_counts(catalog.AUDIT_RECORDS, self.outcomes)
 
-    def _put(self, entry: Entry | Told) -> bool:
-        if len(self._waiting) >= MOST:
+    def _enqueue(self, entry: PendingAuditRecord | AuditRecord) -> bool:
+        if len(self._queue) >= MAX_QUEUED_RECORDS:
             self.outcomes["dropped"] += 1
-            self._say_dropped()
+            self._log_dropped()
             return False
-        self._waiting.append(entry)
-        self._some.set()
+        self._queue.append(entry)
+        self._has_records.set()
         return True
 
-    def _say_dropped(self) -> None:
+    def _log_dropped(self) -> None:
         now = time.monotonic()
-        if now - self._said >= AGAIN:
-            self._said = now
-            count, why = self.outcomes["dropped"], self._trouble or "too many at once"
+        if now - self._drop_logged_at >= DROP_LOG_INTERVAL_S:
+            self._drop_logged_at = now
+            count, why = self.outcomes["dropped"], self._failure or "too many at once"
             log.warning("audit: %d records were dropped so far: %s", count, why)
 
-    async def _turn(self) -> None:
+    async def _write_batch(self) -> None:
         """Some of what waits; what could not be had, again after a while."""
-        batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-        left = made = [self._made(each) for each in batch]
+        batch = [self._queue.popleft() for _ in range(min(MAX_BATCH_RECORDS, len(self._queue)))]
+        left = made = [self._build_record(each) for each in batch]
         try:
-            left = await self._handed_on(made)
+            left = await self._write_records(made)
         finally:
-            self._waiting.extendleft(reversed(left))
+            self._queue.extendleft(reversed(left))
         if left:
-            await asyncio.sleep(RETRY)
+            await asyncio.sleep(RETRY_DELAY_S)
 
-    async def _last(self) -> None:
+    async def _drain(self) -> None:
         try:
-            async with asyncio.timeout(GRACE):
-                while self._waiting:
-                    await self._turn()
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                while self._queue:
+                    await self._write_batch()
         except TimeoutError:
-            self.outcomes["dropped"] += len(self._waiting)
-            log.warning("audit: %d records were dropped at the end", len(self._waiting))
+            self.outcomes["dropped"] += len(self._queue)
+            log.warning("audit: %d records were dropped at the end", len(self._queue))
 
-    def _made(self, entry: Entry | Told) -> Told:
-        return _record(entry, self._service) if isinstance(entry, Entry) else entry
+    def _build_record(self, entry: PendingAuditRecord | AuditRecord) -> AuditRecord:
+        return (
+            _format_record(entry, self._service) if isinstance(entry, PendingAuditRecord) else entry
+        )
 
-    async def _handed_on(self, records: list[Told]) -> list[Told]:
+    async def _write_records(self, records: list[AuditRecord]) -> list[AuditRecord]:
         """Those that are to be tried again."""
         if self._settings.to == "topic":
             try:
-                return await self._written(records)
+                return await self._write_to_topic(records)
             except KafkaError as error:
-                self._troubled(str(error))
+                self._note_failure(str(error))
                 return records
         try:
             if self._settings.file is None:
                 for each in records:
                     log.info("audit %s", orjson.dumps(each).decode())
             else:
-                await asyncio.to_thread(_append, self._settings.file, records)
+                await asyncio.to_thread(_append_to_file, self._settings.file, records)
         except OSError as error:
-            self._troubled(f"{self._settings.file}: {error}")
+            self._note_failure(f"{self._settings.file}: {error}")
             return records
-        self._fine(len(records))
+        self._note_written(len(records))
         return []
 
-    async def _written(self, records: Sequence[Told]) -> list[Told]:
+    async def _write_to_topic(self, records: Sequence[AuditRecord]) -> list[AuditRecord]:
         """To Kafka; those that it may have next time."""
-        known = await self._topic()
+        known = await self._get_or_create_topic()
         under_way = []
         for each in records:
             key = str(each.get("correlationId") or each["id"]).encode()
-            tp = TopicPartition(known.name, partition_of(key, len(known.partitions)))
-            under_way.append(self._context.producer.put(tp, key, orjson.dumps(each), within=WITHIN))
+            tp = TopicPartition(known.name, compute_partition(key, len(known.partitions)))
+            under_way.append(
+                self._context.producer.send(tp, key, orjson.dumps(each), timeout_s=WRITE_TIMEOUT_S)
+            )
         results = await asyncio.gather(*under_way, return_exceptions=True)
-        again: list[Told] = []
+        again: list[AuditRecord] = []
         for each, result in zip(records, results, strict=True):
             if isinstance(result, BrokerUnavailable):
-                self._troubled(str(result))
+                self._note_failure(str(result))
                 again.append(each)
             elif isinstance(result, BaseException):
                 self.outcomes["failed"] += 1
-                self._troubled(str(result))
+                self._note_failure(str(result))
             else:
-                self._fine(1)
+                self._note_written(1)
         return again
 
-    async def _topic(self) -> TopicAnswer:
+    async def _get_or_create_topic(self) -> TopicMetadata:
         """Made where it is missing: what happens meanwhile waits."""
         try:
-            return await self._context.topic(self._settings.topic)
+            return await self._context.get_topic(self._settings.topic)
         except UnknownTopic:
-            if await make_topic(self._context.cluster, self._settings.topic):
+            if await create_topic(self._context.cluster, self._settings.topic):
                 log.info("audit: the topic %s is made", self._settings.topic)
-            return await self._context.topic(self._settings.topic)
+            return await self._context.get_topic(self._settings.topic)
 
-    def _troubled(self, why: str) -> None:
-        if self._trouble is None:
+    def _note_failure(self, why: str) -> None:
+        if self._failure is None:
             log.warning("audit: records wait: %s", why)
-        self._trouble = why
+        self._failure = why
 
-    def _fine(self, records: int) -> None:
+    def _note_written(self, records: int) -> None:
         self.outcomes["written"] += records
-        self._trouble = None
+        self._failure = None
 
-    async def _handed_in(self, request: Request) -> Response:
+    async def _accept_records(self, request: Request) -> Response:
         """Those of a back end, which has read by itself."""
-        await self._context.scope(request, WRITE)
-        self._operation.parameters(request)
-        data = await read(request, LARGEST)
-        given = self._operation.body(data, request.headers.get("content-type"))
-        records = [_of_back_end(each, self._service) for each in given]
+        await self._context.authorize(request, WRITE_SCOPE)
+        self._operation.parse_parameters(request)
+        data = await read_body(request, MAX_BODY_BYTES)
+        given = self._operation.parse_body(data, request.headers.get("content-type"))
+        records = [_format_backend_record(each, self._service) for each in given]
         for place, each in enumerate(records):
-            _writable(each, place)
+            _check_serializable(each, place)
         if self._settings.to != "off":
-            if len(records) > MOST - len(self._waiting):
-                what = f"{len(self._waiting)} audit records wait already; try again"
-                raise Refusal(503, what, retry_after=RETRY)
+            if len(records) > MAX_QUEUED_RECORDS - len(self._queue):
+                what = f"{len(self._queue)} audit records wait already; try again"
+                raise StatusError(503, what, retry_after=RETRY_DELAY_S)
             for each in records:
-                self._put(each)
-        return answer({"accepted": len(records)}, 202)
+                self._enqueue(each)
+        return build_json_response({"accepted": len(records)}, 202)
 
 
-def _record(entry: Entry, service: str) -> Told:
+def _format_record(entry: PendingAuditRecord, service: str) -> AuditRecord:
     """As the contract has it. A key that is no text is base64, and says so."""
-    key, form = _key(entry.key)
+    key, form = _encode_key(entry.key)
     return {
         "id": str(uuid.uuid4()),
         "serviceId": service,
@@ -255,16 +264,16 @@ def _record(entry: Entry, service: str) -> Told:
         **form,
         "auditStatus": "SUCCESS" if entry.error is None else "FAILURE",
         "stacktrace": entry.error,
-        "timestamp": _millis(entry.at),
+        "timestamp": _format_time(entry.at),
     }
 
 
-def _of_back_end(given: Mapping[str, Any], service: str) -> Told:
+def _format_backend_record(fields: Mapping[str, Any], service: str) -> AuditRecord:
     """An audit record; or what a back end answers of a record: {"record", "processed", ...}."""
-    record = given.get("record")
+    record = fields.get("record")
     read = record if isinstance(record, Mapping) else {}
-    processed = given.get("processed", True)
-    ids = current()
+    processed = fields.get("processed", True)
+    ids = get_current_ids()
     made = {
         "id": str(uuid.uuid4()),
         "serviceId": service,
@@ -274,21 +283,23 @@ def _of_back_end(given: Mapping[str, Any], service: str) -> Told:
         "traceabilityId": ids.traceability,
         "auditStatus": "SUCCESS" if processed else "FAILURE",
         "stacktrace": None,
-        "timestamp": _millis(time.time()),
+        "timestamp": _format_time(time.time()),
     }
-    given = {name: value for name, value in given.items() if name not in ("record", "processed")}
-    return made | {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in fields.items() if name not in ("record", "processed")}
+    return made | {name: value for name, value in fields.items() if value is not None}
 
 
-def _writable(record: Told, place: int) -> None:
+def _check_serializable(record: AuditRecord, index: int) -> None:
     """One that is not would be tried for ever, before all behind it. Raises Refusal 400."""
     try:
         orjson.dumps(record)
     except TypeError:
-        raise wrong(f"[{place}]", "is nested too deep to be written; flatten it") from None
+        raise create_invalid_request(
+            f"[{index}]", "is nested too deep to be written; flatten it"
+        ) from None
 
 
-def _key(key: bytes | None) -> tuple[str | None, Told]:
+def _encode_key(key: bytes | None) -> tuple[str | None, AuditRecord]:
     if key is None:
         return None, {}
     try:
@@ -297,13 +308,13 @@ def _key(key: bytes | None) -> tuple[str | None, Told]:
         return base64.b64encode(key).decode(), {"keyFormat": "binary"}
 
 
-def _millis(at: float) -> str:
+def _format_time(at: float) -> str:
     """RFC 3339 in UTC."""
     told = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
     return told.replace("+00:00", "Z")
 
 
-def _append(file: str, records: Sequence[Told]) -> None:
+def _append_to_file(file: str, records: Sequence[AuditRecord]) -> None:
     """A line each; opened anew each time, so that the file may be moved away."""
     with Path(file).open("ab") as out:
         out.write(b"".join(orjson.dumps(each) + b"\n" for each in records))

@@ -17,25 +17,25 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.sidecar.http.status import Refusal, response
+from gateway.sidecar.http.status import StatusError, build_error_response
 
 log = logging.getLogger(__name__)
 
-SPARED = ("/health", "/adm")
+EXEMPT_PATHS = ("/health", "/adm")
 
 LATENCY, EXCEPTION, KILL = "latency", "exception", "kill-connection"
-NAMES: Mapping[str, str] = {
+ASSAULT_NAMES: Mapping[str, str] = {
     **{name: name for name in (LATENCY, EXCEPTION, KILL)},
     "com.networknt.chaos.LatencyAssaultHandler": LATENCY,
     "com.networknt.chaos.ExceptionAssaultHandler": EXCEPTION,
 }
 """What an assault is called, by us and by clients of light-4j."""
 
-_CALM: Mapping[str, Any] = {"enabled": False, "bypass": True}
-_AT_FIRST: Mapping[str, Mapping[str, Any]] = {
-    LATENCY: {**_CALM, "level": 10, "latencyRangeStart": 1000, "latencyRangeEnd": 3000},
-    EXCEPTION: {**_CALM, "level": 5},
-    KILL: {**_CALM, "level": 10},
+_DISABLED: Mapping[str, Any] = {"enabled": False, "bypass": True}
+_DEFAULT_ASSAULTS: Mapping[str, Mapping[str, Any]] = {
+    LATENCY: {**_DISABLED, "level": 10, "latencyRangeStart": 1000, "latencyRangeEnd": 3000},
+    EXCEPTION: {**_DISABLED, "level": 5},
+    KILL: {**_DISABLED, "level": 10},
 }
 
 
@@ -45,51 +45,53 @@ class ChaosMonkey:
     met: requests, by assault. chance: draws from [0, 1).
     """
 
-    def __init__(self, chance: Callable[[], float] = random.random) -> None:
-        self.met: Counter[str] = Counter()
-        self._set = {name: dict(at_first) for name, at_first in _AT_FIRST.items()}
-        self._chance = chance
-        self._calmed = asyncio.Event()  # set, and replaced, when latency is set
+    def __init__(self, draw: Callable[[], float] = random.random) -> None:
+        self.assault_counts: Counter[str] = Counter()
+        self._assaults = {name: dict(at_first) for name, at_first in _DEFAULT_ASSAULTS.items()}
+        self._draw = draw
+        self._latency_changed = asyncio.Event()  # set, and replaced, when latency is set
 
     @property
     def assaults(self) -> Mapping[str, Mapping[str, Any]]:
-        return self._set
+        return self._assaults
 
-    def set(self, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def set_assault(self, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Those that are named, from now on. Raises Refusal 400."""
-        wanted = {**self._set[name], **values}
-        for key in values.keys() - _AT_FIRST[name].keys():
-            raise Refusal(400, f"{key}: is nothing of {name}; use {', '.join(_AT_FIRST[name])}")
+        wanted = {**self._assaults[name], **values}
+        for key in values.keys() - _DEFAULT_ASSAULTS[name].keys():
+            raise StatusError(
+                400, f"{key}: is nothing of {name}; use {', '.join(_DEFAULT_ASSAULTS[name])}"
+            )
         if wanted.get("latencyRangeStart", 0) > wanted.get("latencyRangeEnd", 0):
             what = "latencyRangeEnd: is less than latencyRangeStart; exchange them"
-            raise Refusal(400, what)
-        self._set[name] = wanted
+            raise StatusError(400, what)
+        self._assaults[name] = wanted
         if name == LATENCY:
-            self._calmed.set()
-            self._calmed = asyncio.Event()
+            self._latency_changed.set()
+            self._latency_changed = asyncio.Event()
         log.warning("chaos monkey: %s is %s", name, wanted)
         return wanted
 
-    def meets(self, name: str) -> Mapping[str, Any] | None:
+    def draw_assault(self, name: str) -> Mapping[str, Any] | None:
         """The assault, if it is this request's turn."""
-        found = self._set[name]
-        if not found["enabled"] or found["bypass"] or self._chance() * found["level"] >= 1.0:
+        found = self._assaults[name]
+        if not found["enabled"] or found["bypass"] or self._draw() * found["level"] >= 1.0:
             return None
-        self.met[name] += 1
+        self.assault_counts[name] += 1
         return found
 
     async def delay(self) -> None:
         """Wait if it is this request's turn, at most until latency is set to something else."""
-        late = self.meets(LATENCY)
+        late = self.draw_assault(LATENCY)
         if late is None:
             return
         low, high = late["latencyRangeStart"], late["latencyRangeEnd"]
         with suppress(TimeoutError):
             async with asyncio.timeout(random.uniform(low, high) / 1000):
-                await self._calmed.wait()
+                await self._latency_changed.wait()
 
 
-class Assaulted:
+class ChaosMiddleware:
     """Middleware: see the module."""
 
     def __init__(self, app: ASGIApp, monkey: ChaosMonkey) -> None:
@@ -97,25 +99,25 @@ class Assaulted:
         self._monkey = monkey
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _spared(scope["path"]):
+        if scope["type"] != "http" or _is_exempt(scope["path"]):
             await self._app(scope, receive, send)
             return
         await self._monkey.delay()
-        if self._monkey.meets(KILL) is not None:
-            await _kill(scope, send)
+        if self._monkey.draw_assault(KILL) is not None:
+            await _kill_connection(scope, send)
             return
-        if self._monkey.meets(EXCEPTION) is not None:
+        if self._monkey.draw_assault(EXCEPTION) is not None:
             what = "the chaos monkey met this request; switch it off by /adm/chaosmonkey"
-            await response(Refusal(500, what, code="ASSAULT"))(scope, receive, send)
+            await build_error_response(StatusError(500, what, code="ASSAULT"))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
-def _spared(path: str) -> bool:
-    return any(path == each or path.startswith(f"{each}/") for each in SPARED)
+def _is_exempt(path: str) -> bool:
+    return any(path == each or path.startswith(f"{each}/") for each in EXEMPT_PATHS)
 
 
-async def _kill(scope: Scope, send: Send) -> None:
+async def _kill_connection(scope: Scope, send: Send) -> None:
     """At once under our own server; under another the answer is cut behind its head."""
     offer = (scope.get("extensions") or {}).get("gateway.takeover")
     transport = getattr(getattr(offer, "cycle", None), "transport", None)

@@ -10,64 +10,64 @@ from uuid import UUID
 
 from gateway.config import Settings
 from gateway.config.sections.sidecar import Sidecar as Section
-from gateway.config.source.expression import nearest
+from gateway.config.source.expression import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError, UnknownTopic
 from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.producer import Producer
-from gateway.kafka.protocol.requests import TopicAnswer
-from gateway.sidecar.http.scope import Scope
+from gateway.kafka.protocol.requests import TopicMetadata
+from gateway.sidecar.http.authorization import Authorizer
 from gateway.sidecar.http.spec import Spec
 
-from .part import Unready
+from .component import NotReady
 
 
-class Audit(Protocol):
+class Auditor(Protocol):
     """What was written and read, told to auditors. Returns at once, whatever becomes of it.
 
     error: None for what went well.
     """
 
-    def produced(
+    def record_produced(
         self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
         correlation: str = "", traceability: str = "", error: str | None = None,
     ) -> None: ...  # fmt: skip
 
-    def consumed(
+    def record_consumed(
         self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
         reactive: bool = False, correlation: str = "", traceability: str = "",
         error: str | None = None,
     ) -> None: ...  # fmt: skip
 
 
-class Documents(Protocol):
+class DocumentLocks(Protocol):
     """Keys that a writer has for itself for a while, since clients of the same gateway compare
     before they write them."""
 
     def is_compared(self, topic: str) -> bool:
         """Return whether a write to the topic may depend on what is there."""
 
-    async def hold(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
+    async def lock_keys(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
         """Wait until nobody else writes these keys; call what is returned once it is done."""
 
 
-class Unaudited:
+class NullAuditor:
     """Where no audit is configured."""
 
-    def produced(self, *about: Any, **more: Any) -> None:
+    def record_produced(self, *args: Any, **kwargs: Any) -> None:
         return None
 
-    def consumed(self, *about: Any, **more: Any) -> None:
+    def record_consumed(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 def audit_gap(
-    audit: Audit, tp: TopicPartition, missing: int, found: int, *, reactive: bool = False
+    auditor: Auditor, tp: TopicPartition, missing: int, found: int, *, reactive: bool = False
 ) -> None:
     """Tell auditors that Kafka does not have an offset any more, and where its group goes on."""
     what = f"Kafka does not have this offset any more; the group goes on at {found}"
-    audit.consumed(tp.topic, tp.partition, missing, reactive=reactive, error=what)
+    auditor.record_consumed(tp.topic, tp.partition, missing, reactive=reactive, error=what)
 
 
 @dataclass(eq=False)
@@ -89,28 +89,28 @@ class Context:
     settings: Settings
     cluster: Cluster
     codecs: Codecs
-    scope: Scope
+    authorize: Authorizer
     spec: Spec
-    audit: Audit = field(default_factory=Unaudited)
+    auditor: Auditor = field(default_factory=NullAuditor)
     producer: Producer = field(init=False)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
-    parts: dict[str, Any] = field(default_factory=dict)
-    documents: Callable[[], Documents] | None = None
+    components: dict[str, Any] = field(default_factory=dict)
+    documents: Callable[[], DocumentLocks] | None = None
 
     @property
     def section(self) -> Section:
         assert self.settings.sidecar is not None
         return self.settings.sidecar
 
-    async def hold(self, topic: str, keys: Iterable[bytes | None]) -> Callable[[], None]:
+    async def lock_keys(self, topic: str, keys: Iterable[bytes | None]) -> Callable[[], None]:
         """Wait for the turn to write these keys, where clients compare; call what is returned once
         Kafka has the records."""
         documents = None if self.documents is None else self.documents()
         if documents is None or not documents.is_compared(topic):
-            return _nothing
-        return await documents.hold(topic, [key for key in keys if key is not None])
+            return _release_nothing
+        return await documents.lock_keys(topic, [key for key in keys if key is not None])
 
-    def reachable(self) -> None:
+    def require_kafka(self) -> None:
         """Raises BrokerUnavailable or AuthenticationFailed while Kafka is away: what cannot be
         sent is not taken on."""
         error = self.cluster.error
@@ -118,17 +118,17 @@ class Context:
             kind = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
             raise (kind or BrokerUnavailable)(str(error), retry_after=error.retry_after or 1.0)
 
-    async def topic(self, name: str) -> TopicAnswer:
+    async def get_topic(self, name: str) -> TopicMetadata:
         """A topic that exists; it is watched from now on. Raises UnknownTopic with the nearest
         name, AccessDenied, BrokerUnavailable, AuthenticationFailed."""
-        known = self.cluster.topic(name)
+        known = self.cluster.get_topic(name)
         if known is not None and known.partitions and not known.error:
             return known
-        self.reachable()
+        self.require_kafka()
         try:
-            known = await self.cluster.describe(name)
+            known = await self.cluster.describe_topic(name)
         except UnknownTopic as exc:
-            raise UnknownTopic(await self._unknown(name), topic=name) from exc
+            raise UnknownTopic(await self._describe_unknown_topic(name), topic=name) from exc
         self.cluster.metadata.watch(name, known)
         if not known.partitions:
             raise BrokerUnavailable(f"topic {name} has no partitions yet", retry_after=1.0)
@@ -136,23 +136,23 @@ class Context:
 
     def is_current(self, name: str, topic_id: UUID | None) -> bool:
         """Return whether a watched topic is there, and still the one that had this id."""
-        known = self.cluster.topic(name)
+        known = self.cluster.get_topic(name)
         return known is not None and not known.error and known.topic_id == topic_id
 
-    async def _unknown(self, name: str) -> str:
+    async def _describe_unknown_topic(self, name: str) -> str:
         try:
-            names = await self.cluster.topics()
+            names = await self.cluster.list_topics()
         except KafkaError:
             names = frozenset()
-        near = nearest(name, [each for each in names if not each.startswith("__")], "create it")
+        near = suggest(name, [each for each in names if not each.startswith("__")], "create it")
         hint = near if near.startswith("did you") else "create it, or correct its name"
         return f"no broker knows the topic {name}; {hint}"
 
-    async def check(self) -> None:
+    async def check_ready(self) -> None:
         """Raises Unready while no broker is reached."""
-        if not self.cluster.reachable:
-            raise Unready("kafka", f"{self.cluster.error or 'still connecting'}")
+        if not self.cluster.is_reachable:
+            raise NotReady("kafka", f"{self.cluster.error or 'still connecting'}")
 
 
-def _nothing() -> None:
+def _release_nothing() -> None:
     """Nobody was kept waiting."""

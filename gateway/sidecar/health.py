@@ -15,16 +15,16 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from gateway.config.types.units import show_duration
-from gateway.sidecar.http.status import UNCACHED, answer, told
+from gateway.config.types.units import format_duration
+from gateway.sidecar.http.status import NO_STORE_HEADERS, build_json_response, build_status
 
+from .component import NotReady
 from .context import Context
-from .part import Unready
 
 OK = "OK"
 
 
-class Healths:
+class HealthComponent:
     """See the module, and `part.Part`."""
 
     def __init__(self, context: Context) -> None:
@@ -40,50 +40,50 @@ class Healths:
     async def run(self) -> None:
         return None
 
-    async def check(self) -> None:
+    async def check_ready(self) -> None:
         """Nothing of its own."""
 
     async def _liveness(self, request: Request) -> Response:
-        return self._told({})
+        return self._build_response({})
 
     async def _readiness(self, request: Request) -> Response:
-        checks: dict[str, Awaitable[None]] = {"kafka": self._context.check()}
-        for name, part in self._context.parts.items():
+        checks: dict[str, Awaitable[None]] = {"kafka": self._context.check_ready()}
+        for name, part in self._context.components.items():
             if part is not self:
                 checks[name] = part.check()
         if self._settings.downstream_enabled:
-            checks["downstream"] = self._downstream()
-        found = await asyncio.gather(*(self._checked(each) for each in checks.values()))
+            checks["downstream"] = self._check_downstream()
+        found = await asyncio.gather(*(self._run_check(each) for each in checks.values()))
         wrong = {name: why for name, why in zip(checks, found, strict=True) if why is not None}
-        return self._told(dict.fromkeys(checks, OK) | wrong)
+        return self._build_response(dict.fromkeys(checks, OK) | wrong)
 
-    async def _checked(self, check: Awaitable[None]) -> str | None:
+    async def _run_check(self, check: Awaitable[None]) -> str | None:
         """Why not; None if all is well."""
         try:
             async with asyncio.timeout(self._settings.timeout):
                 await check
         except TimeoutError:
-            return f"no answer within {show_duration(self._settings.timeout)}"
-        except Unready as unready:
-            return unready.why
+            return f"no answer within {format_duration(self._settings.timeout)}"
+        except NotReady as unready:
+            return unready.reason
         return None
 
-    async def _downstream(self) -> None:
+    async def _check_downstream(self) -> None:
         url = self._settings.downstream_host.rstrip("/") + self._settings.downstream_path
         try:
             async with httpx.AsyncClient(timeout=None, trust_env=False, verify=self._tls) as client:
                 status = (await client.get(url)).status_code
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unready("downstream", f"{url}: {error or type(error).__name__}") from None
+            raise NotReady("downstream", f"{url}: {error or type(error).__name__}") from None
         if not 200 <= status < 300:
-            raise Unready("downstream", f"{url} answers {status}")
+            raise NotReady("downstream", f"{url} answers {status}")
 
-    def _told(self, checks: Mapping[str, str]) -> Response:
+    def _build_response(self, checks: Mapping[str, str]) -> Response:
         wrong = [f"{name}: {why}" for name, why in checks.items() if why != OK]
         status = 503 if wrong else 200
         if not self._settings.use_json:
-            return PlainTextResponse("\n".join(wrong) or OK, status, dict(UNCACHED))
+            return PlainTextResponse("\n".join(wrong) or OK, status, dict(NO_STORE_HEADERS))
         if not wrong:
-            return answer({"result": OK, "checks": checks})
-        body = told(503, "NOT_READY", "; ".join(wrong))
-        return answer({**body, "result": "ERROR", "checks": checks}, status)
+            return build_json_response({"result": OK, "checks": checks})
+        body = build_status(503, "NOT_READY", "; ".join(wrong))
+        return build_json_response({**body, "result": "ERROR", "checks": checks}, status)

@@ -16,13 +16,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
-from .about import noted
-from .redact import cleaned
+from .log_context import get_log_context
+from .redaction import redact_text
 
 LEVELS = ("debug", "info", "warning", "error")
 LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # any other name is a room of ours
-QUIET = {"aiokafka": "warning", "httpx": "warning"}  # said by us, once, where it matters
-EXTRAS = ("topic", "partition", "broker", "cause")  # members that a line's `extra` may have
+DEFAULT_LIBRARY_LEVELS = {
+    "aiokafka": "warning",
+    "httpx": "warning",
+}  # said by us, once, where it matters
+EXTRA_FIELDS = ("topic", "partition", "broker", "cause")  # members that a line's `extra` may have
 
 # Control characters (C0, DEL, C1), what breaks lines or is not shown, what changes the direction of
 # text (UAX 9), tags, and halves of surrogate pairs, which no stream can encode.
@@ -31,7 +34,7 @@ _UNSAFE = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
-lines: Counter[str] = Counter()
+line_counts: Counter[str] = Counter()
 """Lines logged in this process, by level."""
 
 
@@ -49,10 +52,10 @@ def configure(
     worker: its number goes into every line, where there are several.
     stream: stderr if none is given.
     """
-    handler = _Handler(stream or sys.stderr)
-    handler.setFormatter(_Json(worker) if format == "json" else _Console(worker))
+    handler = _CountingHandler(stream or sys.stderr)
+    handler.setFormatter(_JsonFormatter(worker) if format == "json" else _ConsoleFormatter(worker))
     root = logging.getLogger()
-    for old in [each for each in root.handlers if isinstance(each, _Handler)]:
+    for old in [each for each in root.handlers if isinstance(each, _CountingHandler)]:
         root.removeHandler(old)
     root.addHandler(handler)
     set_levels(level, levels or {})
@@ -63,43 +66,43 @@ def set_levels(level: str, levels: Mapping[str, str]) -> None:
 
     Raises ValueError for what is no level.
     """
-    wanted = {**QUIET, **levels}
+    wanted = {**DEFAULT_LIBRARY_LEVELS, **levels}
     for each in (level, *wanted.values()):
         if each not in LEVELS:
             raise ValueError(f"'{each}' is no level; use one of {', '.join(LEVELS)}")
     logging.getLogger().setLevel(level.upper())
-    for name in _set - {_logger(room) for room in wanted}:
+    for name in _configured_loggers - {_logger_name(room) for room in wanted}:
         logging.getLogger(name).setLevel(logging.NOTSET)
-    _set.clear()
+    _configured_loggers.clear()
     for room, each in wanted.items():
-        logging.getLogger(_logger(room)).setLevel(each.upper())
-        _set.add(_logger(room))
+        logging.getLogger(_logger_name(room)).setLevel(each.upper())
+        _configured_loggers.add(_logger_name(room))
 
 
-def current_levels() -> dict[str, str]:
+def get_levels() -> dict[str, str]:
     """What is logged: `""` is at all."""
     at_all = {"": logging.getLevelName(logging.getLogger().level).lower()}
     named = {
         name.removeprefix("gateway."): logging.getLevelName(logging.getLogger(name).level).lower()
-        for name in sorted(_set)
+        for name in sorted(_configured_loggers)
     }
     return at_all | named
 
 
-_set: set[str] = set()  # loggers that were given a level here
+_configured_loggers: set[str] = set()  # loggers that were given a level here
 
 
-def _logger(room: str) -> str:
-    return room if room in LIBRARIES else f"gateway.{room}"
+def _logger_name(name: str) -> str:
+    return name if name in LIBRARIES else f"gateway.{name}"
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _CountingHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
-        lines[record.levelname.lower()] += 1
+        line_counts[record.levelname.lower()] += 1
         super().emit(record)
 
 
-class _Console(logging.Formatter):
+class _ConsoleFormatter(logging.Formatter):
     """`2026-11-21 10:00:00,000 INFO gateway.hub.fanout.client: text [route=/events stream=7]`"""
 
     def __init__(self, worker: int | None) -> None:
@@ -108,7 +111,7 @@ class _Console(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         text = super().formatMessage(record)
-        ids = " ".join(f"{key}={value}" for key, value in _ids(record).items())
+        ids = " ".join(f"{key}={value}" for key, value in _get_context_ids(record).items())
         return f"{text} [{ids}]" if ids else text
 
     def format(self, record: logging.LogRecord) -> str:
@@ -116,15 +119,17 @@ class _Console(logging.Formatter):
         of the log."""
         record.message = record.getMessage()
         record.asctime = self.formatTime(record)
-        text = escaped(cleaned(self.formatMessage(record)))
+        text = escape_line(redact_text(self.formatMessage(record)))
         trace = self.formatException(record.exc_info) if record.exc_info else record.exc_text
         for more in (trace, record.stack_info):
             if more:
-                text += "".join([f"\n  {escaped(line)}" for line in cleaned(more).split("\n")])
+                text += "".join(
+                    [f"\n  {escape_line(line)}" for line in redact_text(more).split("\n")]
+                )
         return text
 
 
-class _Json(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     """One object a line. time: RFC 3339 in UTC; error: the traceback."""
 
     def __init__(self, worker: int | None) -> None:
@@ -137,39 +142,39 @@ class _Json(logging.Formatter):
             "time": at.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": cleaned(record.getMessage()),
+            "message": redact_text(record.getMessage()),
             **self._worker,
-            **{name: _extra(record, name) for name in EXTRAS if hasattr(record, name)},
-            **_ids(record),
+            **{name: _get_extra(record, name) for name in EXTRA_FIELDS if hasattr(record, name)},
+            **_get_context_ids(record),
         }
         if record.exc_info:
-            told["error"] = cleaned(self.formatException(record.exc_info))
-        return _UNSAFE.sub(_in_json, json.dumps(told, ensure_ascii=False, default=str))
+            told["error"] = redact_text(self.formatException(record.exc_info))
+        return _UNSAFE.sub(_escape_in_json, json.dumps(told, ensure_ascii=False, default=str))
 
 
-def escaped(text: str) -> str:
+def escape_line(text: str) -> str:
     """Text for one line of a terminal: what is no plain character is written as Python does."""
-    return text if text.isascii() and text.isprintable() else _UNSAFE.sub(_in_text, text)
+    return text if text.isascii() and text.isprintable() else _UNSAFE.sub(_escape_in_text, text)
 
 
-def _in_text(char: re.Match[str]) -> str:
+def _escape_in_text(char: re.Match[str]) -> str:
     return char[0].encode("unicode_escape").decode()
 
 
-def _in_json(char: re.Match[str]) -> str:
+def _escape_in_json(char: re.Match[str]) -> str:
     """As a JSON text has it (RFC 8259 7): whoever parses the line gets the character itself."""
     return json.dumps(char[0])[1:-1]
 
 
-def _extra(record: logging.LogRecord, name: str) -> Any:
+def _get_extra(record: logging.LogRecord, name: str) -> Any:
     value = getattr(record, name)
-    return value if isinstance(value, (int, float)) else cleaned(str(value))
+    return value if isinstance(value, (int, float)) else redact_text(str(value))
 
 
-def _ids(record: logging.LogRecord) -> dict[str, Any]:
+def _get_context_ids(record: logging.LogRecord) -> dict[str, Any]:
     """Of the context, in which the line was written: handlers run there."""
     return {
-        name: cleaned(value) if isinstance(value, str) else value
-        for name, value in noted().items()
+        name: redact_text(value) if isinstance(value, str) else value
+        for name, value in get_log_context().items()
         if value is not None
     }

@@ -18,18 +18,18 @@ from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from .catalog import Kind, Metric
-from .figures import Figures, Labels, Value
+from .catalog import Metric, MetricKind
+from .samples import Labels, MetricSamples, Value
 
-PATIENCE = 5.0  # seconds for the back end to answer
+EXPORT_TIMEOUT_S = 5.0  # seconds for the back end to answer
 
 
-def endpoint(url: str, signal: str) -> str:
+def build_endpoint(url: str, signal: str) -> str:
     """Of a signal (`traces`, `metrics`): a URL with a path is meant as it is."""
     return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/{signal}"
 
 
-def resource(name: str, version: str) -> Resource:
+def build_resource(name: str, version: str) -> Resource:
     """Who it is that sends: this process of a gateway. OTEL_RESOURCE_ATTRIBUTES adds to it."""
     return Resource.create(
         {
@@ -40,57 +40,59 @@ def resource(name: str, version: str) -> Resource:
     )
 
 
-class Push:
+class OtlpExporter:
     """Sends figures when it is told to."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], of: Resource) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], resource: Resource) -> None:
         self.url = url
         self._exporter = OTLPMetricExporter(
-            endpoint=endpoint(url, "metrics"), headers=dict(headers), timeout=PATIENCE
+            endpoint=build_endpoint(url, "metrics"), headers=dict(headers), timeout=EXPORT_TIMEOUT_S
         )
-        self._of = of
+        self._resource = resource
         self._began = time.time_ns()
 
-    def send(self, figures: Figures) -> bool:
+    def send(self, samples: MetricSamples) -> bool:
         """Did they arrive? Blocks; what went wrong is logged by the exporter."""
         scope = InstrumentationScope("gateway")
-        told = sdk.ScopeMetrics(scope, list(self._metrics(figures, time.time_ns())), "")
-        data = sdk.MetricsData([sdk.ResourceMetrics(self._of, [told], "")])
+        told = sdk.ScopeMetrics(scope, list(self._iter_metrics(samples, time.time_ns())), "")
+        data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [told], "")])
         return self._exporter.export(data) is sdk.MetricExportResult.SUCCESS
 
     def close(self) -> None:
         self._exporter.shutdown()
 
-    def _metrics(self, figures: Figures, now: int) -> Iterator[sdk.Metric]:
-        for metric, values in figures:
+    def _iter_metrics(self, samples: MetricSamples, now: int) -> Iterator[sdk.Metric]:
+        for metric, values in samples:
             yield sdk.Metric(
-                metric.name, metric.help, _UNITS[metric.unit], self._data(metric, values, now)
+                metric.name, metric.help, _UNITS[metric.unit], self._build_data(metric, values, now)
             )
 
-    def _data(
+    def _build_data(
         self, metric: Metric, values: Mapping[Labels, Value], now: int
     ) -> sdk.Sum | sdk.Gauge | sdk.Histogram:
         temporality = sdk.AggregationTemporality.CUMULATIVE
         series = [
-            (dict(zip(metric.names(labels), labels, strict=True)), v)
+            (dict(zip(metric.label_names(labels), labels, strict=True)), v)
             for labels, v in values.items()
         ]
-        if metric.kind is Kind.HISTOGRAM:
-            points = [self._histogram(metric.bounds, of, value, now) for of, value in series]
+        if metric.kind is MetricKind.HISTOGRAM:
+            points = [
+                self._build_histogram_point(metric.bounds, of, value, now) for of, value in series
+            ]
             return sdk.Histogram(points, temporality)
         numbers = [
             sdk.NumberDataPoint(of, self._began, now, _number(value)) for of, value in series
         ]
-        if metric.kind is Kind.COUNTER:
+        if metric.kind is MetricKind.COUNTER:
             return sdk.Sum(numbers, temporality, is_monotonic=True)
         return sdk.Gauge(numbers)
 
-    def _histogram(
-        self, bounds: Sequence[float], of: Mapping[str, str], value: Value, now: int
+    def _build_histogram_point(
+        self, bounds: Sequence[float], labels: Mapping[str, str], value: Value, now: int
     ) -> sdk.HistogramDataPoint:
         *counts, total = value
         return sdk.HistogramDataPoint(
-            of, self._began, now, sum(counts), total, counts, bounds,
+            labels, self._began, now, sum(counts), total, counts, bounds,
             min=None, max=None,  # type: ignore[arg-type]  # not known, and not sent
         )  # fmt: skip
 

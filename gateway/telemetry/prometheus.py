@@ -14,10 +14,10 @@ from typing import NamedTuple
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
-from .catalog import Kind, Metric
-from .figures import Figures, Labels, Value
+from .catalog import Metric, MetricKind
+from .samples import Labels, MetricSamples, Value
 
-PIECE = 1000  # series: 1 to 2 ms
+MAX_SERIES_PER_PIECE = 1000  # series: 1 to 2 ms
 
 
 class Exposition(NamedTuple):
@@ -25,23 +25,25 @@ class Exposition(NamedTuple):
     pieces: Iterator[bytes]
 
 
-def expose(figures: Figures, accept: str) -> Exposition:
+def expose(samples: MetricSamples, accept: str) -> Exposition:
     """accept: the header of the request."""
     _, media_type = choose_encoder(accept)
-    return Exposition(media_type, _pieces(figures, "openmetrics" in media_type))
+    return Exposition(media_type, _iter_pieces(samples, "openmetrics" in media_type))
 
 
-def _pieces(figures: Figures, openmetrics: bool) -> Iterator[bytes]:
+def _iter_pieces(samples: MetricSamples, openmetrics: bool) -> Iterator[bytes]:
     lines: list[str] = []
-    for metric, values in figures:
-        lines.append(_head(metric, openmetrics))
+    for metric, values in samples:
+        lines.append(_format_head(metric, openmetrics))
         bounds = [*map(floatToGoString, metric.bounds), "+Inf"]
         for labels, value in values.items():
-            if metric.kind is Kind.HISTOGRAM:
-                _histogram(lines, metric, bounds, labels, value)
+            if metric.kind is MetricKind.HISTOGRAM:
+                _append_histogram(lines, metric, bounds, labels, value)
             else:
-                lines.append(f"{metric.shown}{_braced(metric, labels)} {_number(value)}\n")
-            if len(lines) >= PIECE:
+                lines.append(
+                    f"{metric.exposed_name}{_format_label_set(metric, labels)} {_format_number(value)}\n"
+                )
+            if len(lines) >= MAX_SERIES_PER_PIECE:
                 yield "".join(lines).encode()
                 lines.clear()
     if openmetrics:
@@ -49,40 +51,40 @@ def _pieces(figures: Figures, openmetrics: bool) -> Iterator[bytes]:
     yield "".join(lines).encode()
 
 
-def _head(metric: Metric, openmetrics: bool) -> str:
-    name = metric.name if openmetrics else metric.shown
+def _format_head(metric: Metric, openmetrics: bool) -> str:
+    name = metric.name if openmetrics else metric.exposed_name
     unit = f"# UNIT {name} {metric.unit}\n" if openmetrics and metric.unit else ""
-    return f"# HELP {name} {_escaped(metric.help)}\n# TYPE {name} {metric.kind}\n{unit}"
+    return f"# HELP {name} {_escape_label(metric.help)}\n# TYPE {name} {metric.kind}\n{unit}"
 
 
-def _histogram(
+def _append_histogram(
     lines: list[str], metric: Metric, bounds: Sequence[str], labels: Labels, value: Value
 ) -> None:
     *counts, total = value
-    pairs, so_far = _pairs(metric, labels), 0
+    pairs, so_far = _format_labels(metric, labels), 0
     before = f"{metric.name}_bucket{{{pairs}{',' if pairs else ''}le="
     for bound, count in zip(bounds, counts, strict=True):
         so_far += count
         lines.append(f'{before}"{bound}"}} {so_far}\n')
-    braced = _braced(metric, labels)
+    braced = _format_label_set(metric, labels)
     lines.append(f"{metric.name}_count{braced} {so_far}\n{metric.name}_sum{braced} {total}\n")
 
 
-def _braced(metric: Metric, labels: Labels) -> str:
-    return f"{{{_pairs(metric, labels)}}}" if labels else ""
+def _format_label_set(metric: Metric, labels: Labels) -> str:
+    return f"{{{_format_labels(metric, labels)}}}" if labels else ""
 
 
-def _pairs(metric: Metric, labels: Labels) -> str:
-    names = metric.names(labels)
+def _format_labels(metric: Metric, labels: Labels) -> str:
+    names = metric.label_names(labels)
     return ",".join(
-        [f'{name}="{_escaped(label)}"' for name, label in zip(names, labels, strict=True)]
+        [f'{name}="{_escape_label(label)}"' for name, label in zip(names, labels, strict=True)]
     )
 
 
-def _number(value: Value) -> str:
+def _format_number(value: Value) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 @lru_cache(4096)
-def _escaped(text: str) -> str:
+def _escape_label(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-NAME = "traceparent"
-_FORM = re.compile(
+HEADER_NAME = "traceparent"
+_PATTERN = re.compile(
     rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )
 
@@ -18,17 +18,17 @@ _FORM = re.compile(
 class Traceparent(NamedTuple):
     """trace, span: ids as numbers. sampled: it is recorded where it comes from."""
 
-    trace: int
-    span: int
+    trace_id: int
+    span_id: int
     sampled: bool
 
     def __str__(self) -> str:
-        return f"00-{self.trace:032x}-{self.span:016x}-{self.sampled:02x}"
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.sampled:02x}"
 
 
 def parse(text: bytes | None) -> Traceparent | None:
     """None for what is none; of a later version what this one knows of it."""
-    match = _FORM.fullmatch(text) if text else None
+    match = _PATTERN.fullmatch(text) if text else None
     if match is None:
         return None
     version, trace, span, flags, more = match.groups()
@@ -37,10 +37,10 @@ def parse(text: bytes | None) -> Traceparent | None:
     return Traceparent(int(trace, 16), int(span, 16), bool(int(flags, 16) & 1))
 
 
-def of_headers(headers: Iterable[tuple[str, bytes | None]]) -> Traceparent | None:
+def parse_headers(headers: Iterable[tuple[str, bytes | None]]) -> Traceparent | None:
     """Of a record's headers: the last one counts, as everywhere in Kafka."""
     found: bytes | None = None
     for name, value in headers:
-        if name == NAME:
+        if name == HEADER_NAME:
             found = value
     return parse(found)

@@ -38,26 +38,28 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AttributeValue
 
 from . import traceparent
-from .about import about
-from .aside import aside
-from .otlp import PATIENCE, endpoint
+from .log_context import log_context
+from .otlp import EXPORT_TIMEOUT_S, build_endpoint
+from .threads import run_in_thread
 from .traceparent import Traceparent
 
-MOST = 4096  # spans that wait; more are dropped, and the log says so
-END = 3.0  # seconds that the gateway's end may take for what has not been sent
-_ALL = 1 << 64  # of a trace's id its last 64 bits decide, as for OpenTelemetry's own samplers
+MAX_QUEUED_SPANS = 4096  # spans that wait; more are dropped, and the log says so
+SHUTDOWN_TIMEOUT_S = 3.0  # seconds that the gateway's end may take for what has not been sent
+_TRACE_ID_RANGE = (
+    1 << 64
+)  # of a trace's id its last 64 bits decide, as for OpenTelemetry's own samplers
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 
-class Followed(NamedTuple):
+class TracedRecord(NamedTuple):
     """A record that is followed. at: when it came, in nanoseconds of the epoch."""
 
     parent: Traceparent
     topic: str
     partition: int
     offset: int
-    at: int
+    received_ns: int
 
 
 class Tracing:
@@ -70,51 +72,53 @@ class Tracing:
         self, url: str, *, share: float, headers: Mapping[str, str], resource: Resource
     ) -> None:
         exporter = OTLPSpanExporter(
-            endpoint=endpoint(url, "traces"), headers=dict(headers), timeout=PATIENCE
+            endpoint=build_endpoint(url, "traces"), headers=dict(headers), timeout=EXPORT_TIMEOUT_S
         )
         self._provider = TracerProvider(
             sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False
         )
         self._provider.add_span_processor(
             # sent every 5 s, 5 ms of CPU each time; OTEL_BSP_SCHEDULE_DELAY for another time
-            BatchSpanProcessor(exporter, max_queue_size=MOST)
+            BatchSpanProcessor(exporter, max_queue_size=MAX_QUEUED_SPANS)
         )
         self._tracer = self._provider.get_tracer("gateway")
         self._share = share
-        self._bound = int(share * _ALL)
-        self._current: ContextVar[Span | None] = ContextVar("gateway_span", default=None)
+        self._sampled_below = int(share * _TRACE_ID_RANGE)
+        self._current_span: ContextVar[Span | None] = ContextVar("gateway_span", default=None)
 
     async def close(self) -> None:
         """For some seconds, should the back end be away."""
         try:
-            async with asyncio.timeout(END):
-                await aside(self._provider.shutdown, "last spans")
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                await run_in_thread(self._provider.shutdown, "last spans")
         except TimeoutError:
             pass
 
     # requests
 
     @contextmanager
-    def request(self, name: str, parent: bytes | None, **attributes: Any) -> Iterator[Span | None]:
+    def trace_request(
+        self, name: str, parent: bytes | None, **attributes: Any
+    ) -> Iterator[Span | None]:
         """While its answer is found; None if it is not recorded. parent: its traceparent."""
-        context = self._context(traceparent.parse(parent))
+        context = self._build_context(traceparent.parse(parent))
         if context is None:
             yield None
             return
         span = self._tracer.start_span(name, context, SpanKind.SERVER, attributes)
-        token = self._current.set(span)
+        token = self._current_span.set(span)
         try:
-            with about(trace=f"{span.get_span_context().trace_id:032x}"):
+            with log_context(trace=f"{span.get_span_context().trace_id:032x}"):
                 yield span
         finally:
-            self._current.reset(token)
+            self._current_span.reset(token)
             if span.is_recording():  # or whoever has it has ended it
                 span.end()
 
     # Kafka
 
-    def asked(
-        self, api: str, node: int, role: str, took: float, failure: BaseException | None
+    def record_kafka_request(
+        self, api: str, node: int, role: str, seconds: float, failure: BaseException | None
     ) -> None:
         """A broker was asked, for so many seconds until now."""
         if random.random() >= self._share:
@@ -129,58 +133,64 @@ class Tracing:
             Context(),
             SpanKind.CLIENT,
             attributes,
-            start_time=time.time_ns() - int(took * 1e9),
+            start_time=time.time_ns() - int(seconds * 1e9),
         )
-        _end(span, failure)
+        _end_span(span, failure)
 
     @contextmanager
-    def sending(self, topic: str, headers: Headers) -> Iterator[Headers]:
+    def trace_produce(self, topic: str, headers: Headers) -> Iterator[Headers]:
         """While a client's record is written; its headers, with where it comes from. It is a child
         of what they name already, or of the request that brings it."""
-        told, span = traceparent.of_headers(headers), self._current.get()
+        told, span = traceparent.parse_headers(headers), self._current_span.get()
         if told is None and span is not None and span.is_recording():
             context: Context | None = set_span_in_context(span, Context())
         else:
-            context = self._context(told)
+            context = self._build_context(told)
         if context is None:
             yield headers
             return
-        links = [Link(_span_context(told))] if told is not None else ()
+        links = [Link(_build_span_context(told))] if told is not None else ()
         attributes = {"messaging.system": "kafka", "messaging.destination.name": topic}
         sending = self._tracer.start_span(
             f"send {topic}", context, SpanKind.PRODUCER, attributes, links
         )
         failure: BaseException | None = None
         try:
-            yield [each for each in headers if each[0] != traceparent.NAME] + [_header(sending)]
+            yield [each for each in headers if each[0] != traceparent.HEADER_NAME] + [
+                _build_header(sending)
+            ]
         except BaseException as exc:
             failure = exc
             raise
         finally:
-            _end(sending, failure)
+            _end_span(sending, failure)
 
     # deliveries
 
-    def may_follow(self, headers: Headers) -> bool:
+    def may_trace(self, headers: Headers) -> bool:
         """Most records are of traces that are not recorded here: to see that takes 0.4 us, to read
         what they say 3."""
         found: bytes | None = None
         for name, value in headers:
-            if name == traceparent.NAME:
+            if name == traceparent.HEADER_NAME:
                 found = value
         try:
-            return found is not None and int(found[19:35], 16) < self._bound
+            return found is not None and int(found[19:35], 16) < self._sampled_below
         except ValueError:
             return False
 
-    def follow(self, topic: str, partition: int, offset: int, headers: Headers) -> Followed | None:
+    def trace_record(
+        self, topic: str, partition: int, offset: int, headers: Headers
+    ) -> TracedRecord | None:
         """A record that came just now; None if it is of no trace that is recorded."""
-        parent = traceparent.of_headers(headers)
+        parent = traceparent.parse_headers(headers)
         if parent is None or not self._is_recorded(parent):
             return None
-        return Followed(parent, topic, partition, offset, time.time_ns())
+        return TracedRecord(parent, topic, partition, offset, time.time_ns())
 
-    def delivered(self, records: Iterable[Followed], clients: int, route: str, wire: str) -> None:
+    def record_delivery(
+        self, records: Iterable[TracedRecord], clients: int, route: str, wire: str
+    ) -> None:
         """They went to so many clients in one round, which is over."""
         for record in records:
             attributes: dict[str, AttributeValue] = {
@@ -192,39 +202,39 @@ class Tracing:
                 "gateway.wire": wire,
                 "gateway.clients": clients,
             }
-            of = _span_context(record.parent)
+            of = _build_span_context(record.parent)
             context = set_span_in_context(NonRecordingSpan(of), Context())
             span = self._tracer.start_span(
                 f"deliver {record.topic}", context, SpanKind.CONSUMER, attributes, [Link(of)],
-                start_time=record.at,
+                start_time=record.received_ns,
             )  # fmt: skip
             span.end()
 
     # what is recorded
 
     def _is_recorded(self, parent: Traceparent) -> bool:
-        return parent.sampled and parent.trace & (_ALL - 1) < self._bound
+        return parent.sampled and parent.trace_id & (_TRACE_ID_RANGE - 1) < self._sampled_below
 
-    def _context(self, parent: Traceparent | None) -> Context | None:
+    def _build_context(self, parent: Traceparent | None) -> Context | None:
         """Of a span below this parent; None if it is not recorded."""
         if parent is None:
             return Context() if random.random() < self._share else None
         if not self._is_recorded(parent):
             return None
-        return set_span_in_context(NonRecordingSpan(_span_context(parent)), Context())
+        return set_span_in_context(NonRecordingSpan(_build_span_context(parent)), Context())
 
 
-def _span_context(parent: Traceparent) -> SpanContext:
+def _build_span_context(parent: Traceparent) -> SpanContext:
     flags = TraceFlags(TraceFlags.SAMPLED if parent.sampled else TraceFlags.DEFAULT)
-    return SpanContext(parent.trace, parent.span, is_remote=True, trace_flags=flags)
+    return SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
 
 
-def _header(span: Span) -> tuple[str, bytes]:
+def _build_header(span: Span) -> tuple[str, bytes]:
     own = span.get_span_context()
-    return traceparent.NAME, str(Traceparent(own.trace_id, own.span_id, True)).encode()
+    return traceparent.HEADER_NAME, str(Traceparent(own.trace_id, own.span_id, True)).encode()
 
 
-def _end(span: Span, failure: BaseException | None) -> None:
+def _end_span(span: Span, failure: BaseException | None) -> None:
     if failure is not None:
         span.set_status(StatusCode.ERROR, str(failure) or type(failure).__name__)
     span.end()

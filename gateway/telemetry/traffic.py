@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import time
 from typing import Any, TypeAlias
 
-from .histogram import LATENCY, SIZE, Histogram
+from .histogram import LATENCY_BUCKETS_S, SIZE_BUCKETS_BYTES, Histogram
 
-Event: TypeAlias = tuple[Any, Any, Any, int | None]
+SentEvent: TypeAlias = tuple[Any, Any, Any, int | None]
 """What is sent, of which only the last matters here: of a record its timestamp in milliseconds,
 None for what is none."""
 
-SLOW, CATCHING_UP, UNPAID, THROTTLED = "slow", "catching-up", "no-credit", "max-rate"
+SLOW, CATCHING_UP, NO_CREDIT, THROTTLED = "slow", "catching-up", "no-credit", "max-rate"
 
 
-class Traffic:
+class StreamCounts:
     """See the module.
 
     opened:  streams ever. ended: by the reason, `left` for clients that went away.
@@ -35,8 +35,18 @@ class Traffic:
     """
 
     __slots__ = (
-        "bytes", "ended", "falls", "gaps", "latency", "opened", "read", "route", "stalls",
-        "tokens", "untimed", "wire",
+        "bytes",
+        "catch_up_records",
+        "ended",
+        "falls",
+        "gaps",
+        "latency",
+        "opened",
+        "route",
+        "stalls",
+        "token_bytes",
+        "untimed",
+        "wire",
     )  # fmt: skip
 
     def __init__(self, route: str = "", wire: str = "") -> None:
@@ -45,13 +55,13 @@ class Traffic:
         self.opened = 0
         self.ended: Counter[str] = Counter()
         self.bytes = 0
-        self.latency = Histogram(LATENCY)
+        self.latency = Histogram(LATENCY_BUCKETS_S)
         self.untimed = 0
         self.gaps: Counter[str] = Counter()
         self.stalls = 0
         self.falls: Counter[str] = Counter()
-        self.read: Counter[str] = Counter()
-        self.tokens = Histogram(SIZE)
+        self.catch_up_records: Counter[str] = Counter()
+        self.token_bytes = Histogram(SIZE_BUCKETS_BYTES)
 
     @property
     def open(self) -> int:
@@ -63,20 +73,20 @@ class Traffic:
         """All that clients were sent."""
         return self.latency.count + self.untimed
 
-    def twin(self) -> Traffic:
+    def create_reader_counts(self) -> StreamCounts:
         """For one that reads for several clients of this: what it is sent goes to nobody, but what
         it reads is read for them."""
-        made = Traffic(self.route, self.wire)
-        made.read = self.read
+        made = StreamCounts(self.route, self.wire)
+        made.catch_up_records = self.catch_up_records
         return made
 
     def drain(self) -> tuple[int, Mapping[str, int]]:
         """Records and gaps since it was drained last."""
         drained = self.records, self.gaps
-        self.untimed, self.latency, self.gaps = 0, Histogram(LATENCY), Counter()
+        self.untimed, self.latency, self.gaps = 0, Histogram(LATENCY_BUCKETS_S), Counter()
         return drained
 
-    def sent(self, events: Sequence[Event], times: int = 1) -> None:
+    def count_sent(self, events: Sequence[SentEvent], times: int = 1) -> None:
         """These went to so many clients just now. Records that follow each other are mostly of one
         millisecond, and counted together."""
         if len(events) == 1:
@@ -86,7 +96,7 @@ class Traffic:
                 if stamp < 0:
                     self.untimed += times
                     return
-                latency.counts[bisect_left(LATENCY, late)] += times
+                latency.counts[bisect_left(LATENCY_BUCKETS_S, late)] += times
                 if late > 0.0:
                     latency.sum += late * times
             return
@@ -96,54 +106,54 @@ class Traffic:
                 count += times
                 continue
             if stood is not None:
-                self._late(now, stood, count)
+                self._observe_latency(now, stood, count)
             stood, count = stamp, times
         if stood is not None:
-            self._late(now, stood, count)
+            self._observe_latency(now, stood, count)
 
-    def _late(self, now: float, stamp: int, times: int) -> None:
+    def _observe_latency(self, now: float, stamp: int, times: int) -> None:
         if stamp < 0:  # Kafka's word for none
             self.untimed += times
             return
         latency, late = self.latency, now - stamp * 0.001
-        latency.counts[bisect_left(LATENCY, late)] += times
+        latency.counts[bisect_left(LATENCY_BUCKETS_S, late)] += times
         if late > 0.0:  # or the producer's clock is ahead
             latency.sum += late * times
 
-    def told(self, reasons: Iterable[str], times: int = 1) -> None:
+    def count_gaps(self, reasons: Iterable[str], times: int = 1) -> None:
         """Gaps for these reasons, to so many clients."""
         for reason in reasons:
             self.gaps[reason] += times
 
 
-class Traffics:
+class StreamCountsByRoute:
     """All of a hub's, by route and wire."""
 
     def __init__(self) -> None:
-        self._by: dict[tuple[str, str], Traffic] = {}
+        self._by: dict[tuple[str, str], StreamCounts] = {}
 
-    def of(self, route: str, wire: str) -> Traffic:
+    def get_counts(self, route: str, wire: str) -> StreamCounts:
         key = route, wire
         found = self._by.get(key)
         if found is None:
-            found = self._by[key] = Traffic(route, wire)
+            found = self._by[key] = StreamCounts(route, wire)
         return found
 
-    def __iter__(self) -> Iterator[Traffic]:
+    def __iter__(self) -> Iterator[StreamCounts]:
         return iter(self._by.values())
 
 
-class Behind:
+class ClientsBehind:
     """How many clients have yet to get what was published, by route and why, and how far they are
     from it: in records, as their partitions' offsets say."""
 
     def __init__(self) -> None:
         self.clients: Counter[tuple[str, str]] = Counter()
         self.records: Counter[tuple[str, str]] = Counter()
-        self.most: dict[tuple[str, str], int] = {}
+        self.max_records: dict[tuple[str, str], int] = {}
 
     def add(self, route: str, state: str, records: int) -> None:
         key = route, state
         self.clients[key] += 1
         self.records[key] += records
-        self.most[key] = max(records, self.most.get(key, 0))
+        self.max_records[key] = max(records, self.max_records.get(key, 0))

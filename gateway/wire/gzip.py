@@ -14,23 +14,23 @@ from __future__ import annotations
 import gzip
 import zlib
 
-from .crc import Sum
+from .crc import Crc32Sum
 
 HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 """No name, no time, and no say about the system it comes from."""
 
-WORTHWHILE = 256
+MIN_COMPRESS_BYTES = 256
 """Bytes below which a block is stored: an event of 234 bytes, its id a quarter of them, takes
 5 us to shrink to 203, and goes out in one segment anyway."""
 
-FLUSH = b"\0\0\0\xff\xff"
+FLUSH_BLOCK = b"\0\0\0\xff\xff"
 """An empty stored block: what came before it is handed on."""
 
-_LONGEST = 0xFFFF  # bytes in a stored block
-_LAST = b"\x03\x00"  # an empty block that is the final one
+_MAX_STORED_BYTES = 0xFFFF  # bytes in a stored block
+_FINAL_BLOCK = b"\x03\x00"  # an empty block that is the final one
 
 
-def block(data: bytes) -> bytes:
+def compress_block(data: bytes) -> bytes:
     """Bytes that may follow any other block, deflated where that makes them shorter, and a flush
     (the compressor's own is the same); nothing for no data.
 
@@ -38,26 +38,29 @@ def block(data: bytes) -> bytes:
     8 KiB or memory levels above 7 cost 15 to 30 us more for each, at 1 % less: their memory comes
     from the system and goes back to it each time. Level 6 takes half as long again for 5 % less.
     """
-    if len(data) >= WORTHWHILE:
+    if len(data) >= MIN_COMPRESS_BYTES:
         compressor = zlib.compressobj(3, zlib.DEFLATED, -13, 7)
         shorter = compressor.compress(data) + compressor.flush(zlib.Z_FULL_FLUSH)
         if len(shorter) < len(data):
             return shorter
-    pieces = [_stored(data[at : at + _LONGEST]) for at in range(0, len(data), _LONGEST)]
-    return b"".join(pieces) + FLUSH if data else b""
+    pieces = [
+        _store_block(data[at : at + _MAX_STORED_BYTES])
+        for at in range(0, len(data), _MAX_STORED_BYTES)
+    ]
+    return b"".join(pieces) + FLUSH_BLOCK if data else b""
 
 
-def trailer(got: Sum) -> bytes:
+def build_trailer(total: Crc32Sum) -> bytes:
     """The end, for one that got this in all."""
-    size = got.size & 0xFFFFFFFF
-    return _LAST + got.crc.to_bytes(4, "little") + size.to_bytes(4, "little")
+    size = total.size & 0xFFFFFFFF
+    return _FINAL_BLOCK + total.crc.to_bytes(4, "little") + size.to_bytes(4, "little")
 
 
-def whole(data: bytes) -> bytes:
+def compress(data: bytes) -> bytes:
     """All of an answer that is there at once. The same bytes for the same data."""
     return gzip.compress(data, 6, mtime=0)
 
 
-def _stored(data: bytes) -> bytes:
+def _store_block(data: bytes) -> bytes:
     size = len(data)
     return b"\0%b%b%b" % (size.to_bytes(2, "little"), (size ^ 0xFFFF).to_bytes(2, "little"), data)

@@ -11,7 +11,7 @@ from __future__ import annotations
 _LF, _CR = b"\n\r"
 
 
-def data_block(payload: bytes, event: str | None = None) -> bytes:
+def encode_data(payload: bytes, event: str | None = None) -> bytes:
     """All of an event but its id line and the blank line: `event:` if named, and `data:`.
 
     Any bytes may be given; CR and CRLF arrive as LF, for a client tells them apart no more.
@@ -24,10 +24,10 @@ def data_block(payload: bytes, event: str | None = None) -> bytes:
         payload = payload.replace(b"\n", b"\ndata: ")
     if event is None:
         return b"data: %b\n" % payload
-    return b"event: %b\ndata: %b\n" % (_name(event), payload)
+    return b"event: %b\ndata: %b\n" % (_encode_name(event), payload)
 
 
-def close_block(token: bytes) -> bytes:
+def encode_id(token: bytes) -> bytes:
     """The id line and the blank line that dispatches the event before it.
 
     token: a position token, which is ASCII without control characters by construction.
@@ -35,29 +35,29 @@ def close_block(token: bytes) -> bytes:
     return b"id: %b\n\n" % token
 
 
-def event(
+def encode_event(
     name: str | None,
     payload: bytes,
     token: bytes | None = None,
     retry_ms: int | None = None,
 ) -> bytes:
     """A whole event; without a token the client keeps the last id it had."""
-    head = b"" if retry_ms is None else retry(retry_ms)
-    tail = b"\n" if token is None else close_block(token)
-    return head + data_block(payload, name) + tail
+    head = b"" if retry_ms is None else encode_retry(retry_ms)
+    tail = b"\n" if token is None else encode_id(token)
+    return head + encode_data(payload, name) + tail
 
 
-def comment() -> bytes:
+def encode_comment() -> bytes:
     """A heartbeat. One newline: on a second one some clients dispatch an empty event."""
     return b":\n"
 
 
-def retry(ms: int) -> bytes:
+def encode_retry(ms: int) -> bytes:
     """The line that sets the delay before a reconnect; it holds from the moment it is read."""
     return b"retry: %d\n" % ms
 
 
-def _name(event: str) -> bytes:
+def _encode_name(event: str) -> bytes:
     name = event.encode()
     if _LF in name or _CR in name:
         raise ValueError(f"an event name is one line of text, not {event!r}")

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.leaks import held
-from support.until import until
+from support.leaks import collect_resources
+from support.waiting import wait_until
 
 from gateway import ConfigError, Gateway, GatewayError, loads
 from gateway.kafka.embedded import EmbeddedKafka
@@ -77,11 +77,13 @@ def test_it_is_started_again_in_other_loops_and_leaves_nothing(embedded: Embedde
     gateway = Gateway(servers=embedded.bootstrap)
 
     async def once() -> None:
-        before = held()
+        before = collect_resources()
         for _ in range(3):
             async with gateway, gateway.subscribe("orders"):
                 assert len(gateway.hub.clients) == 1
-        await until(lambda: not held() - before, lambda: f"{held() - before}")
+        await wait_until(
+            lambda: not collect_resources() - before, lambda: f"{collect_resources() - before}"
+        )
 
     for _ in range(3):
         asyncio.run(once())

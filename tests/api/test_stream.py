@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import uvloop
-from support.gateways import config_for
-from support.leaks import held
-from support.records import Sent, produce
-from support.until import until
+from support.gateways import build_config
+from support.leaks import collect_resources
+from support.records import RecordToSend, produce_records
+from support.waiting import wait_until
 
 from gateway import (
     Begin,
@@ -28,7 +28,7 @@ from gateway import (
     StreamEnded,
     UnknownTopic,
 )
-from gateway.core.client.read_buffer import BACKLOG
+from gateway.core.client.read_buffer import MAX_BUFFER_BYTES
 from gateway.kafka.embedded import EmbeddedKafka
 
 PATIENCE = 30.0
@@ -47,12 +47,12 @@ async def gateway(orders: EmbeddedKafka) -> AsyncIterator[Gateway]:
         yield gateway
 
 
-def values(numbers: Iterable[int]) -> list[Sent]:
-    return [Sent(b"%d" % n, b"k%d" % n, n % 3) for n in numbers]
+def values(numbers: Iterable[int]) -> list[RecordToSend]:
+    return [RecordToSend(b"%d" % n, b"k%d" % n, n % 3) for n in numbers]
 
 
 async def put(kafka: EmbeddedKafka, numbers: Iterable[int]) -> None:
-    await produce(kafka.bootstrap, "orders", values(numbers))
+    await produce_records(kafka.bootstrap, "orders", values(numbers))
 
 
 def numbers(records: Iterable[Record]) -> list[int]:
@@ -65,10 +65,10 @@ async def test_a_loop_hears_what_is_written_from_its_begin_on(
     await put(orders, range(9))
     got: list[Record] = []
     async with gateway.subscribe("orders") as stream:
-        await produce(
+        await produce_records(
             orders.bootstrap,
             "orders",
-            [Sent(b"\xff\x00", b"", 2, 1_700_000_000_000, (("h", b"\xfe"), ("h", b"")))],
+            [RecordToSend(b"\xff\x00", b"", 2, 1_700_000_000_000, (("h", b"\xfe"), ("h", b"")))],
         )
         async for record in stream:
             got.append(record)
@@ -95,7 +95,9 @@ async def test_filters_and_fields_choose_as_for_every_other_client(
     gateway: Gateway, orders: EmbeddedKafka
 ):
     texts = [b'{"n": %d, "who": "ada"}' % n for n in range(9)]
-    await produce(orders.bootstrap, "orders", [*map(Sent, texts), Sent(b"no json")])
+    await produce_records(
+        orders.bootstrap, "orders", [*map(RecordToSend, texts), RecordToSend(b"no json")]
+    )
     some = gateway.subscribe(
         "orders",
         start="earliest",
@@ -182,7 +184,7 @@ async def test_streams_of_the_same_share_one_read(gateway: Gateway, orders: Embe
         for stream in (one, other):
             assert numbers([await anext(stream) for _ in range(9)]) == list(range(9))
         assert (await anext(narrow)).value == b"1"
-        assert len(gateway.hub.feeds.fetcher.jobs) == 3
+        assert len(gateway.hub.shared_reads.fetcher.partition_fetches) == 3
         channels = {client.subscription.channel for client in gateway.hub.clients}
         assert len(gateway.hub.clients) == 3
         assert len(channels) == 2
@@ -193,7 +195,7 @@ async def left(gateway: Gateway) -> None:
         gc.collect()
         return not gateway.hub.clients
 
-    await until(gone, "the end of the subscription", PATIENCE)
+    await wait_until(gone, "the end of the subscription", PATIENCE)
 
 
 async def breaking(gateway: Gateway) -> None:
@@ -213,7 +215,7 @@ async def cancelled(gateway: Gateway) -> None:
             pass
 
     reading = asyncio.create_task(read())
-    await until(lambda: gateway.hub.clients, "the stream", PATIENCE)
+    await wait_until(lambda: gateway.hub.clients, "the stream", PATIENCE)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
@@ -244,26 +246,30 @@ async def test_whoever_leaves_a_loop_leaves_nothing_behind(
     async for _ in gateway.subscribe("orders", start="earliest", until="latest"):
         pass
     await left(gateway)
-    before = held()
+    before = collect_resources()
     for _ in range(3):
         await leave(gateway)
         await left(gateway)
-    await until(lambda: not (held() - before).tasks, lambda: f"{held() - before}", PATIENCE)
+    await wait_until(
+        lambda: not (collect_resources() - before).tasks,
+        lambda: f"{collect_resources() - before}",
+        PATIENCE,
+    )
 
 
 async def test_a_stream_that_nobody_reads_holds_a_bounded_backlog(
     gateway: Gateway, orders: EmbeddedKafka
 ):
     """And gets all of it when it reads again."""
-    big = [Sent(b"%06d" % n + b"x" * 2000, None, n % 3) for n in range(2000)]
+    big = [RecordToSend(b"%06d" % n + b"x" * 2000, None, n % 3) for n in range(2000)]
     async with gateway.subscribe("orders") as slow, gateway.subscribe("orders") as quick:
-        await produce(orders.bootstrap, "orders", big[:1])
+        await produce_records(orders.bootstrap, "orders", big[:1])
         await anext(slow)
-        await produce(orders.bootstrap, "orders", big[1:])
+        await produce_records(orders.bootstrap, "orders", big[1:])
         for _ in big:
             await anext(quick)
-        (client,) = (c for c in gateway.hub.clients if c.subscription.own)
-        assert client.subscription.backlog < 2 * BACKLOG
+        (client,) = (c for c in gateway.hub.clients if c.subscription.private_positions)
+        assert client.subscription.buffered_bytes < 2 * MAX_BUFFER_BYTES
         assert client.subscription.channel.bytes < 2 * client.subscription.channel.max_bytes
         got = {int((await anext(slow)).value[:6]) for _ in big[1:]}  # type: ignore[index]
     assert got == set(range(1, 2000))
@@ -272,7 +278,7 @@ async def test_a_stream_that_nobody_reads_holds_a_bounded_backlog(
 async def test_a_loop_over_what_is_there_already_does_not_stop_all_others(
     gateway: Gateway, orders: EmbeddedKafka
 ):
-    big = [Sent(b"x" * 2000, None, n % 3) for n in range(1000)]
+    big = [RecordToSend(b"x" * 2000, None, n % 3) for n in range(1000)]
     turns = 0
 
     async def count() -> None:
@@ -282,7 +288,7 @@ async def test_a_loop_over_what_is_there_already_does_not_stop_all_others(
             turns += 1
 
     async with gateway.subscribe("orders") as behind, gateway.subscribe("orders") as ahead:
-        await produce(orders.bootstrap, "orders", big)
+        await produce_records(orders.bootstrap, "orders", big)
         for _ in big:
             await anext(ahead)
         counting = asyncio.create_task(count())
@@ -311,7 +317,7 @@ async def test_a_loop_cut_short_by_the_end_of_its_gateway_is_told(orders: Embedd
     events = gateway.subscribe("orders").events()
     assert isinstance(await anext(events), Begin)
     waiting = asyncio.create_task(anext(stream))
-    await until(lambda: len(gateway.hub.clients) == 2 and stream._begun, "both", PATIENCE)
+    await wait_until(lambda: len(gateway.hub.clients) == 2 and stream._is_open, "both", PATIENCE)
     await gateway.close()
     with pytest.raises(StreamEnded) as ended:
         await asyncio.wait_for(waiting, PATIENCE)
@@ -329,7 +335,7 @@ async def test_an_opening_cut_short_by_the_end_of_its_gateway_is_told_too():
         gateway = Gateway(servers=f"127.0.0.1:{port}", topics=topics, requestTimeout="60s")
         await gateway.start()
         opening = asyncio.create_task(anext(gateway.subscribe("orders")))
-        await until(lambda: gateway.hub.topics.wanted, "the opening", PATIENCE)
+        await wait_until(lambda: gateway.hub.topics.required_topics, "the opening", PATIENCE)
         await gateway.close()
         with pytest.raises(StreamEnded, match="closed"):
             await asyncio.wait_for(opening, PATIENCE)
@@ -338,14 +344,14 @@ async def test_an_opening_cut_short_by_the_end_of_its_gateway_is_told_too():
 async def test_who_waits_for_a_stream_closed_by_another_task_is_let_go(gateway: Gateway):
     stream = gateway.subscribe("orders")
     waiting = asyncio.create_task(anext(stream, None))
-    await until(lambda: stream._begun, "the begin", PATIENCE)
+    await wait_until(lambda: stream._is_open, "the begin", PATIENCE)
     await stream.aclose()
     assert await asyncio.wait_for(waiting, PATIENCE) is None
 
 
 async def test_what_topics_settings_say_of_lost_records_ends_the_loop(orders: EmbeddedKafka):
     topic = {"name": "orders", "offsetOutOfRange": "fail"}
-    config = config_for(orders.bootstrap, [topic], routes=[])
+    config = build_config(orders.bootstrap, [topic], routes=[])
     async with asyncio.timeout(60):
         async with Gateway(servers=orders.bootstrap) as first:
             position = await gapped(first, orders)

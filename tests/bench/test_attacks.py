@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from bench.attacks import __main__ as program
 from bench.attacks import report
 from bench.attacks.catalog import ATTACKS
-from bench.attacks.measure import Measured, Size, measure
+from bench.attacks.measure import AttackResult, Size, measure_attack
 from bench.kafka import MockKafka
 from gateway.kafka.embedded import EmbeddedKafka
 
 ROOT = Path(__file__).parent.parent.parent
-TINY = Size(idle=0.3, settle=0.1, within=30, seconds=0.3, tiny=True)
+TINY = Size(idle_s=0.3, settle_s=0.1, client_timeout_s=30, max_attack_s=0.3, is_tiny=True)
 FACTS = {"date": "today", "kafka": "4"}
 
 
@@ -30,7 +30,7 @@ def mock() -> Iterator[MockKafka]:
 
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_an_attack_runs_and_gives_its_figures(mock: MockKafka, name: str):
-    found = await measure(mock, (name, ATTACKS[name]), ROOT, TINY)
+    found = await measure_attack(mock, (name, ATTACKS[name]), ROOT, TINY)
     assert found.idle and found.attacked
     assert found.cpu > 0 and found.cpu_idle > 0
     assert found.callback is not None
@@ -40,15 +40,15 @@ async def test_an_attack_runs_and_gives_its_figures(mock: MockKafka, name: str):
 
 
 def measured(**other: object) -> dict[str, object]:
-    found = Measured(
+    found = AttackResult(
         idle=[0.001] * 100, attacked=[0.0015] * 100, callback=0.005, cpu=1.0, begin=160,
         memory=(80 << 20, 100 << 20, 90 << 20), id_length=43, back=["200", "200"],
     )  # fmt: skip
-    return {**found.summary(), **other}
+    return {**found.summarize(), **other}
 
 
 def test_goals_that_were_missed_are_named():
-    assert report.missed("paths-long", report.summarize([measured()])) == []
+    assert report.find_missed_goals("paths-long", report.summarize([measured()])) == []
     slow = {"p50": 1.0, "p99": 3.0, "max": 4.0, "n": 100}
     for goal, other in {
         "latency": {"attacked": slow},
@@ -56,22 +56,26 @@ def test_goals_that_were_missed_are_named():
         "memory": {"memory": (80 << 20, 300 << 20, 90 << 20)},
         "records": {"lost": 1},
     }.items():
-        assert report.missed("paths-long", report.summarize([measured(**other)])) == [goal]
+        assert report.find_missed_goals("paths-long", report.summarize([measured(**other)])) == [
+            goal
+        ]
 
 
 def test_an_attacker_that_was_given_more_than_its_bounds_is_told():
     counts = {"guesses answered": 3000.0}
     one = report.summarize([measured(counts=counts)])
-    assert report.missed("guesses-message", one) == ["bounds"]
+    assert report.find_missed_goals("guesses-message", one) == ["bounds"]
 
 
 def test_a_gateway_that_did_not_live_to_tell_has_missed_the_loop():
-    assert report.missed("paths-long", report.summarize([measured(callback=None)])) == ["loop"]
+    assert report.find_missed_goals("paths-long", report.summarize([measured(callback=None)])) == [
+        "loop"
+    ]
 
 
 def test_a_page_has_a_line_for_each_attack_and_gateway():
     runs = {("paths-long", name): [measured()] for name in ("before", "after")}
-    page = report.as_markdown(FACTS, runs)
+    page = report.render_markdown(FACTS, runs)
     for name in ("before", "after"):
         assert f"| paths-long | {name} | 1.5 | 1 | 1 |" in page
 
@@ -79,9 +83,9 @@ def test_a_page_has_a_line_for_each_attack_and_gateway():
 def test_checkouts_are_attacked_in_turns_and_what_was_found_is_kept(monkeypatch, tmp_path: Path):
     came: list[str] = []
 
-    def attack_once(_: object, name: str, checkout: Path) -> Measured:
+    def attack_once(_: object, name: str, checkout: Path) -> AttackResult:
         came.append(checkout.name)
-        return Measured(idle=[0.001], attacked=[0.002], begin=1, memory=(1, 1, 1))
+        return AttackResult(idle=[0.001], attacked=[0.002], begin=1, memory=(1, 1, 1))
 
     monkeypatch.setattr(program, "attack_once", attack_once)
     monkeypatch.setattr(program, "real_kafka", lambda _: contextlib.nullcontext())

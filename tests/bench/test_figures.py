@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from support.brokers import Broker
+from support.brokers import KafkaCluster
 
 from bench import (
     backoff,
@@ -23,7 +23,7 @@ from bench import (
     retention,
     slow,
 )
-from bench.figure import Figure, median, quantile, times
+from bench.figure import Figure, median, quantile, summarize_times
 from bench.kafka import MockKafka, RealKafka
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -41,7 +41,7 @@ def mock3() -> Iterator[MockKafka]:
 
 
 @pytest.fixture
-def real(kafka: Broker) -> RealKafka:
+def real(kafka: KafkaCluster) -> RealKafka:
     """For what is counted by the proxy, which does not read the mock's Metadata."""
     return RealKafka(kafka)
 
@@ -53,7 +53,14 @@ def value(of: Sequence[Figure], words: str) -> float:
 
 async def test_begin_is_measured_warm_cold_and_of_a_new_process(mock):
     size = begin.Size(
-        warm=3, cold=2, cold_wide=1, processes=1, running=2, partitions=3, wide=20, rate=100
+        warm_connects=3,
+        cold_topics=2,
+        wide_topics=1,
+        process_starts=1,
+        running_connects=2,
+        partitions=3,
+        wide_partitions=20,
+        rate=100,
     )
     found = await begin.measure(mock, size)
     assert value(found, "warm, 3 partitions, p50") > 0
@@ -70,7 +77,7 @@ async def test_latency_is_of_every_record_at_every_client(mock):
 
 
 async def test_failover_tells_the_hurt_partitions_from_the_others(mock3):
-    found = await failover.measure(mock3, failover.Size(before=0.2))
+    found = await failover.measure(mock3, failover.Size(quiet_s=0.2))
     for how in ("killed", "frozen"):
         assert value(found, f"{how} leader: its partitions silent") > 0
         assert value(found, f"{how} leader: the others silent") > 0
@@ -78,7 +85,7 @@ async def test_failover_tells_the_hurt_partitions_from_the_others(mock3):
 
 async def test_rebalance_tells_the_restarted_members_partitions_from_the_others(real):
     cases = (rebalance.Case(6, 0.2), rebalance.Case(6, 0.2, protocol="classic"))
-    size = rebalance.Size(cases, partitions=2, members=2, before=0.2, away=0.2)
+    size = rebalance.Size(cases, partitions=2, members=2, quiet_s=0.2, away_s=0.2)
     found = await rebalance.measure(real, size)
     assert len(found) == 4
     for figure in found:
@@ -86,27 +93,29 @@ async def test_rebalance_tells_the_restarted_members_partitions_from_the_others(
 
 
 async def test_backoff_counts_what_a_lost_broker_is_asked(real):
-    size = backoff.Size(partitions=2, seconds=0.5, sulks=0.3, returns=1, away=0.2, rate=100)
+    size = backoff.Size(
+        partitions=2, outage_s=0.5, error_s=0.3, return_count=1, short_outage_s=0.2, rate=100
+    )
     found = await backoff.measure(real, size)
     assert value(found, "gone 0.5 s: requests and connects") > 0
     assert value(found, "error in each Fetch: requests") > 0
 
 
 async def test_a_stalled_client_gets_everything_in_the_end(mock):
-    size = slow.Size(clients=3, partitions=2, bytes=20_000, before=0.5, seconds=1.0)
+    size = slow.Size(clients=3, partitions=2, value_bytes=20_000, quiet_s=0.5, stall_s=1.0)
     found = await slow.measure(mock, size)
     assert value(found, "each once") == 100
     assert value(found, "one of 3 clients stalled for 1 s, p50") > 0
 
 
 async def test_every_advance_of_the_log_start_is_one_gap(real):
-    found = await retention.measure(real, retention.Size(advances=3, lost=2))
+    found = await retention.measure(real, retention.Size(advances=3, lost_records=2))
     assert value(found, "gaps told of an advance") == 1
     assert value(found, "ListOffsets of an advance") > 0
 
 
 async def test_those_who_come_back_get_what_they_missed(real):
-    found = await resume.measure(real, resume.Size(clients=3, missed=40, partitions=2))
+    found = await resume.measure(real, resume.Size(clients=3, missed_records=40, partitions=2))
     for figure in found:
         if "all have all" in figure.what:
             assert figure.n == 3 * 40
@@ -114,14 +123,18 @@ async def test_those_who_come_back_get_what_they_missed(real):
 
 
 async def test_fanout_delivers_every_record_to_every_client(mock):
-    size = fanout.Size(clients=2, alone=500, shared=200, partitions=2, rate=100, seconds=0.5)
+    size = fanout.Size(
+        clients=2, records_alone=500, records_shared=200, partitions=2, rate=100, seconds=0.5
+    )
     found = await fanout.measure(mock, size)
     assert value(found, "at once, 2 clients: deliveries of a CPU second") > 0
     assert value(found, "paced 100/s, 2 clients: deliveries of a CPU second") > 0
 
 
 async def test_decoding_and_encoding_are_measured_without_kafka():
-    size = codec.Size(records=40, repeats=1, partitions=2, batches=[10], turns=[10], clients=2)
+    size = codec.Size(
+        record_count=40, repeats=1, partitions=2, batch_sizes=[10], update_sizes=[10], clients=2
+    )
     found = await codec.measure(None, size)
     assert all(figure.value > 0 for figure in found)
 
@@ -140,14 +153,20 @@ def test_quantiles_are_samples():
 
 
 def test_a_99th_percentile_is_not_claimed_of_few_samples():
-    assert [figure.what for figure in times("warm", [0.1] * 99)] == ["warm, p50", "warm, worst"]
-    assert [figure.what for figure in times("warm", [0.1] * 100)] == ["warm, p50", "warm, p99"]
+    assert [figure.what for figure in summarize_times("warm", [0.1] * 99)] == [
+        "warm, p50",
+        "warm, worst",
+    ]
+    assert [figure.what for figure in summarize_times("warm", [0.1] * 100)] == [
+        "warm, p50",
+        "warm, p99",
+    ]
 
 
 def test_runs_of_a_day_are_appended_as_table_and_as_json_lines(tmp_path: Path):
-    machine = results.machine("a quiet machine")
+    machine = results.describe_machine("a quiet machine")
     for n in (1.0, 2.0):
-        path = results.keep(machine, {"begin": [Figure("warm", n, "ms", 3)]}, tmp_path)
+        path = results.save_figures(machine, {"begin": [Figure("warm", n, "ms", 3)]}, tmp_path)
     assert path.read_text().count("| begin | warm | ") == 2
     lines = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
     assert [line["figures"][0]["value"] for line in lines] == [1.0, 2.0]
@@ -159,4 +178,4 @@ def test_runs_of_a_day_are_appended_as_table_and_as_json_lines(tmp_path: Path):
     [(0, "0"), (0.12345, "0.123"), (99.94, "99.9"), (123.4, "123"), (1234567, "1,230,000")],
 )
 def test_three_digits_are_shown(number: float, shown: str):
-    assert results.rounded(number) == shown
+    assert results.format_number(number) == shown

@@ -10,7 +10,7 @@ from bench import paired
 from bench.feed import Wire
 from bench.kafka import MockKafka
 from bench.paired import Turn
-from bench.peers.ours import Ours
+from bench.peers.gateway_peer import GatewayPeer
 from bench.works import pace
 from bench.works.work import PER_CPU, Cell
 from gateway.kafka.embedded import EmbeddedKafka
@@ -18,8 +18,8 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 def cell(rate: float, latency: float) -> Cell:
     found = Cell()
-    found.add("200 clients", PER_CPU, "1/s", rate)
-    found.add("200 clients", "latency p50", "ms", latency)
+    found.add_row("200 clients", PER_CPU, "1/s", rate)
+    found.add_row("200 clients", "latency p50", "ms", latency)
     return found
 
 
@@ -33,7 +33,7 @@ def test_a_figure_is_the_median_of_the_ratios_of_its_turns():
     rate = pairs["lat", "sse", "200 clients", PER_CPU, "1/s"]
     assert (rate.ratio, rate.low, rate.high, rate.n) == (0.99, 0.98, 1.1, 3)
     assert pairs["lat", "sse", "200 clients", "latency p50", "ms"].ratio == 1
-    assert "| 0.990 | 0.980 | 1.100 | 3 | yes |" in paired.as_markdown({"date": "today"}, turns)
+    assert "| 0.990 | 0.980 | 1.100 | 3 | yes |" in paired.render_markdown({"date": "today"}, turns)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_figure_is_the_median_of_the_ratios_of_its_turns():
      ("latency p50", 0.5, True), ("latency p50", 1.02, True)],
 )  # fmt: skip
 def test_more_of_a_rate_is_better_and_less_of_anything_else(what: str, ratio: float, kept: bool):
-    assert paired.is_kept(what, ratio) is kept
+    assert paired.is_within_loss(what, ratio) is kept
 
 
 async def test_the_gateway_of_a_checkout_is_the_one_that_runs(tmp_path: Path):
@@ -53,4 +53,4 @@ async def test_the_gateway_of_a_checkout_is_the_one_that_runs(tmp_path: Path):
     (package / "__main__.py").write_text("raise SystemExit('the gateway of the checkout')\n")
     size = pace.Size(clients=1, seconds=0.1, repeats=1)
     with EmbeddedKafka() as embedded, pytest.raises(AssertionError, match="of the checkout"):
-        await pace.run(MockKafka(embedded), Ours(Wire.SSE, checkout=tmp_path), size)
+        await pace.run(MockKafka(embedded), GatewayPeer(Wire.SSE, checkout=tmp_path), size)

@@ -35,7 +35,7 @@ def test_the_table_says_beside_a_figure_whether_its_goal_is_met():
         ],
         "join": [Figure("join inner, 10 orders and 9 payments, warm", 31e3, "records/s", 19)],
     }
-    lines = results.table(MACHINE, measured, goals.judged).splitlines()
+    lines = results.render_table(MACHINE, measured, goals.judge_figure).splitlines()
     assert lines[4:] == [
         "| | measured | value | unit | n | goal |",
         "|---|---|---:|---|---:|---|",
@@ -47,8 +47,8 @@ def test_the_table_says_beside_a_figure_whether_its_goal_is_met():
 
 
 def test_a_goal_without_its_figure_is_told():
-    assert [*goals.lacking("join", [Figure("one key", 1.0, "s")])] == ["join "]
-    assert not [*goals.lacking("join", [Figure("join left, warm", 1.0, "records/s")])]
+    assert [*goals.find_missing("join", [Figure("one key", 1.0, "s")])] == ["join "]
+    assert not [*goals.find_missing("join", [Figure("join left, warm", 1.0, "records/s")])]
 
 
 def test_a_measurement_that_fails_is_told_and_the_others_are_kept(monkeypatch, capsys, tmp_path):

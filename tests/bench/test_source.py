@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.source import find_circles, is_bare_participle, measure
+from bench.source import count_source, find_circles, is_bare_participle
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,11 @@ def test_a_checkout_is_counted(tmp_path: Path):
     (package / "two.py").write_text(
         "if TYPE_CHECKING:\n    from .one import told\n\ndef _made():\n    '''Make it.'''\n"
     )
-    counts = measure(tmp_path)
-    assert (counts.modules, counts.largest_folder, counts.circles) == (3, 2, 1)
-    assert (counts.public, counts.one_word, counts.participles) == (2, 1, 2)
-    assert (counts.docstrings, counts.fragments, counts.comments) == (2, 1, 1)
+    counts = count_source(tmp_path)
+    assert (counts.module_count, counts.largest_folder_modules, counts.circle_count) == (3, 2, 1)
+    assert (counts.public_function_count, counts.one_word_count, counts.participle_count) == (
+        2,
+        1,
+        2,
+    )
+    assert (counts.docstring_count, counts.fragment_count, counts.comment_count) == (2, 1, 1)

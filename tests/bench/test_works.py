@@ -8,22 +8,21 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from support.brokers import Broker
+from support.brokers import KafkaCluster
 
 from bench import catalog, orders
-from bench.exact import Connection, Exact
+from bench.exact_client import ExactClient, ExactConnection
 from bench.feed import Wire
 from bench.kafka import MockKafka, RealKafka
-from bench.machine import cost
-from bench.peers import carriers
-from bench.peers.by_hand import ByHand
+from bench.machine import measure_cost
+from bench.peers import transfer_servers
+from bench.peers.by_hand import HandWrittenPeer
 from bench.peers.centrifugo import Centrifugo
-from bench.peers.ours import Ours
-from bench.peers.peer import Peer, Shape
-from bench.peers.raw import Raw
+from bench.peers.gateway_peer import GatewayPeer
+from bench.peers.peer import Peer, ServerShape
+from bench.peers.raw import RawLoop
 from bench.works import (
     broadcast,
-    carrying,
     catchup,
     deflate,
     first,
@@ -33,14 +32,21 @@ from bench.works import (
     partitions,
     storm,
     telemetry,
+    transfer,
 )
-from bench.works.work import PER_CPU, ROUNDS, Cell, alone, crowd_of
+from bench.works.work import PER_CPU, ROUNDS_PER_SECOND, Cell, note_failure, open_pool
 from gateway.kafka.embedded import EmbeddedKafka
 
 SSE, WS = Wire
 HOW = ("plain", "compressed")
-WRITERS = [Raw(SSE), Raw(WS), Raw(SSE, compiled=True), Raw(WS, compiled=True)]
-ONE_OF_EACH = [*WRITERS, Ours(SSE), Ours(WS), ByHand("each"), ByHand("shared")]
+WRITERS = [RawLoop(SSE), RawLoop(WS), RawLoop(SSE, is_compiled=True), RawLoop(WS, is_compiled=True)]
+ONE_OF_EACH = [
+    *WRITERS,
+    GatewayPeer(SSE),
+    GatewayPeer(WS),
+    HandWrittenPeer("each"),
+    HandWrittenPeer("shared"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,7 @@ def mock() -> Iterator[MockKafka]:
 
 
 @pytest.fixture
-def real(kafka: Broker) -> RealKafka:
+def real(kafka: KafkaCluster) -> RealKafka:
     """For what is counted by the proxy, which does not read the mock's Metadata."""
     return RealKafka(kafka)
 
@@ -61,14 +67,14 @@ def value(cell: Cell, what: str, case: str = "") -> float:
 
 
 def runs_here(peer: Peer) -> Peer:
-    if lacks := peer.missing():
+    if lacks := peer.describe_missing():
         pytest.skip(f"{peer.name} needs {lacks}")
     return peer
 
 
 @pytest.mark.parametrize("peer", ONE_OF_EACH, ids=lambda peer: peer.name)
 async def test_a_round_of_broadcast_ends_when_every_client_has_the_record(mock, peer):
-    size = broadcast.Size(clients=(3,), seconds=0.05, repeats=2)
+    size = broadcast.Size(clients=(3,), repeat_s=0.05, repeats=2)
     cell = await broadcast.run(mock, runs_here(peer), size)
     assert value(cell, PER_CPU, "3 clients") > 0
     assert value(cell, "bytes of a delivery") > 200
@@ -79,35 +85,35 @@ async def test_a_round_of_broadcast_ends_when_every_client_has_the_record(mock, 
     ids=lambda peer: peer.name,
 )  # fmt: skip
 async def test_a_peer_that_is_installed_delivers(mock, peer):
-    size = broadcast.Size(clients=(2,), seconds=0.05, repeats=1)
+    size = broadcast.Size(clients=(2,), repeat_s=0.05, repeats=1)
     cell = await broadcast.run(mock, runs_here(peer), size)
     assert value(cell, PER_CPU, "2 clients") > 0
 
 
 async def test_ten_joined_records_are_one_round(mock):
-    size = broadcast.Size(clients=(3,), seconds=0.05, joined=10, repeats=1)
-    for peer in (Raw(WS), Ours(WS)):
+    size = broadcast.Size(clients=(3,), repeat_s=0.05, batch_records=10, repeats=1)
+    for peer in (RawLoop(WS), GatewayPeer(WS)):
         cell = await broadcast.run(mock, peer, size)
         assert value(cell, PER_CPU, "3 clients") > 0
 
 
 async def test_a_bare_loop_goes_once_more_at_a_pace(mock):
-    size = broadcast.Size(clients=(3,), seconds=0.2, repeats=1)
-    cell = await broadcast.run(mock, Raw(SSE), size, {"3 clients": 50.0})
-    _, paced = [row.value for row in cell.rows if row.what == ROUNDS]
-    assert 0 < paced <= 50 + 2 / size.seconds
+    size = broadcast.Size(clients=(3,), repeat_s=0.2, repeats=1)
+    cell = await broadcast.run(mock, RawLoop(SSE), size, {"3 clients": 50.0})
+    _, paced = [row.value for row in cell.rows if row.what == ROUNDS_PER_SECOND]
+    assert 0 < paced <= 50 + 2 / size.repeat_s
 
 
 def test_only_a_bare_loop_is_paced_and_only_in_rounds():
-    assert catalog.work_of("lat", Raw(SSE), {}) is catalog.WORKS["lat"]
-    assert catalog.work_of("joined", Ours(SSE), {}) is catalog.WORKS["joined"]
-    assert catalog.work_of("joined", Raw(SSE), {}) is not catalog.WORKS["joined"]
+    assert catalog.get_work("lat", RawLoop(SSE), {}) is catalog.WORKS["lat"]
+    assert catalog.get_work("joined", GatewayPeer(SSE), {}) is catalog.WORKS["joined"]
+    assert catalog.get_work("joined", RawLoop(SSE), {}) is not catalog.WORKS["joined"]
 
 
 @pytest.mark.parametrize("wire", [SSE, WS])
 async def test_the_raw_loop_writes_what_the_gateway_writes(mock, wire):
     """But for what is in a value and in a token, whose lengths differ by a few characters."""
-    raw, ours = [await _one_delivery(mock, peer) for peer in (Raw(wire), Ours(wire))]
+    raw, ours = [await _one_delivery(mock, peer) for peer in (RawLoop(wire), GatewayPeer(wire))]
     assert _without_numbers(raw) == _without_numbers(ours)
     assert abs(len(raw) - len(ours)) < 30
 
@@ -124,16 +130,16 @@ def _without_numbers(delivery: bytes) -> bytes:
 
 
 async def _one_delivery(mock: MockKafka, peer: Peer) -> bytes:
-    async with peer.serve(mock, Shape()) as served, crowd_of(served, peer, 1) as crowd:
+    async with peer.serve(mock, ServerShape()) as served, open_pool(served, peer, 1) as crowd:
         with socket.create_connection(("127.0.0.1", served.port), 30) as client:
-            client.sendall(served.request(1, b""))
+            client.sendall(served.build_request(1, b""))
             while b"\r\n\r\n" not in (head := client.recv(1 << 16)):
                 pass
             if peer.greeting:
                 while peer.greeting not in head:
                     head += client.recv(1 << 16)
             served.feed.send()
-            assert await crowd.until(crowd.got + 1)
+            assert await crowd.wait_for_records(crowd.record_count + 1)
             data = b""
             while b'"~"' not in data or not data.endswith((b"\r\n", b"}")):
                 data += client.recv(1 << 16)
@@ -141,17 +147,19 @@ async def _one_delivery(mock: MockKafka, peer: Peer) -> bytes:
 
 
 async def test_at_a_pace_every_delivery_is_counted_and_some_are_timed(mock):
-    size = pace.Size(clients=3, rate=200, seconds=0.3, timed=2, repeats=2)
-    cell = await pace.run(mock, Ours(SSE), size)
+    size = pace.Size(clients=3, rate=200, seconds=0.3, timed_every=2, repeats=2)
+    cell = await pace.run(mock, GatewayPeer(SSE), size)
     assert value(cell, "delivered in time") == 100
     assert value(cell, "latency p50") > 0
 
 
 @pytest.mark.parametrize(
-    "peer", [Raw(SSE), Ours(SSE), Ours(WS), ByHand("shared")], ids=lambda peer: peer.name
+    "peer",
+    [RawLoop(SSE), GatewayPeer(SSE), GatewayPeer(WS), HandWrittenPeer("shared")],
+    ids=lambda peer: peer.name,
 )
 async def test_with_keys_a_record_is_one_delivery(mock, peer):
-    size = pace.Size(clients=5, keys=True, rate=200, seconds=0.2)
+    size = pace.Size(clients=5, has_own_keys=True, rate=200, seconds=0.2)
     cell = await pace.run(mock, peer, size)
     assert value(cell, "delivered in time") == 100
 
@@ -160,9 +168,9 @@ async def test_with_keys_a_record_is_one_delivery(mock, peer):
 async def test_nothing_is_lost_by_a_cut_or_a_restart_and_kafka_is_read_through_a_proxy(real, wire):
     cases = (
         catchup.Case("cut", 3, 40, repeats=2),
-        catchup.Case("restart", 3, 40, restart=True),
+        catchup.Case("restart", 3, 40, restarts_server=True),
     )
-    cell = await catchup.run(real, Ours(wire), catchup.Size(cases=cases, rate=50))
+    cell = await catchup.run(real, GatewayPeer(wire), catchup.Size(cases=cases, rate=50))
     for case in ("cut", "restart"):
         assert [value(cell, what, case) for what in ("lost", "twice", "damaged")] == [0, 0, 0]
         assert value(cell, "whole and live, the last", case) > 0
@@ -171,8 +179,10 @@ async def test_nothing_is_lost_by_a_cut_or_a_restart_and_kafka_is_read_through_a
 
 async def test_what_a_server_forgets_is_told_as_lost(mock, monkeypatch):
     monkeypatch.setattr(catchup, "STALLED", 0.3)
-    cases = (catchup.Case("cut", 2, 30), catchup.Case("restart", 2, 30, restart=True))
-    cell = await catchup.run(mock, ByHand("shared"), catchup.Size(cases=cases, proxied=False))
+    cases = (catchup.Case("cut", 2, 30), catchup.Case("restart", 2, 30, restarts_server=True))
+    cell = await catchup.run(
+        mock, HandWrittenPeer("shared"), catchup.Size(cases=cases, has_proxy=False)
+    )
     assert value(cell, "lost", "cut") > 30, "of 60; on a busy machine it is late, and has the last"
     assert any("restart" in note for note in cell.notes)
 
@@ -180,26 +190,28 @@ async def test_what_a_server_forgets_is_told_as_lost(mock, monkeypatch):
 async def test_who_comes_back_too_late_is_told_and_not_waited_for(mock, monkeypatch):
     monkeypatch.setattr(catchup, "WITHIN", -1.0)
     cases = (catchup.Case("cut", 2, 30),)
-    cell = await catchup.run(mock, Ours(SSE), catchup.Size(cases=cases, proxied=False))
+    cell = await catchup.run(mock, GatewayPeer(SSE), catchup.Size(cases=cases, has_proxy=False))
     assert value(cell, "CPU", "cut") > 0
     assert any("were not whole and live" in note for note in cell.notes)
 
 
 async def test_a_storm_and_idle_clients_are_counted_by_the_client(mock):
-    cell = await storm.run(mock, Ours(SSE), storm.Size(clients=20, repeats=1, settle=0.1))
+    cell = await storm.run(mock, GatewayPeer(SSE), storm.Size(clients=20, repeats=1, settle_s=0.1))
     assert value(cell, "last first block", "20 clients") > 0
-    cell = await idle.run(mock, Ours(WS), idle.Size(clients=20, before=5, settle=0.2))
+    cell = await idle.run(
+        mock, GatewayPeer(WS), idle.Size(clients=20, first_clients=5, settle_s=0.2)
+    )
     assert value(cell, "PSS of a client", "20 clients") > -1000
 
 
 async def test_whoever_joins_a_stream_gets_a_first_record(mock):
-    cell = await first.run(mock, Ours(SSE), first.Size(joins=2, rate=200, repeats=2))
+    cell = await first.run(mock, GatewayPeer(SSE), first.Size(join_count=2, rate=200, repeats=2))
     assert value(cell, "latency p50", "200/s") > 0
 
 
 async def test_over_many_partitions_not_every_record_has_an_id(mock):
-    size = partitions.Size(partitions=(12, 600), clients=2, at_once=300, rounds=2, repeats=1)
-    cell = await partitions.run(mock, Ours(SSE), size)
+    size = partitions.Size(partitions=(12, 600), clients=2, round_records=300, rounds=2, repeats=1)
+    cell = await partitions.run(mock, GatewayPeer(SSE), size)
     for case in ("12 partitions", "600 partitions"):
         assert value(cell, "record bytes of a CPU second", case) > 0
     assert value(cell, "of 12 partitions", "600 partitions") > 0
@@ -209,8 +221,8 @@ async def test_over_many_partitions_not_every_record_has_an_id(mock):
 
 @pytest.mark.parametrize("wire", [SSE, WS])
 async def test_a_delivery_is_measured_plain_and_compressed(mock, wire):
-    size = deflate.Size(clients=3, seconds=0.2, joined=(5,), repeats=2)
-    cell = await deflate.run(mock, Ours(wire), size)
+    size = deflate.Size(clients=3, repeat_s=0.2, batch_sizes=(5,), repeats=2)
+    cell = await deflate.run(mock, GatewayPeer(wire), size)
     plain, squeezed = (value(cell, "bytes of a delivery", f"{how}, 5") for how in HOW)
     assert 0 < squeezed < plain
     assert value(cell, "CPU of a delivery", "compressed, 5") > 0
@@ -219,54 +231,63 @@ async def test_a_delivery_is_measured_plain_and_compressed(mock, wire):
 
 def test_a_case_that_fails_is_told_and_the_others_are_kept():
     cell = Cell()
-    with alone(cell, "plain"):
+    with note_failure(cell, "plain"):
         raise ConnectionError("the server closed")
-    with alone(cell, "compressed"):
-        cell.add("compressed", PER_CPU, "1/s", 1.0)
+    with note_failure(cell, "compressed"):
+        cell.add_row("compressed", PER_CPU, "1/s", 1.0)
     assert cell.notes == ["plain: failed, ConnectionError('the server closed')"]
     assert value(cell, PER_CPU) == 1.0
 
 
 async def test_a_reader_whose_server_closes_says_so():
-    reader = Exact(SSE)
-    Connection(reader, b"").connection_lost(None)
+    reader = ExactClient(SSE)
+    ExactConnection(reader, b"").connection_lost(None)
     with pytest.raises(ConnectionError, match="the server closed"):
-        reader.has(1)
-    assert reader.has(0)
+        reader.has_received(1)
+    assert reader.has_received(0)
 
 
 async def test_the_longest_callback_is_found_by_a_launcher(mock):
-    size = loop.Size(clients=5, rate=50, seconds=0.3, guests=2)
-    cell = await loop.run(mock, Ours(SSE), size)
+    size = loop.Size(clients=5, rate=50, seconds=0.3, brief_clients=2)
+    cell = await loop.run(mock, GatewayPeer(SSE), size)
     assert value(cell, "longest callback, wall") > 0
 
 
 @pytest.mark.parametrize("wire", [SSE, WS])
 async def test_with_telemetry_and_without_are_worked_in_turns(mock, wire):
-    cases = (telemetry.Case(3, 100), telemetry.Case(4, 100, keys=True))
-    size = telemetry.Size(cases=cases, seconds=0.3, turns=2, scraped=5, scrapes=2)
-    cell = await telemetry.run(mock, Ours(wire), size)
+    cases = (telemetry.Case(3, 100), telemetry.Case(4, 100, has_own_keys=True))
+    size = telemetry.Size(cases=cases, turn_s=0.3, turn_count=2, scraped_clients=5, scrape_count=2)
+    cell = await telemetry.run(mock, GatewayPeer(wire), size)
     for case in ("3 x 100/s", "4 own keys x 100/s"):
-        (share,) = [r.value for r in cell.rows if r.what == telemetry.SHARE and r.case == case]
+        (share,) = [
+            r.value for r in cell.rows if r.what == telemetry.UNCOUNTED_SHARE and r.case == case
+        ]
         assert share > 0
-        for how in (telemetry.WITH, telemetry.WITHOUT):
+        for how in (telemetry.WITH_TELEMETRY, telemetry.WITHOUT_TELEMETRY):
             assert value(cell, PER_CPU, f"{case}, {how}") > 0
     assert value(cell, "a scrape", "5 clients") > 0
 
 
 @pytest.mark.parametrize("work", ["produce", "consume"])
 async def test_a_sidecar_a_library_and_a_bridge_by_hand_carry_all_records(real, work):
-    size = carrying.Size(
-        work, records=60, by_hand=60, clients=2, batch=10, partitions=4, rounds=1, formats=("json",)
+    size = transfer.Size(
+        work,
+        records=60,
+        bridge_records=60,
+        clients=2,
+        batch_records=10,
+        partitions=4,
+        rounds=1,
+        formats=("json",),
     )
-    cell = await carrying.run(real, None, size)
-    for name in (carriers.LIBRARY, "sidecar, json", carriers.BRIDGE):
-        assert value(cell, carrying.RECORDS, name) > 0
-        assert value(cell, carrying.SHARE, name) > 0
+    cell = await transfer.run(real, None, size)
+    for name in (transfer_servers.LIBRARY, "sidecar, json", transfer_servers.BRIDGE):
+        assert value(cell, transfer.RECORDS_PER_CPU, name) > 0
+        assert value(cell, transfer.LIBRARY_SHARE, name) > 0
 
 
 def test_streams_and_records_have_works_of_their_own():
-    carrier, gateway = carriers.Carriers(), Ours(SSE)
+    carrier, gateway = transfer_servers.TransferPeer(), GatewayPeer(SSE)
     assert catalog.takes_part(carrier, "sidecar-produce")
     assert not catalog.takes_part(carrier, "lat")
     assert catalog.takes_part(gateway, "lat")
@@ -274,20 +295,20 @@ def test_streams_and_records_have_works_of_their_own():
 
 
 def test_an_order_is_a_record_of_its_size():
-    assert {len(orders.written(n)) for n in range(200)} == {orders.SIZE}
+    assert {len(orders.encode_order(n)) for n in range(200)} == {orders.VALUE_BYTES}
 
 
 def test_a_compiled_loop_is_left_out_where_nothing_compiles(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    assert "cc" in Raw(SSE, compiled=True).missing()
-    assert "centrifugo" in Centrifugo(SSE).missing()
-    assert not Raw(SSE).missing()
+    assert "cc" in RawLoop(SSE, is_compiled=True).describe_missing()
+    assert "centrifugo" in Centrifugo(SSE).describe_missing()
+    assert not RawLoop(SSE).describe_missing()
 
 
 def test_what_a_server_uses_is_told_with_its_children():
     import os
 
-    with cost(os.getpid()) as spent:
+    with measure_cost(os.getpid()) as spent:
         sum(range(10_000_000))
-    assert spent.cpu == pytest.approx(spent.client, rel=0.5)  # what looking takes is in one
-    assert spent.wall > 0
+    assert spent.cpu_s == pytest.approx(spent.client_cpu_s, rel=0.5)  # what looking takes is in one
+    assert spent.wall_s > 0

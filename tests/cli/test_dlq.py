@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 from support.backend import running_backend
-from support.brokers import Broker
-from support.gateways import config_for
-from support.letters import committed, seal
-from support.until import until
+from support.brokers import KafkaCluster
+from support.dead_letters import read_committed, write_dead_letters
+from support.gateways import build_config
+from support.waiting import wait_until
 
 Run = Callable[..., Any]
 
@@ -43,15 +43,15 @@ async def dlq(*arguments: str) -> Told:
 
 
 @pytest.fixture
-def topic(kafka: Broker) -> str:
+def topic(kafka: KafkaCluster) -> str:
     """Of two partitions, and its dead letters."""
-    name = kafka.topic(partitions=2)
+    name = kafka.create_unique_topic(partitions=2)
     kafka.create_topic(f"{name}.dlq", 2)
     return name
 
 
 @pytest.fixture
-def config(kafka: Broker, topic: str, tmp_path: Path) -> Callable[..., str]:
+def config(kafka: KafkaCluster, topic: str, tmp_path: Path) -> Callable[..., str]:
     def made(backend: str = "http://127.0.0.1:1") -> str:
         group = {
             "group": "billing",
@@ -62,7 +62,7 @@ def config(kafka: Broker, topic: str, tmp_path: Path) -> Callable[..., str]:
         sidecar = {"deadLetter": {}, "reactive": {"groups": group}}
         file = tmp_path / "gateway.yaml"
         with file.open("w") as out:
-            YAML().dump(config_for(kafka.servers, [], [], sidecar=sidecar), out)
+            YAML().dump(build_config(kafka.bootstrap_servers, [], [], sidecar=sidecar), out)
         return str(file)
 
     return made
@@ -70,8 +70,8 @@ def config(kafka: Broker, topic: str, tmp_path: Path) -> Callable[..., str]:
 
 async def test_what_there_is_is_listed_by_group_and_shown_with_its_reason(kafka, topic, config):
     file = config()
-    seal(kafka, topic, [1, 2, 3], "billing")
-    seal(kafka, topic, [9], "shipping")
+    write_dead_letters(kafka, topic, [1, 2, 3], "billing")
+    write_dead_letters(kafka, topic, [9], "shipping")
 
     listed = await dlq("list", "-c", file, "--json")
 
@@ -95,9 +95,11 @@ async def test_each_goes_back_to_its_topic_once_also_when_it_is_killed_amid_it(
     kafka, topic, config
 ):
     file, count = config(), 4000
-    seal(kafka, topic, range(count), "billing")
+    write_dead_letters(kafka, topic, range(count), "billing")
     process = await spawned(["retry", topic, "-c", file, "--to", "topic"])
-    await until(lambda: process.returncode is not None or committed(kafka, topic, 2), "some", 60)
+    await wait_until(
+        lambda: process.returncode is not None or read_committed(kafka, topic, 2), "some", 60
+    )
     if process.returncode is None:
         process.kill()
     await process.wait()
@@ -105,7 +107,7 @@ async def test_each_goes_back_to_its_topic_once_also_when_it_is_killed_amid_it(
     told = await dlq("retry", topic, "-c", file, "--to", "topic")
 
     assert told.code == 0, told.err
-    copies = committed(kafka, topic, 2)
+    copies = read_committed(kafka, topic, 2)
     times = Counter(json.loads(each.value())["n"] for each in copies)
     assert len(times) == count
     assert set(times.values()) == {1}
@@ -118,17 +120,17 @@ async def test_each_goes_back_to_its_topic_once_also_when_it_is_killed_amid_it(
 
 
 async def test_the_back_end_gets_each_once_and_what_fails_again_is_told(kafka, topic, config):
-    seal(kafka, topic, range(1, 31), "billing")
+    write_dead_letters(kafka, topic, range(1, 31), "billing")
     async with running_backend() as backend:
         file = config(backend.base_url)
-        backend.order(fail=10)
+        backend.set_orders(fail=10)
         first = await dlq("retry", topic, "-c", file, "--limit", "5")
         second = await dlq("retry", topic, "-c", file)
-        backend.order()
+        backend.set_orders()
         third = await dlq("retry", topic, "-c", file)
         numbers = Counter(each["value"]["n"] for call in backend.calls for each in call["records"])
-        backend.order(say=503)
-        seal(kafka, topic, [77], "billing")
+        backend.set_orders(say=503)
+        write_dead_letters(kafka, topic, [77], "billing")
         away = await dlq("retry", topic, "-c", file)
     outcomes = [Counter(dict(_counts(each.out))) for each in (first, second)]
     # of partition 0, the first, the limit lets 2, 4, 6, 8 and 10 through
@@ -146,7 +148,7 @@ async def test_what_is_dropped_is_passed_over_and_only_purged_records_are_gone(
     kafka, topic, config
 ):
     file = config()
-    seal(kafka, topic, [1, 2], "billing")
+    write_dead_letters(kafka, topic, [1, 2], "billing")
     refused = await dlq("drop", topic, "-c", file)
     assert refused.code == 1
     dropped = await dlq("drop", topic, "-c", file, "--yes")
@@ -154,12 +156,12 @@ async def test_what_is_dropped_is_passed_over_and_only_purged_records_are_gone(
     assert "no dead letters" in (await dlq("show", topic, "-c", file, "-g", "billing")).out
     everything = await dlq("show", topic, "-c", file, "-g", "billing", "--all", "--json")
     assert len(everything.out.splitlines()) == 2
-    assert len(committed(kafka, f"{topic}.dlq", 2)) == 2
+    assert len(read_committed(kafka, f"{topic}.dlq", 2)) == 2
 
     purged = await dlq("drop", topic, "-c", file, "--yes", "--purge", "-g", "billing")
 
     assert purged.code == 0, purged.err
-    assert committed(kafka, f"{topic}.dlq", 2) == []
+    assert read_committed(kafka, f"{topic}.dlq", 2) == []
 
 
 async def test_a_topic_without_dead_letters_is_said_so_and_a_slip_of_usage_too(config):

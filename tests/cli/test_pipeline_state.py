@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support import paper
+from support import fake_checkpoint
 from typer.testing import CliRunner
 
 from gateway.cli import app
@@ -29,7 +29,7 @@ class Place:
         self.checkpoints = directory / "checkpoints"
         self.config = directory / "gateway.yaml"
         self.config.write_text(CONFIG.replace("CHECKPOINTS", str(self.checkpoints)))
-        self.v1 = paper.checkpoint(self.checkpoints / "visits/v1")
+        self.v1 = fake_checkpoint.write_checkpoint(self.checkpoints / "visits/v1")
 
     def call(self, command: str, *arguments: str) -> tuple[int, str]:
         words = ["pipeline", command, "visits", "-c", str(self.config), *arguments]
@@ -56,7 +56,7 @@ def test_state_tells_bytes_and_snapshots_without_spark(place: Place) -> None:
 
 def test_state_names_damaged_files_and_fails(place: Place) -> None:
     assert place.call("state", "--verify")[0] == 0
-    paper.cut(place.v1 / "state/0/1/6.zip")
+    fake_checkpoint.truncate_file(place.v1 / "state/0/1/6.zip")
     code, said = place.call("state", "--verify")
     assert code == 1
     assert "damaged: state/0/1/6.zip" in said
@@ -76,7 +76,7 @@ def test_a_backup_becomes_the_next_version(place: Place, tmp_path: Path) -> None
 
 def test_a_running_job_is_not_restored(place: Place, tmp_path: Path) -> None:
     place.call("backup", "--to", str(tmp_path / "copy"))
-    with lease.held(str(place.checkpoints / "visits"), "visits"):
+    with lease.hold_lease(str(place.checkpoints / "visits"), "visits"):
         code, said = place.call("restore", "--from", str(tmp_path / "copy"))
     assert code == 1
     assert "visits is run by process" in said

@@ -7,8 +7,8 @@ import json
 import random
 import sys
 
-from support.letters import committed
-from support.sidecars import ready, running_sidecar
+from support.dead_letters import read_committed
+from support.sidecars import running_sidecar, wait_until_ready
 
 
 async def replay(*arguments: str) -> tuple[int, str, str]:
@@ -26,7 +26,7 @@ async def test_one_is_started_awaited_listed_and_too_late_to_be_cancelled(kafka)
     source, target = kafka.topic(), kafka.topic()
     section = {"topic": f"replays-{random.getrandbits(40):x}"}
     async with running_sidecar(kafka.bootstrap, replay=section, producer={}) as http:
-        await ready(http)
+        await wait_until_ready(http)
         records = [{"value": "YQ=="}] * 5
         written = await http.post(f"/producers/{source}", json={"records": records})
         assert written.status_code == 200, written.text
@@ -44,7 +44,7 @@ async def test_one_is_started_awaited_listed_and_too_late_to_be_cancelled(kafka)
         assert json.loads(shown[1])["delivery"] == "exactly-once"
         code, _, err = await replay("cancel", id, "--url", url)
         assert (code, "is done already" in err) == (1, True)
-    assert [each.value() for each in committed(kafka, target)] == [b"a"] * 3
+    assert [each.value() for each in read_committed(kafka, target)] == [b"a"] * 3
 
 
 async def test_a_slip_of_usage_and_a_sidecar_that_is_not_there_are_said():

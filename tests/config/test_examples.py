@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import Template, dump, load, loads
+from gateway.config import Template, dumps, load, loads
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -14,7 +14,7 @@ def test_every_example_loads_without_a_warning(path: Path):
     settings = load(path)
     assert settings.warnings == ()
     assert settings.routes
-    assert loads(dump(settings), name=str(path)) == settings
+    assert loads(dumps(settings), name=str(path)) == settings
 
 
 def test_the_example_of_orders_says_what_its_comments_say(monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.config import loads
 from gateway.errors import ConfigError, RequestError
 from gateway.web.access import Grant, Granted
-from gateway.web.routing.views import Fill, view_of
+from gateway.web.routing.views import TemplateValues, build_route_view
 
 ROLES = ("support", "admin")
 BASE = """
@@ -76,7 +76,9 @@ def test_whoever_lacks_the_roles_of_a_field_is_not_shown_it_by_a_list_that_is_ta
             if not roles <= have:
                 granted = Granted([Grant("g", "ada", frozenset(have))])
                 try:
-                    view = view_of(route, Fill({}, {}, granted), known=["orders"])
+                    view = build_route_view(
+                        route, TemplateValues({}, {}, granted), known_topics=["orders"]
+                    )
                 except RequestError:
                     seen.append(False)
                     continue

@@ -51,7 +51,7 @@ def test_what_is_wrong_with_a_group_is_told(text: str, what: str):
 def test_a_pattern_matches_whole_names_and_no_dead_letters():
     section = loads(group("{group: a, pattern: 'orders.*|pay'}")).sidecar
     assert section is not None and section.reactive is not None
-    matching = section.reactive.groups[0].matching
+    matching = section.reactive.groups[0].topic_pattern
     assert matching is not None
     names = ("orders", "orders-eu", "orders.dlq", "pay", "payments", "pay.dlq")
     assert [name for name in names if matching.fullmatch(name)] == ["orders", "orders-eu", "pay"]

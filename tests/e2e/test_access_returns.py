@@ -19,15 +19,15 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
-from support.admin import Admin
-from support.brokers import started
+from support.admin import KafkaAdmin
+from support.brokers import running_kafka
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for, running_gateway
-from support.oracle import Oracle
-from support.secured import allow
-from support.until import until
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.oracle import StreamOracle
+from support.secure_kafka import grant_access
+from support.waiting import wait_until
 
-from gateway.kafka.local import LocalKafka, Security
+from gateway.kafka.local import BrokerSecurity, LocalKafka
 
 WITHIN = 90.0
 PARTITIONS = 12
@@ -45,25 +45,25 @@ Step = Callable[[LocalKafka], None]
 
 @pytest.fixture
 def kafka() -> Iterator[LocalKafka]:
-    security = Security(users={"carol": "right"}, mechanisms=("SCRAM-SHA-256",), acl=True)
+    security = BrokerSecurity(users={"carol": "right"}, mechanisms=("SCRAM-SHA-256",), acl=True)
     properties = {"connections.max.reauth.ms": "2000"}
-    with started(LocalKafka(properties=properties, security=security)) as kafka:
-        admin = Admin(kafka.bootstrap)
+    with running_kafka(LocalKafka(properties=properties, security=security)) as kafka:
+        admin = KafkaAdmin(kafka.bootstrap)
         admin.create_topic("orders", PARTITIONS)
-        allow(admin, PRINCIPAL, "orders", AclOperation.READ, AclOperation.DESCRIBE)
+        grant_access(admin, PRINCIPAL, "orders", AclOperation.READ, AclOperation.DESCRIBE)
         yield kafka
 
 
 def config(kafka: LocalKafka) -> dict[str, Any]:
-    servers = ",".join(kafka.listener("SASL"))
-    return config_for(servers, ["orders"], kafka={"security": {"sasl": SASL}})
+    servers = ",".join(kafka.get_addresses("SASL"))
+    return build_config(servers, ["orders"], kafka={"security": {"sasl": SASL}})
 
 
 def set_password(kafka: LocalKafka, password: str) -> None:
     """It is asked for at the end of each session, of two seconds."""
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
     change = UserScramCredentialUpsertion("carol", info, password.encode())
-    admin = Admin(kafka.bootstrap)
+    admin = KafkaAdmin(kafka.bootstrap)
     for done in admin.client.alter_user_scram_credentials([change]).values():
         done.result(30)
 
@@ -79,14 +79,14 @@ def forbid(kafka: LocalKafka) -> None:
         AclOperation.READ,
         AclPermissionType.ANY,
     )
-    admin = Admin(kafka.bootstrap)
+    admin = KafkaAdmin(kafka.bootstrap)
     for done in admin.client.delete_acls([rules]).values():
         done.result(30)
 
 
 def permit(kafka: LocalKafka) -> None:
     """Let the topic be read again."""
-    allow(Admin(kafka.bootstrap), PRINCIPAL, "orders", AclOperation.READ)
+    grant_access(KafkaAdmin(kafka.bootstrap), PRINCIPAL, "orders", AclOperation.READ)
 
 
 def resumed(log: str) -> list[int]:
@@ -99,20 +99,20 @@ def resumed(log: str) -> list[int]:
     return found
 
 
-async def read_all(oracle: Oracle, client: RawClient, rounds: int) -> None:
+async def read_all(oracle: StreamOracle, client: RawClient, rounds: int) -> None:
     """Write to every partition, and wait until the client has it from each."""
-    await oracle.produce("orders", PARTITIONS * 10)
+    await oracle.produce_records("orders", PARTITIONS * 10)
     wanted = rounds * PARTITIONS * 10
-    await client.wait(
+    await client.wait_for_events(
         lambda events: sum(each["event"] == "message" for each in events) >= wanted, WITHIN
     )
 
 
-async def all_resume_together(gateway: Gateway, since: int) -> None:
+async def all_resume_together(gateway: GatewayProcess, since: int) -> None:
     def lines() -> list[int]:
         return resumed(gateway.log[since:])
 
-    await until(lambda: sum(lines()) >= PARTITIONS, lambda: str(lines()), WITHIN)
+    await wait_until(lambda: sum(lines()) >= PARTITIONS, lambda: str(lines()), WITHIN)
     assert len(lines()) <= LINES, lines()
 
 
@@ -121,15 +121,17 @@ async def refuse_for_a_while(
 ) -> None:
     """Let a client read, let Kafka refuse and allow again, and see all partitions come back."""
     async with (
-        Oracle(",".join(kafka.bootstrap)) as oracle,
+        StreamOracle(",".join(kafka.bootstrap)) as oracle,
         running_gateway(config(kafka)) as gateway,
         RawClient(f"{gateway.base_url}/events/orders") as client,
     ):
-        await client.wait(1)
+        await client.wait_for_events(1)
         await read_all(oracle, client, 1)
         since = len(gateway.log)
         await asyncio.to_thread(refuse, kafka)
-        await until(lambda: f"cause={cause}" in gateway.log[since:], gateway.tail, WITHIN)
+        await wait_until(
+            lambda: f"cause={cause}" in gateway.log[since:], gateway.read_log_tail, WITHIN
+        )
         await asyncio.sleep(REFUSED_SECONDS)
         since = len(gateway.log)
         await asyncio.to_thread(allow_again, kafka)

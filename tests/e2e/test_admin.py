@@ -14,17 +14,17 @@ from typing import Any
 
 import httpx
 import pytest
+from support.admin_api import ADMIN_SECTION, list_streams, open_admin_api
 from support.brokers import embedded_kafka
-from support.certificates import Authority
+from support.certificates import CertificateAuthority
 from support.clients.raw import RawClient
-from support.clients.wires import WIRES, Wire, over
-from support.gateways import Gateway, config_for, running_gateway
-from support.multiplex import Multiplex
-from support.operator import ADMIN, listed, operator
-from support.oracle import Oracle
-from support.until import until
-from support.workers import running_workers, serving
-from support.workers import workers as workers_of
+from support.clients.wires import CLIENT_BY_WIRE, WireName, client_for_wire
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.multiplex import MultiplexClient
+from support.oracle import StreamOracle
+from support.waiting import wait_until
+from support.workers import find_workers as workers_of
+from support.workers import running_workers, wait_for_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -57,17 +57,17 @@ def config_of(kafka: EmbeddedKafka, **admin: Any) -> dict[str, Any]:
             "with": {"topic": "stock", "format": "envelope"},
         },
     ]
-    return config_for(
+    return build_config(
         kafka.bootstrap,
         ["orders", "stock"],
         routes,
         guards={"users": {"type": "inline", "users": USERS}},
-        admin={**ADMIN, **admin},
+        admin={**ADMIN_SECTION, **admin},
     )
 
 
 @asynccontextmanager
-async def running(config: Mapping[str, Any], workers: int) -> AsyncIterator[Gateway]:
+async def running(config: Mapping[str, Any], workers: int) -> AsyncIterator[GatewayProcess]:
     started = running_gateway(config) if workers == 1 else running_workers(config, workers)
     async with started as gateway:
         yield gateway
@@ -86,26 +86,30 @@ def all_reasons(clients: Sequence[RawClient]) -> list[str]:
 
 
 async def begun(client: RawClient, times: int = 1) -> None:
-    await client.wait(lambda _: len(named(client, "begin")) >= times, within=WITHIN)
+    await client.wait_for_events(lambda _: len(named(client, "begin")) >= times, within=WITHIN)
 
 
 async def ended(client: RawClient, reason: str) -> None:
-    await client.wait(lambda _: reason in reasons(client), within=WITHIN)
+    await client.wait_for_events(lambda _: reason in reasons(client), within=WITHIN)
 
 
 async def connected(
-    stack: AsyncExitStack, gateway: Gateway, wire: Wire, path: str, name: str | None = None
+    stack: AsyncExitStack,
+    gateway: GatewayProcess,
+    wire: WireName,
+    path: str,
+    name: str | None = None,
 ) -> RawClient:
     """With its first block."""
     headers = {} if name is None else bearer(name)
-    client = over(wire, RawClient)(f"{gateway.base_url}{path}", headers=headers)
+    client = client_for_wire(wire, RawClient)(f"{gateway.base_url}{path}", headers=headers)
     await stack.enter_async_context(client)
     await begun(client)
     return client
 
 
 @asynccontextmanager
-async def client_of(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
     """On a connection for each request, so that each worker has some."""
     async with httpx.AsyncClient(
         base_url=gateway.base_url,
@@ -127,14 +131,14 @@ async def test_every_stream_is_listed_whatever_its_wire_and_its_worker(
     kafka: EmbeddedKafka, workers: int
 ):
     async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
-        for wire in WIRES:
+        for wire in CLIENT_BY_WIRE:
             for n in range(3):
                 await connected(stack, gateway, wire, f"/open/{n}?token=s3cret&n={n}")
             await connected(stack, gateway, wire, "/kept", "ada")
-        http = await stack.enter_async_context(operator(gateway))
-        found = await listed(http)
+        http = await stack.enter_async_context(open_admin_api(gateway))
+        found = await list_streams(http)
         assert len(found) == 12 and len({stream["id"] for stream in found}) == 12
-        assert {stream["wire"] for stream in found} == set(WIRES)
+        assert {stream["wire"] for stream in found} == set(CLIENT_BY_WIRE)
         assert {stream["state"] for stream in found} == {"live"}
         assert {stream["address"] for stream in found} == {"127.0.0.1"}
         assert "s3cret" not in json.dumps(found)
@@ -143,12 +147,16 @@ async def test_every_stream_is_listed_whatever_its_wire_and_its_worker(
         assert all(stream["bytes"] > 0 and stream["error"] is None for stream in found)
         found = counted_off(found)
         # one at a time they are the same, in the same order
-        assert counted_off(await listed(http, "limit=1")) == found
+        assert counted_off(await list_streams(http, "limit=1")) == found
         kept = [stream for stream in found if stream["route"] == "/kept"]
         assert [stream["identity"] for stream in kept] == [{"users": "ada"}] * 3
         for query in ("identity=ada", "route=/kept", "guard=users&limit=2"):
-            assert counted_off(await listed(http, query)) == kept
-        assert await listed(http, "identity=bob") == await listed(http, "address=1.2.3.4") == []
+            assert counted_off(await list_streams(http, query)) == kept
+        assert (
+            await list_streams(http, "identity=bob")
+            == await list_streams(http, "address=1.2.3.4")
+            == []
+        )
         one = (await http.get(f"/streams/{kept[0]['id']}")).json()
         assert one["topics"] == ["stock"] and one["position"]
         assert {stream["worker"] for stream in found} <= set(range(1, workers + 1))
@@ -162,7 +170,7 @@ def counted_off(streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 async def test_what_holds_up_a_stream_is_told_until_it_is_over(kafka: EmbeddedKafka):
     async with running(config_of(kafka), 1) as gateway, AsyncExitStack() as stack:
         await connected(stack, gateway, "sse", "/open/1")
-        http = await stack.enter_async_context(operator(gateway))
+        http = await stack.enter_async_context(open_admin_api(gateway))
         kafka.down(1)
         try:
             error = await error_listed(http, held_up=True)
@@ -176,7 +184,7 @@ async def error_listed(http: httpx.AsyncClient, *, held_up: bool) -> Any:
     """That of its only stream, once it has one, or none any more."""
     async with asyncio.timeout(WITHIN):
         while True:
-            (stream,) = await listed(http)
+            (stream,) = await list_streams(http)
             if (stream["error"] is not None) == held_up:
                 return stream["error"]
             await asyncio.sleep(0.05)
@@ -184,15 +192,15 @@ async def error_listed(http: httpx.AsyncClient, *, held_up: bool) -> Any:
 
 @each_wire_with_some_workers
 async def test_streams_are_ended_by_id_and_by_who_has_them_and_no_others(
-    kafka: EmbeddedKafka, wire: Wire, workers: int
+    kafka: EmbeddedKafka, wire: WireName, workers: int
 ):
     async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
         ada = [await connected(stack, gateway, wire, "/kept", "ada") for _ in range(3)]
         bob = [await connected(stack, gateway, wire, "/kept", "bob") for _ in range(2)]
-        http = await stack.enter_async_context(operator(gateway))
-        (first, *_) = await listed(http, "identity=bob")
+        http = await stack.enter_async_context(open_admin_api(gateway))
+        (first, *_) = await list_streams(http, "identity=bob")
         assert (await http.delete(f"/streams/{first['id']}")).status_code == 204
-        await until(lambda: all_reasons(bob) == ["disconnected"], "its end", WITHIN)
+        await wait_until(lambda: all_reasons(bob) == ["disconnected"], "its end", WITHIN)
         answer = await http.delete("/streams?identity=ada&guard=users")
         assert answer.json() == {"ended": 3, "missing": []}
         for client in ada:
@@ -207,7 +215,7 @@ async def test_streams_are_ended_by_id_and_by_who_has_them_and_no_others(
 async def test_what_is_misspelt_ends_nothing(kafka: EmbeddedKafka):
     async with running(config_of(kafka), 1) as gateway, AsyncExitStack() as stack:
         client = await connected(stack, gateway, "sse", "/open/1")
-        http = await stack.enter_async_context(operator(gateway))
+        http = await stack.enter_async_context(open_admin_api(gateway))
         for url in ("/streams", "/streams?identiy=ada", "/streams?route=/open/{id}&limit=1"):
             assert (await http.delete(url)).status_code == 400
         for id in ("1-0-1", "9-0-1", "x", "1-00000000-1"):
@@ -217,7 +225,7 @@ async def test_what_is_misspelt_ends_nothing(kafka: EmbeddedKafka):
         refused = await http.put("/streams")
         assert refused.status_code == 405 and "DELETE" in refused.headers["allow"]
         assert (await http.get("/nothing")).status_code == 404
-        assert len(await listed(http)) == 1 and reasons(client) == []
+        assert len(await list_streams(http)) == 1 and reasons(client) == []
 
 
 @every_number_of_workers
@@ -225,7 +233,7 @@ async def test_where_it_is_guarded_only_who_has_the_role_is_answered(
     kafka: EmbeddedKafka, workers: int
 ):
     config = config_of(kafka, guarded={"users": ["operate"]})
-    async with running(config, workers) as gateway, operator(gateway) as http:
+    async with running(config, workers) as gateway, open_admin_api(gateway) as http:
         for _ in range(workers):
             assert (await http.get("/streams")).status_code == 401
             assert (await http.get("/streams", headers=bearer("ada"))).status_code == 403
@@ -239,10 +247,10 @@ async def test_where_it_is_guarded_only_who_has_the_role_is_answered(
 async def test_from_other_machines_it_is_reached_by_tls_and_known_certificates_are_let_in(
     kafka: EmbeddedKafka, tmp_path: Path
 ):
-    authority = Authority(tmp_path)
-    own, eve = authority.signed("gateway"), authority.signed("eve")
-    tls = {"certificate": str(own), "key": str(own), "trust": str(authority.path)}
-    config = config_for(
+    authority = CertificateAuthority(tmp_path)
+    own, eve = authority.issue_certificate("gateway"), authority.issue_certificate("eve")
+    tls = {"certificate": str(own), "key": str(own), "trust": str(authority.certificate_path)}
+    config = build_config(
         kafka.bootstrap,
         ["orders"],
         listen={"tls": tls},
@@ -250,10 +258,10 @@ async def test_from_other_machines_it_is_reached_by_tls_and_known_certificates_a
         admin={"host": "0.0.0.0", "port": 0, "guarded": {"machines": []}},
     )
     async with running_gateway(config, ready=False) as gateway:
-        await until(lambda: "startup complete" in gateway.log, gateway.tail, WITHIN)
+        await wait_until(lambda: "startup complete" in gateway.log, gateway.read_log_tail, WITHIN)
         port = gateway.log.partition("admin on https://0.0.0.0:")[2].split()[0]
         for certificate, status in ((None, 401), (eve, 200)):
-            trusting = authority.context(certificate)
+            trusting = authority.create_client_context(certificate)
             async with httpx.AsyncClient(verify=trusting, trust_env=False) as http:
                 answer = await http.get(f"https://127.0.0.1:{port}/streams", timeout=WITHIN)
                 assert answer.status_code == status
@@ -262,7 +270,7 @@ async def test_from_other_machines_it_is_reached_by_tls_and_known_certificates_a
 async def test_a_page_in_a_browser_is_not_answered_nor_who_comes_by_another_name(
     kafka: EmbeddedKafka,
 ):
-    async with running(config_of(kafka), 1) as gateway, operator(gateway) as http:
+    async with running(config_of(kafka), 1) as gateway, open_admin_api(gateway) as http:
         assert (await http.get("/streams")).status_code == 200
         for headers in ({"Origin": "http://evil.example"}, {"Origin": "null"}):
             assert (await http.get("/streams", headers=headers)).status_code == 403
@@ -295,12 +303,12 @@ async def test_a_thousand_streams_are_listed_while_others_have_their_turn(kafka:
             asked = f"GET /open/{n} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             writer.write(asked.encode())
             await reader.readuntil(b"event: begin")
-        http = await stack.enter_async_context(operator(gateway))
-        found = await listed(http, "limit=333")
+        http = await stack.enter_async_context(open_admin_api(gateway))
+        found = await list_streams(http, "limit=333")
         numbers = sorted(int(stream["url"].rpartition("/")[2]) for stream in found)
         assert numbers == list(range(1000))
         assert (await http.delete("/streams?route=/open/{id}")).json()["ended"] == 1000
-        await until(lambda: gateway.clients == 0, "the end of all", WITHIN)
+        await wait_until(lambda: gateway.connection_count == 0, "the end of all", WITHIN)
 
 
 # revocation
@@ -308,12 +316,12 @@ async def test_a_thousand_streams_are_listed_while_others_have_their_turn(kafka:
 
 @each_wire_with_some_workers
 async def test_who_is_revoked_has_no_stream_and_gets_none_until_that_is_lifted(
-    kafka: EmbeddedKafka, wire: Wire, workers: int
+    kafka: EmbeddedKafka, wire: WireName, workers: int
 ):
     async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
         ada = [await connected(stack, gateway, wire, "/kept", "ada") for _ in range(3)]
         bob = await connected(stack, gateway, wire, "/kept", "bob")
-        http = await stack.enter_async_context(operator(gateway))
+        http = await stack.enter_async_context(open_admin_api(gateway))
         told = {"identity": "ada", "guard": "users"}
         answer = (await http.post("/revocations", json=told)).json()
         assert answer["ended"] == 3 and answer["missing"] == [] and answer["until"] is None
@@ -337,7 +345,7 @@ async def test_who_is_revoked_has_no_stream_and_gets_none_until_that_is_lifted(
 async def test_a_revocation_holds_for_all_guards_and_until_its_time(kafka: EmbeddedKafka):
     async with (
         running(config_of(kafka), 1) as gateway,
-        operator(gateway) as http,
+        open_admin_api(gateway) as http,
         client_of(gateway) as client,
     ):
 
@@ -362,7 +370,7 @@ async def test_a_revocation_that_is_none_is_refused_with_what_to_say(kafka: Embe
         '{"identity": "a", "until": "soon"}', '{"identity": "a", "until": "2030-01-01T00:00:00"}',
         '{"identity": "a", "until": -1}', '{"identity": "a", "guard": "usres"}',
     )  # fmt: skip
-    async with running(config_of(kafka), 1) as gateway, operator(gateway) as http:
+    async with running(config_of(kafka), 1) as gateway, open_admin_api(gateway) as http:
         for body in bodies:
             refused = await http.post("/revocations", content=body)
             assert refused.status_code == 400 and refused.json()["detail"], body
@@ -370,16 +378,16 @@ async def test_a_revocation_that_is_none_is_refused_with_what_to_say(kafka: Embe
 
 
 async def test_a_page_that_is_waited_for_is_not_shown_to_who_was_revoked_meanwhile(
-    kafka: EmbeddedKafka, oracle: Oracle
+    kafka: EmbeddedKafka, oracle: StreamOracle
 ):
     async with (
         running(config_of(kafka), 1) as gateway,
-        operator(gateway) as http,
+        open_admin_api(gateway) as http,
         client_of(gateway) as client,
     ):
         asked = client.get("/kept?wait=30s&from=live", headers=LINES | bearer("ada"))
         waiting = asyncio.create_task(asked)
-        await until(lambda: gateway.clients > 0, "its connection", WITHIN)
+        await wait_until(lambda: gateway.connection_count > 0, "its connection", WITHIN)
         for _ in range(1000):
             if 'gateway_clients{route="/kept"' in (await http.get("/metrics")).text:
                 break
@@ -387,7 +395,7 @@ async def test_a_page_that_is_waited_for_is_not_shown_to_who_was_revoked_meanwhi
         else:
             pytest.fail("it is not waited for")
         await http.post("/revocations", json={"identity": "ada"})
-        await oracle.produce("stock", 1)
+        await oracle.produce_records("stock", 1)
         assert (await waiting).status_code == 403
 
 
@@ -396,12 +404,12 @@ async def test_a_page_that_is_waited_for_is_not_shown_to_who_was_revoked_meanwhi
 
 @each_wire_with_some_workers
 async def test_clients_of_a_paused_route_end_and_come_back_when_it_goes_on(
-    kafka: EmbeddedKafka, oracle: Oracle, wire: Wire, workers: int
+    kafka: EmbeddedKafka, oracle: StreamOracle, wire: WireName, workers: int
 ):
     async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
         some = [await connected(stack, gateway, wire, f"/open/{n}") for n in range(3)]
         kept = await connected(stack, gateway, wire, "/kept", "ada")
-        http = await stack.enter_async_context(operator(gateway))
+        http = await stack.enter_async_context(open_admin_api(gateway))
         answer = (await http.post("/routes/open/{id}/pause")).json()
         assert answer["route"] == "/open/{id}" and answer["ended"] == 3
         for client in some:
@@ -417,10 +425,10 @@ async def test_clients_of_a_paused_route_end_and_come_back_when_it_goes_on(
                 events = await client.get("/open/1", headers=source)
                 assert events.status_code == 200 and '{"reason":"paused"}' in events.text
                 assert "retry: " in events.text
-        acked = await oracle.produce("orders", 4)
+        acked = await oracle.produce_records("orders", 4)
         assert (await http.post("/routes/%2Fopen%2F{id}/resume")).status_code == 200
         for client in some:
-            await client.wait(
+            await client.wait_for_events(
                 lambda _, client=client: len(named(client, "message")) == len(acked), WITHIN
             )
         assert named(kept, "end") == [] and len(named(kept, "begin")) == 1
@@ -432,15 +440,15 @@ async def test_clients_of_a_paused_route_end_and_come_back_when_it_goes_on(
 async def test_what_is_forbidden_holds_in_a_worker_that_is_started_later_and_after_a_reload(
     kafka: EmbeddedKafka,
 ):
-    async with running_workers(config_of(kafka), 2) as gateway, operator(gateway) as http:
+    async with running_workers(config_of(kafka), 2) as gateway, open_admin_api(gateway) as http:
         await http.post("/revocations", json={"identity": "ada"})
         await http.post("/routes/open/{id}/pause")
         for process in workers_of(gateway).values():
             process.kill()
-        await serving(gateway, 2, starts=4)
-        gateway.signal(signal.SIGHUP)
+        await wait_for_workers(gateway, 2, start_count=4)
+        gateway.send_signal(signal.SIGHUP)
         said = "configuration reloaded"
-        await until(lambda: gateway.log.count(said) == 2, gateway.tail, WITHIN)
+        await wait_until(lambda: gateway.log.count(said) == 2, gateway.read_log_tail, WITHIN)
         async with client_of(gateway) as client:
             for _ in range(8):
                 assert (await client.get("/open/1")).status_code == 503
@@ -465,15 +473,15 @@ async def test_a_reload_says_what_came_of_it_in_all_workers(kafka: EmbeddedKafka
         some = [await connected(stack, gateway, "sse", f"/open/{n}") for n in range(4)]
         for _ in range(2):
             await connected(stack, gateway, "sse", "/kept", "ada")
-        http = await stack.enter_async_context(operator(gateway))
-        gateway.write(without_open(kafka) | {"name": "other"})
+        http = await stack.enter_async_context(open_admin_api(gateway))
+        gateway.write_config(without_open(kafka) | {"name": "other"})
         told = (await http.post("/reload")).json()
         assert told["routes"] == {"same": 1, "changed": 0, "added": 0, "removed": 1}
         assert told["streams"] == {"ended (route-removed)": 4, "untouched": 2}
         assert told["missing"] == [] and "name" in told["kept"]
         for client in some:
             await ended(client, "route-removed")
-        gateway.file.write_text("kafka: {servers: [a:9092]}\nroutse: []\nadmin: {port: x}\n")
+        gateway.config_path.write_text("kafka: {servers: [a:9092]}\nroutse: []\nadmin: {port: x}\n")
         refused = await http.post("/reload")
         assert refused.status_code == 422
         assert refused.headers["content-type"] == "application/problem+json"
@@ -487,7 +495,7 @@ async def test_the_command_says_what_came_of_it(kafka: EmbeddedKafka):
 
         async def reload(url: str, token: str) -> tuple[int, str]:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway", "reload", "-c", str(gateway.file)),
+                *(sys.executable, "-m", "gateway", "reload", "-c", str(gateway.config_path)),
                 *("--admin", url),
                 env={**os.environ, "GATEWAY_ADMIN_TOKEN": token},
                 stdout=asyncio.subprocess.PIPE,
@@ -496,9 +504,11 @@ async def test_the_command_says_what_came_of_it(kafka: EmbeddedKafka):
             said, _ = await process.communicate()
             return process.returncode or 0, said.decode()
 
-        async with operator(gateway) as http:
+        async with open_admin_api(gateway) as http:
             url = str(http.base_url)
-        gateway.write(without_open(kafka) | {"admin": {**ADMIN, "guarded": {"users": ["operate"]}}})
+        gateway.write_config(
+            without_open(kafka) | {"admin": {**ADMIN_SECTION, "guarded": {"users": ["operate"]}}}
+        )
         status, said = await reload(url, "token-of-ada")
         assert status == 1 and "does not grant the role operate" in said
         status, said = await reload(url, "token-of-eve")
@@ -510,7 +520,7 @@ async def test_the_command_says_what_came_of_it(kafka: EmbeddedKafka):
 
 @every_number_of_workers
 async def test_what_is_logged_is_changed_in_all_workers(kafka: EmbeddedKafka, workers: int):
-    async with running(config_of(kafka), workers) as gateway, operator(gateway) as http:
+    async with running(config_of(kafka), workers) as gateway, open_admin_api(gateway) as http:
         assert (await http.get("/levels")).json()["level"] == "info"
         for body in ({"level": "loud"}, {"levels": {"web": "loud"}}, {"lvel": "info"}, []):
             assert (await http.put("/levels", json=body)).status_code == 400
@@ -528,32 +538,32 @@ async def test_what_is_logged_is_changed_in_all_workers(kafka: EmbeddedKafka, wo
 
 async def test_it_has_the_figures_also_where_clients_may_not_have_them(kafka: EmbeddedKafka):
     config = config_of(kafka) | {"telemetry": {"metrics": {"prometheus": None}}}
-    async with running(config, 1) as gateway, operator(gateway) as http:
+    async with running(config, 1) as gateway, open_admin_api(gateway) as http:
         assert "gateway_info" in (await http.get("/metrics")).text
         async with client_of(gateway) as client:
             assert (await client.get("/metrics")).status_code == 404
 
 
 async def test_of_a_socket_of_many_streams_only_those_end_that_are_meant(
-    kafka: EmbeddedKafka, oracle: Oracle
+    kafka: EmbeddedKafka, oracle: StreamOracle
 ):
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(running(config_of(kafka), 1))
-        http = await stack.enter_async_context(operator(gateway))
+        http = await stack.enter_async_context(open_admin_api(gateway))
         socket = await stack.enter_async_context(
-            Multiplex(gateway.base_url, additional_headers=bearer("ada"))
+            MultiplexClient(gateway.base_url, additional_headers=bearer("ada"))
         )
         await socket.subscribe("a", "/open/1")
         await socket.subscribe("b", "/kept")
-        assert {stream["route"] for stream in await listed(http)} == {"/open/{id}", "/kept"}
+        assert {stream["route"] for stream in await list_streams(http)} == {"/open/{id}", "/kept"}
         await http.post("/routes/open/{id}/pause")
-        assert (await socket.next("a", "end"))["reason"] == "paused"
-        await socket.say("subscribe", id="c", path="/open/2")
-        assert (await socket.next("c", "error"))["code"] == "paused"
-        await oracle.produce("stock", 2)
-        await socket.wait(lambda: len(socket.records("b")) == 2)
+        assert (await socket.wait_for_message("a", "end"))["reason"] == "paused"
+        await socket.send_message("subscribe", id="c", path="/open/2")
+        assert (await socket.wait_for_message("c", "error"))["code"] == "paused"
+        await oracle.produce_records("stock", 2)
+        await socket.wait_until(lambda: len(socket.get_records("b")) == 2)
         await http.post("/revocations", json={"identity": "ada"})
-        assert (await socket.next("b", "end"))["reason"] == "access-revoked"
-        await socket.say("subscribe", id="d", path="/kept")
-        assert (await socket.next("d", "error"))["code"] == "forbidden"
-        assert socket.code is None
+        assert (await socket.wait_for_message("b", "end"))["reason"] == "access-revoked"
+        await socket.send_message("subscribe", id="d", path="/kept")
+        assert (await socket.wait_for_message("d", "error"))["code"] == "forbidden"
+        assert socket.close_code is None

@@ -14,14 +14,14 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 from starlette.applications import Starlette
-from support.brokers import Broker
+from support.asgi_servers import running_hypercorn, running_uvicorn
+from support.brokers import KafkaCluster
 from support.clients.raw import RawClient
-from support.gateways import config_for
-from support.heard import heard
-from support.multiplex import Multiplex
-from support.oracle import Oracle
-from support.servers import under_hypercorn, under_uvicorn
-from support.until import until
+from support.gateways import build_config
+from support.multiplex import MultiplexClient
+from support.oracle import StreamOracle
+from support.received import parse_events
+from support.waiting import wait_until
 from websockets.exceptions import InvalidStatus
 
 from gateway.config import loads
@@ -33,25 +33,25 @@ Running = Callable[[Starlette], Any]
 
 
 @pytest.fixture
-async def topic(kafka: Broker, oracle: Oracle) -> str:
+async def topic(kafka: KafkaCluster, oracle: StreamOracle) -> str:
     """One partition, for what has one order only; 50 records."""
-    name = kafka.topic()
-    await oracle.produce(name, 50)
+    name = kafka.create_unique_topic()
+    await oracle.produce_records(name, 50)
     return name
 
 
-def app_for(kafka: Broker, topic: str) -> Starlette:
+def app_for(kafka: KafkaCluster, topic: str) -> Starlette:
     text = StringIO()
-    YAML().dump(config_for(kafka.servers, [topic]), text)
+    YAML().dump(build_config(kafka.bootstrap_servers, [topic]), text)
     return create_app(loads(text.getvalue(), name="test"))
 
 
 def own(app: Starlette) -> Any:
-    return under_uvicorn(app, http=GatewayProtocol)
+    return running_uvicorn(app, http=GatewayProtocol)
 
 
 def h11(app: Starlette) -> Any:
-    return under_uvicorn(app, http="h11")
+    return running_uvicorn(app, http="h11")
 
 
 def same(body: bytes) -> bytes:
@@ -65,11 +65,11 @@ async def fetched(running: Running, app: Starlette, path: str) -> httpx.Response
         return await http.get(url + path)
 
 
-async def test_every_server_sends_the_same_bytes(kafka: Broker, topic: str):
+async def test_every_server_sends_the_same_bytes(kafka: KafkaCluster, topic: str):
     path = f"/records/{topic}{QUERY}"
     expected = await fetched(own, app_for(kafka, topic), path)
     assert expected.content.count(b"\ndata: ") == 52
-    for running in (h11, under_hypercorn):
+    for running in (h11, running_hypercorn):
         answer = await fetched(running, app_for(kafka, topic), path)
         alike(answer, expected)
 
@@ -89,63 +89,68 @@ def alike(answer: httpx.Response, expected: httpx.Response) -> None:
         assert answer.headers[name] == expected.headers[name]
 
 
-@pytest.mark.parametrize("running", [own, h11, under_hypercorn])
+@pytest.mark.parametrize("running", [own, h11, running_hypercorn])
 async def test_a_live_stream_has_no_delay_and_ends_with_its_client(
-    running: Running, kafka: Broker, topic: str, oracle: Oracle
+    running: Running, kafka: KafkaCluster, topic: str, oracle: StreamOracle
 ):
     app = app_for(kafka, topic)
     hub = app.gateway.hub
     async with running(app) as url:
         async with RawClient(f"{url}/records/{topic}") as client:
-            await client.wait(1)
+            await client.wait_for_events(1)
             assert len(hub.clients) == 1
-            (acked,) = await oracle.produce(topic, 1)
-            await client.wait(2)
+            (acked,) = await oracle.produce_records(topic, 1)
+            await client.wait_for_events(2)
             value = json.loads(client.events[1]["data"])["value"]
             assert value.encode() == acked.value
-        await until(lambda: not hub.clients, "the end of the subscription")
+        await wait_until(lambda: not hub.clients, "the end of the subscription")
 
 
-@pytest.mark.parametrize("running", [h11, under_hypercorn])
+@pytest.mark.parametrize("running", [h11, running_hypercorn])
 async def test_a_websocket_session_is_the_same_on_servers_that_frame_messages_themselves(
-    running: Running, kafka: Broker, topic: str, oracle: Oracle
+    running: Running, kafka: KafkaCluster, topic: str, oracle: StreamOracle
 ):
     app, path = app_for(kafka, topic), f"/records/{topic}"
     async with running(app) as url:
         with pytest.raises(InvalidStatus) as refused:
-            await Multiplex(url, "/nowhere").__aenter__()
+            await MultiplexClient(url, "/nowhere").__aenter__()
         assert refused.value.response.status_code == 404
-        async with Multiplex(url, compression="deflate") as socket, Multiplex(url, path) as own:
-            await own.next(None, "begin")
+        async with (
+            MultiplexClient(url, compression="deflate") as socket,
+            MultiplexClient(url, path) as own,
+        ):
+            await own.wait_for_message(None, "begin")
             await socket.subscribe("a", path, **{"from": "earliest"})
             await socket.subscribe("slow", path, credit=2)
-            await oracle.produce(topic, 10)
-            await socket.wait(lambda: socket.tally["a"] == 60 and socket.tally["slow"] == 2)
-            await socket.say("credit", id="slow", n=3)
+            await oracle.produce_records(topic, 10)
+            await socket.wait_until(
+                lambda: socket.record_counts["a"] == 60 and socket.record_counts["slow"] == 2
+            )
+            await socket.send_message("credit", id="slow", n=3)
             begin = await socket.change("a", path=f"/events/{topic}")
             assert begin["changed"] and begin["position"]
             await socket.send("{}")
-            assert (await socket.next(None, "error"))["code"] == "unknown-type"
-            await socket.wait(lambda: socket.tally["slow"] == 5)
+            assert (await socket.wait_for_message(None, "error"))["code"] == "unknown-type"
+            await socket.wait_until(lambda: socket.record_counts["slow"] == 5)
             position = (await socket.unsubscribe("slow"))["position"]
             await socket.subscribe("again", path, lastEventId=position)
-            await socket.wait(lambda: socket.tally["again"] == 5)
-            await own.wait(lambda: own.tally[None] == 10)
-            slow = [each for each in socket.events("slow") if each["event"] != "end"]
-            for events in ([*slow, *socket.events("again")], own.events()):
-                assert len(heard(events)) == 10
+            await socket.wait_until(lambda: socket.record_counts["again"] == 5)
+            await own.wait_until(lambda: own.record_counts[None] == 10)
+            slow = [each for each in socket.get_events("slow") if each["event"] != "end"]
+            for events in ([*slow, *socket.get_events("again")], own.get_events()):
+                assert len(parse_events(events)) == 10
                 oracle.check_events(events)
             app.state.hubs.drain()
-            assert await own.closed() == await socket.closed() == 1012
+            assert await own.wait_closed() == await socket.wait_closed() == 1012
             for label in ("a", "again"):
-                assert (await socket.next(label, "end"))["reason"] == "drain"
-        await until(lambda: not app.gateway.hub.clients, "the end of the subscriptions")
+                assert (await socket.wait_for_message(label, "end"))["reason"] == "drain"
+        await wait_until(lambda: not app.gateway.hub.clients, "the end of the subscriptions")
 
 
 @pytest.mark.needs("curl")
-async def test_http2_carries_a_stream_where_the_server_speaks_it(kafka: Broker, topic: str):
+async def test_http2_carries_a_stream_where_the_server_speaks_it(kafka: KafkaCluster, topic: str):
     """Which lifts the browsers' limit of six connections to a site."""
-    async with under_hypercorn(app_for(kafka, topic)) as url:
+    async with running_hypercorn(app_for(kafka, topic)) as url:
         process = await asyncio.create_subprocess_exec(
             *("curl", "-q", "-sS", "--noproxy", "*", "--http2-prior-knowledge", "-w"),
             *("%{http_version}", f"{url}/events/{topic}{QUERY}"),

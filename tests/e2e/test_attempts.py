@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import pytest_asyncio
+from support.admin_api import ADMIN_SECTION, open_admin_api
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, config_for, running_gateway
-from support.in_process import in_process
-from support.multiplex import Multiplex
-from support.operator import ADMIN, operator
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.in_process_gateway import running_in_process_gateway
+from support.multiplex import MultiplexClient
 from websockets.exceptions import ConnectionClosed
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -33,15 +33,15 @@ def config_of(kafka: EmbeddedKafka, **listen: Any) -> dict[str, Any]:
         }
     ]
     guards = {"users": {"type": "inline", "users": {"ada": {"token": "token-of-ada"}}}}
-    return config_for(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
+    return build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
 
 
 @pytest_asyncio.fixture
-async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
+async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
     shops = {"policy": "cross-origin", "allow": {"origins": [SHOP]}}
     limits = {"rate": "1/m", "burst": BURST}
     listen = {"forwarded": True, "limits": limits, "access-control": shops}
-    admin = {**ADMIN, "guarded": {"users": []}}
+    admin = {**ADMIN_SECTION, "guarded": {"users": []}}
     async with running_gateway({**config_of(kafka, **listen), "admin": admin}) as running:
         yield running
 
@@ -51,7 +51,9 @@ def of(address: str, token: str | None = None) -> dict[str, str]:
     return own if token is None else {**own, "Authorization": f"Bearer {token}"}
 
 
-async def statuses(gateway: Gateway, method: str, path: str, headers: dict[str, str]) -> list[int]:
+async def statuses(
+    gateway: GatewayProcess, method: str, path: str, headers: dict[str, str]
+) -> list[int]:
     async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http:
         return [
             (await http.request(method, path, headers=headers)).status_code
@@ -59,7 +61,7 @@ async def statuses(gateway: Gateway, method: str, path: str, headers: dict[str, 
         ]
 
 
-async def test_each_request_counts_whatever_it_asks_for(gateway: Gateway):
+async def test_each_request_counts_whatever_it_asks_for(gateway: GatewayProcess):
     """Renewals of tokens, OPTIONS and preflights were not counted: 100 of 100 were answered."""
     preflight = {"Origin": SHOP, "Access-Control-Request-Method": "GET"}
     for n, (method, path, headers, status) in enumerate(
@@ -75,92 +77,92 @@ async def test_each_request_counts_whatever_it_asks_for(gateway: Gateway):
         assert got == [status] * BURST + [429] * 10, (method, path)
 
 
-async def test_pages_health_and_unknown_paths_do_not_count(gateway: Gateway):
+async def test_pages_health_and_unknown_paths_do_not_count(gateway: GatewayProcess):
     for path, status in (("/", 200), ("/health/live", 200), ("/nowhere", 404)):
         assert set(await statuses(gateway, "GET", path, of("192.0.2.1"))) == {status}
 
 
-async def guess(url: str, address: str, guesses: int) -> Multiplex:
+async def guess(url: str, address: str, guesses: int) -> MultiplexClient:
     """On one socket, one token after the other, the last one right, and a ping between."""
-    socket = Multiplex(url, additional_headers=of(address))
+    socket = MultiplexClient(url, additional_headers=of(address))
     async with socket:
         try:
             for n in range(guesses):
                 jwt = "token-of-ada" if n == guesses - 1 else f"wrong-{n}"
-                await socket.say("token", jwt=jwt)
-                await socket.say("subscribe", id=f"{n}", path=PATH)
-                await socket.say("ping")
+                await socket.send_message("token", jwt=jwt)
+                await socket.send_message("subscribe", id=f"{n}", path=PATH)
+                await socket.send_message("ping")
         except ConnectionClosed:
             pass
-        await socket.closed()
-    assert not [each for each in socket.said if each["type"] == "begin"]
+        await socket.wait_closed()
+    assert not [each for each in socket.messages if each["type"] == "begin"]
     return socket
 
 
-def tried(socket: Multiplex) -> int:
-    return sum(each.get("code") == "unauthorized" for each in socket.said)
+def tried(socket: MultiplexClient) -> int:
+    return sum(each.get("code") == "unauthorized" for each in socket.messages)
 
 
-async def test_nobody_guesses_tokens_on_sockets(gateway: Gateway):
+async def test_nobody_guesses_tokens_on_sockets(gateway: GatewayProcess):
     """A socket could try 3,000 tokens in a second, since messages counted as nothing."""
     sockets = [await guess(gateway.base_url, "192.0.2.1", 1500) for _ in range(3)]
-    assert {socket.code for socket in sockets} <= {1008, 1013}
+    assert {socket.close_code for socket in sockets} <= {1008, 1013}
     assert 0 < sum(map(tried, sockets)) <= BURST
-    errors = [each for each in sockets[-1].said if each["type"] == "error"]
+    errors = [each for each in sockets[-1].messages if each["type"] == "error"]
     assert {each["code"] for each in errors} == {"busy"}, "its handshake is too many by then"
 
 
 async def test_a_socket_that_tells_one_wrong_token_after_the_other_is_closed(kafka: EmbeddedKafka):
     """Also without a rate: what could be read and not be done never closed a socket."""
-    async with in_process(config_of(kafka)) as (url, _):
+    async with running_in_process_gateway(config_of(kafka)) as (url, _):
         socket = await guess(url, "192.0.2.1", 200)
-    assert (socket.code, tried(socket)) == (1008, 16)
+    assert (socket.close_code, tried(socket)) == (1008, 16)
 
 
-async def test_a_produce_with_a_wrong_token_is_an_attempt(gateway: Gateway):
+async def test_a_produce_with_a_wrong_token_is_an_attempt(gateway: GatewayProcess):
     """A record asks guards as a subscription does; it counted as nothing either."""
-    async with Multiplex(gateway.base_url, additional_headers=of("192.0.2.1")) as socket:
+    async with MultiplexClient(gateway.base_url, additional_headers=of("192.0.2.1")) as socket:
         for n in range(1000):
             try:
-                await socket.say("token", jwt=f"wrong-{n}")
-                await socket.say("produce", id=f"{n}", path=PATH, value=n)
+                await socket.send_message("token", jwt=f"wrong-{n}")
+                await socket.send_message("produce", id=f"{n}", path=PATH, value=n)
             except ConnectionClosed:
                 break
-        assert await socket.closed() in (1008, 1013)
-        assert sum(each.get("code") == "unauthorized" for each in socket.said) <= BURST
+        assert await socket.wait_closed() in (1008, 1013)
+        assert sum(each.get("code") == "unauthorized" for each in socket.messages) <= BURST
 
 
-async def test_a_page_may_open_all_its_streams_and_renew_its_token(gateway: Gateway):
+async def test_a_page_may_open_all_its_streams_and_renew_its_token(gateway: GatewayProcess):
     headers = of("192.0.2.1", "token-of-ada")
-    async with Multiplex(gateway.base_url, additional_headers=headers) as socket:
+    async with MultiplexClient(gateway.base_url, additional_headers=headers) as socket:
         for n in range(100):
-            await socket.say("subscribe", id=f"{n}", path=PATH)
+            await socket.send_message("subscribe", id=f"{n}", path=PATH)
         for n in range(100):
-            await socket.next(f"{n}", "begin")
+            await socket.wait_for_message(f"{n}", "begin")
         for n in range(5):
-            await socket.say("token", jwt="token-of-ada")
-            await socket.next(None, "renewed", n)
+            await socket.send_message("token", jwt="token-of-ada")
+            await socket.wait_for_message(None, "renewed", n)
 
 
-async def test_one_who_asks_beyond_the_rate_is_told_when_to_come_back(gateway: Gateway):
+async def test_one_who_asks_beyond_the_rate_is_told_when_to_come_back(gateway: GatewayProcess):
     headers = of("192.0.2.1", "token-of-ada")
-    async with Multiplex(gateway.base_url, additional_headers=headers) as socket:
+    async with MultiplexClient(gateway.base_url, additional_headers=headers) as socket:
         await socket.subscribe("a", PATH)
         for _ in range(200):
             try:
-                await socket.say("change", id="a", path=PATH)
+                await socket.send_message("change", id="a", path=PATH)
             except ConnectionClosed:
                 break
-        assert await socket.closed() == 1013
-        errors = [each for each in socket.said if each["type"] == "error"]
+        assert await socket.wait_closed() == 1013
+        errors = [each for each in socket.messages if each["type"] == "error"]
         assert {each["code"] for each in errors} == {"rate-limited"}
         assert all(isinstance(each["retryAfter"], int) for each in errors), json.dumps(errors[:1])
 
 
-async def test_operators_are_counted_apart_from_clients(gateway: Gateway):
+async def test_operators_are_counted_apart_from_clients(gateway: GatewayProcess):
     """The port of operators let anybody try tokens as often as they liked."""
     clients: Any = await statuses(gateway, "GET", PATH, of("127.0.0.1", "wrong"))
     assert clients[-1] == 429
-    async with operator(gateway, of("127.0.0.1", "wrong")) as http:
+    async with open_admin_api(gateway, of("127.0.0.1", "wrong")) as http:
         tried = [(await http.get("/streams")).status_code for _ in range(BURST + 5)]
     assert tried == [401] * BURST + [429] * 5

@@ -22,42 +22,46 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from support import secured
-from support.admin import Admin
-from support.brokers import PROPERTIES, Broker, started
-from support.flow import Clocked, Flow
-from support.gateways import config_for, running_gateway
-from support.oracle import Oracle
-from support.proxy import Api, Injection, KafkaProxy
-from support.until import until
+from support import secure_kafka
+from support.admin import KafkaAdmin
+from support.brokers import TEST_PROPERTIES, KafkaCluster, running_kafka
+from support.continuous_writer import ContinuousWriter, TimedClient
+from support.gateways import build_config, running_gateway
+from support.kafka_proxy import ApiKey, ErrorInjection, KafkaProxy
+from support.oracle import StreamOracle
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
-from gateway.core.log.recovery import CAUSES, RULES, Action
-from gateway.kafka.local import LocalKafka, Security
+from gateway.core.log.recovery import CAUSE_BY_ERROR_CODE, RECOVERY_RULES, RecoveryAction
+from gateway.kafka.local import BrokerSecurity, LocalKafka
 
 PARTITIONS = 4
 MOST = 10  # requests a second, of one partition
 RECONNECT_MAX = 1.0  # s, as configured by default
-CODES = sorted(CAUSES)
-SLOW = {code for code, cause in CAUSES.items() if RULES[cause].action is Action.TELL}
+CODES = sorted(CAUSE_BY_ERROR_CODE)
+SLOW = {
+    code
+    for code, cause in CAUSE_BY_ERROR_CODE.items()
+    if RECOVERY_RULES[cause].action is RecoveryAction.REPORT
+}
 
 
 @pytest.fixture(scope="module")
-def module_broker() -> Iterator[Broker]:
+def module_broker() -> Iterator[KafkaCluster]:
     """On its plain listener one may do anything, on SASL carol may do what ACLs allow."""
-    security = Security(users={"carol": "pw"}, mechanisms=("PLAIN",), acl=True)
-    kafka = LocalKafka(security=security, properties=PROPERTIES, fast_failover=True)
-    with started(kafka):
-        yield Broker(kafka.bootstrap, kafka)
+    security = BrokerSecurity(users={"carol": "pw"}, mechanisms=("PLAIN",), acl=True)
+    kafka = LocalKafka(security=security, properties=TEST_PROPERTIES, fast_failover=True)
+    with running_kafka(kafka):
+        yield KafkaCluster(kafka.bootstrap, kafka)
 
 
 @pytest.fixture
-def broker(module_broker: Broker) -> Iterator[Broker]:
-    assert module_broker.local is not None
+def broker(module_broker: KafkaCluster) -> Iterator[KafkaCluster]:
+    assert module_broker.local_kafka is not None
     yield module_broker
-    if not module_broker.local.node(1).running:
-        module_broker.heal()
-    module_broker.forget_topics()
+    if not module_broker.local_kafka.get_node(1).is_running:
+        module_broker.restore()
+    module_broker.delete_topics()
 
 
 # -- a broker that is away -------------------------------------------------------------
@@ -68,25 +72,30 @@ async def test_a_broker_that_is_away_is_not_hammered_and_soon_read_again(broker,
     """How soon: after the first moment that another client can read the partition."""
     name = await asyncio.to_thread(broker.topic, PARTITIONS)
     async with (
-        KafkaProxy.around(broker.servers) as proxy,
-        Oracle(broker.servers) as oracle,
-        running_gateway(config_for(proxy.bootstrap, [name])) as gateway,
-        Flow(broker.servers, oracle, name, range(PARTITIONS), ahead=400) as flow,
-        Clocked(f"{gateway.base_url}/records/{name}") as client,
+        KafkaProxy.wrap_cluster(broker.servers) as proxy,
+        StreamOracle(broker.servers) as oracle,
+        running_gateway(build_config(proxy.bootstrap, [name])) as gateway,
+        ContinuousWriter(broker.servers, oracle, name, range(PARTITIONS), max_unacked=400) as flow,
+        TimedClient(f"{gateway.base_url}/records/{name}") as client,
     ):
-        await until(lambda: client.begun(flow.tps), client.state, 30)
+        await wait_until(lambda: client.has_received(flow.partitions), client.describe_state, 30)
         began = time.monotonic()
         await taken(how, broker, proxy)
         await asyncio.sleep(span)
-        asked = proxy.count(since=began + 0.5) + proxy.connects(since=began + 0.5)
-        seen = dict.fromkeys(flow.tps, time.monotonic())
+        asked = proxy.count_requests(since=began + 0.5) + proxy.count_connects(since=began + 0.5)
+        seen = dict.fromkeys(flow.partitions, time.monotonic())
         await given_back(broker, proxy)
         if how == "killed":
-            seen = await readable(broker, flow.tps)
+            seen = await readable(broker, flow.partitions)
         back = min(seen.values())
-        await until(lambda: flow.has(flow.tps, back), "writers are back", 60)
-        await until(lambda: client.begun(flow.tps, back), client.state, 30)
-        late = [client.first(tp, began + 1) - first(flow, tp, seen[tp]) for tp in flow.tps]
+        await wait_until(lambda: flow.has_acked(flow.partitions, back), "writers are back", 60)
+        await wait_until(
+            lambda: client.has_received(flow.partitions, back), client.describe_state, 30
+        )
+        late = [
+            client.get_first_time(tp, began + 1) - first(flow, tp, seen[tp])
+            for tp in flow.partitions
+        ]
         rate = asked / (span - 0.5)
         print(
             f"\n{how} for {span:.0f} s: {rate:.1f} requests and connects a second, resumes", end=""
@@ -95,36 +104,40 @@ async def test_a_broker_that_is_away_is_not_hammered_and_soon_read_again(broker,
         assert rate < MOST * PARTITIONS
         assert max(late) < RECONNECT_MAX + 4
         await flow.stop()
-        await client.caught_up(oracle, flow.tps)
-        oracle.check_events(client.records())
-        assert client.opened == 1
+        await client.wait_until_caught_up(oracle, flow.partitions)
+        oracle.check_events(client.list_record_events())
+        assert client.open_count == 1
 
 
-def first(flow: Flow, tp: TopicPartition, readable_at: float) -> float:
+def first(flow: ContinuousWriter, tp: TopicPartition, readable_at: float) -> float:
     """From when on there was a record that could be read: what the gateway is measured from."""
-    acked = [at for at in flow.acked[tp].values() if at > readable_at]
+    acked = [at for at in flow.acked_at[tp].values() if at > readable_at]
     return max(readable_at, min(acked)) if acked else readable_at
 
 
-async def taken(how: str, broker: Broker, proxy: KafkaProxy) -> None:
-    assert broker.local is not None
+async def taken(how: str, broker: KafkaCluster, proxy: KafkaProxy) -> None:
+    assert broker.local_kafka is not None
     if how == "killed":
-        broker.local.node(1).kill()
+        broker.local_kafka.get_node(1).kill()
     elif how == "hung up":
         await proxy[1].hang_up()
     else:
         await proxy[1].hide()
 
 
-async def given_back(broker: Broker, proxy: KafkaProxy) -> None:
-    assert broker.local is not None
-    broker.local.node(1).start()  # if it does not run
+async def given_back(broker: KafkaCluster, proxy: KafkaProxy) -> None:
+    assert broker.local_kafka is not None
+    broker.local_kafka.get_node(1).start()  # if it does not run
     await proxy[1].unhide()
 
 
-async def readable(broker: Broker, tps: Sequence[TopicPartition]) -> dict[TopicPartition, float]:
+async def readable(
+    broker: KafkaCluster, tps: Sequence[TopicPartition]
+) -> dict[TopicPartition, float]:
     """When a client that is not the gateway first read something of each."""
-    times = await asyncio.gather(*(asyncio.to_thread(_readable, broker.servers, tp) for tp in tps))
+    times = await asyncio.gather(
+        *(asyncio.to_thread(_readable, broker.bootstrap_servers, tp) for tp in tps)
+    )
     return dict(zip(tps, times, strict=True))
 
 
@@ -159,85 +172,92 @@ async def test_whatever_error_kafka_answers_the_stream_recovers_without_a_loop(b
     a start needs, and to Fetch. They stay for a while, so that a loop would show."""
     names = [await asyncio.to_thread(broker.topic, len(CODES)) for _ in range(2)]
     async with (
-        KafkaProxy.around(broker.servers) as proxy,
-        Oracle(broker.servers) as oracle,
-        running_gateway(config_for(proxy.bootstrap, names)) as gateway,
+        KafkaProxy.wrap_cluster(broker.servers) as proxy,
+        StreamOracle(broker.servers) as oracle,
+        running_gateway(build_config(proxy.bootstrap, names)) as gateway,
         asyncio.TaskGroup() as both,
     ):
-        for name, api in zip(names, (Api.LIST_OFFSETS, Api.FETCH), strict=True):
+        for name, api in zip(names, (ApiKey.LIST_OFFSETS, ApiKey.FETCH), strict=True):
             both.create_task(recovers(proxy, oracle, f"{gateway.base_url}/records/{name}", api))
 
 
-async def recovers(proxy: KafkaProxy, oracle: Oracle, url: str, api: Api) -> None:
+async def recovers(proxy: KafkaProxy, oracle: StreamOracle, url: str, api: ApiKey) -> None:
     topic = url.rpartition("/")[2]
     tps = [TopicPartition(topic, number) for number in range(len(CODES))]
     quick = {tp for tp, code in zip(tps, CODES, strict=True) if code not in SLOW}
-    injected = [] if api is Api.FETCH else failing(proxy, api, topic)
-    async with Clocked(url) as client:
-        await until(lambda: client.named("begin"), client.state, 30)
-        if api is Api.FETCH:
-            await until(lambda: client.pending() <= client.ready(), client.state, 30)
+    injected = [] if api is ApiKey.FETCH else failing(proxy, api, topic)
+    async with TimedClient(url) as client:
+        await wait_until(lambda: client.get_event_data("begin"), client.describe_state, 30)
+        if api is ApiKey.FETCH:
+            await wait_until(
+                lambda: client.get_pending() <= client.get_ready(), client.describe_state, 30
+            )
             injected = failing(proxy, api, topic)
             await written(oracle, tps)
-        await until(lambda: all(each.hits for each in injected), "all were hit", 30)
+        await wait_until(lambda: all(each.hit_count for each in injected), "all were hit", 30)
         began, span = time.monotonic(), 2.0
         await asyncio.sleep(span)
-        rate = proxy.count(api, since=began) / span / len(CODES)
+        rate = proxy.count_requests(api, since=began) / span / len(CODES)
         healed = time.monotonic()
         for each in injected:
-            proxy.heal(each)
-        if api is not Api.FETCH:
-            await until(lambda: quick <= client.ready(), client.state, 60)
-            await until(lambda: set(tps) <= client.ready(), client.state, 60)
+            proxy.remove_injection(each)
+        if api is not ApiKey.FETCH:
+            await wait_until(lambda: quick <= client.get_ready(), client.describe_state, 60)
+            await wait_until(lambda: set(tps) <= client.get_ready(), client.describe_state, 60)
             await written(oracle, tps)
-        await until(lambda: client.begun(quick), client.state, 60)
+        await wait_until(lambda: client.has_received(quick), client.describe_state, 60)
         took = time.monotonic() - healed
-        await client.caught_up(oracle, tps)
+        await client.wait_until_caught_up(oracle, tps)
         slowest = time.monotonic() - healed
         print(f"\n{len(CODES)} codes for {api.name}: {rate:.1f} requests/s a partition", end="")
         print(f", {len(quick)} flow after {took:.2f} s, all after {slowest:.2f} s")
         assert rate < MOST
-        oracle.check_events(client.records(), start=dict.fromkeys(tps, 0))
-        assert not client.named("gap")
-        assert {error["code"] for error in client.named("error")} <= {*map(str, CAUSES.values())}
-        assert client.opened == 1
+        oracle.check_events(client.list_record_events(), start=dict.fromkeys(tps, 0))
+        assert not client.get_event_data("gap")
+        assert {error["code"] for error in client.get_event_data("error")} <= {
+            *map(str, CAUSE_BY_ERROR_CODE.values())
+        }
+        assert client.open_count == 1
 
 
-def failing(proxy: KafkaProxy, api: Api, topic: str) -> list[Injection]:
+def failing(proxy: KafkaProxy, api: ApiKey, topic: str) -> list[ErrorInjection]:
     """Each partition's answers have a code of their own until they are healed."""
     return [
-        proxy.inject(api, code, topic=topic, partition=number) for number, code in enumerate(CODES)
+        proxy.inject_error(api, code, topic=topic, partition=number)
+        for number, code in enumerate(CODES)
     ]
 
 
-async def written(oracle: Oracle, tps: Iterable[TopicPartition]) -> None:
-    await asyncio.gather(*(oracle.produce(tp.topic, 3, partition=tp.partition) for tp in tps))
+async def written(oracle: StreamOracle, tps: Iterable[TopicPartition]) -> None:
+    await asyncio.gather(
+        *(oracle.produce_records(tp.topic, 3, partition=tp.partition) for tp in tps)
+    )
 
 
 # -- who may not ------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def by_sasl(broker: Broker) -> AsyncIterator[KafkaProxy]:
+async def by_sasl(broker: KafkaCluster) -> AsyncIterator[KafkaProxy]:
     """A proxy in front of the listener that wants to know who one is."""
-    proxy = KafkaProxy(rewrite=True)
+    proxy = KafkaProxy(rewrites_addresses=True)
     async with proxy:
-        await proxy.listen([1])
-        assert broker.local is not None
-        proxy.target(1, "127.0.0.1", broker.local.node(1).ports["SASL"])
+        await proxy.listen_for([1])
+        assert broker.local_kafka is not None
+        proxy.set_target(1, "127.0.0.1", broker.local_kafka.get_node(1).ports["SASL"])
         yield proxy
 
 
 def as_carol(proxy: KafkaProxy, topics: Iterable[str], password: str = "pw") -> dict[str, Any]:
     sasl = {"mechanism": "plain", "username": "carol", "password": password}
-    return config_for(proxy.bootstrap, topics, kafka={"security": {"sasl": sasl}})
+    return build_config(proxy.bootstrap, topics, kafka={"security": {"sasl": sasl}})
 
 
-def allow(admin: Admin, topic: str, *operations: AclOperation) -> None:
-    secured.allow(admin, "User:carol", topic, *operations)
+def allow(admin: KafkaAdmin, topic: str, *operations: AclOperation) -> None:
+    secure_kafka.grant_access(admin, "User:carol", topic, *operations)
 
 
-def deny(admin: Admin, topic: str, operation: AclOperation) -> None:
+def deny(admin: KafkaAdmin, topic: str, operation: AclOperation) -> None:
     found = AclBindingFilter(
         ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:carol", None, operation,
         AclPermissionType.ALLOW,
@@ -260,31 +280,31 @@ async def test_a_denied_topic_is_told_so_and_harms_no_other(broker):
     async with (
         by_sasl(broker) as proxy,
         running_gateway(as_carol(proxy, names)) as gateway,
-        Oracle(servers) as oracle,
-        Flow(servers, oracle, "orders", range(2)) as flow,
-        Flow(servers, oracle, "revoked", range(2)) as revoked,
-        Clocked(f"{gateway.base_url}/records/orders") as client,
-        Clocked(f"{gateway.base_url}/records/revoked") as other,
+        StreamOracle(servers) as oracle,
+        ContinuousWriter(servers, oracle, "orders", range(2)) as flow,
+        ContinuousWriter(servers, oracle, "revoked", range(2)) as revoked,
+        TimedClient(f"{gateway.base_url}/records/orders") as client,
+        TimedClient(f"{gateway.base_url}/records/revoked") as other,
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=30) as http,
     ):
-        await until(lambda: client.begun(flow.tps), client.state, 30)
-        await until(lambda: other.begun(revoked.tps), other.state, 30)
+        await wait_until(lambda: client.has_received(flow.partitions), client.describe_state, 30)
+        await wait_until(lambda: other.has_received(revoked.partitions), other.describe_state, 30)
         flowing = time.monotonic()
         for name in ("secret", "described", "secret"):
             answer = await http.get(f"/records/{name}")
             assert answer.status_code == 403
             assert answer.json()["topic"] == name
         await asyncio.to_thread(deny, admin, "revoked", READ)
-        await until(lambda: other.named("error"), other.state, 30)
+        await wait_until(lambda: other.get_event_data("error"), other.describe_state, 30)
         began, span = time.monotonic(), 3.0
         await asyncio.sleep(span)
-        metadata = proxy.count(Api.METADATA, since=began) / span
-        lists = proxy.count(Api.LIST_OFFSETS, since=began) / span
+        metadata = proxy.count_requests(ApiKey.METADATA, since=began) / span
+        lists = proxy.count_requests(ApiKey.LIST_OFFSETS, since=began) / span
         assert metadata < MOST and lists < MOST
-        assert {error["code"] for error in other.named("error")} == {"access-denied"}
+        assert {error["code"] for error in other.get_event_data("error")} == {"access-denied"}
         assert (await http.get("/records/revoked")).status_code == 403
-        assert len(other.named("error")) <= 2  # of each partition
-        delay = client.delay(flow, flow.tps, flowing)
+        assert len(other.get_event_data("error")) <= 2  # of each partition
+        delay = client.measure_delay(flow, flow.partitions, flowing)
         assert delay < 4
 
         await asyncio.to_thread(allow, admin, "revoked", READ)
@@ -292,20 +312,24 @@ async def test_a_denied_topic_is_told_so_and_harms_no_other(broker):
         await asyncio.to_thread(allow, admin, "described", READ)
         granted = time.monotonic()
         async with (
-            Clocked(f"{gateway.base_url}/records/secret") as secret,
-            Clocked(f"{gateway.base_url}/records/described") as described,
+            TimedClient(f"{gateway.base_url}/records/secret") as secret,
+            TimedClient(f"{gateway.base_url}/records/described") as described,
         ):
             for heard in (secret, described):
-                await until(lambda h=heard: h.named("begin"), heard.state, 30)
-            await until(lambda: other.begun(revoked.tps, granted), other.state, 90)
+                await wait_until(
+                    lambda h=heard: h.get_event_data("begin"), heard.describe_state, 30
+                )
+            await wait_until(
+                lambda: other.has_received(revoked.partitions, granted), other.describe_state, 90
+            )
             healed = time.monotonic() - granted
         print(f"\ndenied: {metadata:.1f} Metadata/s, {lists:.1f} ListOffsets/s,", end="")
         print(f" others' delay {delay:.3f} s, revoked flows {healed:.2f} s after the grant")
         for writer, reader in ((flow, client), (revoked, other)):
             await writer.stop()
-            await reader.caught_up(oracle, writer.tps)
-            oracle.check_events(reader.records())
-            assert reader.opened == 1
+            await reader.wait_until_caught_up(oracle, writer.partitions)
+            oracle.check_events(reader.list_record_events())
+            assert reader.open_count == 1
 
 
 async def test_wrong_credentials_are_told_to_clients_and_by_health(broker):
@@ -327,7 +351,7 @@ async def test_wrong_credentials_are_told_to_clients_and_by_health(broker):
         assert answer.status_code == 503 and "retry-after" in answer.headers
         assert "not it" not in answer.text + health.text + gateway.log
         await asyncio.sleep(span)
-        rate = proxy.connects(since=began) / span
+        rate = proxy.count_connects(since=began) / span
         print(f"\nwrong password: {rate:.1f} connects a second; {reasons}")
         assert rate < MOST
         assert (await http.get("/health/live")).status_code == 200

@@ -15,13 +15,13 @@ from typing import Any
 
 import httpx
 import pytest
-from support.brokers import Broker
-from support.clients.wires import Wire, every_wire, over
-from support.flow import Clocked, Flow
-from support.gateways import Gateway, config_for, running_gateway
-from support.oracle import Acked, Oracle, heard
-from support.proxy import Api, KafkaProxy
-from support.until import until
+from support.brokers import KafkaCluster
+from support.clients.wires import WireName, client_for_wire, every_wire
+from support.continuous_writer import ContinuousWriter, TimedClient
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.kafka_proxy import ApiKey, KafkaProxy
+from support.oracle import AckedRecord, StreamOracle, parse_events
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 
@@ -37,23 +37,25 @@ class Scene:
     out: the partitions that NODE leads. others: the rest.
     """
 
-    def __init__(self, kafka: Broker, proxy: KafkaProxy, oracle: Oracle, flow: Flow) -> None:
+    def __init__(
+        self, kafka: KafkaCluster, proxy: KafkaProxy, oracle: StreamOracle, flow: ContinuousWriter
+    ) -> None:
         self.kafka, self.proxy, self.oracle, self.flow = kafka, proxy, oracle, flow
-        self.topic = flow.tps[0].topic
-        self.out = {tp for tp in flow.tps if leader_of(tp.partition) == NODE}
-        self.others = set(flow.tps) - self.out
+        self.topic = flow.partitions[0].topic
+        self.out = {tp for tp in flow.partitions if leader_of(tp.partition) == NODE}
+        self.others = set(flow.partitions) - self.out
 
     def config(self, **topic: Any) -> dict[str, Any]:
-        return config_for(self.proxy.bootstrap, [{"name": self.topic, **topic}])
+        return build_config(self.proxy.bootstrap, [{"name": self.topic, **topic}])
 
-    def url(self, gateway: Gateway) -> str:
+    def url(self, gateway: GatewayProcess) -> str:
         return f"{gateway.base_url}/records/{self.topic}"
 
-    async def end(self, client: Clocked, **check: Any) -> None:
+    async def end(self, client: TimedClient, **check: Any) -> None:
         """Nothing is lost, nothing came twice."""
         await self.flow.stop()
-        await client.caught_up(self.oracle, self.flow.tps)
-        self.oracle.check_events(client.records(), **check)
+        await client.wait_until_caught_up(self.oracle, self.flow.partitions)
+        self.oracle.check_events(client.list_record_events(), **check)
 
 
 def leader_of(partition: int) -> int:
@@ -62,32 +64,32 @@ def leader_of(partition: int) -> int:
 
 @asynccontextmanager
 async def scene(
-    kafka: Broker, assignment: Sequence[Sequence[int]] | None = None
+    kafka: KafkaCluster, assignment: Sequence[Sequence[int]] | None = None
 ) -> AsyncIterator[Scene]:
     """assignment: of replicas; by default each partition has one."""
     assignment = assignment or [[leader_of(number)] for number in range(PARTITIONS)]
-    topic = await asyncio.to_thread(lambda: kafka.topic(assignment=assignment))
+    topic = await asyncio.to_thread(lambda: kafka.create_unique_topic(assignment=assignment))
     async with (
-        KafkaProxy.around(kafka.servers) as proxy,
-        Oracle(kafka.servers) as oracle,
-        Flow(kafka.servers, oracle, topic, range(PARTITIONS)) as flow,
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
+        StreamOracle(kafka.bootstrap_servers) as oracle,
+        ContinuousWriter(kafka.bootstrap_servers, oracle, topic, range(PARTITIONS)) as flow,
     ):
-        await until(lambda: flow.has(flow.tps), "records everywhere", 60)
+        await wait_until(lambda: flow.has_acked(flow.partitions), "records everywhere", 60)
         yield Scene(kafka, proxy, oracle, flow)
 
 
-async def reconnected(client: Clocked) -> None:
+async def reconnected(client: TimedClient) -> None:
     """Cut, and back with the id that it had."""
-    begun = len(client.named("begin"))
-    client.retry = 0.05
+    begun = len(client.get_event_data("begin"))
+    client.reconnect_delay = 0.05
     client.cut()
-    await until(lambda: len(client.named("begin")) > begun, client.state, 30)
+    await wait_until(lambda: len(client.get_event_data("begin")) > begun, client.describe_state, 30)
 
 
-async def leaders(kafka: Broker, topic: str, met: Any, within: float = 60.0) -> float:
+async def leaders(kafka: KafkaCluster, topic: str, met: Any, within: float = 60.0) -> float:
     """When the leaders were first seen to be as wanted, by a client that is not the gateway."""
     deadline = time.monotonic() + within
-    while not met(await asyncio.to_thread(kafka.admin.leaders, topic)):
+    while not met(await asyncio.to_thread(kafka.admin.get_leaders, topic)):
         assert time.monotonic() < deadline, "no other leaders"
         await asyncio.sleep(0.02)
     return time.monotonic()
@@ -103,41 +105,43 @@ def told(name: str, **figures: float | Iterable[float]) -> None:
 
 
 @every_wire
-async def test_a_hidden_leader_is_pending_and_its_records_come_once_it_shows(kafka3, wire: Wire):
+async def test_a_hidden_leader_is_pending_and_its_records_come_once_it_shows(
+    kafka3, wire: WireName
+):
     """Through a cut while it is hidden, and onto a gateway that never saw it."""
     async with scene(kafka3) as s:
         await s.proxy[NODE].hide()
         async with (
             running_gateway(s.config()) as gateway,
             running_gateway(s.config()) as second,
-            over(wire, Clocked)(s.url(gateway)) as client,
+            client_for_wire(wire, TimedClient)(s.url(gateway)) as client,
         ):
             began = time.monotonic()
-            ends = {tp: len(s.flow.acked[tp]) for tp in s.out}
-            await until(lambda: client.named("begin"), client.state, 30)
+            ends = {tp: len(s.flow.acked_at[tp]) for tp in s.out}
+            await wait_until(lambda: client.get_event_data("begin"), client.describe_state, 30)
             begin = time.monotonic() - began
-            assert client.pending() >= s.out
-            await until(lambda: client.begun(s.others), client.state, 30)
+            assert client.get_pending() >= s.out
+            await wait_until(lambda: client.has_received(s.others), client.describe_state, 30)
             flowing = time.monotonic()
             await asyncio.sleep(1.0)  # how long they have to flow
             await reconnected(client)
-            assert client.pending() >= s.out
-            client.lead_to(second.base_url)
+            assert client.get_pending() >= s.out
+            client.set_server(second.base_url)
             await reconnected(client)
-            assert client.pending() >= s.out
+            assert client.get_pending() >= s.out
             await asyncio.sleep(1.0)
-            delay = client.delay(s.flow, s.others, flowing)
+            delay = client.measure_delay(s.flow, s.others, flowing)
             assert delay < LOOSE
-            assert not client.ready() & s.out and not client.begun(s.out)
+            assert not client.get_ready() & s.out and not client.has_received(s.out)
             shown = time.monotonic()
             await s.proxy[NODE].unhide()
-            await until(lambda: s.out <= client.ready(), client.state, 30)
+            await wait_until(lambda: s.out <= client.get_ready(), client.describe_state, 30)
             ready = time.monotonic() - shown
-            await until(lambda: client.begun(s.out), client.state, 30)
+            await wait_until(lambda: client.has_received(s.out), client.describe_state, 30)
             told("hidden leader", begin=begin, delay=delay, ready_after_unhiding=ready)
             await s.end(client)
             for tp in s.out:
-                assert client.offsets[tp][0][1] <= ends[tp], "since the connect"
+                assert client.received_offsets[tp][0][1] <= ends[tp], "since the connect"
 
 
 async def test_pages_do_not_wait_for_a_hidden_leader_and_miss_nothing_of_it(kafka3):
@@ -146,7 +150,7 @@ async def test_pages_do_not_wait_for_a_hidden_leader_and_miss_nothing_of_it(kafk
         async with running_gateway(s.config()) as gateway:
             pages = Pages(gateway.base_url, f"/records/{s.topic}?wait=30s")
             async with pages.http:
-                ends = {tp: len(s.flow.acked[tp]) for tp in s.out}
+                ends = {tp: len(s.flow.acked_at[tp]) for tp in s.out}
                 while not pages.firsts.keys() >= s.others or len(pages.took) < 5:
                     await pages.turn()
                 assert not pages.firsts.keys() & s.out
@@ -157,7 +161,7 @@ async def test_pages_do_not_wait_for_a_hidden_leader_and_miss_nothing_of_it(kafk
                     await pages.turn()
                 told("pages", each=pages.took, flows_after_unhiding=time.monotonic() - shown)
                 await s.flow.stop()
-                while s.oracle.missing(heard(pages.events), pages.due):
+                while s.oracle.list_missing(parse_events(pages.events), pages.due):
                     await pages.turn()
             s.oracle.check_events(pages.events)
             assert all(pages.firsts[tp] <= ends[tp] for tp in s.out), "since the connect"
@@ -186,7 +190,7 @@ class Pages:
             self.firsts.setdefault(tp, record["offset"])
             self.events.append({"event": "message", "id": "", "data": line})
 
-    def due(self, acked: Acked) -> bool:
+    def due(self, acked: AckedRecord) -> bool:
         return acked.offset >= self.firsts[acked.tp]
 
 
@@ -196,64 +200,74 @@ async def test_a_start_in_the_past_does_not_wait_for_a_hidden_leader_either(kafk
         await s.proxy[NODE].hide()
         began = time.monotonic()
         async with (
-            Clocked(f"{s.url(gateway)}?from=earliest") as earliest,
-            Clocked(f"{s.url(gateway)}?from=-1h") as hour,
+            TimedClient(f"{s.url(gateway)}?from=earliest") as earliest,
+            TimedClient(f"{s.url(gateway)}?from=-1h") as hour,
         ):
             clients = (earliest, hour)
             for client in clients:
-                await until(lambda c=client: c.named("begin"), client.state, 30)
-                assert client.pending() >= s.out
+                await wait_until(
+                    lambda c=client: c.get_event_data("begin"), client.describe_state, 30
+                )
+                assert client.get_pending() >= s.out
             begin = time.monotonic() - began
             assert begin < LOOSE
             for client in clients:
-                await until(lambda c=client: c.begun(s.others), client.state, 30)
+                await wait_until(
+                    lambda c=client: c.has_received(s.others), client.describe_state, 30
+                )
                 await reconnected(client)
             shown = time.monotonic()
             await s.proxy[NODE].unhide()
             for client in clients:
-                await until(lambda c=client: c.begun(s.flow.tps), client.state, 30)
+                await wait_until(
+                    lambda c=client: c.has_received(s.flow.partitions), client.describe_state, 30
+                )
             flows = time.monotonic() - shown
             told("hidden leader, from the past", begin=begin, flows_after_unhiding=flows)
             for client in clients:
-                await s.end(client, start=dict.fromkeys(s.flow.tps, 0))
-                assert not client.named("gap")
+                await s.end(client, start=dict.fromkeys(s.flow.partitions, 0))
+                assert not client.get_event_data("gap")
 
 
 async def test_a_leaderless_partition_starts_where_it_ended_at_the_connect(kafka3):
     """Exactly there, whatever the clocks say; also for one who resumes elsewhere meanwhile."""
     async with scene(kafka3) as s:
-        await s.flow.pause(s.out)
-        ends = {tp: len(s.flow.acked[tp]) for tp in s.out}
+        await s.flow.pause_partitions(s.out)
+        ends = {tp: len(s.flow.acked_at[tp]) for tp in s.out}
         kafka3.local.node(NODE).kill()
         await leaders(kafka3, s.topic, lambda led: len(led) == len(s.others))
-        s.flow.resume()
+        s.flow.resume_all()
         async with (
             running_gateway(s.config()) as gateway,
             running_gateway(s.config()) as second,
-            Clocked(s.url(gateway)) as client,
+            TimedClient(s.url(gateway)) as client,
         ):
-            await until(lambda: client.begun(s.others), client.state, 30)
+            await wait_until(lambda: client.has_received(s.others), client.describe_state, 30)
             flowing = time.monotonic()
-            assert client.pending() >= s.out
+            assert client.get_pending() >= s.out
             await reconnected(client)
-            client.lead_to(second.base_url)
+            client.set_server(second.base_url)
             await reconnected(client)
-            assert client.pending() >= s.out
+            assert client.get_pending() >= s.out
             since, span = time.monotonic(), 2.0
             await asyncio.sleep(span)
-            rate = s.proxy.count(Api.METADATA, since=since) / span / 2  # of each gateway
+            rate = (
+                s.proxy.count_requests(ApiKey.METADATA, since=since) / span / 2
+            )  # of each gateway
             assert rate < 10
-            delay = client.delay(s.flow, s.others, flowing)
+            delay = client.measure_delay(s.flow, s.others, flowing)
             assert delay < LOOSE
             kafka3.local.node(NODE).start()
             led = await leaders(kafka3, s.topic, lambda led: len(led) == PARTITIONS)
-            await until(lambda: s.out <= client.ready(), client.state, 60)
+            await wait_until(lambda: s.out <= client.get_ready(), client.describe_state, 60)
             ready = time.monotonic() - led
             assert ready < 10
             told(f"leaderless, {rate:.1f} Metadata/s", delay=delay, ready_after_leader=ready)
-            resolved = [e["resolved"] for e in client.named("ready") if e["partition"] % 3 == 1]
+            resolved = [
+                e["resolved"] for e in client.get_event_data("ready") if e["partition"] % 3 == 1
+            ]
             assert set(resolved) == {"exact"}
-            await until(lambda: client.begun(s.out), client.state, 60)
+            await wait_until(lambda: client.has_received(s.out), client.describe_state, 60)
             await s.end(client, start=ends)
 
 
@@ -262,18 +276,20 @@ async def test_when_no_partition_is_ready_the_stream_begins_at_the_timeout(kafka
     async with scene(kafka3) as s:
         config = s.config(partitionReadyTimeout="1s")
         async with running_gateway(config) as gateway, running_gateway(config) as cold:
-            async with Clocked(s.url(gateway)) as before:
-                await until(lambda: before.begun(s.flow.tps), before.state, 30)
+            async with TimedClient(s.url(gateway)) as before:
+                await wait_until(
+                    lambda: before.has_received(s.flow.partitions), before.describe_state, 30
+                )
             for broker in s.proxy.brokers:
                 await broker.hide()
             await asyncio.sleep(2.5)  # no partition counts as ready after 1.5 s of silence
-            ends = {tp: len(s.flow.acked[tp]) for tp in s.flow.tps}
+            ends = {tp: len(s.flow.acked_at[tp]) for tp in s.flow.partitions}
             began = time.monotonic()
-            async with Clocked(s.url(gateway)) as client:
-                await until(lambda: client.named("begin"), client.state, 30)
+            async with TimedClient(s.url(gateway)) as client:
+                await wait_until(lambda: client.get_event_data("begin"), client.describe_state, 30)
                 begin = time.monotonic() - began
                 assert 0.9 < begin < 5
-                assert client.pending() == set(s.flow.tps)
+                assert client.get_pending() == set(s.flow.partitions)
                 program, browser = await asyncio.gather(
                     asked(s.url(cold)), asked(s.url(cold), BROWSER)
                 )
@@ -286,14 +302,16 @@ async def test_when_no_partition_is_ready_the_stream_begins_at_the_timeout(kafka
                 shown = time.monotonic()
                 for broker in s.proxy.brokers:
                     await broker.unhide()
-                await until(lambda: client.begun(s.flow.tps), client.state, 30)
-                took = [client.first(tp, shown) - shown for tp in s.flow.tps]
+                await wait_until(
+                    lambda: client.has_received(s.flow.partitions), client.describe_state, 30
+                )
+                took = [client.get_first_time(tp, shown) - shown for tp in s.flow.partitions]
                 slow = max(program.elapsed, browser.elapsed).total_seconds()
                 told("none ready", begin=begin, refused_after=slow, flows_after_unhiding=max(took))
-                assert client.ready() == set(s.flow.tps)
+                assert client.get_ready() == set(s.flow.partitions)
                 await s.end(client)
-                for tp in s.flow.tps:
-                    assert client.offsets[tp][0][1] <= ends[tp], "since the connect"
+                for tp in s.flow.partitions:
+                    assert client.received_offsets[tp][0][1] <= ends[tp], "since the connect"
 
 
 async def asked(url: str, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -311,30 +329,30 @@ async def test_one_broker_of_three_is_missed_by_its_own_partitions_alone(kafka3,
     async with (
         scene(kafka3, assignment) as s,
         running_gateway(s.config()) as gateway,
-        Clocked(s.url(gateway)) as client,
-        Clocked(s.url(gateway)) as late,
+        TimedClient(s.url(gateway)) as client,
+        TimedClient(s.url(gateway)) as late,
     ):
-        await until(lambda: client.begun(s.flow.tps), client.state, 30)
+        await wait_until(lambda: client.has_received(s.flow.partitions), client.describe_state, 30)
         began = time.monotonic()
         node = kafka3.local.node(NODE)
         node.kill() if how == "killed" else node.freeze()
         elected = await leaders(
             kafka3, s.topic, lambda led: len(led) == PARTITIONS and NODE not in led.values()
         )
-        await until(lambda: s.flow.has(s.out, elected), "records to the new leaders", 60)
-        await until(lambda: client.begun(s.out, elected), client.state, 60)
-        flows = [client.first(tp, elected) - elected for tp in s.out]
-        delay = client.delay(s.flow, s.others, began)
-        own_delay = client.delay(s.flow, s.out, elected)
+        await wait_until(lambda: s.flow.has_acked(s.out, elected), "records to the new leaders", 60)
+        await wait_until(lambda: client.has_received(s.out, elected), client.describe_state, 60)
+        flows = [client.get_first_time(tp, elected) - elected for tp in s.out]
+        delay = client.measure_delay(s.flow, s.others, began)
+        own_delay = client.measure_delay(s.flow, s.out, elected)
         election = elected - began
         told(how, others=delay, election=election, flows_after_it=flows, own_delay=own_delay)
         assert delay < LOOSE
         assert max(flows) < 8
-        assert not late.closed
+        assert not late.is_closed
         await asyncio.to_thread(kafka3.heal)
         await s.end(client)
-        await late.caught_up(s.oracle, s.flow.tps)
-        s.oracle.check_events(late.records())
+        await late.wait_until_caught_up(s.oracle, s.flow.partitions)
+        s.oracle.check_events(late.list_record_events())
 
 
 async def test_a_topic_new_to_a_warm_gateway_does_not_wait_for_fetches_under_way(kafka3):
@@ -344,29 +362,35 @@ async def test_a_topic_new_to_a_warm_gateway_does_not_wait_for_fetches_under_way
         await asyncio.to_thread(lambda: kafka3.topic(assignment=placed)) for _ in range(5)
     ]
     async with (
-        KafkaProxy.around(kafka3.servers) as proxy,
-        Oracle(kafka3.servers) as oracle,
-        running_gateway(config_for(proxy.bootstrap, [idle, *cold])) as gateway,
-        Clocked(f"{gateway.base_url}/records/{idle}") as waiting,
+        KafkaProxy.wrap_cluster(kafka3.servers) as proxy,
+        StreamOracle(kafka3.servers) as oracle,
+        running_gateway(build_config(proxy.bootstrap, [idle, *cold])) as gateway,
+        TimedClient(f"{gateway.base_url}/records/{idle}") as waiting,
     ):
-        await until(lambda: waiting.named("begin"), waiting.state, 30)
+        await wait_until(lambda: waiting.get_event_data("begin"), waiting.describe_state, 30)
         for topic in cold:
-            await oracle.produce(topic, 1, partition=0)
+            await oracle.produce_records(topic, 1, partition=0)
         await asyncio.sleep(2.5)  # the partitions there are no newcomers any more
         begins, records = [], []
         for topic in cold:
             began = time.monotonic()
-            async with Clocked(f"{gateway.base_url}/records/{topic}") as client:
-                await until(lambda c=client: c.named("begin"), client.state, 30)
+            async with TimedClient(f"{gateway.base_url}/records/{topic}") as client:
+                await wait_until(
+                    lambda c=client: c.get_event_data("begin"), client.describe_state, 30
+                )
                 begins.append(time.monotonic() - began)
                 every = {TopicPartition(topic, number) for number in range(PARTITIONS)}
-                pending = client.pending()
-                await until(lambda c=client, p=pending: p <= c.ready(), client.state, 30)
-                await oracle.produce(topic, 1, partition=5)
+                pending = client.get_pending()
+                await wait_until(
+                    lambda c=client, p=pending: p <= c.get_ready(), client.describe_state, 30
+                )
+                await oracle.produce_records(topic, 1, partition=5)
                 acked = time.monotonic()
-                await until(lambda c=client: c.named("message"), client.state, 30, 0.002)
+                await wait_until(
+                    lambda c=client: c.get_event_data("message"), client.describe_state, 30, 0.002
+                )
                 records.append(time.monotonic() - acked)
-                assert client.pending() <= every
+                assert client.get_pending() <= every
         told("new topic, warm gateway", begin=begins, first_record=records)
         assert min(begins) < 1 and min(records) < 0.4
 
@@ -375,29 +399,37 @@ async def test_new_partitions_are_read_and_a_topic_made_anew_goes_on_from_its_st
     topic = await asyncio.to_thread(lambda: kafka3.topic(partitions=2))
     every = [TopicPartition(topic, number) for number in range(5)]
     async with (
-        Oracle(kafka3.servers) as oracle,
-        running_gateway(config_for(kafka3.servers, [topic])) as gateway,
-        Clocked(f"{gateway.base_url}/records/{topic}") as client,
+        StreamOracle(kafka3.servers) as oracle,
+        running_gateway(build_config(kafka3.servers, [topic])) as gateway,
+        TimedClient(f"{gateway.base_url}/records/{topic}") as client,
     ):
-        await until(lambda: client.named("begin"), client.state, 30)
-        await until(lambda: client.pending() <= client.ready(), client.state, 30)
+        await wait_until(lambda: client.get_event_data("begin"), client.describe_state, 30)
+        await wait_until(
+            lambda: client.get_pending() <= client.get_ready(), client.describe_state, 30
+        )
         await asyncio.to_thread(kafka3.admin.add_partitions, topic, 5)
         await written(kafka3, oracle, every, 20)
-        await client.caught_up(oracle, every)
-        oracle.check_events(client.records(), start=dict.fromkeys(every, 0))
+        await client.wait_until_caught_up(oracle, every)
+        oracle.check_events(client.list_record_events(), start=dict.fromkeys(every, 0))
 
         await asyncio.to_thread(kafka3.admin.delete_topic, topic)
-        await until(lambda: len(client.named("error")) >= 5, client.state, 30)
-        assert {error["code"] for error in client.named("error")} == {"unknown-topic"}
+        await wait_until(
+            lambda: len(client.get_event_data("error")) >= 5, client.describe_state, 30
+        )
+        assert {error["code"] for error in client.get_event_data("error")} == {"unknown-topic"}
         await becomes(404, f"{gateway.base_url}/records/{topic}")  # once two brokers say so
         await asyncio.to_thread(kafka3.admin.create_topic, topic, 5)
-        oracle.recreated(topic)
+        oracle.mark_recreated(topic)
         await written(kafka3, oracle, every, 7)
-        await until(lambda: len(client.named("gap")) >= 5, client.state, 60)
-        await until(lambda: len(client.named("message")) >= 5 * 27, client.state, 30)
-        assert {(gap["reason"], gap["to"]) for gap in client.named("gap")} == {("recreated", 0)}
-        oracle.check_events(client.records(), start=dict.fromkeys(every, 0))
-        assert client.opened == 1 and not client.closed
+        await wait_until(lambda: len(client.get_event_data("gap")) >= 5, client.describe_state, 60)
+        await wait_until(
+            lambda: len(client.get_event_data("message")) >= 5 * 27, client.describe_state, 30
+        )
+        assert {(gap["reason"], gap["to"]) for gap in client.get_event_data("gap")} == {
+            ("recreated", 0)
+        }
+        oracle.check_events(client.list_record_events(), start=dict.fromkeys(every, 0))
+        assert client.open_count == 1 and not client.is_closed
 
 
 async def becomes(status: int, url: str, within: float = 30.0) -> None:
@@ -409,8 +441,12 @@ async def becomes(status: int, url: str, within: float = 30.0) -> None:
             await asyncio.sleep(0.1)
 
 
-async def written(kafka: Broker, oracle: Oracle, tps: Iterable[TopicPartition], count: int) -> None:
+async def written(
+    kafka: KafkaCluster, oracle: StreamOracle, tps: Iterable[TopicPartition], count: int
+) -> None:
     """By a producer of its own: one that knew the topic before believes that for a while."""
-    async with Flow(kafka.servers, oracle, next(iter(tps)).topic, (), every=60) as flow:
-        flow.write(tps, count)
+    async with ContinuousWriter(
+        kafka.bootstrap_servers, oracle, next(iter(tps)).topic, (), interval_s=60
+    ) as flow:
+        flow.write_now(tps, count)
         await flow.stop()

@@ -19,14 +19,14 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka.admin import AclOperation
-from support.admin import Admin
-from support.brokers import started
-from support.certificates import Authority
-from support.gateways import Gateway, config_for, running_gateway
-from support.secured import USERS, allow
-from support.until import until
+from support.admin import KafkaAdmin
+from support.brokers import running_kafka
+from support.certificates import CertificateAuthority
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.secure_kafka import PASSWORDS_BY_USER, grant_access
+from support.waiting import wait_until
 
-from gateway.kafka.local import LocalKafka, Security
+from gateway.kafka.local import BrokerSecurity, LocalKafka
 
 SECONDS = float(os.environ.get("GATEWAY_SETUPS_SECONDS", "2"))
 TOPIC = "orders"
@@ -55,21 +55,21 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def known(directory: Path) -> Authority:
-    return Authority(directory, "known")
+def known(directory: Path) -> CertificateAuthority:
+    return CertificateAuthority(directory, "known")
 
 
 @pytest.fixture(scope="module")
-def guarded(known: Authority) -> Iterator[LocalKafka]:
+def guarded(known: CertificateAuthority) -> Iterator[LocalKafka]:
     """A broker that wants certificates, passwords and ACLs, each on a listener of its own."""
-    security = Security(
-        users=USERS, mechanisms=("PLAIN",), certificate=known.signed("broker"),
-        authority=known.path, client_auth="required", acl=True,
+    security = BrokerSecurity(
+        users=PASSWORDS_BY_USER, mechanisms=("PLAIN",), certificate=known.issue_certificate("broker"),
+        authority=known.certificate_path, client_auth="required", acl=True,
     )  # fmt: skip
-    with started(LocalKafka(security=security)) as kafka:
-        admin = Admin(kafka.bootstrap)
+    with running_kafka(LocalKafka(security=security)) as kafka:
+        admin = KafkaAdmin(kafka.bootstrap)
         admin.create_topic(TOPIC, 3)
-        allow(admin, "User:carol", TOPIC, AclOperation.DESCRIBE)
+        grant_access(admin, "User:carol", TOPIC, AclOperation.DESCRIBE)
         yield kafka
 
 
@@ -94,7 +94,7 @@ def closed_port() -> str:
         return f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-def warnings(gateway: Gateway) -> list[str]:
+def warnings(gateway: GatewayProcess) -> list[str]:
     """The lines of the log that say that something is wrong."""
     return [
         line for line in gateway.log.splitlines() if re.search(r"WARNING|ERROR|Traceback", line)
@@ -104,7 +104,7 @@ def warnings(gateway: Gateway) -> list[str]:
 async def check(setup: Setup) -> None:
     """Watch the log of a gateway that one client asks for a topic."""
     kafka = {"security": setup.security} if setup.security else {}
-    config = config_for(setup.servers, [setup.topic], kafka=kafka)
+    config = build_config(setup.servers, [setup.topic], kafka=kafka)
     async with (
         running_gateway(config, ready=False) as gateway,
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=300) as http,
@@ -113,7 +113,7 @@ async def check(setup: Setup) -> None:
         if setup.begin is not None:
             await setup.begin()
         told = lambda: any(re.search(setup.text, line) for line in warnings(gateway))  # noqa: E731
-        await until(told, lambda: f"'{setup.text}' in:\n{gateway.log}", 60)
+        await wait_until(told, lambda: f"'{setup.text}' in:\n{gateway.log}", 60)
         await asyncio.sleep(SECONDS)  # not a wait for anything: whatever comes may come
         asking.cancel()
         found = warnings(gateway)
@@ -145,60 +145,62 @@ async def test_the_name_does_not_resolve():
     await check(Setup("broker.invalid:9092", "broker.invalid"))
 
 
-async def test_a_broker_without_tls_is_asked_by_tls(guarded: LocalKafka, known: Authority):
+async def test_a_broker_without_tls_is_asked_by_tls(
+    guarded: LocalKafka, known: CertificateAuthority
+):
     servers = ",".join(guarded.bootstrap)
-    await check(Setup(servers, "TLS", {"tls": {"ca": str(known.path)}}))
+    await check(Setup(servers, "TLS", {"tls": {"ca": str(known.certificate_path)}}))
 
 
 async def test_a_broker_with_tls_is_asked_without(guarded: LocalKafka):
-    await check(Setup(",".join(guarded.listener("TLS")), "TLS"))
+    await check(Setup(",".join(guarded.get_addresses("TLS")), "TLS"))
 
 
 async def test_the_authority_is_another_one(guarded: LocalKafka, directory: Path):
-    other = Authority(directory, "other")
-    tls = {"ca": str(other.path)}
-    await check(Setup(",".join(guarded.listener("TLS")), "certificate", {"tls": tls}))
+    other = CertificateAuthority(directory, "other")
+    tls = {"ca": str(other.certificate_path)}
+    await check(Setup(",".join(guarded.get_addresses("TLS")), "certificate", {"tls": tls}))
 
 
-async def test_the_certificate_is_not_for_this_host(known: Authority):
+async def test_the_certificate_is_not_for_this_host(known: CertificateAuthority):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(known.signed("elsewhere", host="kafka.example"))
+    context.load_cert_chain(known.issue_certificate("elsewhere", hostname="kafka.example"))
     async with silent(context) as server:
-        tls = {"ca": str(known.path)}
+        tls = {"ca": str(known.certificate_path)}
         await check(Setup(server, "Hostname mismatch|IP address mismatch", {"tls": tls}))
 
 
-async def test_no_client_certificate_is_shown(guarded: LocalKafka, known: Authority):
-    tls = {"ca": str(known.path)}
-    await check(Setup(",".join(guarded.listener("TLS")), "certificate", {"tls": tls}))
+async def test_no_client_certificate_is_shown(guarded: LocalKafka, known: CertificateAuthority):
+    tls = {"ca": str(known.certificate_path)}
+    await check(Setup(",".join(guarded.get_addresses("TLS")), "certificate", {"tls": tls}))
 
 
-async def test_the_client_certificate_has_expired(guarded: LocalKafka, known: Authority):
-    pem = str(known.signed("late", days=-1))
-    tls = {"ca": str(known.path), "certificate": pem, "key": pem}
+async def test_the_client_certificate_has_expired(guarded: LocalKafka, known: CertificateAuthority):
+    pem = str(known.issue_certificate("late", valid_days=-1))
+    tls = {"ca": str(known.certificate_path), "certificate": pem, "key": pem}
     await check(
-        Setup(",".join(guarded.listener("TLS")), "expired|certificate unknown", {"tls": tls})
+        Setup(",".join(guarded.get_addresses("TLS")), "expired|certificate unknown", {"tls": tls})
     )
 
 
 async def test_the_password_is_wrong(guarded: LocalKafka):
     sasl = SASL | {"password": "guessed"}
-    servers = ",".join(guarded.listener("SASL"))
+    servers = ",".join(guarded.get_addresses("SASL"))
     await check(Setup(servers, "cause=authentication", {"sasl": sasl}, lines=2))
 
 
 async def test_the_mechanism_is_not_offered(guarded: LocalKafka):
     sasl = SASL | {"mechanism": "scram-sha-512"}
-    servers = ",".join(guarded.listener("SASL"))
+    servers = ",".join(guarded.get_addresses("SASL"))
     await check(Setup(servers, "cause=authentication", {"sasl": sasl}))
 
 
 async def test_a_broker_that_wants_a_password_is_given_none(guarded: LocalKafka):
-    await check(Setup(",".join(guarded.listener("SASL")), "cause="))
+    await check(Setup(",".join(guarded.get_addresses("SASL")), "cause="))
 
 
 async def test_the_topic_may_not_be_read(guarded: LocalKafka):
-    servers = ",".join(guarded.listener("SASL"))
+    servers = ",".join(guarded.get_addresses("SASL"))
     await check(Setup(servers, "cause=access-denied", {"sasl": SASL}, lines=2))
 
 
@@ -208,8 +210,8 @@ async def test_the_topic_is_not_there(guarded: LocalKafka):
 
 
 async def test_a_broker_stands_still():
-    with started(LocalKafka()) as kafka:
-        Admin(kafka.bootstrap).create_topic(TOPIC, 3)
+    with running_kafka(LocalKafka()) as kafka:
+        KafkaAdmin(kafka.bootstrap).create_topic(TOPIC, 3)
         (node,) = kafka.nodes
 
         async def freeze() -> None:
@@ -218,12 +220,12 @@ async def test_a_broker_stands_still():
         try:
             await check(Setup(",".join(kafka.bootstrap), "cause=timeout", begin=freeze, lines=2))
         finally:
-            node.thaw()
+            node.unfreeze()
 
 
 async def test_partitions_have_no_leader():
-    with started(LocalKafka(3)) as kafka:
-        Admin(kafka.bootstrap).create_topic(TOPIC, assignment=[[1], [2], [3]])
+    with running_kafka(LocalKafka(3)) as kafka:
+        KafkaAdmin(kafka.bootstrap).create_topic(TOPIC, assignment=[[1], [2], [3]])
 
         async def kill() -> None:
             kafka.nodes[2].kill()
@@ -234,6 +236,6 @@ async def test_partitions_have_no_leader():
 async def test_the_broker_names_an_address_that_nobody_reaches():
     """It answers where it was found, and names another address for its partitions."""
     host, port = closed_port().split(":")
-    with started(LocalKafka(advertised=lambda node: (host, int(port)))) as kafka:
-        Admin(kafka.bootstrap).create_topic(TOPIC, 3)
-        await check(Setup(",".join(kafka.listener("VIA")), "cause=connection"))
+    with running_kafka(LocalKafka(advertised=lambda node: (host, int(port)))) as kafka:
+        KafkaAdmin(kafka.bootstrap).create_topic(TOPIC, 3)
+        await check(Setup(",".join(kafka.get_addresses("VIA")), "cause=connection"))

@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for, route, running_gateway
-from support.proxy import KafkaProxy
-from support.records import Sent, produce
-from support.until import until
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.kafka_proxy import KafkaProxy
+from support.records import RecordToSend, produce_records
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -24,8 +24,8 @@ PAD = b" " * 480
 WITHIN = 60.0  # s
 
 
-def numbered(numbers: Iterable[int]) -> list[Sent]:
-    return [Sent(b"%d" % n + PAD, None, n % PARTITIONS) for n in numbers]
+def numbered(numbers: Iterable[int]) -> list[RecordToSend]:
+    return [RecordToSend(b"%d" % n + PAD, None, n % PARTITIONS) for n in numbers]
 
 
 def values(client: RawClient) -> list[int]:
@@ -36,7 +36,7 @@ def have(clients: list[RawClient], wanted: range) -> Callable[[], bool]:
     return lambda: all(len(values(client)) >= len(wanted) for client in clients)
 
 
-async def position(gateway: Gateway, topic: str) -> str:
+async def position(gateway: GatewayProcess, topic: str) -> str:
     """Of a stream that has had everything up to now."""
     url = f"{gateway.base_url}/events/{topic}?from=earliest&until=latest"
     async with httpx.AsyncClient() as http:
@@ -52,18 +52,18 @@ async def test_who_comes_back_together_gets_everything_once_and_kafka_is_read_fo
     kafka, topic, restarted: bool
 ):
     name = topic(PARTITIONS)
-    async with KafkaProxy.around(kafka.servers) as proxy, AsyncExitStack() as stack:
-        config = config_for(proxy.bootstrap, [name], [route(name, "value")])
+    async with KafkaProxy.wrap_cluster(kafka.servers) as proxy, AsyncExitStack() as stack:
+        config = build_config(proxy.bootstrap, [name], [build_route(name, "value")])
         gateway = await stack.enter_async_context(running_gateway(config))
-        await produce(kafka.bootstrap, name, numbered(range(BEFORE)))
+        await produce_records(kafka.bootstrap, name, numbered(range(BEFORE)))
         token = await position(gateway, name)
-        await produce(kafka.bootstrap, name, numbered(range(BEFORE, BEFORE + MISSED)))
+        await produce_records(kafka.bootstrap, name, numbered(range(BEFORE, BEFORE + MISSED)))
         if restarted:
             await gateway.restart()
         else:
             async with RawClient(f"{gateway.base_url}/events/{name}", last_event_id=token) as one:
-                await until(have([one], range(MISSED)), "the cache is warm", WITHIN)
-        before = sum(broker.to_client for broker in proxy.brokers)
+                await wait_until(have([one], range(MISSED)), "the cache is warm", WITHIN)
+        before = sum(broker.bytes_to_client for broker in proxy.brokers)
         opening = (
             stack.enter_async_context(
                 RawClient(f"{gateway.base_url}/events/{name}", last_event_id=token)
@@ -71,14 +71,14 @@ async def test_who_comes_back_together_gets_everything_once_and_kafka_is_read_fo
             for _ in range(CLIENTS)
         )
         clients = await asyncio.gather(*opening)
-        await until(have(clients, range(MISSED)), "all that was missed", WITHIN)
-        read = sum(broker.to_client for broker in proxy.brokers) - before
+        await wait_until(have(clients, range(MISSED)), "all that was missed", WITHIN)
+        read = sum(broker.bytes_to_client for broker in proxy.brokers) - before
         payload = MISSED * len(PAD)
         assert read < (3 if restarted else 0.5) * payload, f"{read} bytes for {payload}"
 
         end = BEFORE + MISSED + LATER
-        await produce(kafka.bootstrap, name, numbered(range(BEFORE + MISSED, end)))
-        await until(have(clients, range(MISSED + LATER)), "what came later", WITHIN)
+        await produce_records(kafka.bootstrap, name, numbered(range(BEFORE + MISSED, end)))
+        await wait_until(have(clients, range(MISSED + LATER)), "what came later", WITHIN)
         for client in clients:
             got = values(client)
             assert sorted(got) == list(range(BEFORE, end))
@@ -92,10 +92,12 @@ async def test_records_that_come_together_go_out_in_a_few_chunks_to_every_client
 ):
     """Each event has its id all the same. A chunk of HTTP is what was written at once."""
     embedded.create_topic("orders", PARTITIONS)
-    config = config_for(",".join(embedded.bootstrap), ["orders"], [route("orders", "value")])
+    config = build_config(
+        ",".join(embedded.bootstrap), ["orders"], [build_route("orders", "value")]
+    )
     async with running_gateway(config) as gateway, AsyncExitStack() as stack:
         streams = [await _stream(stack, gateway) for _ in range(3)]
-        await produce(embedded.bootstrap, "orders", numbered(range(MISSED)))
+        await produce_records(embedded.bootstrap, "orders", numbered(range(MISSED)))
         for reader in streams:
             chunks: list[bytes] = []
             while sum(chunk.count(PAD) for chunk in chunks) < MISSED:
@@ -106,7 +108,7 @@ async def test_records_that_come_together_go_out_in_a_few_chunks_to_every_client
             assert len(chunks) < MISSED / 3
 
 
-async def _stream(stack: AsyncExitStack, gateway: Gateway) -> asyncio.StreamReader:
+async def _stream(stack: AsyncExitStack, gateway: GatewayProcess) -> asyncio.StreamReader:
     """Behind the head and the first chunk, which is the first block."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     stack.callback(writer.close)

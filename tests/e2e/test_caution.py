@@ -10,14 +10,14 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
-from support.any_topic import serving
+from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.browser import Browser, browser
-from support.demo import demo
-from support.gateways import Gateway, config_for
-from support.raw_http import Wire, get
-from support.records import produce
-from support.served import served
+from support.browser import Browser, running_browser
+from support.demo import running_demo
+from support.gateways import GatewayProcess, build_config
+from support.raw_http import RawConnection, build_request
+from support.records import produce_records
+from support.topic_gateway import run_gateway_sync
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -30,15 +30,15 @@ kafka = embedded_kafka({"orders": 1})
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
     listen = {"access-control": {"policy": "cross-origin"}}
-    with serving(config_for(kafka.bootstrap, ["orders"], listen=listen)) as gateway:
+    with run_gateway_sync(build_config(kafka.bootstrap, ["orders"], listen=listen)) as gateway:
         yield gateway
 
 
 @pytest.fixture
 async def tab() -> AsyncIterator[Browser]:
-    async with browser() as tab:
+    async with running_browser() as tab:
         yield tab
 
 
@@ -61,7 +61,7 @@ async def tab() -> AsyncIterator[Browser]:
     ],
 )
 async def test_no_answer_is_taken_for_something_else(
-    gateway: Gateway, path: str, headers: dict[str, str], status: int, policy: str | None
+    gateway: GatewayProcess, path: str, headers: dict[str, str], status: int, policy: str | None
 ):
     async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
         answer = await http.get(gateway.base_url + path, headers=headers)
@@ -81,10 +81,10 @@ async def test_no_answer_is_taken_for_something_else(
         assert "origin" in told["vary"].lower(), "for pages of other sites it is another answer"
 
 
-async def test_a_refusal_below_the_application_is_not_guessed_at_either(gateway: Gateway):
-    with Wire(gateway.port) as wire:
-        wire.send(get("/" + 70_000 * "a"))
-        answer = wire.last_answer()
+async def test_a_refusal_below_the_application_is_not_guessed_at_either(gateway: GatewayProcess):
+    with RawConnection(gateway.port) as wire:
+        wire.send_bytes(build_request("/" + 70_000 * "a"))
+        answer = wire.read_last_response()
         assert answer.status == 414 and answer.headers["x-content-type-options"] == "nosniff"
 
 
@@ -109,38 +109,42 @@ KEPT = ["base-uri", "connect-src", "form-action", "script-src-attr", "script-src
 
 async def withstands(tab: Browser) -> None:
     """Whatever got into the page, nothing of it runs, and nothing goes out."""
-    assert await tab.console() == []
-    await tab.run(ATTACK)
-    await tab.until(f"return new Set(violated).size >= {len(KEPT)}", WITHIN)
-    assert sorted(set(await tab.run("return violated"))) == KEPT
-    assert await tab.run("return [window.pwned, document.baseURI]") == [
-        None, await tab.run("return location.href")
+    assert await tab.read_console() == []
+    await tab.run_script(ATTACK)
+    await tab.wait_for_script(f"return new Set(violated).size >= {len(KEPT)}", WITHIN)
+    assert sorted(set(await tab.run_script("return violated"))) == KEPT
+    assert await tab.run_script("return [window.pwned, document.baseURI]") == [
+        None, await tab.run_script("return location.href")
     ]  # fmt: skip
-    assert await tab.console(), "what it was kept from doing is told there"
+    assert await tab.read_console(), "what it was kept from doing is told there"
 
 
 @pytest.mark.needs("chromium")
 async def test_the_list_of_streams_works_without_a_word_on_the_console(
-    gateway: Gateway, kafka: EmbeddedKafka, tab: Browser
+    gateway: GatewayProcess, kafka: EmbeddedKafka, tab: Browser
 ):
-    await produce(kafka.bootstrap, "orders", [b'{"order": 1}'])
-    await tab.open(f"{gateway.base_url}/?token=secret")
-    await tab.run("document.querySelector('[name=from]').value = 'earliest'")
-    await tab.run("document.querySelector('.try').click()")
-    await tab.until("return document.querySelector('.record')", WITHIN)
-    await tab.run("document.querySelector('.copy').click()")
-    await tab.until("return /Copied|Selected/.test(document.querySelector('.copy').textContent)")
-    assert await tab.run("return getComputedStyle(document.body).margin") == "0px"
+    await produce_records(kafka.bootstrap, "orders", [b'{"order": 1}'])
+    await tab.open_url(f"{gateway.base_url}/?token=secret")
+    await tab.run_script("document.querySelector('[name=from]').value = 'earliest'")
+    await tab.run_script("document.querySelector('.try').click()")
+    await tab.wait_for_script("return document.querySelector('.record')", WITHIN)
+    await tab.run_script("document.querySelector('.copy').click()")
+    await tab.wait_for_script(
+        "return /Copied|Selected/.test(document.querySelector('.copy').textContent)"
+    )
+    assert await tab.run_script("return getComputedStyle(document.body).margin") == "0px"
     await withstands(tab)
 
 
 @pytest.mark.needs("chromium")
 async def test_the_demo_works_without_a_word_on_the_console(tab: Browser):
-    async with demo() as running:
-        await tab.open(f"{running.url}/")
+    async with running_demo() as running:
+        await tab.open_url(f"{running.url}/")
         live = "document.querySelectorAll('.state[data-state=live]').length === 2"
-        await tab.until(f"return {live} && document.querySelector('#orders tr')", WITHIN)
-        await tab.until("return /[0-9]/.test(document.getElementById('cpu').textContent)", WITHIN)
+        await tab.wait_for_script(f"return {live} && document.querySelector('#orders tr')", WITHIN)
+        await tab.wait_for_script(
+            "return /[0-9]/.test(document.getElementById('cpu').textContent)", WITHIN
+        )
         await withstands(tab)
 
 
@@ -155,7 +159,7 @@ FRAMED = """
 
 @pytest.mark.needs("chromium")
 async def test_no_page_of_another_site_shows_ours_within_itself_or_sees_whence_it_is_asked(
-    gateway: Gateway, tab: Browser
+    gateway: GatewayProcess, tab: Browser
 ):
     seen: list[Any] = []
 
@@ -163,13 +167,15 @@ async def test_no_page_of_another_site_shows_ours_within_itself_or_sees_whence_i
         seen.append(request.headers.get("referer"))
         return HTMLResponse("<!doctype html><body>")
 
-    async with served(Starlette(routes=[Route("/", page)])) as other:
-        await tab.open(f"{gateway.base_url}/?token=secret")
-        await tab.run("location.href = arguments[0]", other)
-        await tab.until(f"return location.href.startsWith({other!r}) && document.body", WITHIN)
+    async with running_app(Starlette(routes=[Route("/", page)])) as other:
+        await tab.open_url(f"{gateway.base_url}/?token=secret")
+        await tab.run_script("location.href = arguments[0]", other)
+        await tab.wait_for_script(
+            f"return location.href.startsWith({other!r}) && document.body", WITHIN
+        )
         assert seen == [None]
         for path in ("/", "/nowhere", "/asyncapi.json"):
-            await tab.open(other)
-            await tab.run(FRAMED, gateway.base_url + path)
-            await tab.until("return window.loaded", WITHIN)
-            assert any("frame" in line for line in await tab.console()), path
+            await tab.open_url(other)
+            await tab.run_script(FRAMED, gateway.base_url + path)
+            await tab.wait_for_script("return window.loaded", WITHIN)
+            assert any("frame" in line for line in await tab.read_console()), path

@@ -15,15 +15,15 @@ import pytest
 from cryptography import x509
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from support.brokers import embedded_kafka
-from support.certificates import Authority
-from support.gateways import Gateway, config_for, running_gateway
-from support.multiplex import Multiplex
-from support.oracle import Oracle
-from support.until import until
+from support.certificates import CertificateAuthority
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.multiplex import MultiplexClient
+from support.oracle import StreamOracle
+from support.waiting import wait_until
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.http.certificate import validity
+from gateway.web.http.certificate import read_validity
 
 WITHIN = 60.0
 PATH = "/records/orders"
@@ -33,7 +33,7 @@ kafka = embedded_kafka({"orders": 1}, scope="function")
 
 def config(kafka: EmbeddedKafka, path: Path, key: Path | None = None) -> dict[str, Any]:
     tls = {"certificate": str(path), "key": str(key or path)}
-    return config_for(kafka.bootstrap, ["orders"], listen={"tls": tls})
+    return build_config(kafka.bootstrap, ["orders"], listen={"tls": tls})
 
 
 def put(source: Path, target: Path) -> Path:
@@ -41,9 +41,9 @@ def put(source: Path, target: Path) -> Path:
     return Path(f"{target}.new").replace(target)
 
 
-async def shown(gateway: Gateway, authority: Authority) -> str:
+async def shown(gateway: GatewayProcess, authority: CertificateAuthority) -> str:
     """Whose certificate a connection is shown that comes now."""
-    context = authority.context()
+    context = authority.create_client_context()
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, ssl=context)
     connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
     found = connection.getpeercert(binary_form=True)
@@ -52,7 +52,9 @@ async def shown(gateway: Gateway, authority: Authority) -> str:
     return x509.load_der_x509_certificate(found).subject.rfc4514_string()
 
 
-async def shows(gateway: Gateway, authority: Authority, name: str, times: int = 1) -> None:
+async def shows(
+    gateway: GatewayProcess, authority: CertificateAuthority, name: str, times: int = 1
+) -> None:
     """Connections are, so many in a row: of several workers each may be asked."""
     row = 0
     async with asyncio.timeout(WITHIN):
@@ -61,8 +63,8 @@ async def shows(gateway: Gateway, authority: Authority, name: str, times: int = 
             await asyncio.sleep(0.02)
 
 
-async def figure(gateway: Gateway, authority: Authority) -> float:
-    async with httpx.AsyncClient(trust_env=False, verify=authority.context()) as http:
+async def figure(gateway: GatewayProcess, authority: CertificateAuthority) -> float:
+    async with httpx.AsyncClient(trust_env=False, verify=authority.create_client_context()) as http:
         told = (await http.get(gateway.base_url + "/metrics", timeout=WITHIN)).text
     wanted = "gateway_certificate_expiry_timestamp_seconds"
     (family,) = [family for family in parsed(told) if family.name == wanted]
@@ -73,18 +75,18 @@ async def figure(gateway: Gateway, authority: Authority) -> float:
 class Streams:
     """Over HTTP and WebSocket, on connections of the first certificate."""
 
-    def __init__(self, gateway: Gateway, authority: Authority) -> None:
-        context = authority.context()
+    def __init__(self, gateway: GatewayProcess, authority: CertificateAuthority) -> None:
+        context = authority.create_client_context()
         self._http = httpx.AsyncClient(trust_env=False, timeout=WITHIN, verify=context)
         self._url = gateway.base_url + PATH
-        self.socket = Multiplex(gateway.base_url, PATH, ssl=context)
+        self.socket = MultiplexClient(gateway.base_url, PATH, ssl=context)
         self.told = ""
 
     async def __aenter__(self) -> Streams:
         await self.socket.__aenter__()
         self._reading = asyncio.create_task(self._read())
-        await self.socket.next(None, "begin")
-        await until(lambda: "event: begin" in self.told, within=WITHIN)
+        await self.socket.wait_for_message(None, "begin")
+        await wait_until(lambda: "event: begin" in self.told, timeout_s=WITHIN)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -99,34 +101,34 @@ class Streams:
                 self.told += piece
 
     async def have(self, records: int) -> None:
-        await self.socket.wait(lambda: len(self.socket.records(None)) == records)
-        await until(lambda: self.told.count('"offset":') == records, within=WITHIN)
-        assert self.socket.code is None and not self._reading.done()
+        await self.socket.wait_until(lambda: len(self.socket.get_records(None)) == records)
+        await wait_until(lambda: self.told.count('"offset":') == records, timeout_s=WITHIN)
+        assert self.socket.close_code is None and not self._reading.done()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_those_who_come_get_the_new_one_and_streams_go_on(
     kafka: EmbeddedKafka, tmp_path: Path, workers: int
 ):
-    authority = Authority(tmp_path)
-    path = put(authority.signed("old", days=10), tmp_path / "server.pem")
+    authority = CertificateAuthority(tmp_path)
+    path = put(authority.issue_certificate("old", valid_days=10), tmp_path / "server.pem")
     running: Callable[..., Any] = running_gateway
     options: dict[str, Any] = {"ready": False}
     if workers > 1:
         running, options["count"] = running_workers, workers
     async with (
         running(config(kafka, path), **options) as gateway,
-        Oracle(",".join(kafka.bootstrap)) as oracle,
+        StreamOracle(",".join(kafka.bootstrap)) as oracle,
     ):
         assert await shown(gateway, authority) == "CN=old"
         async with Streams(gateway, authority) as streams:
-            await oracle.produce("orders", 5)
+            await oracle.produce_records("orders", 5)
             await streams.have(5)
-            assert await figure(gateway, authority) == validity(path)[1]
-            path = put(authority.signed("new", days=20), path)
+            assert await figure(gateway, authority) == read_validity(path)[1]
+            path = put(authority.issue_certificate("new", valid_days=20), path)
             await shows(gateway, authority, "new", 10 * workers)
-            assert await figure(gateway, authority) == validity(path)[1]
-            await oracle.produce("orders", 5)
+            assert await figure(gateway, authority) == read_validity(path)[1]
+            await oracle.produce_records("orders", 5)
             await streams.have(10)
         assert gateway.log.count("certificate renewed from") == workers
         assert await gateway.stop() == 0
@@ -135,22 +137,22 @@ async def test_those_who_come_get_the_new_one_and_streams_go_on(
 async def test_one_that_cannot_be_used_is_refused_with_a_line_and_the_old_one_stays(
     kafka: EmbeddedKafka, tmp_path: Path
 ):
-    authority = Authority(tmp_path)
-    old, new = authority.signed("old"), authority.signed("new")
+    authority = CertificateAuthority(tmp_path)
+    old, new = authority.issue_certificate("old"), authority.issue_certificate("new")
     path, key = put(old, tmp_path / "server.pem"), put(old, tmp_path / "server-key.pem")
     async with running_gateway(config(kafka, path, key), ready=False) as gateway:
         async with Streams(gateway, authority) as streams:
             path.write_bytes(b"-----BEGIN CERTIFICATE-----\nnonsense\n")
             refused = "the one before stays"
-            await until(lambda: gateway.log.count(refused) == 1, gateway.tail, WITHIN)
+            await wait_until(lambda: gateway.log.count(refused) == 1, gateway.read_log_tail, WITHIN)
             assert await shown(gateway, authority) == "CN=old"
             put(new, path)  # and its key is still that of the other
-            await until(lambda: gateway.log.count(refused) == 2, gateway.tail, WITHIN)
+            await wait_until(lambda: gateway.log.count(refused) == 2, gateway.read_log_tail, WITHIN)
             assert await shown(gateway, authority) == "CN=old"
             put(new, key)
             await shows(gateway, authority, "new")
-            async with Oracle(",".join(kafka.bootstrap)) as oracle:
-                await oracle.produce("orders", 5)
+            async with StreamOracle(",".join(kafka.bootstrap)) as oracle:
+                await oracle.produce_records("orders", 5)
                 await streams.have(5)
         assert "Traceback" not in gateway.log and str(path) in gateway.log
 
@@ -159,8 +161,8 @@ async def test_one_that_cannot_be_used_is_refused_with_a_line_and_the_old_one_st
 async def test_a_gateway_whose_certificate_is_of_another_key_says_so_and_does_not_start(
     kafka: EmbeddedKafka, tmp_path: Path, workers: int
 ):
-    authority = Authority(tmp_path)
-    wrong = config(kafka, authority.signed("one"), authority.signed("other"))
+    authority = CertificateAuthority(tmp_path)
+    wrong = config(kafka, authority.issue_certificate("one"), authority.issue_certificate("other"))
     wrong["listen"]["workers"] = workers
     with pytest.raises(AssertionError) as ended:
         async with running_gateway(wrong, ready=False):

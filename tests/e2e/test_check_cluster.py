@@ -23,14 +23,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from support.admin import Admin
-from support.certificates import Authority
-from support.fake_broker import Asked, FakeBroker
-from support.gateways import config_for
-from support.issuer import Issuer, JwksSite
-from support.otlp import Collector, collector
-from support.secured import allow
-from support.served import served
+from support.admin import KafkaAdmin
+from support.app_server import running_app
+from support.certificates import CertificateAuthority
+from support.fake_broker import BrokerRequest, FakeBroker
+from support.gateways import build_config
+from support.issuer import JwksApp, TokenIssuer
+from support.otlp import OtlpCollector, running_collector
+from support.secure_kafka import grant_access
 from typer.testing import CliRunner
 
 from gateway import cli
@@ -68,10 +68,10 @@ class World:
 
     config: dict[str, Any]
     kafka: EmbeddedKafka
-    keys: JwksSite
+    keys: JwksApp
     site: Site
-    back_end: Collector
-    authority: Authority
+    back_end: OtlpCollector
+    authority: CertificateAuthority
 
     @property
     def of_kafka(self) -> dict[str, Any]:
@@ -107,19 +107,21 @@ def written(config: Mapping[str, Any], folder: Path) -> Path:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    keys, site = JwksSite(Issuer("ES256")), Site()
-    house = Authority(tmp_path, days=400)
-    pem = str(house.signed("web", days=90))
+    keys, site = JwksApp(TokenIssuer("ES256")), Site()
+    house = CertificateAuthority(tmp_path, valid_days=400)
+    pem = str(house.issue_certificate("web", valid_days=90))
     with (
         EmbeddedKafka({"orders": 3, "payments": 1}, nodes=2, fetch_version=11) as kafka,
-        collector() as back_end,
+        running_collector() as back_end,
     ):
-        async with served(keys) as issuer, served(site.app) as application:
-            config = config_for(
+        async with running_app(keys) as issuer, running_app(site.app) as application:
+            config = build_config(
                 kafka.bootstrap,
                 ["orders", "payments"],
                 kafka={"bootstrap": ["orders"], "requestTimeout": "5s"},
-                listen={"tls": {"certificate": pem, "key": pem, "trust": str(house.path)}},
+                listen={
+                    "tls": {"certificate": pem, "key": pem, "trust": str(house.certificate_path)}
+                },
                 guards={
                     "login": {"type": "jwt", "keys": f"{issuer}/jwks"},
                     "app": {"type": "http", "url": f"{application}/who"},
@@ -255,7 +257,7 @@ SEVERAL = {"all servers are away", "nobody tells what may be written",
 
 
 def pem_of(world: World, name: str, days: float) -> str:
-    return str(world.authority.signed(name, days))
+    return str(world.authority.issue_certificate(name, days))
 
 
 @pytest.mark.parametrize("what", BROKEN)
@@ -274,15 +276,15 @@ async def test_what_is_missing_is_said_and_nothing_else(world: World, tmp_path: 
 async def test_a_broker_that_clients_are_sent_to_and_cannot_reach_is_told(tmp_path: Path):
     """The server answers, and what it names (advertised.listeners) is away."""
 
-    async def names_another(asked: Asked) -> bytes:
+    async def names_another(asked: BrokerRequest) -> bytes:
         """Metadata v8: one broker, no topics."""
         broker = struct.pack(">ih9sih", 7, 9, b"127.0.0.1", 1, -1)
         return struct.pack(">ii", 0, 1) + broker + struct.pack(">h1siii", 1, b"c", 7, 0, 0)
 
     async with FakeBroker(names_another) as server:
-        server.speaks[3] = (0, 8)
+        server.supported_versions[3] = (0, 8)
         at = f"127.0.0.1:{server.address[1]}"
-        code, found = await check(config_for(at, []), tmp_path)
+        code, found = await check(build_config(at, []), tmp_path)
     assert code == 1 and found[f"server {at}"] == ("ok", "names 1 broker")
     state, detail = found[f"broker 7 at {AWAY}"]
     assert state == "fails"
@@ -297,9 +299,9 @@ async def test_servers_of_two_clusters_are_told(world: World, tmp_path: Path):
 
 
 async def test_a_server_that_says_nothing_is_not_waited_for_for_long(tmp_path: Path):
-    async with FakeBroker(mute=True) as frozen:
+    async with FakeBroker(is_mute=True) as frozen:
         server = f"127.0.0.1:{frozen.address[1]}"
-        config = config_for(server, ["orders"], kafka={"requestTimeout": "200ms"})
+        config = build_config(server, ["orders"], kafka={"requestTimeout": "200ms"})
         code, found = await check(config, tmp_path)
     assert code == 1
     assert found[f"server {server}"] == ("fails", "gave no answer in time")
@@ -308,7 +310,7 @@ async def test_a_server_that_says_nothing_is_not_waited_for_for_long(tmp_path: P
 
 def test_people_get_a_line_for_each_finding_and_a_verdict(tmp_path: Path):
     with EmbeddedKafka({"orders": 3}) as kafka:
-        file = written(config_for(kafka.bootstrap, ["orders", "order"]), tmp_path)
+        file = written(build_config(kafka.bootstrap, ["orders", "order"]), tmp_path)
         command = [sys.executable, "-m", "gateway", "check", str(file), "--cluster"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     *lines, verdict = done.stdout.splitlines()
@@ -329,7 +331,7 @@ def test_on_a_terminal_a_bar_shows_what_has_not_answered_and_leaves_nothing(tmp_
     ours, terminal = os.openpty()
     with EmbeddedKafka({"orders": 3}) as kafka, ThreadPoolExecutor() as beside:
         kafka.delay(1, 0.3)  # the bar is drawn ten times a second
-        file = written(config_for(kafka.bootstrap, ["orders"]), tmp_path)
+        file = written(build_config(kafka.bootstrap, ["orders"]), tmp_path)
         command = [sys.executable, "-m", "gateway", "check", str(file), "--cluster"]
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
         reading = beside.submit(read_all, ours)
@@ -356,14 +358,14 @@ def read_all(terminal: int) -> str:
 
 
 def test_an_embedded_kafka_is_not_there_to_be_tried(tmp_path: Path):
-    file = written(config_for("embedded", ["orders"], kafka={"servers": "embedded"}), tmp_path)
+    file = written(build_config("embedded", ["orders"], kafka={"servers": "embedded"}), tmp_path)
     result = CliRunner().invoke(cli.app, ["check", str(file), "--cluster"])
     assert result.exit_code == 0 and "made when the gateway starts" in result.stdout
 
 
 @pytest.mark.parametrize("also", [["--print"], ["--schema"]])
 def test_it_is_not_for_what_needs_no_cluster(tmp_path: Path, also: list[str]):
-    file = written(config_for("a:9092", ["orders"]), tmp_path)
+    file = written(build_config("a:9092", ["orders"]), tmp_path)
     given = ["check", "--cluster", *also, *([] if also == ["--schema"] else [str(file)])]
     assert CliRunner().invoke(cli.app, given).exit_code == 2
     assert CliRunner().invoke(cli.app, ["check", str(file), "--json"]).exit_code == 2
@@ -379,18 +381,18 @@ TOPICS = ("tried-all", "tried-read", "tried-described", "tried-nothing")
 @pytest.fixture(scope="module")
 def secured(session_secured: LocalKafka) -> LocalKafka:
     """carol may do something else with each of the topics."""
-    admin = Admin(session_secured.bootstrap)
+    admin = KafkaAdmin(session_secured.bootstrap)
     for name in TOPICS:
         admin.create_topic(name, 2)
-    allow(admin, "User:carol", TOPICS[0], AclOperation.READ, AclOperation.WRITE)
-    allow(admin, "User:carol", TOPICS[1], AclOperation.READ)
-    allow(admin, "User:carol", TOPICS[2], AclOperation.DESCRIBE)
+    grant_access(admin, "User:carol", TOPICS[0], AclOperation.READ, AclOperation.WRITE)
+    grant_access(admin, "User:carol", TOPICS[1], AclOperation.READ)
+    grant_access(admin, "User:carol", TOPICS[2], AclOperation.DESCRIBE)
     return session_secured
 
 
 def for_carol(kafka: LocalKafka, *routes: Mapping[str, Any], **sasl: str) -> dict[str, Any]:
-    servers = ",".join(kafka.listener("SASL"))
-    return config_for(servers, TOPICS, routes, kafka={"security": {"sasl": SASL | sasl}})
+    servers = ",".join(kafka.get_addresses("SASL"))
+    return build_config(servers, TOPICS, routes, kafka={"security": {"sasl": SASL | sasl}})
 
 
 async def test_what_may_not_be_read_or_written_is_said_as_kafka_says_it(
@@ -406,8 +408,10 @@ async def test_what_may_not_be_read_or_written_is_said_as_kafka_says_it(
     )  # fmt: skip
     assert found["topic tried-described"][0] == "fails"
     assert "may not be described" in found["topic tried-nothing"][1]
-    admin = Admin(secured.bootstrap)
-    ends = [await asyncio.to_thread(admin.log_end, TOPICS[0], number) for number in (0, 1)]
+    admin = KafkaAdmin(secured.bootstrap)
+    ends = [
+        await asyncio.to_thread(admin.get_high_watermark, TOPICS[0], number) for number in (0, 1)
+    ]
     assert ends == [0, 0], "nothing was written to find that out"
 
 
@@ -435,11 +439,14 @@ async def test_a_wrong_password_is_the_reason_that_is_told(secured: LocalKafka, 
 
 
 async def test_brokers_whose_certificate_is_of_an_unknown_authority_are_told(
-    secured: LocalKafka, authority: Authority, tmp_path: Path
+    secured: LocalKafka, authority: CertificateAuthority, tmp_path: Path
 ):
-    servers = ",".join(secured.listener("TLS"))
-    for ca, failed in ((authority.path, False), (Authority(tmp_path, days=90).path, True)):
-        config = config_for(servers, (), kafka={"security": {"tls": {"ca": str(ca)}}})
+    servers = ",".join(secured.get_addresses("TLS"))
+    for ca, failed in (
+        (authority.certificate_path, False),
+        (CertificateAuthority(tmp_path, valid_days=90).certificate_path, True),
+    ):
+        config = build_config(servers, (), kafka={"security": {"tls": {"ca": str(ca)}}})
         _, found = await check(config, tmp_path)
         reached = [state for name, (state, _) in found.items() if name.startswith("server ")]
         assert (reached == ["fails"]) is failed, found

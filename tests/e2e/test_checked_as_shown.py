@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.any_topic import serving
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, browsing, config_for
-from support.multiplex import Multiplex
+from support.gateways import GatewayProcess, build_config, create_http_client
+from support.multiplex import MultiplexClient
+from support.topic_gateway import run_gateway_sync
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -81,18 +81,18 @@ def configuration(bootstrap: list[str]) -> dict[str, Any]:
             topics.append({"name": f"{side}-{n}", "transforms": transforms})
             routes.append(route(f"/{side}/{n}", f"{side}-{n}", filters=filters))
         routes.append(route(f"/any/{n}", f"r-{n}"))
-    return config_for(bootstrap, topics, routes)
+    return build_config(bootstrap, topics, routes)
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
-    with serving(configuration(kafka.bootstrap)) as running:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+    with run_gateway_sync(configuration(kafka.bootstrap)) as running:
         yield running
 
 
-async def shown(gateway: Gateway, path: str) -> list[dict[str, Any]]:
+async def shown(gateway: GatewayProcess, path: str) -> list[dict[str, Any]]:
     """All records of a route, as they are now."""
-    async with browsing(gateway) as http:
+    async with create_http_client(gateway) as http:
         lines = {"Accept": "application/x-ndjson"}
         answer = await http.get(f"{path}?from=earliest&until=latest", headers=lines)
     assert answer.status_code == 200, answer.text
@@ -101,19 +101,19 @@ async def shown(gateway: Gateway, path: str) -> list[dict[str, Any]]:
     return [{**each, "value": json.loads(each["value"])} for each in records]
 
 
-async def written(socket: Multiplex, path: str, **record: Any) -> str:
+async def written(socket: MultiplexClient, path: str, **record: Any) -> str:
     """How a record is answered: `produced`, or the code of the error."""
-    id = f"w{len(socket.said)}"
-    await socket.say("produce", id=id, path=path, **record)
-    await socket.wait(lambda: any(each.get("id") == id for each in socket.said))
-    answer = next(each for each in socket.said if each.get("id") == id)
+    id = f"w{len(socket.messages)}"
+    await socket.send_message("produce", id=id, path=path, **record)
+    await socket.wait_until(lambda: any(each.get("id") == id for each in socket.messages))
+    answer = next(each for each in socket.messages if each.get("id") == id)
     return str(answer["type"] if answer["type"] == "produced" else answer["code"])
 
 
-async def test_a_header_that_a_transform_sets_is_not_its_clients(gateway: Gateway):
+async def test_a_header_that_a_transform_sets_is_not_its_clients(gateway: GatewayProcess):
     """The filters of a route looked at a record before its topic's transforms, and any header of a
     name was enough: a client of /eu wrote records that /us showed, and its own were refused."""
-    async with Multiplex(gateway.base_url) as eve:
+    async with MultiplexClient(gateway.base_url) as eve:
         foreign = {"value": {"region": "us", "n": 1}, "headers": {"region": "eu"}}
         assert await written(eve, "/eu", **foreign) == "forbidden"
         assert await written(eve, "/eu", value={"region": "eu", "n": 2}) == "produced"
@@ -127,9 +127,9 @@ async def test_a_header_that_a_transform_sets_is_not_its_clients(gateway: Gatewa
     assert own[1]["headers"] == [["x", "1"], ["region", "eu"]]
 
 
-async def test_a_key_that_is_taken_from_the_value_is_looked_at(gateway: Gateway):
+async def test_a_key_that_is_taken_from_the_value_is_looked_at(gateway: GatewayProcess):
     """The key as it was sent was looked at, and streams show another."""
-    async with Multiplex(gateway.base_url) as ada:
+    async with MultiplexClient(gateway.base_url) as ada:
         foreign = {"key": "ada", "value": {"owner": "bob"}}
         assert await written(ada, "/of/ada", **foreign) == "forbidden"
         assert await written(ada, "/of/ada", key="7", value={"owner": "ada"}) == "produced"
@@ -137,21 +137,21 @@ async def test_a_key_that_is_taken_from_the_value_is_looked_at(gateway: Gateway)
     assert [each["key"] for each in await shown(gateway, "/of/ada")] == ["ada"]
 
 
-async def test_over_http_it_is_the_same(gateway: Gateway):
+async def test_over_http_it_is_the_same(gateway: GatewayProcess):
     """An override of the route, here of its path, stood in for the header of the transform."""
-    async with browsing(gateway) as http:
+    async with create_http_client(gateway) as http:
         assert (await http.post("/posted/asia", json={"region": "mars"})).status_code == 403
         assert (await http.post("/posted/asia", json={"region": "asia"})).status_code == 201
 
 
 async def test_what_may_be_written_is_what_is_shown_whatever_transforms_and_filters(
-    gateway: Gateway,
+    gateway: GatewayProcess,
 ):
     """Of random views each record is written twice: by the view, which may refuse it, and by a
     route that lets everything through to a topic alike. The view of that one is the oracle."""
     random = Random(11)
     refused = 0
-    async with Multiplex(gateway.base_url) as socket:
+    async with MultiplexClient(gateway.base_url) as socket:
         for n in range(VIEWS):
             let: list[int] = []
             for number in range(RECORDS):

@@ -10,21 +10,23 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-from support.any_topic import serving
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for
-from support.records import Sent, produce
-from support.sse import Event, parse
+from support.gateways import GatewayProcess, build_config
+from support.records import RecordToSend, produce_records
+from support.sse import SseEvent, parse_stream
+from support.topic_gateway import run_gateway_sync
 
 from gateway.kafka.embedded import EmbeddedKafka
 
 CARD = b'"card": "4711"'
 RECORDS = [
-    Sent(b'{"amount": 5, "region": "eu", %s}' % CARD, b"ada-1", headers=(("kind", b"new"),)),
-    Sent(b'{"amount": 15.50, "region": "us", "email": "a@b", %s}' % CARD, b"ada-2"),
-    Sent(b'{"amount": 18446744073709551617, "region": "eu", %s}' % CARD, b"bob-1"),
-    Sent(b"no json", b"bob-2", headers=(("kind", b"old"),)),
-    Sent(None, b"ada-1"),
+    RecordToSend(
+        b'{"amount": 5, "region": "eu", %s}' % CARD, b"ada-1", headers=(("kind", b"new"),)
+    ),
+    RecordToSend(b'{"amount": 15.50, "region": "us", "email": "a@b", %s}' % CARD, b"ada-2"),
+    RecordToSend(b'{"amount": 18446744073709551617, "region": "eu", %s}' % CARD, b"bob-1"),
+    RecordToSend(b"no json", b"bob-2", headers=(("kind", b"old"),)),
+    RecordToSend(None, b"ada-1"),
 ]
 ROUTES = [
     ("/any/{t}", {"topics": ["${params.t}"], "allow": ["orders", "pay-*"], "clientFilters": True}),
@@ -49,48 +51,48 @@ def broker() -> Iterator[EmbeddedKafka]:
 
 
 @pytest.fixture(scope="module")
-def gateway(broker: EmbeddedKafka) -> Iterator[Gateway]:
+def gateway(broker: EmbeddedKafka) -> Iterator[GatewayProcess]:
     async def fill() -> None:
-        await produce(broker.bootstrap, "orders", RECORDS)
+        await produce_records(broker.bootstrap, "orders", RECORDS)
         for name in ("stock", "pay-eu", "pay-us", "hr-pay"):
-            await produce(broker.bootstrap, name, [name.encode()])
+            await produce_records(broker.bootstrap, name, [name.encode()])
 
     asyncio.run(fill())
     made = [
         {"when": [{"path": path}], "with": {"format": "envelope", **options}}
         for path, options in ROUTES
     ]
-    with serving(config_for(broker.bootstrap, ["orders", "stock"], made)) as gateway:
+    with run_gateway_sync(build_config(broker.bootstrap, ["orders", "stock"], made)) as gateway:
         yield gateway
 
 
-async def get(gateway: Gateway, path: str, **query: Any) -> httpx.Response:
+async def get(gateway: GatewayProcess, path: str, **query: Any) -> httpx.Response:
     asked = {"from": "earliest", "until": "latest", **query}
     async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http:
         return await http.get(path, params=asked)
 
 
-async def events(gateway: Gateway, path: str, **query: Any) -> list[Event]:
+async def events(gateway: GatewayProcess, path: str, **query: Any) -> list[SseEvent]:
     answer = await get(gateway, path, **query)
     assert answer.status_code == 200, answer.text
-    return parse(answer.content)
+    return parse_stream(answer.content)
 
 
-def records(found: Sequence[Event]) -> list[Event]:
-    return [event for event in found if event.type in ("message", "delete")]
+def records(found: Sequence[SseEvent]) -> list[SseEvent]:
+    return [event for event in found if event.event_type in ("message", "delete")]
 
 
-async def told(gateway: Gateway, path: str, **query: Any) -> list[tuple[str, int]]:
+async def told(gateway: GatewayProcess, path: str, **query: Any) -> list[tuple[str, int]]:
     """Topic and offset of every record, tombstones too."""
-    found = [each.json() for each in records(await events(gateway, path, **query))]
+    found = [each.parse_json() for each in records(await events(gateway, path, **query))]
     return sorted((each["topic"], each["offset"]) for each in found)
 
 
-async def offsets(gateway: Gateway, path: str, **query: Any) -> list[int]:
+async def offsets(gateway: GatewayProcess, path: str, **query: Any) -> list[int]:
     return [offset for _, offset in await told(gateway, path, **query)]
 
 
-async def problem(gateway: Gateway, path: str, **query: Any) -> Mapping[str, Any]:
+async def problem(gateway: GatewayProcess, path: str, **query: Any) -> Mapping[str, Any]:
     answer = await get(gateway, path, **query)
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     told: Mapping[str, Any] = answer.json()
@@ -101,14 +103,14 @@ async def problem(gateway: Gateway, path: str, **query: Any) -> Mapping[str, Any
 # Topics
 
 
-async def test_a_list_is_one_stream_of_all_its_topics(gateway: Gateway):
+async def test_a_list_is_one_stream_of_all_its_topics(gateway: GatewayProcess):
     found = await told(gateway, "/any/pay-us,pay-eu")
     assert found == [("pay-eu", 0), ("pay-us", 0)]
-    begin = (await events(gateway, "/any/orders,pay-eu"))[0].json()
+    begin = (await events(gateway, "/any/orders,pay-eu"))[0].parse_json()
     assert sorted(begin["topics"]) == ["orders", "pay-eu"]
 
 
-async def test_a_pattern_is_a_stream_of_all_that_it_may_mean(gateway: Gateway):
+async def test_a_pattern_is_a_stream_of_all_that_it_may_mean(gateway: GatewayProcess):
     assert await told(gateway, "/any/pay-*") == [("pay-eu", 0), ("pay-us", 0)]
     assert {topic for topic, _ in await told(gateway, "/any/*")} == {"orders", "pay-eu", "pay-us"}
     assert await told(gateway, "/any/*-eu,pay-us") == [("pay-eu", 0), ("pay-us", 0)]
@@ -117,28 +119,30 @@ async def test_a_pattern_is_a_stream_of_all_that_it_may_mean(gateway: Gateway):
 @pytest.mark.parametrize("path", ["/any/hr-pay", "/any/stock", "/any/orders,hr-pay", "/any/hr-*",
                                   "/any/__consumer_offsets", "/any/pay-none", "/any/orders,",
                                   "/one/pay-eu", "/one/orders,stock", "/one/o*"])  # fmt: skip
-async def test_what_is_not_opened_is_not_there(gateway: Gateway, path: str):
+async def test_what_is_not_opened_is_not_there(gateway: GatewayProcess, path: str):
     assert (await problem(gateway, path))["status"] == 404
 
 
 async def test_a_topic_made_meanwhile_is_there_by_its_name_at_once(
-    gateway: Gateway, broker: EmbeddedKafka
+    gateway: GatewayProcess, broker: EmbeddedKafka
 ):
     await get(gateway, "/new/*")
     broker.create_topic("new-asia")
-    await produce(broker.bootstrap, "new-asia", [b"1"])
+    await produce_records(broker.bootstrap, "new-asia", [b"1"])
     assert await told(gateway, "/new/new-asia") == [("new-asia", 0)]
 
 
-async def test_a_pattern_hears_live_what_its_topics_get(gateway: Gateway, broker: EmbeddedKafka):
+async def test_a_pattern_hears_live_what_its_topics_get(
+    gateway: GatewayProcess, broker: EmbeddedKafka
+):
     def messages(events: Sequence[Mapping[str, Any]]) -> list[str]:
         return sorted(each["data"] for each in events if each["event"] == "message")
 
     async with RawClient(f"{gateway.base_url}/new/*?filter=/live=yes") as client:
-        await client.wait(lambda events: bool(events))
+        await client.wait_for_events(lambda events: bool(events))
         for name in ("new-us", "new-eu"):
-            await produce(broker.bootstrap, name, [b'{"live": "no"}', b'{"live": "yes"}'])
-        await client.wait(lambda events: len(messages(events)) == 2)
+            await produce_records(broker.bootstrap, name, [b'{"live": "no"}', b'{"live": "yes"}'])
+        await client.wait_for_events(lambda events: len(messages(events)) == 2)
         eu, us = messages(client.events)
         assert '"new-eu"' in eu and '"new-us"' in us
         assert r"\"yes\"" in eu and r"\"yes\"" in us
@@ -147,7 +151,7 @@ async def test_a_pattern_hears_live_what_its_topics_get(gateway: Gateway, broker
 # Filters
 
 
-async def test_conditions_of_the_file_filter(gateway: Gateway):
+async def test_conditions_of_the_file_filter(gateway: GatewayProcess):
     assert await offsets(gateway, "/some", min="5") == [0, 1, 3]
     assert await offsets(gateway, "/some", min="15.5") == [1, 3]
     assert await offsets(gateway, "/some", min="15.51") == [3]
@@ -174,12 +178,12 @@ async def test_conditions_of_the_file_filter(gateway: Gateway):
     ],
 )  # fmt: skip
 async def test_a_filter_of_the_query_narrows(
-    gateway: Gateway, filters: list[str], found: list[int]
+    gateway: GatewayProcess, filters: list[str], found: list[int]
 ):
     assert await offsets(gateway, "/free", filter=filters) == found
 
 
-async def test_a_filter_is_refused_where_the_route_leaves_no_choice(gateway: Gateway):
+async def test_a_filter_is_refused_where_the_route_leaves_no_choice(gateway: GatewayProcess):
     choices = {"clientFilters": {"filter": "key=a"}, "clientFields": {"fields": "/a"}}
     for option, query in choices.items():
         refusal = await problem(gateway, "/one/orders", **query)
@@ -187,7 +191,7 @@ async def test_a_filter_is_refused_where_the_route_leaves_no_choice(gateway: Gat
         assert option in refusal["detail"]
 
 
-async def test_what_is_no_filter_is_told_what_to_write(gateway: Gateway):
+async def test_what_is_no_filter_is_told_what_to_write(gateway: GatewayProcess):
     refusal = await problem(gateway, "/free", filter="amount>10")
     assert refusal["status"] == 400
     assert "/amount>=10" in refusal["detail"]
@@ -196,24 +200,26 @@ async def test_what_is_no_filter_is_told_what_to_write(gateway: Gateway):
 # Fields
 
 
-async def test_only_the_fields_that_a_route_shows_leave_the_house(gateway: Gateway):
+async def test_only_the_fields_that_a_route_shows_leave_the_house(gateway: GatewayProcess):
     answer = await get(gateway, "/shown")
     assert b"4711" not in answer.content and b"region" not in answer.content
-    found = records(parse(answer.content))
-    assert [each.raw for each in found] == [
+    found = records(parse_stream(answer.content))
+    assert [each.raw_data for each in found] == [
         b'{"amount":5}',
         b'{"amount":15.50,"email":"a@b"}',
         b'{"amount":18446744073709551617}',
         b"null",
         b'{"key":"ada-1"}',
     ]
-    assert found[-1].type == "delete"
+    assert found[-1].event_type == "delete"
 
 
-async def test_a_client_asks_for_less(gateway: Gateway):
-    found = [each.raw for each in records(await events(gateway, "/shown", fields="/email"))]
+async def test_a_client_asks_for_less(gateway: GatewayProcess):
+    found = [each.raw_data for each in records(await events(gateway, "/shown", fields="/email"))]
     assert found[:4] == [b"{}", b'{"email":"a@b"}', b"{}", b"null"]
-    whole = [each.json() for each in records(await events(gateway, "/free", fields="/region"))]
+    whole = [
+        each.parse_json() for each in records(await events(gateway, "/free", fields="/region"))
+    ]
     assert [each["value"] for each in whole[:2]] == ['{"region":"eu"}', '{"region":"us"}']
     assert [each["key"] for each in whole[:2]] == ["ada-1", "ada-2"]
     assert whole[-1]["value"] is None, "a tombstone"
@@ -223,7 +229,7 @@ async def test_a_client_asks_for_less(gateway: Gateway):
     "query", [{"filter": "/card^=4"}, {"filter": "!/card"}, {"fields": "/card"}]
 )
 async def test_what_is_hidden_is_not_told_by_asking_about_it(
-    gateway: Gateway, query: dict[str, str]
+    gateway: GatewayProcess, query: dict[str, str]
 ):
     refusal = await problem(gateway, "/shown", **query)
     assert refusal["status"] == 403
@@ -233,7 +239,7 @@ async def test_what_is_hidden_is_not_told_by_asking_about_it(
 # On a WebSocket
 
 
-async def test_a_message_chooses_as_a_query_does(gateway: Gateway):
+async def test_a_message_chooses_as_a_query_does(gateway: GatewayProcess):
     """Also what a query cannot say: an integer of more than 64 bits, a name with a comma."""
     exact = {"value": {"/amount": {"gt": 18446744073709551616}}}
     url = f"ws://127.0.0.1:{gateway.port}/ws"
@@ -270,11 +276,11 @@ async def test_a_message_chooses_as_a_query_does(gateway: Gateway):
 # Resuming
 
 
-async def test_a_token_goes_on_under_another_choice_and_says_so(gateway: Gateway):
+async def test_a_token_goes_on_under_another_choice_and_says_so(gateway: GatewayProcess):
     """The offsets are the topic's: what the other filter lets through after them, and no more."""
     some = await events(gateway, "/free", filter="key^=ada-", until="1")
-    (first,) = [event for event in some if event.type == "message"]
-    assert (first.json()["offset"], some[0].json().get("view")) == (0, None)
+    (first,) = [event for event in some if event.event_type == "message"]
+    assert (first.parse_json()["offset"], some[0].parse_json().get("view")) == (0, None)
     token = first.last_event_id
     for query, expected, view in (
         ({"filter": "key^=ada-"}, [1, 4], None),
@@ -284,11 +290,11 @@ async def test_a_token_goes_on_under_another_choice_and_says_so(gateway: Gateway
         ({}, [1, 2, 3, 4], "changed"),
     ):
         found = await events(gateway, "/free", lastEventId=token, **query)
-        assert found[0].json().get("view") == view, query
-        assert [each.json()["offset"] for each in records(found)] == expected, query
+        assert found[0].parse_json().get("view") == view, query
+        assert [each.parse_json()["offset"] for each in records(found)] == expected, query
 
 
-async def test_a_token_goes_on_with_more_topics_than_it_knows(gateway: Gateway):
+async def test_a_token_goes_on_with_more_topics_than_it_knows(gateway: GatewayProcess):
     """What it knows goes on where it stood, what is new to it is heard live."""
     token = (await events(gateway, "/any/pay-us", until="1"))[-1].last_event_id
     assert await told(gateway, "/any/pay-*", lastEventId=token) == []

@@ -25,13 +25,23 @@ import httpx
 import pytest
 from aiokafka import AIOKafkaProducer
 from support.brokers import embedded_kafka
-from support.claims import TOPICS, Choice, Claims, Entry, Stretch, Target, Told, Way, Writings
+from support.claims import (
+    TOPICS,
+    ClaimRoute,
+    ClientChoice,
+    ReceivedRecord,
+    StreamTarget,
+    TokenClaims,
+    ViewSegment,
+    WrittenLogs,
+    WrittenRecord,
+)
 from support.clients.raw import RawClient
-from support.clients.wires import WIRES, Wire
-from support.gateways import Gateway, config_for, running_gateway
-from support.issuer import AUDIENCE, NAME, Issuer
-from support.multiplex import Multiplex
-from support.until import until
+from support.clients.wires import CLIENT_BY_WIRE, WireName
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
+from support.multiplex import MultiplexClient
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -47,7 +57,7 @@ RELOADED = "configuration reloaded"
 DENIED, REMOVED = "access-changed", "route-removed"
 
 kafka = embedded_kafka({topic: PARTITIONS for topic in TOPICS}, scope="function")
-ISSUER = Issuer("ES256")
+ISSUER = TokenIssuer("ES256")
 
 
 class Stream:
@@ -56,25 +66,25 @@ class Stream:
     ends: why it has to end; reason: why it did. at: its last position.
     """
 
-    def __init__(self, path: str, choice: Choice, *, earliest: bool) -> None:
+    def __init__(self, path: str, choice: ClientChoice, *, earliest: bool) -> None:
         self.path = path
         self.choice = choice
         self.earliest = earliest
-        self.stretches: list[Stretch] = []
+        self.stretches: list[ViewSegment] = []
         self.ends: str | None = None
         self.reason: str | None = None
         self.at = ""
         self._begins = 0
-        self._waiting: list[tuple[Stretch, Told]] = []
+        self._waiting: list[tuple[ViewSegment, ReceivedRecord]] = []
 
     @property
-    def target(self) -> Target:
+    def target(self) -> StreamTarget:
         return self.stretches[-1].target
 
     @property
     def url(self) -> str:
         start = "earliest" if self.earliest else "live"
-        return f"{self.path}?{urlencode([('from', start), *self.choice.query])}"
+        return f"{self.path}?{urlencode([('from', start), *self.choice.query_params])}"
 
     @property
     def over(self) -> bool:
@@ -85,14 +95,16 @@ class Stream:
         """Every `begin`, and its `end`, came that are due."""
         return self._begins == len(self.stretches) and self.reason == self.ends
 
-    def begin(self, target: Target) -> None:
+    def begin(self, target: StreamTarget) -> None:
         """Expect one of this."""
         goes_on = bool(self.stretches) and self.target.topic == target.topic
         self.at = self.at if goes_on else ""
         fresh = self.earliest and not goes_on
-        self.stretches.append(Stretch(target, goes_on=goes_on, from_earliest=fresh))
+        self.stretches.append(
+            ViewSegment(target, is_continuation=goes_on, starts_at_earliest=fresh)
+        )
 
-    def become(self, target: Target | None, reason: str = DENIED) -> None:
+    def become(self, target: StreamTarget | None, reason: str = DENIED) -> None:
         """Expect what it has to show by now; nothing at all where that is as before."""
         if target is None:
             self.ends = reason
@@ -105,10 +117,12 @@ class Stream:
             assert self._begins < len(self.stretches), f"nothing changed: {data}"
             stretch = self.stretches[self._begins]
             assert data["topics"] == [stretch.target.topic]
-            self._begins, stretch.begun = self._begins + 1, asyncio.get_running_loop().time()
+            self._begins, stretch.begun_at = self._begins + 1, asyncio.get_running_loop().time()
         elif kind == "message":
             place = data["topic"], data["partition"], data["offset"]
-            told = Told(place, data["key"], dict(data["headers"]), json.loads(data["value"]))
+            told = ReceivedRecord(
+                place, data["key"], dict(data["headers"]), json.loads(data["value"])
+            )
             self._waiting.append((self.stretches[self._begins - 1], told))
         elif kind == "end":
             self.reason = data["reason"]
@@ -116,18 +130,20 @@ class Stream:
         else:
             assert kind in ("position", "challenge"), f"{kind}: {data}"
 
-    def whole(self, writings: Writings) -> bool:
+    def whole(self, writings: WrittenLogs) -> bool:
         """All that has to come by now did."""
-        while self._waiting and writings.take(*self._waiting[0]):
+        while self._waiting and writings.accept_record(*self._waiting[0]):
             self._waiting.pop(0)
-        missing = writings.missing(self.stretches, over=self.over)
+        missing = writings.find_missing(self.stretches, is_over=self.over)
         return self.as_told and not self._waiting and missing is None
 
 
 class Session(ABC):
     """A connection, with its token and streams. renewal: where a new token is taken."""
 
-    def __init__(self, gateway: Gateway, claims: Claims, streams: Sequence[Stream]) -> None:
+    def __init__(
+        self, gateway: GatewayProcess, claims: TokenClaims, streams: Sequence[Stream]
+    ) -> None:
         self.gateway = gateway
         self.claims = claims
         self.streams = streams
@@ -135,7 +151,7 @@ class Session(ABC):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {ISSUER.token(**self.claims.told)}"}
+        return {"Authorization": f"Bearer {ISSUER.issue_token(**self.claims.jwt_claims)}"}
 
     @property
     def over(self) -> bool:
@@ -154,7 +170,7 @@ class Session(ABC):
         """Tell its streams what came."""
 
     @abstractmethod
-    async def renew(self, claims: Claims, ways: Mapping[str, Way]) -> None:
+    async def renew(self, claims: TokenClaims, ways: Mapping[str, ClaimRoute]) -> None:
         """Take a new token, or be refused."""
 
     async def until(self, condition: Any) -> None:
@@ -162,29 +178,33 @@ class Session(ABC):
             self.hear()
             return condition()
 
-        await until(met, self.state, WITHIN, every=0.005)
+        await wait_until(met, self.state, WITHIN, interval_s=0.005)
 
     async def told(self) -> None:
         await self.until(lambda: all(stream.as_told for stream in self.streams))
 
-    async def whole(self, writings: Writings) -> None:
+    async def whole(self, writings: WrittenLogs) -> None:
         await self.until(lambda: all(stream.whole(writings) for stream in self.streams))
 
     def state(self) -> str:
         lines = [
-            f"{stream.url}: {[(s.target, s.begun, len(s.got)) for s in stream.stretches]}, "
+            f"{stream.url}: {[(s.target, s.begun_at, len(s.received_locations)) for s in stream.stretches]}, "
             f"has to end: {stream.ends}, ended: {stream.reason}"
             for stream in self.streams
         ]
         return "\n".join([f"{type(self).__name__} of {self.claims}", *lines])
 
-    def targets(self, claims: Claims, ways: Mapping[str, Way]) -> list[Target | None]:
+    def targets(
+        self, claims: TokenClaims, ways: Mapping[str, ClaimRoute]
+    ) -> list[StreamTarget | None]:
         """Of those of its streams that run."""
         return [
-            ways[each.path].target(claims, each.choice) for each in self.streams if not each.over
+            ways[each.path].resolve_target(claims, each.choice)
+            for each in self.streams
+            if not each.over
         ]
 
-    def become(self, targets: Sequence[Target | None]) -> None:
+    def become(self, targets: Sequence[StreamTarget | None]) -> None:
         for stream, target in zip([s for s in self.streams if not s.over], targets, strict=True):
             stream.become(target)
 
@@ -192,7 +212,7 @@ class Session(ABC):
 class Http(Session):
     """By SSE or NDJSON."""
 
-    def __init__(self, wire: Wire, *rest: Any) -> None:
+    def __init__(self, wire: WireName, *rest: Any) -> None:
         super().__init__(*rest)
         (self.stream,) = self.streams
         self._wire = wire
@@ -202,7 +222,9 @@ class Http(Session):
     async def open(self) -> None:
         self._heard, self.renewal = 0, ""
         url = self.gateway.base_url + self.stream.url
-        self._client = WIRES[self._wire](url, headers=self.headers, last_event_id=self.stream.at)
+        self._client = CLIENT_BY_WIRE[self._wire](
+            url, headers=self.headers, last_event_id=self.stream.at
+        )
         await self._client.start()
 
     async def close(self) -> None:
@@ -218,11 +240,11 @@ class Http(Session):
             self.stream.at = event["id"]
             self.renewal = data["url"] if event["event"] == "challenge" else self.renewal
 
-    async def renew(self, claims: Claims, ways: Mapping[str, Way]) -> None:
+    async def renew(self, claims: TokenClaims, ways: Mapping[str, ClaimRoute]) -> None:
         assert self._client is not None
         await self.until(lambda: self.renewal)
         refused = claims.sub != self.claims.sub or not ways[self.stream.path].roles <= claims.roles
-        headers = {"Authorization": f"Bearer {ISSUER.token(**claims.told)}"}
+        headers = {"Authorization": f"Bearer {ISSUER.issue_token(**claims.jwt_claims)}"}
         url = self.gateway.base_url + self.renewal
         if not refused:
             self.claims = claims
@@ -239,7 +261,7 @@ class Socket(Session):
     def __init__(self, own: bool, *rest: Any) -> None:
         super().__init__(*rest)
         self.labels = {None if own else f"s{n}": each for n, each in enumerate(self.streams)}
-        self._socket: Multiplex | None = None
+        self._socket: MultiplexClient | None = None
         self._heard = 0
 
     async def open(self) -> None:
@@ -248,11 +270,13 @@ class Socket(Session):
         path = "/ws" if own is None else own.url
         path += f"&{urlencode({'lastEventId': own.at})}" if own is not None and own.at else ""
         options = {"additional_headers": self.headers}
-        self._socket = await Multiplex(self.gateway.base_url, path, **options).__aenter__()
+        self._socket = await MultiplexClient(self.gateway.base_url, path, **options).__aenter__()
         for label, stream in self.labels.items():
             if label is not None and not stream.over:
                 from_there = {"lastEventId": stream.at} if stream.at else {}
-                await self._socket.say("subscribe", id=label, path=stream.url, **from_there)
+                await self._socket.send_message(
+                    "subscribe", id=label, path=stream.url, **from_there
+                )
 
     async def close(self) -> None:
         if self._socket is not None:
@@ -260,7 +284,7 @@ class Socket(Session):
 
     def hear(self) -> None:
         assert self._socket is not None
-        for told in self._socket.said[self._heard :]:
+        for told in self._socket.messages[self._heard :]:
             self._heard += 1
             stream = self.labels.get(told.get("id"))
             if told["type"] in ("renewed", "error", "challenge", "pong") or stream is None:
@@ -270,7 +294,7 @@ class Socket(Session):
                 stream.hear("message" if told["type"] == "records" else told["type"], data)
             stream.at = told.get("position", stream.at)
 
-    async def renew(self, claims: Claims, ways: Mapping[str, Way]) -> None:
+    async def renew(self, claims: TokenClaims, ways: Mapping[str, ClaimRoute]) -> None:
         assert self._socket is not None
         targets = self.targets(claims, ways)
         refused = claims.sub != self.claims.sub or None in targets
@@ -278,9 +302,9 @@ class Socket(Session):
             self.claims = claims
             self.become(targets)
         kind = "error" if refused else "renewed"
-        count = len(self._socket.of(None, kind))
-        await self._socket.say("token", jwt=ISSUER.token(**claims.told))
-        await self._socket.next(None, kind, count)
+        count = len(self._socket.get_messages(None, kind))
+        await self._socket.send_message("token", jwt=ISSUER.issue_token(**claims.jwt_claims))
+        await self._socket.wait_for_message(None, kind, count)
 
 
 class World:
@@ -290,11 +314,11 @@ class World:
         self.draw = draw = Random(seed)
         self._records = Random(seed)  # of its own: they are drawn while other things are
         self.kafka = kafka
-        self.writings = Writings(PARTITIONS)
+        self.writings = WrittenLogs(PARTITIONS)
         self.sessions: list[Session] = []
         self.ended: list[Session] = []
-        self.ways = {path: Way.drawn(draw, path) for path in PATHS}
-        self.gateway: Gateway
+        self.ways = {path: ClaimRoute.generate(draw, path) for path in PATHS}
+        self.gateway: GatewayProcess
         self._producer = producer
         self._written = 0
 
@@ -302,17 +326,19 @@ class World:
     def config(self) -> dict[str, Any]:
         claims = {name: name for name in ("tenant", "shelf", "region", "book")}
         guard = {
-            "type": "jwt", "issuer": NAME, "audience": AUDIENCE, "keys": ISSUER.jwks,
+            "type": "jwt", "issuer": ISSUER_NAME, "audience": AUDIENCE, "keys": ISSUER.jwks,
             "attributes": claims, "challenge": "24h",
         }  # fmt: skip
-        routes = [way.written for way in self.ways.values()]
-        return config_for(self.kafka.bootstrap, TOPICS, routes, guards={"login": guard})
+        routes = [way.config for way in self.ways.values()]
+        return build_config(self.kafka.bootstrap, TOPICS, routes, guards={"login": guard})
 
     async def write(self, count: int) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(count):
             self._written += 1
-            entry = Entry.drawn(self._records, self._written, PAD)._replace(asked=loop.time())
+            entry = WrittenRecord.generate(self._records, self._written, PAD)._replace(
+                asked=loop.time()
+            )
             acked = await self._producer.send_and_wait(
                 self._records.choice(TOPICS),
                 json.dumps(entry.value).encode(),
@@ -321,7 +347,7 @@ class World:
                 headers=[(name, text.encode()) for name, text in entry.headers.items()],
             )
             place = acked.topic, acked.partition, acked.offset
-            self.writings.add(entry._replace(place=place))
+            self.writings.add_record(entry._replace(place=place))
 
     # what happens
 
@@ -330,22 +356,22 @@ class World:
         draw = self.draw
         kind = draw.choice(["sse", "ndjson", "own", "multiplex"])
         while True:
-            claims = Claims.drawn(draw, draw.choice(["ada", "bob"]))
+            claims = TokenClaims.generate(draw, draw.choice(["ada", "bob"]))
             streams = [self._stream(claims) for _ in range(2 if kind == "multiplex" else 1)]
             if all(streams):
                 break
         of: Any = (self.gateway, claims, streams)
-        session = Http(kind, *of) if kind in WIRES else Socket(kind == "own", *of)
+        session = Http(kind, *of) if kind in CLIENT_BY_WIRE else Socket(kind == "own", *of)
         self.sessions.append(session)
         await session.open()
         await session.told()
 
-    def _stream(self, claims: Claims) -> Stream | None:
+    def _stream(self, claims: TokenClaims) -> Stream | None:
         draw = self.draw
         way = draw.choice(list(self.ways.values()))
         fields = ("/n", "/tenant") if draw.random() < 0.2 else ()
-        choice = Choice(draw.choice(["a", "b"]) if draw.random() < 0.2 else None, fields)
-        target = way.target(claims, choice)
+        choice = ClientChoice(draw.choice(["a", "b"]) if draw.random() < 0.2 else None, fields)
+        target = way.resolve_target(claims, choice)
         if target is None:
             return None
         stream = Stream(way.path, choice, earliest=draw.random() < 0.5)
@@ -358,11 +384,13 @@ class World:
         await session.renew(self._claims(session), self.ways)
         await session.told()
 
-    def _claims(self, session: Session) -> Claims:
+    def _claims(self, session: Session) -> TokenClaims:
         if self.draw.random() < 0.2:
             return session.claims
         other = "bob" if session.claims.sub == "ada" else "ada"
-        return Claims.drawn(self.draw, other if self.draw.random() < 0.1 else session.claims.sub)
+        return TokenClaims.generate(
+            self.draw, other if self.draw.random() < 0.1 else session.claims.sub
+        )
 
     async def resume(self) -> None:
         """From the last position, maybe with a token that says something else."""
@@ -385,7 +413,7 @@ class World:
         """Some of the routes are others by now, and one may be gone, or back."""
         for path in PATHS:
             if self.draw.random() < 0.4:
-                self.ways[path] = Way.drawn(self.draw, path)
+                self.ways[path] = ClaimRoute.generate(self.draw, path)
         if self.draw.random() < 0.25:
             self.ways.pop(self.draw.choice(PATHS), None)
         for session in self.sessions:
@@ -394,9 +422,9 @@ class World:
                     stream.ends = REMOVED
             session.become(session.targets(session.claims, self.ways))
         before = self.gateway.log.count(RELOADED)
-        self.gateway.write(self.config)
-        self.gateway.signal(signal.SIGHUP)
-        await until(lambda: self.gateway.log.count(RELOADED) > before, "the reload", WITHIN)
+        self.gateway.write_config(self.config)
+        self.gateway.send_signal(signal.SIGHUP)
+        await wait_until(lambda: self.gateway.log.count(RELOADED) > before, "the reload", WITHIN)
         for session in self.sessions:
             await session.told()
 

@@ -11,9 +11,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.certificates import Authority
-from support.gateways import Gateway, config_for, running_gateway
-from support.knock import WIRES, Comes, knock
+from support.certificates import CertificateAuthority
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.stream_attempts import WIRE_NAMES, AttemptOptions, attempt_stream
 from websockets.exceptions import InvalidHandshake
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -25,71 +25,78 @@ kafka = embedded_kafka({"orders": 1})
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> Authority:
-    return Authority(tmp_path, "another authority")
+def stranger(tmp_path: Path) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path, "another authority")
 
 
 @asynccontextmanager
 async def guarded(
     kafka: EmbeddedKafka, guard: dict[str, Any], **listen: Any
-) -> AsyncIterator[Gateway]:
+) -> AsyncIterator[GatewayProcess]:
     routes: Any = [
         {"when": [{"path": PATH}], "guarded": {"machines": []}, "with": {"topic": "orders"}},
         {"when": [{"path": "/events/open"}], "with": {"topic": "orders"}},
     ]
     guards = {"machines": {"type": "x509", **guard}}
-    config = config_for(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
+    config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
     tls = "tls" in listen
     async with running_gateway(config, ready=not tls) as gateway:
         yield gateway
 
 
-def tls(authority: Authority, **options: str) -> dict[str, Any]:
-    own = str(authority.signed("gateway"))
-    return {"certificate": own, "key": own, "trust": str(authority.path), **options}
+def tls(authority: CertificateAuthority, **options: str) -> dict[str, Any]:
+    own = str(authority.issue_certificate("gateway"))
+    return {"certificate": own, "key": own, "trust": str(authority.certificate_path), **options}
 
 
 async def test_who_shows_a_certificate_is_known_by_it_on_every_wire(
-    kafka: EmbeddedKafka, authority: Authority, stranger: Authority
+    kafka: EmbeddedKafka, authority: CertificateAuthority, stranger: CertificateAuthority
 ):
     async with guarded(kafka, {}, tls=tls(authority)) as gateway:
         url = gateway.base_url
         assert url.startswith("https://")
-        ada = authority.context(authority.signed("ada"))
-        forged = authority.context(stranger.signed("eve"))
-        for wire in WIRES:
-            assert (await knock(wire, url, PATH, verify=ada)).status == 200
-            told = await knock(wire, url, PATH, verify=authority.context())
-            assert told.status == 401 and "client certificate" in told.said
-            open_ = await knock(wire, url, "/events/open", verify=authority.context())
+        ada = authority.create_client_context(authority.issue_certificate("ada"))
+        forged = authority.create_client_context(stranger.issue_certificate("eve"))
+        for wire in WIRE_NAMES:
+            assert (await attempt_stream(wire, url, PATH, verify=ada)).status == 200
+            told = await attempt_stream(wire, url, PATH, verify=authority.create_client_context())
+            assert told.status == 401 and "client certificate" in told.text
+            open_ = await attempt_stream(
+                wire, url, "/events/open", verify=authority.create_client_context()
+            )
             assert open_.status == 200
             with pytest.raises(UNHEARD):
-                await knock(wire, url, "/events/open", verify=forged)
+                await attempt_stream(wire, url, "/events/open", verify=forged)
 
 
 async def test_where_it_is_required_nobody_else_is_heard(
-    kafka: EmbeddedKafka, authority: Authority
+    kafka: EmbeddedKafka, authority: CertificateAuthority
 ):
     async with guarded(kafka, {}, tls=tls(authority, mutual="required")) as gateway:
-        url, ada = gateway.base_url, authority.context(authority.signed("ada"))
-        for wire in WIRES:
-            assert (await knock(wire, url, PATH, verify=ada)).status == 200
+        url, ada = (
+            gateway.base_url,
+            authority.create_client_context(authority.issue_certificate("ada")),
+        )
+        for wire in WIRE_NAMES:
+            assert (await attempt_stream(wire, url, PATH, verify=ada)).status == 200
             with pytest.raises(UNHEARD):
-                await knock(wire, url, "/events/open", verify=authority.context())
+                await attempt_stream(
+                    wire, url, "/events/open", verify=authority.create_client_context()
+                )
 
 
 @pytest.mark.parametrize(
     ("forwarded", "believed"), [(["127.0.0.1"], True), (["192.0.2.0/24"], False)]
 )
 async def test_a_proxys_word_counts_if_it_is_named(
-    kafka: EmbeddedKafka, authority: Authority, forwarded: list[str], believed: bool
+    kafka: EmbeddedKafka, authority: CertificateAuthority, forwarded: list[str], believed: bool
 ):
-    pem = authority.signed("ada").read_text()
+    pem = authority.issue_certificate("ada").read_text()
     shown = quote(pem[pem.index("-----BEGIN CERTIFICATE") :], safe="")
     async with guarded(kafka, {"forwarded": True}, forwarded=forwarded) as gateway:
-        for wire in WIRES:
+        for wire in WIRE_NAMES:
             for form in (shown, f'Hash=1;Subject="CN=eve,O=x";Cert="{shown}"'):
-                comes = Comes({"X-Forwarded-Client-Cert": form})
-                told = await knock(wire, gateway.base_url, PATH, comes)
+                comes = AttemptOptions({"X-Forwarded-Client-Cert": form})
+                told = await attempt_stream(wire, gateway.base_url, PATH, comes)
                 assert told.status == (200 if believed else 401), told
-            assert (await knock(wire, gateway.base_url, PATH)).status == 401
+            assert (await attempt_stream(wire, gateway.base_url, PATH)).status == 401

@@ -14,15 +14,15 @@ from typing import Any
 import httpx
 import pytest
 from ruamel.yaml import YAML
-from support.clients.client import Event
+from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
-from support.gateways import Gateway as Process
-from support.gateways import config_for, running_gateway
-from support.in_process import in_process
-from support.multiplex import Multiplex
-from support.oracle import Oracle
-from support.scrape import scraped
-from support.until import until
+from support.gateways import GatewayProcess as Process
+from support.gateways import build_config, running_gateway
+from support.in_process_gateway import running_in_process_gateway
+from support.multiplex import MultiplexClient
+from support.oracle import StreamOracle
+from support.scrape import fetch_metrics
+from support.waiting import wait_until
 from typer.testing import CliRunner
 
 from gateway import Gateway, cli
@@ -45,9 +45,9 @@ def kafkas() -> Iterator[dict[str, EmbeddedKafka]]:
 
 
 @pytest.fixture
-async def oracles(kafkas: dict[str, EmbeddedKafka]) -> AsyncIterator[dict[str, Oracle]]:
+async def oracles(kafkas: dict[str, EmbeddedKafka]) -> AsyncIterator[dict[str, StreamOracle]]:
     async with AsyncExitStack() as stack:
-        made = {name: Oracle(",".join(kafka.bootstrap)) for name, kafka in kafkas.items()}
+        made = {name: StreamOracle(",".join(kafka.bootstrap)) for name, kafka in kafkas.items()}
         for oracle in made.values():
             await stack.enter_async_context(oracle)
         yield made
@@ -65,7 +65,7 @@ def config(kafkas: dict[str, EmbeddedKafka], **sections: Any) -> dict[str, Any]:
         routes.append({"when": [{"path": f"/{own[name]}"}], "with": alone})
         written = {"topic": "orders", "kafka": name, "capability": "produce"}
         routes.append({"when": [{"path": f"/{name}/write"}], "with": written})
-    made = config_for("x:1", (), routes, **sections)
+    made = build_config("x:1", (), routes, **sections)
     made["kafka"] = {
         name: {
             "servers": kafka.bootstrap,
@@ -77,37 +77,37 @@ def config(kafkas: dict[str, EmbeddedKafka], **sections: Any) -> dict[str, Any]:
     return made
 
 
-def has(count: int) -> Callable[[Sequence[Event]], bool]:
+def has(count: int) -> Callable[[Sequence[ReceivedEvent]], bool]:
     return lambda events: sum(each["event"] == "message" for each in events) >= count
 
 
 async def test_each_route_streams_from_its_own_cluster(
-    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, Oracle]
+    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
 ):
-    async with in_process(config(kafkas)) as (url, _), AsyncExitStack() as stack:
+    async with running_in_process_gateway(config(kafkas)) as (url, _), AsyncExitStack() as stack:
         paths = {"eu": ("/eu/orders", "/parcels"), "us": ("/us/orders", "/pickups")}
         clients: dict[str, list[RawClient]] = {}
         for name in NAMES:
             made = [RawClient(url + path) for path in paths[name]]
             clients[name] = [await stack.enter_async_context(each) for each in made]
             for client in clients[name]:
-                await client.wait(1)
-        await oracles["eu"].produce("orders", 20)
-        await oracles["eu"].produce("parcels", 5)
-        await oracles["us"].produce("orders", 30)
-        await oracles["us"].produce("pickups", 7)
+                await client.wait_for_events(1)
+        await oracles["eu"].produce_records("orders", 20)
+        await oracles["eu"].produce_records("parcels", 5)
+        await oracles["us"].produce_records("orders", 30)
+        await oracles["us"].produce_records("pickups", 7)
         for name, counts in (("eu", (20, 5)), ("us", (30, 7))):
             for client, count in zip(clients[name], counts, strict=True):
-                await client.wait(has(count))
+                await client.wait_for_events(has(count))
             events = [each for client in clients[name] for each in client.events]
             assert sum(each["event"] == "message" for each in events) == sum(counts)
-            values = {(acked.value or b"").decode() for acked in oracles[name].acknowledged()}
+            values = {(acked.value or b"").decode() for acked in oracles[name].list_acked()}
             got = {json.loads(e["data"])["value"] for e in events if e["event"] == "message"}
             assert got == values
 
 
 async def test_one_that_is_away_holds_up_nobody_of_the_other(
-    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, Oracle]
+    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
 ):
     """It takes nobody from it either, once both were there: it stays ready, and says why not."""
     async with (
@@ -116,23 +116,23 @@ async def test_one_that_is_away_holds_up_nobody_of_the_other(
         RawClient(f"{gateway.base_url}/eu/orders") as eu,
         RawClient(f"{gateway.base_url}/us/orders") as us,
     ):
-        await eu.wait(1)
-        await us.wait(1)
+        await eu.wait_for_events(1)
+        await us.wait_for_events(1)
         kafkas["us"].down(1)
         await until_told(http, "us: no broker was reached")
         answer = await http.get("/health/ready")
         assert (answer.status_code, answer.json()["status"]) == (200, "ready")
         refused = await http.get("/pickups")
         assert refused.status_code == 503 and "retry-after" in refused.headers
-        await oracles["eu"].produce("orders", 20)
-        await eu.wait(has(20))
+        await oracles["eu"].produce_records("orders", 20)
+        await eu.wait_for_events(has(20))
         oracles["eu"].check_events(eu.events)
-        reachable = (await scraped(gateway))["gateway_kafka_reachable", {"cluster": "us"}]
+        reachable = (await fetch_metrics(gateway))["gateway_kafka_reachable", {"cluster": "us"}]
         assert reachable == 0
         kafkas["us"].up(1)
         await until_told(http, '"reasons":[]')
-        await oracles["us"].produce("orders", 10)
-        await us.wait(has(10))
+        await oracles["us"].produce_records("orders", 10)
+        await us.wait_for_events(has(10))
         oracles["us"].check_events(us.events)
         assert len(us.responses) == 1, "it never left"
 
@@ -149,7 +149,7 @@ async def test_it_is_not_ready_before_each_cluster_was_reached(kafkas: dict[str,
     made = config(kafkas)
     made["kafka"]["us"] |= {"servers": ["127.0.0.1:1"], "bootstrap": []}
     async with (
-        in_process(made) as (url, _),
+        running_in_process_gateway(made) as (url, _),
         httpx.AsyncClient(base_url=url, trust_env=False) as http,
     ):
         await until_told(http, "Connect call failed")
@@ -160,19 +160,19 @@ async def test_it_is_not_ready_before_each_cluster_was_reached(kafkas: dict[str,
 
 
 async def test_a_position_of_one_is_foreign_to_the_other(
-    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, Oracle]
+    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
 ):
     """Also where their topics have the same names."""
-    await oracles["eu"].produce("orders", 3)
+    await oracles["eu"].produce_records("orders", 3)
     async with (
-        in_process(config(kafkas)) as (url, _),
+        running_in_process_gateway(config(kafkas)) as (url, _),
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
     ):
         page = await http.get("/eu/orders?from=earliest&until=latest&positions=true",
                               headers={"Accept": "application/x-ndjson"})  # fmt: skip
         assert page.status_code == 200
         async with RawClient(f"{url}/eu/orders?from=earliest") as client:
-            await client.wait(has(3))
+            await client.wait_for_events(has(3))
             position = client.last_event_id
         same = await http.get(f"/eu/orders?until=latest&lastEventId={position}")
         assert same.status_code == 200
@@ -181,39 +181,48 @@ async def test_a_position_of_one_is_foreign_to_the_other(
 
 
 async def test_one_socket_has_streams_of_both_and_moves_one_over(
-    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, Oracle]
+    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
 ):
-    async with in_process(config(kafkas)) as (url, _), Multiplex(url) as socket:
+    async with (
+        running_in_process_gateway(config(kafkas)) as (url, _),
+        MultiplexClient(url) as socket,
+    ):
         for name in NAMES:
             await socket.subscribe(name, f"/{name}/orders")
-        await oracles["eu"].produce("orders", 4)
-        await oracles["us"].produce("orders", 6)
-        await socket.wait(lambda: (len(socket.records("eu")), len(socket.records("us"))) == (4, 6))
+        await oracles["eu"].produce_records("orders", 4)
+        await oracles["us"].produce_records("orders", 6)
+        await socket.wait_until(
+            lambda: (len(socket.get_records("eu")), len(socket.get_records("us"))) == (4, 6)
+        )
         begin = await socket.change("eu", path="/us/orders")
         assert begin["topics"] == ["orders"]
-        await oracles["eu"].produce("orders", 1)
-        await oracles["us"].produce("orders", 2)
-        await socket.wait(lambda: (len(socket.records("eu")), len(socket.records("us"))) == (6, 8))
-        assert socket.records("eu")[4:] == socket.records("us")[6:]
-        assert socket.code is None
+        await oracles["eu"].produce_records("orders", 1)
+        await oracles["us"].produce_records("orders", 2)
+        await socket.wait_until(
+            lambda: (len(socket.get_records("eu")), len(socket.get_records("us"))) == (6, 8)
+        )
+        assert socket.get_records("eu")[4:] == socket.get_records("us")[6:]
+        assert socket.close_code is None
 
 
 async def test_what_is_written_goes_to_the_cluster_of_its_route(
-    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, Oracle]
+    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
 ):
     """The same idempotency key is another in the other."""
     key = {"Idempotency-Key": "once"}
     async with (
-        in_process(config(kafkas)) as (url, _),
+        running_in_process_gateway(config(kafkas)) as (url, _),
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
-        Multiplex(url) as socket,
+        MultiplexClient(url) as socket,
     ):
         for name in NAMES:
             for status in (201, 200):
                 answer = await http.post(f"/{name}/write", content=f"post {name}", headers=key)
                 assert answer.status_code == status, answer.text
-            await socket.say("produce", id=name, path=f"/{name}/orders", value=f"say {name}")
-            await socket.next(name, "produced")
+            await socket.send_message(
+                "produce", id=name, path=f"/{name}/orders", value=f"say {name}"
+            )
+            await socket.wait_for_message(name, "produced")
         for name in NAMES:
             answer = await http.get(f"/{name}/orders?from=earliest&until=latest",
                                     headers={"Accept": "application/x-ndjson"})  # fmt: skip
@@ -223,29 +232,29 @@ async def test_what_is_written_goes_to_the_cluster_of_its_route(
 
 
 async def test_figures_of_a_cluster_have_its_name_and_those_of_one_alone_none(
-    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, Oracle]
+    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
 ):
     async with (
         running_gateway(config(kafkas)) as gateway,
         RawClient(f"{gateway.base_url}/eu/orders") as client,
     ):
-        await client.wait(1)
-        scrape = await scraped(gateway)
+        await client.wait_for_events(1)
+        scrape = await fetch_metrics(gateway)
         for name in NAMES:
             assert scrape["gateway_kafka_reachable", {"cluster": name}] == 1
             ready = {"topic": "orders", "partition": 0, "cluster": name}
             assert scrape["gateway_partition_ready", ready] == 1
         assert scrape["gateway_clients", {"route": "/eu/orders", "wire": "sse"}] == 1
         assert scrape["gateway_memory_limit_bytes", {}] == 1024**3
-    alone = config_for(kafkas["eu"].bootstrap, ["orders"], kafka={"bootstrap": ["orders"]})
+    alone = build_config(kafkas["eu"].bootstrap, ["orders"], kafka={"bootstrap": ["orders"]})
     async with running_gateway(alone) as gateway:
-        scrape = await scraped(gateway)
+        scrape = await fetch_metrics(gateway)
         assert scrape["gateway_kafka_reachable", {}] == 1
         assert scrape["gateway_partition_ready", {"topic": "orders", "partition": 0}] == 1
 
 
 async def test_workers_serve_both_and_all_streams_end_when_it_ends(
-    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, Oracle]
+    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
 ):
     async with running_gateway(config(kafkas), arguments=("--workers", "2")) as gateway:
         assert isinstance(gateway, Process)
@@ -254,24 +263,26 @@ async def test_workers_serve_both_and_all_streams_end_when_it_ends(
             for name in NAMES * 3:
                 made = RawClient(f"{gateway.base_url}/{name}/orders", retry=WITHIN)
                 clients.append((name, await stack.enter_async_context(made)))
-                await clients[-1][1].wait(1)
+                await clients[-1][1].wait_for_events(1)
             for name in NAMES:
-                await oracles[name].produce("orders", 10)
+                await oracles[name].produce_records("orders", 10)
             for name, client in clients:
-                await client.wait(has(10))
+                await client.wait_for_events(has(10))
                 oracles[name].check_events(client.events)
-            gateway.signal(signal.SIGTERM)
+            gateway.send_signal(signal.SIGTERM)
             for _, client in clients:
-                await client.wait(lambda events: any(e["event"] == "end" for e in events))
+                await client.wait_for_events(
+                    lambda events: any(e["event"] == "end" for e in events)
+                )
         assert await gateway.stop() == 0
 
 
 async def test_a_reload_changes_what_is_said_of_one_cluster_and_leaves_the_other_alone(
-    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, Oracle]
+    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
 ):
     """Though their topics have the same name."""
     made = config(kafkas)
-    async with in_process(made) as (url, app), Multiplex(url) as socket:
+    async with running_in_process_gateway(made) as (url, app), MultiplexClient(url) as socket:
         for name in NAMES:
             await socket.subscribe(name, f"/{name}/orders")
         made["kafka"]["us"]["topics"][0]["cache"] = {"age": "1m"}
@@ -279,17 +290,22 @@ async def test_a_reload_changes_what_is_said_of_one_cluster_and_leaves_the_other
         outcome = await app.reload(settings(made))
         assert outcome.streams == {"untouched": 1, "moved": 1}
         assert outcome.kept == ("kafka.eu.requestTimeout",)
-        await oracles["eu"].produce("orders", 4)
-        await oracles["us"].produce("orders", 6)
-        await socket.wait(lambda: (len(socket.records("eu")), len(socket.records("us"))) == (4, 6))
-        assert (len(socket.of("eu", "begin")), len(socket.of("us", "begin"))) == (1, 2)
+        await oracles["eu"].produce_records("orders", 4)
+        await oracles["us"].produce_records("orders", 6)
+        await socket.wait_until(
+            lambda: (len(socket.get_records("eu")), len(socket.get_records("us"))) == (4, 6)
+        )
+        assert (
+            len(socket.get_messages("eu", "begin")),
+            len(socket.get_messages("us", "begin")),
+        ) == (1, 2)
 
 
 async def test_a_cluster_that_is_new_needs_a_restart_and_one_that_is_gone_has_no_topics(
     kafkas: dict[str, EmbeddedKafka],
 ):
     made = config(kafkas)
-    async with in_process(made) as (url, app), Multiplex(url) as socket:
+    async with running_in_process_gateway(made) as (url, app), MultiplexClient(url) as socket:
         for name in NAMES:
             await socket.subscribe(name, f"/{name}/orders")
         made["kafka"]["asia"] = {"servers": kafkas["eu"].bootstrap}
@@ -300,7 +316,7 @@ async def test_a_cluster_that_is_new_needs_a_restart_and_one_that_is_gone_has_no
         outcome = await app.reload(settings(made))
         assert outcome.kept == ("kafka.us",)
         assert outcome.streams == {"untouched": 1, "ended (route-removed)": 1}
-        await socket.next("us", "end")
+        await socket.wait_for_message("us", "end")
 
 
 def settings(made: dict[str, Any]) -> Settings:
@@ -336,7 +352,10 @@ async def test_what_is_served_is_listed_and_tried_for_both(
 ):
     made = config(kafkas)
     made["kafka"]["us"]["topics"].append({"name": "pickup"})
-    async with in_process(made) as (url, _), httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        running_in_process_gateway(made) as (url, _),
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         told = (await http.get(url, headers={"Accept": "application/json"})).json()
         assert ["/parcels"] in [each["paths"] for each in told["streams"]]
         assert not any(server in str(told) for server in kafkas["us"].bootstrap)
@@ -366,22 +385,24 @@ async def test_a_command_takes_the_cluster_that_lists_its_topic(
 
 
 async def test_caches_of_both_are_within_one_bound(
-    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, Oracle]
+    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
 ):
     """The one that has more gives up more, and neither all."""
     made = config(kafkas, memory="1MiB")
-    async with in_process(made) as (_, app):
+    async with running_in_process_gateway(made) as (_, app):
         hubs = app.gateway.hubs
-        await until(lambda: not any(hub.topics.cold() for hub in hubs), within=WITHIN)
-        await oracles["eu"].produce("orders", 900, fields={"pad": "x" * 1000})
-        await oracles["us"].produce("orders", 2700, fields={"pad": "x" * 1000})
+        await wait_until(
+            lambda: not any(hub.topics.list_unread_bootstrap() for hub in hubs), timeout_s=WITHIN
+        )
+        await oracles["eu"].produce_records("orders", 900, fields={"pad": "x" * 1000})
+        await oracles["us"].produce_records("orders", 2700, fields={"pad": "x" * 1000})
         ends = {"eu": 900, "us": 2700}
-        await until(
+        await wait_until(
             lambda: all(
-                sum(log.next or 0 for log in hub.logs) == ends[hub.name] for hub in hubs
-            ), within=WITHIN,
+                sum(log.next_offset or 0 for log in hub.logs) == ends[hub.name] for hub in hubs
+            ), timeout_s=WITHIN,
         )  # fmt: skip
-        await until(lambda: sum(held(hub) for hub in hubs) <= 1 << 20, within=WITHIN)
+        await wait_until(lambda: sum(held(hub) for hub in hubs) <= 1 << 20, timeout_s=WITHIN)
         eu, us = (held(hub) for hub in hubs)
         assert 0 < eu < us
 

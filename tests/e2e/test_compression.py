@@ -17,19 +17,19 @@ from contextlib import AsyncExitStack
 
 import httpx
 import pytest
-from support.any_topic import any_topic_gateway, named_topic
 from support.brokers import embedded_kafka
-from support.clients.client import Event, SseClient
+from support.clients.client import ReceivedEvent, SseClient
 from support.clients.curl import CurlClient
 from support.clients.httpx_sse import HttpxSseClient
 from support.clients.node_sse import FetchEventSourceClient
-from support.gateways import Gateway, config_for, running_gateway
-from support.heads import Heads
-from support.oracle import Oracle, heard
-from support.raw_http import Wire
-from support.records import produce
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.head_recorder import HeadRecorder
+from support.oracle import StreamOracle, parse_events
+from support.raw_http import RawConnection
+from support.records import produce_records
 from support.tcp_proxy import TcpProxy
-from support.until import until
+from support.topic_gateway import topic_fixture, topic_gateway_fixture
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
@@ -43,12 +43,12 @@ PARTITIONS = 3
 Topic = Callable[..., str]
 
 kafka = embedded_kafka()
-gateway = any_topic_gateway()
-topic = named_topic()
+gateway = topic_gateway_fixture()
+topic = topic_fixture()
 
 
 @pytest.fixture
-async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
         base_url=gateway.base_url, headers=GZIP, trust_env=False, timeout=WITHIN
     ) as http:
@@ -118,7 +118,7 @@ async def test_a_stream_that_ends_is_a_right_file_of_gzip(
 ):
     """As Python and gunzip check it: lengths and CRC, and nothing behind."""
     name = topic(PARTITIONS)
-    await produce(kafka.bootstrap, name, orders(200, "x" * 50))
+    await produce_records(kafka.bootstrap, name, orders(200, "x" * 50))
     async with http.stream("GET", f"/value/{name}{WHOLE}", headers={"Accept": kind}) as answer:
         body = await raw(answer)
     text = gzip.decompress(body)
@@ -140,7 +140,7 @@ async def test_a_page_is_compressed_whole_where_that_is_worthwhile(
     http.headers["Accept"] = LINES
     nothing = await http.get(f"/value/{name}?wait=0")
     assert "content-encoding" not in nothing.headers
-    await produce(kafka.bootstrap, name, orders(100))
+    await produce_records(kafka.bootstrap, name, orders(100))
     async with http.stream("GET", f"/value/{name}?from=earliest&wait=30s") as answer:
         body = await raw(answer)
     assert answer.headers["content-encoding"] == "gzip"
@@ -155,7 +155,7 @@ async def test_a_rider_whose_time_is_up_has_a_right_end(
     """Of shared blocks, as it rode until then."""
     name = topic(PARTITIONS)
     async with http.stream("GET", f"/brief/{name}") as answer:
-        await produce(kafka.bootstrap, name, orders(20, "x" * 300))
+        await produce_records(kafka.bootstrap, name, orders(20, "x" * 300))
         text = gzip.decompress(await raw(answer))
     assert b'{"reason":"lifetime"}' in text
     assert set(numbers(text)) <= set(range(20))
@@ -167,11 +167,11 @@ async def test_some_that_resume_and_one_that_stalls_get_all_and_a_right_end(kafk
     then the gateway drains."""
     name = "stalled"
     kafka.create_topic(name, PARTITIONS)
-    config = config_for(kafka.bootstrap, [name])
+    config = build_config(kafka.bootstrap, [name])
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(running_gateway(config))
         slow = await stack.enter_async_context(TcpProxy(receive_buffer=32_768))
-        slow.target("127.0.0.1", gateway.port)
+        slow.set_target("127.0.0.1", gateway.port)
         http = await stack.enter_async_context(
             httpx.AsyncClient(headers=GZIP, trust_env=False, timeout=WITHIN)
         )
@@ -189,7 +189,7 @@ async def test_some_that_resume_and_one_that_stalls_get_all_and_a_right_end(kafk
                 b'{"order":%d,"note":"%b"}' % (written + n, note.encode())
                 for n, note in enumerate(notes)
             ]
-            await produce(kafka.bootstrap, name, values)
+            await produce_records(kafka.bootstrap, name, values)
             written += len(values)
             if written == 120:
                 await first.has(range(120))
@@ -224,7 +224,7 @@ class Reader:
 
     async def __aenter__(self) -> Reader:
         self._reading = asyncio.create_task(self._read())
-        await until(lambda: self.text.count(b"\n\n"), "its begin", WITHIN)
+        await wait_until(lambda: self.text.count(b"\n\n"), "its begin", WITHIN)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -238,7 +238,7 @@ class Reader:
     async def has(self, expected: range) -> None:
         """So many, and each of them once."""
         count = len(expected)
-        await until(lambda: self.text.count(b'"order":') >= count, self._state, WITHIN)
+        await wait_until(lambda: self.text.count(b'"order":') >= count, self._state, WITHIN)
         assert sorted(numbers(bytes(self.text))) == list(expected)
 
     async def ended(self) -> None:
@@ -259,21 +259,21 @@ class Reader:
 
 
 async def test_those_who_came_at_different_times_are_sent_the_same_blocks(
-    kafka: EmbeddedKafka, gateway: Gateway, topic: Topic
+    kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Topic
 ):
     name = topic()
-    with Wire(gateway.port) as early, Wire(gateway.port) as late:
+    with RawConnection(gateway.port) as early, RawConnection(gateway.port) as late:
         for wire in (early, late):
             host = "Host: localhost\r\nAccept-Encoding: gzip\r\n\r\n"
-            wire.send(f"GET /value/{name} HTTP/1.1\r\n{host}".encode())
-            assert (await asyncio.to_thread(wire.answer_head)).headers["content-encoding"] == "gzip"
-            begin = await asyncio.to_thread(wire.chunk)
+            wire.send_bytes(f"GET /value/{name} HTTP/1.1\r\n{host}".encode())
+            assert (await asyncio.to_thread(wire.read_head)).headers["content-encoding"] == "gzip"
+            begin = await asyncio.to_thread(wire.read_chunk)
             assert b"event: begin" in gzip_so_far(begin)
             if wire is early:
-                await produce(kafka.bootstrap, name, orders(1, "x" * 400))
-                first = await asyncio.to_thread(wire.chunk)
-        await produce(kafka.bootstrap, name, orders(1, "y" * 400))
-        blocks = [await asyncio.to_thread(wire.chunk) for wire in (early, late)]
+                await produce_records(kafka.bootstrap, name, orders(1, "x" * 400))
+                first = await asyncio.to_thread(wire.read_chunk)
+        await produce_records(kafka.bootstrap, name, orders(1, "y" * 400))
+        blocks = [await asyncio.to_thread(wire.read_chunk) for wire in (early, late)]
         assert blocks[0] == blocks[1] != first
         assert numbers(zlib.decompressobj(-15).decompress(blocks[0])) == [0]
 
@@ -286,7 +286,7 @@ def gzip_so_far(body: bytes) -> bytes:
 
 
 class CompressedCurl(CurlClient):
-    options = ("--compressed",)
+    extra_options = ("--compressed",)
 
 
 @pytest.mark.parametrize(
@@ -300,37 +300,41 @@ class CompressedCurl(CurlClient):
     ],
 )
 async def test_programs_inflate_as_they_read_and_find_a_right_end(
-    kind: type[SseClient], kafka: EmbeddedKafka, gateway: Gateway, topic: Topic
+    kind: type[SseClient], kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Topic
 ):
     name = topic(PARTITIONS)
     await is_exact(kind(f"{gateway.base_url}/records/{name}"), kafka, name)
     end = kind(f"{gateway.base_url}/records/{name}{WHOLE}")
     async with end:
-        await end.wait(lambda events: events and events[-1]["event"] == "end", WITHIN)
-        if not end.reconnects:
-            await until(lambda: end.ended, end.state, WITHIN)
+        await end.wait_for_events(lambda events: events and events[-1]["event"] == "end", WITHIN)
+        if not end.reconnects_itself:
+            await wait_until(lambda: end.is_ended, end.describe_state, WITHIN)
         assert len([each for each in end.events if each["event"] == "message"]) == 60
-        assert set(end.errors) <= {"Error: closed by the server"}, end.state()
+        assert set(end.errors) <= {"Error: closed by the server"}, end.describe_state()
 
 
 async def is_exact(client: SseClient, kafka: EmbeddedKafka, name: str) -> None:
     """Each record once, also those that were written while it was cut off."""
-    client.network = proxy = Heads()
-    async with Oracle(",".join(kafka.bootstrap)) as oracle, client:
-        await client.wait(begun, WITHIN)
+    client.proxy = proxy = HeadRecorder()
+    async with StreamOracle(",".join(kafka.bootstrap)) as oracle, client:
+        await client.wait_for_events(begun, WITHIN)
         for _ in range(2):
             for fields in ({}, {"pad": "x" * 500}):
-                await oracle.produce(name, 10, fields=fields)
-                await client.wait(lambda events: not oracle.missing(heard(events)), WITHIN)
+                await oracle.produce_records(name, 10, fields=fields)
+                await client.wait_for_events(
+                    lambda events: not oracle.list_missing(parse_events(events)), WITHIN
+                )
             client.cut()
-            await oracle.produce(name, 10)
-            await client.resume()
-            await client.wait(lambda events: not oracle.missing(heard(events)), WITHIN)
+            await oracle.produce_records(name, 10)
+            await client.reconnect()
+            await client.wait_for_events(
+                lambda events: not oracle.list_missing(parse_events(events)), WITHIN
+            )
         oracle.check_events(
             client.events, start={TopicPartition(name, n): 0 for n in range(PARTITIONS)}
         )
-        assert len(proxy.heads) >= 3 and proxy.all_compressed
+        assert len(proxy.response_heads) >= 3 and proxy.are_all_compressed
 
 
-def begun(events: Sequence[Event]) -> bool:
+def begun(events: Sequence[ReceivedEvent]) -> bool:
     return any(each["event"] == "begin" for each in events)

@@ -12,15 +12,20 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from support.any_topic import Names, any_topic, named_topic, serving
 from support.brokers import embedded_kafka
-from support.clients.client import Event
-from support.clients.decoders import EVERY_DECODER, DecodingClient, GoSocketClient, patient
-from support.clients.page import KINDS, page_in
-from support.gateways import Gateway
-from support.heads import Heads
-from support.records import Sent, produce
-from support.until import until
+from support.clients.browser_page import STREAM_KINDS, open_page
+from support.clients.client import ReceivedEvent
+from support.clients.decoders import (
+    ALL_DECODERS,
+    BUILD_TIMEOUT_MARK,
+    DecodingClient,
+    GoSocketClient,
+)
+from support.gateways import GatewayProcess
+from support.head_recorder import HeadRecorder
+from support.records import RecordToSend, produce_records
+from support.topic_gateway import TopicNames, build_topic_config, run_gateway_sync, topic_fixture
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -38,13 +43,15 @@ ROUTES = {
 Topic = Callable[..., str]
 
 kafka = embedded_kafka()
-topic = named_topic()
-every_decoder = pytest.mark.parametrize("kind", EVERY_DECODER)
+topic = topic_fixture()
+every_decoder = pytest.mark.parametrize("kind", ALL_DECODERS)
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka, names: Names) -> Iterator[Gateway]:
-    with serving(any_topic(",".join(kafka.bootstrap), names, ROUTES, listen=LISTEN)) as gateway:
+def gateway(kafka: EmbeddedKafka, names: TopicNames) -> Iterator[GatewayProcess]:
+    with run_gateway_sync(
+        build_topic_config(",".join(kafka.bootstrap), names, ROUTES, listen=LISTEN)
+    ) as gateway:
         yield gateway
 
 
@@ -52,40 +59,46 @@ def gateway(kafka: EmbeddedKafka, names: Names) -> Iterator[Gateway]:
 async def streaming(client: DecodingClient, first: bytes) -> AsyncIterator[None]:
     """From when it has printed this on."""
     async with client:
-        await until(lambda: first in client.printed, client.state, STARTS_WITHIN_S)
+        await wait_until(lambda: first in client.output, client.describe_state, STARTS_WITHIN_S)
         yield
-        assert client.network.all_compressed
+        assert client.proxy.are_all_compressed
 
 
 async def prints(client: DecodingClient, text: bytes, count: int = 1) -> None:
-    await until(lambda: client.printed.count(text) >= count, client.state, HANDED_ON_WITHIN_S)
+    await wait_until(
+        lambda: client.output.count(text) >= count, client.describe_state, HANDED_ON_WITHIN_S
+    )
 
 
 @every_decoder
 @pytest.mark.parametrize("accept", [EVENTS, LINES], ids=["events", "lines"])
 async def test_each_small_record_is_handed_on_before_the_next_is_written(
-    kind: type[DecodingClient], accept: str, kafka: EmbeddedKafka, gateway: Gateway, topic: Topic
+    kind: type[DecodingClient],
+    accept: str,
+    kafka: EmbeddedKafka,
+    gateway: GatewayProcess,
+    topic: Topic,
 ):
     """Events below 256 bytes were blocks without a flush behind them: programs in Go got none of
     a stream until there were 32 KiB of it."""
     name = topic()
-    await produce(kafka.bootstrap, name, [b'{"order":0}'])
+    await produce_records(kafka.bootstrap, name, [b'{"order":0}'])
     client = kind(f"{gateway.base_url}/value/{name}?from=earliest")
-    client.accept = accept
+    client.media_type = accept
     async with streaming(client, b'{"order":0}'):
         for n in range(1, RECORDS):
-            await produce(kafka.bootstrap, name, [b'{"order":%d}' % n])
+            await produce_records(kafka.bootstrap, name, [b'{"order":%d}' % n])
             await prints(client, b'{"order":%d}' % n)
-        await produce(kafka.bootstrap, name, [b'{"order":"large%b"}' % (b"x" * 1000)])
+        await produce_records(kafka.bootstrap, name, [b'{"order":"large%b"}' % (b"x" * 1000)])
         await prints(client, b'{"order":"large')
-        await produce(kafka.bootstrap, name, [Sent(None, b"tombstone")])
+        await produce_records(kafka.bootstrap, name, [RecordToSend(None, b"tombstone")])
         await prints(client, b"tombstone")
-    assert client.printed.count(b'"order":') == RECORDS + 1
+    assert client.output.count(b'"order":') == RECORDS + 1
 
 
 @every_decoder
 async def test_begin_and_heartbeats_of_an_idle_stream_are_handed_on(
-    kind: type[DecodingClient], gateway: Gateway, topic: Topic
+    kind: type[DecodingClient], gateway: GatewayProcess, topic: Topic
 ):
     """They were held back as small records were, so that a client took its stream for dead."""
     client = kind(f"{gateway.base_url}/beating/{topic()}")
@@ -94,16 +107,16 @@ async def test_begin_and_heartbeats_of_an_idle_stream_are_handed_on(
 
 
 @pytest.mark.needs("go")
-@patient
+@BUILD_TIMEOUT_MARK
 async def test_each_compressed_message_of_a_websocket_is_handed_on_in_go(
-    kafka: EmbeddedKafka, gateway: Gateway, topic: Topic
+    kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Topic
 ):
     name = topic()
     client = GoSocketClient(f"{gateway.base_url}/value/{name}")
     async with streaming(client, b'"type":"begin"'):
         for n in range(RECORDS):
             value = b'{"order":%d,"note":"%b"}' % (n, b"x" * 1000 * (n % 2))
-            await produce(kafka.bootstrap, name, [value])
+            await produce_records(kafka.bootstrap, name, [value])
             await prints(client, value)
 
 
@@ -115,24 +128,30 @@ async def test_each_compressed_message_of_a_websocket_is_handed_on_in_go(
     ],
 )
 async def test_a_page_is_handed_each_small_record_before_the_next_is_written(
-    browser: str, kafka: EmbeddedKafka, gateway: Gateway, topic: Topic
+    browser: str, kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Topic
 ):
     name = topic()
     async with AsyncExitStack() as stack:
-        page = await stack.enter_async_context(page_in(browser))
-        clients = [page.client(kind, f"{gateway.base_url}/value/{name}") for kind in KINDS]
+        page = await stack.enter_async_context(open_page(browser))
+        clients = [
+            page.create_client(kind, f"{gateway.base_url}/value/{name}") for kind in STREAM_KINDS
+        ]
         for client in clients:
-            client.network = Heads()
+            client.proxy = HeadRecorder()
             await stack.enter_async_context(client)
         for client in clients:
-            await client.wait(lambda events: events)  # its begin
+            await client.wait_for_events(lambda events: events)  # its begin
         for n in range(RECORDS):
-            await produce(kafka.bootstrap, name, [b'{"order":%d}' % n])
+            await produce_records(kafka.bootstrap, name, [b'{"order":%d}' % n])
             for client in clients:
-                await client.wait(lambda events, n=n: n in orders(events), HANDED_ON_WITHIN_S)
-        assert all(client.network.all_compressed for client in clients)
-        assert [orders(client.events) for client in clients] == [list(range(RECORDS))] * len(KINDS)
+                await client.wait_for_events(
+                    lambda events, n=n: n in orders(events), HANDED_ON_WITHIN_S
+                )
+        assert all(client.proxy.all_compressed for client in clients)
+        assert [orders(client.events) for client in clients] == [list(range(RECORDS))] * len(
+            STREAM_KINDS
+        )
 
 
-def orders(events: Sequence[Event]) -> list[int]:
+def orders(events: Sequence[ReceivedEvent]) -> list[int]:
     return [json.loads(each["data"])["order"] for each in events if each["event"] == "message"]

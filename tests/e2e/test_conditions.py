@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, browsing, config_for, running_gateway
-from support.multiplex import Multiplex
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.multiplex import MultiplexClient
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -54,8 +54,8 @@ SIDECAR: dict[str, Any] = {"producer": {"valueFormat": "string"}}
 
 
 @asynccontextmanager
-async def serving(kafka: EmbeddedKafka, workers: bool = False) -> AsyncIterator[Gateway]:
-    config = config_for(kafka.bootstrap, ["docs"], routes(), sidecar=SIDECAR)
+async def serving(kafka: EmbeddedKafka, workers: bool = False) -> AsyncIterator[GatewayProcess]:
+    config = build_config(kafka.bootstrap, ["docs"], routes(), sidecar=SIDECAR)
     async with (running_workers if workers else running_gateway)(config) as gateway:
         yield gateway
 
@@ -63,10 +63,10 @@ async def serving(kafka: EmbeddedKafka, workers: bool = False) -> AsyncIterator[
 class Plain:
     """Writers without a condition, by each of the ways; they count what is taken."""
 
-    def __init__(self, gateway: Gateway, key: str) -> None:
+    def __init__(self, gateway: GatewayProcess, key: str) -> None:
         self.gateway, self.key, self.written = gateway, key, 0
         self._http: httpx.AsyncClient
-        self._socket: Multiplex
+        self._socket: MultiplexClient
 
     async def put(self) -> None:
         answer = await self._http.put(f"/items/{self.key}", content=b"plain")
@@ -84,8 +84,10 @@ class Plain:
     async def socket(self) -> None:
         id = f"{self.written}"
         path = f"/socket/{self.key}"
-        await self._socket.say("produce", id=id, path=path, key=self.key, value="plain")
-        await self._socket.wait(lambda: any(each.get("id") == id for each in self._socket.said))
+        await self._socket.send_message("produce", id=id, path=path, key=self.key, value="plain")
+        await self._socket.wait_until(
+            lambda: any(each.get("id") == id for each in self._socket.messages)
+        )
         self.written += 1
 
     async def sidecar(self) -> None:
@@ -113,19 +115,19 @@ class Plain:
         random = Random(5)
         loop = asyncio.get_running_loop()
         async with (
-            browsing(self.gateway) as self._http,
-            Multiplex(self.gateway.base_url) as self._socket,
+            create_http_client(self.gateway) as self._http,
+            MultiplexClient(self.gateway.base_url) as self._socket,
         ):
             while loop.time() < until:
                 await way(self)
                 await asyncio.sleep(random.uniform(0, 0.02))
 
 
-async def compare(gateway: Gateway, key: str, until: float) -> list[tuple[int, int]]:
+async def compare(gateway: GatewayProcess, key: str, until: float) -> list[tuple[int, int]]:
     """What was compared with and what was written, by their offsets, of each that was let in."""
     found: list[tuple[int, int]] = []
     loop = asyncio.get_running_loop()
-    async with browsing(gateway) as http:
+    async with create_http_client(gateway) as http:
         while loop.time() < until:
             tag = (await http.get(f"/items/{key}")).headers["etag"]
             answer = await http.put(f"/items/{key}", content=b"mine", headers={"If-Match": tag})
@@ -135,9 +137,9 @@ async def compare(gateway: Gateway, key: str, until: float) -> list[tuple[int, i
     return found
 
 
-async def offsets(gateway: Gateway, key: str) -> list[int]:
+async def offsets(gateway: GatewayProcess, key: str) -> list[int]:
     """Of all records of the key."""
-    async with browsing(gateway) as http:
+    async with create_http_client(gateway) as http:
         lines = {"Accept": "application/x-ndjson"}
         text = (await http.get("/all?from=earliest&until=latest", headers=lines)).text
     told = [json.loads(line) for line in text.splitlines()]
@@ -145,10 +147,10 @@ async def offsets(gateway: Gateway, key: str) -> list[int]:
 
 
 async def lost_updates(
-    gateway: Gateway, key: str, *ways: Callable[[Plain], Awaitable[None]]
+    gateway: GatewayProcess, key: str, *ways: Callable[[Plain], Awaitable[None]]
 ) -> tuple[int, int, int]:
     """Records that a conditional write passed over; conditional writes; plain ones."""
-    async with browsing(gateway) as http:
+    async with create_http_client(gateway) as http:
         assert (await http.put(f"/items/{key}", content=b"first")).status_code == 201
         assert (await http.get(f"/items/{key}")).status_code == 200
     plain = [(way, Plain(gateway, key)) for way in ways]
@@ -180,7 +182,7 @@ async def test_none_is_overwritten_that_was_not_compared_with(kafka: EmbeddedKaf
 
 
 async def test_whichever_workers_they_meet(kafka: EmbeddedKafka):
-    config = config_for(kafka.bootstrap, ["docs"], routes())
+    config = build_config(kafka.bootstrap, ["docs"], routes())
     async with running_workers(config) as gateway:
         ways = [Plain.put, Plain.socket, Plain.put_once]
         passed, compared, plain = await lost_updates(gateway, "workers", *ways)
@@ -191,8 +193,8 @@ async def test_whichever_workers_they_meet(kafka: EmbeddedKafka):
 async def test_it_compares_with_what_its_route_shows(kafka: EmbeddedKafka):
     """The latest record of the key was compared with, whether or not the client may see it: with
     the tag that it was given it could never write, and `*` told that there was one."""
-    config = config_for(kafka.bootstrap, ["docs"], routes(eu=True))
-    async with running_gateway(config) as gateway, browsing(gateway) as http:
+    config = build_config(kafka.bootstrap, ["docs"], routes(eu=True))
+    async with running_gateway(config) as gateway, create_http_client(gateway) as http:
 
         async def put(region: str, path: str = "/items/shown", **headers: str) -> int:
             return (await http.put(path, json={"region": region}, headers=headers)).status_code

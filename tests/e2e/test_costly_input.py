@@ -16,12 +16,18 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import Producer
-from support.any_topic import serving
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for, route, running_gateway
-from support.raw_http import Answer, Wire, get
-from support.raw_websocket import DEFLATE, TEXT, Socket, frame, squeezed
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.raw_http import RawConnection, RawResponse, build_request
+from support.raw_websocket import (
+    DEFLATE_HEADER,
+    OPCODE_TEXT,
+    RawWebSocket,
+    build_frame,
+    deflate_payload,
+)
+from support.topic_gateway import run_gateway_sync
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -36,36 +42,39 @@ kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
     routes = [
-        route("orders", "value"),
+        build_route("orders", "value"),
         {"when": [{"path": "/open"}], "with": {"topic": "orders", "clientFilters": True}},
     ]
     listen = {"forwarded": ["127.0.0.1"], "websocket": {"compression": True}}
-    with serving(config_for(kafka.bootstrap, TOPICS, routes, listen=listen)) as gateway:
+    with run_gateway_sync(build_config(kafka.bootstrap, TOPICS, routes, listen=listen)) as gateway:
         yield gateway
 
 
-def exchange(port: int, request: bytes, times: int = 1) -> Answer:
-    with Wire(port) as wire:
+def exchange(port: int, request: bytes, times: int = 1) -> RawResponse:
+    with RawConnection(port) as wire:
         for _ in range(times):
-            wire.send(request)
-            answer = wire.answer()
+            wire.send_bytes(request)
+            answer = wire.read_response()
         return answer
 
 
-async def ask(gateway: Gateway, request: bytes) -> Answer:
+async def ask(gateway: GatewayProcess, request: bytes) -> RawResponse:
     """`TIMES` times, while somebody asks for its health."""
     answer, *healths = await asyncio.gather(
         asyncio.to_thread(exchange, gateway.port, request, TIMES),
-        *(asyncio.to_thread(exchange, gateway.port, get("/health/live")) for _ in range(3)),
+        *(
+            asyncio.to_thread(exchange, gateway.port, build_request("/health/live"))
+            for _ in range(3)
+        ),
     )
     assert [each.status for each in healths] == [200] * 3
     return answer
 
 
-async def costs_no_more_than_any(gateway: Gateway, request: bytes) -> Answer:
-    plain = get("/health/live?" + "x" * (len(request) - 90))
+async def costs_no_more_than_any(gateway: GatewayProcess, request: bytes) -> RawResponse:
+    plain = build_request("/health/live?" + "x" * (len(request) - 90))
     before = gateway.cpu_seconds
     await ask(gateway, plain)
     between = gateway.cpu_seconds
@@ -85,19 +94,21 @@ async def costs_no_more_than_any(gateway: Gateway, request: bytes) -> Answer:
     ],
 )
 async def test_filters_without_number_are_refused_at_once(
-    gateway: Gateway, path: str, count: int, status: int
+    gateway: GatewayProcess, path: str, count: int, status: int
 ):
     """7,200 filters were merged in quadratic time, for 7 s, before anybody looked whether the route
     takes one: nobody else was answered meanwhile."""
-    request = get(f"{path}?" + "&".join(["filter=/"] * count))
+    request = build_request(f"{path}?" + "&".join(["filter=/"] * count))
     answer = await costs_no_more_than_any(gateway, request)
     assert answer.status == status
 
 
 @pytest.mark.parametrize("path", ["/events/orders", "/open"])
-async def test_a_query_of_thousands_of_parameters_is_refused_unread(gateway: Gateway, path: str):
+async def test_a_query_of_thousands_of_parameters_is_refused_unread(
+    gateway: GatewayProcess, path: str
+):
     """To read 7,200 of them took 6 ms."""
-    request = get(f"{path}?" + "&".join(["filter=/"] * 7200))
+    request = build_request(f"{path}?" + "&".join(["filter=/"] * 7200))
     before = gateway.cpu_seconds
     answer = await asyncio.to_thread(exchange, gateway.port, request)
     assert answer.status == 400 and b"more than 256 parameters" in answer.body
@@ -105,10 +116,10 @@ async def test_a_query_of_thousands_of_parameters_is_refused_unread(gateway: Gat
 
 
 def asked(sent: dict[str, Any]) -> bytes:
-    return frame(TEXT, json.dumps(sent).encode())
+    return build_frame(OPCODE_TEXT, json.dumps(sent).encode())
 
 
-async def test_filters_without_number_are_refused_on_a_socket(gateway: Gateway):
+async def test_filters_without_number_are_refused_on_a_socket(gateway: GatewayProcess):
     """A path of 16 KB took 0.6 s."""
     cases = [
         ("/events/orders", 250, "not-to-be-chosen"),
@@ -116,11 +127,11 @@ async def test_filters_without_number_are_refused_on_a_socket(gateway: Gateway):
         ("/events/orders", 1800, "bad-request"),
         ("/open", 1800, "bad-request"),
     ]
-    with Socket.open(gateway.port) as socket:
+    with RawWebSocket.open_socket(gateway.port) as socket:
         before = gateway.cpu_seconds
         for path, count, code in cases:
             path += "?" + "&".join(["filter=/"] * count)
-            socket.send(asked({"type": "subscribe", "id": "a", "path": path}))
+            socket.send_bytes(asked({"type": "subscribe", "id": "a", "path": path}))
             told = json.loads(socket.text())
             assert (told["type"], told["code"]) == ("error", code), told
         assert gateway.cpu_seconds - before < SLACK_S
@@ -128,11 +139,11 @@ async def test_filters_without_number_are_refused_on_a_socket(gateway: Gateway):
 
 @pytest.mark.parametrize("header", ['"' + '\\"' * 30_000, '"a' * 30_000, "a=" + '"' * 59_000])
 async def test_a_forwarded_certificate_is_not_looked_at_where_nobody_asks_for_it(
-    gateway: Gateway, header: str
+    gateway: GatewayProcess, header: str
 ):
     """60 KB of an opened quote took 28 s, on `/health/live` and without any guard for it."""
     said = f"X-Forwarded-Client-Cert: {header}".encode()
-    answer = await costs_no_more_than_any(gateway, get("/health/live", said))
+    answer = await costs_no_more_than_any(gateway, build_request("/health/live", said))
     assert answer.status == 200
 
 
@@ -149,16 +160,18 @@ async def test_a_forwarded_certificate_is_not_looked_at_where_nobody_asks_for_it
     ids=["type", "member", "member of a command", "fields", "filter", "many fields"],
 )
 async def test_a_compressed_message_that_is_none_costs_what_it_takes_to_read_it(
-    gateway: Gateway, sent: dict[str, Any], words: str
+    gateway: GatewayProcess, sent: dict[str, Any], words: str
 ):
     """1 KB of frames made difflib look at 1 MB of letters, and pydantic make 300,000 errors."""
     known = {"type": "produce", "id": "a", "path": "/none", "value": "z" * (MiB - 200)}
-    with Socket.open(gateway.port, "/ws", DEFLATE) as socket:
+    with RawWebSocket.open_socket(gateway.port, "/ws", DEFLATE_HEADER) as socket:
 
         def costs(message: dict[str, Any]) -> tuple[float, str]:
             before = gateway.cpu_seconds
             for _ in range(10):
-                socket.send(frame(TEXT, squeezed(json.dumps(message).encode()), rsv=4))
+                socket.send_bytes(
+                    build_frame(OPCODE_TEXT, deflate_payload(json.dumps(message).encode()), rsv=4)
+                )
             told = [json.loads(socket.text()) for _ in range(10)]
             return gateway.cpu_seconds - before, told[-1]["message"]
 
@@ -189,14 +202,14 @@ def produce_bomb(kafka: EmbeddedKafka, count: int, size: int) -> None:
 
 
 @contextmanager
-def peak(gateway: Gateway) -> Iterator[Callable[[], int]]:
+def peak(gateway: GatewayProcess) -> Iterator[Callable[[], int]]:
     """What its process holds at most, looked at by a thread: it may answer nobody meanwhile."""
-    most, over = gateway.memory, Event()
+    most, over = gateway.memory_bytes, Event()
 
     def look() -> None:
         nonlocal most
         while not over.wait(0.002):
-            most = max(most, gateway.memory)
+            most = max(most, gateway.memory_bytes)
 
     thread = Thread(target=look)
     thread.start()
@@ -209,14 +222,14 @@ def peak(gateway: Gateway) -> Iterator[Callable[[], int]]:
 
 async def test_a_batch_of_some_kilobytes_does_not_take_hundreds_of_megabytes(kafka: EmbeddedKafka):
     """A batch of 15 KB took 653 MB at its peak, and 0.8 s in which nobody was served."""
-    config = config_for(kafka.bootstrap, ["bombs"], memory="64MiB")
+    config = build_config(kafka.bootstrap, ["bombs"], memory="64MiB")
     async with (
         running_gateway(config) as gateway,
         httpx.AsyncClient(trust_env=False) as http,
         RawClient(f"{gateway.base_url}/events/bombs") as client,
     ):
-        await client.wait(1)
-        idle = gateway.memory
+        await client.wait_for_events(1)
+        idle = gateway.memory_bytes
         with peak(gateway) as most:
             producing = asyncio.create_task(asyncio.to_thread(produce_bomb, kafka, 110, MiB))
             async with asyncio.timeout(120):

@@ -11,13 +11,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
-from support.brokers import Broker
-from support.browser import Browser, browser
-from support.clients.client import Event
-from support.gateways import config_for, running_gateway
-from support.oracle import Oracle
-from support.served import served
-from support.tcp_proxy import Link, TcpProxy
+from support.app_server import running_app
+from support.brokers import KafkaCluster
+from support.browser import Browser, running_browser
+from support.clients.client import ReceivedEvent
+from support.gateways import build_config, running_gateway
+from support.oracle import StreamOracle
+from support.tcp_proxy import ProxyConnection, TcpProxy
 
 from gateway.core.log.record import TopicPartition
 
@@ -52,8 +52,8 @@ class Recorded(TcpProxy):
         super().__init__()
         self.asked = b""
 
-    async def requests(self, reader: Any, link: Link) -> AsyncIterator[bytes]:
-        async for piece in super().requests(reader, link):
+    async def iter_requests(self, reader: Any, link: ProxyConnection) -> AsyncIterator[bytes]:
+        async for piece in super().iter_requests(reader, link):
             self.asked += piece
             yield piece
 
@@ -69,16 +69,16 @@ class Site:
         self.tab, self.way, self.origin = tab, way, origin
 
     async def listen(self, path: str, credentials: bool = False) -> None:
-        await self.tab.open(self.origin)
-        await self.tab.run(LISTEN, f"http://{self.way.address}{path}", credentials)
+        await self.tab.open_url(self.origin)
+        await self.tab.run_script(LISTEN, f"http://{self.way.address}{path}", credentials)
 
     async def state(self, wanted: str) -> None:
-        await self.tab.until(f"return window.state === '{wanted}'")
+        await self.tab.wait_for_script(f"return window.state === '{wanted}'")
 
-    async def heard(self, messages: int) -> list[Event]:
+    async def heard(self, messages: int) -> list[ReceivedEvent]:
         counted = "window.heard.filter(e => e.event === 'message').length"
-        await self.tab.until(f"return {counted} >= {messages}", 60)
-        found: list[Event] = await self.tab.run("return window.heard")
+        await self.tab.wait_for_script(f"return {counted} >= {messages}", 60)
+        found: list[ReceivedEvent] = await self.tab.run_script("return window.heard")
         return found
 
 
@@ -86,39 +86,43 @@ class Site:
 async def site() -> AsyncIterator[Site]:
     async with AsyncExitStack() as stack:
         page = Starlette(routes=[Route("/", lambda request: HTMLResponse(PAGE))])
-        origin = await stack.enter_async_context(served(page))
+        origin = await stack.enter_async_context(running_app(page))
         way = await stack.enter_async_context(Recorded())
-        yield Site(await stack.enter_async_context(browser()), way, origin)
+        yield Site(await stack.enter_async_context(running_browser()), way, origin)
 
 
-def config(kafka: Broker, name: str, **access: Any) -> Mapping[str, Any]:
-    return config_for(kafka.servers, [name], listen={"access-control": access} if access else {})
+def config(kafka: KafkaCluster, name: str, **access: Any) -> Mapping[str, Any]:
+    return build_config(
+        kafka.bootstrap_servers, [name], listen={"access-control": access} if access else {}
+    )
 
 
 async def test_a_long_id_comes_back_from_another_site_and_loses_nothing(
-    kafka: Broker, topic: Topic, site: Site
+    kafka: KafkaCluster, topic: Topic, site: Site
 ):
     """Chromium 156 sends an EventSource's own `Last-Event-ID` without asking, however long it
     is; a script that sets it on a fetch (fetch-event-source does) is preflighted."""
     name = topic(partitions=100)
     allowed = {"origins": [site.origin], "headers": ["x-anything"], "credentials": True}
     access = config(kafka, name, policy="cross-origin", allow=allowed)
-    async with Oracle(kafka.servers) as oracle, running_gateway(access) as gateway:
-        site.way.target("127.0.0.1", gateway.port)
+    async with StreamOracle(kafka.bootstrap_servers) as oracle, running_gateway(access) as gateway:
+        site.way.set_target("127.0.0.1", gateway.port)
         await site.listen(f"/records/{name}", credentials=True)
         await site.state("open")
-        await oracle.produce(name, 20, key=lambda n: str(n).encode())
+        await oracle.produce_records(name, 20, key=lambda n: str(n).encode())
         first = await site.heard(20)
         assert len(first[0]["id"]) > 128
         assert site.way.methods() == ["GET"]
         site.way.cut()
-        await oracle.produce(name, 20, key=lambda n: str(n).encode())
+        await oracle.produce_records(name, 20, key=lambda n: str(n).encode())
         events = await site.heard(40)
         zero = {TopicPartition(name, number): 0 for number in range(100)}
         oracle.check_events(events, start=zero)
 
         site.way.asked = b""
-        resumed = await site.tab.run(FETCH, f"http://{site.way.address}/records/{name}", first[-1])
+        resumed = await site.tab.run_script(
+            FETCH, f"http://{site.way.address}/records/{name}", first[-1]
+        )
         assert resumed.startswith("retry: ") and "event: begin" in resumed
         assert site.way.methods() == ["OPTIONS", "GET"]
         assert b"access-control-request-headers: last-event-id" in site.way.asked.lower()
@@ -130,15 +134,15 @@ async def test_a_long_id_comes_back_from_another_site_and_loses_nothing(
     ids=["same-origin", "another"],
 )
 async def test_a_page_of_another_site_is_refused_unless_it_is_allowed(
-    access: Mapping[str, Any], kafka: Broker, topic: Topic, site: Site
+    access: Mapping[str, Any], kafka: KafkaCluster, topic: Topic, site: Site
 ):
     name = topic()
     async with running_gateway(config(kafka, name, **access)) as gateway:
-        site.way.target("127.0.0.1", gateway.port)
+        site.way.set_target("127.0.0.1", gateway.port)
         await site.listen(f"/events/{name}")
         await site.state("refused")
-        assert await site.tab.run("return window.heard") == []
-        found = await site.tab.run(
+        assert await site.tab.run_script("return window.heard") == []
+        found = await site.tab.run_script(
             "return fetch(arguments[0]).then(() => 'read', e => e.name)",
             f"http://{site.way.address}/health/ready",
         )
@@ -146,19 +150,19 @@ async def test_a_page_of_another_site_is_refused_unless_it_is_allowed(
 
 
 async def test_a_page_of_any_site_is_served_where_all_are_allowed(
-    kafka: Broker, topic: Topic, site: Site
+    kafka: KafkaCluster, topic: Topic, site: Site
 ):
     """And a script that fetches may read of an error what is wrong, and of the head what is
     exposed."""
     name = topic()
     access = config(kafka, name, policy="cross-origin", expose={"headers": ["retry-after"]})
-    async with Oracle(kafka.servers) as oracle, running_gateway(access) as gateway:
-        site.way.target("127.0.0.1", gateway.port)
+    async with StreamOracle(kafka.bootstrap_servers) as oracle, running_gateway(access) as gateway:
+        site.way.set_target("127.0.0.1", gateway.port)
         await site.listen(f"/events/{name}")
         await site.state("open")
-        await oracle.produce(name, 3)
+        await oracle.produce_records(name, 3)
         assert len(await site.heard(3)) == 4
         script = "return fetch(arguments[0]).then(async r => [r.status, await r.json()])"
         for path, status in {f"/events/{name}?from=x": 400, "/nowhere": 404}.items():
-            said, told = await site.tab.run(script, f"http://{site.way.address}{path}")
+            said, told = await site.tab.run_script(script, f"http://{site.way.address}{path}")
             assert (said, told["status"]) == (status, status), json.dumps(told)

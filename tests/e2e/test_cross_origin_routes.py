@@ -10,13 +10,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
-from support.any_topic import serving
+from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.browser import browser
-from support.gateways import Gateway, config_for, running_gateway
-from support.knock import Comes, knock
-from support.multiplex import Multiplex
-from support.served import served
+from support.browser import running_browser
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.multiplex import MultiplexClient
+from support.stream_attempts import AttemptOptions, attempt_stream
+from support.topic_gateway import run_gateway_sync
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -34,7 +34,7 @@ def allow(*origins: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
     """Pages, and routes that say nothing of it, are for SHOP."""
     own: dict[str, dict[str, Any]] = {
         "/shop": allow(SHOP),
@@ -49,8 +49,8 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
     ]
     write = {"topic": "orders", "capability": "produce"}
     routes.append({"when": [{"path": "/bank"}], "with": write, **allow(SHOP)})
-    config = config_for(kafka.bootstrap, ["orders"], routes, listen=allow(SHOP))
-    with serving(config) as gateway:
+    config = build_config(kafka.bootstrap, ["orders"], routes, listen=allow(SHOP))
+    with run_gateway_sync(config) as gateway:
         yield gateway
 
 
@@ -61,7 +61,7 @@ def may(path: str, origin: str) -> bool:
 @pytest.mark.parametrize("origin", [SHOP, BANK, EVIL, "null"])
 @pytest.mark.parametrize("path", [*FOR, *PAGES])
 async def test_answers_and_preflights_are_for_the_sites_of_their_route(
-    gateway: Gateway, path: str, origin: str
+    gateway: GatewayProcess, path: str, origin: str
 ):
     async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=WITHIN) as to:
         allowed = ("*" if FOR.get(path) == "*" else origin) if may(path, origin) else None
@@ -85,7 +85,7 @@ async def test_answers_and_preflights_are_for_the_sites_of_their_route(
 
 @pytest.mark.parametrize(("method", "origin"), [("GET", BANK), ("POST", SHOP)])
 async def test_of_two_routes_of_one_path_it_is_that_of_the_method(
-    gateway: Gateway, method: str, origin: str
+    gateway: GatewayProcess, method: str, origin: str
 ):
     async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=WITHIN) as to:
         for each in (SHOP, BANK):
@@ -104,28 +104,28 @@ async def test_of_two_routes_of_one_path_it_is_that_of_the_method(
 @pytest.mark.parametrize("origin", [SHOP, BANK, EVIL])
 @pytest.mark.parametrize("path", FOR)
 async def test_sockets_open_for_the_sites_of_their_route_and_cookies_where_it_takes_them(
-    gateway: Gateway, path: str, origin: str, cookies: bool
+    gateway: GatewayProcess, path: str, origin: str, cookies: bool
 ):
     headers = {"Origin": origin, **({"Cookie": "session=1"} if cookies else {})}
     allowed = may(path, origin) and (not cookies or path == "/bank")
-    told = await knock("socket", gateway.base_url, path, Comes(headers))
-    assert told.status == (200 if allowed else 403), told.said
+    told = await attempt_stream("socket", gateway.base_url, path, AttemptOptions(headers))
+    assert told.status == (200 if allowed else 403), told.text
     anywhere = origin == BANK if cookies else True  # of /ws, for /any is for everybody
     if not anywhere:
-        told = await knock("multiplex", gateway.base_url, path, Comes(headers))
+        told = await attempt_stream("multiplex", gateway.base_url, path, AttemptOptions(headers))
         assert told.status == 403
         return
-    async with Multiplex(gateway.base_url, additional_headers=headers) as socket:
-        await socket.say("subscribe", id="a", path=path)
-        await socket.wait(lambda: socket.of("a"))
-        first = socket.of("a")[0]
+    async with MultiplexClient(gateway.base_url, additional_headers=headers) as socket:
+        await socket.send_message("subscribe", id="a", path=path)
+        await socket.wait_until(lambda: socket.get_messages("a"))
+        first = socket.get_messages("a")[0]
         assert (first["type"] == "begin") == allowed
         if not allowed:
             assert first["code"] == "foreign-origin"
             other = "/any" if not cookies else "/bank"
             assert (await socket.subscribe("b", other))["type"] == "begin"
-            await socket.say("change", id="b", path=path)
-            assert (await socket.next("b", "error"))["code"] == "foreign-origin"
+            await socket.send_message("change", id="b", path=path)
+            assert (await socket.wait_for_message("b", "error"))["code"] == "foreign-origin"
 
 
 LOOK = """
@@ -152,17 +152,17 @@ LOOK = """
 @pytest.mark.needs("chromium")
 async def test_a_browser_reads_what_its_page_may_and_nothing_else(kafka: EmbeddedKafka):
     page = Starlette(routes=[Route("/", lambda request: HTMLResponse("<!doctype html>"))])
-    async with served(page) as origin:
+    async with running_app(page) as origin:
         routes = [
             {"when": [{"path": path}], "with": {"topic": "orders"}, **allow(each)}
             for path, each in {"/mine": origin, "/theirs": SHOP}.items()
         ]
-        config = config_for(kafka.bootstrap, ["orders"], routes)
-        async with running_gateway(config) as gateway, browser() as tab:
-            await tab.open(origin)
-            await tab.run(LOOK, gateway.base_url)
-            await tab.until("return Object.keys(window.seen).length === 5")
-            assert await tab.run("return window.seen") == {
+        config = build_config(kafka.bootstrap, ["orders"], routes)
+        async with running_gateway(config) as gateway, running_browser() as tab:
+            await tab.open_url(origin)
+            await tab.run_script(LOOK, gateway.base_url)
+            await tab.wait_for_script("return Object.keys(window.seen).length === 5")
+            assert await tab.run_script("return window.seen") == {
                 "/mine": "open", "/theirs": "refused", "module": "function",
                 "ws /mine": "begin", "ws /theirs": "foreign-origin",
             }  # fmt: skip

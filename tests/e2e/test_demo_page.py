@@ -13,15 +13,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.browser import ENTER, SPACE, TAB, Browser, browser
-from support.demo import WITHIN, Demo, demo
+from support.browser import ENTER, SPACE, TAB, Browser, running_browser
+from support.demo import START_TIMEOUT_S, DemoProcess, running_demo
 
-from gateway.web.demo import free_port
+from gateway.web.demo import find_free_port
 
 GATEWAY = (sys.executable, "-m", "gateway")
 
 
-async def output(*arguments: str, within: float = WITHIN) -> tuple[int, str]:
+async def output(*arguments: str, within: float = START_TIMEOUT_S) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
         *GATEWAY, *arguments, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
     )
@@ -33,18 +33,20 @@ async def output(*arguments: str, within: float = WITHIN) -> tuple[int, str]:
 
 @pytest.fixture
 async def tab() -> AsyncIterator[Browser]:
-    async with browser() as tab:
+    async with running_browser() as tab:
         yield tab
 
 
-async def shows(tab: Browser, id: str, pattern: str, within: float = WITHIN) -> None:
-    await tab.until(f"return /{pattern}/.test(document.getElementById('{id}').textContent)", within)
+async def shows(tab: Browser, id: str, pattern: str, within: float = START_TIMEOUT_S) -> None:
+    await tab.wait_for_script(
+        f"return /{pattern}/.test(document.getElementById('{id}').textContent)", within
+    )
 
 
 async def live(tab: Browser, count: int) -> None:
     """So many of the two streams have a connection."""
     states = "document.querySelectorAll('.state[data-state=live]')"
-    await tab.until(f"return {states}.length === {count}", 60)
+    await tab.wait_for_script(f"return {states}.length === {count}", 60)
 
 
 async def is_alive(tab: Browser) -> None:
@@ -52,7 +54,9 @@ async def is_alive(tab: Browser) -> None:
     await live(tab, 2)
     for figure in ("cpu", "memory", "read", "written", "received", "sent"):
         await shows(tab, figure, "[0-9]")
-    await tab.until("return document.querySelectorAll('#orders tr').length > 3", WITHIN)
+    await tab.wait_for_script(
+        "return document.querySelectorAll('#orders tr').length > 3", START_TIMEOUT_S
+    )
 
 
 @pytest.mark.needs("chromium")
@@ -60,17 +64,17 @@ async def test_the_page_lives_and_outlives_its_server(tab: Browser):
     """Killed and started again, the demo has another Kafka: the page's place in the old one is
     refused, and it says so and goes on. It took the new orders for the old ones' steps once,
     and told them as lost."""
-    async with demo() as first:
-        await tab.open(f"{first.url}/")
+    async with running_demo() as first:
+        await tab.open_url(f"{first.url}/")
         await is_alive(tab)
-        assert await tab.text("#partitions") == "12, all ready"
+        assert await tab.get_text("#partitions") == "12, all ready"
         await shows(tab, "checked", "steps, none lost, none twice")
-        await first.end(signal.SIGKILL)
+        await first.send_signal(signal.SIGKILL)
         await live(tab, 0)
-        async with demo(first.port):
+        async with running_demo(first.port):
             await is_alive(tab)
             await shows(tab, "gaps", "^1: position-refused$")
-            checked = int((await tab.text("#checked")).partition(" ")[0])
+            checked = int((await tab.get_text("#checked")).partition(" ")[0])
             await shows(tab, "checked", f"^(?!{checked} )[0-9]+ steps, none lost, none twice", 60)
 
 
@@ -78,15 +82,15 @@ async def test_the_page_lives_and_outlives_its_server(tab: Browser):
 async def test_a_page_that_was_cut_off_from_another_kafka_begins_anew(tab: Browser):
     """Its `?lastEventId=` is refused with 400, which ends an EventSource; it once came back with
     the same id every three seconds for ever."""
-    async with demo() as first:
-        await tab.open(f"{first.url}/")
+    async with running_demo() as first:
+        await tab.open_url(f"{first.url}/")
         await is_alive(tab)
         await focus(tab, "cut")
-        await tab.press(ENTER)
+        await tab.press_keys(ENTER)
         await shows(tab, "cut", "Reconnect")
-        await first.end(signal.SIGKILL)
-        async with demo(first.port):
-            await tab.press(ENTER)
+        await first.send_signal(signal.SIGKILL)
+        async with running_demo(first.port):
+            await tab.press_keys(ENTER)
             await live(tab, 2)
             await is_alive(tab)
 
@@ -94,38 +98,38 @@ async def test_a_page_that_was_cut_off_from_another_kafka_begins_anew(tab: Brows
 @pytest.mark.needs("chromium")
 async def test_the_page_is_used_by_keys_alone_and_fits_a_phone(tab: Browser):
     """Cut and reconnected by the button: what was ordered meanwhile has come, once."""
-    async with demo() as running:
+    async with running_demo() as running:
         for width, height, dark in ((1280, 900, False), (390, 844, True)):
-            await tab.dress(width=width, height=height, dark=dark)
-            await tab.open(f"{running.url}/")
+            await tab.emulate_screen(width=width, height=height, is_dark=dark)
+            await tab.open_url(f"{running.url}/")
             await is_alive(tab)
             over = "return document.documentElement.scrollWidth - window.innerWidth"
-            assert await tab.run(over) <= 0
+            assert await tab.run_script(over) <= 0
             root = "getComputedStyle(document.documentElement)"
-            ground = await tab.run(f"return {root}.backgroundColor")
+            ground = await tab.run_script(f"return {root}.backgroundColor")
             light = sum(int(part) for part in re.findall(r"\d+", ground)) > 3 * 128
             assert light is not dark, ground
         await focus(tab, "customer")
-        await tab.press("g")  # grace, in the list of names
+        await tab.press_keys("g")  # grace, in the list of names
         await shows(tab, "path", "/grace$".replace("/", r"\/"))
         names = "[...document.querySelectorAll('#orders td:nth-child(2)')].map(e => e.textContent)"
-        await tab.until(f"return {names}.length > 0", 60)
-        assert set(await tab.run(f"return {names}")) == {"grace"}
+        await tab.wait_for_script(f"return {names}.length > 0", 60)
+        assert set(await tab.run_script(f"return {names}")) == {"grace"}
         await focus(tab, "cut")
-        await tab.press(SPACE)
+        await tab.press_keys(SPACE)
         await shows(tab, "cut", "Reconnect")
-        seen = await tab.text("#count")
+        seen = await tab.get_text("#count")
         await more_orders_of("grace", running)
-        assert await tab.text("#count") == seen
-        await tab.press(ENTER)
+        assert await tab.get_text("#count") == seen
+        await tab.press_keys(ENTER)
         await live(tab, 2)
         await shows(tab, "told", "^[1-9][0-9]* order events happened .* Nothing is missing")
-        assert await tab.text("#reconnects") == "1"
-        assert await tab.text("#gaps") == "none"
-        assert "lost or twice" not in await tab.text("#checked")
+        assert await tab.get_text("#reconnects") == "1"
+        assert await tab.get_text("#gaps") == "none"
+        assert "lost or twice" not in await tab.get_text("#checked")
 
 
-async def more_orders_of(customer: str, running: Demo) -> None:
+async def more_orders_of(customer: str, running: DemoProcess) -> None:
     """Until one more has come."""
     url, asked = f"{running.url}/events/orders/{customer}", {"from": "live", "until": "1"}
     async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
@@ -134,9 +138,9 @@ async def more_orders_of(customer: str, running: Demo) -> None:
 
 async def focus(tab: Browser, id: str) -> None:
     for _ in range(20):
-        if await tab.run("return document.activeElement.id") == id:
+        if await tab.run_script("return document.activeElement.id") == id:
             return
-        await tab.press(TAB)
+        await tab.press_keys(TAB)
     raise AssertionError(f"no way to #{id} by the tab key")
 
 
@@ -150,8 +154,8 @@ async def shell(line: str) -> bytes:
 
 @pytest.mark.needs("curl")
 async def test_its_curl_lines_work_as_printed_and_its_port_is_its_own():
-    async with demo() as running:
-        lines = [line.partition("  #")[0].strip() for line in running.said.splitlines()]
+    async with running_demo() as running:
+        lines = [line.partition("  #")[0].strip() for line in running.output.splitlines()]
         curls = [line for line in lines if line.startswith("curl")]
         assert len(curls) == 5
         await until_ready(running.url)
@@ -161,13 +165,13 @@ async def test_its_curl_lines_work_as_printed_and_its_port_is_its_own():
         assert status == 1
         assert f"port {running.port} of 127.0.0.1 is in use; try --port" in said
         assert len(said.strip().splitlines()) == 1, said
-        assert await running.end(signal.SIGINT) == 0
+        assert await running.send_signal(signal.SIGINT) == 0
 
 
 async def test_its_configuration_checks_and_runs(tmp_path: Path):
     status, text = await output("demo", "--print-config")
     assert status == 0
-    port = free_port("127.0.0.1")
+    port = find_free_port("127.0.0.1")
     file = tmp_path / "gateway.yaml"
     file.write_text(text.replace("port: 8080", f"port: {port}"))
     assert await output("check", str(file)) == (0, f"{file}: ok\n")
@@ -186,7 +190,7 @@ async def test_its_configuration_checks_and_runs(tmp_path: Path):
 
 
 async def until_ready(url: str) -> None:
-    async with asyncio.timeout(WITHIN), httpx.AsyncClient(trust_env=False) as http:
+    async with asyncio.timeout(START_TIMEOUT_S), httpx.AsyncClient(trust_env=False) as http:
         while True:
             with suppress(httpx.TransportError):
                 if (await http.get(f"{url}/health/ready")).status_code == 200:

@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-from support.asyncapi import faults, holds, messages
-from support.browser import ENTER, TAB, Browser, browser
-from support.gateways import Gateway, config_for, running_gateway
-from support.records import Sent, produce
-from support.sse import Event, Parser, parse
+from support.asyncapi import check_payload, find_faults, get_messages
+from support.browser import ENTER, TAB, Browser, running_browser
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.records import RecordToSend, produce_records
+from support.sse import SseEvent, SseParser, parse_stream
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
@@ -28,15 +28,19 @@ PROTOCOL = Subprotocol("gateway.v1")
 WITHIN = 60.0  # s
 MARKUP = "<img src=x onerror=alert(1)>"
 RECORDS = [
-    Sent(json.dumps({"order": n, "note": MARKUP}).encode(), b"ada", partition=0) for n in range(20)
+    RecordToSend(json.dumps({"order": n, "note": MARKUP}).encode(), b"ada", partition=0)
+    for n in range(20)
 ]
-TOMBSTONE, BINARY = Sent(None, b"ada", partition=0), Sent(b"\xff", b"\xfe", partition=0)
+TOMBSTONE, BINARY = (
+    RecordToSend(None, b"ada", partition=0),
+    RecordToSend(b"\xff", b"\xfe", partition=0),
+)
 
 
 def config(kafka: EmbeddedKafka) -> dict[str, Any]:
     """The same topic in every format, and a path with a parameter."""
     own = {"topic": "orders", "filters": [{"key": "${params.customer}"}], "heartbeat": "500ms"}
-    return config_for(
+    return build_config(
         kafka.bootstrap,
         [{"name": "orders", "partitionReadyTimeout": "200ms"}, {"name": "json", **JSON}],
         [
@@ -56,15 +60,15 @@ JSON = {"value": {"model": "json"}}
 
 
 @asynccontextmanager
-async def shop() -> AsyncIterator[tuple[EmbeddedKafka, Gateway]]:
+async def shop() -> AsyncIterator[tuple[EmbeddedKafka, GatewayProcess]]:
     with EmbeddedKafka(topics={"orders": 2, "json": 1}, fetch_version=11) as kafka:
-        await produce(kafka.bootstrap, "json", [RECORDS[0]])
+        await produce_records(kafka.bootstrap, "json", [RECORDS[0]])
         async with running_gateway(config(kafka)) as gateway:
             yield kafka, gateway
 
 
 @asynccontextmanager
-async def asking(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+async def asking(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
         base_url=gateway.base_url, trust_env=False, timeout=WITHIN
     ) as http:
@@ -74,33 +78,35 @@ async def asking(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
 # What is sent is as published
 
 
-def check(told: Any, operation: str, events: list[Event]) -> set[str]:
+def check(told: Any, operation: str, events: list[SseEvent]) -> set[str]:
     """Every event against its schema; their names."""
-    known = messages(told, operation)
+    known = get_messages(told, operation)
     for event in events:
-        message = known[event.type]
+        message = known[event.event_type]
         text = message["contentType"] == "text/plain"
-        holds(told, message, event.data if text else event.json())
+        check_payload(told, message, event.data if text else event.parse_json())
     return names_of(events)
 
 
 def check_lines(told: Any, operation: str, text: str) -> set[str]:
-    known, names = messages(told, operation), set[str]()
+    known, names = get_messages(told, operation), set[str]()
     for line in filter(None, text.split("\n")):
         payload = json.loads(line)
         first = next(iter(payload))
         name = first if first.startswith("@") else "record"
         names.add(name)
-        holds(told, known[name], payload)
+        check_payload(told, known[name], payload)
     return names
 
 
-def names_of(events: list[Event]) -> set[str]:
-    return {event.type for event in events}
+def names_of(events: list[SseEvent]) -> set[str]:
+    return {event.event_type for event in events}
 
 
-async def heard(answer: httpx.Response, enough: Callable[[list[Event]], object]) -> list[Event]:
-    parser, events = Parser(), list[Event]()
+async def heard(
+    answer: httpx.Response, enough: Callable[[list[SseEvent]], object]
+) -> list[SseEvent]:
+    parser, events = SseParser(), list[SseEvent]()
     async with asyncio.timeout(WITHIN):
         async for piece in answer.aiter_bytes():
             events += parser.feed(piece)
@@ -113,11 +119,11 @@ async def test_what_is_sent_is_what_the_description_says():
     """A live stream that begins without one partition, and one of each kind of record."""
     async with shop() as (kafka, gateway), asking(gateway) as http:
         told = (await http.get("/asyncapi.json")).json()
-        assert faults(told) == []
+        assert find_faults(told) == []
         kafka.lead("orders", 1, None)
         async with http.stream("GET", "/events/orders") as answer:
             sent = asyncio.create_task(
-                produce(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE, BINARY])
+                produce_records(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE, BINARY])
             )
             live = heard(answer, lambda got: {"ready", "error"} <= names_of(got))
             reading = asyncio.create_task(live)
@@ -127,18 +133,18 @@ async def test_what_is_sent_is_what_the_description_says():
         assert {"begin", "message", "delete", "error", "ready"} <= names
         whole = {"from": "earliest", "until": "latest"}
         for path in ("envelope", "cloudevents", "json"):
-            found = parse((await http.get(f"/{path}", params=whole)).content)
+            found = parse_stream((await http.get(f"/{path}", params=whole)).content)
             assert {"begin", "message", "end"} <= check(told, f"{path}.sse", found)
             lines = await http.get(f"/{path}", params=whole, headers={"Accept": NDJSON})
             named = check_lines(told, f"{path}.ndjson", lines.text)
             assert {"record", "@end"} <= named
         async with http.stream("GET", "/events/orders/nobody") as answer:
             idle = asyncio.create_task(heard(answer, lambda got: "position" in names_of(got)))
-            await produce(kafka.bootstrap, "orders", RECORDS)
+            await produce_records(kafka.bootstrap, "orders", RECORDS)
             assert "position" in check(told, "events-orders-customer.sse", await idle)
         lost = {"Last-Event-ID": "x", "Sec-Fetch-Mode": "cors", "Accept": "text/event-stream"}
         refused = await http.get("/events/orders", params={"until": "latest"}, headers=lost)
-        assert "gap" in check(told, "events-orders.sse", parse(refused.content))
+        assert "gap" in check(told, "events-orders.sse", parse_stream(refused.content))
 
 
 async def test_what_a_websocket_hears_is_what_the_description_says():
@@ -146,7 +152,7 @@ async def test_what_a_websocket_hears_is_what_the_description_says():
     async with shop() as (kafka, gateway), asking(gateway) as http:
         told = (await http.get("/asyncapi.json")).json()
         links = (await http.get("/")).json()["links"]
-        known = messages(told, "events-orders.websocket.send")
+        known = get_messages(told, "events-orders.websocket.send")
         async with connect(links["websocket"], proxy=None, subprotocols=[PROTOCOL]) as socket:
             for each in (
                 {"type": "ping", "id": "p"},
@@ -155,7 +161,7 @@ async def test_what_a_websocket_hears_is_what_the_description_says():
             ):
                 await socket.send(json.dumps(each))
             heard = await told_by(socket, {"pong", "begin", "error"})
-            await produce(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE, BINARY])
+            await produce_records(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE, BINARY])
             heard += await told_by(socket, {"records", "delete", "error"})
             await socket.send('{"type": "unsubscribe", "id": "a"}')
             heard += await told_by(socket, {"end"})
@@ -163,7 +169,7 @@ async def test_what_a_websocket_hears_is_what_the_description_says():
         async with connect(own, proxy=None) as socket:
             heard += await told_by(socket, {"begin", "records", "end"})
         for message in heard:
-            holds(told, known[message["type"]], message)
+            check_payload(told, known[message["type"]], message)
 
 
 async def told_by(socket: ClientConnection, wanted: set[str]) -> list[Any]:
@@ -196,7 +202,7 @@ async def says(line: str, wanted: bytes) -> bool:
 @pytest.mark.needs("curl")
 async def test_curl_is_told_the_lines_and_they_work_as_printed():
     async with shop() as (kafka, gateway):
-        await produce(kafka.bootstrap, "orders", RECORDS)
+        await produce_records(kafka.bootstrap, "orders", RECORDS)
         process = await asyncio.create_subprocess_exec(
             "curl", "-sS", "--noproxy", "*", f"{gateway.base_url}/", stdout=PIPE
         )
@@ -221,80 +227,82 @@ return [it.closest('article')?.dataset.path, it.name || it.className].join(' ')"
 
 @pytest.fixture
 async def tab() -> AsyncIterator[Browser]:
-    async with browser() as tab:
+    async with running_browser() as tab:
         yield tab
 
 
 async def shows(tab: Browser, condition: str) -> None:
-    await tab.until(condition, WITHIN)
+    await tab.wait_for_script(condition, WITHIN)
 
 
 async def tab_to(tab: Browser, wanted: str) -> None:
     """By the tab key alone; what has the focus can be seen to have it."""
     for _ in range(60):
-        if await tab.run(FOCUS) == wanted:
+        if await tab.run_script(FOCUS) == wanted:
             style = "return getComputedStyle(document.activeElement).outlineStyle"
-            assert await tab.run(style) == "solid"
+            assert await tab.run_script(style) == "solid"
             return
-        await tab.press(TAB)
+        await tab.press_keys(TAB)
     raise AssertionError(f"no way to {wanted} by the tab key")
 
 
 @pytest.mark.needs("chromium")
 async def test_a_stream_is_tried_by_keys_alone_and_shows_text_never_markup(tab: Browser):
     async with shop() as (kafka, gateway):
-        await produce(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE])
-        await tab.open(f"{gateway.base_url}/")
+        await produce_records(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE])
+        await tab.open_url(f"{gateway.base_url}/")
         path = "/events/orders/{customer}"
         card = CARD.format(path)
         await tab_to(tab, f"{path} customer")
-        await tab.press("ada")
+        await tab.press_keys("ada")
         await tab_to(tab, f"{path} from")
-        await tab.press("earliest")
-        line = await tab.run(f"return {card}.querySelector('code').textContent")
+        await tab.press_keys("earliest")
+        line = await tab.run_script(f"return {card}.querySelector('code').textContent")
         assert line == f"curl -N '{gateway.base_url}/events/orders/ada?from=earliest'"
         await tab_to(tab, f"{path} try")
-        await tab.press(ENTER)
+        await tab.press_keys(ENTER)
         await shows(tab, f"return {card}.querySelectorAll('.record').length === {len(RECORDS)}")
         await shows(tab, f"return {card}.querySelector('.log [data-event=delete].control')")
-        assert await tab.run(f"return {card}.querySelector('[data-event=begin]').className")
-        assert MARKUP in await tab.run(f"return {card}.querySelector('.record code').textContent")
-        assert await tab.run("return document.querySelectorAll('main img').length") == 0
+        assert await tab.run_script(f"return {card}.querySelector('[data-event=begin]').className")
+        assert MARKUP in await tab.run_script(
+            f"return {card}.querySelector('.record code').textContent"
+        )
+        assert await tab.run_script("return document.querySelectorAll('main img').length") == 0
         state = f"{card}.querySelector('[role=status]')"
         await shows(tab, f"return {state}.textContent === 'live, {len(RECORDS)} records'")
-        await produce(kafka.bootstrap, "orders", [RECORDS[0]])
+        await produce_records(kafka.bootstrap, "orders", [RECORDS[0]])
         more = len(RECORDS) + 1
         await shows(tab, f"return {card}.querySelectorAll('.record').length === {more}")
-        await tab.press(ENTER)
+        await tab.press_keys(ENTER)
         await shows(tab, f"return {state}.textContent === 'stopped'")
-        assert await tab.run(f"return {card}.querySelector('.try').textContent") == "Try it"
+        assert await tab.run_script(f"return {card}.querySelector('.try').textContent") == "Try it"
 
 
 @pytest.mark.needs("chromium")
 async def test_the_page_fits_a_phone_and_is_dark_where_that_is_preferred(tab: Browser):
     async with shop() as (kafka, gateway):
-        await produce(kafka.bootstrap, "orders", RECORDS)
+        await produce_records(kafka.bootstrap, "orders", RECORDS)
         for width, dark in ((1280, False), (390, True)):
-            await tab.dress(width=width, height=844, dark=dark)
-            await tab.open(f"{gateway.base_url}/")
+            await tab.emulate_screen(width=width, height=844, is_dark=dark)
+            await tab.open_url(f"{gateway.base_url}/")
             card = CARD.format("/events/orders")
-            await tab.run(f"{card}.querySelector('[name=from]').value = 'earliest'")
-            await tab.run(f"{card}.querySelector('.try').click()")
+            await tab.run_script(f"{card}.querySelector('[name=from]').value = 'earliest'")
+            await tab.run_script(f"{card}.querySelector('.try').click()")
             await shows(tab, f"return {card}.querySelectorAll('.record').length >= {len(RECORDS)}")
             over = "return document.documentElement.scrollWidth - window.innerWidth"
-            assert await tab.run(over) <= 0
+            assert await tab.run_script(over) <= 0
             ground = "return getComputedStyle(document.documentElement).backgroundColor"
-            light = sum(map(int, (await tab.run(ground))[4:-1].split(","))) > 3 * 128
+            light = sum(map(int, (await tab.run_script(ground))[4:-1].split(","))) > 3 * 128
             assert light is not dark
 
 
 @pytest.mark.needs("chromium")
 async def test_a_refused_stream_says_why(tab: Browser):
     async with shop() as (_, gateway):
-        await tab.open(f"{gateway.base_url}/")
+        await tab.open_url(f"{gateway.base_url}/")
         card = CARD.format("/events/orders")
-        await tab.run(f"{card}.querySelector('[name=from]').value = 'yesterday'")
-        await tab.run(f"{card}.querySelector('.try').click()")
+        await tab.run_script(f"{card}.querySelector('[name=from]').value = 'yesterday'")
+        await tab.run_script(f"{card}.querySelector('.try').click()")
         state = f"{card}.querySelector('[role=status]').textContent"
         await shows(tab, f"return /refused: .*from=yesterday is not understood/.test({state})")
 
@@ -304,26 +312,29 @@ async def test_many_streams_are_searched_and_few_of_them_are_open_at_once(tab: B
     """A browser has six connections to a server of HTTP/1.1; the page leaves some to others."""
     routes = [{"when": [{"path": f"/many/{n}"}], "with": {"topic": "orders"}} for n in range(9)]
     with EmbeddedKafka(topics={"orders": 1}) as kafka:
-        async with running_gateway(config_for(kafka.bootstrap, ["orders"], routes)) as gateway:
-            await tab.open(f"{gateway.base_url}/")
+        async with running_gateway(build_config(kafka.bootstrap, ["orders"], routes)) as gateway:
+            await tab.open_url(f"{gateway.base_url}/")
             copy = "document.querySelector('.copy')"
-            await tab.run(f"{copy}.click()")
+            await tab.run_script(f"{copy}.click()")
             await shows(tab, f"return /Copied|Selected/.test({copy}.textContent)")
             for number in range(5):
                 card = CARD.format(f"/many/{number}")
-                await tab.run(f"{card}.querySelector('.try').click()")
+                await tab.run_script(f"{card}.querySelector('.try').click()")
                 await shows(tab, f"return {card}.querySelector('[data-event=begin]')")
             first = CARD.format("/many/0")
-            said = await tab.run(f"return {first}.querySelector('[role=status]').textContent")
+            said = await tab.run_script(
+                f"return {first}.querySelector('[role=status]').textContent"
+            )
             assert said == "stopped, another one was started"
             assert (
-                await tab.run("return document.querySelectorAll('[data-state=live]').length") == 4
+                await tab.run_script("return document.querySelectorAll('[data-state=live]').length")
+                == 4
             )
-            await tab.run("document.getElementById('search').focus()")
-            await tab.press("MANY/7")
+            await tab.run_script("document.getElementById('search').focus()")
+            await tab.press_keys("MANY/7")
             await shows(tab, "return document.getElementById('found').textContent === '1 of 9'")
             seen = (
                 "[...document.querySelectorAll('article')].filter((each) => each.checkVisibility())"
             )
-            paths = await tab.run(f"return {seen}.map((each) => each.dataset.path)")
+            paths = await tab.run_script(f"return {seen}.map((each) => each.dataset.path)")
             assert paths == ["/many/7"]

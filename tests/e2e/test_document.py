@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.any_topic import serving
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, browsing, config_for, running_gateway
-from support.scrape import scraped
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.scrape import fetch_metrics
+from support.topic_gateway import run_gateway_sync
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -65,14 +65,14 @@ ROUTES = [
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
-    with serving(config_for(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)) as running:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+    with run_gateway_sync(build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)) as running:
         yield running
 
 
 @pytest.fixture
-async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with browsing(gateway) as client:
+async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
+    async with create_http_client(gateway) as client:
         yield client
 
 
@@ -228,8 +228,10 @@ async def test_a_topic_of_more_keys_than_its_cache_holds_says_what_to_do(http: h
 
 async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
     with EmbeddedKafka(topics={"orders": 1}) as kafka:
-        config = config_for(kafka.bootstrap, ["orders"], [document("/orders"), written("/orders")])
-        async with running_gateway(config) as gateway, browsing(gateway) as http:
+        config = build_config(
+            kafka.bootstrap, ["orders"], [document("/orders"), written("/orders")]
+        )
+        async with running_gateway(config) as gateway, create_http_client(gateway) as http:
             await put(http, "/orders/1", {"n": 1})
             kafka.down(1)
             answer = await http.get("/orders/1")
@@ -248,16 +250,18 @@ async def test_of_many_who_compare_and_write_at_three_workers_none_is_overwritte
     """Each adds one to a number, as often as it takes; at the end it is how many they were."""
     random, writers = Random(3), 24
     with EmbeddedKafka(topics={"orders": 2}) as kafka:
-        config = config_for(kafka.bootstrap, ["orders"], [document("/orders"), written("/orders")])
+        config = build_config(
+            kafka.bootstrap, ["orders"], [document("/orders"), written("/orders")]
+        )
         async with running_workers(config) as gateway, asyncio.timeout(2 * WITHIN):
-            async with browsing(gateway) as http:
+            async with create_http_client(gateway) as http:
                 await put(http, "/orders/sum", {"n": 0})
 
             async def add() -> int:
                 tries = 0
                 while True:
                     tries += 1
-                    async with browsing(gateway) as http:  # at any worker
+                    async with create_http_client(gateway) as http:  # at any worker
                         found = await http.get("/orders/sum")
                         assert found.status_code == 200, found.text
                         more = {"n": found.json()["n"] + 1}
@@ -269,14 +273,16 @@ async def test_of_many_who_compare_and_write_at_three_workers_none_is_overwritte
                     await asyncio.sleep(random.uniform(0, 0.2))
 
             tries = await asyncio.gather(*(add() for _ in range(writers)))
-            async with browsing(gateway) as http:
+            async with create_http_client(gateway) as http:
                 assert (await http.get("/orders/sum")).json() == {"n": writers}
             assert sum(tries) > writers, "nobody was in the way of another"
 
 
-async def test_nothing_is_read_for_one_who_went_away(gateway: Gateway, http: httpx.AsyncClient):
+async def test_nothing_is_read_for_one_who_went_away(
+    gateway: GatewayProcess, http: httpx.AsyncClient
+):
     async def reading() -> float:
-        return (await scraped(gateway)).sum("gateway_clients", wire="program")
+        return (await fetch_metrics(gateway)).sum_series("gateway_clients", wire="program")
 
     asking = asyncio.create_task(http.get("/orders/left", headers={"Prefer": "wait=300"}))
     async with asyncio.timeout(WITHIN):

@@ -15,14 +15,14 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from support.browser import ENTER, SPACE, TAB, Browser, browser
-from support.demo import WITHIN, Demo, demo
-from support.needs import absent, need
-from support.shell import Running, shell
+from support.browser import ENTER, SPACE, TAB, Browser, running_browser
+from support.demo import START_TIMEOUT_S, DemoProcess, running_demo
+from support.requirements import require_tools, skip_or_fail
+from support.shell import ShellProcess, running_shell
 from support.tcp_proxy import TcpProxy
-from support.until import until
+from support.waiting import wait_until
 
-from gateway.core.token.resume_token import TokenWriter, TopicPlaces, decode, seal
+from gateway.core.token.resume_token import TokenWriter, TopicPositions, parse_token, seal_token
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -61,33 +61,33 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(**of_module)
-async def running(place: Path) -> AsyncIterator[Demo]:
+async def running(place: Path) -> AsyncIterator[DemoProcess]:
     lines = {line for name in ("page", "react", "nginx") for line in lines_of(name, "make demo")}
     (line,) = lines
     _, _, arguments = line.partition("ARGS=")
-    async with demo(0, *shlex.split(shlex.split(arguments)[0]), place=place) as running:
+    async with running_demo(0, *shlex.split(shlex.split(arguments)[0]), directory=place) as running:
         yield running
 
 
 @pytest_asyncio.fixture(**of_module)
 async def tab() -> AsyncIterator[Browser]:
     """One for all examples; it takes any certificate, as its user would be asked to."""
-    async with browser("--ignore-certificate-errors") as tab:
+    async with running_browser("--ignore-certificate-errors") as tab:
         yield tab
 
 
 @pytest_asyncio.fixture(**of_module)
 async def built(place: Path) -> None:
     """What npm has to do."""
-    need("node", "npm")
+    require_tools("node", "npm")
 
     async def build(name: str) -> None:
         for line in lines_of(name, "npm"):
-            async with shell(line, place, npm_config_prefer_offline="true") as npm:
-                status = await npm.wait(110)
+            async with running_shell(line, place, npm_config_prefer_offline="true") as npm:
+                status = await npm.wait_ended(110)
             if status and line.endswith(" ci"):
-                absent(f"{line} failed: {npm.said[-500:]}")
-            assert not status, npm.said
+                skip_or_fail(f"{line} failed: {npm.output[-500:]}")
+            assert not status, npm.output
 
     await asyncio.gather(build("typescript"), build("react"))
 
@@ -95,7 +95,7 @@ async def built(place: Path) -> None:
 async def every_order(url: str) -> list[dict[str, Any]]:
     """As it is now, in the order of each partition."""
     asked = {"from": "earliest", "until": "latest"}
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=START_TIMEOUT_S) as http:
         answer = await http.get(
             f"{url}/events/orders", params=asked, headers={"Accept": "application/x-ndjson"}
         )
@@ -104,9 +104,9 @@ async def every_order(url: str) -> list[dict[str, Any]]:
     return records
 
 
-async def more_orders(running: Demo, count: int) -> None:
+async def more_orders(running: DemoProcess, count: int) -> None:
     """Until so many have been placed from now on."""
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=START_TIMEOUT_S) as http:
         answer = await http.get(f"{running.url}/events/orders", params={"until": count})
         assert "event: end" in answer.text
 
@@ -136,22 +136,24 @@ async def in_two_runs(line: str, place: Path) -> list[list[str]]:
 async def killed(line: str, place: Path, position: Path) -> list[str]:
     """The orders that it prints until there are some, and the first ones' position is kept."""
     kept = set()
-    async with shell(line, place) as program:
+    async with running_shell(line, place) as program:
 
         def orders() -> list[str]:
-            return [each for each in program.lines if re.fullmatch(r"A-\d+ \w+ \w+", each)]
+            return [each for each in program.complete_lines if re.fullmatch(r"A-\d+ \w+ \w+", each)]
 
         def enough() -> bool:
             if position.exists():
                 kept.add(position.read_text())
             return len(orders()) >= 4 and len(kept) >= 3  # where it began, and what came since
 
-        await until(lambda: enough() or program.ended, lambda: program.said, WITHIN)
-        assert not program.ended, program.said
+        await wait_until(
+            lambda: enough() or program.is_ended, lambda: program.output, START_TIMEOUT_S
+        )
+        assert not program.is_ended, program.output
     return orders()
 
 
-async def are_all(runs: list[list[str]], running: Demo, again: int = 1) -> None:
+async def are_all(runs: list[list[str]], running: DemoProcess, again: int = 1) -> None:
     """Each order in its order and once, but that so many may have come again after the kill."""
     first, second = runs
     assert first[0] not in second
@@ -170,21 +172,21 @@ def usage(script: str) -> str:
     return str(line)
 
 
-async def test_the_consumer_that_is_killed_goes_on_where_it_was(place: Path, running: Demo):
-    line = usage("consumer.py").replace("SERVERS", running.servers)
+async def test_the_consumer_that_is_killed_goes_on_where_it_was(place: Path, running: DemoProcess):
+    line = usage("consumer.py").replace("SERVERS", running.bootstrap_servers)
     line = line.replace("FILE-FOR-THE-POSITION", "consumer.position")
     await are_all(await in_two_runs(line, place), running)
 
 
-async def test_lines_by_http_alone_go_on_where_they_were(place: Path, running: Demo):
-    line = usage("lines.py").replace("URL", f"{running.url}/events/orders")
+async def test_lines_by_http_alone_go_on_where_they_were(place: Path, running: DemoProcess):
+    line = usage("ndjson_parser.py").replace("URL", f"{running.url}/events/orders")
     line = line.replace("FILE-FOR-THE-POSITION", "lines.position")
     await are_all(await in_two_runs(line, place), running)
 
 
 @pytest.mark.needs("node", "npm")
 async def test_the_typescript_client_compiles_and_goes_on_where_it_was(
-    place: Path, running: Demo, built: None
+    place: Path, running: DemoProcess, built: None
 ):
     line = line_of("typescript", "node").replace("http://127.0.0.1:8080", running.url)
     runs = await in_two_runs(line, place)
@@ -197,39 +199,44 @@ async def test_the_typescript_client_compiles_and_goes_on_where_it_was(
 async def rows(tab: Browser) -> list[list[str]]:
     cells = "[...row.cells].map((cell) => cell.textContent)"
     return list(
-        await tab.run(f"return [...document.querySelectorAll('tbody tr')].map(row => {cells})")
+        await tab.run_script(
+            f"return [...document.querySelectorAll('tbody tr')].map(row => {cells})"
+        )
     )
 
 
 async def is_live(tab: Browser, count: int = 1) -> None:
-    await tab.until(
-        f"return document.querySelectorAll('.state[data-state=live]').length === {count}", WITHIN
+    await tab.wait_for_script(
+        f"return document.querySelectorAll('.state[data-state=live]').length === {count}",
+        START_TIMEOUT_S,
     )
 
 
 async def has_rows(tab: Browser, count: int) -> None:
-    await tab.until(f"return document.querySelectorAll('tbody tr').length >= {count}", WITHIN)
+    await tab.wait_for_script(
+        f"return document.querySelectorAll('tbody tr').length >= {count}", START_TIMEOUT_S
+    )
 
 
 async def fits(tab: Browser, url: str) -> None:
     """A desk by day and a phone at night; left as the latter."""
     for width, height, dark in ((1280, 900, False), (390, 844, True)):
-        await tab.dress(width=width, height=height, dark=dark)
-        await tab.open("about:blank")
-        await tab.open(url)
+        await tab.emulate_screen(width=width, height=height, is_dark=dark)
+        await tab.open_url("about:blank")
+        await tab.open_url(url)
         await is_live(tab)
         over = "return document.documentElement.scrollWidth - window.innerWidth"
-        assert await tab.run(over) <= 0
+        assert await tab.run_script(over) <= 0
         ground = "return getComputedStyle(document.documentElement).backgroundColor"
-        light = sum(map(int, re.findall(r"\d+", await tab.run(ground)))) > 3 * 128
+        light = sum(map(int, re.findall(r"\d+", await tab.run_script(ground)))) > 3 * 128
         assert light is not dark
 
 
 async def focus(tab: Browser, selector: str) -> None:
     for _ in range(10):
-        if await tab.run(f"return document.activeElement.matches({selector!r})"):
+        if await tab.run_script(f"return document.activeElement.matches({selector!r})"):
             return
-        await tab.press(TAB)
+        await tab.press_keys(TAB)
     raise AssertionError(f"no way to {selector} by the tab key")
 
 
@@ -241,37 +248,41 @@ def page_of(name: str, base: str) -> str:
 
 
 @pytest.mark.needs("chromium")
-async def test_the_page_outlives_cuts_and_pauses_and_tells_gaps(running: Demo, tab: Browser):
+async def test_the_page_outlives_cuts_and_pauses_and_tells_gaps(running: DemoProcess, tab: Browser):
     async with TcpProxy("127.0.0.1", running.port) as network:
         await fits(tab, page_of("page", f"http://{network.address}"))
         await has_rows(tab, 4)
         await network.refuse()
-        await tab.until("return document.querySelector('[data-state=reconnecting]')", WITHIN)
+        await tab.wait_for_script(
+            "return document.querySelector('[data-state=reconnecting]')", START_TIMEOUT_S
+        )
         await network.restore()
         await is_live(tab)
         await focus(tab, "#pause")
-        await tab.press(SPACE)
-        await tab.until("return document.querySelector('[data-state=closed]')")
+        await tab.press_keys(SPACE)
+        await tab.wait_for_script("return document.querySelector('[data-state=closed]')")
         before = await rows(tab)
         await more_orders(running, 2)
         assert await rows(tab) == before
-        await tab.press(ENTER)
+        await tab.press_keys(ENTER)
         await is_live(tab)
-        await tab.until(f"return document.querySelector('td').textContent !== '{before[0][0]}'")
+        await tab.wait_for_script(
+            f"return document.querySelector('td').textContent !== '{before[0][0]}'"
+        )
         are_steps(await rows(tab))
-        assert await tab.text("#gap") == ""
+        assert await tab.get_text("#gap") == ""
         gap = {"topic": "orders", "partition": 1, "from": 2, "to": 5, "reason": "retention"}
         made = "new MessageEvent('gap', {data: JSON.stringify(arguments[0])})"
-        await tab.run(f"source.dispatchEvent({made})", gap)
-        assert await tab.text("#gap") == (
+        await tab.run_script(f"source.dispatchEvent({made})", gap)
+        assert await tab.get_text("#gap") == (
             "Some orders will not come (orders-1: offsets 2 to 5, retention)."
         )
-        await tab.open("about:blank")
+        await tab.open_url("about:blank")
 
 
 @pytest.mark.needs("chromium", "node", "npm")
 async def test_the_react_page_changes_in_place_and_goes_on_after_unmounting_and_reload(
-    running: Demo, tab: Browser, built: None
+    running: DemoProcess, tab: Browser, built: None
 ):
     """In StrictMode, which mounts twice. Unmounted, it has no connection."""
     async with TcpProxy("127.0.0.1", running.port) as network:
@@ -280,40 +291,42 @@ async def test_the_react_page_changes_in_place_and_goes_on_after_unmounting_and_
         await has_rows(tab, 4)
         are_steps(await rows(tab))
         kept = await rows(tab)
-        await tab.open("about:blank")
-        await tab.open(url)
+        await tab.open_url("about:blank")
+        await tab.open_url(url)
         await more_than(tab, kept)
         await focus(tab, "button")
-        await tab.press(SPACE)
-        await tab.until("return !document.querySelector('table')")
-        await until(lambda: network.open_connections == 0, "the end of the connection", WITHIN)
-        await tab.press(SPACE)
+        await tab.press_keys(SPACE)
+        await tab.wait_for_script("return !document.querySelector('table')")
+        await wait_until(
+            lambda: network.connection_count == 0, "the end of the connection", START_TIMEOUT_S
+        )
+        await tab.press_keys(SPACE)
         await more_than(tab, kept)
         await one_customer(tab, network)
-        await tab.open("about:blank")
+        await tab.open_url("about:blank")
 
 
 async def one_customer(tab: Browser, network: TcpProxy) -> None:
     """Chosen by a key; the connection stays."""
-    connects = len(network.connects)
-    await tab.run("document.querySelector('select').focus()")
-    await tab.press("g")  # grace
-    await tab.until(
+    connects = len(network.accepted_at)
+    await tab.run_script("document.querySelector('select').focus()")
+    await tab.press_keys("g")  # grace
+    await tab.wait_for_script(
         "const names = [...document.querySelectorAll('td:nth-child(2)')].map(e => e.textContent);"
         "return names.length > 0 && names.every((name) => name === 'grace')",
-        WITHIN,
+        START_TIMEOUT_S,
     )
     are_steps(await rows(tab))
-    assert await tab.text(".state") == "live"
-    assert len(network.connects) == connects
-    assert not await tab.run("return document.querySelector('[role=alert]')")
+    assert await tab.get_text(".state") == "live"
+    assert len(network.accepted_at) == connects
+    assert not await tab.run_script("return document.querySelector('[role=alert]')")
 
 
 async def more_than(tab: Browser, kept: list[list[str]]) -> None:
     """Its newest rows are there, and newer ones."""
     first = kept[0][:3]
     shown: list[list[str]] = []
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(START_TIMEOUT_S):
         while first not in [row[:3] for row in shown[1:]]:
             shown = await rows(tab)
     are_steps(shown)
@@ -322,18 +335,18 @@ async def more_than(tab: Browser, kept: list[list[str]]) -> None:
 # Servers
 
 
-async def answers(port: int, running: Running) -> None:
+async def answers(port: int, running: ShellProcess) -> None:
     def taken() -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    await until(lambda: taken() or running.ended, lambda: running.said, WITHIN)
-    assert not running.ended, running.said
+    await wait_until(lambda: taken() or running.is_ended, lambda: running.output, START_TIMEOUT_S)
+    assert not running.is_ended, running.output
 
 
 @pytest.mark.needs("curl", "chromium")
 async def test_fastapi_gives_its_streams_to_those_who_are_logged_in(
-    place: Path, running: Demo, tab: Browser
+    place: Path, running: DemoProcess, tab: Browser
 ):
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -342,24 +355,26 @@ async def test_fastapi_gives_its_streams_to_those_who_are_logged_in(
     login, stream, paid = (
         line.replace("http://127.0.0.1:8001", url) for line in lines_of("fastapi", "curl")
     )
-    async with shell(serving, place, KAFKA=running.servers) as app:
+    async with running_shell(serving, place, KAFKA=running.bootstrap_servers) as app:
         await answers(port, app)
-        async with shell(stream.replace("-b cookies", "-sSi"), place) as refused:
-            assert await refused.wait(WITHIN) == 0
-        assert refused.said.startswith("HTTP/1.1 401 ") and "log in first" in refused.said
-        async with shell(f"{login} -sS -w '%{{http_code}}\\n'", place) as curl:
-            await curl.wait(WITHIN)
-        assert curl.lines == ["204"]
-        async with shell(f"{stream}?from=earliest", place) as curl:
-            await until(lambda: 'data: {"order"' in curl.said, lambda: curl.said, WITHIN)
+        async with running_shell(stream.replace("-b cookies", "-sSi"), place) as refused:
+            assert await refused.wait_ended(START_TIMEOUT_S) == 0
+        assert refused.output.startswith("HTTP/1.1 401 ") and "log in first" in refused.output
+        async with running_shell(f"{login} -sS -w '%{{http_code}}\\n'", place) as curl:
+            await curl.wait_ended(START_TIMEOUT_S)
+        assert curl.complete_lines == ["204"]
+        async with running_shell(f"{stream}?from=earliest", place) as curl:
+            await wait_until(
+                lambda: 'data: {"order"' in curl.output, lambda: curl.output, START_TIMEOUT_S
+            )
         before = await sums_paid(running)
-        async with shell(f"{paid} -sS", place) as curl:
-            await curl.wait(WITHIN)
-        assert json.loads(curl.said)["ada"] in (await sums_paid(running))[len(before) - 1 :]
+        async with running_shell(f"{paid} -sS", place) as curl:
+            await curl.wait_ended(START_TIMEOUT_S)
+        assert json.loads(curl.output)["ada"] in (await sums_paid(running))[len(before) - 1 :]
         await logs_in(tab, url)
 
 
-async def sums_paid(running: Demo) -> list[float]:
+async def sums_paid(running: DemoProcess) -> list[float]:
     """What ada's paid orders came to, after each of them."""
     every = [each for each in await every_order(running.url) if each["customer"] == "ada"]
     totals = [order["total"] for order in every if order["status"] == "paid"]
@@ -367,71 +382,75 @@ async def sums_paid(running: Demo) -> list[float]:
 
 
 async def logs_in(tab: Browser, url: str) -> None:
-    await tab.open(f"{url}/")
-    await tab.until("return document.body.textContent.includes('log in first')", WITHIN)
+    await tab.open_url(f"{url}/")
+    await tab.wait_for_script(
+        "return document.body.textContent.includes('log in first')", START_TIMEOUT_S
+    )
     await focus(tab, "[type=password]")
     for password in ("wrong", "lovelace"):
-        await tab.press(password + ENTER)
+        await tab.press_keys(password + ENTER)
         if password == "wrong":
-            await tab.until("return document.body.textContent.includes('no such name')", WITHIN)
-            await tab.run("document.querySelector('[type=password]').value = ''")
+            await tab.wait_for_script(
+                "return document.body.textContent.includes('no such name')", START_TIMEOUT_S
+            )
+            await tab.run_script("document.querySelector('[type=password]').value = ''")
     await is_live(tab)
     await has_rows(tab, 4)
-    assert await tab.run("return getComputedStyle(document.forms[0]).display") == "none"
+    assert await tab.run_script("return getComputedStyle(document.forms[0]).display") == "none"
     await fits(tab, f"{url}/")
-    await tab.open("about:blank")
+    await tab.open_url("about:blank")
 
 
 @pytest_asyncio.fixture(**of_module)
-async def nginx(place: Path, running: Demo) -> AsyncIterator[int]:
+async def nginx(place: Path, running: DemoProcess) -> AsyncIterator[int]:
     """Its port."""
-    need("nginx")
+    require_tools("nginx")
     port = free_port()
     folder = place / "examples" / "nginx"
     text = (folder / "gateway.conf").read_text()
     text = text.replace("127.0.0.1:8080", f"127.0.0.1:{running.port}")
     (folder / "gateway.conf").write_text(text.replace("127.0.0.1:8443", f"127.0.0.1:{port}"))
-    async with shell(line_of("nginx", "openssl"), place) as openssl:
-        assert await openssl.wait(WITHIN) == 0, openssl.said
-    async with shell(line_of("nginx", "nginx"), place) as nginx:
+    async with running_shell(line_of("nginx", "openssl"), place) as openssl:
+        assert await openssl.wait_ended(START_TIMEOUT_S) == 0, openssl.output
+    async with running_shell(line_of("nginx", "nginx"), place) as nginx:
         await answers(port, nginx)
         yield port
 
 
 @pytest.mark.needs("chromium", "nginx")
 async def test_behind_nginx_eight_streams_of_a_page_share_a_connection(
-    running: Demo, nginx: int, tab: Browser
+    running: DemoProcess, nginx: int, tab: Browser
 ):
     async with TcpProxy("127.0.0.1", nginx) as network:
         url = page_of("nginx", f"https://{network.address}")
-        await tab.open(url)
+        await tab.open_url(url)
         await is_live(tab, CUSTOMERS)
-        assert await tab.text("#protocol") == "h2"
+        assert await tab.get_text("#protocol") == "h2"
         await have_orders(tab, CUSTOMERS)
-        assert network.open_connections <= 2  # a browser opens one to spare
+        assert network.connection_count <= 2  # a browser opens one to spare
         width = "return document.documentElement.scrollWidth - window.innerWidth"
-        assert await tab.run(width) <= 0
-        await tab.open("about:blank")
-    await tab.open(page_of("nginx", running.url))
+        assert await tab.run_script(width) <= 0
+        await tab.open_url("about:blank")
+    await tab.open_url(page_of("nginx", running.url))
     await have_orders(tab, 6)
-    assert await tab.text("#live") == f"6 of {CUSTOMERS}"
-    await tab.open("about:blank")
+    assert await tab.get_text("#live") == f"6 of {CUSTOMERS}"
+    await tab.open_url("about:blank")
 
 
 async def have_orders(tab: Browser, count: int) -> None:
     have = "[...document.querySelectorAll('.last')].filter(e => /A-/.test(e.textContent))"
-    await tab.until(f"return {have}.length === {count}", WITHIN)
+    await tab.wait_for_script(f"return {have}.length === {count}", START_TIMEOUT_S)
 
 
 @pytest.mark.needs("chromium", "nginx")
 async def test_behind_nginx_a_page_has_its_websocket(nginx: int, tab: Browser):
-    await tab.open(f"https://127.0.0.1:{nginx}/health/live")
-    await tab.run(
+    await tab.open_url(f"https://127.0.0.1:{nginx}/health/live")
+    await tab.run_script(
         "const socket = new WebSocket(`wss://${location.host}/events/orders?from=earliest`);"
         "socket.onmessage = ({ data }) => (window.heard ??= []).push(JSON.parse(data).type)"
     )
-    await tab.until("return window.heard?.includes('records')", WITHIN)
-    await tab.open("about:blank")
+    await tab.wait_for_script("return window.heard?.includes('records')", START_TIMEOUT_S)
+    await tab.open_url("about:blank")
 
 
 @pytest.mark.needs("curl", "nginx")
@@ -439,14 +458,16 @@ async def test_behind_nginx_curl_has_events_at_once_and_long_positions_reach_the
     place: Path, nginx: int
 ):
     line = line_of("nginx", "curl").replace("127.0.0.1:8443", f"127.0.0.1:{nginx}")
-    async with shell(f"{line} -sSi", place) as curl:
-        await until(lambda: 'data: {"order"' in curl.said, lambda: curl.said, WITHIN)
-        assert curl.said.startswith("HTTP/2 200")
-    (position, *_) = re.findall(r"^id: (\S+)", curl.said, re.M)
-    mine = decode(position)
-    places = TopicPlaces("orders", "", [10**10] * 2000, [0] * 2000)
-    token = seal(TokenWriter("", [places], mine.issued).text(), mine.view).decode()
+    async with running_shell(f"{line} -sSi", place) as curl:
+        await wait_until(
+            lambda: 'data: {"order"' in curl.output, lambda: curl.output, START_TIMEOUT_S
+        )
+        assert curl.output.startswith("HTTP/2 200")
+    (position, *_) = re.findall(r"^id: (\S+)", curl.output, re.M)
+    mine = parse_token(position)
+    places = TopicPositions("orders", "", [10**10] * 2000, [0] * 2000)
+    token = seal_token(TokenWriter("", [places], mine.issued).to_text(), mine.view).decode()
     assert len(token) > 12_000
-    async with shell(f"{line} -sSi -H 'Last-Event-ID: {token}'", place) as curl:
+    async with running_shell(f"{line} -sSi -H 'Last-Event-ID: {token}'", place) as curl:
         of_ours = "the resume token is of 2000 partitions of orders"  # which has 12
-        await until(lambda: of_ours in curl.said, lambda: curl.said, WITHIN)
+        await wait_until(lambda: of_ours in curl.output, lambda: curl.output, START_TIMEOUT_S)

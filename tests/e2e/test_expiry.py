@@ -14,30 +14,30 @@ import pytest
 import pytest_asyncio
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.clients.wires import WIRES, Wire, over
-from support.gateways import Gateway, config_for, running_gateway
-from support.issuer import AUDIENCE, NAME, Issuer
-from support.multiplex import Multiplex
-from support.oracle import Oracle
+from support.clients.wires import CLIENT_BY_WIRE, WireName, client_for_wire
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
+from support.multiplex import MultiplexClient
+from support.oracle import StreamOracle
 
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 1})
 
-ISSUER = Issuer()
+ISSUER = TokenIssuer()
 SOON = 2.0  # seconds
 WITHIN = 60.0
 
 
 @pytest_asyncio.fixture
-async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
+async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
     async with running_gateway(config_of(kafka)) as running:
         yield running
 
 
 def config_of(kafka: EmbeddedKafka) -> dict[str, Any]:
     guard = {
-        "type": "jwt", "issuer": NAME, "audience": AUDIENCE, "keys": ISSUER.jwks,
+        "type": "jwt", "issuer": ISSUER_NAME, "audience": AUDIENCE, "keys": ISSUER.jwks,
         "attributes": {"tenant": "tenant", "shelf": "shelf"}, "challenge": "24h",
     }  # fmt: skip
 
@@ -50,7 +50,7 @@ def config_of(kafka: EmbeddedKafka) -> dict[str, Any]:
         }
 
     routes = [of_claim("/mine", "tenant"), of_claim("/shelf", "shelf")]
-    return config_for(kafka.bootstrap, ["orders"], routes, guards={"login": guard})
+    return build_config(kafka.bootstrap, ["orders"], routes, guards={"login": guard})
 
 
 def bearer(**claims: Any) -> dict[str, str]:
@@ -58,11 +58,11 @@ def bearer(**claims: Any) -> dict[str, str]:
 
 
 def token(**claims: Any) -> str:
-    return ISSUER.token(**{"tenant": "a", **claims})
+    return ISSUER.issue_token(**{"tenant": "a", **claims})
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
-async def test_a_stream_ends_with_its_token_and_says_so(gateway: Gateway, accept: str):
+async def test_a_stream_ends_with_its_token_and_says_so(gateway: GatewayProcess, accept: str):
     over = time.time() + SOON
     async with httpx.AsyncClient(timeout=WITHIN, headers=bearer(exp=over)) as http:
         answer = await http.get(f"{gateway.base_url}/mine", headers={"Accept": accept})
@@ -72,7 +72,7 @@ async def test_a_stream_ends_with_its_token_and_says_so(gateway: Gateway, accept
 
 
 async def test_a_token_that_never_ends_ends_nothing_and_one_that_is_over_lets_nobody_in(
-    gateway: Gateway,
+    gateway: GatewayProcess,
 ):
     async with httpx.AsyncClient(timeout=WITHIN) as http:
         came = await http.get(f"{gateway.base_url}/mine?until=latest", headers=bearer(exp=None))
@@ -81,41 +81,41 @@ async def test_a_token_that_never_ends_ends_nothing_and_one_that_is_over_lets_no
         assert late.status_code == 401
 
 
-async def test_a_socket_goes_on_with_a_new_token_and_ends_without_one(gateway: Gateway):
+async def test_a_socket_goes_on_with_a_new_token_and_ends_without_one(gateway: GatewayProcess):
     headers = bearer(exp=time.time() + SOON)
-    async with Multiplex(gateway.base_url, additional_headers=headers) as socket:
+    async with MultiplexClient(gateway.base_url, additional_headers=headers) as socket:
         await socket.subscribe("one", "/mine")
         until = time.time() + 3 * SOON
-        await socket.say("token", jwt=token(exp=until))
-        await socket.next(None, "renewed")
-        ended = await socket.next("one", "end")
+        await socket.send_message("token", jwt=token(exp=until))
+        await socket.wait_for_message(None, "renewed")
+        ended = await socket.wait_for_message("one", "end")
         assert ended["reason"] == "token-expired"
         assert time.time() >= int(until)
 
 
-async def test_another_clients_token_renews_nothing(gateway: Gateway):
-    async with Multiplex(gateway.base_url, additional_headers=bearer()) as socket:
+async def test_another_clients_token_renews_nothing(gateway: GatewayProcess):
+    async with MultiplexClient(gateway.base_url, additional_headers=bearer()) as socket:
         await socket.subscribe("one", "/mine")
-        await socket.say("token", jwt=token(sub="eve"))
-        error = await socket.next(None, "error")
+        await socket.send_message("token", jwt=token(sub="eve"))
+        error = await socket.wait_for_message(None, "error")
         assert error["code"] == "forbidden"
 
 
 async def test_what_a_new_token_shows_comes_from_where_the_old_one_stood(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
-    async with Multiplex(gateway.base_url, additional_headers=bearer()) as socket:
+    async with MultiplexClient(gateway.base_url, additional_headers=bearer()) as socket:
         await socket.subscribe("one", "/mine")
-        await oracle.produce("orders", 5, key=b"a")
-        await oracle.produce("orders", 5, key=b"b")
-        await socket.wait(lambda: len(socket.records("one")) == 5)
-        await socket.say("token", jwt=token(tenant="b"))
-        await socket.next("one", "begin", 1)
-        await oracle.produce("orders", 5, key=b"a")
-        await oracle.produce("orders", 5, key=b"b")
-        await socket.wait(lambda: len(socket.records("one")) >= 10)
-        await socket.wait(lambda: socket.records("one")[-1]["offset"] == 19)
-        seen = [(record["offset"], record["key"]) for record in socket.records("one")]
+        await oracle.produce_records("orders", 5, key=b"a")
+        await oracle.produce_records("orders", 5, key=b"b")
+        await socket.wait_until(lambda: len(socket.get_records("one")) == 5)
+        await socket.send_message("token", jwt=token(tenant="b"))
+        await socket.wait_for_message("one", "begin", 1)
+        await oracle.produce_records("orders", 5, key=b"a")
+        await oracle.produce_records("orders", 5, key=b"b")
+        await socket.wait_until(lambda: len(socket.get_records("one")) >= 10)
+        await socket.wait_until(lambda: socket.get_records("one")[-1]["offset"] == 19)
+        seen = [(record["offset"], record["key"]) for record in socket.get_records("one")]
         assert seen[:5] == [(n, "a") for n in range(5)]
         assert seen[-5:] == [(n, "b") for n in range(15, 20)]
         assert seen == sorted(set(seen)) and {key for _, key in seen[5:]} == {"b"}
@@ -139,16 +139,16 @@ class Gunzip:
 
 
 class Gunzipping(RawClient):
-    def parser(self) -> Any:
-        return Gunzip(super().parser())
+    def create_parser(self) -> Any:
+        return Gunzip(super().create_parser())
 
 
 HTTP = pytest.mark.parametrize("wire", ["sse", "ndjson"])
 
 
-async def renew(gateway: Gateway, client: RawClient, at: int = 0, **claims: Any) -> int:
+async def renew(gateway: GatewayProcess, client: RawClient, at: int = 0, **claims: Any) -> int:
     """Answer a challenge; the status of the answer."""
-    await client.wait(lambda _: len(challenges(client)) > at)
+    await client.wait_for_events(lambda _: len(challenges(client)) > at)
     asked = challenges(client)[at]
     async with httpx.AsyncClient(timeout=WITHIN, headers=bearer(**claims)) as http:
         return (await http.post(gateway.base_url + asked["url"])).status_code
@@ -170,16 +170,18 @@ def seen(client: RawClient) -> list[tuple[int, str]]:
 
 @HTTP
 async def test_a_stream_goes_on_with_a_token_that_is_posted_and_ends_with_that_one(
-    gateway: Gateway, oracle: Oracle, wire: Wire
+    gateway: GatewayProcess, oracle: StreamOracle, wire: WireName
 ):
     first, then = time.time() + 2 * SOON, time.time() + 4 * SOON
     url = f"{gateway.base_url}/mine"
-    async with over(wire, RawClient)(url, headers=bearer(exp=first)) as client:
+    async with client_for_wire(wire, RawClient)(url, headers=bearer(exp=first)) as client:
         assert await renew(gateway, client, exp=then) == 204
         (asked, *_) = challenges(client)
         assert asked["guard"] == "login" and int(asked["expires"]) == int(first)
-        await oracle.produce("orders", 1, key=b"a")
-        await client.wait(lambda _: any(each["event"] == "end" for each in client.events))
+        await oracle.produce_records("orders", 1, key=b"a")
+        await client.wait_for_events(
+            lambda _: any(each["event"] == "end" for each in client.events)
+        )
         assert json.loads(client.events[-1]["data"])["reason"] == "token-expired"
         assert time.time() >= int(then)
         assert len(begins(client)) == 1 and seen(client) == [(0, "a")]
@@ -188,22 +190,22 @@ async def test_a_stream_goes_on_with_a_token_that_is_posted_and_ends_with_that_o
 @HTTP
 @pytest.mark.parametrize("gzip", [False, True])
 async def test_what_a_posted_token_shows_comes_on_the_same_stream_from_where_it_stood(
-    gateway: Gateway, oracle: Oracle, wire: Wire, gzip: bool
+    gateway: GatewayProcess, oracle: StreamOracle, wire: WireName, gzip: bool
 ):
     headers = bearer(exp=time.time() + 600) | ({"Accept-Encoding": "gzip"} if gzip else {})
-    kind = type("one", (Gunzipping, WIRES[wire]) if gzip else (WIRES[wire],), {})
+    kind = type("one", (Gunzipping, CLIENT_BY_WIRE[wire]) if gzip else (CLIENT_BY_WIRE[wire],), {})
     async with kind(f"{gateway.base_url}/mine", headers=headers) as client:
         await client.wait(lambda _: begins(client))
-        await oracle.produce("orders", 5, key=b"a")
-        await oracle.produce("orders", 5, key=b"b")
+        await oracle.produce_records("orders", 5, key=b"a")
+        await oracle.produce_records("orders", 5, key=b"b")
         await client.wait(lambda _: len(seen(client)) == 5)
         # the challenge of a day before expiry is due at once
         assert await renew(gateway, client, tenant="b", exp=time.time() + 3 * SOON) == 204
         await client.wait(lambda _: len(begins(client)) == 2)
         told = begins(client)[1]
         assert told["changed"] is True and told["view"] == "changed"
-        await oracle.produce("orders", 5, key=b"a")
-        await oracle.produce("orders", 5, key=b"b")
+        await oracle.produce_records("orders", 5, key=b"a")
+        await oracle.produce_records("orders", 5, key=b"b")
         await client.wait(lambda _: seen(client)[-1:] == [(19, "b")])
         assert seen(client)[:5] == [(n, "a") for n in range(5)]
         assert {key for _, key in seen(client)[5:]} == {"b"}
@@ -216,9 +218,13 @@ async def test_what_a_posted_token_shows_comes_on_the_same_stream_from_where_it_
 
 
 @HTTP
-async def test_who_posts_for_another_or_for_nothing_renews_nothing(gateway: Gateway, wire: Wire):
+async def test_who_posts_for_another_or_for_nothing_renews_nothing(
+    gateway: GatewayProcess, wire: WireName
+):
     url = f"{gateway.base_url}/mine"
-    async with over(wire, RawClient)(url, headers=bearer(exp=time.time() + 600)) as client:
+    async with client_for_wire(wire, RawClient)(
+        url, headers=bearer(exp=time.time() + 600)
+    ) as client:
         assert await renew(gateway, client, sub="eve") == 403
         assert await renew(gateway, client, exp=time.time() - 1) == 401
         async with httpx.AsyncClient(timeout=WITHIN, headers=bearer()) as http:
@@ -227,49 +233,51 @@ async def test_who_posts_for_another_or_for_nothing_renews_nothing(gateway: Gate
         assert await renew(gateway, client) == 204
 
 
-async def test_a_socket_is_asked_for_a_token_once_for_all_its_streams(gateway: Gateway):
+async def test_a_socket_is_asked_for_a_token_once_for_all_its_streams(gateway: GatewayProcess):
     headers = bearer(exp=time.time() + 600)
-    async with Multiplex(gateway.base_url, additional_headers=headers) as socket:
+    async with MultiplexClient(gateway.base_url, additional_headers=headers) as socket:
         for name in ("one", "two"):
             await socket.subscribe(name, "/mine")
-        await socket.wait(lambda: any(each["type"] == "challenge" for each in socket.said))
-        await socket.say("ping", id="after")
-        await socket.next("after", "pong")
-        asked = [each for each in socket.said if each["type"] == "challenge"]
+        await socket.wait_until(
+            lambda: any(each["type"] == "challenge" for each in socket.messages)
+        )
+        await socket.send_message("ping", id="after")
+        await socket.wait_for_message("after", "pong")
+        asked = [each for each in socket.messages if each["type"] == "challenge"]
         assert len(asked) == 1 and asked[0]["guard"] == "login" and "url" not in asked[0]
 
 
 @HTTP
 async def test_a_token_that_ends_no_later_is_not_asked_for_again(
-    gateway: Gateway, oracle: Oracle, wire: Wire
+    gateway: GatewayProcess, oracle: StreamOracle, wire: WireName
 ):
     until = int(time.time()) + 600
     url = f"{gateway.base_url}/mine"
-    async with over(wire, RawClient)(url, headers=bearer(exp=until)) as client:
+    async with client_for_wire(wire, RawClient)(url, headers=bearer(exp=until)) as client:
         assert await renew(gateway, client, exp=until) == 204
-        await oracle.produce("orders", 1, key=b"a")
-        await client.wait(lambda _: seen(client) == [(0, "a")])
+        await oracle.produce_records("orders", 1, key=b"a")
+        await client.wait_for_events(lambda _: seen(client) == [(0, "a")])
         assert len(challenges(client)) == 1
         assert await renew(gateway, client, exp=until + 600) == 204
-        await client.wait(lambda _: len(challenges(client)) == 2)
+        await client.wait_for_events(lambda _: len(challenges(client)) == 2)
 
 
 async def test_a_token_that_is_not_good_for_all_streams_of_a_socket_changes_none(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
-    async with Multiplex(gateway.base_url, additional_headers=bearer(shelf="s")) as socket:
+    async with MultiplexClient(gateway.base_url, additional_headers=bearer(shelf="s")) as socket:
         await socket.subscribe("one", "/mine")
         await socket.subscribe("two", "/shelf")
-        await socket.say("token", jwt=token(tenant="b"))
-        assert (await socket.next(None, "error"))["code"] == "forbidden"
+        await socket.send_message("token", jwt=token(tenant="b"))
+        assert (await socket.wait_for_message(None, "error"))["code"] == "forbidden"
         for key in (b"b", b"a", b"s"):
-            await oracle.produce("orders", 1, key=key)
-        await socket.wait(lambda: socket.records("one") and socket.records("two"))
-        assert [record["key"] for record in socket.records("one")] == ["a"]
+            await oracle.produce_records("orders", 1, key=key)
+        await socket.wait_until(lambda: socket.get_records("one") and socket.get_records("two"))
+        assert [record["key"] for record in socket.get_records("one")] == ["a"]
         await socket.subscribe("three", "/shelf")
 
 
-async def test_any_worker_renews(kafka: EmbeddedKafka, oracle: Oracle):
+async def test_any_worker_renews(kafka: EmbeddedKafka, oracle: StreamOracle):
     config = config_of(kafka) | {}
     config["listen"] |= {"workers": 3}
     async with running_gateway(config) as gateway, contextlib.AsyncExitStack() as stack:
@@ -279,11 +287,11 @@ async def test_any_worker_renews(kafka: EmbeddedKafka, oracle: Oracle):
             for _ in range(6)
         ]
         for client in clients:
-            await client.wait(lambda _, client=client: begins(client))
+            await client.wait_for_events(lambda _, client=client: begins(client))
             for _ in range(3):
                 # each post is a connection of its own, and so comes to any of them
                 assert await renew(gateway, client) == 204
-        await oracle.produce("orders", 1, key=b"a")
+        await oracle.produce_records("orders", 1, key=b"a")
         for client in clients:
-            await client.wait(lambda _, client=client: seen(client) == [(0, "a")])
+            await client.wait_for_events(lambda _, client=client: seen(client) == [(0, "a")])
             assert len(begins(client)) == 1

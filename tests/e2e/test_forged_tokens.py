@@ -10,12 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from support.brokers import embedded_kafka
-from support.clients.hasty import Hasty
+from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.raw import RawClient
-from support.forged import LONGEST, forged
-from support.gateways import Gateway, browsing, config_for, route, running_gateway
-from support.multiplex import Multiplex
-from support.records import produce
+from support.forged_tokens import MAX_TOKEN_PARTITIONS, forge_token
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    build_route,
+    create_http_client,
+    running_gateway,
+)
+from support.multiplex import MultiplexClient
+from support.records import produce_records
 
 from gateway.core.token import resume_token as tokens
 from gateway.kafka.embedded import EmbeddedKafka
@@ -24,27 +30,29 @@ kafka = embedded_kafka({"orders": 1, "payments": 2}, scope="function")
 
 BOTH = {"when": [{"path": "/both"}], "with": {"topics": ["orders", "payments"]}}
 PUBLIC = {"when": [{"path": "/public"}], "with": {"topic": "orders", "history": "none"}}
-ROUTES = [route("orders", "value"), route("payments", "value"), BOTH, PUBLIC]
+ROUTES = [build_route("orders", "value"), build_route("payments", "value"), BOTH, PUBLIC]
 SECRET = "one secret of more than 32 characters"
 OTHER = "another secret of more than 32 characters"
 
 
 def config(kafka: EmbeddedKafka, **sections: Any) -> dict[str, Any]:
-    return config_for(kafka.bootstrap, ["orders", "payments"], ROUTES, **sections)
+    return build_config(kafka.bootstrap, ["orders", "payments"], ROUTES, **sections)
 
 
-async def first_of(gateway: Gateway, path: str, last_event_id: str = "") -> Mapping[str, Any]:
+async def first_of(
+    gateway: GatewayProcess, path: str, last_event_id: str = ""
+) -> Mapping[str, Any]:
     """The first event that a browser is sent, with its id."""
-    async with Hasty(gateway.base_url + path, last_event_id=last_event_id) as client:
-        await client.wait(1)
+    async with FastReconnectClient(gateway.base_url + path, last_event_id=last_event_id) as client:
+        await client.wait_for_events(1)
         return client.events[0]
 
 
-async def refusal(gateway: Gateway, path: str, last_event_id: str) -> tuple[int, str]:
+async def refusal(gateway: GatewayProcess, path: str, last_event_id: str) -> tuple[int, str]:
     """How a program is answered that brings a token: the status, and the detail of a problem."""
     headers = {"Last-Event-ID": last_event_id, "Accept": "text/event-stream"}
     async with (
-        browsing(gateway) as program,
+        create_http_client(gateway) as program,
         program.stream("GET", path, headers=headers) as answer,
     ):
         problem = await answer.aread() if answer.is_error else b'{"detail": ""}'
@@ -66,7 +74,7 @@ async def test_a_token_of_forty_thousand_partitions_is_refused_and_changes_nothi
     clients were told of 40,000, and their ids had 40,032 characters."""
     async with running_gateway(config(kafka)) as gateway:
         sent = (await first_of(gateway, "/events/orders"))["id"]
-        made_up = forged(sent, {"orders": 40_000})
+        made_up = forge_token(sent, {"orders": 40_000})
         status, detail = await refusal(gateway, "/both", made_up)
         assert (status, "40000 partitions of orders" in detail) == (400, True)
         begin = await first_of(gateway, "/both")
@@ -80,13 +88,13 @@ async def test_a_browser_with_such_a_token_is_told_and_then_served(kafka: Embedd
     """Any other status would end its EventSource for good."""
     async with running_gateway(config(kafka)) as gateway:
         sent = (await first_of(gateway, "/events/orders"))["id"]
-        made_up = forged(sent, {"orders": 40_000})
-        async with Hasty(f"{gateway.base_url}/both", last_event_id=made_up) as client:
-            await client.wait(2)
+        made_up = forge_token(sent, {"orders": 40_000})
+        async with FastReconnectClient(f"{gateway.base_url}/both", last_event_id=made_up) as client:
+            await client.wait_for_events(2)
             assert json.loads(client.events[0]["data"])["partitions"]["orders"] == 1
             assert told(client, "gap")[0]["reason"] == "position-refused"
-            await produce(kafka.bootstrap, "orders", [b"new"])
-            await client.wait(lambda events: "new" in [each["data"] for each in events])
+            await produce_records(kafka.bootstrap, "orders", [b"new"])
+            await client.wait_for_events(lambda events: "new" in [each["data"] for each in events])
             assert len(client.last_event_id) < 100
 
 
@@ -96,18 +104,20 @@ async def test_partitions_that_metadata_may_not_know_yet_are_told_to_their_own_c
     """Those of a token that was believed were opened in the shared reads, for all."""
     async with running_gateway(config(kafka)) as gateway:
         sent = (await first_of(gateway, "/events/orders"))["id"]
-        made_up = forged(sent, {"orders": 20})
-        async with Hasty(f"{gateway.base_url}/both", last_event_id=made_up) as client:
-            await client.wait(1)
+        made_up = forge_token(sent, {"orders": 20})
+        async with FastReconnectClient(f"{gateway.base_url}/both", last_event_id=made_up) as client:
+            await client.wait_for_events(1)
             mine = told(client, "begin")[0]
             assert mine["partitions"] == {"orders": 1, "payments": 2}
             assert [each["partition"] for each in mine["pending"]] == list(range(1, 20))
             begin = await first_of(gateway, "/both")
             assert json.loads(begin["data"])["pending"] == []
             assert len(begin["id"]) < 100
-            await produce(kafka.bootstrap, "orders", [b"new"])
-            await client.wait(lambda events: "new" in [each["data"] for each in events])
-            places = tokens.decode(client.last_event_id).among(["orders"])["orders"].offsets
+            await produce_records(kafka.bootstrap, "orders", [b"new"])
+            await client.wait_for_events(lambda events: "new" in [each["data"] for each in events])
+            places = (
+                tokens.parse_token(client.last_event_id).match_topics(["orders"])["orders"].offsets
+            )
             assert places == [1, *[0] * 19]  # kept for itself, until they are there
 
 
@@ -118,11 +128,11 @@ async def test_the_longest_token_on_a_socket_gives_nobody_an_id_that_headers_can
     sent an id of 65,475 characters, and its reconnect was answered 431."""
     async with running_gateway(config(kafka)) as gateway:
         sent = (await first_of(gateway, "/events/orders"))["id"]
-        made_up = forged(sent, {"orders": LONGEST})
+        made_up = forge_token(sent, {"orders": MAX_TOKEN_PARTITIONS})
         assert len(made_up) > 65_000
-        async with Multiplex(gateway.base_url) as socket:
-            await socket.say("subscribe", id="a", path="/both", lastEventId=made_up)
-            error = await socket.next("a", "error")
+        async with MultiplexClient(gateway.base_url) as socket:
+            await socket.send_message("subscribe", id="a", path="/both", lastEventId=made_up)
+            error = await socket.wait_for_message("a", "error")
             assert error["code"] == "position-refused"
             begin = await first_of(gateway, "/both")
             assert len(begin["id"]) < 100
@@ -134,54 +144,61 @@ async def test_a_route_without_history_gives_none_to_a_token_of_another_route(
     kafka: EmbeddedKafka,
 ):
     """An id of a route that goes back, or one that was made up, was sent everything."""
-    await produce(kafka.bootstrap, "orders", [b"old %d" % n for n in range(5)])
+    await produce_records(kafka.bootstrap, "orders", [b"old %d" % n for n in range(5)])
     async with running_gateway(config(kafka)) as gateway:
         wide = f"{gateway.base_url}/events/orders?from=earliest"
-        async with Hasty(wide) as client:
-            await client.wait(3)
+        async with FastReconnectClient(wide) as client:
+            await client.wait_for_events(3)
         early = client.events[1]["id"]
-        for token in (early, forged(early, {"orders": 1}), forged(early, {"orders": 0})):
+        for token in (early, forge_token(early, {"orders": 1}), forge_token(early, {"orders": 0})):
             status, detail = await refusal(gateway, "/public", token)
             assert (status, "goes back further than this route" in detail) == (403, True)
-            async with Hasty(f"{gateway.base_url}/public?lastEventId={token}") as asked:
-                await asked.until_closed()
+            async with FastReconnectClient(
+                f"{gateway.base_url}/public?lastEventId={token}"
+            ) as asked:
+                await asked.wait_closed()
                 assert asked.responses[0].status == 403
-            async with Hasty(f"{gateway.base_url}/public", last_event_id=token) as browser:
-                await browser.wait(2)
+            async with FastReconnectClient(
+                f"{gateway.base_url}/public", last_event_id=token
+            ) as browser:
+                await browser.wait_for_events(2)
                 assert told(browser, "gap")[0]["reason"] == "position-refused"
-                await produce(kafka.bootstrap, "orders", [b"new"])
-                await browser.wait(3)
+                await produce_records(kafka.bootstrap, "orders", [b"new"])
+                await browser.wait_for_events(3)
                 assert values(browser) == ["new"]
-        async with Multiplex(gateway.base_url) as socket:
-            await socket.say("subscribe", id="a", path="/public", lastEventId=early)
-            assert (await socket.next("a", "error"))["code"] == "history-is-limited"
+        async with MultiplexClient(gateway.base_url) as socket:
+            await socket.send_message("subscribe", id="a", path="/public", lastEventId=early)
+            assert (await socket.wait_for_message("a", "error"))["code"] == "history-is-limited"
 
 
 async def test_a_stream_that_is_changed_to_a_route_without_history_takes_none_along(
     kafka: EmbeddedKafka,
 ):
     """A client that took nothing of one route stood at its first record on the next."""
-    await produce(kafka.bootstrap, "orders", [b"old %d" % n for n in range(5)])
-    async with running_gateway(config(kafka)) as gateway, Multiplex(gateway.base_url) as socket:
+    await produce_records(kafka.bootstrap, "orders", [b"old %d" % n for n in range(5)])
+    async with (
+        running_gateway(config(kafka)) as gateway,
+        MultiplexClient(gateway.base_url) as socket,
+    ):
         await socket.subscribe("a", "/events/orders?from=earliest", credit=1)
-        await socket.wait(lambda: len(socket.records("a")) == 1)
-        await socket.say("change", id="a", path="/public")
-        assert (await socket.next("a", "error"))["code"] == "history-is-limited"
-        assert len(socket.records("a")) == 1
+        await socket.wait_until(lambda: len(socket.get_records("a")) == 1)
+        await socket.send_message("change", id="a", path="/public")
+        assert (await socket.wait_for_message("a", "error"))["code"] == "history-is-limited"
+        assert len(socket.get_records("a")) == 1
 
 
 async def test_a_client_that_was_cut_off_goes_on_exactly_where_history_is_none(
     kafka: EmbeddedKafka,
 ):
     async with running_gateway(config(kafka)) as gateway:
-        async with Hasty(f"{gateway.base_url}/public") as client:
-            await client.wait(1)
-            await produce(kafka.bootstrap, "orders", [b"1", b"2"])
-            await client.wait(3)
+        async with FastReconnectClient(f"{gateway.base_url}/public") as client:
+            await client.wait_for_events(1)
+            await produce_records(kafka.bootstrap, "orders", [b"1", b"2"])
+            await client.wait_for_events(3)
         at = client.events[1]["id"]
-        await produce(kafka.bootstrap, "orders", [b"3"])
+        await produce_records(kafka.bootstrap, "orders", [b"3"])
         async with RawClient(f"{gateway.base_url}/public", last_event_id=at) as again:
-            await again.wait(3)
+            await again.wait_for_events(3)
             assert values(again) == ["2", "3"]
 
 
@@ -191,14 +208,14 @@ async def test_a_client_that_was_cut_off_goes_on_exactly_where_history_is_none(
 async def test_with_a_secret_a_token_that_was_made_up_is_refused_and_one_that_was_sent_is_not(
     kafka: EmbeddedKafka,
 ):
-    await produce(kafka.bootstrap, "orders", [b"old %d" % n for n in range(5)])
+    await produce_records(kafka.bootstrap, "orders", [b"old %d" % n for n in range(5)])
     signing = config(kafka, tokens={"secret": SECRET})
     async with running_gateway(signing) as gateway:
         sent = (await first_of(gateway, "/events/orders?from=earliest"))["id"]
-        status, detail = await refusal(gateway, "/events/orders", forged(sent, {"orders": 1}))
+        status, detail = await refusal(gateway, "/events/orders", forge_token(sent, {"orders": 1}))
         assert (status, "was not made by this gateway" in detail) == (400, True)
         async with RawClient(f"{gateway.base_url}/events/orders", last_event_id=sent) as client:
-            await client.wait(6)
+            await client.wait_for_events(6)
             assert len(values(client)) == 5
         status, _ = await refusal(gateway, "/public", sent)
         assert status == 403  # another route's
@@ -212,10 +229,10 @@ async def test_with_a_secret_a_route_takes_back_what_it_sent_however_old(kafka: 
         settings = signing if secret else config(kafka)
         async with running_gateway(settings) as gateway:
             sent = (await first_of(gateway, "/public"))["id"]
-            await produce(kafka.bootstrap, "orders", [b"missed"])
+            await produce_records(kafka.bootstrap, "orders", [b"missed"])
             await gateway.restart()
             async with RawClient(f"{gateway.base_url}/public", last_event_id=sent) as client:
-                await client.wait(2) if secret else await client.until_closed()
+                await client.wait_for_events(2) if secret else await client.wait_closed()
                 assert client.responses[0].status == status
                 assert values(client) == (["missed"] if secret else [])
 
@@ -231,10 +248,10 @@ async def test_secrets_are_changed_one_after_the_other_and_taken_away(kafka: Emb
             assert sent[:1] == version
             assert "gap" not in begin["data"]
             async with RawClient(f"{gateway.base_url}/events/orders", last_event_id=sent) as same:
-                await same.wait(1)
+                await same.wait_for_events(1)
                 assert same.responses[0].status == 200
-                await produce(kafka.bootstrap, "orders", [b"x"])
-                await same.wait(2)
+                await produce_records(kafka.bootstrap, "orders", [b"x"])
+                await same.wait_for_events(2)
                 sent = same.events[1]["id"]
     assert sent[:1] == "1"
 
@@ -249,17 +266,17 @@ async def test_two_topics_whose_names_have_the_same_digest_keep_their_own_places
     names = ["orders-62883", "orders-75461"]
     for name, count in zip(names, (3, 1), strict=True):
         kafka.create_topic(name)
-        await produce(
+        await produce_records(
             kafka.bootstrap, name, [b"%d of %s" % (n, name.encode()) for n in range(count)]
         )
     both = {"when": [{"path": "/both"}], "with": {"topics": names}}
-    async with running_gateway(config_for(kafka.bootstrap, names, [both])) as gateway:
-        async with Hasty(f"{gateway.base_url}/both?from=earliest") as client:
-            await client.wait(lambda events: len(values(client)) == 4)
+    async with running_gateway(build_config(kafka.bootstrap, names, [both])) as gateway:
+        async with FastReconnectClient(f"{gateway.base_url}/both?from=earliest") as client:
+            await client.wait_for_events(lambda events: len(values(client)) == 4)
         at = client.last_event_id
         for name in names:
-            await produce(kafka.bootstrap, name, [b"new of " + name.encode()])
+            await produce_records(kafka.bootstrap, name, [b"new of " + name.encode()])
         async with RawClient(f"{gateway.base_url}/both", last_event_id=at) as again:
-            await again.wait(lambda events: len(values(again)) >= 2)
+            await again.wait_for_events(lambda events: len(values(again)) >= 2)
             assert sorted(values(again)) == [f"new of {name}" for name in names]
             assert not told(again, "gap")

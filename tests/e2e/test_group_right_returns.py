@@ -19,13 +19,13 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from support.admin import Admin
+from support.admin import KafkaAdmin
 from support.backend import running_backend
-from support.instances import Consuming, offsets_of
-from support.reactive import settings
-from support.secured import allow
-from support.sidecars import ready, running_sidecar
-from support.until import until
+from support.instances import ConsumerInstance, get_offsets
+from support.reactive import build_settings
+from support.secure_kafka import grant_access
+from support.sidecars import running_sidecar, wait_until_ready
+from support.waiting import wait_until
 
 from gateway.kafka.local import LocalKafka
 
@@ -35,12 +35,12 @@ REFUSED_SECONDS = 3.0
 WITHIN = 60.0
 
 
-def permit(admin: Admin, group: str) -> None:
+def permit(admin: KafkaAdmin, group: str) -> None:
     """Let the group be read with."""
-    allow(admin, PRINCIPAL, group, AclOperation.READ, kind=ResourceType.GROUP)
+    grant_access(admin, PRINCIPAL, group, AclOperation.READ, resource_type=ResourceType.GROUP)
 
 
-def forbid(admin: Admin, group: str) -> None:
+def forbid(admin: KafkaAdmin, group: str) -> None:
     """Take back that the group may be read with."""
     rules = AclBindingFilter(
         ResourceType.GROUP,
@@ -62,7 +62,7 @@ def write(kafka: LocalKafka, topic: str, numbers: range) -> None:
     assert producer.flush(30) == 0
 
 
-async def until_refused(http: httpx.AsyncClient, group: str, instance: Consuming) -> None:
+async def until_refused(http: httpx.AsyncClient, group: str, instance: ConsumerInstance) -> None:
     """Wait until both groups are refused, and see that everybody who asks is told."""
     state: Mapping[str, Any] = {}
     async with asyncio.timeout(WITHIN):
@@ -73,7 +73,7 @@ async def until_refused(http: httpx.AsyncClient, group: str, instance: Consuming
         assert state["partitions"] == []
         assert (await http.get("/health/readiness")).status_code == 503
         while True:
-            answer = await instance.ask("GET", "/records", timeout=100)
+            answer = await instance.send_request("GET", "/records", timeout=100)
             if answer.status_code != 200:
                 break
     assert (answer.status_code, answer.json()["code"]) == (409, "GROUP_FAILED"), answer.text
@@ -85,24 +85,26 @@ async def test_a_group_whose_right_is_taken_away_and_given_back_goes_on(
 ):
     """Three seconds without the right made it FAILED until the sidecar was started anew."""
     caplog.set_level(logging.INFO, "gateway")
-    kafka, admin = session_secured, Admin(session_secured.bootstrap)
+    kafka, admin = session_secured, KafkaAdmin(session_secured.bootstrap)
     topic, active = (f"{what}-{uuid.uuid4().hex[:8]}" for what in ("topic", "active"))
     admin.create_topic(topic)
-    allow(admin, PRINCIPAL, topic, AclOperation.READ)
+    grant_access(admin, PRINCIPAL, topic, AclOperation.READ)
     member = {"groupProtocol": protocol, "sessionTimeout": "6s", "heartbeatInterval": "500ms"}
     async with running_backend() as backend:
-        reactive = settings(backend, topic, **member)
+        reactive = build_settings(backend, topic, **member)
         groups = (reactive["group"], active)
         for group in groups:
             permit(admin, group)
         parts = {"consumer": member, "reactive": {"groups": [reactive]}}
-        async with running_sidecar(kafka.listener("SASL"), security=SASL, **parts) as http:
-            instance = await Consuming.created(http, active)
+        async with running_sidecar(kafka.get_addresses("SASL"), security=SASL, **parts) as http:
+            instance = await ConsumerInstance.create_instance(http, active)
             await instance.subscribe(topic)
             write(kafka, topic, range(3))
-            await until(lambda: len(backend.done) >= 3, "the first records", WITHIN)
-            assert offsets_of(await instance.poll_all(3)) == [0, 1, 2]
-            await ready(http)
+            await wait_until(
+                lambda: len(backend.processed_records) >= 3, "the first records", WITHIN
+            )
+            assert get_offsets(await instance.poll_until(3)) == [0, 1, 2]
+            await wait_until_ready(http)
 
             for group in groups:
                 forbid(admin, group)
@@ -112,16 +114,18 @@ async def test_a_group_whose_right_is_taken_away_and_given_back_goes_on(
             for group in groups:
                 permit(admin, group)
 
-            await ready(http)
-            await until(lambda: set(offsets_of(backend.done)) == set(range(6)), "all", WITHIN)
+            await wait_until_ready(http)
+            await wait_until(
+                lambda: set(get_offsets(backend.processed_records)) == set(range(6)), "all", WITHIN
+            )
             seen: set[int] = set()
             async with asyncio.timeout(WITHIN):
                 while not seen >= {3, 4, 5}:
-                    answer = await instance.ask("GET", "/records", timeout=1000)
+                    answer = await instance.send_request("GET", "/records", timeout=1000)
                     if answer.status_code == 200:
-                        seen |= set(offsets_of(answer.json()))
+                        seen |= set(get_offsets(answer.json()))
             assert (await http.get(f"/reactive/{groups[0]}")).json()["failure"] is None
-            await instance.delete()
+            await instance.delete_instance()
     for group in groups:
         lines = [each for each in caplog.messages if each.startswith(f"group={group} ")]
         assert len(lines) == 2, lines

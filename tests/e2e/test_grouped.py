@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.clients.module import ModuleClient
-from support.gateways import Gateway, browsing, config_for, running_gateway
-from support.multiplex import Multiplex
-from support.oracle import Oracle
-from support.sse import Parser
-from support.until import until
+from support.clients.js_module import ModuleClient
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.multiplex import MultiplexClient
+from support.oracle import StreamOracle
+from support.sse import SseParser
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -30,39 +30,39 @@ Told = list[tuple[str, dict[str, Any]]]
 
 
 @asynccontextmanager
-async def running(kafka: EmbeddedKafka, *arguments: str) -> AsyncIterator[Gateway]:
+async def running(kafka: EmbeddedKafka, *arguments: str) -> AsyncIterator[GatewayProcess]:
     async with (
-        Oracle(",".join(kafka.bootstrap)) as oracle,
-        running_gateway(config_for(kafka.bootstrap, ["orders"]), arguments=arguments) as gateway,
+        StreamOracle(",".join(kafka.bootstrap)) as oracle,
+        running_gateway(build_config(kafka.bootstrap, ["orders"]), arguments=arguments) as gateway,
     ):
-        await oracle.produce("orders", 1)
+        await oracle.produce_records("orders", 1)
         yield gateway
 
 
 @asynccontextmanager
-async def reading(gateway: Gateway, query: str, accept: str) -> AsyncIterator[Told]:
+async def reading(gateway: GatewayProcess, query: str, accept: str) -> AsyncIterator[Told]:
     """Control events of a stream over HTTP, as they come."""
     told: Told = []
 
     async def read(http: httpx.AsyncClient) -> None:
-        parser, rest = Parser(), b""
+        parser, rest = SseParser(), b""
         async with http.stream("GET", PATH + query, headers={"Accept": accept}) as answer:
             async for piece in answer.aiter_bytes():
                 if accept == "text/event-stream":
                     told.extend(
-                        (each.type, json.loads(each.data))
+                        (each.event_type, json.loads(each.data))
                         for each in parser.feed(piece)
-                        if each.type != "message"
+                        if each.event_type != "message"
                     )
                     continue
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in filter(None, lines):
                     told.extend((name[1:], data) for name, data in json.loads(line).items())
 
-    async with browsing(gateway) as http:
+    async with create_http_client(gateway) as http:
         task = asyncio.create_task(read(http))
         try:
-            await until(lambda: any(name == "begin" for name, _ in told), "begin", WITHIN)
+            await wait_until(lambda: any(name == "begin" for name, _ in told), "begin", WITHIN)
             yield told
         finally:
             task.cancel()
@@ -70,12 +70,12 @@ async def reading(gateway: Gateway, query: str, accept: str) -> AsyncIterator[To
 
 
 @asynccontextmanager
-async def listening(gateway: Gateway, path: str) -> AsyncIterator[Callable[[], Told]]:
+async def listening(gateway: GatewayProcess, path: str) -> AsyncIterator[Callable[[], Told]]:
     """Control events of a subscription of a socket."""
-    async with Multiplex(gateway.base_url) as socket:
+    async with MultiplexClient(gateway.base_url) as socket:
         await socket.subscribe("a", path)
-        await socket.next("a", "begin")
-        yield lambda: [(each["type"], each) for each in socket.said]
+        await socket.wait_for_message("a", "begin")
+        yield lambda: [(each["type"], each) for each in socket.messages]
 
 
 def ready_partitions(told: Told) -> list[int]:
@@ -112,7 +112,7 @@ async def test_a_broker_that_is_back_is_few_events_on_every_wire(kafka: Embedded
             ]
             return min(*news, ready_events(plain) - plainly) >= PARTITIONS
 
-        await until(are_back, lambda: str([len(each()) for each in every]), WITHIN)
+        await wait_until(are_back, lambda: str([len(each()) for each in every]), WITHIN)
         for each, (events, _) in zip(every, before, strict=True):
             assert set(ready_partitions(each())) == set(range(PARTITIONS))
             assert ready_events(each()) - events <= PARTITIONS // 10
@@ -127,7 +127,7 @@ async def test_the_javascript_module_tells_each_partition(kafka: EmbeddedKafka, 
         running(kafka, "--debug", "web") as gateway,
         ModuleClient(gateway.base_url + PATH, options) as client,
     ):
-        await client.live()
+        await client.wait_until_live()
         assert f"{PATH}?grouped=true" in gateway.log
         kafka.down(1)
         await asyncio.sleep(0.5)
@@ -136,9 +136,9 @@ async def test_the_javascript_module_tells_each_partition(kafka: EmbeddedKafka, 
         def heard() -> list[dict[str, Any]]:
             return [json.loads(each["data"]) for each in client.events if each["event"] == "ready"]
 
-        await until(
+        await wait_until(
             lambda: {each["partition"] for each in heard()} == set(range(PARTITIONS)),
-            client.state,
+            client.describe_state,
             WITHIN,
         )
         assert all(
@@ -151,7 +151,7 @@ async def test_the_javascript_module_tells_each_partition(kafka: EmbeddedKafka, 
 
 @pytest.mark.parametrize("query", ["?grouped=maybe", "?grouped&grouped"])
 async def test_what_is_not_understood_is_refused(kafka: EmbeddedKafka, query: str):
-    async with running(kafka) as gateway, browsing(gateway) as http:
+    async with running(kafka) as gateway, create_http_client(gateway) as http:
         for accept in ("text/event-stream", "application/x-ndjson"):
             answer = await http.get(PATH + query, headers={"Accept": accept})
             assert answer.status_code == 400 and "grouped" in answer.text

@@ -10,15 +10,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.gateways import config_for
-from support.in_process import in_process
-from support.issuer import AUDIENCE, NAME, Issuer, JwksSite
-from support.knock import Comes, Told, knock
-from support.multiplex import Multiplex
-from support.served import served
+from support.gateways import build_config
+from support.in_process_gateway import running_in_process_gateway
+from support.issuer import AUDIENCE, ISSUER_NAME, JwksApp, TokenIssuer
+from support.multiplex import MultiplexClient
+from support.stream_attempts import AttemptOptions, AttemptResult, attempt_stream
 from support.tcp_proxy import TcpProxy
-from support.until import until
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -32,15 +32,15 @@ kafka = embedded_kafka({"orders": 1})
 class House:
     """A gateway, the issuer behind a door that can be shut, and who asks."""
 
-    def __init__(self, url: str, site: JwksSite, door: TcpProxy) -> None:
+    def __init__(self, url: str, site: JwksApp, door: TcpProxy) -> None:
         self.url, self.site, self.door = url, site, door
         self.issuer = site.issuer
 
-    async def ask(self, token: str, wire: str = "lines", **headers: str) -> Told:
-        comes = Comes({"Authorization": f"Bearer {token}", **headers})
-        return await knock(wire, self.url, PATH, comes)
+    async def ask(self, token: str, wire: str = "lines", **headers: str) -> AttemptResult:
+        comes = AttemptOptions({"Authorization": f"Bearer {token}", **headers})
+        return await attempt_stream(wire, self.url, PATH, comes)
 
-    async def becomes(self, status: int, token: str) -> Told:
+    async def becomes(self, status: int, token: str) -> AttemptResult:
         """The answer, once it is this one."""
         async with asyncio.timeout(WITHIN):
             while True:
@@ -53,42 +53,44 @@ class House:
 @asynccontextmanager
 async def house(kafka: EmbeddedKafka, *, away: bool = False, **jwks: str) -> AsyncIterator[House]:
     """jwks: of the guard. away: from the beginning."""
-    site = JwksSite(Issuer("ES256"))
-    async with served(site) as url, TcpProxy("127.0.0.1", urlsplit(url).port) as door:
+    site = JwksApp(TokenIssuer("ES256"))
+    async with running_app(site) as url, TcpProxy("127.0.0.1", urlsplit(url).port) as door:
         if away:
             await door.refuse()
         keys = {"refresh": "1h", "cooldown": "100ms", "timeout": "30s", "maxAge": "1d", **jwks}
         guard = {
-            "type": "jwt", "issuer": NAME, "audience": AUDIENCE, "jwks": keys,
+            "type": "jwt", "issuer": ISSUER_NAME, "audience": AUDIENCE, "jwks": keys,
             "keys": f"http://{door.address}/jwks",
         }  # fmt: skip
         routes: Any = [
             {"when": [{"path": PATH}], "guarded": {"login": []}, "with": {"topic": "orders"}},
             {"when": [{"path": "/events/open"}], "with": {"topic": "orders"}},
         ]
-        config = config_for(kafka.bootstrap, ["orders"], routes, guards={"login": guard})
-        async with in_process(config) as (base, _):
+        config = build_config(kafka.bootstrap, ["orders"], routes, guards={"login": guard})
+        async with running_in_process_gateway(config) as (base, _):
             yield House(base, site, door)
 
 
 async def test_keys_are_fetched_before_anybody_comes_and_once(kafka: EmbeddedKafka):
     async with house(kafka, cooldown="1h") as here:
-        await until(lambda: here.site.asked == 1, within=WITHIN)
-        said = await asyncio.gather(*[here.ask(here.issuer.token(sub=f"{n}")) for n in range(20)])
-        assert {told.status for told in said} == {200} and here.site.asked == 1
+        await wait_until(lambda: here.site.request_count == 1, timeout_s=WITHIN)
+        said = await asyncio.gather(
+            *[here.ask(here.issuer.issue_token(sub=f"{n}")) for n in range(20)]
+        )
+        assert {told.status for told in said} == {200} and here.site.request_count == 1
 
 
 async def test_a_new_key_is_found_by_its_first_token_and_an_old_one_forgotten(
     kafka: EmbeddedKafka,
 ):
     async with house(kafka) as here:
-        old = here.issuer.token()
+        old = here.issuer.issue_token()
         assert (await here.ask(old)).status == 200
-        here.issuer.rotate("k1", keep=True)
-        await here.becomes(200, here.issuer.token())
+        here.issuer.rotate_key("k1", keep_old=True)
+        await here.becomes(200, here.issuer.issue_token())
         assert (await here.ask(old)).status == 200, "its key is still there"
-        here.issuer.rotate("k2")
-        await here.becomes(200, here.issuer.token())
+        here.issuer.rotate_key("k2")
+        await here.becomes(200, here.issuer.issue_token())
         told = await here.ask(old)
         assert told.status == 401 and "no key" in told.challenge
 
@@ -97,20 +99,20 @@ async def test_a_key_that_is_taken_back_is_forgotten_though_no_new_one_comes(
     kafka: EmbeddedKafka,
 ):
     async with house(kafka, refresh="100ms") as here:
-        here.issuer.rotate("k1", keep=True)
-        stolen = here.issuer.token()
+        here.issuer.rotate_key("k1", keep_old=True)
+        stolen = here.issuer.issue_token()
         await here.becomes(200, stolen)
-        here.issuer.rotate("k2")
+        here.issuer.rotate_key("k2")
         await here.becomes(401, stolen)
 
 
 async def test_invented_keys_do_not_make_it_ask_for_each(kafka: EmbeddedKafka):
     async with house(kafka, cooldown="1h") as here:
-        await here.becomes(200, here.issuer.token())
+        await here.becomes(200, here.issuer.issue_token())
         for n in range(20):
-            invented = here.issuer.token(headers={"kid": f"invented{n}"})
+            invented = here.issuer.issue_token(headers={"kid": f"invented{n}"})
             assert (await here.ask(invented)).status == 401
-        assert here.site.asked == 1
+        assert here.site.request_count == 1
 
 
 @pytest.mark.parametrize("fault", ["refuse", "hang_up", "hide"])
@@ -121,17 +123,17 @@ async def test_while_the_issuer_is_away_its_old_keys_serve_and_nobody_waits(
     set (tests/web/access/test_jwks.py)."""
     late = "1s" if fault == "hide" else "30s"
     async with house(kafka, refresh="100ms", timeout=late) as here:
-        good = here.issuer.token()
+        good = here.issuer.issue_token()
         await here.becomes(200, good)
         await getattr(here.door, fault)()
         for n in range(30):
-            assert (await here.ask(here.issuer.token(sub=f"{n}"))).status == 200
+            assert (await here.ask(here.issuer.issue_token(sub=f"{n}"))).status == 200
             await asyncio.sleep(0.01)
-        bad = here.issuer.token(exp=1_000_000_000)
+        bad = here.issuer.issue_token(exp=1_000_000_000)
         assert (await here.ask(bad)).status == 401, "nothing else is let in"
 
-        here.issuer.rotate("k1", keep=True)
-        new = here.issuer.token()
+        here.issuer.rotate_key("k1", keep_old=True)
+        new = here.issuer.issue_token()
         told = await here.becomes(503, new)
         assert 3 <= int(told.headers["retry-after"]) <= 10
         assert (await here.ask(good)).status == 200
@@ -144,21 +146,21 @@ async def test_an_issuer_that_was_never_there_lets_nobody_in_and_everybody_come_
     kafka: EmbeddedKafka,
 ):
     async with house(kafka, away=True) as here:
-        good = here.issuer.token()
+        good = here.issuer.issue_token()
         told = await here.ask(good)
         assert told.status == 503 and told.problem["title"] == "Guard unavailable"
         assert 3 <= int(told.headers["retry-after"]) <= 10
 
         told = await here.ask(good, "events", **BROWSER)
         assert told.status == 200, "any other status would end an EventSource for good"
-        assert '"guard-unavailable"' in told.said and "retry:" in told.said
+        assert '"guard-unavailable"' in told.text and "retry:" in told.text
 
         protocols: Any = [f"bearer.{good}"]
-        async with Multiplex(here.url, PATH, subprotocols=protocols) as socket:
-            assert (await socket.next(None, "error"))["code"] == "guard-unavailable"
-            assert await socket.closed() == 1013
+        async with MultiplexClient(here.url, PATH, subprotocols=protocols) as socket:
+            assert (await socket.wait_for_message(None, "error"))["code"] == "guard-unavailable"
+            assert await socket.wait_closed() == 1013
         assert (await here.ask(good, "multiplex")).status == 503
-        assert (await knock("lines", here.url, "/events/open")).status == 200
+        assert (await attempt_stream("lines", here.url, "/events/open")).status == 200
 
         await here.door.restore()
         await here.becomes(200, good)
@@ -168,24 +170,24 @@ async def test_an_issuer_that_was_never_there_lets_nobody_in_and_everybody_come_
 
 async def test_a_slow_issuer_holds_up_only_those_who_need_it(kafka: EmbeddedKafka):
     async with house(kafka, away=True, cooldown="100ms") as here:
-        here.site.open.clear()
+        here.site.is_open.clear()
         await here.door.restore()
-        waiting = asyncio.create_task(here.becomes(200, here.issuer.token()))
-        await until(lambda: here.site.asked, within=WITHIN)
+        waiting = asyncio.create_task(here.becomes(200, here.issuer.issue_token()))
+        await wait_until(lambda: here.site.request_count, timeout_s=WITHIN)
         for wire in ("events", "lines", "socket", "multiplex"):
-            assert (await knock(wire, here.url, "/events/open")).status == 200
+            assert (await attempt_stream(wire, here.url, "/events/open")).status == 200
         assert not waiting.done()
-        here.site.open.set()
+        here.site.is_open.set()
         assert (await waiting).status == 200
 
 
 async def test_who_waits_for_a_slow_issuer_is_told_after_a_while(kafka: EmbeddedKafka):
     async with house(kafka, timeout="200ms") as here:
-        here.site.open.clear()
-        here.issuer.rotate("k1")
-        await here.becomes(503, here.issuer.token())
-        here.site.open.set()
-        await here.becomes(200, here.issuer.token())
+        here.site.is_open.clear()
+        here.issuer.rotate_key("k1")
+        await here.becomes(503, here.issuer.issue_token())
+        here.site.is_open.set()
+        await here.becomes(200, here.issuer.issue_token())
 
 
 @pytest.mark.parametrize(
@@ -204,21 +206,21 @@ async def test_who_waits_for_a_slow_issuer_is_told_after_a_while(kafka: Embedded
 )
 async def test_nonsense_takes_no_key_away(kafka: EmbeddedKafka, body: bytes | None, status: int):
     async with house(kafka, refresh="100ms") as here:
-        good = here.issuer.token()
+        good = here.issuer.issue_token()
         assert (await here.ask(good)).status == 200
         here.site.body, here.site.status = body, status
-        asked = here.site.asked
+        asked = here.site.request_count
         async with asyncio.timeout(WITHIN):
-            while here.site.asked < asked + 2:  # it was looked at, and asked for again
+            while here.site.request_count < asked + 2:  # it was looked at, and asked for again
                 assert (await here.ask(good)).status == 200
-        here.issuer.rotate("k1", keep=True)
+        here.issuer.rotate_key("k1", keep_old=True)
         here.site.body, here.site.status = None, 200
-        await here.becomes(200, here.issuer.token())
+        await here.becomes(200, here.issuer.issue_token())
 
 
 async def test_a_shared_secret_of_a_url_signs_nothing(kafka: EmbeddedKafka):
     async with house(kafka) as here:
-        shared = Issuer("HS256", "k7")
+        shared = TokenIssuer("HS256", "k7")
         here.site.body = json.dumps({"keys": [*here.issuer.jwks, *shared.jwks]}).encode()
-        assert (await here.ask(here.issuer.token())).status == 200
-        assert (await here.ask(shared.token())).status == 401
+        assert (await here.ask(here.issuer.issue_token())).status == 200
+        assert (await here.ask(shared.issue_token())).status == 401

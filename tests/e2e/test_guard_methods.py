@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.gateways import config_for
-from support.in_process import in_process
-from support.multiplex import Multiplex
-from support.served import served
+from support.gateways import build_config
+from support.in_process_gateway import running_in_process_gateway
+from support.multiplex import MultiplexClient
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -73,11 +73,11 @@ async def url(kafka: EmbeddedKafka, application: Application) -> AsyncIterator[s
             },
         },
     ]  # fmt: skip
-    async with served(application) as app:
+    async with running_app(application) as app:
         guards = {"app": {"type": "http", "url": app, "timeout": "30s", "cache": "1h"}}
         topics = ["docs", "requests", "replies"]
-        config = config_for(kafka.bootstrap, topics, routes, guards=guards)
-        async with in_process(config) as (url, _):
+        config = build_config(kafka.bootstrap, topics, routes, guards=guards)
+        async with running_in_process_gateway(config) as (url, _):
             yield url
 
 
@@ -100,20 +100,20 @@ async def test_a_record_of_a_socket_is_told_by_the_method_of_its_route(
     url: str, application: Application
 ):
     """Who could subscribe could write, since both were told as GET."""
-    async with Multiplex(url, additional_headers=READER) as socket:
+    async with MultiplexClient(url, additional_headers=READER) as socket:
         await socket.subscribe("a", "/events")
         for n, (path, value) in enumerate(
             [("/events", 1), ("/events", None), ("/docs/b", 1), ("/docs/b", None)]
         ):
-            await socket.say("produce", id=f"{n}", path=path, value=value)
-            assert (await socket.next(f"{n}", "error"))["code"] == "forbidden"
+            await socket.send_message("produce", id=f"{n}", path=path, value=value)
+            assert (await socket.wait_for_message(f"{n}", "error"))["code"] == "forbidden"
     assert application.asked == [
         ("GET", "/events"), ("POST", "/events"), ("DELETE", "/events"), ("PUT", "/docs/b"),
         ("DELETE", "/docs/b"),
     ]  # fmt: skip
-    async with Multiplex(url, additional_headers=ADMIN) as socket:
-        await socket.say("produce", id="x", path="/docs/b", value=1)
-        await socket.next("x", "produced")
+    async with MultiplexClient(url, additional_headers=ADMIN) as socket:
+        await socket.send_message("produce", id="x", path="/docs/b", value=1)
+        await socket.wait_for_message("x", "produced")
 
 
 async def test_a_path_of_several_is_told_as_the_one_that_was_asked_for(

@@ -21,13 +21,27 @@ import pytest_asyncio
 from cryptography.hazmat.primitives import serialization
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, config_for, running_gateway
-from support.issuer import AUDIENCE, NAME, Issuer, JwksSite, jwk, private_key, rsa_key
-from support.knock import WIRES, WITHIN, Comes, Told, knock
-from support.multiplex import Multiplex
-from support.records import Sent, produce
-from support.served import served
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.issuer import (
+    AUDIENCE,
+    ISSUER_NAME,
+    JwksApp,
+    TokenIssuer,
+    build_jwk,
+    get_private_key,
+    get_rsa_key,
+)
+from support.multiplex import MultiplexClient
+from support.records import RecordToSend, produce_records
+from support.stream_attempts import (
+    RESPONSE_TIMEOUT_S,
+    WIRE_NAMES,
+    AttemptOptions,
+    AttemptResult,
+    attempt_stream,
+)
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -36,13 +50,13 @@ of_module: Any = {"scope": "module", "loop_scope": "module"}
 
 kafka = embedded_kafka({"orders": 1})
 
-ISSUER, MACHINES = Issuer(), Issuer("HS256", "shared")
+ISSUER, MACHINES = TokenIssuer(), TokenIssuer("HS256", "shared")
 SHOP, EVIL = "https://shop.example", "https://evil.example"
 PAST, FUTURE = 1_000_000_000, int(time.time()) + 100_000
 READ = "orders:read"
 RECORDS = [
-    Sent(b'{"owner":"ada","of":"adas"}', b"adas"),
-    Sent(b'{"owner":"bob","of":"bobs"}', b"bobs"),
+    RecordToSend(b'{"owner":"ada","of":"adas"}', b"adas"),
+    RecordToSend(b'{"owner":"bob","of":"bobs"}', b"bobs"),
 ]
 PLACE = "{credentials}"
 BEARER = {"authorization": f"Bearer {PLACE}"}
@@ -78,12 +92,12 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest_asyncio.fixture(**of_module)
-async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
-    await produce(kafka.bootstrap, "orders", RECORDS)
-    async with served(JwksSite(ISSUER)) as issuer, served(application) as app:
+async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
+    await produce_records(kafka.bootstrap, "orders", RECORDS)
+    async with running_app(JwksApp(ISSUER)) as issuer, running_app(application) as app:
         guards = {
             "login": {
-                "type": "jwt", "issuer": NAME, "audience": AUDIENCE, "keys": issuer,
+                "type": "jwt", "issuer": ISSUER_NAME, "audience": AUDIENCE, "keys": issuer,
                 "jwks": {"timeout": "30s"},
                 "credentials": {
                     "headers": BEARER,
@@ -92,7 +106,7 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
                 },
             },
             "machines": {
-                "type": "jwt", "issuer": NAME, "audience": AUDIENCE, "algorithms": ["HS256"],
+                "type": "jwt", "issuer": ISSUER_NAME, "audience": AUDIENCE, "algorithms": ["HS256"],
                 "keys": MACHINES.jwks,
             },
             "session": {
@@ -126,14 +140,14 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
                 "policy": "cross-origin", "allow": {"origins": [SHOP], "credentials": True}
             }
         }  # fmt: skip
-        config = config_for(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
+        config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
         debug = [each for room in ("web", "hub") for each in ("--debug", room)]
         async with running_gateway(config, arguments=debug) as running:
             yield running
 
 
 def token(**options: Any) -> str:
-    return ISSUER.token(scope=f"profile {READ}", **options)
+    return ISSUER.issue_token(scope=f"profile {READ}", **options)
 
 
 def encoded(part: Any) -> str:
@@ -142,7 +156,7 @@ def encoded(part: Any) -> str:
 
 def unsigned(algorithm: str, signed: Callable[[bytes], bytes] = lambda text: b"") -> str:
     head = encoded({"alg": algorithm, "kid": "k0"})
-    claims = {"iss": NAME, "aud": AUDIENCE, "sub": "ada", "exp": FUTURE, "scope": READ}
+    claims = {"iss": ISSUER_NAME, "aud": AUDIENCE, "sub": "ada", "exp": FUTURE, "scope": READ}
     text = f"{head}.{encoded(claims)}"
     signature = base64.urlsafe_b64encode(signed(text.encode())).decode().rstrip("=")
     return f"{text}.{signature}"
@@ -150,7 +164,7 @@ def unsigned(algorithm: str, signed: Callable[[bytes], bytes] = lambda text: b""
 
 def by_public_key(text: bytes) -> bytes:
     """HS256, with what everybody knows as the secret."""
-    public = rsa_key().public_key()
+    public = get_rsa_key().public_key()
     encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     return hmac.new(public.public_bytes(encoding, form), text, hashlib.sha256).digest()
 
@@ -158,7 +172,7 @@ def by_public_key(text: bytes) -> bytes:
 def resigned(good: str) -> str:
     """The claims of another, under a signature that was good."""
     head, _, signature = good.split(".")
-    claims = {"iss": NAME, "aud": AUDIENCE, "sub": "eve", "exp": FUTURE, "scope": READ}
+    claims = {"iss": ISSUER_NAME, "aud": AUDIENCE, "sub": "eve", "exp": FUTURE, "scope": READ}
     return f"{head}.{encoded(claims)}.{signature}"
 
 
@@ -178,30 +192,30 @@ TOKENS: Mapping[str, tuple[Callable[[], str], int, str]] = {
     "without a signature": (lambda: unsigned("none"), 401, "no key"),
     "of an algorithm nobody knows": (lambda: unsigned("None"), 401, "no key"),
     "signed with the public key": (lambda: unsigned("HS256", by_public_key), 401, "no key"),
-    "of another key": (lambda: token(key=rsa_key(1)), 401, "signature"),
-    "of another kind of key": (lambda: Issuer("ES256").token(scope=READ), 401, "no key"),
+    "of another key": (lambda: token(key=get_rsa_key(1)), 401, "signature"),
+    "of another kind of key": (lambda: TokenIssuer("ES256").issue_token(scope=READ), 401, "no key"),
     "of an unknown key": (lambda: token(headers={"kid": "k9"}), 401, "no key"),
     "with its own key": (
-        lambda: token(key=rsa_key(1), headers={"jwk": jwk(rsa_key(1))}), 401, "signature"),
+        lambda: token(key=get_rsa_key(1), headers={"jwk": build_jwk(get_rsa_key(1))}), 401, "signature"),
     "with claims of another": (lambda: resigned(token()), 401, "signature"),
     "with extensions": (lambda: unsigned("RS256").replace(
         encoded({"alg": "RS256", "kid": "k0"}),
         encoded({"alg": "RS256", "kid": "k0", "crit": ["b64"], "b64": True})), 401, "extensions"),
     "cut short": (lambda: token()[:-9], 401, "no JWT|signature"),
     "no token at all": (lambda: "not-a-jwt-at-all", 401, "no JWT"),
-    "without the role": (lambda: ISSUER.token(scope="profile"), 403, READ),
-    "without roles": (lambda: ISSUER.token(), 403, READ),
-    "with the role in another case": (lambda: ISSUER.token(scope="Orders:Read"), 403, READ),
-    "with roles in a list": (lambda: ISSUER.token(scope=["a", READ]), 200, ""),
+    "without the role": (lambda: ISSUER.issue_token(scope="profile"), 403, READ),
+    "without roles": (lambda: ISSUER.issue_token(), 403, READ),
+    "with the role in another case": (lambda: ISSUER.issue_token(scope="Orders:Read"), 403, READ),
+    "with roles in a list": (lambda: ISSUER.issue_token(scope=["a", READ]), 200, ""),
 }  # fmt: skip
 
 
-def told_well(told: Told, wire: str, status: int, word: str) -> None:
+def told_well(told: AttemptResult, wire: str, status: int, word: str) -> None:
     assert told.status == status, told
     if status == 200:
-        assert "begin" in told.said
+        assert "begin" in told.text
         return
-    assert any(each in told.said for each in word.split("|")), told
+    assert any(each in told.text for each in word.split("|")), told
     if wire == "multiplex":  # a message, which has no header
         assert told.problem["code"] == {401: "unauthorized", 403: "forbidden"}[status]
         return
@@ -213,31 +227,35 @@ def told_well(told: Told, wire: str, status: int, word: str) -> None:
         assert told.problem["roles"] == [word] and f'scope="{word}"' in told.challenge
 
 
-def nowhere(secret: str, gateway: Gateway, told: Told) -> None:
+def nowhere(secret: str, gateway: GatewayProcess, told: AttemptResult) -> None:
     """Not in the answer, and not in the log."""
     for part in secret.split("."):
         if len(part) > 8:
-            assert part not in told.said + str(told.headers)
+            assert part not in told.text + str(told.headers)
             assert part not in gateway.log
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", WIRE_NAMES)
 @pytest.mark.parametrize("case", TOKENS)
-async def test_a_token_opens_what_it_is_for(gateway: Gateway, wire: str, case: str):
+async def test_a_token_opens_what_it_is_for(gateway: GatewayProcess, wire: str, case: str):
     make, status, word = TOKENS[case]
     secret = make()
-    told = await knock(wire, gateway.base_url, path("read"), Comes.bearing(secret))
+    told = await attempt_stream(
+        wire, gateway.base_url, path("read"), AttemptOptions.with_bearer(secret)
+    )
     told_well(told, wire, status, word)
     nowhere(secret, gateway, told)
 
 
-WAYS: Mapping[str, Callable[[str], Comes]] = {
-    "header": Comes.bearing,
-    "header in lower case": lambda secret: Comes({"authorization": f"bearer {secret}"}),
-    "cookie": lambda secret: Comes({"Cookie": f"theme=dark; access={secret}"}),
-    "query": lambda secret: Comes(query={"access_token": secret}),
-    "query under a name of its own": lambda secret: Comes(query={"from": "live", "x": secret}),
-    "subprotocol": lambda secret: Comes(protocols=("gateway.v1", f"bearer.{secret}")),
+WAYS: Mapping[str, Callable[[str], AttemptOptions]] = {
+    "header": AttemptOptions.with_bearer,
+    "header in lower case": lambda secret: AttemptOptions({"authorization": f"bearer {secret}"}),
+    "cookie": lambda secret: AttemptOptions({"Cookie": f"theme=dark; access={secret}"}),
+    "query": lambda secret: AttemptOptions(query={"access_token": secret}),
+    "query under a name of its own": lambda secret: AttemptOptions(
+        query={"from": "live", "x": secret}
+    ),
+    "subprotocol": lambda secret: AttemptOptions(subprotocols=("gateway.v1", f"bearer.{secret}")),
 }
 
 
@@ -246,72 +264,88 @@ WAYS: Mapping[str, Callable[[str], Comes]] = {
     [
         (way, wire)
         for way in WAYS
-        for wire in (("socket", "multiplex") if way == "subprotocol" else WIRES)
+        for wire in (("socket", "multiplex") if way == "subprotocol" else WIRE_NAMES)
     ],
 )
 async def test_a_token_may_come_in_several_ways_and_is_never_told_again(
-    gateway: Gateway, wire: str, way: str
+    gateway: GatewayProcess, wire: str, way: str
 ):
     for secret, status, word in ((token(), 200, ""), (token(exp=PAST), 401, "expired")):
-        told = await knock(wire, gateway.base_url, path("read"), WAYS[way](secret))
+        told = await attempt_stream(wire, gateway.base_url, path("read"), WAYS[way](secret))
         told_well(told, wire, status, word)
         nowhere(secret, gateway, told)
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", WIRE_NAMES)
 @pytest.mark.parametrize(
     ("name", "comes", "status"),
     [
-        ("open", Comes(), 200),
-        ("open", Comes.bearing("nonsense"), 200),
-        ("any", Comes.bearing(ISSUER.token()), 200),
-        ("shared", Comes.bearing(MACHINES.token()), 200),
-        ("shared", Comes.bearing(MACHINES.token(algorithm="HS512")), 401),
-        ("shared", Comes.bearing(MACHINES.token(key=private_key("HS256", 7))), 401),
-        ("shared", Comes.bearing(ISSUER.token()), 401),
-        ("shared", Comes({"Cookie": f"access={MACHINES.token()}"}), 401),
-        ("session", Comes({"Cookie": "session=of-ada"}), 200),
-        ("session", Comes(query={"ticket": "of-ada"}), 200),
-        ("session", Comes({"Cookie": "session=of-guest"}), 403),
-        ("session", Comes({"Cookie": "session=of-eve"}), 403),
-        ("session", Comes({"Cookie": "session=old"}), 401),
-        ("session", Comes({"Cookie": "session=login"}), 503),
-        ("session", Comes({"Cookie": "session=nobody"}), 503),
-        ("session", Comes({"Cookie": "session=makes-it-fail"}), 503),
-        ("both", Comes({**Comes.bearing(token()).headers, "Cookie": "session=of-guest"}), 200),
-        ("both", Comes({**Comes.bearing(token()).headers, "Cookie": "session=old"}), 401),
-        ("both", Comes({"Authorization": "Bearer x", "Cookie": "session=of-ada"}), 401),
-        ("both", Comes.bearing(token()), 401),
-        ("dev", Comes({"Authorization": "Basic YWRhOmxvdmVsYWNl"}), 200),
-        ("dev", Comes.bearing("t0p-secret"), 200),
-        ("dev", Comes({"Authorization": "Basic YWRhOmxvdmVsYWNlLg=="}), 401),
-        ("dev", Comes.bearing("t0p-guest"), 403),
+        ("open", AttemptOptions(), 200),
+        ("open", AttemptOptions.with_bearer("nonsense"), 200),
+        ("any", AttemptOptions.with_bearer(ISSUER.issue_token()), 200),
+        ("shared", AttemptOptions.with_bearer(MACHINES.issue_token()), 200),
+        ("shared", AttemptOptions.with_bearer(MACHINES.issue_token(algorithm="HS512")), 401),
+        (
+            "shared",
+            AttemptOptions.with_bearer(MACHINES.issue_token(key=get_private_key("HS256", 7))),
+            401,
+        ),
+        ("shared", AttemptOptions.with_bearer(ISSUER.issue_token()), 401),
+        ("shared", AttemptOptions({"Cookie": f"access={MACHINES.issue_token()}"}), 401),
+        ("session", AttemptOptions({"Cookie": "session=of-ada"}), 200),
+        ("session", AttemptOptions(query={"ticket": "of-ada"}), 200),
+        ("session", AttemptOptions({"Cookie": "session=of-guest"}), 403),
+        ("session", AttemptOptions({"Cookie": "session=of-eve"}), 403),
+        ("session", AttemptOptions({"Cookie": "session=old"}), 401),
+        ("session", AttemptOptions({"Cookie": "session=login"}), 503),
+        ("session", AttemptOptions({"Cookie": "session=nobody"}), 503),
+        ("session", AttemptOptions({"Cookie": "session=makes-it-fail"}), 503),
+        (
+            "both",
+            AttemptOptions(
+                {**AttemptOptions.with_bearer(token()).headers, "Cookie": "session=of-guest"}
+            ),
+            200,
+        ),
+        (
+            "both",
+            AttemptOptions(
+                {**AttemptOptions.with_bearer(token()).headers, "Cookie": "session=old"}
+            ),
+            401,
+        ),
+        ("both", AttemptOptions({"Authorization": "Bearer x", "Cookie": "session=of-ada"}), 401),
+        ("both", AttemptOptions.with_bearer(token()), 401),
+        ("dev", AttemptOptions({"Authorization": "Basic YWRhOmxvdmVsYWNl"}), 200),
+        ("dev", AttemptOptions.with_bearer("t0p-secret"), 200),
+        ("dev", AttemptOptions({"Authorization": "Basic YWRhOmxvdmVsYWNlLg=="}), 401),
+        ("dev", AttemptOptions.with_bearer("t0p-guest"), 403),
     ],
 )
 async def test_every_guard_knows_its_own(
-    gateway: Gateway, wire: str, name: str, comes: Comes, status: int
+    gateway: GatewayProcess, wire: str, name: str, comes: AttemptOptions, status: int
 ):
-    told = await knock(wire, gateway.base_url, path(name), comes)
+    told = await attempt_stream(wire, gateway.base_url, path(name), comes)
     assert told.status == status, told
     if status == 503 and wire in ("events", "lines"):
         assert 3 <= int(told.headers["retry-after"]) <= 10
 
 
 @pytest.mark.parametrize("name", [name for name, guarded in GUARDED.items() if guarded])
-@pytest.mark.parametrize("wire", WIRES)
-async def test_who_brings_nothing_is_asked_who_it_is(gateway: Gateway, wire: str, name: str):
+@pytest.mark.parametrize("wire", WIRE_NAMES)
+async def test_who_brings_nothing_is_asked_who_it_is(gateway: GatewayProcess, wire: str, name: str):
     """Without an error: nothing is wrong yet (RFC 6750 3.1)."""
-    told = await knock(wire, gateway.base_url, path(name))
+    told = await attempt_stream(wire, gateway.base_url, path(name))
     assert told.status == 401, told
     guard = next(iter(GUARDED[name]))
-    assert f"guarded by '{guard}'" in told.said
+    assert f"guarded by '{guard}'" in told.text
     if wire != "multiplex":
         assert 'Bearer realm="test"' in told.challenge and "error" not in told.challenge
         assert told.challenge.startswith("Basic" if name == "dev" else "Bearer")
 
 
-async def test_who_sends_two_tokens_in_one_place_is_refused(gateway: Gateway):
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+async def test_who_sends_two_tokens_in_one_place_is_refused(gateway: GatewayProcess):
+    async with httpx.AsyncClient(trust_env=False, timeout=RESPONSE_TIMEOUT_S) as http:
         twice = [("Authorization", f"Bearer {token()}")] * 2
         for headers, query in ((twice, ""), ([], f"?x={token()}&x={token()}")):
             answer = await http.get(gateway.base_url + path("read") + query, headers=headers)
@@ -320,9 +354,9 @@ async def test_who_sends_two_tokens_in_one_place_is_refused(gateway: Gateway):
             assert token()[:30] not in gateway.log
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", WIRE_NAMES)
 async def test_a_secret_that_looks_like_none_is_hidden_by_the_name_it_comes_under(
-    gateway: Gateway, wire: str
+    gateway: GatewayProcess, wire: str
 ):
     for name, comes, status in (
         ("dev", {"my-key": "t0p-secret"}, 200),
@@ -331,19 +365,21 @@ async def test_a_secret_that_looks_like_none_is_hidden_by_the_name_it_comes_unde
         ("session", {"ticket": "of-anybody"}, 503),
     ):
         (secret,) = comes.values()
-        told = await knock(wire, gateway.base_url, path(name), Comes(query=comes))
+        told = await attempt_stream(wire, gateway.base_url, path(name), AttemptOptions(query=comes))
         assert told.status == status, told
-        assert secret not in told.said + str(told.headers) + gateway.log
+        assert secret not in told.text + str(told.headers) + gateway.log
     assert "stream asked" in gateway.log, "the log tells of streams"
 
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "POST"])
-async def test_other_methods_say_no_more_than_before(gateway: Gateway, method: str):
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+async def test_other_methods_say_no_more_than_before(gateway: GatewayProcess, method: str):
+    async with httpx.AsyncClient(trust_env=False, timeout=RESPONSE_TIMEOUT_S) as http:
         answer = await http.request(method, gateway.base_url + path("read"))
         assert answer.status_code == {"HEAD": 401, "OPTIONS": 204, "POST": 405}[method]
         good = await http.request(
-            method, gateway.base_url + path("read"), headers=Comes.bearing(token()).headers
+            method,
+            gateway.base_url + path("read"),
+            headers=AttemptOptions.with_bearer(token()).headers,
         )
         assert good.status_code == {"HEAD": 200, "OPTIONS": 204, "POST": 405}[method]
 
@@ -367,7 +403,7 @@ KEY_OF_BOB, OWNER_BOB = '{"key":"bobs"}', '{"value":{"/owner":"bob"}}'
     ],
 )
 async def test_a_path_or_a_filter_that_names_anothers_key_shows_nothing_of_it(
-    gateway: Gateway,
+    gateway: GatewayProcess,
     wire: str,
     who: str,
     path: str,
@@ -375,21 +411,24 @@ async def test_a_path_or_a_filter_that_names_anothers_key_shows_nothing_of_it(
     seen: list[str],
 ):
     asked = urlencode({"from": "earliest", "until": "latest", **query})
-    url, headers = f"/of/{path}?{asked}", Comes.bearing(ISSUER.token(sub=who)).headers
+    url, headers = (
+        f"/of/{path}?{asked}",
+        AttemptOptions.with_bearer(ISSUER.issue_token(sub=who)).headers,
+    )
     if wire in ("events", "lines"):
         accept = {"events": "text/event-stream", "lines": "application/x-ndjson"}[wire]
-        async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=RESPONSE_TIMEOUT_S) as http:
             answer = await http.get(gateway.base_url + url, headers=headers | {"Accept": accept})
         assert answer.status_code == 200
         said = answer.text
     else:
         own = wire == "socket"
         options: Any = {"additional_headers": headers}
-        async with Multiplex(gateway.base_url, url if own else "/ws", **options) as socket:
+        async with MultiplexClient(gateway.base_url, url if own else "/ws", **options) as socket:
             if not own:
                 await socket.subscribe("s", url)
-            await socket.next(None if own else "s", "end")
-            said = json.dumps(socket.records(None if own else "s"), separators=(",", ":"))
+            await socket.wait_for_message(None if own else "s", "end")
+            said = json.dumps(socket.get_records(None if own else "s"), separators=(",", ":"))
     assert sorted(set(re.findall('"of":"([a-z]+)"', said))) == seen
 
 
@@ -406,9 +445,9 @@ async def test_a_path_or_a_filter_that_names_anothers_key_shows_nothing_of_it(
     ],
 )
 async def test_a_preflight_needs_no_token_and_lets_listed_sites_in(
-    gateway: Gateway, origin: str, asked: str, status: int, allowed: bool
+    gateway: GatewayProcess, origin: str, asked: str, status: int, allowed: bool
 ):
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=RESPONSE_TIMEOUT_S) as http:
         headers = {
             "Origin": origin,
             "Access-Control-Request-Method": "GET",
@@ -423,11 +462,11 @@ async def test_a_preflight_needs_no_token_and_lets_listed_sites_in(
 @pytest.mark.parametrize("good", [True, False])
 @pytest.mark.parametrize("origin", [SHOP, EVIL])
 async def test_only_pages_of_listed_sites_may_read_the_answer_also_a_refusal(
-    gateway: Gateway, wire: str, origin: str, good: bool
+    gateway: GatewayProcess, wire: str, origin: str, good: bool
 ):
     secret = token() if good else token(exp=PAST)
-    comes = Comes({**Comes.bearing(secret).headers, "Origin": origin})
-    told = await knock(wire, gateway.base_url, path("read"), comes)
+    comes = AttemptOptions({**AttemptOptions.with_bearer(secret).headers, "Origin": origin})
+    told = await attempt_stream(wire, gateway.base_url, path("read"), comes)
     assert told.status == (200 if good else 401)
     assert (told.headers.get("access-control-allow-origin") == origin) == (origin == SHOP)
 
@@ -444,13 +483,15 @@ async def test_only_pages_of_listed_sites_may_read_the_answer_also_a_refusal(
     ],
 )
 async def test_a_socket_is_opened_by_pages_of_listed_sites_only(
-    gateway: Gateway, wire: str, headers: dict[str, str], status: int
+    gateway: GatewayProcess, wire: str, headers: dict[str, str], status: int
 ):
     """No token helps a page of another site: its cookies go along unasked."""
     secret = token()
     filled = {name: value.replace("TOKEN", secret) for name, value in headers.items()}
     protocols = () if "Cookie" in headers else (f"bearer.{secret}",)
-    told = await knock(wire, gateway.base_url, path("read"), Comes(filled, protocols=protocols))
+    told = await attempt_stream(
+        wire, gateway.base_url, path("read"), AttemptOptions(filled, subprotocols=protocols)
+    )
     assert told.status == status, told
     if status == 403:
         assert told.problem["title"] == "Foreign origin"
@@ -459,33 +500,33 @@ async def test_a_socket_is_opened_by_pages_of_listed_sites_only(
 # A session's streams, its records and its renewal
 
 
-async def test_every_stream_of_a_session_is_guarded_by_itself(gateway: Gateway):
-    protocols: Any = [f"bearer.{ISSUER.token()}"]
-    async with Multiplex(gateway.base_url, subprotocols=protocols) as socket:
+async def test_every_stream_of_a_session_is_guarded_by_itself(gateway: GatewayProcess):
+    protocols: Any = [f"bearer.{ISSUER.issue_token()}"]
+    async with MultiplexClient(gateway.base_url, subprotocols=protocols) as socket:
         await socket.subscribe("any", path("any"))
-        await socket.say("subscribe", id="read", path=path("read"))
-        error = await socket.next("read", "error")
+        await socket.send_message("subscribe", id="read", path=path("read"))
+        error = await socket.wait_for_message("read", "error")
         assert (error["code"], error["roles"]) == ("forbidden", [READ])
-        await socket.say("token", jwt=token(exp=PAST))
-        assert (await socket.next(None, "error"))["code"] == "unauthorized"
-        await socket.say("token", jwt=token())
-        await socket.next(None, "renewed")
+        await socket.send_message("token", jwt=token(exp=PAST))
+        assert (await socket.wait_for_message(None, "error"))["code"] == "unauthorized"
+        await socket.send_message("token", jwt=token())
+        await socket.wait_for_message(None, "renewed")
         await socket.subscribe("read", path("read"))
-        await socket.say("change", id="any", path=path("dev"))
-        assert (await socket.next("any", "error"))["code"] == "unauthorized"
+        await socket.send_message("change", id="any", path=path("dev"))
+        assert (await socket.wait_for_message("any", "error"))["code"] == "unauthorized"
         await socket.subscribe("open", path("open"))
 
 
-async def test_a_record_is_written_by_who_may(gateway: Gateway):
+async def test_a_record_is_written_by_who_may(gateway: GatewayProcess):
     for scope, kind in ((READ, "error"), ("orders:write", "produced")):
-        protocols: Any = [f"bearer.{ISSUER.token(scope=scope)}"]
-        async with Multiplex(gateway.base_url, subprotocols=protocols) as socket:
-            await socket.say("produce", id="p", path="/write", value="1")
-            told = await socket.next("p", kind)
+        protocols: Any = [f"bearer.{ISSUER.issue_token(scope=scope)}"]
+        async with MultiplexClient(gateway.base_url, subprotocols=protocols) as socket:
+            await socket.send_message("produce", id="p", path="/write", value="1")
+            told = await socket.wait_for_message("p", kind)
             assert told.get("roles") == (["orders:write"] if kind == "error" else None)
 
 
-async def test_what_streams_there_are_is_told_with_the_guard_of_each(gateway: Gateway):
+async def test_what_streams_there_are_is_told_with_the_guard_of_each(gateway: GatewayProcess):
     async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
         told = (await http.get("/asyncapi.json")).json()
         assert told["components"]["securitySchemes"]

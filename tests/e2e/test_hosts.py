@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, browsing, config_for, running_gateway
-from support.multiplex import Multiplex
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.multiplex import MultiplexClient
 from websockets.exceptions import InvalidStatus
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -22,14 +22,14 @@ PATHS = ["/events/orders?until=latest", "/guarded", "/health/ready", "/", "/gate
 
 
 @asynccontextmanager
-async def gateway_on(kafka: EmbeddedKafka, **listen: Any) -> AsyncIterator[Gateway]:
+async def gateway_on(kafka: EmbeddedKafka, **listen: Any) -> AsyncIterator[GatewayProcess]:
     routes = [
         {"when": [{"path": "/events/orders"}], "with": {"topic": "orders"}},
         {"when": [{"path": "/guarded"}], "guarded": {"dev": []}, "with": {"topic": "orders"}},
     ]
     users = {"ada": {"token": "token-of-ada"}}
     guards = {"dev": {"type": "inline", "users": users, "exposed": True}}
-    config = config_for(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
+    config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
     async with running_gateway(config) as gateway:
         yield gateway
 
@@ -40,7 +40,7 @@ async def status(http: httpx.AsyncClient, host: str, path: str = PATHS[0]) -> in
 
 async def test_a_page_whose_name_is_made_to_lead_here_reads_nothing(kafka: EmbeddedKafka):
     """The port answered to any Host, so such a page read the routes of this machine."""
-    async with gateway_on(kafka) as gateway, browsing(gateway) as http:
+    async with gateway_on(kafka) as gateway, create_http_client(gateway) as http:
         port = gateway.base_url.rpartition(":")[2]
         for path in PATHS:
             refused = await http.get(path, headers={"Host": f"{EVIL}:{port}"})
@@ -50,7 +50,7 @@ async def test_a_page_whose_name_is_made_to_lead_here_reads_nothing(kafka: Embed
             headers = {"Origin": f"http://{EVIL}:{port}"}
             here: Any = {"host": "127.0.0.1", "port": int(port), "additional_headers": headers}
             with pytest.raises(InvalidStatus) as socket:
-                await Multiplex(f"http://{EVIL}:{port}", path, **here).__aenter__()
+                await MultiplexClient(f"http://{EVIL}:{port}", path, **here).__aenter__()
             assert socket.value.response.status_code == 421
         for host in ("localhost", f"127.0.0.1:{port}", "[::1]", "app.localhost:1", "10.1.2.3"):
             assert await status(http, host) == 200, host
@@ -61,7 +61,7 @@ async def test_names_are_those_that_are_listed(kafka: EmbeddedKafka):
     hosts = ["shop.example"]
     async with (
         gateway_on(kafka, hosts=hosts, forwarded=True, workers=2) as gateway,
-        browsing(gateway) as http,
+        create_http_client(gateway) as http,
     ):
         for host in ("shop.example", "Shop.Example:443", "localhost"):
             assert await status(http, host) == 200, host

@@ -9,34 +9,34 @@ from typing import Any
 
 import httpx
 import pytest
-from support.any_topic import Names, any_topic, named_topic, serving
-from support.brokers import Broker
-from support.clients.client import Event
+from support.brokers import KafkaCluster
+from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
-from support.gateways import Gateway
-from support.oracle import Oracle
-from support.raw_http import Wire, get
-from support.until import until
+from support.gateways import GatewayProcess
+from support.oracle import StreamOracle
+from support.raw_http import RawConnection, build_request
+from support.topic_gateway import TopicNames, build_topic_config, run_gateway_sync, topic_fixture
+from support.waiting import wait_until
 
 Topic = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def gateway(session_kafka: Broker, names: Names) -> Iterator[Gateway]:
-    with serving(any_topic(session_kafka.servers, names)) as gateway:
+def gateway(session_kafka: KafkaCluster, names: TopicNames) -> Iterator[GatewayProcess]:
+    with run_gateway_sync(build_topic_config(session_kafka.bootstrap_servers, names)) as gateway:
         yield gateway
 
 
-topic = named_topic()
+topic = topic_fixture()
 
 
 @pytest.fixture
-async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
         yield http
 
 
-def records(client: RawClient) -> list[Event]:
+def records(client: RawClient) -> list[ReceivedEvent]:
     return [each for each in client.events if each["event"] == "message"]
 
 
@@ -46,7 +46,7 @@ def said(client: RawClient, name: str) -> list[dict[str, Any]]:
 
 async def ended(client: RawClient) -> str:
     """The reason of its `end`; it does not come back."""
-    await client.wait(lambda events: events and events[-1]["event"] == "end")
+    await client.wait_for_events(lambda events: events and events[-1]["event"] == "end")
     await client.stop()
     return str(said(client, "end")[-1]["reason"])
 
@@ -65,28 +65,32 @@ def is_stream(headers: httpx.Headers | dict[str, str]) -> None:
 # -- heads -------------------------------------------------------------------------
 
 
-async def test_a_stream_says_that_nobody_may_keep_or_change_it(gateway: Gateway, topic: Topic):
+async def test_a_stream_says_that_nobody_may_keep_or_change_it(
+    gateway: GatewayProcess, topic: Topic
+):
     async with RawClient(f"{gateway.base_url}/value/{topic()}") as client:
-        await client.wait(1)
+        await client.wait_for_events(1)
         head = client.responses[0]
         is_stream(head.headers)
         assert "content-length" not in head.headers
         assert "server" not in head.headers
-        first = client.wire.decode().splitlines()
+        first = client.body.decode().splitlines()
         assert first[0].startswith("retry: ") and first[1] == "event: begin"
         assert first[2].startswith("data: {") and first[3].startswith("id: ") and first[4] == ""
 
 
-async def test_head_answers_as_get_would_and_keeps_the_connection(gateway: Gateway, topic: Topic):
-    with Wire(gateway.port) as wire:
-        wire.send(get(f"/value/{topic()}", method="HEAD"))
-        answer = wire.answer_head()
+async def test_head_answers_as_get_would_and_keeps_the_connection(
+    gateway: GatewayProcess, topic: Topic
+):
+    with RawConnection(gateway.port) as wire:
+        wire.send_bytes(build_request(f"/value/{topic()}", method="HEAD"))
+        answer = wire.read_head()
         assert answer.status == 200
         is_stream(answer.headers)
-        wire.send(get("/value/no-such-topic", method="HEAD"))
-        assert wire.answer_head().status == 404
-        wire.send(get("/health/live"))
-        assert wire.answer().status == 200
+        wire.send_bytes(build_request("/value/no-such-topic", method="HEAD"))
+        assert wire.read_head().status == 404
+        wire.send_bytes(build_request("/health/live"))
+        assert wire.read_response().status == 200
 
 
 async def test_what_is_not_a_stream_is_a_problem(http: httpx.AsyncClient, topic: Topic):
@@ -133,11 +137,11 @@ async def test_a_page_of_the_same_origin_asks_for_no_leave(http: httpx.AsyncClie
 
 
 async def test_a_path_cannot_choose_a_topic_that_is_not_configured(
-    http: httpx.AsyncClient, kafka: Broker
+    http: httpx.AsyncClient, kafka: KafkaCluster
 ):
     """A route with `topic: ${params.topic}` once served every topic of the cluster, the
     consumers' offsets among them."""
-    other = kafka.topic()
+    other = kafka.create_unique_topic()
     for path in (f"/value/{other}", "/value/__consumer_offsets", f"/merged/{other}/{other}"):
         answer = await http.get(path)
         assert answer.status_code == 404, path
@@ -147,12 +151,14 @@ async def test_a_path_cannot_choose_a_topic_that_is_not_configured(
 # -- where a stream begins and ends ----------------------------------------------------
 
 
-async def test_it_begins_and_ends_where_it_is_told(gateway: Gateway, topic: Topic, oracle: Oracle):
+async def test_it_begins_and_ends_where_it_is_told(
+    gateway: GatewayProcess, topic: Topic, oracle: StreamOracle
+):
     name = topic(partitions=3)
-    await oracle.produce(name, 30)
+    await oracle.produce_records(name, 30)
     middle = datetime.now(UTC).isoformat()
     await until_later(middle)
-    await oracle.produce(name, 20)
+    await oracle.produce_records(name, 20)
     for query, count in {
         "from=earliest&until=latest": 50,
         "from=earliest&until=7": 7,
@@ -165,21 +171,21 @@ async def test_it_begins_and_ends_where_it_is_told(gateway: Gateway, topic: Topi
             assert await ended(client) == "until", query
             assert len(records(client)) == count, query
             if count == 50:
-                oracle.check_events(client.events, start=dict.fromkeys(oracle.end(), 0))
+                oracle.check_events(client.events, start=dict.fromkeys(oracle.get_end_offsets(), 0))
 
 
 async def until_later(instant: str) -> None:
     then = datetime.fromisoformat(instant).timestamp()
-    await until(lambda: datetime.now(UTC).timestamp() > then + 0.005)
+    await wait_until(lambda: datetime.now(UTC).timestamp() > then + 0.005)
 
 
 async def test_a_route_with_an_hour_of_history_gives_no_more_of_it(
-    gateway: Gateway, topic: Topic, oracle: Oracle
+    gateway: GatewayProcess, topic: Topic, oracle: StreamOracle
 ):
     name = topic(configs={"retention.ms": "-1"})
     old = int((datetime.now(UTC).timestamp() - 7200) * 1000)
-    await oracle.produce(name, 5, timestamp=old)
-    young = await oracle.produce(name, 5)
+    await oracle.produce_records(name, 5, timestamp=old)
+    young = await oracle.produce_records(name, 5)
     async with RawClient(f"{gateway.base_url}/recent/{name}?from=earliest&until=latest") as client:
         await ended(client)
         told = [json.loads(each["data"])["offset"] for each in records(client)]
@@ -187,40 +193,40 @@ async def test_a_route_with_an_hour_of_history_gives_no_more_of_it(
 
 
 async def test_two_topics_come_in_one_stream_and_resume_together(
-    gateway: Gateway, topic: Topic, oracle: Oracle
+    gateway: GatewayProcess, topic: Topic, oracle: StreamOracle
 ):
     one, two = topic(partitions=2), topic(partitions=3)
     async with RawClient(f"{gateway.base_url}/merged/{one}/{two}") as client:
-        await client.wait(1)
+        await client.wait_for_events(1)
         assert said(client, "begin")[0]["partitions"] == {one: 2, two: 3}
-        await oracle.produce(one, 20)
-        await oracle.produce(two, 20)
-        await client.wait(lambda events: len(records(client)) == 40)
+        await oracle.produce_records(one, 20)
+        await oracle.produce_records(two, 20)
+        await client.wait_for_events(lambda events: len(records(client)) == 40)
         client.cut()
-        await oracle.produce(two, 20)
-        await oracle.produce(one, 20)
-        await client.wait(lambda events: len(records(client)) == 80)
-        start = oracle.start_of(one, 2) | oracle.start_of(two, 3)
+        await oracle.produce_records(two, 20)
+        await oracle.produce_records(one, 20)
+        await client.wait_for_events(lambda events: len(records(client)) == 80)
+        start = oracle.get_start_offsets(one, 2) | oracle.get_start_offsets(two, 3)
         oracle.check_events(client.events, start=dict.fromkeys(start, 0))
 
 
 async def test_a_stream_ends_at_the_age_its_route_gives_it_and_goes_on_in_another(
-    gateway: Gateway, topic: Topic, oracle: Oracle
+    gateway: GatewayProcess, topic: Topic, oracle: StreamOracle
 ):
     name = topic()
     async with RawClient(f"{gateway.base_url}/brief/{name}") as client:
-        await client.wait(lambda events: said(client, "end"), within=30)
+        await client.wait_for_events(lambda events: said(client, "end"), within=30)
         assert said(client, "end") == [{"reason": "lifetime"}]
-        acked = await oracle.produce(name, 5)  # while nobody is connected
+        acked = await oracle.produce_records(name, 5)  # while nobody is connected
         await client.stop()  # it was asked to come back within seconds
         await client.start()
-        await client.wait(lambda events: len(records(client)) == 5, within=60)
+        await client.wait_for_events(lambda events: len(records(client)) == 5, within=60)
         assert [each["data"].encode() for each in records(client)] == [a.value for a in acked]
-        assert client.opened >= 2
+        assert client.open_count >= 2
 
 
-async def test_an_idle_stream_is_kept_alive_by_comments(gateway: Gateway, topic: Topic):
+async def test_an_idle_stream_is_kept_alive_by_comments(gateway: GatewayProcess, topic: Topic):
     async with RawClient(f"{gateway.base_url}/beating/{topic()}") as client:
-        await until(lambda: client.wire.count(b"\n:\n") >= 3, client.state)
-        assert client.wire.endswith(b"\n\n:\n:\n:\n") or b":\n:\n" in client.wire
+        await wait_until(lambda: client.body.count(b"\n:\n") >= 3, client.describe_state)
+        assert client.body.endswith(b"\n\n:\n:\n:\n") or b":\n:\n" in client.body
         assert [each["event"] for each in client.events] == ["begin"]

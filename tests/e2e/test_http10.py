@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
+from support.admin_api import ADMIN_SECTION, list_streams, open_admin_api
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, config_for, running_gateway
-from support.operator import ADMIN, listed, operator
-from support.raw_http import Wire
-from support.records import produce
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.raw_http import RawConnection
+from support.records import produce_records
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -24,25 +24,27 @@ LINES = b"Accept: application/x-ndjson\r\n"
 
 
 @pytest_asyncio.fixture
-async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
+async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
     routes: list[dict[str, Any]] = [
         {"when": [{"path": "/orders"}], "with": {"topic": "orders"}},
         {"when": [{"path": "/ask"}], "with": {
             "capability": "produce", "topic": "orders", "replyTo": "replies", "timeout": "3s",
         }},
     ]  # fmt: skip
-    config = config_for(kafka.bootstrap, ["orders", "replies"], routes, admin=ADMIN)
+    config = build_config(kafka.bootstrap, ["orders", "replies"], routes, admin=ADMIN_SECTION)
     async with running_gateway(config) as running:
         yield running
 
 
-async def talk(gateway: Gateway, request: bytes, then: Callable[[Wire], T], *, half: bool) -> T:
+async def talk(
+    gateway: GatewayProcess, request: bytes, then: Callable[[RawConnection], T], *, half: bool
+) -> T:
     """half: end our side behind the request."""
     port = int(gateway.base_url.rpartition(":")[2])
 
     def run() -> T:
-        with Wire(port) as wire:
-            wire.send(request)
+        with RawConnection(port) as wire:
+            wire.send_bytes(request)
             if half:
                 wire.socket.shutdown(1)
             return then(wire)
@@ -50,7 +52,7 @@ async def talk(gateway: Gateway, request: bytes, then: Callable[[Wire], T], *, h
     return await asyncio.to_thread(run)
 
 
-def to_the_end(wire: Wire) -> bytes:
+def to_the_end(wire: RawConnection) -> bytes:
     data = b""
     while piece := wire.socket.recv(65536):
         data += piece
@@ -60,11 +62,11 @@ def to_the_end(wire: Wire) -> bytes:
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("accept", [EVENTS, LINES])
 async def test_a_stream_of_http_1_0_ends_with_its_connection(
-    gateway: Gateway, kafka: EmbeddedKafka, accept: bytes, half: bool
+    gateway: GatewayProcess, kafka: EmbeddedKafka, accept: bytes, half: bool
 ):
     """It came in chunks that HTTP/1.0 does not know (RFC 9112 6.1), and with two headers
     `Connection` that contradicted one another; one who ended its side got nothing."""
-    await produce(kafka.bootstrap, "orders", [b"first"])
+    await produce_records(kafka.bootstrap, "orders", [b"first"])
     request = b"GET /orders?from=earliest&until=latest HTTP/1.0\r\n%b\r\n" % accept
     said = await talk(gateway, request, to_the_end, half=half)
     head, _, body = said.partition(b"\r\n\r\n")
@@ -77,7 +79,7 @@ async def test_a_stream_of_http_1_0_ends_with_its_connection(
 
 
 @pytest.mark.parametrize("half", [False, True])
-async def test_a_page_of_http_1_0_has_its_length(gateway: Gateway, half: bool):
+async def test_a_page_of_http_1_0_has_its_length(gateway: GatewayProcess, half: bool):
     request = b"GET /health/live HTTP/1.0\r\nExpect: 100-continue\r\n\r\n"
     said = await talk(gateway, request, to_the_end, half=half)
     head, _, body = said.partition(b"\r\n\r\n")
@@ -87,54 +89,57 @@ async def test_a_page_of_http_1_0_has_its_length(gateway: Gateway, half: bool):
 
 @pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
 async def test_one_who_ends_its_side_gets_its_stream_as_it_comes(
-    gateway: Gateway, kafka: EmbeddedKafka, more: bytes
+    gateway: GatewayProcess, kafka: EmbeddedKafka, more: bytes
 ):
     """The end of the client's side was taken for the end of the client."""
     request = b"GET /orders HTTP/1.1\r\nHost: localhost\r\n%b%b\r\n" % (EVENTS, more)
 
-    def one_after_the_other(wire: Wire) -> None:
-        wire.until(b"event: begin")
+    def one_after_the_other(wire: RawConnection) -> None:
+        wire.read_until(b"event: begin")
         for n in range(3):
-            asyncio.run(produce(kafka.bootstrap, "orders", [b"half-%d" % n]))
-            wire.until(b"half-%d" % n)
+            asyncio.run(produce_records(kafka.bootstrap, "orders", [b"half-%d" % n]))
+            wire.read_until(b"half-%d" % n)
 
     await talk(gateway, request, one_after_the_other, half=True)
 
 
 @pytest.mark.parametrize("path", [b"/health/live", b"/orders?until=latest", b"/nowhere"])
-async def test_one_who_ends_its_side_gets_what_it_asked_for(gateway: Gateway, path: bytes):
+async def test_one_who_ends_its_side_gets_what_it_asked_for(gateway: GatewayProcess, path: bytes):
     request = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path
     first, second, _ = await talk(
-        gateway, 2 * request, lambda wire: (wire.answer(), wire.answer(), wire.closes()), half=True
+        gateway,
+        2 * request,
+        lambda wire: (wire.read_response(), wire.read_response(), wire.read_close()),
+        half=True,
     )
     assert first.status == second.status and second.status in (200, 404)
 
 
-async def test_one_who_ends_its_side_may_wait_for_a_reply(gateway: Gateway):
+async def test_one_who_ends_its_side_may_wait_for_a_reply(gateway: GatewayProcess):
     """Meanwhile it is told to go on waiting, which tells whether it is there."""
     request = b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n1"
 
-    def answers(wire: Wire) -> list[int]:
-        found = [wire.answer_head().status]
+    def answers(wire: RawConnection) -> list[int]:
+        found = [wire.read_head().status]
         while found[-1] == 100:
-            found.append(wire.answer_head().status)
+            found.append(wire.read_head().status)
         return found
 
     *waits, last = await talk(gateway, request, answers, half=True)
     assert last == 504 and waits
 
 
-async def test_one_who_is_gone_holds_nothing(gateway: Gateway):
+async def test_one_who_is_gone_holds_nothing(gateway: GatewayProcess):
     """That is found out by writing to it, long before the next heartbeat is due."""
     port = int(gateway.base_url.rpartition(":")[2])
-    async with operator(gateway) as http:
-        wires = [Wire(port) for _ in range(3)]
+    async with open_admin_api(gateway) as http:
+        wires = [RawConnection(port) for _ in range(3)]
         for wire in wires:
-            wire.send(b"GET /orders HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % EVENTS)
-            await asyncio.to_thread(wire.until, b"event: begin")
-        assert len(await listed(http)) == 3
+            wire.send_bytes(b"GET /orders HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % EVENTS)
+            await asyncio.to_thread(wire.read_until, b"event: begin")
+        assert len(await list_streams(http)) == 3
         for wire in wires:
             wire.socket.close()
         async with asyncio.timeout(10):  # a heartbeat comes after 15 s
-            while await listed(http):  # noqa: ASYNC110
+            while await list_streams(http):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

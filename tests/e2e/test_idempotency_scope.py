@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.any_topic import serving
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, browsing, config_for, running_gateway
-from support.multiplex import Multiplex
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.multiplex import MultiplexClient
+from support.topic_gateway import run_gateway_sync
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -46,8 +46,10 @@ ROUTES = [
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
-    with serving(config_for(kafka.bootstrap, ["votes"], ROUTES, guards=GUARDS)) as running:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+    with run_gateway_sync(
+        build_config(kafka.bootstrap, ["votes"], ROUTES, guards=GUARDS)
+    ) as running:
         yield running
 
 
@@ -60,10 +62,10 @@ async def vote(
     return await http.post("/votes" if who else "/open", content=body, headers=headers)
 
 
-async def test_equal_keys_of_two_clients_are_two(gateway: Gateway):
+async def test_equal_keys_of_two_clients_are_two(gateway: GatewayProcess):
     """The scope of a key was its route alone: the record of the second client was answered with 200
     and `repeated`, and never written; with another body it was refused, 422."""
-    async with browsing(gateway) as http:
+    async with create_http_client(gateway) as http:
         ada, eve = await vote(http, "1", "of-ada"), await vote(http, "1", "of-eve")
         assert (ada.status_code, eve.status_code) == (201, 201)
         assert (ada.json()["partition"], ada.json()["offset"]) != (
@@ -77,29 +79,31 @@ async def test_equal_keys_of_two_clients_are_two(gateway: Gateway):
         assert (await vote(http, "2", "of-ada", "yes")).status_code == 201
 
 
-async def test_over_websocket_it_is_the_same(gateway: Gateway):
+async def test_over_websocket_it_is_the_same(gateway: GatewayProcess):
     """As over HTTP: 'repeated', of a record of somebody else."""
     told = []
     for who in ("of-ada", "of-eve", "of-eve"):
         bearer = {"additional_headers": {"authorization": f"Bearer {who}"}}
-        async with Multiplex(gateway.base_url, **bearer) as socket:
-            await socket.say("produce", id="1", path="/stream", value="v", idempotencyKey="ws")
-            await socket.wait(lambda: any(each.get("id") == "1" for each in socket.said))
-            told.append(next(each for each in socket.said if each.get("id") == "1"))
+        async with MultiplexClient(gateway.base_url, **bearer) as socket:
+            await socket.send_message(
+                "produce", id="1", path="/stream", value="v", idempotencyKey="ws"
+            )
+            await socket.wait_until(lambda: any(each.get("id") == "1" for each in socket.messages))
+            told.append(next(each for each in socket.messages if each.get("id") == "1"))
     assert [each["type"] for each in told] == ["produced"] * 3
     assert ["repeated" in each for each in told] == [False, False, True]
 
 
-async def test_clients_of_an_open_route_share_theirs(gateway: Gateway):
-    async with browsing(gateway) as one, browsing(gateway) as other:
+async def test_clients_of_an_open_route_share_theirs(gateway: GatewayProcess):
+    async with create_http_client(gateway) as one, create_http_client(gateway) as other:
         first, again = await vote(one, "open"), await vote(other, "open")
         assert (first.status_code, again.status_code) == (201, 200)
         assert again.json()["repeated"] is True
 
 
-async def test_who_it_was_does_not_stand_in_the_record(gateway: Gateway):
+async def test_who_it_was_does_not_stand_in_the_record(gateway: GatewayProcess):
     """Headers are shown to whoever reads the topic in an envelope."""
-    async with browsing(gateway) as http:
+    async with create_http_client(gateway) as http:
         assert (await vote(http, "named", "of-ada")).status_code == 201
         lines = {"Accept": "application/x-ndjson"}
         text = (await http.get("/all?from=earliest&until=latest", headers=lines)).text
@@ -107,16 +111,16 @@ async def test_who_it_was_does_not_stand_in_the_record(gateway: Gateway):
 
 
 async def test_the_same_client_repeats_at_any_worker_and_replica(kafka: EmbeddedKafka):
-    config = config_for(kafka.bootstrap, ["votes"], ROUTES, guards=GUARDS)
+    config = build_config(kafka.bootstrap, ["votes"], ROUTES, guards=GUARDS)
     async with running_workers(config) as gateway:
         offsets = set()
         for n in range(12):
             for who in ("of-ada", "of-eve"):
-                async with browsing(gateway) as http:  # at any worker
+                async with create_http_client(gateway) as http:  # at any worker
                     answer = await vote(http, "workers", who)
                     assert answer.status_code == (201 if n == 0 else 200), answer.text
                     offsets.add((who, answer.json()["partition"], answer.json()["offset"]))
         assert len(offsets) == 2
-    async with running_gateway(config) as another, browsing(another) as http:
+    async with running_gateway(config) as another, create_http_client(another) as http:
         for who in ("of-ada", "of-eve"):
             assert (await vote(http, "workers", who)).status_code == 200

@@ -18,16 +18,16 @@ import pytest
 from ruamel.yaml import YAML
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
-from support.browser import Browser, browser, firefox
-from support.clients.client import Event
-from support.clients.module import ModuleClient
-from support.clients.pages import Pages, site
-from support.gateways import Gateway, config_for, route, running_gateway
-from support.heard import heard
-from support.oracle import Oracle, read_records
-from support.served import served
-from support.tcp_proxy import Link, TcpProxy
-from support.until import until
+from support.app_server import running_app
+from support.browser import Browser, running_browser, running_firefox
+from support.clients.client import ReceivedEvent
+from support.clients.js_module import ModuleClient
+from support.clients.module_pages import ModulePages, serve_pages
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.oracle import StreamOracle, read_records
+from support.received import parse_events
+from support.tcp_proxy import ProxyConnection, TcpProxy
+from support.waiting import wait_until
 
 from gateway.config import Route, loads
 from gateway.core.log.record import TopicPartition
@@ -45,34 +45,36 @@ in_node = pytest.mark.needs("node", "npm")
 
 
 @pytest.fixture
-async def oracle(embedded: EmbeddedKafka) -> AsyncIterator[Oracle]:
+async def oracle(embedded: EmbeddedKafka) -> AsyncIterator[StreamOracle]:
     embedded.create_topic(TOPIC, PARTITIONS)
-    async with Oracle(",".join(embedded.bootstrap)) as oracle:
+    async with StreamOracle(",".join(embedded.bootstrap)) as oracle:
         yield oracle
 
 
 @pytest.fixture
-async def gateway(embedded: EmbeddedKafka, oracle: Oracle) -> AsyncIterator[Gateway]:
+async def gateway(embedded: EmbeddedKafka, oracle: StreamOracle) -> AsyncIterator[GatewayProcess]:
     routes = [
-        route(TOPIC, "value", produce=True),
-        route(TOPIC, "envelope", clientFilters=True),
+        build_route(TOPIC, "value", produce=True),
+        build_route(TOPIC, "envelope", clientFilters=True),
     ]
-    async with running_gateway(config_for(embedded.bootstrap, [TOPIC], routes, listen=OPEN)) as it:
+    async with running_gateway(
+        build_config(embedded.bootstrap, [TOPIC], routes, listen=OPEN)
+    ) as it:
         yield it
 
 
 @asynccontextmanager
-async def way_to(gateway: Gateway) -> AsyncIterator[TcpProxy]:
+async def way_to(gateway: GatewayProcess) -> AsyncIterator[TcpProxy]:
     async with TcpProxy("127.0.0.1", gateway.port) as proxy:
         yield proxy
 
 
-def complete(oracle: Oracle, form: str = "envelope") -> Any:
+def complete(oracle: StreamOracle, form: str = "envelope") -> Any:
     """Has a client all that was acknowledged?"""
-    return lambda events: not oracle.missing(heard(events, form))
+    return lambda events: not oracle.list_missing(parse_events(events, form))
 
 
-def named(events: Sequence[Event], name: str) -> list[Any]:
+def named(events: Sequence[ReceivedEvent], name: str) -> list[Any]:
     return [json.loads(event["data"]) for event in events if event["event"] == name]
 
 
@@ -82,26 +84,30 @@ def named(events: Sequence[Event], name: str) -> list[Any]:
 @in_node
 @TRANSPORTS
 async def test_a_stream_is_exact_over_cuts_at_any_byte(
-    transport: str, gateway: Gateway, oracle: Oracle
+    transport: str, gateway: GatewayProcess, oracle: StreamOracle
 ):
-    await oracle.produce(TOPIC, 20)
+    await oracle.produce_records(TOPIC, 20)
     url = f"{gateway.base_url}/records/{TOPIC}"
     async with ModuleClient(url, {"transport": transport, "from": "earliest"}) as client:
-        await client.wait(complete(oracle), WITHIN)
+        await client.wait_for_events(complete(oracle), WITHIN)
         for times, count in enumerate((1, 700, 5000), 2):
             client.cut_after(count)
-            while client.network._budget is not None:  # an EventSource's bytes are compressed
-                await oracle.produce(TOPIC, 60)
-            await client.live(times)
-        await client.wait(complete(oracle), WITHIN)
+            while (
+                client.proxy._bytes_until_cut is not None
+            ):  # an EventSource's bytes are compressed
+                await oracle.produce_records(TOPIC, 60)
+            await client.wait_until_live(times)
+        await client.wait_for_events(complete(oracle), WITHIN)
         oracle.check_events(client.events, start=START)
         assert not client.errors
         middle = client.events[len(client.events) // 2]["id"]
         async with ModuleClient(url, {"transport": transport, "position": middle}) as later:
-            await later.wait(1, WITHIN)
+            await later.wait_for_events(1, WITHIN)
             assert named(later.events, "begin")
             last = client.events[-1]
-            await later.wait(lambda events: last["data"] in [e["data"] for e in events], WITHIN)
+            await later.wait_for_events(
+                lambda events: last["data"] in [e["data"] for e in events], WITHIN
+            )
             both = [*client.events[: len(client.events) // 2 + 1], *later.events]
             seen = {event["data"] for event in both if event["event"] == "message"}
             assert seen == {e["data"] for e in client.events if e["event"] == "message"}
@@ -109,18 +115,18 @@ async def test_a_stream_is_exact_over_cuts_at_any_byte(
 
 @in_node
 async def test_a_gateway_that_ends_and_one_that_is_killed_cost_no_record(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
     url = f"{gateway.base_url}/records/{TOPIC}"
     async with ModuleClient(url, {"transport": "websocket"}) as client:
         for times, end in enumerate((gateway.stop, gateway.kill), 1):
-            await client.live(times)
-            await oracle.produce(TOPIC, 20)
-            await client.wait(complete(oracle), WITHIN)
+            await client.wait_until_live(times)
+            await oracle.produce_records(TOPIC, 20)
+            await client.wait_for_events(complete(oracle), WITHIN)
             await end()
-            await oracle.produce(TOPIC, 20)
+            await oracle.produce_records(TOPIC, 20)
             await gateway.start()
-        await client.wait(complete(oracle), WITHIN)
+        await client.wait_for_events(complete(oracle), WITHIN)
         oracle.check_events(client.events, start=START)
         assert ("reconnecting", "drain") in client.states
 
@@ -128,19 +134,19 @@ async def test_a_gateway_that_ends_and_one_that_is_killed_cost_no_record(
 @in_node
 @TRANSPORTS
 async def test_a_change_of_filter_loses_nothing_that_matches_both(
-    transport: str, gateway: Gateway, oracle: Oracle
+    transport: str, gateway: GatewayProcess, oracle: StreamOracle
 ):
     """From `begin` with `changed` on, only the new view counts."""
     url = f"{gateway.base_url}/records/{TOPIC}"
     async with ModuleClient(url, {"transport": transport}) as client:
-        await client.live()
-        await oracle.produce(TOPIC, 20)
-        client.call("change", {"filter": {"value": {"/n": {"gte": 30}}}})
-        await oracle.produce(TOPIC, 40)
-        await client.wait(complete(oracle_of(oracle, 30)), WITHIN)
-        await client.wait(lambda events: len(named(events, "begin")) > 1, WITHIN)
-        await oracle.produce(TOPIC, 5)
-        await client.wait(complete(oracle_of(oracle, 30)), WITHIN)
+        await client.wait_until_live()
+        await oracle.produce_records(TOPIC, 20)
+        client.call_method("change", {"filter": {"value": {"/n": {"gte": 30}}}})
+        await oracle.produce_records(TOPIC, 40)
+        await client.wait_for_events(complete(oracle_of(oracle, 30)), WITHIN)
+        await client.wait_for_events(lambda events: len(named(events, "begin")) > 1, WITHIN)
+        await oracle.produce_records(TOPIC, 5)
+        await client.wait_for_events(complete(oracle_of(oracle, 30)), WITHIN)
         begins = [n for n, event in enumerate(client.events) if event["event"] == "begin"]
         assert "changed" not in json.loads(client.events[begins[0]]["data"])
         assert json.loads(client.events[begins[-1]]["data"])["changed"] is True
@@ -151,54 +157,56 @@ async def test_a_change_of_filter_loses_nothing_that_matches_both(
         matching.check_events(both)
 
 
-def number(event: Event) -> int:
+def number(event: ReceivedEvent) -> int:
     return int(json.loads(json.loads(event["data"])["value"])["n"])
 
 
-def oracle_of(oracle: Oracle, least: int) -> Oracle:
+def oracle_of(oracle: StreamOracle, least: int) -> StreamOracle:
     """What of it has a serial number of at least so much."""
-    part = Oracle()
-    every = oracle.acknowledged()
-    part.adopt(each for each in every if json.loads(each.value or b"")["n"] >= least)
+    part = StreamOracle()
+    every = oracle.list_acked()
+    part.add_acked(each for each in every if json.loads(each.value or b"")["n"] >= least)
     return part
 
 
 @in_node
 async def test_a_write_that_was_cut_off_before_its_answer_is_repeated_and_written_once(
-    gateway: Gateway, embedded: EmbeddedKafka
+    gateway: GatewayProcess, embedded: EmbeddedKafka
 ):
     servers = ",".join(embedded.bootstrap)
     async with ModuleClient(f"{gateway.base_url}/events/{TOPIC}") as client:
-        await client.live()
-        client.network.stall()
+        await client.wait_until_live()
+        client.proxy.stall()
         record = {"key": "ada", "value": {"order": 1}}
-        client.call("produce", record)
+        client.call_method("produce", record)
         async with asyncio.timeout(WITHIN):
             while not await read_records(servers, TOPIC, isolation="read_uncommitted"):
-                assert not client.came
-        assert not client.came
+                assert not client.results_by_argument
+        assert not client.results_by_argument
         client.cut()
-        client.network.unstall()
-        answer = await client.result(record)
+        client.proxy.unstall()
+        answer = await client.wait_for_result(record)
         (written,) = await read_records(servers, TOPIC, isolation="read_uncommitted")
         assert (written.key, written.value) == (b"ada", b'{"order":1}')
         place = {"topic": TOPIC, "partition": written.tp.partition, "offset": written.offset}
         assert answer == {**place, "repeated": True}
-        await client.wait(lambda events: named(events, "message") == [{"order": 1}], WITHIN)
+        await client.wait_for_events(
+            lambda events: named(events, "message") == [{"order": 1}], WITHIN
+        )
 
 
 @in_node
 @TRANSPORTS
 async def test_a_refused_position_is_told_and_a_refused_path_is_final(
-    transport: str, gateway: Gateway
+    transport: str, gateway: GatewayProcess
 ):
     options = {"transport": transport, "position": "of-something-else"}
     async with ModuleClient(f"{gateway.base_url}/events/{TOPIC}", options) as client:
-        await client.live()
+        await client.wait_until_live()
         (gap,) = named(client.events, "gap")
         assert gap["reason"] == "position-refused"
     async with ModuleClient(f"{gateway.base_url}/nothing", {"transport": transport}) as client:
-        await until(lambda: client.closed and client.errors, client.state, WITHIN)
+        await wait_until(lambda: client.is_closed and client.errors, client.describe_state, WITHIN)
         assert client.states == [("connecting", None), ("closed", "unknown-path")]
         assert len(client.errors) == 1
 
@@ -206,27 +214,27 @@ async def test_a_refused_position_is_told_and_a_refused_path_is_final(
 class NoWebSockets(TcpProxy):
     """A network that knows HTTP only."""
 
-    async def requests(self, reader: Any, link: Link) -> AsyncIterator[bytes]:
-        async for piece in super().requests(reader, link):
+    async def iter_requests(self, reader: Any, link: ProxyConnection) -> AsyncIterator[bytes]:
+        async for piece in super().iter_requests(reader, link):
             if b"upgrade: websocket" in piece.lower():
-                link.abort()
+                link.abort_both()
                 return
             yield piece
 
 
 @in_node
 async def test_where_no_websocket_comes_through_it_is_an_event_source(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
     client = ModuleClient(f"{gateway.base_url}/records/{TOPIC}", {"from": "earliest"})
-    client.network = NoWebSockets()
+    client.proxy = NoWebSockets()
     async with client:
-        await client.live()
-        await oracle.produce(TOPIC, 10)
-        await client.wait(complete(oracle), WITHIN)
+        await client.wait_until_live()
+        await oracle.produce_records(TOPIC, 10)
+        await client.wait_for_events(complete(oracle), WITHIN)
         client.cut()
-        await oracle.produce(TOPIC, 10)
-        await client.wait(complete(oracle), WITHIN)
+        await oracle.produce_records(TOPIC, 10)
+        await client.wait_for_events(complete(oracle), WITHIN)
         oracle.check_events(client.events, start=START)
         assert not client.errors
 
@@ -240,7 +248,7 @@ class Behind(TcpProxy):
     LATE = 10
     merged = False
 
-    async def responses(self, reader: Any, link: Link) -> AsyncIterator[bytes]:
+    async def iter_responses(self, reader: Any, link: ProxyConnection) -> AsyncIterator[bytes]:
         head = await reader.readuntil(b"\r\n\r\n")
         yield head
         late: list[bytes] = []
@@ -267,31 +275,33 @@ async def frames(reader: Any) -> AsyncIterator[bytes]:
 
 @in_node
 async def test_of_two_equal_streams_the_one_behind_is_handed_on_what_it_lacks(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
     """They never stand at one position, and become one subscription all the same."""
     client = ModuleClient(f"{gateway.base_url}/records/{TOPIC}", {"from": "earliest"})
-    client.network = network = Behind()
+    client.proxy = network = Behind()
     async with client:
-        await oracle.produce(TOPIC, 20)
-        await client.wait(complete(oracle), WITHIN)
+        await oracle.produce_records(TOPIC, 20)
+        await client.wait_for_events(complete(oracle), WITHIN)
         half = len(client.events) // 2
-        client.call("twin", {"position": client.events[half]["id"]})
+        client.call_method("twin", {"position": client.events[half]["id"]})
         async with asyncio.timeout(WITHIN):
             while not network.merged:
-                await oracle.produce(TOPIC, 1)
-        await oracle.produce(TOPIC, 10)
-        await client.wait(complete(oracle), WITHIN)
+                await oracle.produce_records(TOPIC, 1)
+        await oracle.produce_records(TOPIC, 10)
+        await client.wait_for_events(complete(oracle), WITHIN)
         oracle.check_events(client.events, start=START)
         rest = [event["data"] for event in client.events[half + 1 :]]
-        await until(lambda: len(client.twin) >= len(rest), client.state, WITHIN)
-        oracle.check_events(client.twin)
-        assert set(rest) <= {event["data"] for event in client.twin}
+        await wait_until(
+            lambda: len(client.twin_events) >= len(rest), client.describe_state, WITHIN
+        )
+        oracle.check_events(client.twin_events)
+        assert set(rest) <= {event["data"] for event in client.twin_events}
 
 
 @in_node
 async def test_a_token_is_renewed_on_the_same_connection_before_it_expires(
-    embedded: EmbeddedKafka, oracle: Oracle
+    embedded: EmbeddedKafka, oracle: StreamOracle
 ):
     """The first one is refused, as if it had been revoked: another one is asked for."""
     seen: list[int] = []
@@ -306,25 +316,27 @@ async def test_a_token_is_renewed_on_the_same_connection_before_it_expires(
             raise RequestError(401, "Unauthorized", "bring a token that holds")
 
     text = StringIO()
-    YAML().dump(config_for(embedded.bootstrap, [TOPIC]), text)
+    YAML().dump(build_config(embedded.bootstrap, [TOPIC]), text)
     app = create_app(loads(text.getvalue()), access=access)
     async with (
         app.router.lifespan_context(app),
-        served(app) as url,
+        running_app(app) as url,
         ModuleClient(f"{url}/records/{TOPIC}", {"lifetime": 2}) as client,
     ):
-        await client.live()
-        assert len(client.network.connects) == 1
-        await until(lambda: len(set(seen)) >= 4, lambda: f"{seen} {client.state()}", WITHIN)
-        await oracle.produce(TOPIC, 10)
-        await client.wait(complete(oracle), WITHIN)
+        await client.wait_until_live()
+        assert len(client.proxy.accepted_at) == 1
+        await wait_until(
+            lambda: len(set(seen)) >= 4, lambda: f"{seen} {client.describe_state()}", WITHIN
+        )
+        await oracle.produce_records(TOPIC, 10)
+        await client.wait_for_events(complete(oracle), WITHIN)
         oracle.check_events(client.events, start=START)
-        assert (len(client.network.connects), client.opened) == (1, 1)
+        assert (len(client.proxy.accepted_at), client.open_count) == (1, 1)
 
 
 @in_node
 async def test_an_event_source_is_renewed_with_what_its_browser_sends(
-    embedded: EmbeddedKafka, oracle: Oracle
+    embedded: EmbeddedKafka, oracle: StreamOracle
 ):
     """Who comes first is shown the keys of one tenant, who comes again those of another."""
     asked: list[str] = []
@@ -342,19 +354,21 @@ async def test_an_event_source_is_renewed_with_what_its_browser_sends(
         "guarded": {"app": []},
         "with": {"topic": TOPIC, "filters": own, "format": "envelope"},
     }
-    async with served(application) as app:
+    async with running_app(application) as app:
         guard = {
             "type": "http", "url": app, "challenge": "24h", "attributes": ["tenant"],
             "forward": {"headers": ["accept"]}, "timeout": "30s", "cache": "0s",
         }  # fmt: skip
-        config = config_for(embedded.bootstrap, [TOPIC], [route], guards={"app": guard})
+        config = build_config(embedded.bootstrap, [TOPIC], [route], guards={"app": guard})
         async with running_gateway(config) as gateway:
             options = {"transport": "eventsource"}
             async with ModuleClient(f"{gateway.base_url}/mine", options) as client:
-                await client.wait(lambda _: len(named(client.events, "begin")) >= 2, WITHIN)
-                await oracle.produce(TOPIC, 1, key=b"a")
-                await oracle.produce(TOPIC, 1, key=b"b")
-                await client.wait(lambda _: named(client.events, "message"), WITHIN)
+                await client.wait_for_events(
+                    lambda _: len(named(client.events, "begin")) >= 2, WITHIN
+                )
+                await oracle.produce_records(TOPIC, 1, key=b"a")
+                await oracle.produce_records(TOPIC, 1, key=b"b")
+                await client.wait_for_events(lambda _: named(client.events, "message"), WITHIN)
                 (told,) = named(client.events, "message")
                 assert told["key"] == "b" and named(client.events, "begin")[1]["changed"]
 
@@ -365,43 +379,43 @@ async def test_an_event_source_is_renewed_with_what_its_browser_sends(
 @pytest.mark.needs("chromium")
 @pytest.mark.parametrize("share", ["worker", "channel"])
 async def test_six_tabs_share_one_connection_and_closing_the_leading_one_loses_nothing(
-    share: str, gateway: Gateway, oracle: Oracle
+    share: str, gateway: GatewayProcess, oracle: StreamOracle
 ):
     """Five of one stream, each from where it likes, one of another; a cut; the first tab closed
     while records come. No tab is left: no connection is."""
     async with (
         way_to(gateway) as proxy,
-        site(f"http://{proxy.address}") as pages,
-        browser() as tabs,
+        serve_pages(f"http://{proxy.address}") as pages,
+        running_browser() as tabs,
     ):
-        await oracle.produce(TOPIC, 20)
-        window = (await tabs.tabs())[0]
+        await oracle.produce_records(TOPIC, 20)
+        window = (await tabs.list_tabs())[0]
         first = await open_all(tabs, pages, oracle, share)
         await has_one_connection(proxy)
-        assert len(proxy.connects) == 1
+        assert len(proxy.accepted_at) == 1
         await is_sent_once(pages, proxy, oracle)
         proxy.cut()
-        await oracle.produce(TOPIC, 20)
+        await oracle.produce_records(TOPIC, 20)
         await are_complete(pages, oracle, EARLY, FORMS)
         await has_one_connection(proxy)
-        assert len(proxy.connects) == 2
+        assert len(proxy.accepted_at) == 2
         writing = asyncio.create_task(write_slowly(oracle))
-        await tabs.look_at(first)
+        await tabs.switch_to_tab(first)
         await tabs.close_tab()
         await writing
         left = {tab: start for tab, start in EARLY.items() if tab != "t1"}
         await are_complete(pages, oracle, left, FORMS)
         await has_one_connection(proxy)
-        await tabs.look_at((await tabs.tabs())[-1])
+        await tabs.switch_to_tab((await tabs.list_tabs())[-1])
         if share == "channel":
             await the_leading_tab_is_ousted(tabs, proxy, oracle)
             await are_complete(pages, oracle, left, FORMS)
             await has_one_connection(proxy)
-        for tab in await tabs.tabs():
+        for tab in await tabs.list_tabs():
             if tab != window:
-                await tabs.look_at(tab)
+                await tabs.switch_to_tab(tab)
                 await tabs.close_tab()
-        await until(lambda: proxy.open_connections == 0, "the end of the connection", WITHIN)
+        await wait_until(lambda: proxy.connection_count == 0, "the end of the connection", WITHIN)
 
 
 EARLY = {"t1": True, "t2": True, "t3": False, "t4": False, "t5": True, "t6": True}
@@ -410,90 +424,92 @@ FORMS = {"t5": "value"}
 
 async def has_one_connection(proxy: TcpProxy) -> None:
     """A moment after a cut the proxy still carries the old one."""
-    await until(lambda: proxy.open_connections == 1, "one connection", WITHIN)
+    await wait_until(lambda: proxy.connection_count == 1, "one connection", WITHIN)
 
 
-async def open_all(tabs: Browser, pages: Pages, oracle: Oracle, share: str) -> str:
+async def open_all(tabs: Browser, pages: ModulePages, oracle: StreamOracle, share: str) -> str:
     """The handle of the first."""
     first = ""
     for tab, early in EARLY.items():
         path = f"/events/{TOPIC}" if tab in FORMS else f"/records/{TOPIC}"
-        opened = pages.url(tab, path, share=share, **({"from": "earliest"} if early else {}))
-        writing = asyncio.create_task(oracle.produce(TOPIC, 10) if early else asyncio.sleep(0))
-        handle = await tabs.new_tab(opened)
+        opened = pages.build_url(tab, path, share=share, **({"from": "earliest"} if early else {}))
+        writing = asyncio.create_task(
+            oracle.produce_records(TOPIC, 10) if early else asyncio.sleep(0)
+        )
+        handle = await tabs.open_tab(opened)
         first = first or handle
-        await pages.live(tab)
+        await pages.wait_until_live(tab)
         await writing
     await are_complete(pages, oracle, EARLY, FORMS)
     return first
 
 
-async def is_sent_once(pages: Pages, proxy: TcpProxy, oracle: Oracle) -> None:
+async def is_sent_once(pages: ModulePages, proxy: TcpProxy, oracle: StreamOracle) -> None:
     """Equal streams are one subscription, once they stand together: of six, two are sent."""
-    await oracle.produce(TOPIC, 3)
+    await oracle.produce_records(TOPIC, 3)
     await are_complete(pages, oracle, EARLY, FORMS)
-    before, size = proxy.to_client, 0
+    before, size = proxy.bytes_to_client, 0
     for _ in range(40):
         noise = base64.b64encode(os.urandom(1500)).decode()
         size += sum(
             len(each.value or b"")
-            for each in await oracle.produce(TOPIC, 1, fields={"noise": noise})
+            for each in await oracle.produce_records(TOPIC, 1, fields={"noise": noise})
         )
     await are_complete(pages, oracle, EARLY, FORMS)
-    sent = proxy.to_client - before
+    sent = proxy.bytes_to_client - before
     assert 1.2 * size < sent < 2.6 * size  # compressed or not
 
 
 async def are_complete(
-    pages: Pages, oracle: Oracle, early: dict[str, bool], forms: dict[str, str]
+    pages: ModulePages, oracle: StreamOracle, early: dict[str, bool], forms: dict[str, str]
 ) -> None:
     """Each of these tabs has all from its start on, once, in order."""
     for tab, from_start in early.items():
         form = forms.get(tab, "envelope")
-        last = {each.value for each in oracle.acknowledged()} if from_start else set(newest(oracle))
+        last = {each.value for each in oracle.list_acked()} if from_start else set(newest(oracle))
 
-        def has_all(events: Sequence[Event], form: str = form, last: Any = last) -> bool:
-            return last <= {getattr(item, "value", None) for item in heard(events, form)}
+        def has_all(events: Sequence[ReceivedEvent], form: str = form, last: Any = last) -> bool:
+            return last <= {getattr(item, "value", None) for item in parse_events(events, form)}
 
-        await pages.wait(tab, has_all)
+        await pages.wait_for_events(tab, has_all)
         start = START if from_start else None
         oracle.check_events(pages[tab].events, format=form, start=start)
         assert not pages[tab].errors
 
 
-def newest(oracle: Oracle) -> list[bytes | None]:
+def newest(oracle: StreamOracle) -> list[bytes | None]:
     """The last record of each partition."""
-    return [oracle.acknowledged(tp)[-1].value for tp in START]
+    return [oracle.list_acked(tp)[-1].value for tp in START]
 
 
-async def the_leading_tab_is_ousted(tabs: Browser, proxy: TcpProxy, oracle: Oracle) -> None:
+async def the_leading_tab_is_ousted(tabs: Browser, proxy: TcpProxy, oracle: StreamOracle) -> None:
     """As one is that its browser froze: its lock is taken away, and it follows from then on."""
-    before = len(proxy.connects)
+    before = len(proxy.accepted_at)
     writing = asyncio.create_task(write_slowly(oracle))
-    await tabs.run("navigator.locks.request('gateway.js/1 leader', {steal: true}, () => {})")
-    await until(lambda: len(proxy.connects) > before, "the next one's connection", WITHIN)
+    await tabs.run_script("navigator.locks.request('gateway.js/1 leader', {steal: true}, () => {})")
+    await wait_until(lambda: len(proxy.accepted_at) > before, "the next one's connection", WITHIN)
     await writing
 
 
-async def write_slowly(oracle: Oracle) -> None:
+async def write_slowly(oracle: StreamOracle) -> None:
     for _ in range(20):
-        await oracle.produce(TOPIC, 3)
+        await oracle.produce_records(TOPIC, 3)
         await asyncio.sleep(0.05)
 
 
 @pytest.mark.needs("chromium")
 async def test_streams_of_their_own_are_exact_over_cuts_and_a_reload_of_the_page(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
     """Both transports, in two tabs; the position is kept in sessionStorage."""
     async with (
         way_to(gateway) as proxy,
-        site(f"http://{proxy.address}") as pages,
-        browser() as tabs,
+        serve_pages(f"http://{proxy.address}") as pages,
+        running_browser() as tabs,
     ):
-        await oracle.produce(TOPIC, 10)
+        await oracle.produce_records(TOPIC, 10)
         urls = {
-            kind: pages.url(
+            kind: pages.build_url(
                 kind,
                 f"/records/{TOPIC}",
                 **{"from": "earliest", "transport": kind, "share": False, "keep": "orders"},
@@ -501,49 +517,49 @@ async def test_streams_of_their_own_are_exact_over_cuts_and_a_reload_of_the_page
             for kind in ("websocket", "eventsource")
         }
         both = dict.fromkeys(urls, True)
-        handles = {kind: await tabs.new_tab(url) for kind, url in urls.items()}
+        handles = {kind: await tabs.open_tab(url) for kind, url in urls.items()}
         for count in (200, 3000):
             await are_complete(pages, oracle, both, {})
             proxy.cut_after(count)
-            await oracle.produce(TOPIC, 40)
+            await oracle.produce_records(TOPIC, 40)
         await are_complete(pages, oracle, both, {})
-        await until(lambda: proxy.open_connections == 2, "a connection each", WITHIN)
+        await wait_until(lambda: proxy.connection_count == 2, "a connection each", WITHIN)
         for kind, url in urls.items():
-            await tabs.look_at(handles[kind])
-            await tabs.open("about:blank")
-            await oracle.produce(TOPIC, 10)
-            await tabs.open(url)
+            await tabs.switch_to_tab(handles[kind])
+            await tabs.open_url("about:blank")
+            await oracle.produce_records(TOPIC, 10)
+            await tabs.open_url(url)
         await are_complete(pages, oracle, both, {})
 
 
 @pytest.mark.needs("firefox")
-async def test_firefox_shares_too(gateway: Gateway, oracle: Oracle):
+async def test_firefox_shares_too(gateway: GatewayProcess, oracle: StreamOracle):
     """Two tabs by a worker and two by an elected one, each pair with a connection, and an
     EventSource of its own."""
-    await oracle.produce(TOPIC, 10)
+    await oracle.produce_records(TOPIC, 10)
     async with (
         way_to(gateway) as by_worker,
         way_to(gateway) as by_channel,
         way_to(gateway) as alone,
-        site("") as pages,
+        serve_pages("") as pages,
     ):
         urls = []
         proxies = {"worker": by_worker, "channel": by_channel, "alone": alone}
         for share, proxy in proxies.items():
-            pages.base = f"http://{proxy.address}"
+            pages.gateway_url = f"http://{proxy.address}"
             for tab in ("a", "b") if share != "alone" else ("a",):
                 options: dict[str, Any] = {"from": "earliest", "share": share}
                 if share == "alone":
                     options |= {"share": False, "transport": "eventsource"}
-                urls.append(pages.url(share + tab, f"/records/{TOPIC}", **options))
+                urls.append(pages.build_url(share + tab, f"/records/{TOPIC}", **options))
         every = dict.fromkeys(["workera", "workerb", "channela", "channelb", "alonea"], True)
-        async with firefox(*urls):
+        async with running_firefox(*urls):
             await are_complete(pages, oracle, every, {})
             for proxy in proxies.values():
                 await has_one_connection(proxy)
-                assert len(proxy.connects) == 1
+                assert len(proxy.accepted_at) == 1
                 proxy.cut()
-            await oracle.produce(TOPIC, 20)
+            await oracle.produce_records(TOPIC, 20)
             await are_complete(pages, oracle, every, {})
             for proxy in proxies.values():
                 await has_one_connection(proxy)

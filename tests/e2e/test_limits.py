@@ -9,17 +9,23 @@ from typing import Any
 
 import httpx
 import pytest
+from support.admission import (
+    BROWSER_HEADERS,
+    build_client_headers,
+    check_admitted,
+    check_refused,
+    connect_event_sources,
+)
 from support.brokers import embedded_kafka
-from support.browser import browser
-from support.clients.module import ModuleClient
+from support.browser import running_browser
+from support.clients.js_module import ModuleClient
 from support.clients.raw import RawClient
-from support.crowd import BROWSER, event_sources, let_in, of, refused
-from support.gateways import Gateway, config_for, running_gateway
-from support.in_process import in_process
-from support.multiplex import Multiplex
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.in_process_gateway import running_in_process_gateway
+from support.multiplex import MultiplexClient
 from support.oracle import read_records
-from support.until import until
-from support.workers import clients, running_workers, serving, workers
+from support.waiting import wait_until
+from support.workers import count_connections, find_workers, running_workers, wait_for_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -32,68 +38,82 @@ kafka = embedded_kafka({"orders": 1}, scope="function")
 
 def config(kafka: EmbeddedKafka, forwarded: bool = True, **limits: int) -> dict[str, Any]:
     listen = {"limits": limits, "forwarded": forwarded}
-    return config_for(kafka.bootstrap, ["orders"], listen=listen)
+    return build_config(kafka.bootstrap, ["orders"], listen=listen)
 
 
 async def test_the_limits_are_those_of_all_workers_together(kafka: EmbeddedKafka):
     made = config(kafka, connections=30, perAddress=20)
     async with running_workers(made) as gateway, AsyncExitStack() as stack:
-        many = await event_sources(stack, gateway, PATH, 60 * [of("192.0.2.1")])
-        held = let_in(many)
+        many = await connect_event_sources(
+            stack, gateway, PATH, 60 * [build_client_headers("192.0.2.1")]
+        )
+        held = check_admitted(many)
         assert len(held) == 20
-        await refused(gateway, PATH, 429, **of("192.0.2.1"))
-        others = await event_sources(stack, gateway, PATH, 20 * [of("192.0.2.2")])
-        assert len(let_in(others)) == 10
-        for headers in (of("192.0.2.3"), of("192.0.2.3", **LINES), {}):
-            await refused(gateway, PATH, 503, **headers)
-        async with Multiplex(gateway.base_url, additional_headers=of("192.0.2.3")) as late:
-            assert await late.closed() == 1013
-            (error,) = late.said
+        await check_refused(gateway, PATH, 429, **build_client_headers("192.0.2.1"))
+        others = await connect_event_sources(
+            stack, gateway, PATH, 20 * [build_client_headers("192.0.2.2")]
+        )
+        assert len(check_admitted(others)) == 10
+        for headers in (
+            build_client_headers("192.0.2.3"),
+            build_client_headers("192.0.2.3", **LINES),
+            {},
+        ):
+            await check_refused(gateway, PATH, 503, **headers)
+        async with MultiplexClient(
+            gateway.base_url, additional_headers=build_client_headers("192.0.2.3")
+        ) as late:
+            assert await late.wait_closed() == 1013
+            (error,) = late.messages
             assert (error["type"], error["code"]) == ("error", "busy") and error["message"]
         for client in others:
             await client.stop()
         for client in held[:15]:
             await client.stop()
         left = [client for client in many if client not in held[:15]]
-        await until(lambda: len(let_in(left)) == 20, "they come back by themselves", WITHIN)
+        await wait_until(
+            lambda: len(check_admitted(left)) == 20, "they come back by themselves", WITHIN
+        )
         assert await gateway.stop() == 0
 
 
 async def test_what_a_killed_worker_had_is_free(kafka: EmbeddedKafka):
     made = config(kafka, connections=12)
     async with running_workers(made) as gateway, AsyncExitStack() as stack:
-        every = await event_sources(stack, gateway, PATH, 12 * [of("192.0.2.1")])
-        assert len(let_in(every)) == 12
-        number, had = max(clients(gateway).items(), key=lambda each: each[1])
-        workers(gateway)[number].kill()
-        await until(
-            lambda: sum(client.opened for client in every) >= 12 + had, "they are back", WITHIN
+        every = await connect_event_sources(
+            stack, gateway, PATH, 12 * [build_client_headers("192.0.2.1")]
         )
-        await serving(gateway, starts=4)
+        assert len(check_admitted(every)) == 12
+        number, had = max(count_connections(gateway).items(), key=lambda each: each[1])
+        find_workers(gateway)[number].kill()
+        await wait_until(
+            lambda: sum(client.open_count for client in every) >= 12 + had, "they are back", WITHIN
+        )
+        await wait_for_workers(gateway, start_count=4)
         while not await busy(gateway):  # until all are back, one more may come
-            await until(lambda: len(let_in(every)) == 12, "all are served", WITHIN)
-        await refused(gateway, PATH, 503)
+            await wait_until(lambda: len(check_admitted(every)) == 12, "all are served", WITHIN)
+        await check_refused(gateway, PATH, 503)
 
 
-async def busy(gateway: Gateway) -> bool:
-    async with stream(gateway.base_url, **BROWSER) as client:
+async def busy(gateway: GatewayProcess) -> bool:
+    async with stream(gateway.base_url, **BROWSER_HEADERS) as client:
         return client.events[0]["event"] == "end"
 
 
 @asynccontextmanager
 async def stream(url: str, **headers: str) -> AsyncIterator[RawClient]:
     async with RawClient(url + PATH, headers=headers) as client:
-        await client.wait(1, WITHIN)
+        await client.wait_for_events(1, WITHIN)
         yield client
 
 
 async def test_what_counts_and_until_when(kafka: EmbeddedKafka):
     """A stream, a page while it waits, a socket with all of its streams, however they end."""
-    async with in_process(config(kafka, connections=2)) as (url, app):
+    async with running_in_process_gateway(config(kafka, connections=2)) as (url, app):
         limits = app.state.limits
 
         async def nobody() -> None:
-            await until(lambda: limits.held == 0, lambda: f"{limits.held} are counted", WITHIN)
+            await wait_until(lambda: limits.held == 0, lambda: f"{limits.held} are counted", WITHIN)
 
         async with httpx.AsyncClient(trust_env=False, timeout=WITHIN, base_url=url) as http:
             async with asyncio.timeout(WITHIN):
@@ -109,28 +129,28 @@ async def test_what_counts_and_until_when(kafka: EmbeddedKafka):
                 await nobody()
                 assert (await http.get(PATH + "?wait=1ms", headers=LINES)).status_code == 200
                 await nobody()
-            async with stream(url), Multiplex(url) as socket:
+            async with stream(url), MultiplexClient(url) as socket:
                 for label in "abc":
                     await socket.subscribe(label, PATH)
                 assert limits.held == 2
                 assert (await http.get(PATH)).status_code == 503
             await nobody()
             waiting = asyncio.create_task(http.get(PATH + "?wait=5m", headers=LINES))
-            async with Multiplex(url, PATH) as own:
-                await own.next(None, "begin")
-                await until(lambda: limits.held == 2)
+            async with MultiplexClient(url, PATH) as own:
+                await own.wait_for_message(None, "begin")
+                await wait_until(lambda: limits.held == 2)
                 app.state.hubs.drain()
                 assert (await waiting).status_code == 200
-                assert await own.closed() == 1012
+                assert await own.wait_closed() == 1012
             await nobody()
 
 
 async def test_a_header_of_the_client_is_not_believed_unless_it_is_said(kafka: EmbeddedKafka):
     async with (
         running_gateway(config(kafka, forwarded=False, perAddress=1)) as gateway,
-        stream(gateway.base_url, **of("192.0.2.1")),
+        stream(gateway.base_url, **build_client_headers("192.0.2.1")),
     ):
-        await refused(gateway, PATH, 429, **of("192.0.2.2"))
+        await check_refused(gateway, PATH, 429, **build_client_headers("192.0.2.2"))
 
 
 async def test_records_under_way_are_answered_before_a_draining_gateway_closes(
@@ -138,26 +158,26 @@ async def test_records_under_way_are_answered_before_a_draining_gateway_closes(
 ):
     """And what comes later is refused, to be repeated elsewhere."""
     routes = [{"when": [{"path": "/orders"}], "with": {"topic": "orders", "produce": True}}]
-    async with running_gateway(config_for(kafka.bootstrap, ["orders"], routes)) as gateway:
+    async with running_gateway(build_config(kafka.bootstrap, ["orders"], routes)) as gateway:
         async with (
-            Multiplex(gateway.base_url) as both,
-            Multiplex(gateway.base_url, "/orders") as own,
+            MultiplexClient(gateway.base_url) as both,
+            MultiplexClient(gateway.base_url, "/orders") as own,
         ):
-            await own.next(None, "begin")
+            await own.wait_for_message(None, "begin")
             for n, socket in enumerate((both, own)):
-                await socket.say("produce", id=f"warm-{n}", path="/orders", value=n)
-                await socket.next(f"warm-{n}", "produced")
+                await socket.send_message("produce", id=f"warm-{n}", path="/orders", value=n)
+                await socket.wait_for_message(f"warm-{n}", "produced")
             kafka.delay(1, 1.0)
             for socket in (both, own):
-                await socket.say("produce", id="slow", path="/orders", value="slow")
-                await socket.answers()
+                await socket.send_message("produce", id="slow", path="/orders", value="slow")
+                await socket.wait_for_pong()
             stopping = asyncio.create_task(gateway.stop())
-            await own.next(None, "end")
-            await both.say("produce", id="late", path="/orders", value="late")
+            await own.wait_for_message(None, "end")
+            await both.send_message("produce", id="late", path="/orders", value="late")
             for socket in (both, own):
-                assert (await socket.next("slow", "produced"))["topic"] == "orders"
-                assert await socket.closed() == 1012
-            late = both.of("late")
+                assert (await socket.wait_for_message("slow", "produced"))["topic"] == "orders"
+                assert await socket.wait_closed() == 1012
+            late = both.get_messages("late")
             assert [each["code"] for each in late] == ["draining"]
         kafka.delay(1, 0)
         assert await stopping == 0
@@ -169,23 +189,25 @@ async def test_the_javascript_module_repeats_at_the_next_gateway_what_a_draining
 ):
     """Its page waits for the answer, and need not know."""
     routes = [{"when": [{"path": PATH}], "with": {"topic": "orders", "produce": True}}]
-    async with running_gateway(config_for(kafka.bootstrap, ["orders"], routes)) as gateway:
+    async with running_gateway(build_config(kafka.bootstrap, ["orders"], routes)) as gateway:
         url = gateway.base_url + PATH
         async with ModuleClient(url, {"transport": "websocket"}) as page:
-            await page.live()
+            await page.wait_until_live()
             kafka.delay(1, 1.0)
-            page.call("produce", {"key": "first", "value": "first"})
-            await until(lambda: page.network.to_target > 0)
+            page.call_method("produce", {"key": "first", "value": "first"})
+            await wait_until(lambda: page.proxy.bytes_to_target > 0)
             stopping = asyncio.create_task(gateway.stop())
-            await until(lambda: ("reconnecting", "drain") in page.states, page.state, WITHIN)
-            page.call("produce", {"key": "late", "value": "late"})
+            await wait_until(
+                lambda: ("reconnecting", "drain") in page.states, page.describe_state, WITHIN
+            )
+            page.call_method("produce", {"key": "late", "value": "late"})
             assert await stopping == 0
             kafka.delay(1, 0)
             await gateway.start()
             for name in ("first", "late"):
-                answer = await page.result({"key": name, "value": name})
+                answer = await page.wait_for_result({"key": name, "value": name})
                 assert answer["topic"] == "orders", answer
-    written = await read_records(",".join(kafka.bootstrap), "orders", least=2)
+    written = await read_records(",".join(kafka.bootstrap), "orders", min_records=2)
     assert sorted(record.value or b"" for record in written) == [b"first", b"late"]
 
 
@@ -203,11 +225,11 @@ PAGE = """
 
 @pytest.mark.needs("chromium")
 async def test_a_browser_is_told_that_the_gateway_is_busy_and_comes_back(kafka: EmbeddedKafka):
-    async with running_gateway(config(kafka, connections=1)) as gateway, browser() as tab:
+    async with running_gateway(config(kafka, connections=1)) as gateway, running_browser() as tab:
         async with stream(gateway.base_url):
-            await tab.open(f"{gateway.base_url}/health/live")
-            await tab.run(PAGE, PATH)
-            await tab.until("return told.length >= 4")
-            told = await tab.run("return told")
+            await tab.open_url(f"{gateway.base_url}/health/live")
+            await tab.run_script(PAGE, PATH)
+            await tab.wait_for_script("return told.length >= 4")
+            told = await tab.run_script("return told")
         assert ["end", '{"reason":"busy"}'] in told and ["source", 0] in told
         assert told.index(["message", "busy"]) < told.index(["close", 1013])

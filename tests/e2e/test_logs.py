@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for, running_gateway
-from support.until import until
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.waiting import wait_until
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -22,13 +22,13 @@ PRINTED = re.compile(r"listening on |embedded Kafka on |\d+ workers;")
 kafka = embedded_kafka({"orders": 1}, scope="function")
 
 
-def objects(gateway: Gateway) -> list[dict[str, Any]]:
+def objects(gateway: GatewayProcess) -> list[dict[str, Any]]:
     lines = [line for line in gateway.log.splitlines() if not PRINTED.match(line)]
     return [json.loads(line) for line in lines]
 
 
 def config(kafka: EmbeddedKafka, **logs: Any) -> dict[str, Any]:
-    return config_for(kafka.bootstrap, ["orders"], telemetry={"logs": logs})
+    return build_config(kafka.bootstrap, ["orders"], telemetry={"logs": logs})
 
 
 async def test_every_line_is_an_object_that_says_what_it_is_about(kafka: EmbeddedKafka):
@@ -37,11 +37,11 @@ async def test_every_line_is_an_object_that_says_what_it_is_about(kafka: Embedde
         url = f"{gateway.base_url}/events/orders?token=s3cret&jwt={JWT}&from=live"
         headers = {"Authorization": f"Bearer {JWT}", "Cookie": "session=s3cret"}
         async with RawClient(url, headers=headers) as client:
-            await client.wait(1, WITHIN)
+            await client.wait_for_events(1, WITHIN)
             kafka.down(1)
-            await until(lambda: "FETCH reconnect" in gateway.log, "a reconnect", WITHIN)
+            await wait_until(lambda: "FETCH reconnect" in gateway.log, "a reconnect", WITHIN)
             kafka.up(1)
-        await until(lambda: "stream ended" in gateway.log, "its end", WITHIN)
+        await wait_until(lambda: "stream ended" in gateway.log, "its end", WITHIN)
         assert await gateway.stop() == 0
         lines = objects(gateway)
         assert "s3cret" not in gateway.log and "eyJ" not in gateway.log
@@ -66,11 +66,11 @@ async def test_the_console_has_the_phrases_that_operators_look_for(kafka: Embedd
     asked = config(kafka, level="warning")
     async with running_gateway(asked, arguments=["--debug", "kafka"]) as gateway:
         async with RawClient(f"{gateway.base_url}/events/orders") as client:
-            await client.wait(1, WITHIN)
+            await client.wait_for_events(1, WITHIN)
             kafka.down(1)
-            await until(lambda: "FETCH reconnect" in gateway.log, "a reconnect", WITHIN)
+            await wait_until(lambda: "FETCH reconnect" in gateway.log, "a reconnect", WITHIN)
             kafka.up(1)
-            await until(lambda: "FETCH resumed" in gateway.log, "its end", WITHIN)
+            await wait_until(lambda: "FETCH resumed" in gateway.log, "its end", WITHIN)
         log = gateway.log
     for phrase in (
         r"DEBUG gateway\.\S+\.fetcher: partition ready after [\d.]+s topic=orders partition=0$",
@@ -94,14 +94,14 @@ async def test_a_path_forges_no_line(kafka: EmbeddedKafka):
     """With --debug web a path with %0a in it wrote lines of its own, those of operators too, and
     with %1b it moved the cursor of whoever read them."""
     routes = [{"when": [{"path": "/own/{id}"}], "with": {"topic": "orders"}}]
-    made = config_for(kafka.bootstrap, ["orders"], routes)
+    made = build_config(kafka.bootstrap, ["orders"], routes)
     forged = "2026-11-22 10:00:00,000 INFO gateway.web.admin: admin: revoke"
     async with running_gateway(made, arguments=["--debug", "web"]) as gateway:
         async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
             for odd in ("%0a", "%0d", "%1b[2J", "%e2%80%a8", "%c2%85", "%e2%80%ae"):
                 path = f"/own/a{odd}{forged.replace(' ', '%20')}?until=latest"
                 assert (await http.get(f"{gateway.base_url}{path}")).status_code == 200
-        await until(lambda: gateway.log.count("admin: revoke") >= 6, "it is logged", WITHIN)
+        await wait_until(lambda: gateway.log.count("admin: revoke") >= 6, "it is logged", WITHIN)
         log = gateway.log
     assert not [line for line in log.splitlines() if line.startswith(forged)]
     assert all(char == "\n" or char.isprintable() for char in log)

@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import Producer
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import Gateway, browsing, config_for, running_gateway
-from support.multiplex import Multiplex
-from support.until import until
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.multiplex import MultiplexClient
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -28,7 +28,7 @@ kafka = embedded_kafka({"orders": 1})
 
 
 @asynccontextmanager
-async def serving(kafka: EmbeddedKafka, **more: Any) -> AsyncIterator[Gateway]:
+async def serving(kafka: EmbeddedKafka, **more: Any) -> AsyncIterator[GatewayProcess]:
     """more: routes besides these, what stands in their `with` by their paths."""
     routes = [
         {"when": [{"path": "/orders"}], "with": {"topic": "orders", "clientFilters": True}},
@@ -39,7 +39,7 @@ async def serving(kafka: EmbeddedKafka, **more: Any) -> AsyncIterator[Gateway]:
         *({"when": [{"path": f"/{path}"}], "with": each} for path, each in more.items()),
     ]
     topics = ["orders", "others"] if "other" in more else ["orders"]
-    config = config_for(kafka.bootstrap, topics, routes, memory=f"{MEMORY}MiB")
+    config = build_config(kafka.bootstrap, topics, routes, memory=f"{MEMORY}MiB")
     async with running_gateway(config) as gateway:
         yield gateway
 
@@ -65,30 +65,34 @@ async def test_subscriptions_that_nobody_reads_stay_within_the_memory(
     """Each subscription had a ring of 1 MiB to itself, by its id or by its filter: 300 of them
     held hundreds of megabytes whatever `memory` said."""
     async with serving(kafka) as gateway, AsyncExitStack() as stack:
-        idle = gateway.memory
+        idle = gateway.memory_bytes
         sockets = [
-            await stack.enter_async_context(Multiplex(gateway.base_url, max_queue=1))
+            await stack.enter_async_context(MultiplexClient(gateway.base_url, max_queue=1))
             for _ in range(SOCKETS)
         ]
         for s, socket in enumerate(sockets):
             for n in range(STREAMS):
-                await socket.say("subscribe", id=f"{s}-{n}", path="/orders", **choose(1000 * s + n))
-            await socket.wait(lambda socket=socket: len(socket.said) >= STREAMS)
-            socket.reading.clear()
+                await socket.send_message(
+                    "subscribe", id=f"{s}-{n}", path="/orders", **choose(1000 * s + n)
+                )
+            await socket.wait_until(lambda socket=socket: len(socket.messages) >= STREAMS)
+            socket.is_reading.clear()
         live = await stack.enter_async_context(RawClient(f"{gateway.base_url}/own/a"))
         most = 0
         for batch in range(0, RECORDS, BURST):
             write(kafka, BURST)
-            await until(lambda batch=batch: len(live.events) > batch + BURST, within=180.0)
-            most = max(most, gateway.memory)
+            await wait_until(lambda batch=batch: len(live.events) > batch + BURST, timeout_s=180.0)
+            most = max(most, gateway.memory_bytes)
         assert len(live.events) == 1 + RECORDS  # a client that reads has lost nothing
         assert most - idle < (MEMORY + SLACK) * MIB
 
         socket = sockets[0]
-        socket.reading.set()
-        await socket.wait(lambda: min(socket.tally[f"0-{n}"] for n in range(STREAMS)) >= RECORDS)
+        socket.is_reading.set()
+        await socket.wait_until(
+            lambda: min(socket.record_counts[f"0-{n}"] for n in range(STREAMS)) >= RECORDS
+        )
         for n in range(STREAMS):  # and nor has one that reads again
-            said = [int(value.split()[0]) for value in socket.records(f"0-{n}")]
+            said = [int(value.split()[0]) for value in socket.get_records(f"0-{n}")]
             assert said == [n % BURST for n in range(RECORDS)]
 
 
@@ -100,7 +104,7 @@ async def test_clients_who_come_when_the_memory_is_used_up_are_told_to_come_back
         clients: list[RawClient] = []
 
         async def is_full() -> bool:
-            async with browsing(gateway) as client:
+            async with create_http_client(gateway) as client:
                 answer = await client.get("/orders", params={"until": "latest"})
             return answer.status_code == 503
 
@@ -112,20 +116,20 @@ async def test_clients_who_come_when_the_memory_is_used_up_are_told_to_come_back
             await asyncio.sleep(0)
         assert await is_full()
         assert len(clients) < 200
-        async with browsing(gateway) as client:
+        async with create_http_client(gateway) as client:
             answer = await client.get("/orders")
             assert answer.status_code == 503
             assert answer.json()["title"] == "Busy"
             assert int(answer.headers["retry-after"]) >= 1
-        async with Multiplex(gateway.base_url) as socket:
-            await socket.say("subscribe", id="a", path="/orders")
-            error = await socket.next("a", "error")
+        async with MultiplexClient(gateway.base_url) as socket:
+            await socket.send_message("subscribe", id="a", path="/orders")
+            error = await socket.wait_for_message("a", "error")
             assert error["code"] == "busy"
         await stack.aclose()
         event_source = {"accept": "text/event-stream", "sec-fetch-mode": "cors"}
         # One that comes as a browser does tries again by itself.
         async with RawClient(f"{gateway.base_url}/orders", headers=event_source) as client:
-            await until(lambda: client.events and client.events[-1]["event"] == "begin")
+            await wait_until(lambda: client.events and client.events[-1]["event"] == "begin")
 
 
 @pytest.mark.parametrize("slow", ["skip", "disconnect"])
@@ -136,16 +140,16 @@ async def test_a_client_that_reads_is_not_slow_because_others_use_the_memory(
     take them skipped records or were disconnected."""
     route = {"topic": "orders", "slowClient": slow, "filters": [{"key": {"exists": True}}]}
     async with serving(kafka, victim=route) as gateway, AsyncExitStack() as stack:
-        socket = await stack.enter_async_context(Multiplex(gateway.base_url))
+        socket = await stack.enter_async_context(MultiplexClient(gateway.base_url))
         for n in range(STREAMS):
             choice = {"filter": {"key": {"in": ["a", f"x{n}"]}}}
-            await socket.say("subscribe", id=f"{n}", path="/orders", **choice)
-        await socket.wait(lambda: len(socket.said) >= STREAMS)
+            await socket.send_message("subscribe", id=f"{n}", path="/orders", **choice)
+        await socket.wait_until(lambda: len(socket.messages) >= STREAMS)
         client = await stack.enter_async_context(RawClient(f"{gateway.base_url}/victim"))
-        await until(lambda: client.events)
+        await wait_until(lambda: client.events)
         for burst in range(3):
             write(kafka, 60)
-            await until(lambda burst=burst: len(client.events) > 60 * (burst + 1))
+            await wait_until(lambda burst=burst: len(client.events) > 60 * (burst + 1))
         assert {each["event"] for each in client.events} == {"begin", "message"}
         assert len(client.events) == 181
 
@@ -161,9 +165,9 @@ async def test_clients_that_read_nothing_keep_nobody_from_reading(kafka: Embedde
         for n in range(16):
             held = RawClient(f"{gateway.base_url}/orders?from=earliest&n={n}", receive_buffer=4096)
             await stack.enter_async_context(held)
-            held.hold()
+            held.stop_reading()
         for _ in range(3):
-            async with browsing(gateway) as client:
+            async with create_http_client(gateway) as client:
                 answer = await client.get(
                     "/other",
                     params={"from": "earliest", "until": "latest"},

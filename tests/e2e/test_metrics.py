@@ -16,12 +16,12 @@ import httpx
 from support.brokers import embedded_kafka
 from support.clients.ndjson import NdjsonClient
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for, route, running_gateway
-from support.multiplex import Multiplex
-from support.oracle import Oracle
-from support.otlp import collector
-from support.scrape import OPENMETRICS, Scrape, scraped
-from support.until import until
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.multiplex import MultiplexClient
+from support.oracle import StreamOracle
+from support.otlp import running_collector
+from support.scrape import OPENMETRICS_TYPE, MetricsScrape, fetch_metrics
+from support.waiting import wait_until
 from support.workers import running_workers
 
 import gateway.telemetry
@@ -34,11 +34,13 @@ RETRIED = re.compile(r"FETCH reconnect in \S+ topic=(\S+) partition=\d+ cause=(\
 kafka = embedded_kafka({"orders": 3, "stock": 1}, scope="function")
 
 
-async def scrapes(gateway: Gateway, met: Callable[[Scrape], object], what: str) -> Scrape:
+async def scrapes(
+    gateway: GatewayProcess, met: Callable[[MetricsScrape], object], what: str
+) -> MetricsScrape:
     """The first scrape of which something is true."""
     async with asyncio.timeout(WITHIN):
         while True:
-            found = await scraped(gateway)
+            found = await fetch_metrics(gateway)
             if met(found):
                 return found
             await asyncio.sleep(0.05)
@@ -50,9 +52,9 @@ def records(client: Any) -> int:
 
 
 async def test_deliveries_are_those_that_clients_got_by_route_and_wire(kafka: EmbeddedKafka):
-    config = config_for(kafka.bootstrap, ["orders"])
+    config = build_config(kafka.bootstrap, ["orders"])
     events, lines = "/events/orders", "/records/orders"
-    async with running_gateway(config) as gateway, Oracle(kafka.bootstrap[0]) as oracle:
+    async with running_gateway(config) as gateway, StreamOracle(kafka.bootstrap[0]) as oracle:
         async with AsyncExitStack() as stack:
             url = gateway.base_url
             sse: list[Any] = [RawClient(url + events) for _ in range(3)]
@@ -60,17 +62,19 @@ async def test_deliveries_are_those_that_clients_got_by_route_and_wire(kafka: Em
             ndjson: list[Any] = [NdjsonClient(url + lines) for _ in range(2)]
             for client in sse + ndjson:
                 await stack.enter_async_context(client)
-            socket = await stack.enter_async_context(Multiplex(url))
+            socket = await stack.enter_async_context(MultiplexClient(url))
             await socket.subscribe("a", events)
             await asyncio.gather(*(client.wait(1, WITHIN) for client in sse + ndjson))
-            await oracle.produce("orders", 200)
-            await until(lambda: all(records(each) == 200 for each in sse + ndjson), "all", WITHIN)
-            await socket.wait(lambda: len(socket.records("a")) == 200)
+            await oracle.produce_records("orders", 200)
+            await wait_until(
+                lambda: all(records(each) == 200 for each in sse + ndjson), "all", WITHIN
+            )
+            await socket.wait_until(lambda: len(socket.get_records("a")) == 200)
             late = RawClient(f"{url}{events}?from=earliest")
             await stack.enter_async_context(late)
-            await until(lambda: records(late) == 200, "the late one", WITHIN)
+            await wait_until(lambda: records(late) == 200, "the late one", WITHIN)
 
-            found = await scraped(gateway, accept=OPENMETRICS)
+            found = await fetch_metrics(gateway, accept=OPENMETRICS_TYPE)
             for path, wire, clients in (
                 (events, "sse", [*sse[:3], late]),
                 (lines, "sse", sse[3:]),
@@ -83,9 +87,9 @@ async def test_deliveries_are_those_that_clients_got_by_route_and_wire(kafka: Em
             assert found["gateway_deliveries_total", of] == 200
             assert found["gateway_websockets", {}] == 1
             for wire in ("sse", "ndjson", "websocket"):  # live: all but what the late one got
-                live = found.sum("gateway_delivery_latency_seconds_count", wire=wire)
+                live = found.sum_series("gateway_delivery_latency_seconds_count", wire=wire)
                 caught = 200 if wire == "sse" else 0
-                assert live == found.sum("gateway_deliveries_total", wire=wire) - caught
+                assert live == found.sum_series("gateway_deliveries_total", wire=wire) - caught
             late_of = {"route": events, "wire": "sse", "source": "cache"}
             assert found["gateway_catchup_records_total", late_of] >= 200
             fetched = {"topic": "orders", "reader": "tail"}
@@ -103,50 +107,50 @@ async def test_deliveries_are_those_that_clients_got_by_route_and_wire(kafka: Em
 async def test_bytes_are_those_of_the_streams_and_the_path_is_as_configured(kafka: EmbeddedKafka):
     """Of HTTP's heads there are none in them, of its chunks there are."""
     path = "/admin/figures"
-    config = config_for(kafka.bootstrap, ["stock"], telemetry={"metrics": {"prometheus": path}})
+    config = build_config(kafka.bootstrap, ["stock"], telemetry={"metrics": {"prometheus": path}})
     async with (
         running_gateway(config) as running,
-        Oracle(kafka.bootstrap[0]) as oracle,
+        StreamOracle(kafka.bootstrap[0]) as oracle,
         RawClient(running.base_url + "/events/stock") as client,
     ):
-        await client.wait(1, WITHIN)
-        await oracle.produce("stock", 50)
-        await until(lambda: records(client) == 50, "all", WITHIN)
+        await client.wait_for_events(1, WITHIN)
+        await oracle.produce_records("stock", 50)
+        await wait_until(lambda: records(client) == 50, "all", WITHIN)
         of = {"route": "/events/stock", "wire": "sse"}
-        found = await scraped(running, path=path, accept=OPENMETRICS)
+        found = await fetch_metrics(running, path=path, accept=OPENMETRICS_TYPE)
         sent = found["gateway_sent_bytes_total", of]
-        assert len(client.wire) < sent < client.size
+        assert len(client.body) < sent < client.received_bytes
         assert found["gateway_token_bytes_count", of] == 1
         assert found["gateway_token_bytes_sum", of] == len(client.events[0]["id"])
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.get(running.base_url + "/metrics")).status_code == 404
     readme = (Path(gateway.telemetry.__file__).parent / "README.md").read_text()
     listed = set(re.findall(r"^\| `(\w+)` \| (?:counter|gauge|histogram) \|", readme, re.M))
-    assert found.names <= listed and len(found.names) > 30
+    assert found.metric_names <= listed and len(found.metric_names) > 30
 
 
 async def test_a_gap_is_told_with_its_records_and_to_how_many_clients(kafka: EmbeddedKafka):
     """The brokers' word that they do not lead keeps the gateway from reading, while records come
     and go."""
-    config = config_for(kafka.bootstrap, ["stock"])
+    config = build_config(kafka.bootstrap, ["stock"])
     async with (
         running_gateway(config, arguments=["--debug", "kafka"]) as gateway,
-        Oracle(kafka.bootstrap[0]) as oracle,
+        StreamOracle(kafka.bootstrap[0]) as oracle,
         RawClient(gateway.base_url + "/events/stock") as one,
         RawClient(gateway.base_url + "/events/stock") as other,
     ):
-        await asyncio.gather(one.wait(1, WITHIN), other.wait(1, WITHIN))
-        await oracle.produce("stock", 5)
-        await until(lambda: records(one) == records(other) == 5, "the first", WITHIN)
+        await asyncio.gather(one.wait_for_events(1, WITHIN), other.wait_for_events(1, WITHIN))
+        await oracle.produce_records("stock", 5)
+        await wait_until(lambda: records(one) == records(other) == 5, "the first", WITHIN)
         kafka.fail(FETCH, *[NOT_LEADER] * 5000)
-        await until(lambda: "cause=not-leader" in gateway.log, "the failure", WITHIN)
+        await wait_until(lambda: "cause=not-leader" in gateway.log, "the failure", WITHIN)
         of = {"topic": "stock", "partition": 0}
         state = {**of, "cause": "not-leader"}
         await scrapes(gateway, lambda each: each["gateway_partition_recovering", state], "cause")
-        await oracle.produce("stock", 30)
+        await oracle.produce_records("stock", 30)
         kafka.delete_records("stock", {0: 25})
         kafka.forgive(FETCH)
-        await until(lambda: records(one) == records(other) == 15, "the others", WITHIN)
+        await wait_until(lambda: records(one) == records(other) == 15, "the others", WITHIN)
         found = await scrapes(gateway, lambda each: each["gateway_partition_ready", of], "ready")
 
         told = [event for each in (one, other) for event in each.events if event["event"] == "gap"]
@@ -154,7 +158,7 @@ async def test_a_gap_is_told_with_its_records_and_to_how_many_clients(kafka: Emb
         assert found["gateway_gaps_total", reason] == 1
         assert {(gap["from"], gap["to"]) for gap in _gaps(told)} == {(5, 25)}
         assert found["gateway_gap_records_total", reason] == 20
-        assert found.sum("gateway_client_gaps_total", reason="retention") == len(told) == 2
+        assert found.sum_series("gateway_client_gaps_total", reason="retention") == len(told) == 2
         retried = Counter(RETRIED.findall(gateway.log))
         assert retried["stock", "not-leader"] > 0
         for (topic, cause), count in retried.items():
@@ -167,12 +171,12 @@ def _gaps(told: list[Any]) -> list[dict[str, Any]]:
 
 
 async def test_a_broker_that_is_away_is_seen_and_its_return(kafka: EmbeddedKafka):
-    config = config_for(kafka.bootstrap, ["stock"])
+    config = build_config(kafka.bootstrap, ["stock"])
     async with (
         running_gateway(config, arguments=["--debug", "kafka"]) as gateway,
         RawClient(gateway.base_url + "/events/stock") as client,
     ):
-        await client.wait(1, WITHIN)
+        await client.wait_for_events(1, WITHIN)
         of = {"topic": "stock", "partition": 0}
         kafka.down(1)
         await scrapes(gateway, lambda each: not each["gateway_partition_ready", of], "away")
@@ -183,7 +187,7 @@ async def test_a_broker_that_is_away_is_seen_and_its_return(kafka: EmbeddedKafka
             lambda each: each["gateway_partition_ready", of] * each["gateway_kafka_reachable", {}],
             "back",
         )
-        assert found.sum("gateway_broker_connect_failures_total") > 0
+        assert found.sum_series("gateway_broker_connect_failures_total") > 0
         assert found["gateway_broker_connects_total", {"role": "tail"}] >= 2
         retried = Counter(RETRIED.findall(gateway.log))
         for (topic, cause), count in retried.items():
@@ -195,20 +199,20 @@ async def test_a_broker_that_is_away_is_seen_and_its_return(kafka: EmbeddedKafka
 async def test_a_slow_client_is_seen_with_its_distance_and_what_was_done_about_it(
     kafka: EmbeddedKafka,
 ):
-    routes = [route("stock", "value", slowClient="skip")]
-    config = config_for(kafka.bootstrap, ["stock"], routes)
-    async with running_gateway(config) as gateway, Oracle(kafka.bootstrap[0]) as oracle:
+    routes = [build_route("stock", "value", slowClient="skip")]
+    config = build_config(kafka.bootstrap, ["stock"], routes)
+    async with running_gateway(config) as gateway, StreamOracle(kafka.bootstrap[0]) as oracle:
         url = gateway.base_url + "/events/stock"
         async with RawClient(url, receive_buffer=4096) as slow, RawClient(url) as fast:
-            await asyncio.gather(slow.wait(1, WITHIN), fast.wait(1, WITHIN))
-            slow.hold()
+            await asyncio.gather(slow.wait_for_events(1, WITHIN), fast.wait_for_events(1, WITHIN))
+            slow.stop_reading()
             of = {"route": "/events/stock"}
-            found, count = await scraped(gateway), 0
+            found, count = await fetch_metrics(gateway), 0
             while not found["gateway_client_falls_total", {**of, "wire": "sse", "policy": "skip"}]:
-                await oracle.produce("stock", 500, fields={"pad": "x" * 1000})
+                await oracle.produce_records("stock", 500, fields={"pad": "x" * 1000})
                 count += 500
-                await until(lambda: records(fast) == count, "the fast one", WITHIN)  # noqa: B023
-                found = await scraped(gateway)
+                await wait_until(lambda: records(fast) == count, "the fast one", WITHIN)  # noqa: B023
+                found = await fetch_metrics(gateway)
             assert found["gateway_client_stalls_total", {**of, "wire": "sse"}] >= 1
             state = {**of, "state": "slow"}
             found = await scrapes(
@@ -216,8 +220,8 @@ async def test_a_slow_client_is_seen_with_its_distance_and_what_was_done_about_i
             )
             most = found["gateway_clients_behind_records_max", state]
             assert 0 < most == found["gateway_clients_behind_records", state] <= count
-            slow.release()
-            await until(lambda: any(e["event"] == "gap" for e in slow.events), "a gap", WITHIN)
+            slow.resume_reading()
+            await wait_until(lambda: any(e["event"] == "gap" for e in slow.events), "a gap", WITHIN)
             told = {**of, "wire": "sse", "reason": "skipped"}
             found = await scrapes(
                 gateway, lambda each: not each["gateway_clients_behind", state], "none behind"
@@ -229,24 +233,26 @@ async def test_a_slow_client_is_seen_with_its_distance_and_what_was_done_about_i
 async def test_what_is_refused_and_what_is_written_is_counted(kafka: EmbeddedKafka):
     routes = [{"when": [{"path": "/stock"}], "with": {"topic": "stock", "produce": True}}]
     listen = {"limits": {"connections": 1}}
-    config = config_for(kafka.bootstrap, ["stock"], routes, listen=listen)
+    config = build_config(kafka.bootstrap, ["stock"], routes, listen=listen)
     async with running_gateway(config) as running:
         url = running.base_url + "/stock"
         async with (
-            Multiplex(running.base_url, "/stock") as socket,
+            MultiplexClient(running.base_url, "/stock") as socket,
             httpx.AsyncClient(trust_env=False) as http,
         ):
             for number in range(20):
-                await socket.say("produce", id=str(number), value="a" * 100)
-            await socket.wait(lambda: sum(each["type"] == "produced" for each in socket.said) == 20)
+                await socket.send_message("produce", id=str(number), value="a" * 100)
+            await socket.wait_until(
+                lambda: sum(each["type"] == "produced" for each in socket.messages) == 20
+            )
             kafka.fail(0, 10)  # MESSAGE_TOO_LARGE
-            await socket.say("produce", id="large", value="a")
-            await socket.next("large", "error")
+            await socket.send_message("produce", id="large", value="a")
+            await socket.wait_for_message("large", "error")
             for _ in range(3):
                 assert (await http.get(url)).status_code == 503
             assert (await http.get(running.base_url + "/none")).status_code == 404
             assert (await http.post(url)).status_code == 405
-            found = await scraped(running)
+            found = await fetch_metrics(running)
         assert found["gateway_refused_connections_total", {"limit": "connections"}] == 3
         for status, count in ((503, 3), (404, 1), (405, 1)):
             assert found["gateway_refused_requests_total", {"status": status}] == count
@@ -259,19 +265,19 @@ async def test_what_is_refused_and_what_is_written_is_counted(kafka: EmbeddedKaf
 
 
 async def test_one_scrape_is_of_all_workers_whoever_is_asked(kafka: EmbeddedKafka):
-    config = config_for(kafka.bootstrap, ["stock"])
+    config = build_config(kafka.bootstrap, ["stock"])
     async with running_workers(config, 2) as gateway, AsyncExitStack() as stack:
         url = gateway.base_url + "/events/stock"
         clients = [RawClient(url) for _ in range(12)]
         for client in clients:
             await stack.enter_async_context(client)
-        await asyncio.gather(*(client.wait(1, WITHIN) for client in clients))
-        oracle = await stack.enter_async_context(Oracle(kafka.bootstrap[0]))
-        await oracle.produce("stock", 30)
-        await until(lambda: all(records(each) == 30 for each in clients), "all", WITHIN)
+        await asyncio.gather(*(client.wait_for_events(1, WITHIN) for client in clients))
+        oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap[0]))
+        await oracle.produce_records("stock", 30)
+        await wait_until(lambda: all(records(each) == 30 for each in clients), "all", WITHIN)
         of = {"route": "/events/stock", "wire": "sse"}
         for _ in range(4):  # by connections of their own: of either worker
-            found = await scraped(gateway)
+            found = await fetch_metrics(gateway)
             assert found["gateway_workers", {}] == 2
             assert found["gateway_workers_missing", {}] == 0
             assert found["gateway_clients", of] == 12
@@ -285,20 +291,22 @@ async def test_one_scrape_is_of_all_workers_whoever_is_asked(kafka: EmbeddedKafk
 
 
 async def test_figures_are_sent_by_otlp_too(kafka: EmbeddedKafka):
-    with collector() as back:
+    with running_collector() as back:
         telemetry: dict[str, Any] = {
             "metrics": {"otlp": back.url, "interval": "1s"},
             "headers": {"authorization": "Bearer s3cret-s3cret"},
         }
         telemetry["metrics"]["prometheus"] = None
-        config = config_for(kafka.bootstrap, ["stock"], telemetry=telemetry)
+        config = build_config(kafka.bootstrap, ["stock"], telemetry=telemetry)
         async with (
             running_gateway(config) as running,
             RawClient(running.base_url + "/events/stock") as client,
         ):
-            await client.wait(1, WITHIN)
+            await client.wait_for_events(1, WITHIN)
             labels = {"route": "/events/stock", "wire": "sse"}
-            await until(lambda: back.value("gateway_clients", **labels) == 1, "the figure", WITHIN)
+            await wait_until(
+                lambda: back.get_value("gateway_clients", **labels) == 1, "the figure", WITHIN
+            )
             assert back.resource["service.name"] == "test"
             assert back.requests[-1][1]["authorization"] == "Bearer s3cret-s3cret"
             async with httpx.AsyncClient(trust_env=False) as http:

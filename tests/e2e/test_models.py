@@ -15,11 +15,17 @@ import httpx
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, topic_subject_name_strategy
 from confluent_kafka.serialization import MessageField, SerializationContext
-from support.gateways import Gateway, browsing, config_for, route, running_gateway
-from support.records import Sent, produce
-from support.registry import Registry
-from support.served import served
-from support.sse import Event, parse
+from support.app_server import running_app
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    build_route,
+    create_http_client,
+    running_gateway,
+)
+from support.records import RecordToSend, produce_records
+from support.registry import FakeRegistry
+from support.sse import SseEvent, parse_stream
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -55,13 +61,13 @@ JSON_ORDER = {
 
 
 @pytest.fixture
-async def registry() -> Registry:
-    return Registry()
+async def registry() -> FakeRegistry:
+    return FakeRegistry()
 
 
 @pytest.fixture
-async def url(registry: Registry) -> AsyncIterator[str]:
-    async with served(registry.app) as url:
+async def url(registry: FakeRegistry) -> AsyncIterator[str]:
+    async with running_app(registry.app) as url:
         yield url
 
 
@@ -80,21 +86,21 @@ async def streaming(
     url: str,
     *topics: dict[str, Any],
     routes: list[dict[str, Any]] | None = None,
-) -> AsyncIterator[Gateway]:
+) -> AsyncIterator[GatewayProcess]:
     catalogs = {"registry0": {"type": "schema-registry", "url": url, "timeout": "1s"}}
-    config = config_for(broker.bootstrap, topics, routes, catalogs=catalogs)
+    config = build_config(broker.bootstrap, topics, routes, catalogs=catalogs)
     async with running_gateway(config) as gateway:
         yield gateway
 
 
-async def events(gateway: Gateway, path: str, **params: str) -> list[Event]:
+async def events(gateway: GatewayProcess, path: str, **params: str) -> list[SseEvent]:
     """Those between `begin` and `end`."""
-    async with browsing(gateway) as http:
+    async with create_http_client(gateway) as http:
         asked = {"from": "earliest", "until": "latest", **params}
         answer = await http.get(path, params=asked)
     assert answer.status_code == 200, answer.text
-    found = [event for event in parse(answer.content) if event.type != "position"]
-    assert (found[0].type, found[-1].type) == ("begin", "end")
+    found = [event for event in parse_stream(answer.content) if event.event_type != "position"]
+    assert (found[0].event_type, found[-1].event_type) == ("begin", "end")
     return found[1:-1]
 
 
@@ -116,11 +122,13 @@ async def confluent_avro(url: str, topic: str) -> list[bytes]:
 
 
 async def test_avro_is_shown_as_json_in_every_format(
-    embedded: EmbeddedKafka, registry: Registry, url: str
+    embedded: EmbeddedKafka, registry: FakeRegistry, url: str
 ):
     topic = created(embedded, "orders")
     data = await confluent_avro(url, topic)
-    await produce(embedded.bootstrap, topic, [*map(Sent, data), Sent(None, b"k")])
+    await produce_records(
+        embedded.bootstrap, topic, [*map(RecordToSend, data), RecordToSend(None, b"k")]
+    )
     settings = {
         "name": topic,
         "value": model("avro"),
@@ -131,41 +139,41 @@ async def test_avro_is_shown_as_json_in_every_format(
         "with": {"topic": topic, "filters": [{"value": {"/region": "eu"}}], "fields": ["/id"]},
     }
     routes = [
-        route(topic, "value"),
-        route(topic, "envelope"),
+        build_route(topic, "value"),
+        build_route(topic, "envelope"),
         {"when": [{"path": "/cloud"}], "with": {"topic": topic, "format": "cloudevents"}},
         filtered,
     ]
     async with streaming(embedded, url, settings, routes=routes) as gateway:
         found = await events(gateway, f"/events/{topic}")
-        assert [event.type for event in found] == ["message"] * 3 + ["delete"]
-        assert [event.json() for event in found[:3]] == SHOWN
+        assert [event.event_type for event in found] == ["message"] * 3 + ["delete"]
+        assert [event.parse_json() for event in found[:3]] == SHOWN
         found = await events(gateway, f"/records/{topic}")
-        assert [json.loads(each.json()["value"]) for each in found[:3]] == SHOWN
-        assert [each.json()["key"] for each in found] == ["eu", None, "us", "k"]
+        assert [json.loads(each.parse_json()["value"]) for each in found[:3]] == SHOWN
+        assert [each.parse_json()["key"] for each in found] == ["eu", None, "us", "k"]
         found = await events(gateway, "/cloud")
-        assert [each.json()["data"] for each in found[:3]] == SHOWN
-        assert [each.json() for each in await events(gateway, "/eu")] == [{"id": 1}]
+        assert [each.parse_json()["data"] for each in found[:3]] == SHOWN
+        assert [each.parse_json() for each in await events(gateway, "/eu")] == [{"id": 1}]
     assert registry.requests["GET /schemas/ids/1"] <= 2, "once for the gateway, once for us"
 
 
 async def test_protobuf_and_json_schema_are_shown_as_json(
-    embedded: EmbeddedKafka, registry: Registry, url: str
+    embedded: EmbeddedKafka, registry: FakeRegistry, url: str
 ):
     from confluent_kafka.schema_registry.json_schema import JSONSerializer
 
     protos, jsons = created(embedded, "protos"), created(embedded, "jsons")
-    id = registry.register(f"{protos}-value", PROTO, "PROTOBUF")
+    id = registry.register_schema(f"{protos}-value", PROTO, "PROTOBUF")
     # by hand, from the description of the wire: zero, id, index list [1], the message Order
     order = bytes.fromhex("08 d2 09 12 02") + b"eu" + bytes.fromhex("1a 04 0a 02") + b"hi"
     framed = b"\0" + id.to_bytes(4, "big") + b"\x02\x02" + order
     note = b"\0" + id.to_bytes(4, "big") + b"\x00" + b"\x0a\x02hi"
-    await produce(embedded.bootstrap, protos, [Sent(framed), Sent(note)])
+    await produce_records(embedded.bootstrap, protos, [RecordToSend(framed), RecordToSend(note)])
     client = SchemaRegistryClient({"url": url})
     write = JSONSerializer(json.dumps(JSON_ORDER), client, conf=BY_TOPIC)
     value = {"id": 7, "region": "eu"}
     data = await asyncio.to_thread(by_confluent, write, jsons, value)
-    await produce(embedded.bootstrap, jsons, [Sent(data)])
+    await produce_records(embedded.bootstrap, jsons, [RecordToSend(data)])
     topics = (
         {"name": protos, "value": model("protobuf")},
         {"name": jsons, "value": model("jsonschema")},
@@ -173,57 +181,64 @@ async def test_protobuf_and_json_schema_are_shown_as_json(
     async with streaming(embedded, url, *topics) as gateway:
         found = await events(gateway, f"/events/{protos}")
         shown = {"id": "1234", "region": "eu", "notes": [{"text": "hi"}]}
-        assert [event.json() for event in found] == [shown, {"text": "hi"}]
-        assert [event.json() for event in await events(gateway, f"/events/{jsons}")] == [value]
+        assert [event.parse_json() for event in found] == [shown, {"text": "hi"}]
+        assert [event.parse_json() for event in await events(gateway, f"/events/{jsons}")] == [
+            value
+        ]
 
 
 @pytest.mark.parametrize("on_invalid", ["error", "skip", "raw"])
 async def test_what_is_none_of_the_model_is_shown_as_the_topic_says(
-    embedded: EmbeddedKafka, registry: Registry, url: str, on_invalid: str
+    embedded: EmbeddedKafka, registry: FakeRegistry, url: str, on_invalid: str
 ):
     topic = created(embedded, "orders")
     good = await confluent_avro(url, topic)
     bad = [b"{}", good[0] + b"!", b"\0\0\0\0\x63x"]  # unframed, too long, of no schema
-    await produce(embedded.bootstrap, topic, list(map(Sent, [good[0], *bad, good[2]])))
+    await produce_records(
+        embedded.bootstrap, topic, list(map(RecordToSend, [good[0], *bad, good[2]]))
+    )
     settings = {"name": topic, "value": model("avro", on_invalid)}
     async with streaming(embedded, url, settings) as gateway:
         found = await events(gateway, f"/events/{topic}")
         enveloped = await events(gateway, f"/records/{topic}")
-        async with browsing(gateway) as http:
+        async with create_http_client(gateway) as http:
             scraped = (await http.get("/metrics")).text
-    assert (found[0].json(), found[-1].json()) == (SHOWN[0], SHOWN[2])
-    assert [event.type for event in found] == [event.type for event in enveloped]
-    assert "gap" not in {event.type for event in found}
+    assert (found[0].parse_json(), found[-1].parse_json()) == (SHOWN[0], SHOWN[2])
+    assert [event.event_type for event in found] == [event.event_type for event in enveloped]
+    assert "gap" not in {event.event_type for event in found}
     assert f'gateway_invalid_records_total{{topic="{topic}",outcome="{on_invalid}"}}' in scraped
     middle = found[1:-1]
     if on_invalid == "skip":
         assert middle == []
     elif on_invalid == "raw":
-        assert [each.json() for each in middle] == [
+        assert [each.parse_json() for each in middle] == [
             {"base64": b64encode(each).decode()} for each in bad
         ]
-        assert enveloped[1].json()["value"] == "{}"
+        assert enveloped[1].parse_json()["value"] == "{}"
     else:
-        assert [event.type for event in middle] == ["error"] * 3
-        told = middle[0].json()
+        assert [event.event_type for event in middle] == ["error"] * 3
+        told = middle[0].parse_json()
         assert (told["code"], told["topic"], told["offset"]) == ("value-invalid", topic, 1)
         assert "not with 00 and an id" in told["message"]
-        assert "too many" in middle[1].json()["message"]
-        assert "no schema with the id 99" in middle[2].json()["message"]
+        assert "too many" in middle[1].parse_json()["message"]
+        assert "no schema with the id 99" in middle[2].parse_json()["message"]
 
 
 async def test_a_registry_that_is_away_holds_up_its_partitions_and_loses_nothing(
-    embedded: EmbeddedKafka, registry: Registry
+    embedded: EmbeddedKafka, registry: FakeRegistry
 ):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     topic, plain = created(embedded, "orders"), created(embedded, "plain")
-    async with served(registry.app, port):
+    async with running_app(registry.app, port):
         data = await confluent_avro(url, topic)
     settings = {"name": topic, "value": model("avro")}
     async with streaming(embedded, url, settings, {"name": plain}) as gateway:
-        async with browsing(gateway) as http, http.stream("GET", f"/events/{topic}") as stream:
+        async with (
+            create_http_client(gateway) as http,
+            http.stream("GET", f"/events/{topic}") as stream,
+        ):
             lines = stream.aiter_lines()
 
             async def next_data(kind: str) -> Any:
@@ -237,20 +252,20 @@ async def test_a_registry_that_is_away_holds_up_its_partitions_and_loses_nothing
                 raise AssertionError(f"no {kind}")
 
             await next_data("begin")
-            await produce(embedded.bootstrap, topic, list(map(Sent, data)))
+            await produce_records(embedded.bootstrap, topic, list(map(RecordToSend, data)))
             told = await next_data("error")
             assert told["code"] == "schema-registry"
-            await produce(embedded.bootstrap, plain, [Sent(b"x")])
+            await produce_records(embedded.bootstrap, plain, [RecordToSend(b"x")])
             (other,) = await events(gateway, f"/events/{plain}")
-            assert other.raw == b"x", "others are read as ever"
-            async with served(registry.app, port):
+            assert other.raw_data == b"x", "others are read as ever"
+            async with running_app(registry.app, port):
                 assert [await next_data("message") for _ in SHOWN] == SHOWN
         # what is known needs no registry
-        assert [each.json() for each in await events(gateway, f"/events/{topic}")] == SHOWN
+        assert [each.parse_json() for each in await events(gateway, f"/events/{topic}")] == SHOWN
 
 
 async def test_what_is_posted_is_written_by_the_latest_schema(
-    embedded: EmbeddedKafka, registry: Registry, url: str
+    embedded: EmbeddedKafka, registry: FakeRegistry, url: str
 ):
     topic = created(embedded, "orders")
     keys = {"model": "long", "onInvalid": "error"}
@@ -262,9 +277,9 @@ async def test_what_is_posted_is_written_by_the_latest_schema(
     }
     async with (
         streaming(
-            embedded, url, settings, routes=[writes, reads, route(topic, "value")]
+            embedded, url, settings, routes=[writes, reads, build_route(topic, "value")]
         ) as gateway,
-        browsing(gateway) as http,
+        create_http_client(gateway) as http,
     ):
 
         async def post(value: Any) -> httpx.Response:
@@ -274,7 +289,7 @@ async def test_what_is_posted_is_written_by_the_latest_schema(
         refused = await post(SHOWN[0])
         assert refused.status_code == 400
         assert "no subject" in refused.json()["detail"]
-        registry.register(f"{topic}-value", ORDER)
+        registry.register_schema(f"{topic}-value", ORDER)
         for _ in range(300):  # what is not there is asked for again after a moment
             posted = await post(SHOWN[0])
             if posted.status_code != 400:
@@ -283,4 +298,6 @@ async def test_what_is_posted_is_written_by_the_latest_schema(
         assert posted.is_success, posted.text
         bad = await post({**SHOWN[0], "id": "x"})
         assert (bad.status_code, "/id takes a whole number" in bad.json()["detail"]) == (400, True)
-        assert [each.json() for each in await events(gateway, f"/events/{topic}")] == [SHOWN[0]]
+        assert [each.parse_json() for each in await events(gateway, f"/events/{topic}")] == [
+            SHOWN[0]
+        ]

@@ -20,13 +20,13 @@ from ruamel.yaml import YAML
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount
+from support.asgi_servers import running_hypercorn, running_uvicorn
 from support.clients.raw import RawClient
-from support.gateways import config_for
-from support.leaks import held
-from support.records import produce
-from support.servers import under_hypercorn, under_uvicorn
-from support.sse import parse
-from support.until import until
+from support.gateways import build_config
+from support.leaks import collect_resources
+from support.records import produce_records
+from support.sse import parse_stream
+from support.waiting import wait_until
 from websockets.asyncio.client import connect
 
 from gateway import (
@@ -54,7 +54,7 @@ def orders(embedded: EmbeddedKafka) -> EmbeddedKafka:
 
 
 def application(kafka: EmbeddedKafka, **sections: Any) -> Application:
-    config = config_for(kafka.bootstrap, ["orders"], **sections)
+    config = build_config(kafka.bootstrap, ["orders"], **sections)
     return create_app(Settings.model_validate(config))
 
 
@@ -94,14 +94,14 @@ async def test_beside_the_hosts_own_routes_nothing_of_the_host_changes(orders: E
         assert redirect.headers["location"] == "http://test/kafka/"  # Starlette's way with mounts
 
 
-@pytest.mark.parametrize("server", [under_uvicorn, under_hypercorn])
+@pytest.mark.parametrize("server", [running_uvicorn, running_hypercorn])
 async def test_streams_of_every_wire_flow_below_the_mount(orders: EmbeddedKafka, server: Any):
     app = host(application(orders))
     async with server(app) as url, asking(url) as http:
         async with RawClient(f"{url}/kafka/records/orders") as client:
-            await client.wait(1)
-            await produce(orders.bootstrap, "orders", [b'{"n": 1}'])
-            await client.wait(2)
+            await client.wait_for_events(1)
+            await produce_records(orders.bootstrap, "orders", [b'{"n": 1}'])
+            await client.wait_for_events(2)
             assert json.loads(client.events[1]["data"])["value"] == '{"n": 1}'
         lines = await http.get(
             f"/kafka/events/orders{QUERY}", headers={"Accept": "application/x-ndjson"}
@@ -151,7 +151,7 @@ async def test_the_host_says_who_may_have_a_stream(orders: EmbeddedKafka):
         if token != "sesame":
             raise RequestError(401, "Unauthorized", "log in first")
 
-    config = Settings.model_validate(config_for(orders.bootstrap, ["orders"]))
+    config = Settings.model_validate(build_config(orders.bootstrap, ["orders"]))
     app = host(create_app(config, access=access))
     async with app.router.lifespan_context(app), asking(app=app) as http:
         path = f"/kafka/events/orders{QUERY}"
@@ -163,13 +163,13 @@ async def test_the_host_says_who_may_have_a_stream(orders: EmbeddedKafka):
 async def test_the_host_reads_with_the_clients(orders: EmbeddedKafka):
     gateway = application(orders)
     app = host(gateway)
-    async with under_uvicorn(app) as url, RawClient(f"{url}/kafka/events/orders") as client:
-        await client.wait(1)
+    async with running_uvicorn(app) as url, RawClient(f"{url}/kafka/events/orders") as client:
+        await client.wait_for_events(1)
         async with gateway.gateway.subscribe("orders") as stream:
-            await produce(orders.bootstrap, "orders", [b"1"])
+            await produce_records(orders.bootstrap, "orders", [b"1"])
             assert (await anext(stream)).value == b"1"
-            await client.wait(2)
-            assert len(gateway.gateway.hub.feeds.fetcher.jobs) == 2
+            await client.wait_for_events(2)
+            assert len(gateway.gateway.hub.shared_reads.fetcher.partition_fetches) == 2
 
 
 async def test_a_position_of_a_program_is_an_id_of_a_browser_and_the_other_way_round(
@@ -179,16 +179,20 @@ async def test_a_position_of_a_program_is_an_id_of_a_browser_and_the_other_way_r
     app = host(gateway)
     numbers = [b"%d" % n for n in range(10)]
     async with app.router.lifespan_context(app), asking(app=app) as http:
-        await produce(orders.bootstrap, "orders", numbers)
+        await produce_records(orders.bootstrap, "orders", numbers)
         stream = gateway.gateway.subscribe("orders", start="earliest")
         records = [await anext(stream) for _ in range(4)]
         read = [record.value for record in records]
         query = {"lastEventId": records[-1].position, "until": "3"}
         answer = await http.get("/kafka/records/orders", params=query)
-        events = parse(answer.content)
-        assert "view" not in events[0].json()
-        read += [event.json()["value"].encode() for event in events if event.type == "message"]
-        last = [event.last_event_id for event in events if event.type == "message"][-1]
+        events = parse_stream(answer.content)
+        assert "view" not in events[0].parse_json()
+        read += [
+            event.parse_json()["value"].encode()
+            for event in events
+            if event.event_type == "message"
+        ]
+        last = [event.last_event_id for event in events if event.event_type == "message"][-1]
         stream = gateway.gateway.subscribe("orders", position=last, until="latest")
         begin, *rest = [event async for event in stream.events()]
         assert isinstance(begin, Begin) and not begin.changed
@@ -219,7 +223,7 @@ async def test_a_mount_without_its_lifespan_says_what_to_do(
 
 async def test_a_websocket_of_a_mount_without_its_lifespan_is_refused(orders: EmbeddedKafka):
     app = Starlette(routes=[Mount("/kafka", application(orders))])
-    async with under_uvicorn(app) as url:
+    async with running_uvicorn(app) as url:
         with pytest.raises(Exception, match=r"HTTP (403|503)") as refused:
             async with connect(
                 f"{url.replace('http', 'ws')}/kafka/events/orders", proxy=None
@@ -242,7 +246,7 @@ async def test_a_lifespan_of_the_hosts_own_runs_it_inside(orders: EmbeddedKafka)
 
     app = FastAPI(lifespan=lifespan)
     app.mount("/kafka", gateway)
-    async with under_uvicorn(app) as url, asking(url) as http:
+    async with running_uvicorn(app) as url, asking(url) as http:
         assert (await http.get(f"/kafka/events/orders{QUERY}")).status_code == 200
     assert order == ["own", "started True", "started False"]
 
@@ -265,7 +269,7 @@ async def test_the_readmes_application_is_one(
     orders: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with (tmp_path / "gateway.yaml").open("w") as file:
-        YAML().dump(config_for(orders.bootstrap, ["orders"]), file)
+        YAML().dump(build_config(orders.bootstrap, ["orders"]), file)
     monkeypatch.chdir(tmp_path)
     (code,) = (each for each in python_blocks() if "FastAPI(" in each)
     made: dict[str, Any] = {}
@@ -287,11 +291,15 @@ async def test_it_is_stopped_and_started_20_times_with_streams_open_and_leaves_n
 ):
     app = host(application(orders))
     await with_open_streams(app)
-    await until(lambda: not requests(), "the end of the first round's requests")
-    before = held()
+    await wait_until(lambda: not requests(), "the end of the first round's requests")
+    before = collect_resources()
     for round in range(ROUNDS):
         await with_open_streams(app if round % 2 else host(application(orders)))
-    await until(lambda: not held() - before, lambda: f"left behind: {held() - before}", 30)
+    await wait_until(
+        lambda: not collect_resources() - before,
+        lambda: f"left behind: {collect_resources() - before}",
+        30,
+    )
 
 
 async def with_open_streams(app: FastAPI) -> None:
@@ -299,16 +307,16 @@ async def with_open_streams(app: FastAPI) -> None:
     the host itself."""
     gateway = gateway_of(app)
     async with AsyncExitStack() as clients, AsyncExitStack() as server:
-        url = await server.enter_async_context(under_uvicorn(app, timeout_graceful_shutdown=0))
+        url = await server.enter_async_context(running_uvicorn(app, timeout_graceful_shutdown=0))
         for _ in range(3):
             client = RawClient(f"{url}/kafka/events/orders", retry=600)
             await clients.enter_async_context(client)
-            await client.wait(1)
+            await client.wait_for_events(1)
         address = f"{url.replace('http', 'ws')}/kafka/events/orders"
         ws = await clients.enter_async_context(connect(address, proxy=None))
         assert json.loads(await ws.recv())["type"] == "begin"
         waiting = asyncio.create_task(anext(gateway.subscribe("orders")))
-        await until(lambda: len(gateway.hub.clients) == 5, "all streams")
+        await wait_until(lambda: len(gateway.hub.clients) == 5, "all streams")
         await server.aclose()
         with pytest.raises(StreamEnded):
             await asyncio.wait_for(waiting, 30)
@@ -322,7 +330,7 @@ def gateway_of(app: FastAPI) -> Gateway:
 
 
 def requests() -> bool:
-    return any("run_asgi" in name for name in held().tasks)
+    return any("run_asgi" in name for name in collect_resources().tasks)
 
 
 HOST = """
@@ -340,7 +348,7 @@ async def test_a_server_that_is_told_to_end_does_not_wait_for_streams(
 ):
     """uvicorn would, for ever; its lifespans end after its connections."""
     with (tmp_path / "gateway.yaml").open("w") as file:
-        YAML().dump(config_for(orders.bootstrap, ["orders"]), file)
+        YAML().dump(build_config(orders.bootstrap, ["orders"]), file)
     (tmp_path / "shop.py").write_text(HOST)
     command = (sys.executable, "-m", "uvicorn", "shop:app", "--port", "0", "--no-use-colors")
     process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stderr=PIPE)
@@ -353,9 +361,9 @@ async def test_a_server_that_is_told_to_end_does_not_wait_for_streams(
                 assert line, "uvicorn ended"  # or this would go on, and never wait
                 said = re.search(rb"running on (\S+)", line)
             async with RawClient(f"{said[1].decode()}/kafka/events/orders", retry=600) as client:
-                await client.wait(1)
+                await client.wait_for_events(1)
                 process.send_signal(signal.SIGTERM)
-                await client.wait(lambda events: events[-1]["event"] == "end")
+                await client.wait_for_events(lambda events: events[-1]["event"] == "end")
                 await process.wait()
         assert json.loads(client.events[-1]["data"]) == {"reason": "drain"}
     finally:

@@ -14,14 +14,14 @@ from urllib.parse import urljoin
 
 import httpx
 import pytest
-from support.any_topic import any_topic_gateway, named_topic
 from support.brokers import embedded_kafka
-from support.clients.hasty import Hasty
-from support.clients.wires import over
-from support.gateways import Gateway, config_for, running_gateway
-from support.raw_http import Wire, get
-from support.records import Sent, produce
-from support.until import until
+from support.clients.fast_reconnect import FastReconnectClient
+from support.clients.wires import client_for_wire
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.raw_http import RawConnection, build_request
+from support.records import RecordToSend, produce_records
+from support.topic_gateway import topic_fixture, topic_gateway_fixture
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -33,17 +33,17 @@ WITHIN = 60.0  # s
 Topic = Callable[..., str]
 
 kafka = embedded_kafka()
-gateway = any_topic_gateway()
-topic = named_topic()
+gateway = topic_gateway_fixture()
+topic = topic_fixture()
 
 
 @pytest.fixture
-async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(gateway) as http:
         yield http
 
 
-def client_of(gateway: Gateway) -> httpx.AsyncClient:
+def client_of(gateway: GatewayProcess) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=gateway.base_url, headers=LINES, trust_env=False, timeout=WITHIN
     )
@@ -59,8 +59,8 @@ def read(answer: httpx.Response) -> tuple[list[Any], dict[str, Any]]:
     return lines, last["@end"]
 
 
-def numbered(count: int, partitions: int = 1, first: int = 0) -> list[Sent]:
-    return [Sent(b"%d" % n, None, n % partitions) for n in range(first, first + count)]
+def numbered(count: int, partitions: int = 1, first: int = 0) -> list[RecordToSend]:
+    return [RecordToSend(b"%d" % n, None, n % partitions) for n in range(first, first + count)]
 
 
 # -- streams -----------------------------------------------------------------------
@@ -71,7 +71,7 @@ async def test_each_record_is_a_line_of_strict_json_in_every_format(
 ):
     name = topic()
     values = [b'{"total": 1.50,\n "n": 1}', b"two\r\nlines", b"", None, b"\xd7m\xf8"]
-    await produce(kafka.bootstrap, name, [Sent(each, b"ada") for each in values])
+    await produce_records(kafka.bootstrap, name, [RecordToSend(each, b"ada") for each in values])
     answer = await http.get(f"/value/{name}{WHOLE}")
     assert answer.content.startswith(b'{"total": 1.50,  "n": 1}\n"two\\r\\nlines"\n""\n')
     lines, end = read(answer)
@@ -87,11 +87,15 @@ async def test_each_record_is_a_line_of_strict_json_in_every_format(
     assert lines[0]["data"] == {"total": 1.5, "n": 1}
 
 
-async def test_the_head_is_that_of_a_stream_and_get_and_head_agree(gateway: Gateway, topic: Topic):
-    with Wire(gateway.port) as wire:
+async def test_the_head_is_that_of_a_stream_and_get_and_head_agree(
+    gateway: GatewayProcess, topic: Topic
+):
+    with RawConnection(gateway.port) as wire:
         for method in ("HEAD", "GET"):
-            wire.send(get(f"/value/{topic()}", b"Accept: application/jsonl", method=method))
-            head = wire.answer_head()
+            wire.send_bytes(
+                build_request(f"/value/{topic()}", b"Accept: application/jsonl", method=method)
+            )
+            head = wire.read_head()
             assert (head.status, head.headers["content-type"]) == (200, TYPE)
             assert head.headers["cache-control"] == "no-store, no-transform"
             assert head.headers["x-accel-buffering"] == "no"
@@ -124,7 +128,7 @@ async def test_with_positions_every_line_says_where_to_go_on(
     kafka: EmbeddedKafka, http: httpx.AsyncClient, topic: Topic
 ):
     name = topic(3)
-    await produce(kafka.bootstrap, name, numbered(9, 3))
+    await produce_records(kafka.bootstrap, name, numbered(9, 3))
     lines, end = read(await http.get(f"/value/{name}{WHOLE}&positions"))
     (begin,) = lines[0].values()
     assert begin["partitions"] == {name: 3} and begin["resume"] == "exact"
@@ -156,29 +160,33 @@ async def test_an_end_that_is_not_the_clients_is_told_in_the_last_line_too(
 
 
 async def test_a_body_cut_at_any_byte_is_gone_on_with_behind_its_last_whole_line(
-    gateway: Gateway, kafka: EmbeddedKafka, topic: Topic
+    gateway: GatewayProcess, kafka: EmbeddedKafka, topic: Topic
 ):
     name = topic()
-    await produce(kafka.bootstrap, name, numbered(4))
-    reader = over("ndjson", Hasty)
+    await produce_records(kafka.bootstrap, name, numbered(4))
+    reader = client_for_wire("ndjson", FastReconnectClient)
     url = f"{gateway.base_url}/value/{name}?from=earliest&until=latest"
     async with reader(url) as whole:
-        await whole.wait(lambda events: events and events[-1]["event"] == "end", WITHIN)
-        size = whole.size
+        await whole.wait_for_events(lambda events: events and events[-1]["event"] == "end", WITHIN)
+        size = whole.received_bytes
     for count in range(0, size, 11):
         client = reader(url)
         client.cut_after(count)
         async with client:
-            await client.wait(lambda events: events and events[-1]["event"] == "end", WITHIN)
+            await client.wait_for_events(
+                lambda events: events and events[-1]["event"] == "end", WITHIN
+            )
             records = [each["data"] for each in client.events if each["event"] == "message"]
             assert records == ["0", "1", "2", "3"], count
 
 
 @pytest.mark.needs("curl")
-async def test_curl_and_jq_read_what_there_is(gateway: Gateway, kafka: EmbeddedKafka, topic: Topic):
+async def test_curl_and_jq_read_what_there_is(
+    gateway: GatewayProcess, kafka: EmbeddedKafka, topic: Topic
+):
     """Without jq, Python's own tool reads the lines."""
     name = topic()
-    await produce(kafka.bootstrap, name, [b'{"n": %d}' % n for n in range(50)])
+    await produce_records(kafka.bootstrap, name, [b'{"n": %d}' % n for n in range(50)])
     url = f"{gateway.base_url}/value/{name}{WHOLE}"
     tool = f"{sys.executable} -m json.tool --json-lines --compact"
     tool = "jq -c ." if shutil.which("jq") else tool
@@ -202,7 +210,7 @@ async def test_a_page_waits_for_something_and_then_is_sent_at_once(
     waiting = asyncio.create_task(http.get(f"/value/{name}?wait=5m"))
     done, _ = await asyncio.wait([waiting], timeout=0.5)
     assert not done
-    await produce(kafka.bootstrap, name, [b"1"])
+    await produce_records(kafka.bootstrap, name, [b"1"])
     answer = await waiting
     assert time.monotonic() - began < WITHIN
     assert int(answer.headers["content-length"]) == len(answer.content)
@@ -219,7 +227,7 @@ async def test_an_empty_page_still_says_where_to_go_on(
     assert lines == []
     follow = answer.links["next"]["url"]
     assert follow == f"/value/{name}?wait=0&x=a%20b&lastEventId={end['position']}"
-    await produce(kafka.bootstrap, name, numbered(6, 3))
+    await produce_records(kafka.bootstrap, name, numbered(6, 3))
     got = []
     while len(got) < 6:  # the gateway hears of them a moment after the producer
         answer = await http.get(follow)
@@ -233,7 +241,7 @@ async def test_pages_of_a_size_hold_everything_once_up_to_the_end(
     partitions: int, kafka: EmbeddedKafka, http: httpx.AsyncClient, topic: Topic
 ):
     name = topic(partitions)
-    await produce(kafka.bootstrap, name, numbered(1200, partitions))
+    await produce_records(kafka.bootstrap, name, numbered(1200, partitions))
     follow, sizes, got = f"/value/{name}?from=earliest&until=500&wait=10s", [], []
     while len(got) < 1200:
         answer = await http.get(follow)
@@ -250,7 +258,7 @@ async def test_the_end_that_was_asked_for_has_no_next_page(
     kafka: EmbeddedKafka, http: httpx.AsyncClient, topic: Topic
 ):
     name = topic(2)
-    await produce(kafka.bootstrap, name, numbered(1500, 2))
+    await produce_records(kafka.bootstrap, name, numbered(1500, 2))
     first = await http.get(f"/value/{name}{WHOLE}&wait=30s")
     assert len(read(first)[0]) == 1000
     last = await http.get(first.links["next"]["url"])
@@ -263,17 +271,17 @@ async def test_long_polls_get_every_record_once_while_it_is_written_and_the_gate
     embedded: EmbeddedKafka,
 ):
     embedded.create_topic("orders", 6)
-    config = config_for(embedded.bootstrap, ["orders"])
+    config = build_config(embedded.bootstrap, ["orders"])
     killing = asyncio.Event()
 
     async def write() -> None:
         for first in range(0, 2000, 50):
-            await produce(embedded.bootstrap, "orders", numbered(50, 6, first))
+            await produce_records(embedded.bootstrap, "orders", numbered(50, 6, first))
             if first == 1000:
                 await killing.wait()
 
-    async def kill(gateway: Gateway) -> None:
-        await until(lambda: len(got) > 500, "records", WITHIN)
+    async def kill(gateway: GatewayProcess) -> None:
+        await wait_until(lambda: len(got) > 500, "records", WITHIN)
         killing.set()
         await gateway.restart(ready=False)
 
@@ -295,7 +303,7 @@ async def test_long_polls_get_every_record_once_while_it_is_written_and_the_gate
                     pages += 1
                     follow = answer.links["next"]["url"]
         await others
-        assert "Traceback" not in gateway.log, gateway.tail()
+        assert "Traceback" not in gateway.log, gateway.read_log_tail()
     print(f"{pages} pages, {cuts} answers that did not come")
     assert sorted(got) == list(range(2000))
     assert cuts
@@ -305,13 +313,13 @@ async def test_a_gateway_that_drains_answers_those_who_wait_with_where_to_go_on(
     embedded: EmbeddedKafka,
 ):
     embedded.create_topic("orders", 3)
-    config = config_for(embedded.bootstrap, ["orders"])
+    config = build_config(embedded.bootstrap, ["orders"])
     async with running_gateway(config) as gateway, client_of(gateway) as http:
         await http.get("/events/orders?wait=0")
-        files = gateway.open_files
+        files = gateway.open_file_count
         waiting = asyncio.create_task(http.get("/events/orders?wait=5m"))
         streaming = asyncio.create_task(http.get("/events/orders"))
-        await until(lambda: gateway.open_files > files, "two connections")
+        await wait_until(lambda: gateway.open_file_count > files, "two connections")
         for _ in range(5):  # who came before is being served when these are answered
             await http.get("/events/orders?wait=0")
         assert await gateway.stop() == 0
@@ -323,7 +331,7 @@ async def test_a_gateway_that_drains_answers_those_who_wait_with_where_to_go_on(
 
 async def test_without_kafka_a_page_is_a_503_that_says_when_to_come_back():
     topic = {"name": "orders", "partitionReadyTimeout": "500ms"}
-    config = config_for("127.0.0.1:1", [topic])
+    config = build_config("127.0.0.1:1", [topic])
     async with running_gateway(config, ready=False) as gateway, client_of(gateway) as http:
         for query in ("?wait=0", "?wait=5m", ""):
             answer = await http.get(f"/events/orders{query}")

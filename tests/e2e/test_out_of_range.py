@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
-from support.brokers import Broker
-from support.clients.hasty import Hasty
-from support.clients.wires import Wire, over
-from support.gateways import config_for, route, running_gateway
-from support.heard import GapEvent, Received, gaps
-from support.oracle import Acked, Oracle, heard
-from support.proxy import Api, KafkaProxy, Request
-from support.until import until
+from support.brokers import KafkaCluster
+from support.clients.fast_reconnect import FastReconnectClient
+from support.clients.wires import WireName, client_for_wire
+from support.gateways import build_config, build_route, running_gateway
+from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
+from support.oracle import AckedRecord, StreamOracle, parse_events
+from support.received import GapEvent, ReceivedRecord, parse_gaps
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 
@@ -47,21 +47,21 @@ main()
 """
 
 
-def told(client: Hasty) -> list[GapEvent]:
-    return [gap for e in client.events if e["event"] == "gap" for gap in gaps(e["data"])]
+def told(client: FastReconnectClient) -> list[GapEvent]:
+    return [gap for e in client.events if e["event"] == "gap" for gap in parse_gaps(e["data"])]
 
 
-def ends(client: Hasty) -> list[str]:
+def ends(client: FastReconnectClient) -> list[str]:
     return [json.loads(e["data"])["reason"] for e in client.events if e["event"] == "end"]
 
 
-def judged(client: Hasty) -> list[Any]:
+def judged(client: FastReconnectClient) -> list[Any]:
     """Its events, but for those that say that a partition is away for now."""
     return [event for event in client.events if event["event"] != "error"]
 
 
-def values(client: Hasty) -> set[bytes | None]:
-    return {each.value for each in heard(judged(client)) if isinstance(each, Received)}
+def values(client: FastReconnectClient) -> set[bytes | None]:
+    return {each.value for each in parse_events(judged(client)) if isinstance(each, ReceivedRecord)}
 
 
 def zero(topic: str, partitions: int) -> dict[TopicPartition, int]:
@@ -69,37 +69,41 @@ def zero(topic: str, partitions: int) -> dict[TopicPartition, int]:
 
 
 @asynccontextmanager
-async def listening(*clients: Hasty) -> AsyncIterator[None]:
+async def listening(*clients: FastReconnectClient) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         for client in clients:
             await stack.enter_async_context(client)
         for client in clients:
-            await client.wait(1, WITHIN)
+            await client.wait_for_events(1, WITHIN)
         yield
 
 
-async def records(client: Hasty, count: int) -> None:
+async def records(client: FastReconnectClient, count: int) -> None:
     """Wait until it has so many records in all."""
-    await client.wait(lambda e: sum(each["event"] == "message" for each in e) >= count, WITHIN)
+    await client.wait_for_events(
+        lambda e: sum(each["event"] == "message" for each in e) >= count, WITHIN
+    )
 
 
-def everything(acked: Acked) -> bool:
+def everything(acked: AckedRecord) -> bool:
     return True
 
 
 async def whole(
-    oracle: Oracle,
-    clients: Sequence[Hasty],
+    oracle: StreamOracle,
+    clients: Sequence[FastReconnectClient],
     topic: str,
     partitions: int,
-    view: Callable[[Acked], bool] = everything,
+    view: Callable[[AckedRecord], bool] = everything,
 ) -> None:
     """Each has heard to the end, and nothing speaks against any."""
-    last = {a.tp: a.value for a in oracle.acknowledged() if view(a)}
+    last = {a.tp: a.value for a in oracle.list_acked() if view(a)}
     ends = set(last.values())
     for client in clients:
         with contextlib.suppress(TimeoutError):  # the oracle says better what is missing
-            await until(lambda client=client: ends <= values(client), within=30, every=0.1)
+            await wait_until(
+                lambda client=client: ends <= values(client), timeout_s=30, interval_s=0.1
+            )
         oracle.check_events(judged(client), start=zero(topic, partitions), view=view)
 
 
@@ -109,15 +113,15 @@ class Held:
     errors: partitions that a broker refused with OFFSET_OUT_OF_RANGE: recovery attempts.
     """
 
-    def __init__(self, kafka: Broker, proxy: KafkaProxy, oracle: Oracle) -> None:
+    def __init__(self, kafka: KafkaCluster, proxy: KafkaProxy, oracle: StreamOracle) -> None:
         self.kafka = kafka
         self.proxy = proxy
         self.oracle = oracle
         self.errors: list[float] = []
-        proxy.on_answer = self._watch
+        proxy.on_response = self._watch
 
-    def _watch(self, request: Request, answer: dict[str, Any]) -> None:
-        if request.api_key == Api.FETCH:
+    def _watch(self, request: SeenRequest, answer: dict[str, Any]) -> None:
+        if request.api_key == ApiKey.FETCH:
             for topic in answer["topics"] or ():
                 for each in topic["partitions"]:
                     if each["error_code"] == OFFSET_OUT_OF_RANGE:
@@ -128,11 +132,11 @@ class Held:
         for broker in self.proxy.brokers:
             await broker.hide()
         # The fetch that waits at the broker takes what comes first, and is the last.
-        await self.oracle.produce(topic, 1, partition=0)
+        await self.oracle.produce_records(topic, 1, partition=0)
         await asyncio.sleep(0.05)
         for p in range(partitions):
-            await self.oracle.produce(topic, lost + kept, partition=p)
-        ends = self.oracle.start_of(topic, partitions)
+            await self.oracle.produce_records(topic, lost + kept, partition=p)
+        ends = self.oracle.get_start_offsets(topic, partitions)
         before = {tp.partition: end - kept for tp, end in ends.items()}
         await asyncio.to_thread(self.kafka.admin.delete_records, topic, before)
         for broker in self.proxy.brokers:
@@ -150,36 +154,39 @@ class Held:
     ],
 )
 async def test_deleted_records_are_one_gap_for_live_and_late_clients(
-    kafka: Broker, topic: Callable[..., str], wire: Wire, policy: str
+    kafka: KafkaCluster, topic: Callable[..., str], wire: WireName, policy: str
 ) -> None:
     name, url_of = topic(partitions=3), "{}/records/{}"
     made = {"name": name, "offsetOutOfRange": policy, "cache": {"bytes": "1B"}}
     async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(Oracle(kafka.servers))
-        proxy = await stack.enter_async_context(KafkaProxy.around(kafka.servers))
+        oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
+        proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
         held = Held(kafka, proxy, oracle)
         gateway = await stack.enter_async_context(
-            running_gateway(config_for(proxy.bootstrap, [made]))
+            running_gateway(build_config(proxy.bootstrap, [made]))
         )
         url = url_of.format(gateway.base_url, name)
-        live, late = over(wire, Hasty)(url), over(wire, Hasty)(url)
+        live, late = (
+            client_for_wire(wire, FastReconnectClient)(url),
+            client_for_wire(wire, FastReconnectClient)(url),
+        )
         await stack.enter_async_context(listening(live, late))
         for p in range(3):
-            await oracle.produce(name, 10, partition=p)
+            await oracle.produce_records(name, 10, partition=p)
         await records(live, 30)
         await records(late, 30)
         await late.stop()
 
         since = time.monotonic()
         await held.advance(name, 3, lost=15, kept=5)
-        await until(lambda: len(told(live)) == 3, live.state, WITHIN)
-        asked = proxy.count(Api.LIST_OFFSETS, since=since)
+        await wait_until(lambda: len(told(live)) == 3, live.describe_state, WITHIN)
+        asked = proxy.count_requests(ApiKey.LIST_OFFSETS, since=since)
         assert 1 <= asked <= len(held.errors), f"{asked} ListOffsets, {len(held.errors)} attempts"
 
         await late.start()
-        await until(lambda: len(told(late)) == 3, late.state, WITHIN)
+        await wait_until(lambda: len(told(late)) == 3, late.describe_state, WITHIN)
         for p in range(3):
-            await oracle.produce(name, 2, partition=p)
+            await oracle.produce_records(name, 2, partition=p)
         reason = "skipped" if policy == "latest" else "retention"
         kept = 0 if policy == "latest" else 5
         for client in (live, late):
@@ -190,40 +197,40 @@ async def test_deleted_records_are_one_gap_for_live_and_late_clients(
                 assert gap.start in (10, 10 + (p == 0))
         await whole(oracle, [live, late], name, 3)
         if policy == "fail":
-            await until(lambda: ends(live) and ends(late), "both ended")
+            await wait_until(lambda: ends(live) and ends(late), "both ended")
             assert {*ends(live), *ends(late)} == {"offset-out-of-range"}
-            assert live.opened > 1, "a client that was ended comes back with its position"
+            assert live.open_count > 1, "a client that was ended comes back with its position"
         else:
-            assert (live.opened, late.opened) == (1, 2)
+            assert (live.open_count, late.open_count) == (1, 2)
             assert not ends(live)
-        asked = proxy.count(Api.LIST_OFFSETS, since=since)
+        asked = proxy.count_requests(ApiKey.LIST_OFFSETS, since=since)
         print(f"{policy}: {asked} ListOffsets in all, {len(held.errors)} attempts")
-        assert asked <= len(held.errors) + 3 * late.opened
+        assert asked <= len(held.errors) + 3 * late.open_count
 
 
 async def test_a_hundred_advances_in_a_row_are_a_gap_each_and_leak_nothing(
-    kafka: Broker, topic: Callable[..., str]
+    kafka: KafkaCluster, topic: Callable[..., str]
 ) -> None:
     name = topic(partitions=2)
     made = {"name": name, "cache": {"bytes": "64KiB"}}
     command = (sys.executable, "-c", COUNTED, "run", "-c")
     async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(Oracle(kafka.servers))
-        proxy = await stack.enter_async_context(KafkaProxy.around(kafka.servers))
+        oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
+        proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
         held = Held(kafka, proxy, oracle)
         gateway = await stack.enter_async_context(
-            running_gateway(config_for(proxy.bootstrap, [made]), command=command)
+            running_gateway(build_config(proxy.bootstrap, [made]), command=command)
         )
-        live = Hasty(f"{gateway.base_url}/records/{name}")
+        live = FastReconnectClient(f"{gateway.base_url}/records/{name}")
         await stack.enter_async_context(listening(live))
 
         async def footprint() -> tuple[int, int, int, int]:
             before = gateway.log.count("tasks=")
-            gateway.signal(signal.SIGUSR1)
-            await until(lambda: gateway.log.count("tasks=") > before, "the number of tasks")
+            gateway.send_signal(signal.SIGUSR1)
+            await wait_until(lambda: gateway.log.count("tasks=") > before, "the number of tasks")
             tasks = gateway.log.rpartition("tasks=")[2].partition(".")[0]
-            links = sum(broker.open_connections for broker in proxy.brokers)
-            return int(tasks), gateway.open_files, links, gateway.memory
+            links = sum(broker.connection_count for broker in proxy.brokers)
+            return int(tasks), gateway.open_file_count, links, gateway.memory_bytes
 
         since, took = time.monotonic(), []
         for n in range(100):
@@ -231,15 +238,17 @@ async def test_a_hundred_advances_in_a_row_are_a_gap_each_and_leak_nothing(
                 warm = await footprint()
             began = time.monotonic()
             await held.advance(name, 2, lost=4, kept=1)
-            await until(lambda n=n: len(told(live)) >= 2 * (n + 1), live.state, WITHIN)
+            await wait_until(
+                lambda n=n: len(told(live)) >= 2 * (n + 1), live.describe_state, WITHIN
+            )
             took.append(time.monotonic() - began)
         await whole(oracle, [live], name, 2)
         cold = await footprint()
-        asked = proxy.count(Api.LIST_OFFSETS, since=since)
+        asked = proxy.count_requests(ApiKey.LIST_OFFSETS, since=since)
         print(f"100 advances, {sum(took):.1f} s: {asked} ListOffsets, {len(held.errors)} attempts")
         print(f"tasks, files, connections, memory: {warm} after 20, {cold} after 100")
         assert len(told(live)) == 200
-        assert live.opened == 1
+        assert live.open_count == 1
         assert asked <= len(held.errors)
         assert cold[0] <= warm[0] + 2
         assert cold[1] <= warm[1] + 2
@@ -248,35 +257,37 @@ async def test_a_hundred_advances_in_a_row_are_a_gap_each_and_leak_nothing(
 
 
 async def test_chasing_a_log_start_that_moves_is_one_gap(
-    kafka: Broker, topic: Callable[..., str]
+    kafka: KafkaCluster, topic: Callable[..., str]
 ) -> None:
     """ListOffsets answers an offset that is gone again when it is fetched."""
     name = topic(partitions=1)
     async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(Oracle(kafka.servers))
-        proxy = await stack.enter_async_context(KafkaProxy.around(kafka.servers))
+        oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
+        proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
         held = Held(kafka, proxy, oracle)
         gateway = await stack.enter_async_context(
-            running_gateway(config_for(proxy.bootstrap, [{"name": name, "cache": {"bytes": "1B"}}]))
+            running_gateway(
+                build_config(proxy.bootstrap, [{"name": name, "cache": {"bytes": "1B"}}])
+            )
         )
-        live = Hasty(f"{gateway.base_url}/records/{name}")
+        live = FastReconnectClient(f"{gateway.base_url}/records/{name}")
         await stack.enter_async_context(listening(live))
-        await oracle.produce(name, 10)
+        await oracle.produce_records(name, 10)
         await records(live, 10)
         starts = iter((60, 70, 80, 90, 100))
-        count = proxy.on_answer
+        count = proxy.on_response
         assert count is not None
 
-        def move_on(request: Request, answer: dict[str, Any]) -> None:
+        def move_on(request: SeenRequest, answer: dict[str, Any]) -> None:
             count(request, answer)
-            if request.api_key == Api.LIST_OFFSETS and (start := next(starts, 0)):
+            if request.api_key == ApiKey.LIST_OFFSETS and (start := next(starts, 0)):
                 kafka.admin.delete_records(name, {0: start})
 
-        proxy.on_answer = move_on
+        proxy.on_response = move_on
         since = time.monotonic()
         await held.advance(name, 1, lost=40, kept=160)
         await whole(oracle, [live], name, 1)
-        asked = proxy.count(Api.LIST_OFFSETS, since=since)
+        asked = proxy.count_requests(ApiKey.LIST_OFFSETS, since=since)
         print(f"chasing: {told(live)}, {asked} ListOffsets, {len(held.errors)} attempts")
         (gap,) = told(live)
         assert gap.start in (10, 11), "the last fetch may have come before it was hidden, or not"
@@ -286,23 +297,23 @@ async def test_chasing_a_log_start_that_moves_is_one_gap(
 
 
 async def test_many_clients_are_told_alike_and_nobody_of_what_the_leader_does_not_confirm(
-    kafka: Broker, topic: Callable[..., str]
+    kafka: KafkaCluster, topic: Callable[..., str]
 ) -> None:
     """Riders, some cut while brokers are hidden, one with a filter; then a fetch is refused as
     out of range, as by a follower that is behind, although the leader has the offset."""
     name = topic(partitions=4)
     filtered = {"topic": name, "format": "envelope", "filters": [{"key": "key-1"}]}
-    routes = [route(name, "envelope"), {"when": [{"path": "/keyed"}], "with": filtered}]
+    routes = [build_route(name, "envelope"), {"when": [{"path": "/keyed"}], "with": filtered}]
     made = {"name": name, "cache": {"bytes": "1B"}}
     async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(Oracle(kafka.servers))
-        proxy = await stack.enter_async_context(KafkaProxy.around(kafka.servers))
+        oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
+        proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
         held = Held(kafka, proxy, oracle)
         gateway = await stack.enter_async_context(
-            running_gateway(config_for(proxy.bootstrap, [made], routes))
+            running_gateway(build_config(proxy.bootstrap, [made], routes))
         )
-        riders = [Hasty(f"{gateway.base_url}/records/{name}") for _ in range(20)]
-        keyed = Hasty(f"{gateway.base_url}/keyed")
+        riders = [FastReconnectClient(f"{gateway.base_url}/records/{name}") for _ in range(20)]
+        keyed = FastReconnectClient(f"{gateway.base_url}/keyed")
         clients = [*riders, keyed]
         await stack.enter_async_context(listening(*clients))
         for n in range(3):
@@ -310,93 +321,104 @@ async def test_many_clients_are_told_alike_and_nobody_of_what_the_leader_does_no
                 client.cut()
             await held.advance(name, 4, lost=13, kept=7)
             for client in clients:
-                await client.wait(lambda _, c=client, n=n: len(told(c)) >= 4 * n + 4, WITHIN)
+                await client.wait_for_events(
+                    lambda _, c=client, n=n: len(told(c)) >= 4 * n + 4, WITHIN
+                )
         since, before = time.monotonic(), len(held.errors)
-        refusals = proxy.inject(Api.FETCH, OFFSET_OUT_OF_RANGE, topic=name, partition=1, times=3)
-        await oracle.produce(name, 20)
-        await until(lambda: refusals.hits == 3, "refusals")
+        refusals = proxy.inject_error(
+            ApiKey.FETCH, OFFSET_OUT_OF_RANGE, topic=name, partition=1, times=3
+        )
+        await oracle.produce_records(name, 20)
+        await wait_until(lambda: refusals.hit_count == 3, "refusals")
         await whole(oracle, riders, name, 4)
         await whole(oracle, [keyed], name, 4, view=lambda acked: acked.key == b"key-1")
-        asked = proxy.count(Api.LIST_OFFSETS, since=since)
-        print(f"{refusals.hits} false refusals, {asked} ListOffsets")
+        asked = proxy.count_requests(ApiKey.LIST_OFFSETS, since=since)
+        print(f"{refusals.hit_count} false refusals, {asked} ListOffsets")
         assert asked <= 3 + len(held.errors) - before
         for client in clients:
             assert len(told(client)) == 12
 
 
 async def test_a_client_that_stopped_reading_is_told_what_went_meanwhile(
-    kafka: Broker, topic: Callable[..., str]
+    kafka: KafkaCluster, topic: Callable[..., str]
 ) -> None:
     name = topic(partitions=2)
     made = {"name": name, "cache": {"bytes": "1B"}}
     async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
         gateway = await stack.enter_async_context(
-            running_gateway(config_for(kafka.servers, [made]))
+            running_gateway(build_config(kafka.bootstrap_servers, [made]))
         )
         url = f"{gateway.base_url}/records/{name}"
-        slow, other = Hasty(url, receive_buffer=8192), Hasty(url)
+        slow, other = FastReconnectClient(url, receive_buffer=8192), FastReconnectClient(url)
         await stack.enter_async_context(listening(slow, other))
-        await oracle.produce(name, 20)
+        await oracle.produce_records(name, 20)
         await records(slow, 20)
-        slow.hold()
+        slow.stop_reading()
         for _ in range(10):
-            await oracle.produce(name, 100, fields={"pad": "x" * 10_000})
+            await oracle.produce_records(name, 100, fields={"pad": "x" * 10_000})
         await records(other, 1020)
-        before = {tp.partition: end - 5 for tp, end in oracle.end().items()}
+        before = {tp.partition: end - 5 for tp, end in oracle.get_end_offsets().items()}
         await asyncio.to_thread(kafka.admin.delete_records, name, before)
-        await oracle.produce(name, 20)
-        slow.release()
+        await oracle.produce_records(name, 20)
+        slow.resume_reading()
         await whole(oracle, [slow, other], name, 2)
         print(f"after {len(judged(slow)) - 1} events: {told(slow)}")
         assert not told(other)
         assert {gap.tp.partition: gap.end for gap in told(slow)} == before
         assert len(told(slow)) == 2
-        assert slow.opened == 1
+        assert slow.open_count == 1
 
 
 async def test_real_retention_is_told_to_live_late_and_slow_clients(
-    retention_kafka: Broker, topic: Callable[..., str]
+    retention_kafka: KafkaCluster, topic: Callable[..., str]
 ) -> None:
     kafka = retention_kafka
     name = topic(partitions=2)
     async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(Oracle(kafka.servers))
-        proxy = await stack.enter_async_context(KafkaProxy.around(kafka.servers))
+        oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
+        proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
         made = {"name": name, "cache": {"bytes": "1B"}}
         gateway = await stack.enter_async_context(
-            running_gateway(config_for(proxy.bootstrap, [made]))
+            running_gateway(build_config(proxy.bootstrap, [made]))
         )
         url = f"{gateway.base_url}/records/{name}"
-        live, late = Hasty(url), Hasty(url)
+        live, late = FastReconnectClient(url), FastReconnectClient(url)
         await stack.enter_async_context(listening(live, late))
         for p in (0, 1):
-            await oracle.produce(name, 10, partition=p)
+            await oracle.produce_records(name, 10, partition=p)
         await records(live, 20)
         await records(late, 20)
         await late.stop()
         for broker in proxy.brokers:
             await broker.hide()
-        await oracle.produce(name, 1, partition=0)
+        await oracle.produce_records(name, 1, partition=0)
         for p in (0, 1):
-            await oracle.produce(name, 50, partition=p)
+            await oracle.produce_records(name, 50, partition=p)
         configs = {"retention.ms": "500", "segment.ms": "300"}
         await asyncio.to_thread(kafka.admin.alter_configs, name, configs)
         deadline = time.monotonic() + WITHIN
-        while min([await asyncio.to_thread(kafka.admin.log_start, name, p) for p in (0, 1)]) < 60:
+        while (
+            min(
+                [await asyncio.to_thread(kafka.admin.get_log_start_offset, name, p) for p in (0, 1)]
+            )
+            < 60
+        ):
             assert time.monotonic() < deadline, "retention deleted nothing"
             await asyncio.sleep(0.2)
         await asyncio.to_thread(kafka.admin.alter_configs, name, {"retention.ms": "3600000"})
         for p in (0, 1):
-            await oracle.produce(name, 5, partition=p)
+            await oracle.produce_records(name, 5, partition=p)
         for broker in proxy.brokers:
             await broker.unhide()
-        await until(lambda: len(told(live)) == 2, live.state, WITHIN)
+        await wait_until(lambda: len(told(live)) == 2, live.describe_state, WITHIN)
         await late.start()
-        await until(lambda: len(told(late)) == 2, late.state, WITHIN)
+        await wait_until(lambda: len(told(late)) == 2, late.describe_state, WITHIN)
         await whole(oracle, [live, late], name, 2)
         starts = {
-            TopicPartition(name, p): await asyncio.to_thread(kafka.admin.log_start, name, p)
+            TopicPartition(name, p): await asyncio.to_thread(
+                kafka.admin.get_log_start_offset, name, p
+            )
             for p in (0, 1)
         }
         for client in (live, late):
@@ -407,49 +429,57 @@ async def test_real_retention_is_told_to_live_late_and_slow_clients(
 
 @asynccontextmanager
 async def three_clients(
-    kafka: Broker, oracle: Oracle, topic: str, partitions: int
-) -> AsyncIterator[tuple[Hasty, Hasty, Hasty, Callable[[], Any]]]:
+    kafka: KafkaCluster, oracle: StreamOracle, topic: str, partitions: int
+) -> AsyncIterator[
+    tuple[FastReconnectClient, FastReconnectClient, FastReconnectClient, Callable[[], Any]]
+]:
     """One that rides on, one that comes back to its gateway and one that goes to another; and
     what lets the two come back. They are away when this gives them."""
-    config = config_for(kafka.servers, [topic])
+    config = build_config(kafka.bootstrap_servers, [topic])
     async with running_gateway(config) as here, running_gateway(config) as there:
         url = f"{here.base_url}/records/{topic}"
-        riding, back, moved = clients = Hasty(url), Hasty(url), Hasty(url)
+        riding, back, moved = clients = (
+            FastReconnectClient(url),
+            FastReconnectClient(url),
+            FastReconnectClient(url),
+        )
         async with listening(*clients):
             for p in range(partitions):
-                await oracle.produce(topic, 20, partition=p)
+                await oracle.produce_records(topic, 20, partition=p)
             for client in clients:
                 await records(client, 20 * partitions)
 
             async def resume() -> None:
                 await back.start()
-                moved.lead_to(there.base_url)
+                moved.set_server(there.base_url)
                 await moved.start()
 
             yield riding, back, moved, resume
             for client in (back, moved):
-                assert client.opened == 2, client.state()
+                assert client.open_count == 2, client.describe_state()
             assert "Traceback" not in here.log + there.log
 
 
 async def test_a_topic_created_anew_is_told_to_all_partitions_of_all_clients(
-    kafka3: Broker,
+    kafka3: KafkaCluster,
 ) -> None:
     """Some of the new logs are shorter than the old ones, some longer: an offset of the old
     one is inside those. The clients come back while metadata may be of either."""
-    name = await asyncio.to_thread(kafka3.topic, partitions=6)
+    name = await asyncio.to_thread(kafka3.create_unique_topic, partitions=6)
     async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(Oracle(kafka3.servers))
+        oracle = await stack.enter_async_context(StreamOracle(kafka3.bootstrap_servers))
         *clients, resume = await stack.enter_async_context(three_clients(kafka3, oracle, name, 6))
         for client in clients[1:]:
             await client.stop()
         await asyncio.to_thread(kafka3.admin.delete_topic, name)
-        await clients[0].wait(lambda e: any(each["event"] == "error" for each in e), WITHIN)
+        await clients[0].wait_for_events(
+            lambda e: any(each["event"] == "error" for each in e), WITHIN
+        )
         await asyncio.to_thread(kafka3.admin.create_topic, name, 6)
         await oracle.close()  # its sequence numbers were of the old topic
-        oracle.recreated(name)
+        oracle.mark_recreated(name)
         for p in range(6):
-            await oracle.produce(name, 10 if p % 2 else 30, partition=p)
+            await oracle.produce_records(name, 10 if p % 2 else 30, partition=p)
         await resume()
         await whole(oracle, clients, name, 6)
         expected = {GapEvent(tp, 20, 0, "recreated") for tp in zero(name, 6)}
@@ -459,15 +489,17 @@ async def test_a_topic_created_anew_is_told_to_all_partitions_of_all_clients(
 
 
 async def test_records_lost_by_an_unclean_election_are_told_to_all_clients(
-    kafka3: Broker,
+    kafka3: KafkaCluster,
 ) -> None:
     """The follower was away when the last records were written, and leads now. New records
     have gone beyond the old end: the offsets alone show nothing."""
-    assert kafka3.local is not None
-    leader, follower = kafka3.local.node(1), kafka3.local.node(2)
+    assert kafka3.local_kafka is not None
+    leader, follower = kafka3.local_kafka.get_node(1), kafka3.local_kafka.get_node(2)
     configs = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
     placed = [[1, 2], [3, 1], [3, 2]]
-    name = await asyncio.to_thread(lambda: kafka3.topic(configs=configs, assignment=placed))
+    name = await asyncio.to_thread(
+        lambda: kafka3.create_unique_topic(configs=configs, assignment=placed)
+    )
     cut = TopicPartition(name, 0)
 
     def sight() -> tuple[int, list[int]]:
@@ -481,16 +513,16 @@ async def test_records_lost_by_an_unclean_election_are_told_to_all_clients(
                 if met(*await asyncio.to_thread(sight)):
                     return
                 if elect:
-                    await asyncio.to_thread(kafka3.admin.elect, name, [0], unclean=True)
+                    await asyncio.to_thread(kafka3.admin.elect_leaders, name, [0], is_unclean=True)
             await asyncio.sleep(0.1)
         raise TimeoutError("the election")
 
     async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(Oracle(kafka3.servers))
+        oracle = await stack.enter_async_context(StreamOracle(kafka3.bootstrap_servers))
         *clients, resume = await stack.enter_async_context(three_clients(kafka3, oracle, name, 3))
         await asyncio.to_thread(follower.kill)
         await seen(lambda _, replicas: replicas == [1])
-        await oracle.produce(name, 15, partition=0)
+        await oracle.produce_records(name, 15, partition=0)
         for client in clients:
             await records(client, 75)
         for client in clients[1:]:
@@ -499,8 +531,8 @@ async def test_records_lost_by_an_unclean_election_are_told_to_all_clients(
         await asyncio.to_thread(follower.start)
         await seen(lambda node, _: node == 2, elect=True)
         await oracle.close()
-        oracle.truncated(cut, 20)
-        await oracle.produce(name, 40, partition=0)
+        oracle.mark_truncated(cut, 20)
+        await oracle.produce_records(name, 40, partition=0)
         await resume()
         await whole(oracle, clients, name, 3)
         for client in clients:

@@ -12,29 +12,29 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from support.brokers import Broker
-from support.clients.hasty import Hasty, cut_anywhere
+from support.brokers import KafkaCluster
+from support.clients.fast_reconnect import FastReconnectClient, cut_at_random
 from support.clients.raw import RawClient
-from support.gateways import config_for, running_gateway
-from support.oracle import Acked, Oracle, heard
-from support.proxy import Api, KafkaProxy, Request
-from support.until import until
+from support.gateways import build_config, running_gateway
+from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
+from support.oracle import AckedRecord, StreamOracle, parse_events
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.produce.partitioner import partition_of
+from gateway.kafka.produce.partitioner import compute_partition
 
 WITHIN = 60.0  # s
 WHO = [f"customer-{n}" for n in range(10)]
 
-Sees = Callable[[str, Acked], bool]
+Sees = Callable[[str, AckedRecord], bool]
 
 
-def said(acked: Acked) -> Any:
+def said(acked: AckedRecord) -> Any:
     return json.loads(acked.value or b"{}")
 
 
-def is_whose(who: str, acked: Acked) -> bool:
+def is_whose(who: str, acked: AckedRecord) -> bool:
     return said(acked)["who"] == who
 
 
@@ -64,9 +64,13 @@ def own_routes(topic: str) -> list[dict[str, Any]]:
     return [*made, {"when": [{"path": "/all"}], "with": {"topic": topic, "format": "envelope"}}]
 
 
-async def has_all(oracle: Oracle, client: RawClient, view: Callable[[Acked], bool]) -> None:
+async def has_all(
+    oracle: StreamOracle, client: RawClient, view: Callable[[AckedRecord], bool]
+) -> None:
     with contextlib.suppress(TimeoutError):  # the oracle says better what is missing
-        await until(lambda: not oracle.missing(heard(client.events), view), within=WITHIN)
+        await wait_until(
+            lambda: not oracle.list_missing(parse_events(client.events), view), timeout_s=WITHIN
+        )
 
 
 def events_of(client: RawClient, partitions: int) -> list[dict[str, Any]]:
@@ -87,24 +91,26 @@ async def test_each_client_gets_all_of_its_own_records_and_no_other_whatever_is_
     comes again after a cut."""
     embedded.create_topic("orders", partitions)
     random = Random(7)
-    config = config_for(embedded.bootstrap, ["orders"], own_routes("orders"))
+    config = build_config(embedded.bootstrap, ["orders"], own_routes("orders"))
     async with (
         running_gateway(config) as gateway,
-        Oracle(",".join(embedded.bootstrap)) as oracle,
+        StreamOracle(",".join(embedded.bootstrap)) as oracle,
         AsyncExitStack() as stack,
     ):
         paths = {f"/{name}/{who}": (sees, who) for name, (_, sees) in VIEWS.items() for who in WHO}
-        clients = {path: Hasty(gateway.base_url + path) for path in [*paths, "/all"]}
+        clients = {path: FastReconnectClient(gateway.base_url + path) for path in [*paths, "/all"]}
         for client in clients.values():
             await stack.enter_async_context(client)
         for client in clients.values():
-            await client.wait(1, WITHIN)
+            await client.wait_for_events(1, WITHIN)
         for n in range(60):
             who = random.choice(WHO)
             fields = {"who": who, "odd": bool(n % 2)}
-            await oracle.produce("orders", random.randrange(1, 6), key=who.encode(), fields=fields)
+            await oracle.produce_records(
+                "orders", random.randrange(1, 6), key=who.encode(), fields=fields
+            )
             if n < 50:
-                cut_anywhere(random.choice(list(clients.values())), random)
+                cut_at_random(random.choice(list(clients.values())), random)
         start = {TopicPartition("orders", p): 0 for p in range(partitions)}
         for path, client in clients.items():
             sees, who = paths.get(path, (lambda who, acked: True, ""))
@@ -118,23 +124,23 @@ class Private:
 
     def __init__(self, proxy: KafkaProxy) -> None:
         self.partitions: set[int] = set()
-        proxy.on_answer = self._watch
+        proxy.on_response = self._watch
 
-    def _watch(self, request: Request, answer: dict[str, Any]) -> None:
-        if request.api_key == Api.FETCH:
+    def _watch(self, request: SeenRequest, answer: dict[str, Any]) -> None:
+        if request.api_key == ApiKey.FETCH:
             for topic in answer["topics"] or ():
                 told = (each["partition"] for each in topic["partitions"] if each["records"])
                 self.partitions.update(told)
 
 
-async def place(servers: str, topic: str, count: int, turn: str) -> list[Acked]:
+async def place(servers: str, topic: str, count: int, turn: str) -> list[AckedRecord]:
     """Records of all customers, placed as the clients of Kafka in Java do."""
-    placed: list[Acked] = []
+    placed: list[AckedRecord] = []
 
     def note(error: Any, message: Any) -> None:
         assert error is None, error
         tp = TopicPartition(message.topic(), message.partition())
-        placed.append(Acked(tp, message.offset(), message.key(), message.value()))
+        placed.append(AckedRecord(tp, message.offset(), message.key(), message.value()))
 
     def write() -> None:
         producer = Producer({"bootstrap.servers": servers, "partitioner": "murmur2_random"})
@@ -149,28 +155,30 @@ async def place(servers: str, topic: str, count: int, turn: str) -> list[Acked]:
 
 
 async def test_who_asks_for_a_key_has_only_its_partition_read_until_their_number_changes(
-    kafka: Broker,
+    kafka: KafkaCluster,
 ):
     """Of the history, and of what was missed while the gateway was down."""
-    topic, oracle = kafka.topic(12), Oracle()
+    topic, oracle = kafka.create_unique_topic(12), StreamOracle()
     key = WHO[4].encode()
-    mine = partition_of(key, 12)
+    mine = compute_partition(key, 12)
 
-    def is_mine(acked: Acked) -> bool:
+    def is_mine(acked: AckedRecord) -> bool:
         return acked.key == key
 
     async def write(turn: str) -> None:
-        oracle.adopt(await place(kafka.servers, topic, 20, turn))
+        oracle.add_acked(await place(kafka.bootstrap_servers, topic, 20, turn))
         reads.partitions.clear()
 
-    async with KafkaProxy.around(kafka.servers) as proxy:
+    async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy:
         reads = Private(proxy)
         settings = {"name": topic, "partitioner": "murmur2"}
         await write("history")
-        assert {acked.tp.partition for acked in oracle.acknowledged() if is_mine(acked)} == {mine}
+        assert {acked.tp.partition for acked in oracle.list_acked() if is_mine(acked)} == {mine}
         async with (
-            running_gateway(config_for(proxy.bootstrap, [settings], own_routes(topic))) as gateway,
-            Hasty(f"{gateway.base_url}/key/{WHO[4]}?from=earliest") as client,
+            running_gateway(
+                build_config(proxy.bootstrap, [settings], own_routes(topic))
+            ) as gateway,
+            FastReconnectClient(f"{gateway.base_url}/key/{WHO[4]}?from=earliest") as client,
         ):
             await has_all(oracle, client, is_mine)
             assert reads.partitions == {mine}
@@ -182,8 +190,8 @@ async def test_who_asks_for_a_key_has_only_its_partition_read_until_their_number
             await gateway.stop()
             await asyncio.to_thread(kafka.admin.add_partitions, topic, 24)
             await write("missed, and placed anew")
-            assert len({acked.tp for acked in oracle.acknowledged() if is_mine(acked)}) == 2
+            assert len({acked.tp for acked in oracle.list_acked() if is_mine(acked)}) == 2
             await gateway.start()
             await has_all(oracle, client, is_mine)
             oracle.check_events(client.events, view=is_mine)
-            assert reads.partitions > {partition_of(key, 24)}
+            assert reads.partitions > {compute_partition(key, 24)}

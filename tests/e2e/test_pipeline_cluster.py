@@ -10,8 +10,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.pipeline_process import alive, configured, pipeline, produce, rows
-from support.spark_cluster import spark_cluster
+from support.pipeline_process import (
+    is_alive,
+    open_row_reader,
+    produce_values,
+    running_pipeline,
+    write_config,
+)
+from support.spark_cluster import running_spark_cluster
 
 pytestmark = [pytest.mark.needs("java17"), pytest.mark.timeout(900)]
 EVENTS = 400
@@ -66,14 +72,14 @@ def topic(kafka):
     name = kafka.topic(2)
     for way in ("run", "ended"):
         kafka.create_topic(f"{name}-{way}", 2)
-    produce(kafka.servers, name, [*events(), *ends()], "user")
+    produce_values(kafka.servers, name, [*events(), *ends()], "user")
     return name
 
 
 def came_out(kafka, to: str, process) -> Counter:
     """As soon as there are as many rows as there should be."""
-    with rows(kafka.servers, to) as out:
-        found = out.until(sessions(events()).total(), process)
+    with open_row_reader(kafka.servers, to) as out:
+        found = out.read_until(sessions(events()).total(), process)
     return Counter((row["user"], row["events"], row["total"]) for row in found)
 
 
@@ -94,24 +100,24 @@ def test_a_job_brings_its_code_to_a_cluster_and_its_rows_are_right(kafka, topic,
         """The output, the configuration, the log."""
         to, file = f"{topic}-{way}", tmp_path / f"{way}.yaml"
         checkpoints = tmp_path / "checkpoints" / way
-        configured(file, kafka.servers, job(topic, to, trigger), checkpoints=checkpoints, **where)
+        write_config(file, kafka.servers, job(topic, to, trigger), checkpoints=checkpoints, **where)
         return to, file, tmp_path / f"{way}.log"
 
-    with spark_cluster(tmp_path) as cluster:
-        python = {"PYSPARK_PYTHON": cluster.python}
+    with running_spark_cluster(tmp_path) as cluster:
+        python = {"PYSPARK_PYTHON": cluster.python_path}
         to, file, log = ready("run", "available-now", master=cluster.url)
-        with pipeline("run", "all", "-c", file, log=log, **python) as run:
-            assert run.ended() == 0, run.tail()
+        with running_pipeline("run", "all", "-c", file, log=log, **python) as run:
+            assert run.wait_ended() == 0, run.read_log_tail()
             assert came_out(kafka, to, run) == wanted
-        (name,), same = cluster.brought()
+        (name,), same = cluster.list_sent_archives()
         assert same == [name]  # both workers ran an executor, which was sent the package
 
         to, file, log = ready("ended", "1s")
         words = ("submit", "visits", "-c", file, "--master", cluster.url)
-        with pipeline(*words, log=log, **python) as submitted:
+        with running_pipeline(*words, log=log, **python) as submitted:
             assert came_out(kafka, to, submitted) == wanted
-            below = submitted.below()
-            assert submitted.signal(signal.SIGTERM) == 0, submitted.tail()
-            assert not [each for each in below if alive(each)]
+            below = submitted.list_descendants()
+            assert submitted.send_signal(signal.SIGTERM) == 0, submitted.read_log_tail()
+            assert not [each for each in below if is_alive(each)]
     begun, complete = batches(tmp_path / "checkpoints" / "ended")
     assert begun == complete

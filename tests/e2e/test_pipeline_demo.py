@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.browser import browser
-from support.demo import Demo, demo
+from support.browser import running_browser
+from support.demo import DemoProcess, running_demo
 
 WITHIN = 400.0  # s; Spark compiles while everything else runs
 
@@ -21,36 +21,47 @@ pytestmark = pytest.mark.needs("java17", "chromium")
 
 
 @asynccontextmanager
-async def shop(place: Path, *options: str) -> AsyncIterator[Demo]:
+async def shop(place: Path, *options: str) -> AsyncIterator[DemoProcess]:
     """Listening; ended with the block. place: what is temporary is there."""
     command = ("pipeline", "demo")
     environ = {**os.environ, "TMPDIR": str(place)}
-    async with demo(0, *options, command=command, environ=environ, within=WITHIN) as running:
+    async with running_demo(
+        0, *options, command=command, environment=environ, timeout_s=WITHIN
+    ) as running:
         try:
             yield running
         finally:  # what a killed one would leave; it holds the output open
-            if not running.ended:
+            if not running.is_ended:
                 for child in psutil.Process(running.process.pid).children(recursive=True):
                     with suppress(psutil.NoSuchProcess):
                         child.kill()
-                await running.end(signal.SIGKILL)
+                await running.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.timeout(3 * WITHIN)
 async def test_the_shop_comes_to_the_page_and_leaves_nothing_behind(tmp_path: Path):
-    async with shop(tmp_path, "--clicks", "20", "--orders", "10") as running, browser() as tab:
-        await tab.open(running.url)
-        await tab.until("return document.querySelectorAll('#parts li').length >= 4", WITHIN)
+    async with (
+        shop(tmp_path, "--clicks", "20", "--orders", "10") as running,
+        running_browser() as tab,
+    ):
+        await tab.open_url(running.url)
+        await tab.wait_for_script(
+            "return document.querySelectorAll('#parts li').length >= 4", WITHIN
+        )
         for job in ("known", "visits", "settled"):
             shown = f"return Number(document.querySelector('[data-job={job}]').dataset.count) > 5"
-            await tab.until(shown, WITHIN)
-        await tab.until("return Number(document.getElementById('unpaid').textContent) > 2", WITHIN)
-        await tab.until("return document.querySelectorAll('#jobs tr').length >= 3", WITHIN)
-        assert "country" not in await tab.text("#known tr td:nth-child(3)")
-        assert await tab.run("return document.querySelector('[data-state=failed]')") is None
-        assert [line for line in await tab.console() if line.startswith("SEVERE")] == []
+            await tab.wait_for_script(shown, WITHIN)
+        await tab.wait_for_script(
+            "return Number(document.getElementById('unpaid').textContent) > 2", WITHIN
+        )
+        await tab.wait_for_script(
+            "return document.querySelectorAll('#jobs tr').length >= 3", WITHIN
+        )
+        assert "country" not in await tab.get_text("#known tr td:nth-child(3)")
+        assert await tab.run_script("return document.querySelector('[data-state=failed]')") is None
+        assert [line for line in await tab.read_console() if line.startswith("SEVERE")] == []
         family = psutil.Process(running.process.pid).children(recursive=True)
-        assert await running.end(signal.SIGTERM) in (0, -signal.SIGTERM)
+        assert await running.send_signal(signal.SIGTERM) in (0, -signal.SIGTERM)
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
     assert os.listdir(tmp_path) == []

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.pipeline_process import configured, pipeline, produce, rows
+from support.pipeline_process import open_row_reader, produce_values, running_pipeline, write_config
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -35,20 +35,20 @@ def test_a_query_answers_within_its_run(kafka, tmp_path):
     sql = "SELECT user, amount * 2 AS twice FROM orders WHERE amount >= 10"
     made = job(topic, sql, guarantee="at-least-once")
     where = {"checkpoints": tmp_path / "checkpoints", "master": "local[4]"}
-    file = configured(tmp_path / "gateway.yaml", kafka.servers, made, **where)
-    produce(kafka.servers, topic, orders(0), "user")
+    file = write_config(tmp_path / "gateway.yaml", kafka.servers, made, **where)
+    produce_values(kafka.servers, topic, orders(0), "user")
     with (
-        pipeline("run", "big", "-c", file, log=tmp_path / "log") as run,
-        rows(kafka.servers, f"{topic}-big") as out,
+        running_pipeline("run", "big", "-c", file, log=tmp_path / "log") as run,
+        open_row_reader(kafka.servers, f"{topic}-big") as out,
     ):
-        out.until(10, run)
-        produce(kafka.servers, topic, orders(100), "user")  # while the same batch runs
-        found = out.until(30, run)
+        out.read_until(10, run)
+        produce_values(kafka.servers, topic, orders(100), "user")  # while the same batch runs
+        found = out.read_until(30, run)
         wanted = [*range(10, 20), *range(100, 120)]
         assert sorted(row["twice"] for row in found) == [2.0 * n for n in wanted]
         assert not list((tmp_path / "checkpoints/big/v1/commits").glob("[0-9]*"))
-        assert run.signal(signal.SIGTERM) == 0, run.tail()
-    assert "Traceback" not in run.log.read_text()
+        assert run.send_signal(signal.SIGTERM) == 0, run.read_log_tail()
+    assert "Traceback" not in run.log_path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_cannot_run_in_real_time_is_refused_with_place_and_reason(
     tmp_path, sql, to, place, why
 ):
     made = job("orders", sql, **to)
-    file = configured(tmp_path / "gateway.yaml", "localhost:1", made, checkpoints=tmp_path)
+    file = write_config(tmp_path / "gateway.yaml", "localhost:1", made, checkpoints=tmp_path)
     command = [sys.executable, "-m", "gateway", "pipeline", "check", "--offline", "-c", str(file)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert said.returncode == 78, said

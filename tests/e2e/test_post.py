@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support.any_topic import serving
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, browsing, config_for, running_gateway
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.topic_gateway import run_gateway_sync
 from support.workers import running_workers
 from websockets.asyncio.client import connect
 
@@ -66,10 +66,10 @@ ROUTES = [
 
 
 @pytest.fixture(scope="module")
-def shop(kafka: EmbeddedKafka) -> Iterator[Gateway]:
+def shop(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
     topics = ["orders", "stock", "gone", "lost"]
-    config = config_for(kafka.bootstrap, topics, ROUTES, guards=GUARDS, listen=CORS)
-    with serving(config) as gateway:
+    config = build_config(kafka.bootstrap, topics, ROUTES, guards=GUARDS, listen=CORS)
+    with run_gateway_sync(config) as gateway:
         yield gateway
 
 
@@ -92,8 +92,8 @@ async def record_at(http: httpx.AsyncClient, answer: httpx.Response) -> dict[str
     return found
 
 
-async def test_a_body_is_one_record_and_the_answer_says_where(shop: Gateway):
-    async with browsing(shop) as http:
+async def test_a_body_is_one_record_and_the_answer_says_where(shop: GatewayProcess):
+    async with create_http_client(shop) as http:
         body = "ünïcode\r\n\0".encode()
         answer = await http.post("/orders", content=body, headers={"Content-Type": "text/x-a; b=c"})
         assert (answer.status_code, answer.json()["topic"]) == (201, "orders")
@@ -106,8 +106,8 @@ async def test_a_body_is_one_record_and_the_answer_says_where(shop: Gateway):
         assert (await record_at(http, empty))["value"] == ""
 
 
-async def test_key_and_headers_are_filled_in_by_the_route(shop: Gateway):
-    async with browsing(shop) as http:
+async def test_key_and_headers_are_filled_in_by_the_route(shop: GatewayProcess):
+    async with create_http_client(shop) as http:
         answer = await http.put("/orders/a%2Fb?by=me", content=b"1", headers={"from": "you"})
         assert answer.status_code == 201
         found = await record_at(http, answer)
@@ -116,8 +116,8 @@ async def test_key_and_headers_are_filled_in_by_the_route(shop: Gateway):
         assert (missing.status_code, "'by'" in missing.json()["detail"]) == (400, True)
 
 
-async def test_a_delete_writes_a_tombstone(shop: Gateway):
-    async with browsing(shop) as http:
+async def test_a_delete_writes_a_tombstone(shop: GatewayProcess):
+    async with create_http_client(shop) as http:
         answer = await http.delete("/orders/gone")
         assert answer.status_code == 200
         found = await record_at(http, answer)
@@ -125,8 +125,8 @@ async def test_a_delete_writes_a_tombstone(shop: Gateway):
         assert (await http.request("DELETE", "/orders/gone", content=b"x")).status_code == 400
 
 
-async def test_one_that_is_tried_again_is_one_record(shop: Gateway):
-    async with browsing(shop) as http, browsing(shop) as other:
+async def test_one_that_is_tried_again_is_one_record(shop: GatewayProcess):
+    async with create_http_client(shop) as http, create_http_client(shop) as other:
         tried = {"Idempotency-Key": "again", "Content-Type": "text/plain"}
         first = await http.post("/orders", content=b"1", headers=tried)
         assert (first.status_code, "repeated" in first.json()) == (201, False)
@@ -142,16 +142,16 @@ async def test_one_that_is_tried_again_is_one_record(shop: Gateway):
         ).status_code == 400
 
 
-async def test_the_key_of_a_record_may_be_that_of_its_request(shop: Gateway):
-    async with browsing(shop) as http:
+async def test_the_key_of_a_record_may_be_that_of_its_request(shop: GatewayProcess):
+    async with create_http_client(shop) as http:
         answer = await http.post("/once", content=b"1", headers={"Idempotency-Key": "of-1"})
         assert (await record_at(http, answer))["key"] == "of-1"
         without = await http.post("/once", content=b"1")
         assert without.status_code == 400 and "Idempotency-Key" in without.json()["detail"]
 
 
-async def test_a_route_whose_records_may_be_lost_answers_at_once(shop: Gateway):
-    async with browsing(shop) as http:
+async def test_a_route_whose_records_may_be_lost_answers_at_once(shop: GatewayProcess):
+    async with create_http_client(shop) as http:
         answer = await http.post("/soon", content=b"soon")
         assert (answer.status_code, answer.json()) == (202, {"topic": "orders"})
         async with asyncio.timeout(WITHIN):
@@ -161,8 +161,8 @@ async def test_a_route_whose_records_may_be_lost_answers_at_once(shop: Gateway):
                 await asyncio.sleep(0.05)
 
 
-async def test_who_writes_a_part_of_a_topic_writes_that_part_only(shop: Gateway):
-    async with browsing(shop) as http:
+async def test_who_writes_a_part_of_a_topic_writes_that_part_only(shop: GatewayProcess):
+    async with create_http_client(shop) as http:
         assert (await http.post("/of/ada", content=b"1")).status_code == 201
         assert (await http.post("/eu", content=b"1", headers={"region": "eu"})).status_code == 403
 
@@ -175,8 +175,8 @@ async def test_who_writes_a_part_of_a_topic_writes_that_part_only(shop: Gateway)
         ("/once", "POST, OPTIONS"),
     ],
 )
-async def test_a_path_says_what_it_answers_to(shop: Gateway, path: str, allow: str):
-    async with browsing(shop) as http:
+async def test_a_path_says_what_it_answers_to(shop: GatewayProcess, path: str, allow: str):
+    async with create_http_client(shop) as http:
         asked = await http.options(path)
         assert (asked.status_code, asked.headers["allow"]) == (204, allow)
         other = await http.patch(path)
@@ -184,8 +184,8 @@ async def test_a_path_says_what_it_answers_to(shop: Gateway, path: str, allow: s
         assert allow in other.json()["detail"]
 
 
-async def test_what_cannot_be_written_is_told(shop: Gateway):
-    async with browsing(shop) as http:
+async def test_what_cannot_be_written_is_told(shop: GatewayProcess):
+    async with create_http_client(shop) as http:
         assert (await http.post("/nowhere")).status_code == 404
         assert (await http.get("/once")).status_code == 405
         assert (await http.post("/gone", content=b"1")).status_code == 404
@@ -196,12 +196,12 @@ async def test_what_cannot_be_written_is_told(shop: Gateway):
         assert (ifs.status_code, "If-Match" in ifs.json()["detail"]) == (400, True)
 
 
-async def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so(shop: Gateway):
+async def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so(shop: GatewayProcess):
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(66):
             yield bytes(1024)
 
-    async with browsing(shop) as http:
+    async with create_http_client(shop) as http:
         assert (await http.post("/orders", content=bytes(65 * 1024))).status_code == 413
         assert (await http.post("/orders", content=pieces())).status_code == 413
         assert (await http.post("/orders", content=bytes(64 * 1024))).status_code == 201
@@ -226,9 +226,9 @@ ASKED: list[tuple[dict[str, str], int]] = [
 
 @pytest.mark.parametrize(("headers", "status"), ASKED)
 async def test_who_may_write_and_from_which_page(
-    shop: Gateway, headers: dict[str, str], status: int
+    shop: GatewayProcess, headers: dict[str, str], status: int
 ):
-    async with browsing(shop) as http:
+    async with create_http_client(shop) as http:
         answer = await http.post("/mine", content=b"1", headers=headers)
         assert answer.status_code == status, answer.text
         if status == 201:
@@ -236,8 +236,8 @@ async def test_who_may_write_and_from_which_page(
             assert (found["key"], found["headers"]) == ("ada", [["x-who", "ada"]])
 
 
-async def test_the_same_page_may_write_with_its_cookie(shop: Gateway):
-    async with browsing(shop) as http:
+async def test_the_same_page_may_write_with_its_cookie(shop: GatewayProcess):
+    async with create_http_client(shop) as http:
         same = {"cookie": "sid=of-ada", "origin": shop.base_url}
         assert (await http.post("/mine", content=b"1", headers=same)).status_code == 201
 
@@ -254,7 +254,7 @@ SAID: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("message", "told"), SAID)
 async def test_over_websocket_a_route_fixes_what_it_fixes_over_http(
-    shop: Gateway, message: dict[str, Any], told: str
+    shop: GatewayProcess, message: dict[str, Any], told: str
 ):
     url = shop.base_url.replace("http", "ws", 1) + "/ws"
     async with connect(url, proxy=None) as ws, asyncio.timeout(WITHIN):
@@ -263,8 +263,8 @@ async def test_over_websocket_a_route_fixes_what_it_fixes_over_http(
         assert told in (answer["type"], answer.get("code")), answer
 
 
-async def test_a_path_that_only_takes_records_is_no_stream(shop: Gateway):
-    async with browsing(shop) as http:
+async def test_a_path_that_only_takes_records_is_no_stream(shop: GatewayProcess):
+    async with create_http_client(shop) as http:
         assert (await http.get("/once", headers={"Accept": "text/event-stream"})).status_code == 405
         streams = (await http.get("/")).json()["streams"]
         assert [each["paths"] for each in streams] == [["/orders"]]
@@ -272,8 +272,8 @@ async def test_a_path_that_only_takes_records_is_no_stream(shop: Gateway):
 
 async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
     with EmbeddedKafka(topics={"orders": 1}) as kafka:
-        config = config_for(kafka.bootstrap, ["orders"], [command("/orders")])
-        async with running_gateway(config) as gateway, browsing(gateway) as http:
+        config = build_config(kafka.bootstrap, ["orders"], [command("/orders")])
+        async with running_gateway(config) as gateway, create_http_client(gateway) as http:
             assert (await http.post("/orders", content=b"1")).status_code == 201
             kafka.down(1)
             answer = await http.post("/orders", content=b"2")
@@ -290,17 +290,17 @@ async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
 async def test_tried_again_at_any_of_three_workers_it_is_one_record():
     with EmbeddedKafka(topics={"orders": 3}) as kafka:
         routes = [command("/orders"), route("/orders", format="envelope")]
-        config = config_for(kafka.bootstrap, ["orders"], routes)
+        config = build_config(kafka.bootstrap, ["orders"], routes)
         async with running_workers(config) as gateway:
 
             async def tries(n: int) -> httpx.Response:
-                async with browsing(gateway) as http:  # a connection of its own
+                async with create_http_client(gateway) as http:  # a connection of its own
                     key = {"Idempotency-Key": str(n % 10)}
                     return await http.post("/orders", content=b"%d" % (n % 10), headers=key)
 
             answers = await asyncio.gather(*(tries(n) for n in range(60)))
             assert {each.status_code for each in answers} == {200, 201}
             assert sum(each.status_code == 201 for each in answers) == 10
-            async with browsing(gateway) as http:
+            async with create_http_client(gateway) as http:
                 found = sorted(each["value"] for each in await records(http))
                 assert found == [str(n) for n in range(10)]

@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import httpx
 import pytest
-from support.any_topic import Names, any_topic, serving
-from support.brokers import Broker
+from support.brokers import KafkaCluster
 from support.clients.raw import RawClient
-from support.gateways import Gateway
-from support.sse import Event, Parser
+from support.gateways import GatewayProcess
+from support.sse import SseEvent, SseParser
+from support.topic_gateway import TopicNames, build_topic_config, run_gateway_sync
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.produce.lines import Digest
+from gateway.kafka.produce.line_format import ValueDigest
 
 LINES = 100_000
 WITHIN = 100.0  # s
@@ -30,7 +30,7 @@ WITHIN = 100.0  # s
 class Text(NamedTuple):
     path: Path
     lines: list[bytes]
-    digest: Digest
+    digest: ValueDigest
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +63,23 @@ def readable(source: Path) -> str:
         return ""
 
 
-def digest_of(values: list[bytes]) -> Digest:
-    digest = Digest()
+def digest_of(values: list[bytes]) -> ValueDigest:
+    digest = ValueDigest()
     for value in values:
         digest.add(value)
     return digest
 
 
 @pytest.fixture(scope="module")
-def gateway(session_kafka: Broker, names: Names) -> Iterator[Gateway]:
-    with serving(any_topic(session_kafka.servers, names)) as gateway:
+def gateway(session_kafka: KafkaCluster, names: TopicNames) -> Iterator[GatewayProcess]:
+    with run_gateway_sync(build_topic_config(session_kafka.bootstrap_servers, names)) as gateway:
         yield gateway
 
 
-async def produced(kafka: Broker, topic: str, text: Text, *options: str) -> re.Match[str]:
+async def produced(kafka: KafkaCluster, topic: str, text: Text, *options: str) -> re.Match[str]:
     """What `gateway produce` says of it at last."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "produce", topic, "--servers", kafka.servers),
+        *(sys.executable, "-m", "gateway", "produce", topic, "--servers", kafka.bootstrap_servers),
         *("--file", str(text.path), *options),
         stdout=asyncio.subprocess.PIPE,
     )
@@ -91,8 +91,8 @@ async def produced(kafka: Broker, topic: str, text: Text, *options: str) -> re.M
     return said
 
 
-async def stream(url: str) -> AsyncIterator[Event]:
-    parser = Parser()
+async def stream(url: str) -> AsyncIterator[SseEvent]:
+    parser = SseParser()
     async with (
         httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http,
         http.stream("GET", url, headers={"Accept": "text/event-stream"}) as answer,
@@ -106,20 +106,24 @@ async def stream(url: str) -> AsyncIterator[Event]:
 async def values(url: str) -> list[bytes]:
     """Of a stream of format value that ends."""
     events = [event async for event in stream(url)]
-    assert json.loads(events[-1].raw) == {"reason": "until"}
-    assert {event.type for event in events[1:-1]} == {"message"}
-    return [event.raw for event in events[1:-1]]
+    assert json.loads(events[-1].raw_data) == {"reason": "until"}
+    assert {event.event_type for event in events[1:-1]} == {"message"}
+    return [event.raw_data for event in events[1:-1]]
 
 
 async def test_one_partition_comes_out_in_order_to_the_byte(
-    gateway: Gateway, kafka: Broker, names: Names, text: Text
+    gateway: GatewayProcess, kafka: KafkaCluster, names: TopicNames, text: Text
 ):
-    topic = names.create(kafka)
+    topic = names.create_topic(kafka)
     said = await produced(kafka, topic, text)
     file = text.path.read_bytes() + b"\n"  # which its last line lacks
     assert said[3] == hashlib.sha256(file).hexdigest()
     url = f"{gateway.base_url}/records/{topic}?from=earliest&until=latest"
-    got = [json.loads(e.raw)["value"].encode() async for e in stream(url) if e.type == "message"]
+    got = [
+        json.loads(e.raw_data)["value"].encode()
+        async for e in stream(url)
+        if e.event_type == "message"
+    ]
     assert len(got) == len(text.lines)
     assert digest_of(got).ordered == said[3]
 
@@ -132,7 +136,7 @@ async def test_one_partition_comes_out_in_order_to_the_byte(
 class Impatient(RawClient):
     """Comes back at once, whatever the stream asks for."""
 
-    retry = property(lambda self: 0.01, lambda self, seconds: None)  # type: ignore[assignment]
+    reconnect_delay = property(lambda self: 0.01, lambda self, seconds: None)  # type: ignore[assignment]
 
 
 def has_ended(client: RawClient) -> bool:
@@ -140,10 +144,10 @@ def has_ended(client: RawClient) -> bool:
 
 
 async def test_twelve_partitions_come_out_whole_over_many_cuts(
-    gateway: Gateway, kafka: Broker, names: Names, text: Text
+    gateway: GatewayProcess, kafka: KafkaCluster, names: TopicNames, text: Text
 ):
     """Cut every two megabytes, as a rule within an event, and resumed by the id before it."""
-    topic = names.create(kafka, 12)
+    topic = names.create_topic(kafka, 12)
     said = await produced(kafka, topic, text)
     url = f"{gateway.base_url}/records/{topic}?from=earliest&until=latest"
     got: list[bytes] = []
@@ -152,7 +156,9 @@ async def test_twelve_partitions_come_out_whole_over_many_cuts(
         cuts = 0
         while not has_ended(client):
             client.cut_after(2_000_000 + 12_345 * cuts)
-            await client.wait(lambda _: client._budget is None or has_ended(client), WITHIN)
+            await client.wait_for_events(
+                lambda _: client._bytes_until_cut is None or has_ended(client), WITHIN
+            )
             cuts += 1
         for event in client.events:
             if event["event"] == "message":
@@ -161,7 +167,7 @@ async def test_twelve_partitions_come_out_whole_over_many_cuts(
                 assert record["offset"] == places.get(tp, 0)
                 places[tp] = record["offset"] + 1
                 got.append(record["value"].encode())
-    assert cuts > 10 and client.opened >= cuts
+    assert cuts > 10 and client.open_count >= cuts
     assert len(places) == 12
     assert len(got) == len(text.lines)
     assert digest_of(got).unordered == said[4] == text.digest.unordered

@@ -18,17 +18,17 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.clients.wires import Wire, every_wire, over
-from support.gateways import Gateway, config_for, running_gateway
-from support.issuer import AUDIENCE, NAME, Issuer
-from support.oracle import Oracle
-from support.until import until
+from support.clients.wires import WireName, client_for_wire, every_wire
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
+from support.oracle import StreamOracle
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "stock": 3})
 
-ISSUER = Issuer()
+ISSUER = TokenIssuer()
 WITHIN = 60.0
 RELOADED = "configuration reloaded"
 REFUSED = "configuration not reloaded"
@@ -37,7 +37,7 @@ REFUSED = "configuration not reloaded"
 def config_of(
     kafka: EmbeddedKafka, *routes: Mapping[str, Any], topics: Sequence[Any] = (), **sections: Any
 ) -> dict[str, Any]:
-    return config_for(kafka.bootstrap, topics or ["orders", "stock"], routes, **sections)
+    return build_config(kafka.bootstrap, topics or ["orders", "stock"], routes, **sections)
 
 
 def at(path: str, topic: str = "orders", **options: Any) -> dict[str, Any]:
@@ -47,12 +47,14 @@ def at(path: str, topic: str = "orders", **options: Any) -> dict[str, Any]:
     return {"when": [{"path": path}], **guarded, "with": target}
 
 
-async def reload(gateway: Gateway, config: Mapping[str, Any], *, workers: int = 1) -> str:
+async def reload(gateway: GatewayProcess, config: Mapping[str, Any], *, workers: int = 1) -> str:
     """Once all of its processes have taken it over; the line that the last one said."""
     before = gateway.log.count(RELOADED)
-    gateway.write(config)
+    gateway.write_config(config)
     kill(gateway.pid, signal.SIGHUP)
-    await until(lambda: gateway.log.count(RELOADED) >= before + workers, gateway.tail, WITHIN)
+    await wait_until(
+        lambda: gateway.log.count(RELOADED) >= before + workers, gateway.read_log_tail, WITHIN
+    )
     return gateway.log.rpartition(RELOADED)[2].splitlines()[0]
 
 
@@ -65,12 +67,12 @@ def keys(client: RawClient) -> list[str]:
 
 
 async def begun(client: RawClient, times: int = 1) -> None:
-    await client.wait(lambda _: len(named(client, "begin")) >= times, within=WITHIN)
+    await client.wait_for_events(lambda _: len(named(client, "begin")) >= times, within=WITHIN)
 
 
 @every_wire
 async def test_each_stream_goes_on_as_its_route_says_by_now(
-    kafka: EmbeddedKafka, oracle: Oracle, wire: Wire
+    kafka: EmbeddedKafka, oracle: StreamOracle, wire: WireName
 ):
     old = config_of(kafka, at("/same"), at("/changed"), at("/other"), at("/gone"))
     only = [{"key": "b"}]
@@ -79,14 +81,16 @@ async def test_each_stream_goes_on_as_its_route_says_by_now(
     )
     async with running_gateway(old) as gateway, AsyncExitStack() as stack:
         same, changed, other, gone = [
-            await stack.enter_async_context(over(wire, RawClient)(f"{gateway.base_url}/{path}"))
+            await stack.enter_async_context(
+                client_for_wire(wire, RawClient)(f"{gateway.base_url}/{path}")
+            )
             for path in ("same", "changed", "other", "gone")
         ]
         for client in (same, changed, other, gone):
             await begun(client)
-        await oracle.produce("orders", 3, key=b"a")
+        await oracle.produce_records("orders", 3, key=b"a")
         for client in (same, changed, other, gone):
-            await client.wait(lambda _, client=client: keys(client) == ["a"] * 3)
+            await client.wait_for_events(lambda _, client=client: keys(client) == ["a"] * 3)
 
         said = await reload(gateway, new)
         assert "1 the same, 2 changed, 1 new, 1 gone" in said
@@ -97,18 +101,18 @@ async def test_each_stream_goes_on_as_its_route_says_by_now(
         told = named(changed, "begin")[1]
         assert told["changed"] is True and told["view"] == "changed"
         assert named(other, "begin")[1]["topics"] == ["stock"]
-        await gone.wait(lambda _: named(gone, "end") or gone.closed)
+        await gone.wait_for_events(lambda _: named(gone, "end") or gone.is_closed)
         assert [end["reason"] for end in named(gone, "end")] == ["route-removed"]
 
-        await oracle.produce("orders", 3, key=b"a")
-        await oracle.produce("orders", 3, key=b"b")
-        await oracle.produce("stock", 2, key=b"s")
-        await same.wait(lambda _: len(keys(same)) == 9)
-        await changed.wait(lambda _: len(keys(changed)) == 6)
-        await other.wait(lambda _: len(keys(other)) == 5)
+        await oracle.produce_records("orders", 3, key=b"a")
+        await oracle.produce_records("orders", 3, key=b"b")
+        await oracle.produce_records("stock", 2, key=b"s")
+        await same.wait_for_events(lambda _: len(keys(same)) == 9)
+        await changed.wait_for_events(lambda _: len(keys(changed)) == 6)
+        await other.wait_for_events(lambda _: len(keys(other)) == 5)
         assert keys(changed) == ["a"] * 3 + ["b"] * 3
         assert keys(other) == ["a"] * 3 + ["s"] * 2
-        assert len(named(same, "begin")) == 1 and same.opened <= 1
+        assert len(named(same, "begin")) == 1 and same.open_count <= 1
         async with httpx.AsyncClient(timeout=WITHIN) as http:
             assert (await http.get(f"{gateway.base_url}/gone")).status_code == 404
             page = await http.get(f"{gateway.base_url}/new?until=latest&from=earliest")
@@ -117,22 +121,24 @@ async def test_each_stream_goes_on_as_its_route_says_by_now(
             assert "/new" in listed and "/gone" not in listed
 
 
-async def test_what_is_wrong_is_said_and_all_stays_as_it_was(kafka: EmbeddedKafka, oracle: Oracle):
+async def test_what_is_wrong_is_said_and_all_stays_as_it_was(
+    kafka: EmbeddedKafka, oracle: StreamOracle
+):
     good = config_of(kafka, at("/same"))
     async with (
         running_gateway(good) as gateway,
         RawClient(f"{gateway.base_url}/same") as client,
     ):
         await begun(client)
-        gateway.write(config_of(kafka, at("/same", fromat="value")))
+        gateway.write_config(config_of(kafka, at("/same", fromat="value")))
         kill(gateway.pid, signal.SIGHUP)
-        await until(lambda: REFUSED in gateway.log, gateway.tail, WITHIN)
+        await wait_until(lambda: REFUSED in gateway.log, gateway.read_log_tail, WITHIN)
         assert "format" in gateway.log.rpartition(REFUSED)[2]
-        gateway.file.unlink()
+        gateway.config_path.unlink()
         kill(gateway.pid, signal.SIGHUP)
-        await until(lambda: gateway.log.count(REFUSED) == 2, gateway.tail, WITHIN)
-        await oracle.produce("orders", 1, key=b"a")
-        await client.wait(lambda _: keys(client) == ["a"])
+        await wait_until(lambda: gateway.log.count(REFUSED) == 2, gateway.read_log_tail, WITHIN)
+        await oracle.produce_records("orders", 1, key=b"a")
+        await client.wait_for_events(lambda _: keys(client) == ["a"])
         said = await reload(gateway, good)
         assert "1 the same" in said and "1 untouched" in said
         assert len(named(client, "begin")) == 1
@@ -149,7 +155,7 @@ async def test_what_needs_a_restart_is_named_and_stays(kafka: EmbeddedKafka):
 
 @every_wire
 async def test_a_topic_that_is_read_otherwise_is_told_so_from_there_on(
-    kafka: EmbeddedKafka, oracle: Oracle, wire: Wire
+    kafka: EmbeddedKafka, oracle: StreamOracle, wire: WireName
 ):
     transforms = [{"extract-headers": {"n": "${message.value.n}"}}]
     old = config_of(kafka, at("/same"), at("/stock", "stock"))
@@ -159,16 +165,16 @@ async def test_a_topic_that_is_read_otherwise_is_told_so_from_there_on(
     )  # fmt: skip
     async with (
         running_gateway(old) as gateway,
-        over(wire, RawClient)(f"{gateway.base_url}/same") as client,
-        over(wire, RawClient)(f"{gateway.base_url}/stock") as stock,
+        client_for_wire(wire, RawClient)(f"{gateway.base_url}/same") as client,
+        client_for_wire(wire, RawClient)(f"{gateway.base_url}/stock") as stock,
     ):
         await begun(client)
         await begun(stock)
-        await oracle.produce("orders", 4)
-        await client.wait(lambda _: len(keys(client)) == 4)
+        await oracle.produce_records("orders", 4)
+        await client.wait_for_events(lambda _: len(keys(client)) == 4)
         await reload(gateway, new)
-        await oracle.produce("orders", 4)
-        await client.wait(lambda _: len(keys(client)) == 8)
+        await oracle.produce_records("orders", 4)
+        await client.wait_for_events(lambda _: len(keys(client)) == 8)
         headers = [record["headers"] for record in named(client, "message")]
         assert not any(headers[:4]) and all(headers[4:])
         assert len(named(client, "begin")) == 2 and len(named(stock, "begin")) == 1
@@ -176,11 +182,11 @@ async def test_a_topic_that_is_read_otherwise_is_told_so_from_there_on(
 
 @every_wire
 async def test_who_may_not_be_here_any_more_is_told_so_and_others_stay(
-    kafka: EmbeddedKafka, oracle: Oracle, wire: Wire
+    kafka: EmbeddedKafka, oracle: StreamOracle, wire: WireName
 ):
-    guard = {"type": "jwt", "issuer": NAME, "audience": AUDIENCE, "keys": ISSUER.jwks}
+    guard = {"type": "jwt", "issuer": ISSUER_NAME, "audience": AUDIENCE, "keys": ISSUER.jwks}
     guards = {"login": guard, "other": guard}
-    headers = {"Authorization": f"Bearer {ISSUER.token(scope='read')}"}
+    headers = {"Authorization": f"Bearer {ISSUER.issue_token(scope='read')}"}
     paths = ("kept", "role", "guard", "opened")
 
     def routes(**guarded: Any) -> list[dict[str, Any]]:
@@ -197,7 +203,7 @@ async def test_who_may_not_be_here_any_more_is_told_so_and_others_stay(
     ):
         clients = {
             path: await stack.enter_async_context(
-                over(wire, RawClient)(f"{gateway.base_url}/{path}", headers=headers)
+                client_for_wire(wire, RawClient)(f"{gateway.base_url}/{path}", headers=headers)
             )
             for path in paths
         }
@@ -207,17 +213,17 @@ async def test_who_may_not_be_here_any_more_is_told_so_and_others_stay(
         assert "2 untouched" in said and "2 ended (access-changed)" in said
         for path in ("role", "guard"):
             client = clients[path]
-            await client.wait(lambda _, client=client: named(client, "end"))
+            await client.wait_for_events(lambda _, client=client: named(client, "end"))
             assert named(client, "end")[0]["reason"] == "access-changed"
-        await oracle.produce("orders", 1, key=b"a")
+        await oracle.produce_records("orders", 1, key=b"a")
         for path in ("kept", "opened"):
             client = clients[path]
-            await client.wait(lambda _, client=client: keys(client) == ["a"])
+            await client.wait_for_events(lambda _, client=client: keys(client) == ["a"])
             assert len(named(client, "begin")) == 1
 
 
 async def test_all_workers_take_it_over_also_one_that_is_started_later(
-    kafka: EmbeddedKafka, oracle: Oracle
+    kafka: EmbeddedKafka, oracle: StreamOracle
 ):
     listen = {"workers": 3}
     old = config_of(kafka, at("/records"), listen=listen)
@@ -235,15 +241,17 @@ async def test_all_workers_take_it_over_also_one_that_is_started_later(
         started = gateway.log.count("Application startup complete")
         (first, *_) = re.findall(r"Started server process \[(\d+)\]", gateway.log)
         kill(int(first), signal.SIGKILL)
-        await until(
+        await wait_until(
             lambda: gateway.log.count("Application startup complete") > started,
-            gateway.tail,
+            gateway.read_log_tail,
             WITHIN,
         )
-        await oracle.produce("orders", 3, key=b"a")
-        await oracle.produce("orders", 1, key=b"b")
+        await oracle.produce_records("orders", 3, key=b"a")
+        await oracle.produce_records("orders", 1, key=b"b")
         for client in clients:
-            await client.wait(lambda _, client=client: keys(client)[-1:] == ["b"], within=WITHIN)
+            await client.wait_for_events(
+                lambda _, client=client: keys(client)[-1:] == ["b"], within=WITHIN
+            )
             assert set(keys(client)) == {"b"}
 
 
@@ -284,7 +292,7 @@ class Light:
 
 
 async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
-    kafka: EmbeddedKafka, oracle: Oracle
+    kafka: EmbeddedKafka, oracle: StreamOracle
 ):
     """Of four routes one is touched by nothing but options of its topic; of the others the filter,
     the format, and the topics are other ones each time. A fifth one is there for
@@ -316,25 +324,27 @@ async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
         removed: list[Light] = []
         passing: list[asyncio.Task[None]] = []
         try:
-            await until(lambda: all(light.begins for _, light in lights), "begins", WITHIN)
+            await wait_until(lambda: all(light.begins for _, light in lights), "begins", WITHIN)
             for turn in range(1, RELOADS + 1):
                 removed.append(Light())
                 passing.append(asyncio.create_task(removed[-1].read(port, f"/only/{turn - 1}")))
-                await until(lambda: removed[-1].begins, "the begin of one that is to go", WITHIN)
-                producing = asyncio.create_task(oracle.produce("orders", EACH, key=b"a"))
+                await wait_until(
+                    lambda: removed[-1].begins, "the begin of one that is to go", WITHIN
+                )
+                producing = asyncio.create_task(oracle.produce_records("orders", EACH, key=b"a"))
                 await reload(gateway, config(turn))
                 if turn == UNTIL:
                     same = [light for path, light in lights if path == "/same"]
                     assert [light.begins for light in same] == [1] * EACH_ROUTE
                 due |= {(acked.tp.partition, acked.offset) for acked in await producing}
             assert len(due) == RELOADS * EACH
-            await until(
+            await wait_until(
                 lambda: all(len(light.seen) >= len(due) for _, light in lights),
                 lambda: f"{sum(len(light.seen) >= len(due) for _, light in lights)} are whole",
                 WITHIN,
             )
             assert not any(task.done() for task in tasks), "nobody was lost"
-            await until(lambda: all(b"route-removed" in light.body for light in removed))
+            await wait_until(lambda: all(b"route-removed" in light.body for light in removed))
             for path, light in lights:
                 assert len(light.seen) == len(due) and set(light.seen) == due
                 assert path != "/same" or light.begins <= 1 + ANEW
@@ -359,20 +369,20 @@ async def test_the_command_checks_first_and_then_tells_the_process(
     config = config_of(kafka, at("/same"))
     async with running_gateway(config, arguments=["--pid-file", str(pid)]) as gateway:
         assert int(pid.read_text()) == gateway.pid
-        ask = ["-c", str(gateway.file), "--pid-file", str(pid)]
+        ask = ["-c", str(gateway.config_path), "--pid-file", str(pid)]
         told = await asyncio.to_thread(command, *ask)
         assert (told.returncode, "takes it over" in told.stdout) == (0, True)
-        await until(lambda: RELOADED in gateway.log, gateway.tail, WITHIN)
-        gateway.write(config | {"routs": []})
+        await wait_until(lambda: RELOADED in gateway.log, gateway.read_log_tail, WITHIN)
+        gateway.write_config(config | {"routs": []})
         wrong = await asyncio.to_thread(command, *ask)
         assert wrong.returncode == 78 and "routes" in wrong.stderr
         assert gateway.log.count(RELOADED) == 1 and REFUSED not in gateway.log
-        gateway.write(config)
+        gateway.write_config(config)
         await gateway.stop()
         assert not pid.exists()
-        gone = await asyncio.to_thread(command, "-c", str(gateway.file), "--pid", "4194304")
+        gone = await asyncio.to_thread(command, "-c", str(gateway.config_path), "--pid", "4194304")
         assert gone.returncode == 1 and "no process" in gone.stderr
-    neither = await asyncio.to_thread(command, "-c", str(gateway.file))
+    neither = await asyncio.to_thread(command, "-c", str(gateway.config_path))
     assert neither.returncode == 2
 
 

@@ -15,13 +15,13 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from support.app_server import running_app
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import Gateway, browsing, config_for, running_gateway
-from support.multiplex import Multiplex
-from support.records import Sent, produce
-from support.served import served
-from support.until import until
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.multiplex import MultiplexClient
+from support.records import RecordToSend, produce_records
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -67,57 +67,59 @@ def configuration(kafka: EmbeddedKafka, door: str, *, after: bool) -> dict[str, 
         {"when": [{"path": "/hall"}], "with": {"topic": "orders", "format": "envelope"}},
         {"when": [{"path": "/all"}], "with": {"topic": "secret", "format": "envelope"}},
     ]
-    return config_for(kafka.bootstrap, ["orders", "secret"], routes, guards=guards)
+    return build_config(kafka.bootstrap, ["orders", "secret"], routes, guards=guards)
 
 
 @asynccontextmanager
-async def reloading(kafka: EmbeddedKafka) -> AsyncIterator[tuple[Gateway, Any]]:
+async def reloading(kafka: EmbeddedKafka) -> AsyncIterator[tuple[GatewayProcess, Any]]:
     """A gateway, and what takes over the other configuration while a guard is being asked."""
     door = Door()
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(served(door))
+        url = await stack.enter_async_context(running_app(door))
         before, after = (configuration(kafka, url, after=each) for each in (False, True))
         gateway = await stack.enter_async_context(running_gateway(before))
 
         async def reload() -> None:
-            await until(lambda: door.asked, "the guard", WITHIN)
-            gateway.write(after)
+            await wait_until(lambda: door.asked, "the guard", WITHIN)
+            gateway.write_config(after)
             kill(gateway.pid, signal.SIGHUP)
-            await until(lambda: RELOADED in gateway.log, gateway.tail, WITHIN)
+            await wait_until(lambda: RELOADED in gateway.log, gateway.read_log_tail, WITHIN)
             door.open.set()
 
         yield gateway, reload
 
 
-def sitting(gateway: Gateway, path: str = "/ws") -> Multiplex:
+def sitting(gateway: GatewayProcess, path: str = "/ws") -> MultiplexClient:
     """A socket that the guard is asked for, by its cookie."""
-    return Multiplex(gateway.base_url, path, additional_headers=COOKIE)
+    return MultiplexClient(gateway.base_url, path, additional_headers=COOKIE)
 
 
-def said(socket: Multiplex, id: str) -> Mapping[str, Any] | None:
-    return next((each for each in socket.said if each.get("id") == id), None)
+def said(socket: MultiplexClient, id: str) -> Mapping[str, Any] | None:
+    return next((each for each in socket.messages if each.get("id") == id), None)
 
 
 async def test_a_change_is_admitted_again(kafka: EmbeddedKafka):
     """Granted by the guards of the old route, the stream was moved to the new one: whoever asked
     in time was shown what the new one asks another role for."""
-    await produce(kafka.bootstrap, "secret", [Sent(b"hidden", b"k")])
+    await produce_records(kafka.bootstrap, "secret", [RecordToSend(b"hidden", b"k")])
     async with reloading(kafka) as (gateway, reload), sitting(gateway) as socket:
         await socket.subscribe("a", "/hall")
-        await socket.say("change", id="a", path="/room?from=earliest")
+        await socket.send_message("change", id="a", path="/room?from=earliest")
         await reload()
-        await socket.wait(lambda: any(each["type"] == "error" for each in socket.said))
-        assert [each["code"] for each in socket.said if each["type"] == "error"] == ["forbidden"]
-        assert not any(each.get("changed") for each in socket.said)
+        await socket.wait_until(lambda: any(each["type"] == "error" for each in socket.messages))
+        assert [each["code"] for each in socket.messages if each["type"] == "error"] == [
+            "forbidden"
+        ]
+        assert not any(each.get("changed") for each in socket.messages)
 
 
 async def test_a_subscription_is_admitted_again(kafka: EmbeddedKafka):
     """It was shown what the old route had, and no reload told it to end: it was not among the
     streams yet."""
     async with reloading(kafka) as (gateway, reload), sitting(gateway) as socket:
-        await socket.say("subscribe", id="a", path="/room")
+        await socket.send_message("subscribe", id="a", path="/room")
         await reload()
-        await socket.wait(lambda: said(socket, "a") is not None)
+        await socket.wait_until(lambda: said(socket, "a") is not None)
         answer = said(socket, "a")
         assert answer is not None and (answer["type"], answer["code"]) == ("error", "forbidden")
 
@@ -125,7 +127,7 @@ async def test_a_subscription_is_admitted_again(kafka: EmbeddedKafka):
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
 async def test_a_stream_over_http_is_admitted_again(kafka: EmbeddedKafka, accept: str):
     """As a subscription."""
-    async with reloading(kafka) as (gateway, reload), browsing(gateway) as http:
+    async with reloading(kafka) as (gateway, reload), create_http_client(gateway) as http:
         headers = {**COOKIE, "accept": accept}
 
         async def status() -> int:
@@ -155,13 +157,13 @@ async def test_a_socket_of_a_route_is_admitted_again(kafka: EmbeddedKafka):
 
 async def test_what_is_written_is_admitted_again(kafka: EmbeddedKafka):
     """By HTTP and by WebSocket it went where the old route wrote, by its guards."""
-    async with reloading(kafka) as (gateway, reload), browsing(gateway) as http:
+    async with reloading(kafka) as (gateway, reload), create_http_client(gateway) as http:
         async with sitting(gateway) as socket:
             asking = asyncio.create_task(http.post("/room", content=b"late", headers=COOKIE))
-            await socket.say("produce", id="p", path="/room", value="late")
+            await socket.send_message("produce", id="p", path="/room", value="late")
             await reload()
             assert (await asking).status_code == 403
-            await socket.wait(lambda: said(socket, "p") is not None)
+            await socket.wait_until(lambda: said(socket, "p") is not None)
             answer = said(socket, "p")
             assert answer is not None and (answer["type"], answer["code"]) == ("error", "forbidden")
         lines = {"Accept": "application/x-ndjson"}
@@ -188,6 +190,6 @@ async def test_a_body_that_comes_behind_the_reload_is_not_written_by_what_was_be
             came.set()
             assert (await asking).status_code == 403
         async with RawClient(f"{gateway.base_url}/hall?from=earliest&until=latest") as client:
-            await client.wait(lambda _: any(e["event"] == "end" for e in client.events))
+            await client.wait_for_events(lambda _: any(e["event"] == "end" for e in client.events))
             values = [json.loads(e["data"]).get("value") for e in client.events]
             assert "behind" not in values

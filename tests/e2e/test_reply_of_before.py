@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from support.brokers import Broker
-from support.gateways import Gateway, config_for, running_gateway
+from support.brokers import KafkaCluster
+from support.gateways import GatewayProcess, build_config, running_gateway
 from support.service import running_service
-from support.until import until
+from support.waiting import wait_until
 from support.workers import running_workers
 
 WITHIN = 60.0
@@ -19,16 +19,16 @@ WITHIN = 60.0
 REQUEST = b'{"hold": true, "body": "the result"}'
 
 
-def config(kafka: Broker, requests: str, replies: str) -> dict[str, Any]:
+def config(kafka: KafkaCluster, requests: str, replies: str) -> dict[str, Any]:
     with_ = {
         "capability": "produce", "topic": requests, "replyTo": replies,
         "async": {"location": "/later/${correlationId}"},
     }  # fmt: skip
     routes = [{"when": [{"path": "/ask"}], "with": with_}]
-    return config_for(kafka.servers, [requests, replies], routes)
+    return build_config(kafka.bootstrap_servers, [requests, replies], routes)
 
 
-async def asked(gateway: Gateway, location: str) -> tuple[int, str]:
+async def asked(gateway: GatewayProcess, location: str) -> tuple[int, str]:
     """By a connection of its own."""
     async with httpx.AsyncClient(
         base_url=gateway.base_url, trust_env=False, timeout=2 * WITHIN
@@ -38,11 +38,11 @@ async def asked(gateway: Gateway, location: str) -> tuple[int, str]:
 
 
 async def test_any_worker_knows_a_reply_also_one_that_was_not_there(
-    kafka: Broker, topic: Callable[..., str]
+    kafka: KafkaCluster, topic: Callable[..., str]
 ):
     made = config(kafka, topic(2), topic(2))
     requests, replies = (each["name"] for each in made["kafka"]["topics"])
-    async with running_service([kafka.servers], requests) as service:
+    async with running_service([kafka.bootstrap_servers], requests) as service:
         async with running_workers(made) as gateway:
             async with httpx.AsyncClient(
                 base_url=gateway.base_url, trust_env=False, timeout=WITHIN
@@ -51,10 +51,10 @@ async def test_any_worker_knows_a_reply_also_one_that_was_not_there(
                 answer = await http.post("/ask", content=REQUEST, headers=later)
             assert answer.status_code == 202, answer.text
             location = answer.headers["location"]
-            await until(lambda: service.held, "the request", WITHIN)
-            await service.release()
+            await wait_until(lambda: service.held_requests, "the request", WITHIN)
+            await service.answer_held()
             answers = await asyncio.gather(*(asked(gateway, location) for _ in range(24)))
             assert set(answers) == {(200, "the result")}
         async with running_gateway(config(kafka, requests, replies)) as another:
             assert await asked(another, location) == (200, "the result")
-        assert len(service.seen) == 1
+        assert len(service.requests) == 1

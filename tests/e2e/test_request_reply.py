@@ -15,12 +15,12 @@ import pytest_asyncio
 from ruamel.yaml import YAML
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, config_for, running_gateway
-from support.scrape import scraped
-from support.served import served
-from support.service import CORRELATION_ID, REPLY_TO, Service, running_service
-from support.until import until
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.scrape import fetch_metrics
+from support.service import CORRELATION_ID_HEADER, REPLY_TO_HEADER, ReplyService, running_service
+from support.waiting import wait_until
 from support.workers import running_workers
 
 from gateway.config import loads
@@ -73,20 +73,20 @@ ROUTES = [
 
 
 @pytest_asyncio.fixture(**of_module)
-async def service(kafka: EmbeddedKafka) -> AsyncIterator[Service]:
+async def service(kafka: EmbeddedKafka) -> AsyncIterator[ReplyService]:
     async with running_service(kafka.bootstrap, "requests") as running:
         yield running
 
 
 @pytest_asyncio.fixture(**of_module)
-async def gateway(kafka: EmbeddedKafka, service: Service) -> AsyncIterator[Gateway]:
-    config = config_for(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
+async def gateway(kafka: EmbeddedKafka, service: ReplyService) -> AsyncIterator[GatewayProcess]:
+    config = build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
     async with running_gateway(config) as running:
         yield running
 
 
 @asynccontextmanager
-async def browsing(gateway: Gateway, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+async def browsing(gateway: GatewayProcess, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
         base_url=gateway.base_url, trust_env=False, timeout=WITHIN, limits=limits, headers=headers
@@ -94,8 +94,8 @@ async def browsing(gateway: Gateway, **headers: str) -> AsyncIterator[httpx.Asyn
         yield http
 
 
-async def outcomes(gateway: Gateway) -> dict[str, float]:
-    scrape = await scraped(gateway)
+async def outcomes(gateway: GatewayProcess) -> dict[str, float]:
+    scrape = await fetch_metrics(gateway)
     words = ("answered", "timeout", "left", "late")
     return {
         word: scrape["gateway_replies_total", {"topic": "replies", "outcome": word}]
@@ -103,7 +103,7 @@ async def outcomes(gateway: Gateway) -> dict[str, float]:
     }
 
 
-async def grown(gateway: Gateway, before: dict[str, float], **by: float) -> None:
+async def grown(gateway: GatewayProcess, before: dict[str, float], **by: float) -> None:
     """Until so many more are counted; nothing else is."""
     wanted = {word: count + by.get(word, 0.0) for word, count in before.items()}
     async with asyncio.timeout(WITHIN):
@@ -121,7 +121,7 @@ def saying(body: str, **headers: str) -> bytes:
     ).encode()
 
 
-async def test_a_request_is_answered_with_its_reply(gateway: Gateway, service: Service):
+async def test_a_request_is_answered_with_its_reply(gateway: GatewayProcess, service: ReplyService):
     async with browsing(gateway) as http:
         body = saying("<p>", content_type="text/html", status="404", x_one="1", connection="close",
                       set_cookie="a=b", transfer_encoding="x", zilla_secret="s")  # fmt: skip
@@ -136,20 +136,20 @@ async def test_a_request_is_answered_with_its_reply(gateway: Gateway, service: S
         )
         assert told["content-security-policy"] == "default-src 'none'; sandbox"
         assert (told["x-content-type-options"], told["cache-control"]) == ("nosniff", "no-store")
-        assert not {CORRELATION_ID, "zilla:secret", "transfer-encoding"} & set(told)
-        request = next(each for each in service.seen if each.value == body)
+        assert not {CORRELATION_ID_HEADER, "zilla:secret", "transfer-encoding"} & set(told)
+        request = next(each for each in service.requests if each.value == body)
         assert request.key == b"7"
         names = [name for name, _ in request.headers]
-        assert names == ["content-type", ":method", ":path", REPLY_TO, CORRELATION_ID]
+        assert names == ["content-type", ":method", ":path", REPLY_TO_HEADER, CORRELATION_ID_HEADER]
         assert (request.header(":method"), request.header(":path")) == (b"POST", b"/ask/7")
-        assert request.header(REPLY_TO) == b"replies"
+        assert request.header(REPLY_TO_HEADER) == b"replies"
 
 
 @pytest.mark.parametrize(
     ("body", "status"),
     [(saying("", status="204"), 204), (saying("no"), 200), (saying("", status="99"), 502)],
 )
-async def test_the_status_is_that_of_the_reply(gateway: Gateway, body: bytes, status: int):
+async def test_the_status_is_that_of_the_reply(gateway: GatewayProcess, body: bytes, status: int):
     async with browsing(gateway) as http:
         answer = await http.post("/ask", content=body)
         assert answer.status_code == status
@@ -157,41 +157,43 @@ async def test_the_status_is_that_of_the_reply(gateway: Gateway, body: bytes, st
 
 
 async def test_one_without_a_reply_ends_in_time_and_a_late_reply_is_dropped_and_counted(
-    gateway: Gateway, service: Service
+    gateway: GatewayProcess, service: ReplyService
 ):
     before = await outcomes(gateway)
     async with browsing(gateway) as http:
         answer = await http.post("/brief", content=HOLD)
         assert (answer.status_code, answer.json()["title"]) == (504, "No reply in time")
-        await until(lambda: service.held, "the request", WITHIN)
+        await wait_until(lambda: service.held_requests, "the request", WITHIN)
         await grown(gateway, before, timeout=1)
-        await service.release()
+        await service.answer_held()
         await grown(gateway, before, timeout=1, late=1)
         waits = {"Prefer": "wait=0"}
         assert (await http.post("/ask/1", content=SILENT, headers=waits)).status_code == 504
 
 
-async def test_one_whose_client_went_away_is_counted(gateway: Gateway, service: Service):
+async def test_one_whose_client_went_away_is_counted(
+    gateway: GatewayProcess, service: ReplyService
+):
     before = await outcomes(gateway)
     async with browsing(gateway) as http:
         asked = asyncio.create_task(http.post("/ask/1", content=HOLD))
-        await until(lambda: service.held, "the request", WITHIN)
+        await wait_until(lambda: service.held_requests, "the request", WITHIN)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
     await grown(gateway, before, left=1)
-    await service.release()
+    await service.answer_held()
     await grown(gateway, before, left=1, late=1)
 
 
 async def test_tried_again_it_is_asked_once_and_answered_all_the_same(
-    gateway: Gateway, service: Service
+    gateway: GatewayProcess, service: ReplyService
 ):
     key = {"Idempotency-Key": "once"}
     async with browsing(gateway) as http, browsing(gateway) as other:
         assert (await http.post("/brief", content=HOLD, headers=key)).status_code == 504
-        await until(lambda: service.held, "the request", WITHIN)
-        seen = len(service.seen)
-        await service.release()
+        await wait_until(lambda: service.held_requests, "the request", WITHIN)
+        seen = len(service.requests)
+        await service.answer_held()
         async with asyncio.timeout(WITHIN):
             while True:
                 answer = await other.post("/brief", content=HOLD, headers=key)
@@ -205,10 +207,10 @@ async def test_tried_again_it_is_asked_once_and_answered_all_the_same(
         assert [each.content for each in both] == [HOLD, HOLD]
         mistake = await http.post("/brief", content=b"another", headers=key)
         assert mistake.status_code == 422
-        assert len(service.seen) == seen
+        assert len(service.requests) == seen
 
 
-async def test_a_reply_is_asked_for_later(gateway: Gateway, service: Service):
+async def test_a_reply_is_asked_for_later(gateway: GatewayProcess, service: ReplyService):
     async with browsing(gateway) as http:
         answer = await http.post("/later/a%2Fb", content=HOLD, headers=ASYNC)
         assert (answer.status_code, answer.json()["topic"]) == (202, "requests")
@@ -219,8 +221,8 @@ async def test_a_reply_is_asked_for_later(gateway: Gateway, service: Service):
         assert (again.status_code, again.headers["location"]) == (202, location)
         assert int(again.headers["retry-after"]) >= 1
         waiting = asyncio.create_task(http.get(location, headers={"Prefer": "wait=60"}))
-        await until(lambda: service.held, "the request", WITHIN)
-        await service.release()
+        await wait_until(lambda: service.held_requests, "the request", WITHIN)
+        await service.answer_held()
         for answer in (await waiting, await http.get(location), await http.get(location)):
             assert (answer.status_code, answer.content) == (200, HOLD)
         at_once = {"Prefer": "respond-async, wait=60"}
@@ -228,7 +230,7 @@ async def test_a_reply_is_asked_for_later(gateway: Gateway, service: Service):
         assert (await http.post(location)).status_code == 405
 
 
-async def test_nobody_is_told_the_reply_of_another(gateway: Gateway):
+async def test_nobody_is_told_the_reply_of_another(gateway: GatewayProcess):
     async with (
         browsing(gateway, authorization="Bearer of-ada") as ada,
         browsing(gateway, authorization="Bearer of-bob") as bob,
@@ -250,7 +252,7 @@ async def test_nobody_is_told_the_reply_of_another(gateway: Gateway):
         assert (await bob.post("/mine/1", content=b"1", headers=same)).status_code == 200
 
 
-async def test_a_reply_is_of_a_route_too_and_its_guards(gateway: Gateway):
+async def test_a_reply_is_of_a_route_too_and_its_guards(gateway: GatewayProcess):
     """Whose a reply is was 64 bits of the identity alone: two routes with the topic of replies in
     common, and guards that both know an ada, told the one's reply to the other, which could guess
     the id from an Idempotency-Key."""
@@ -268,15 +270,19 @@ async def test_a_reply_is_of_a_route_too_and_its_guards(gateway: Gateway):
         assert own.headers["location"].rpartition(".")[0] != theirs.rpartition(".")[0]
 
 
-async def test_the_names_of_the_headers_are_the_routes(gateway: Gateway, service: Service):
+async def test_the_names_of_the_headers_are_the_routes(
+    gateway: GatewayProcess, service: ReplyService
+):
     async with browsing(gateway) as http:
         assert (await http.post("/named", content=SILENT)).status_code == 504
-        await until(lambda: any(each.header("number") for each in service.seen), within=WITHIN)
-        request = next(each for each in service.seen if each.header("number"))
+        await wait_until(
+            lambda: any(each.header("number") for each in service.requests), timeout_s=WITHIN
+        )
+        request = next(each for each in service.requests if each.header("number"))
         assert request.header("answer-to") == b"replies"
 
 
-async def test_a_route_with_replies_takes_nothing_over_websocket(gateway: Gateway):
+async def test_a_route_with_replies_takes_nothing_over_websocket(gateway: GatewayProcess):
     from websockets.asyncio.client import connect
 
     url = gateway.base_url.replace("http", "ws", 1) + "/ws"
@@ -286,14 +292,14 @@ async def test_a_route_with_replies_takes_nothing_over_websocket(gateway: Gatewa
 
 
 async def test_a_gateway_that_ends_tells_those_who_wait_to_come_back(
-    kafka: EmbeddedKafka, service: Service
+    kafka: EmbeddedKafka, service: ReplyService
 ):
-    config = config_for(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
+    config = build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
     key = {"Idempotency-Key": "over the end"}
     async with running_gateway(config) as gateway:
         async with browsing(gateway) as http:
             asked = asyncio.create_task(http.post("/ask/1", content=HOLD, headers=key))
-            await until(lambda: service.held, "the request", WITHIN)
+            await wait_until(lambda: service.held_requests, "the request", WITHIN)
             ended = asyncio.create_task(gateway.stop())
             answer = await asked
             assert (answer.status_code, answer.json()["title"]) == (503, "Draining")
@@ -304,23 +310,23 @@ async def test_a_gateway_that_ends_tells_those_who_wait_to_come_back(
             asked = asyncio.create_task(http.post("/ask/1", content=HOLD, headers=key))
             async with asyncio.timeout(WITHIN):  # what this Kafka has by then is found by no time
                 while True:
-                    if (await scraped(gateway)).sum("gateway_clients", wire="program"):
+                    if (await fetch_metrics(gateway)).sum_series("gateway_clients", wire="program"):
                         break
                     await asyncio.sleep(0.05)
-            await service.release()
+            await service.answer_held()
             assert (await asked).content == HOLD
 
 
 async def test_below_another_application_and_its_server_it_is_the_same(
-    kafka: EmbeddedKafka, service: Service
+    kafka: EmbeddedKafka, service: ReplyService
 ):
     text = StringIO()
-    YAML().dump(config_for(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS), text)
+    YAML().dump(build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS), text)
     app = create_app(loads(text.getvalue()))
     whole = Starlette(routes=[Mount("/kafka", app)])
     async with (
         app.lifespan(),
-        served(whole) as url,
+        running_app(whole) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=WITHIN) as http,
     ):
         answer = await http.post("/kafka/later/1", content=b"below", headers=ASYNC)
@@ -330,7 +336,7 @@ async def test_below_another_application_and_its_server_it_is_the_same(
         assert reply.text == "below"
         large = await http.post("/kafka/ask", content=bytes(65 * 1024))
         assert (large.status_code, large.json()["title"]) == (413, "Content too large")
-        request = next(each for each in service.seen if each.value == b"below")
+        request = next(each for each in service.requests if each.value == b"below")
         assert request.header(":path") == b"/later/1"
 
 
@@ -338,13 +344,13 @@ async def test_below_another_application_and_its_server_it_is_the_same(
 
 
 @pytest_asyncio.fixture(**of_module)
-async def three(kafka: EmbeddedKafka, service: Service) -> AsyncIterator[Gateway]:
-    config = config_for(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
+async def three(kafka: EmbeddedKafka, service: ReplyService) -> AsyncIterator[GatewayProcess]:
+    config = build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
     async with running_workers(config) as running:
         yield running
 
 
-async def test_a_thousand_at_once_each_hear_their_own_reply(three: Gateway):
+async def test_a_thousand_at_once_each_hear_their_own_reply(three: GatewayProcess):
     before = await outcomes(three)
     async with browsing(three) as http:
         answers = await asyncio.gather(
@@ -353,5 +359,5 @@ async def test_a_thousand_at_once_each_hear_their_own_reply(three: Gateway):
     assert {each.status_code for each in answers} == {200}
     assert [each.text for each in answers] == [f"of {n}" for n in range(MANY)]
     await grown(three, before, answered=MANY)
-    read = (await scraped(three)).sum("gateway_fetched_records_total", topic="replies")
+    read = (await fetch_metrics(three)).sum_series("gateway_fetched_records_total", topic="replies")
     assert MANY <= read < 10 * MANY, "each of three workers reads the replies, and no client does"

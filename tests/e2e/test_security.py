@@ -24,19 +24,19 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from support.admin import Admin
-from support.brokers import Broker, started
-from support.certificates import Authority
-from support.clients.client import Event
+from support.admin import KafkaAdmin
+from support.app_server import running_app
+from support.brokers import KafkaCluster, running_kafka
+from support.certificates import CertificateAuthority
+from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
-from support.gateways import config_for, running_gateway
-from support.oracle import Oracle
-from support.proxy import Api, KafkaProxy
-from support.secured import USERS, allow, jwt
-from support.served import served
+from support.gateways import build_config, running_gateway
+from support.kafka_proxy import ApiKey, KafkaProxy
+from support.oracle import StreamOracle
+from support.secure_kafka import PASSWORDS_BY_USER, build_unsecured_jwt, grant_access
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.local import LocalKafka, Security
+from gateway.kafka.local import BrokerSecurity, LocalKafka
 
 TOPIC = "guarded"
 SESSION_SECONDS = float(os.environ.get("GATEWAY_SESSION_SECONDS", "9"))
@@ -46,38 +46,38 @@ READERS = ("User:carol", "User:CN=client")
 @pytest.fixture(scope="module")
 def secured(session_secured: LocalKafka) -> LocalKafka:
     """`READERS` may read the topic, and who shows nothing."""
-    admin = Admin(session_secured.bootstrap)
+    admin = KafkaAdmin(session_secured.bootstrap)
     admin.create_topic(TOPIC, 3)
     for principal in READERS:
-        allow(admin, principal, TOPIC, AclOperation.READ)
+        grant_access(admin, principal, TOPIC, AclOperation.READ)
     return session_secured
 
 
 def configured(kafka: LocalKafka, listener: str, **security: Any) -> dict[str, Any]:
-    servers = ",".join(kafka.listener(listener))
-    return config_for(servers, [TOPIC], kafka={"security": security})
+    servers = ",".join(kafka.get_addresses(listener))
+    return build_config(servers, [TOPIC], kafka={"security": security})
 
 
-def has(count: int) -> Callable[[Sequence[Event]], bool]:
+def has(count: int) -> Callable[[Sequence[ReceivedEvent]], bool]:
     return lambda events: sum(each["event"] == "message" for each in events) >= count
 
 
 async def reads(kafka: LocalKafka, listener: str, **security: Any) -> None:
     """A gateway with these credentials streams what is written, live and from before."""
     async with (
-        Oracle(",".join(kafka.bootstrap)) as oracle,
+        StreamOracle(",".join(kafka.bootstrap)) as oracle,
         running_gateway(configured(kafka, listener, **security)) as gateway,
         RawClient(f"{gateway.base_url}/records/{TOPIC}") as client,
     ):
-        await client.wait(1)
-        await oracle.produce(TOPIC, 10)
-        await client.wait(has(10))
+        await client.wait_for_events(1)
+        await oracle.produce_records(TOPIC, 10)
+        await client.wait_for_events(has(10))
         oracle.check_events(client.events)
         async with httpx.AsyncClient(trust_env=False) as http:
             url = f"{gateway.base_url}/records/{TOPIC}?from=earliest&until=latest"
             told = (await http.get(url)).text
             assert all((acked.value or b"").decode()[1:-1].replace('"', '\\"') in told
-                       for acked in oracle.acknowledged())  # fmt: skip
+                       for acked in oracle.list_acked())  # fmt: skip
 
 
 @pytest.mark.parametrize("mechanism", ["plain", "scram-sha-256", "scram-sha-512"])
@@ -87,19 +87,21 @@ async def test_it_reads_with_a_password(secured: LocalKafka, mechanism: str):
 
 
 async def test_it_reads_through_tls_and_with_a_password_in_it(
-    secured: LocalKafka, authority: Authority
+    secured: LocalKafka, authority: CertificateAuthority
 ):
-    tls = {"ca": str(authority.path)}
+    tls = {"ca": str(authority.certificate_path)}
     sasl = {"mechanism": "scram-sha-512", "username": "carol", "password": "pw"}
     await reads(secured, "TLS", tls=tls)
     await reads(secured, "SASL_TLS", tls=tls, sasl=sasl)
 
 
-async def test_it_reads_as_who_its_certificate_says(secured: LocalKafka, authority: Authority):
+async def test_it_reads_as_who_its_certificate_says(
+    secured: LocalKafka, authority: CertificateAuthority
+):
     """The broker takes the name for its own rules: another one may not read."""
-    mine = {"ca": str(authority.path)}
+    mine = {"ca": str(authority.certificate_path)}
     for name, allowed in {"client": True, "stranger": False}.items():
-        pem = str(authority.signed(name))
+        pem = str(authority.issue_certificate(name))
         tls = {**mine, "certificate": pem, "key": pem}
         if allowed:
             await reads(secured, "TLS", tls=tls)
@@ -124,15 +126,17 @@ async def test_sessions_that_end_cost_nobody_an_answer(mechanism: str):
     """The broker closed each connection whose session was over upon the next request, which was a
     503, and each partition was told as lost and back (KIP-368). A bearer token ends the session
     when it expires, and the next one is another token."""
-    security = Security(users=USERS, mechanisms=(mechanism.upper(),))
+    security = BrokerSecurity(users=PASSWORDS_BY_USER, mechanisms=(mechanism.upper(),))
     issued: list[float] = []
 
     async def issue(_: Request) -> JSONResponse:
         issued.append(time.monotonic())
-        return JSONResponse({"access_token": jwt(exp=time.time() + 2), "expires_in": 2})
+        return JSONResponse(
+            {"access_token": build_unsecured_jwt(exp=time.time() + 2), "expires_in": 2}
+        )
 
     properties = {} if mechanism == "oauthbearer" else {"connections.max.reauth.ms": "2000"}
-    async with served(Starlette(routes=[Route("/token", issue, methods=["POST"])])) as issuer:
+    async with running_app(Starlette(routes=[Route("/token", issue, methods=["POST"])])) as issuer:
         token = {"tokenUrl": f"{issuer}/token", "clientId": "gateway", "clientSecret": "s3cret"}
         password = {"username": "carol", "password": "pw"}
         sasl = {"mechanism": mechanism, **(token if mechanism == "oauthbearer" else password)}
@@ -142,8 +146,8 @@ async def test_sessions_that_end_cost_nobody_an_answer(mechanism: str):
 
 async def _outlive_sessions(local: LocalKafka, sasl: Mapping[str, str]) -> None:
     """Write and read for more than four sessions of 2 s."""
-    with started(local) as kafka:
-        Admin(kafka.bootstrap).create_topic("sessions", 3)
+    with running_kafka(local) as kafka:
+        KafkaAdmin(kafka.bootstrap).create_topic("sessions", 3)
         routes = [
             {"when": [{"path": "/read", "method": "GET"}], "with": {"topic": "sessions"}},
             {
@@ -151,14 +155,14 @@ async def _outlive_sessions(local: LocalKafka, sasl: Mapping[str, str]) -> None:
                 "with": {"capability": "produce", "topic": "sessions"},
             },
         ]
-        servers, secured = ",".join(kafka.listener("SASL")), {"security": {"sasl": sasl}}
-        config = config_for(servers, ["sessions"], routes, kafka=secured)
+        servers, secured = ",".join(kafka.get_addresses("SASL")), {"security": {"sasl": sasl}}
+        config = build_config(servers, ["sessions"], routes, kafka=secured)
         async with (
             running_gateway(config) as gateway,
             RawClient(f"{gateway.base_url}/read") as client,
             httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
         ):
-            await client.wait(1)
+            await client.wait_for_events(1)
             ends, answers = time.monotonic() + SESSION_SECONDS, list[int]()
             while time.monotonic() < ends:
                 answers.append((await http.post("/write", json={"n": len(answers)})).status_code)
@@ -166,7 +170,7 @@ async def _outlive_sessions(local: LocalKafka, sasl: Mapping[str, str]) -> None:
                 answers.append(read.status_code)
                 await asyncio.sleep(0.05)
             assert max(answers) < 300, Counter(answers)
-            await client.wait(has(len(answers) // 2))
+            await client.wait_for_events(has(len(answers) // 2))
             assert [event for event in client.events if event["event"] == "ready"] == []
         assert "FETCH disconnect" not in gateway.log
         print(f"{len(answers)} answers, {Counter(answers)}")
@@ -193,7 +197,7 @@ async def test_a_wrong_password_is_a_reason_not_to_be_ready(secured: LocalKafka)
 
 async def test_it_reads_with_a_bearer_token_from_a_file(secured: LocalKafka, tmp_path: Path):
     file = tmp_path / "token"
-    file.write_text(jwt())
+    file.write_text(build_unsecured_jwt())
     await reads(secured, "SASL", sasl={"mechanism": "oauthbearer", "tokenFile": str(file)})
 
 
@@ -203,10 +207,10 @@ async def test_it_reads_with_a_bearer_token_that_is_issued_to_it(secured: LocalK
     async def issue(request: Request) -> JSONResponse:
         form = parse_qs((await request.body()).decode())
         asked.append((request.headers["authorization"], form))
-        token = {"access_token": jwt(), "token_type": "Bearer", "expires_in": 600}
+        token = {"access_token": build_unsecured_jwt(), "token_type": "Bearer", "expires_in": 600}
         return JSONResponse(token)
 
-    async with served(Starlette(routes=[Route("/token", issue, methods=["POST"])])) as issuer:
+    async with running_app(Starlette(routes=[Route("/token", issue, methods=["POST"])])) as issuer:
         sasl = {
             "mechanism": "oauthbearer",
             "tokenUrl": f"{issuer}/token",
@@ -220,105 +224,120 @@ async def test_it_reads_with_a_bearer_token_that_is_issued_to_it(secured: LocalK
     assert len(asked) == 1, "kept for all connections while it is valid"
 
 
-async def test_it_speaks_https_itself_and_ends_in_order(kafka: Broker, authority: Authority):
-    name, pem = kafka.topic(), str(authority.signed("web"))
-    config = config_for(kafka.servers, [name], listen={"tls": {"certificate": pem, "key": pem}})
+async def test_it_speaks_https_itself_and_ends_in_order(
+    kafka: KafkaCluster, authority: CertificateAuthority
+):
+    name, pem = kafka.create_unique_topic(), str(authority.issue_certificate("web"))
+    config = build_config(
+        kafka.bootstrap_servers, [name], listen={"tls": {"certificate": pem, "key": pem}}
+    )
     async with (
-        Oracle(kafka.servers) as oracle,
+        StreamOracle(kafka.bootstrap_servers) as oracle,
         running_gateway(config, ready=False) as gateway,
-        httpx.AsyncClient(verify=authority.context(), trust_env=False, timeout=30) as http,
+        httpx.AsyncClient(
+            verify=authority.create_client_context(), trust_env=False, timeout=30
+        ) as http,
     ):
         assert gateway.base_url.startswith("https://")
         async with http.stream("GET", f"{gateway.base_url}/events/{name}") as answer:
             body = ""
             async for piece in answer.aiter_text():
                 if not body:
-                    acked = await oracle.produce(name, 5)
+                    acked = await oracle.produce_records(name, 5)
                 body += piece
-                if (acked[-1].value or b"").decode() in body and gateway.alive:
-                    gateway.signal(signal.SIGTERM)
+                if (acked[-1].value or b"").decode() in body and gateway.is_alive:
+                    gateway.send_signal(signal.SIGTERM)
         assert body.endswith('event: end\ndata: {"reason":"drain"}\n\n')
         await http.aclose()  # a kept connection would have to take part in TLS's farewell
         assert await gateway.stop() == 0
 
 
-async def test_every_codec_of_the_producers_is_read(kafka: Broker):
+async def test_every_codec_of_the_producers_is_read(kafka: KafkaCluster):
     codecs = (None, "gzip", "snappy", "lz4", "zstd")
-    name = kafka.topic(partitions=2)
-    async with KafkaProxy.around(kafka.servers) as network:
-        config = config_for(network.bootstrap, [name], name="codecs")
+    name = kafka.create_unique_topic(partitions=2)
+    async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as network:
+        config = build_config(network.bootstrap, [name], name="codecs")
         async with (
             running_gateway(config) as gateway,
             RawClient(f"{gateway.base_url}/records/{name}") as client,
         ):
-            await client.wait(1)
+            await client.wait_for_events(1)
             seen: list[bytes] = []
             for codec in codecs:
-                async with Oracle(kafka.servers, compression_type=codec, linger_ms=20) as oracle:
-                    await oracle.produce(name, 40, fields={"padding": "x" * 300})
-                    seen += [acked.value or b"" for acked in oracle.acknowledged()]
-            await client.wait(has(len(seen)))
+                async with StreamOracle(
+                    kafka.bootstrap_servers, compression_type=codec, linger_ms=20
+                ) as oracle:
+                    await oracle.produce_records(name, 40, fields={"padding": "x" * 300})
+                    seen += [acked.value or b"" for acked in oracle.list_acked()]
+            await client.wait_for_events(has(len(seen)))
             got = [e for e in client.events if e["event"] == "message"]
             assert sorted(json.loads(e["data"])["value"].encode() for e in got) == sorted(seen)
-        names = {each.client_id for each in network.requests(Api.FETCH)}
+        names = {each.client_id for each in network.list_requests(ApiKey.FETCH)}
         assert names == {"gateway-codecs"}
 
 
-async def test_a_gateway_in_a_rack_reads_from_the_replica_in_it(kafka3: Broker):
+async def test_a_gateway_in_a_rack_reads_from_the_replica_in_it(kafka3: KafkaCluster):
     """KIP-392: the leader names the replica of the gateway's rack, which then is asked."""
-    name = await asyncio.to_thread(lambda: kafka3.topic(assignment=[[1, 2, 3], [2, 1, 3]]))
+    name = await asyncio.to_thread(
+        lambda: kafka3.create_unique_topic(assignment=[[1, 2, 3], [2, 1, 3]])
+    )
     await asyncio.to_thread(kafka3.admin.wait_in_sync)
-    async with Oracle(kafka3.servers) as oracle, KafkaProxy.around(kafka3.servers) as network:
-        config = config_for(network.bootstrap, [name], kafka={"rack": "rack-3"})
+    async with (
+        StreamOracle(kafka3.bootstrap_servers) as oracle,
+        KafkaProxy.wrap_cluster(kafka3.bootstrap_servers) as network,
+    ):
+        config = build_config(network.bootstrap, [name], kafka={"rack": "rack-3"})
         async with (
             running_gateway(config) as gateway,
             RawClient(f"{gateway.base_url}/records/{name}") as client,
         ):
-            await client.wait(1)
-            await oracle.produce(name, 20)
-            await client.wait(has(20))
-            before = {node: network[node].to_client for node in (1, 2, 3)}
+            await client.wait_for_events(1)
+            await oracle.produce_records(name, 20)
+            await client.wait_for_events(has(20))
+            before = {node: network[node].bytes_to_client for node in (1, 2, 3)}
             padding = {"padding": "x" * 5000}
-            await oracle.produce(name, 100, fields=padding)
-            await client.wait(has(120))
+            await oracle.produce_records(name, 100, fields=padding)
+            await client.wait_for_events(has(120))
             oracle.check_events(client.events, start={TopicPartition(name, n): 0 for n in (0, 1)})
-        came = {node: network[node].to_client - before[node] for node in (1, 2, 3)}
+        came = {node: network[node].bytes_to_client - before[node] for node in (1, 2, 3)}
         assert came[3] > 400_000, came
         assert came[1] + came[2] < 100_000, came
 
 
 async def test_a_replica_in_the_rack_that_stands_still_dies_and_returns_costs_no_record(
-    kafka3: Broker,
+    kafka3: KafkaCluster,
 ):
     """It is out of sync meanwhile, and what it lacks is read from the leader."""
-    name = await asyncio.to_thread(lambda: kafka3.topic(assignment=[[1, 2, 3], [2, 1, 3]]))
+    name = await asyncio.to_thread(
+        lambda: kafka3.create_unique_topic(assignment=[[1, 2, 3], [2, 1, 3]])
+    )
     await asyncio.to_thread(kafka3.admin.wait_in_sync)
-    assert kafka3.local is not None
-    node = kafka3.local.node(3)
-    config = config_for(kafka3.servers, [name], kafka={"rack": "rack-3"})
+    assert kafka3.local_kafka is not None
+    node = kafka3.local_kafka.get_node(3)
+    config = build_config(kafka3.bootstrap_servers, [name], kafka={"rack": "rack-3"})
     start = {TopicPartition(name, number): 0 for number in (0, 1)}
     async with (
-        Oracle(kafka3.servers) as oracle,
+        StreamOracle(kafka3.bootstrap_servers) as oracle,
         running_gateway(config) as gateway,
         RawClient(f"{gateway.base_url}/records/{name}") as client,
     ):
-        await client.wait(1)
+        await client.wait_for_events(1)
 
         async def write() -> None:
             while True:
-                await oracle.produce(name, 5)
+                await oracle.produce_records(name, 5)
                 await asyncio.sleep(0.02)
 
         async def go_on(count: int = 200) -> None:
             """Return when so many more have come."""
             done = sum(each["event"] == "message" for each in client.events)
-            await client.wait(has(done + count))
+            await client.wait_for_events(has(done + count))
 
         writing = asyncio.create_task(write())
         await go_on()
         node.freeze()  # `replica.lag.time.max.ms` later it is out of sync
         await go_on()
-        node.thaw()
+        node.unfreeze()
         await go_on()
         node.kill()
         await go_on()
@@ -327,5 +346,5 @@ async def test_a_replica_in_the_rack_that_stands_still_dies_and_returns_costs_no
         await go_on()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
-        await client.wait(has(len(oracle.acknowledged())))
+        await client.wait_for_events(has(len(oracle.list_acked())))
         oracle.check_events(client.events, start=start)

@@ -10,9 +10,9 @@ from collections import Counter
 
 import httpx
 import psutil
-from support.gateways import browsing, config_for, running_gateway
-from support.instances import Consuming, a_group
-from support.sidecars import ready, running_sidecar
+from support.gateways import build_config, create_http_client, running_gateway
+from support.instances import ConsumerInstance, generate_group
+from support.sidecars import running_sidecar, wait_until_ready
 
 # Of the thousand; GATEWAY_EVERY_INSTANCE=1 for all of them.
 EVERY = int(os.environ.get("GATEWAY_EVERY_INSTANCE", "5"))
@@ -24,22 +24,24 @@ async def test_what_one_member_committed_is_no_others_and_nothing_is_lost_in_bet
 ):
     """Members come and go while records are written; each commits what it got, one partition at a
     time. A record is committed exactly once, whoever got it besides."""
-    name, group, total = topic(partitions=4), a_group(), 1200
+    name, group, total = topic(partitions=4), generate_group(), 1200
     committed: Counter[tuple[int, int]] = Counter()
 
     async def consume(http: httpx.AsyncClient, until: asyncio.Event) -> None:
-        instance = await Consuming.created(http, group, autoCommitEnable="false")
+        instance = await ConsumerInstance.create_instance(http, group, autoCommitEnable="false")
         await instance.subscribe(name)
         while not until.is_set():
             last: dict[int, list[int]] = {}
-            for record in await instance.poll(timeout=300, format="binary", max_bytes=20_000):
+            for record in await instance.poll_records(
+                timeout_ms=300, format="binary", max_bytes=20_000
+            ):
                 last.setdefault(record["partition"], []).append(record["offset"])
             for partition, offsets in last.items():
-                answer = await instance.commit({(name, partition): offsets[-1]})
+                answer = await instance.commit_offsets({(name, partition): offsets[-1]})
                 assert answer.status_code in (200, 409), answer.text
                 if answer.status_code == 200:
                     committed.update((partition, offset) for offset in offsets)
-        await instance.delete()
+        await instance.delete_instance()
 
     async def write() -> None:
         for _ in range(total // 50):
@@ -47,7 +49,7 @@ async def test_what_one_member_committed_is_no_others_and_nothing_is_lost_in_bet
             await asyncio.sleep(0.05)
 
     async with running_sidecar(kafka.bootstrap, consumer={}) as http:
-        await ready(http)
+        await wait_until_ready(http)
         ends = [asyncio.Event() for _ in range(3)]
         async with asyncio.timeout(150), asyncio.TaskGroup() as tasks:
             writing = tasks.create_task(write())
@@ -78,26 +80,29 @@ async def test_a_thousand_instances_that_are_left_are_ended_and_their_memory_is_
 ):
     """Every fifth is subscribed: to have a thousand members come and go takes brokers a minute."""
     name = topic(partitions=4)
-    config = config_for(kafka.bootstrap, [], [], sidecar={"consumer": {"instanceTimeout": "3s"}})
+    config = build_config(kafka.bootstrap, [], [], sidecar={"consumer": {"instanceTimeout": "3s"}})
 
     async def some(http: httpx.AsyncClient, count: int) -> None:
         async def one(number: int) -> None:
-            instance = await Consuming.created(http, f"{name}-{number % 100}")
+            instance = await ConsumerInstance.create_instance(http, f"{name}-{number % 100}")
             if number % EVERY == 0:
                 await instance.subscribe(name)
 
         for start in range(0, count, 20):
             await asyncio.gather(*(one(number) for number in range(start, start + 20)))
 
-    async with running_gateway(config, command=SIDECAR) as gateway, browsing(gateway) as http:
+    async with (
+        running_gateway(config, command=SIDECAR) as gateway,
+        create_http_client(gateway) as http,
+    ):
         process = psutil.Process(gateway.pid)
         await some(http, 200)
         await ended(http, 200)
-        memory, threads = gateway.memory, process.num_threads()
+        memory, threads = gateway.memory_bytes, process.num_threads()
         await some(http, 1000)
         assert process.num_threads() == threads
         await ended(http, 1200)
-        assert gateway.memory <= memory * 1.1
+        assert gateway.memory_bytes <= memory * 1.1
         assert process.num_threads() == threads
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 from support.backend import running_backend
-from support.brokers import Broker
-from support.contract import TRIES, Asker
+from support.brokers import KafkaCluster
+from support.contract import MAX_TRIES, ContractTester
+from support.dead_letters import write_dead_letters
 from support.ksqldb import running_ksqldb
-from support.letters import seal
-from support.sidecars import ready, running_sidecar
+from support.sidecars import running_sidecar, wait_until_ready
 
 EXAMPLES = int(os.environ.get("GATEWAY_CONTRACT_EXAMPLES", "0"))
 """Requests of each operation and kind; by chance, where it is given."""
@@ -49,7 +49,7 @@ class World:
             assert http.post(reads, json={"topics": [self.topic]}).status_code in (204, 409)
             if not self.replays:
                 asked = {"topic": self.topic, "destination": "topic"}
-                for _ in range(TRIES):
+                for _ in range(MAX_TRIES):
                     made = http.post("/replays", json={**asked, "destinationTopic": self.other})
                     if made.status_code != 503:
                         break
@@ -75,20 +75,22 @@ class World:
 
 
 @asynccontextmanager
-async def kept_in(kafka: Broker, topic: str) -> AsyncIterator[dict[str, str]]:
+async def kept_in(kafka: KafkaCluster, topic: str) -> AsyncIterator[dict[str, str]]:
     """Topics of the sidecar's own, which no other test finds."""
     names = {what: f"{topic}.{what}" for what in ("idempotency", "audit", "replay", "dlq")}
     try:
         yield names
     finally:
         for name in names.values():
-            if kafka.admin.exists(name):
+            if kafka.admin.topic_exists(name):
                 kafka.admin.delete_topic(name)
 
 
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")
-async def test_no_request_that_can_be_made_up_is_answered_otherwise_than_specified(kafka: Broker):
-    topic, other = kafka.topic(partitions=2), kafka.topic(partitions=2)
+async def test_no_request_that_can_be_made_up_is_answered_otherwise_than_specified(
+    kafka: KafkaCluster,
+):
+    topic, other = kafka.create_unique_topic(partitions=2), kafka.create_unique_topic(partitions=2)
     group = f"group-{uuid.uuid4().hex[:8]}"
     async with (
         kept_in(kafka, topic) as kept,
@@ -111,20 +113,20 @@ async def test_no_request_that_can_be_made_up_is_answered_otherwise_than_specifi
             "deadLetter": {},
             "replay": {"topic": kept["replay"]},
         }
-        async with running_sidecar(kafka.servers, **sections) as http:
-            await ready(http)
-            seal(kafka, topic, range(4), group)
+        async with running_sidecar(kafka.bootstrap_servers, **sections) as http:
+            await wait_until_ready(http)
+            write_dead_letters(kafka, topic, range(4), group)
             world = World(str(http.base_url), group, topic, other)
             document = (await http.get("/openapi.json")).json()
-            asker = Asker(
+            asker = ContractTester(
                 document,
                 world.url,
                 world.prepare,
                 world.known,
-                fixed={"enabled": False},  # the chaos monkey would answer as it likes
-                leave_out=frozenset({"shutdown"}),
+                fixed_values={"enabled": False},  # the chaos monkey would answer as it likes
+                excluded_operations=frozenset({"shutdown"}),
             )
-            await asyncio.to_thread(asker.ask, EXAMPLES or 3, by_chance=EXAMPLES > 0)
+            await asyncio.to_thread(asker.test_operations, EXAMPLES or 3, is_random=EXAMPLES > 0)
             assert (await http.get("/health/readiness")).text == "OK"
     good = [name for name, told in asker.statuses.items() if any(each < 300 for each in told)]
     assert len(good) > len(asker.statuses) / 2, "hardly anything was asked for that there is"

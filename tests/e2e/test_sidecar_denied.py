@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
-from support.admin import Admin
-from support.instances import Consuming
-from support.oracle import Oracle
-from support.secured import allow
-from support.sidecars import ready, running_sidecar
+from support.admin import KafkaAdmin
+from support.instances import ConsumerInstance
+from support.oracle import StreamOracle
+from support.secure_kafka import grant_access
+from support.sidecars import running_sidecar, wait_until_ready
 
 from gateway.kafka.local import LocalKafka
 
@@ -36,22 +36,22 @@ class Names(NamedTuple):
 
 @pytest.fixture
 def names(session_secured: LocalKafka) -> Names:
-    admin = Admin(session_secured.bootstrap)
+    admin = KafkaAdmin(session_secured.bootstrap)
     made = Names(*(f"{field}-{uuid.uuid4().hex[:8]}" for field in Names._fields))
     for topic in made[:4]:
         admin.create_topic(topic)
-    allow(admin, PRINCIPAL, made.open, AclOperation.READ, AclOperation.WRITE)
-    allow(admin, PRINCIPAL, made.shut, AclOperation.DESCRIBE)
-    allow(admin, PRINCIPAL, made.group, AclOperation.READ, kind=ResourceType.GROUP)
+    grant_access(admin, PRINCIPAL, made.open, AclOperation.READ, AclOperation.WRITE)
+    grant_access(admin, PRINCIPAL, made.shut, AclOperation.DESCRIBE)
+    grant_access(admin, PRINCIPAL, made.group, AclOperation.READ, resource_type=ResourceType.GROUP)
     return made
 
 
 @pytest.fixture
 async def http(session_secured: LocalKafka, names: Names) -> AsyncIterator[httpx.AsyncClient]:
-    servers = session_secured.listener("SASL")
+    servers = session_secured.get_addresses("SASL")
     parts: Any = {"producer": {"idempotency": {"topic": names.keys}}, "consumer": {}}
     async with running_sidecar(servers, security=SASL, **parts) as http:
-        await ready(http)
+        await wait_until_ready(http)
         yield http
 
 
@@ -93,7 +93,7 @@ async def test_what_is_written_once_or_whole_needs_more_and_says_what(http, name
     """The topic where keys are kept, and ids of transactions."""
     keys, operations = names.keys, (AclOperation.READ, AclOperation.WRITE)
     assert_denied(await post(http, names.open, key="k"), keys)
-    allow(Admin(session_secured.bootstrap), PRINCIPAL, keys, *operations)
+    grant_access(KafkaAdmin(session_secured.bootstrap), PRINCIPAL, keys, *operations)
     async with asyncio.timeout(60):
         while True:  # until it looks again
             once = await post(http, names.open, key="k")
@@ -109,18 +109,18 @@ async def test_what_may_not_be_read_is_told_by_name_and_the_rest_is_read(
     http, names, session_secured
 ):
     """Told now and then, as long as it lasts; a long poll is not ended by the same again."""
-    async with Oracle(",".join(session_secured.bootstrap)) as oracle:
-        await oracle.produce(names.shut, 3)
-        instance = await Consuming.created(http, names.group)
-        answer = await instance.ask("POST", "/subscriptions", {"topics": [names.hidden]})
+    async with StreamOracle(",".join(session_secured.bootstrap)) as oracle:
+        await oracle.produce_records(names.shut, 3)
+        instance = await ConsumerInstance.create_instance(http, names.group)
+        answer = await instance.send_request("POST", "/subscriptions", {"topics": [names.hidden]})
         assert_denied(answer, names.hidden)
         await instance.subscribe(names.open, names.shut)
         values: list[str] = []
         denied = asked = 0
         async with asyncio.timeout(60):
             while len(values) < 5 or not denied:
-                await oracle.produce(names.open, 1)
-                answer = await instance.ask("GET", "/records", timeout=2000)
+                await oracle.produce_records(names.open, 1)
+                answer = await instance.send_request("GET", "/records", timeout=2000)
                 asked += 1
                 if answer.status_code == 200:
                     values += [each["topic"] for each in answer.json()]
@@ -129,31 +129,33 @@ async def test_what_may_not_be_read_is_told_by_name_and_the_rest_is_read(
                     denied += 1
         assert set(values) == {names.open}
         assert denied <= asked / 2
-        admin = Admin(session_secured.bootstrap)
-        allow(admin, PRINCIPAL, names.shut, AclOperation.READ)
+        admin = KafkaAdmin(session_secured.bootstrap)
+        grant_access(admin, PRINCIPAL, names.shut, AclOperation.READ)
         async with asyncio.timeout(120):
             while names.shut not in values:
-                answer = await instance.ask("GET", "/records", timeout=2000)
+                answer = await instance.send_request("GET", "/records", timeout=2000)
                 if answer.status_code == 200:
                     values += [each["topic"] for each in answer.json()]
 
 
 async def test_partitions_by_hand_and_by_offset_are_denied_by_name(http, names):
-    instance = await Consuming.created(http, names.group)
+    instance = await ConsumerInstance.create_instance(http, names.group)
     place = {"topic": names.hidden, "partition": 0}
-    answer = await instance.ask("POST", "/assignments", {"partitions": [place]})
+    answer = await instance.send_request("POST", "/assignments", {"partitions": [place]})
     assert_denied(answer, names.hidden)
     await instance.assign(names.shut, 0)
-    assert_denied(await instance.ask("GET", "/records", timeout=30_000), names.shut)
+    assert_denied(await instance.send_request("GET", "/records", timeout=30_000), names.shut)
     for topic in (names.shut, names.hidden):
         answer = await http.get(f"/topics/{topic}/partitions/0/records", params={"offset": 0})
         assert answer.status_code == 403 and topic in answer.text
 
 
 async def test_a_group_that_may_not_be_joined_is_told_by_its_name(http, names):
-    instance = await Consuming.created(http, "not-ours")
+    instance = await ConsumerInstance.create_instance(http, "not-ours")
     await instance.subscribe(names.open)
-    assert_denied(await instance.ask("GET", "/records", timeout=30_000), "not-ours")
+    assert_denied(await instance.send_request("GET", "/records", timeout=30_000), "not-ours")
     place = {"topic": names.open, "partition": 0}
-    assert_denied(await instance.ask("PUT", "/offsets", {"partitions": [place]}), "not-ours")
-    await instance.delete()
+    assert_denied(
+        await instance.send_request("PUT", "/offsets", {"partitions": [place]}), "not-ours"
+    )
+    await instance.delete_instance()

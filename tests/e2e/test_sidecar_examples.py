@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.brokers import Broker
-from support.demo import WITHIN
-from support.letters import committed
-from support.shell import Running, shell
+from support.brokers import KafkaCluster
+from support.dead_letters import read_committed
+from support.demo import START_TIMEOUT_S
+from support.shell import ShellProcess, running_shell
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sidecar"
 LINES = re.findall(r"^    (\S.*)", (EXAMPLE / "README.md").read_text(), re.M)
@@ -51,11 +51,11 @@ class Setting:
         return text
 
     def shell(self, line: str) -> Any:
-        return shell(self.moved(line), self.folder, **self.environment)
+        return running_shell(self.moved(line), self.folder, **self.environment)
 
     async def said(self, line: str) -> str:
         async with self.shell(f"{line} -sS" if line.startswith("curl") else line) as running:
-            assert await running.wait(WITHIN) == 0, running.said
+            assert await running.wait(START_TIMEOUT_S) == 0, running.said
         return str(running.said)
 
 
@@ -64,8 +64,8 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-async def answers(url: str, running: Running) -> None:
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+async def answers(url: str, running: ShellProcess) -> None:
+    async with httpx.AsyncClient(trust_env=False, timeout=START_TIMEOUT_S) as http:
 
         async def up() -> bool:
             try:
@@ -74,8 +74,8 @@ async def answers(url: str, running: Running) -> None:
                 return False
 
         while not await up():
-            assert not running.ended, running.said
-    assert not running.ended, running.said
+            assert not running.is_ended, running.output
+    assert not running.is_ended, running.output
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ async def answers(url: str, running: Running) -> None:
 )
 @pytest.mark.needs("curl")
 async def test_a_back_end_gets_its_orders_and_says_which_it_cannot_process(
-    kafka: Broker, tmp_path: Path, first: str
+    kafka: KafkaCluster, tmp_path: Path, first: str
 ):
     for topic in TOPICS:
         kafka.create_topic(topic, 1)
-    setting = Setting(tmp_path, kafka.servers)
+    setting = Setting(tmp_path, kafka.bootstrap_servers)
     (back_end,) = lines_of(first)
     (line,) = lines_of("gateway sidecar")
     try:
@@ -109,10 +109,10 @@ async def test_a_back_end_gets_its_orders_and_says_which_it_cannot_process(
             assert "orders.dlq" in await setting.said(lines_of("gateway dlq list")[0])
             assert "B-1 costs 0" in await setting.said(lines_of("gateway dlq show")[0])
             sidecar.process.send_signal(signal.SIGTERM)
-            assert await sidecar.wait(WITHIN) == 0, sidecar.said
+            assert await sidecar.wait(START_TIMEOUT_S) == 0, sidecar.said
         wanted = [3.0, 6.0] if first == "uvicorn" else []
-        receipts = [json.loads(each.value())["total"] for each in committed(kafka, "receipts")]
+        receipts = [json.loads(each.value())["total"] for each in read_committed(kafka, "receipts")]
         assert receipts[1:] == wanted
     finally:
-        if kafka.admin.exists("orders.dlq"):
+        if kafka.admin.topic_exists("orders.dlq"):
             kafka.admin.delete_topic("orders.dlq")

@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import pytest
 from support.backend import running_backend
-from support.brokers import Broker
-from support.gateways import Gateway, browsing, config_for, running_gateway
-from support.reactive import World, numbers, settings
+from support.brokers import KafkaCluster
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.reactive import ReactiveWorld, build_settings, get_numbers
 
 SECONDS = float(os.environ.get("GATEWAY_REACTIVE_FAULTS", "20"))
 SEED = int(os.environ.get("GATEWAY_REACTIVE_SEED", "1"))
@@ -36,13 +36,13 @@ Step = Callable[[], Awaitable[object] | None]
 
 
 @pytest.fixture
-async def world(kafka3: Broker) -> AsyncIterator[World]:
+async def world(kafka3: KafkaCluster) -> AsyncIterator[ReactiveWorld]:
     async with running_backend() as backend:
-        world = World(kafka3, backend, PARTITIONS, replication=3)
+        world = ReactiveWorld(kafka3, backend, PARTITIONS, replication=3)
         try:
             yield world
         finally:
-            kafka3.heal()
+            kafka3.restore()
             world.close()
 
 
@@ -58,7 +58,7 @@ class Faults:
     Each fault lasts for some seconds; others happen meanwhile.
     """
 
-    def __init__(self, world: World, group: str, sidecars: list[Gateway]) -> None:
+    def __init__(self, world: ReactiveWorld, group: str, sidecars: list[GatewayProcess]) -> None:
         self.log: list[str] = []
         self._world, self._group, self._sidecars = world, group, sidecars
         self._draw = random.Random(SEED)
@@ -114,13 +114,13 @@ class Faults:
         if order is None:
             await self._fail(backend, lambda: backend.kill(), backend.start, seconds)
             return
-        well = lambda: backend.order(fail=POISON)  # noqa: E731
-        ill = lambda: backend.order(fail=POISON, **order)  # noqa: E731
+        well = lambda: backend.set_orders(fail=POISON)  # noqa: E731
+        ill = lambda: backend.set_orders(fail=POISON, **order)  # noqa: E731
         await self._fail(backend, ill, well, seconds)
 
     def _some_broker(self) -> Any:
-        assert self._world.kafka.local is not None
-        return self._draw.choice(self._world.kafka.local.nodes)
+        assert self._world.kafka.local_kafka is not None
+        return self._draw.choice(self._world.kafka.local_kafka.nodes)
 
     async def _freeze_broker(self) -> None:
         node = self._some_broker()
@@ -134,8 +134,8 @@ class Faults:
         one = self._draw.choice(self._sidecars)
         await self._fail(
             one,
-            lambda: one.signal(signal.SIGSTOP),
-            lambda: one.signal(signal.SIGCONT),
+            lambda: one.send_signal(signal.SIGSTOP),
+            lambda: one.send_signal(signal.SIGCONT),
             self._draw.choice((2.0, 9.0)),
         )
 
@@ -152,7 +152,7 @@ class Faults:
         one = self._draw.choice(self._sidecars)
         if one in self._taken:
             return
-        async with browsing(one) as http:
+        async with create_http_client(one) as http:
             with suppress(httpx.HTTPError):
                 said = (await http.get(f"/reactive/{self._group}")).json()
                 offsets = [
@@ -171,16 +171,16 @@ class Faults:
         one = self._draw.choice(self._sidecars)
         if one in self._taken:
             return
-        async with browsing(one) as http:
+        async with create_http_client(one) as http:
             with suppress(httpx.HTTPError):
                 await http.post(f"/reactive/{self._group}/pause")
                 await asyncio.sleep(2.0)
         await self.resume(one)
 
-    async def resume(self, one: Gateway) -> None:
+    async def resume(self, one: GatewayProcess) -> None:
         """Let a sidecar go on, whatever becomes of it meanwhile."""
         while True:
-            async with browsing(one) as http:
+            async with create_http_client(one) as http:
                 with suppress(httpx.HTTPError):
                     if (await http.post(f"/reactive/{self._group}/resume")).status_code == 200:
                         return
@@ -189,10 +189,10 @@ class Faults:
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 async def test_everything_fails_at_random_and_nothing_is_lost_or_overtaken(
-    world: World, protocol: str, record_property: Any
+    world: ReactiveWorld, protocol: str, record_property: Any
 ):
     """Rebalances, seeks, kills, stalls of Kafka and outages of the back end, at once."""
-    group = settings(
+    group = build_settings(
         world.backend,
         world.topic,
         groupProtocol=protocol,
@@ -200,8 +200,10 @@ async def test_everything_fails_at_random_and_nothing_is_lost_or_overtaken(
         maxPollRecords=20,
         sessionTimeout="6s",
     )
-    config = config_for(world.kafka.servers, [], [], sidecar={"reactive": {"groups": group}})
-    world.backend.order(fail=POISON)
+    config = build_config(
+        world.kafka.bootstrap_servers, [], [], sidecar={"reactive": {"groups": group}}
+    )
+    world.backend.set_orders(fail=POISON)
     async with AsyncExitStack() as stack:
         sidecars = [
             await stack.enter_async_context(running_gateway(config, command=COMMAND))
@@ -214,30 +216,33 @@ async def test_everything_fails_at_random_and_nothing_is_lost_or_overtaken(
         finally:
             writing.cancel()
             await asyncio.wait([writing])
-        await asyncio.to_thread(world.kafka.heal)
+        await asyncio.to_thread(world.kafka.restore)
         for one in sidecars:
-            await one.ready()
+            await one.wait_until_ready()
             await faults.resume(one)
-        await world.settled(240)
+        await world.wait_until_settled(240)
         await _until_committed(world, group["group"])
         logs = [one.log for one in sidecars]
-    done, dead = set(numbers(world.backend.done)), {int(x.said["n"]) for x in await world.dead()}
-    poison = set(range(0, world.written, POISON))
+    done, dead = (
+        set(get_numbers(world.backend.processed_records)),
+        {int(x.header_texts["n"]) for x in await world.read_dead_letters()},
+    )
+    poison = set(range(0, world.written_count, POISON))
     world.check_order()
     assert dead == poison
-    assert done == set(range(world.written)) - poison
+    assert done == set(range(world.written_count)) - poison
     print(
-        f"{protocol}: {len(faults.log)} faults, {world.written} records, {len(dead)} dead letters, "
-        f"{world.repeated()} processed again"
+        f"{protocol}: {len(faults.log)} faults, {world.written_count} records, {len(dead)} dead letters, "
+        f"{world.count_repeated()} processed again"
     )
     tracebacks = [found[0] for each in logs if (found := TRACEBACK.search(each))]
     assert not tracebacks, "\n\n".join(tracebacks)
 
 
-async def _write(world: World) -> None:
+async def _write(world: ReactiveWorld) -> None:
     """About 100 records a second, as long as it is let."""
     while True:
-        writing = asyncio.create_task(asyncio.to_thread(world.write, 20))
+        writing = asyncio.create_task(asyncio.to_thread(world.write_records, 20))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -246,12 +251,12 @@ async def _write(world: World) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _until_committed(world: World, group: str) -> None:
+async def _until_committed(world: ReactiveWorld, group: str) -> None:
     committed = -1
     try:
         async with asyncio.timeout(60):
-            while committed != world.written:
-                committed = await world.committed(group)
+            while committed != world.written_count:
+                committed = await world.fetch_committed(group)
                 await asyncio.sleep(0.2)
     except TimeoutError:
-        raise AssertionError(f"{committed} committed of {world.written}") from None
+        raise AssertionError(f"{committed} committed of {world.written_count}") from None

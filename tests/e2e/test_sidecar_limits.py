@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import config_for
-from support.in_process import in_process
-from support.lasting import a_line, lasting, piece
-from support.sidecars import ready, running_sidecar
+from support.gateways import build_config
+from support.in_process_gateway import running_in_process_gateway
+from support.ndjson_request import build_chunk, open_ndjson_request, read_json_line
+from support.sidecars import running_sidecar, wait_until_ready
 from support.workers import running_workers
 
-from gateway.cli.beside import sidecar
+from gateway.cli.sidecar_factory import create_sidecar
 
 PARTS: Any = {"producer": {}, "consumer": {}}
 FREE = ("/health/liveness", "/health/readiness", "/docs", "/docs.css", "/openapi.json")
@@ -32,10 +32,10 @@ async def post(http: httpx.AsyncClient, **headers: str) -> httpx.Response:
 )
 async def test_a_request_counts_as_a_connection_for_as_long_as_it_lasts(kafka, limits, status):
     async with running_sidecar(kafka.bootstrap, listen={"limits": limits}, **PARTS) as http:
-        await ready(http)
-        async with lasting(http, "t") as (reader, writer):
-            writer.write(piece(b'{"partition":0}\n'))
-            await a_line(reader)
+        await wait_until_ready(http)
+        async with open_ndjson_request(http, "t") as (reader, writer):
+            writer.write(build_chunk(b'{"partition":0}\n'))
+            await read_json_line(reader)
             refused = await post(http)
             body = refused.json()
             assert refused.status_code == body["statusCode"] == body["error_code"] == status
@@ -52,7 +52,7 @@ async def test_an_address_may_ask_so_often(kafka):
     """Also with one connection, and for what is refused."""
     limits = {"rate": "3/h"}
     async with running_sidecar(kafka.bootstrap, listen={"limits": limits}, **PARTS) as http:
-        await ready(http)
+        await wait_until_ready(http)
         answers = [await post(http), await http.get("/nothing/here"), await post(http)]
         assert 429 not in [each.status_code for each in answers[:2]]
         answers = [await post(http) for _ in range(3)]
@@ -72,7 +72,7 @@ def told(item: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 async def test_two_workers_count_together(kafka):
-    config = config_for(
+    config = build_config(
         kafka.bootstrap, [], [], sidecar={"producer": {}}, listen={"limits": {"rate": "5/h"}}
     )
     async with running_workers(config, 2) as gateway:
@@ -88,12 +88,12 @@ async def test_pages_are_refused_whatever_streams_let_them_do(kafka):
     """Streams of the same port may be read from that origin."""
     origin = "https://shop.example"
     access = {"policy": "cross-origin", "allow": {"origins": [origin]}}
-    config = config_for(kafka.bootstrap, ["t"], sidecar=PARTS, listen={"access-control": access})
+    config = build_config(kafka.bootstrap, ["t"], sidecar=PARTS, listen={"access-control": access})
     async with (
-        in_process(config, beside=sidecar) as (url, _),
+        running_in_process_gateway(config, beside=create_sidecar) as (url, _),
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http,
     ):
-        await ready(http)
+        await wait_until_ready(http)
         preflight = {
             "Origin": origin, "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "content-type",

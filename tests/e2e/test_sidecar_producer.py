@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from support.certificates import Authority
-from support.gateways import Gateway, browsing, config_for, running_gateway
-from support.letters import committed
-from support.needs import need
-from support.proxy import Api, KafkaProxy, Request
+from support.certificates import CertificateAuthority
+from support.dead_letters import read_committed
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
+from support.requirements import require_tools
 from support.sidecars import running_sidecar
 from typer.testing import CliRunner
 
@@ -51,28 +51,28 @@ def config(bootstrap: Any, **producer: Any) -> dict[str, Any]:
     """idempotency: in a topic of the test's own."""
     idempotency = {"topic": f"idempotency-{uuid.uuid4().hex[:8]}"}
     section = {"timeout": "5s", "idempotency": idempotency, **producer}
-    return config_for(bootstrap, [], [], sidecar={"producer": section})
+    return build_config(bootstrap, [], [], sidecar={"producer": section})
 
 
 async def post(
-    gateway: Gateway, topic: str, *values: Any, key: str | None = None, **more: Any
+    gateway: GatewayProcess, topic: str, *values: Any, key: str | None = None, **more: Any
 ) -> httpx.Response:
     body = {"valueFormat": "string", "records": [{"value": each} for each in values], **more}
     headers = {} if key is None else {"Idempotency-Key": key}
-    async with browsing(gateway) as http:
+    async with create_http_client(gateway) as http:
         return await http.post(f"/producers/{topic}", json=body, headers=headers)
 
 
 def values(kafka: Any, topic: str, partitions: int = 1) -> list[bytes]:
-    return sorted(message.value() for message in committed(kafka, topic, partitions))
+    return sorted(message.value() for message in read_committed(kafka, topic, partitions))
 
 
 @pytest.mark.needs("curl")
 @pytest.mark.parametrize("formats", SEED)
 async def test_the_seeds_own_commands_write_what_they_say(kafka, tmp_path, formats):
-    need("curl")
-    own = Authority(tmp_path).signed("sidecar")
-    made = config_for(
+    require_tools("curl")
+    own = CertificateAuthority(tmp_path).issue_certificate("sidecar")
+    made = build_config(
         kafka.servers, [], [], sidecar={"producer": {}},
         listen={"tls": {"certificate": str(own), "key": str(own)}},
     )  # fmt: skip
@@ -87,11 +87,11 @@ async def test_the_seeds_own_commands_write_what_they_say(kafka, tmp_path, forma
             subprocess.run, line, shell=True, capture_output=True, text=True, check=True, timeout=60
         )
     assert json.loads(done.stdout)["requestStatus"] == "OK", done.stdout
-    found = [(message.key(), message.value()) for message in committed(kafka, "test6")]
+    found = [(message.key(), message.value()) for message in read_committed(kafka, "test6")]
     assert found == [(b"alice", b"abc"), (b"john", b"def"), (b"alex", b"xyz")]
 
 
-async def ready_at(gateway: Gateway) -> None:
+async def ready_at(gateway: GatewayProcess) -> None:
     async with (
         asyncio.timeout(60),
         httpx.AsyncClient(base_url=gateway.base_url, verify=False, trust_env=False) as http,
@@ -130,7 +130,7 @@ async def test_a_replica_killed_in_the_middle_leaves_nothing_and_another_writes_
     name = topic()
     made = config(kafka.servers, timeout="2s")
     async with (
-        KafkaProxy.around(kafka.servers) as proxy,
+        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
         running_gateway(made, command=COMMAND) as good,
     ):
         assert (await post(good, name, "warm", key="warm")).status_code == 200
@@ -219,7 +219,7 @@ async def test_answers_are_the_same_when_their_topic_was_compacted(retention_kaf
 
 def first_of(kafka: Any, topic: str, partition: int) -> int:
     """The first offset that is still there."""
-    found = committed(kafka, topic, partition + 1)
+    found = read_committed(kafka, topic, partition + 1)
     return min(each.offset() for each in found if each.partition() == partition)
 
 
@@ -271,7 +271,7 @@ async def test_an_owner_that_is_slow_and_alive_is_taken_over_from_and_tells_what
     """It hears only when it is done that it has been fenced."""
     name, made = topic(), config(kafka.servers, timeout="3s")
     async with (
-        KafkaProxy.around(kafka.servers) as proxy,
+        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
         running_gateway(made, command=COMMAND) as good,
     ):
         behind = {**made, "kafka": {**made["kafka"], "servers": proxy.bootstrap.split(",")}}
@@ -295,9 +295,9 @@ async def test_an_owner_that_is_slow_and_alive_is_taken_over_from_and_tells_what
     assert values(kafka, name) == [b"a", b"b", b"c", b"warm"]
 
 
-def open_for_ever(request: Request) -> bytes | None:
+def open_for_ever(request: SeenRequest) -> bytes | None:
     """CONCURRENT_TRANSACTIONS, to whoever ends one; the broker never hears of it."""
-    return struct.pack(">ih", 0, 51) if request.api_key == Api.END_TXN else None
+    return struct.pack(">ih", 0, 51) if request.api_key == ApiKey.END_TXN else None
 
 
 def uncommitted(kafka: Any, topic: str) -> list[Any]:
@@ -348,12 +348,12 @@ async def reading_until_a_transaction_ends(
     servers: str,
 ) -> AsyncIterator[tuple[KafkaProxy, httpx.AsyncClient]]:
     """A sidecar that cannot read from the end of its first transaction on, but can write."""
-    async with KafkaProxy.around(servers) as proxy:
+    async with KafkaProxy.wrap_cluster(servers) as proxy:
 
-        def stop_reading(request: Request) -> None:
-            if request.api_key == Api.END_TXN and proxy.on_request is not None:
+        def stop_reading(request: SeenRequest) -> None:
+            if request.api_key == ApiKey.END_TXN and proxy.on_request is not None:
                 proxy.on_request = None
-                proxy.inject(Api.FETCH, NOT_LEADER)
+                proxy.inject_error(ApiKey.FETCH, NOT_LEADER)
 
         proxy.on_request = stop_reading
         own = sections(partitions=1)["producer"]
@@ -369,8 +369,8 @@ async def test_a_key_may_be_used_again_before_its_release_is_read(kafka, topic):
         assert refused.status_code == 413
         claimed = asyncio.Event()
 
-        def see_claim(request: Request) -> None:
-            if request.api_key == Api.PRODUCE:
+        def see_claim(request: SeenRequest) -> None:
+            if request.api_key == ApiKey.PRODUCE:
                 claimed.set()
 
         proxy.on_request = see_claim
@@ -378,7 +378,7 @@ async def test_a_key_may_be_used_again_before_its_release_is_read(kafka, topic):
             second = group.create_task(attempt(http, name, "small", "k"))
             second.add_done_callback(lambda _: claimed.set())
             await claimed.wait()
-            await proxy.restore()
+            await proxy.restore_all()
         answer = second.result()
         assert answer.status_code == 200, answer.text
     assert values(kafka, name) == [b"small"]

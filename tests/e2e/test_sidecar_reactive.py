@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 from support.backend import running_backend
-from support.brokers import Broker
-from support.gateways import Gateway, browsing, config_for, running_gateway
-from support.reactive import World, numbers, settings
+from support.brokers import KafkaCluster
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.reactive import ReactiveWorld, build_settings, get_numbers
 from support.sidecars import running_sidecar
-from support.until import until
+from support.waiting import wait_until
 
 RECORDS = int(os.environ.get("GATEWAY_REACTIVE_RECORDS", "2000"))
 AWAY = float(os.environ.get("GATEWAY_REACTIVE_AWAY", "3"))
@@ -30,9 +30,9 @@ SESSION = {"groupProtocol": "classic", "sessionTimeout": "6s"}  # the shortest b
 
 
 @pytest.fixture
-async def world(kafka: Broker) -> AsyncIterator[World]:
+async def world(kafka: KafkaCluster) -> AsyncIterator[ReactiveWorld]:
     async with running_backend() as backend:
-        world = World(kafka, backend, partitions=6)
+        world = ReactiveWorld(kafka, backend, partition_count=6)
         try:
             yield world
         finally:
@@ -40,27 +40,29 @@ async def world(kafka: Broker) -> AsyncIterator[World]:
 
 
 @asynccontextmanager
-async def sidecar(world: World, group: dict[str, Any]) -> AsyncIterator[Gateway]:
-    config = config_for(world.kafka.servers, [], [], sidecar={"reactive": {"groups": group}})
+async def sidecar(world: ReactiveWorld, group: dict[str, Any]) -> AsyncIterator[GatewayProcess]:
+    config = build_config(
+        world.kafka.bootstrap_servers, [], [], sidecar={"reactive": {"groups": group}}
+    )
     async with running_gateway(config, command=SIDECAR) as process:
         yield process
 
 
-async def state(gateway: Gateway, group: dict[str, Any]) -> dict[str, Any]:
-    async with browsing(gateway) as http:
+async def state(gateway: GatewayProcess, group: dict[str, Any]) -> dict[str, Any]:
+    async with create_http_client(gateway) as http:
         answer = await http.get(f"/reactive/{group['group']}")
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
 
 
-async def until_committed(world: World, group: dict[str, Any], offsets: int) -> None:
+async def until_committed(world: ReactiveWorld, group: dict[str, Any], offsets: int) -> None:
     async with asyncio.timeout(60):
-        while await world.committed(group["group"]) != offsets:  # noqa: ASYNC110
+        while await world.fetch_committed(group["group"]) != offsets:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
-async def until_under_way(gateway: Gateway, group: dict[str, Any]) -> None:
+async def until_under_way(gateway: GatewayProcess, group: dict[str, Any]) -> None:
     async with asyncio.timeout(60):
         while True:
             if any(lane["underWay"] for lane in (await state(gateway, group))["lanes"]):
@@ -68,56 +70,61 @@ async def until_under_way(gateway: Gateway, group: dict[str, Any]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def until_called(world: World, more: int) -> None:
+async def until_called(world: ReactiveWorld, more: int) -> None:
     before = len(world.backend.calls)
-    await until(lambda: len(world.backend.calls) >= before + more, f"{more} calls", 60)
+    await wait_until(lambda: len(world.backend.calls) >= before + more, f"{more} calls", 60)
 
 
-async def until_done(world: World, more: int) -> None:
+async def until_done(world: ReactiveWorld, more: int) -> None:
     """So many records beyond those that are processed now, or all that can be."""
-    before = len(set(numbers(world.backend.done)))
-    goal = min(before + more, world.written * 9 // 10)
-    await until(lambda: len(set(numbers(world.backend.done))) >= goal, f"{goal} records", 60, 0.05)
+    before = len(set(get_numbers(world.backend.processed_records)))
+    goal = min(before + more, world.written_count * 9 // 10)
+    await wait_until(
+        lambda: len(set(get_numbers(world.backend.processed_records))) >= goal,
+        f"{goal} records",
+        60,
+        0.05,
+    )
 
 
 async def test_every_record_is_processed_or_a_dead_letter_whatever_happens(
-    world: World, record_property: Any
+    world: ReactiveWorld, record_property: Any
 ):
     """A back end that fails a tenth of the records, dies, talks garbage and hangs; a sidecar that
     is killed amid a batch."""
-    group = settings(world.backend, world.topic, parallelism=2, maxRetries=4, **SESSION)
+    group = build_settings(world.backend, world.topic, parallelism=2, maxRetries=4, **SESSION)
     group["backend"]["timeout"] = "500ms"
     kills = max(1, RECORDS // 5000)
     part = RECORDS // (6 + kills)
-    world.backend.order(fail=10)
+    world.backend.set_orders(fail=10)
     async with sidecar(world, group) as gateway:
-        world.write(part)
+        world.write_records(part)
         await until_done(world, part // 4)
         for say in ("garbage", "hang", "short"):
-            world.backend.order(fail=10, say=say)
-            world.write(part)
+            world.backend.set_orders(fail=10, say=say)
+            world.write_records(part)
             await until_called(world, 2)
-            world.backend.order(fail=10)
+            world.backend.set_orders(fail=10)
             await until_done(world, part // 4)
         world.backend.kill()
-        world.write(part)
+        world.write_records(part)
         await asyncio.sleep(AWAY)  # not a wait for anything: it is away as long
         await world.backend.start()
         for _ in range(kills):
-            world.backend.order(fail=10, delay=0.2)
-            world.write(part)
+            world.backend.set_orders(fail=10, delay=0.2)
+            world.write_records(part)
             await until_under_way(gateway, group)
             await until_called(world, 1)
             await gateway.kill()
-            world.backend.order(fail=10)
+            world.backend.set_orders(fail=10)
             await gateway.restart(ready=False)
-        world.write(RECORDS - world.written)
-        await world.settled(120)
+        world.write_records(RECORDS - world.written_count)
+        await world.wait_until_settled(120)
         await until_committed(world, group, RECORDS)
     world.check_order()
-    dead = {int(each.said["n"]) for each in await world.dead()}
+    dead = {int(each.header_texts["n"]) for each in await world.read_dead_letters()}
     assert dead >= set(range(0, RECORDS, 10)), "those that fail are dead letters"
-    repeated, unexplained = world.repeated(), world.unexplained()
+    repeated, unexplained = world.count_repeated(), world.list_unexplained()
     record_property("repeated", repeated)
     record_property("unexplained", len(unexplained))
     print(f"{RECORDS} records, {repeated} processed again, {len(unexplained)} by {kills} kills")
@@ -126,71 +133,71 @@ async def test_every_record_is_processed_or_a_dead_letter_whatever_happens(
     assert len(unexplained) <= 2 * kills * group["parallelism"] * 100
 
 
-async def test_a_back_end_that_is_away_for_long_makes_no_dead_letters(world: World):
-    group = settings(world.backend, world.topic, maxRetries=1)
+async def test_a_back_end_that_is_away_for_long_makes_no_dead_letters(world: ReactiveWorld):
+    group = build_settings(world.backend, world.topic, maxRetries=1)
     async with sidecar(world, group) as gateway:
-        world.write(50)
-        await world.settled()
+        world.write_records(50)
+        await world.wait_until_settled()
         world.backend.kill()
-        world.write(50)
+        world.write_records(50)
         await asyncio.sleep(AWAY)  # not a wait for anything: it is away as long
         assert "is not there" in str((await state(gateway, group))["lanes"])
         await world.backend.start()
-        await world.settled(120)
+        await world.wait_until_settled(120)
         said = await state(gateway, group)
         assert (said["processed"], said["deadLetters"]) == (100, 0)
-    assert not world.kafka.admin.exists(world.dead_topic)
+    assert not world.kafka.admin.topic_exists(world.dead_topic)
     world.check_order()
-    assert world.repeated() == 0
+    assert world.count_repeated() == 0
 
 
-async def test_a_sidecar_that_is_ended_finishes_its_batch_commits_and_leaves(world: World):
-    group = settings(world.backend, world.topic)
-    world.write(40)
-    world.backend.order(delay=0.5)
+async def test_a_sidecar_that_is_ended_finishes_its_batch_commits_and_leaves(world: ReactiveWorld):
+    group = build_settings(world.backend, world.topic)
+    world.write_records(40)
+    world.backend.set_orders(delay=0.5)
     async with sidecar(world, group) as gateway:
         await until_under_way(gateway, group)
         assert await gateway.stop() == 0
-        done = len(world.backend.done)
+        done = len(world.backend.processed_records)
         assert done, "what was under way was waited for"
-        assert await world.committed(group["group"]) == done
-        world.backend.order()
+        assert await world.fetch_committed(group["group"]) == done
+        world.backend.set_orders()
         await gateway.start()
-        await world.settled(20)  # long before a session would be over: 45 s
+        await world.wait_until_settled(20)  # long before a session would be over: 45 s
     world.check_order()
-    assert world.repeated() == 0
+    assert world.count_repeated() == 0
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 async def test_a_member_that_was_thought_gone_commits_nothing_of_what_is_anothers(
-    world: World, protocol: str
+    world: ReactiveWorld, protocol: str
 ):
     """Frozen for longer than its session, amid a batch."""
-    group = settings(world.backend, world.topic, **(SESSION | {"groupProtocol": protocol}))
-    world.write(60)
-    world.backend.order(delay=1.0)
+    group = build_settings(world.backend, world.topic, **(SESSION | {"groupProtocol": protocol}))
+    world.write_records(60)
+    world.backend.set_orders(delay=1.0)
     async with sidecar(world, group) as frozen:
         await until_under_way(frozen, group)
-        frozen.signal(signal.SIGSTOP)
-        world.backend.order()
+        frozen.send_signal(signal.SIGSTOP)
+        world.backend.set_orders()
         async with _member(world, group) as other:
             await _shared([other], group)
-            world.write(60)
-            await world.settled()
+            world.write_records(60)
+            await world.wait_until_settled()
             await until_committed(world, group, 120)
-            frozen.signal(signal.SIGCONT)
-            await until(lambda: "lost" in frozen.log, "its loss", 60)
-            await _shared([other, (http := browsing(frozen))], group)
+            frozen.send_signal(signal.SIGCONT)
+            await wait_until(lambda: "lost" in frozen.log, "its loss", 60)
+            await _shared([other, (http := create_http_client(frozen))], group)
             await http.aclose()
-            assert await world.committed(group["group"]) == 120
+            assert await world.fetch_committed(group["group"]) == 120
     world.check_order()
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 async def test_members_come_and_go_under_load_and_no_record_is_lost_or_overtaken(
-    world: World, protocol: str
+    world: ReactiveWorld, protocol: str
 ):
-    group = settings(
+    group = build_settings(
         world.backend, world.topic, groupProtocol=protocol, parallelism=2, maxPollRecords=20
     )
     writing = asyncio.create_task(_trickle(world, RECORDS))
@@ -209,23 +216,23 @@ async def test_members_come_and_go_under_load_and_no_record_is_lost_or_overtaken
             await _shared([*members, another], group)
             await until_done(world, RECORDS // 12)
         await writing
-        await world.settled()
+        await world.wait_until_settled()
         await until_committed(world, group, RECORDS)
-    assert not world.kafka.admin.exists(world.dead_topic)
+    assert not world.kafka.admin.topic_exists(world.dead_topic)
     world.check_order()
-    print(f"{protocol}: {RECORDS} records, {world.repeated()} processed again")
-    assert world.repeated() == 0, "who gives up a partition finishes and commits first"
+    print(f"{protocol}: {RECORDS} records, {world.count_repeated()} processed again")
+    assert world.count_repeated() == 0, "who gives up a partition finishes and commits first"
 
 
-async def _trickle(world: World, count: int) -> None:
+async def _trickle(world: ReactiveWorld, count: int) -> None:
     """At a pace that lasts for some seconds."""
-    while world.written < count:
-        await asyncio.to_thread(world.write, min(count // 50, count - world.written))
+    while world.written_count < count:
+        await asyncio.to_thread(world.write_records, min(count // 50, count - world.written_count))
         await asyncio.sleep(0.15)
 
 
 @asynccontextmanager
-async def _member(world: World, group: dict[str, Any]) -> AsyncIterator[httpx.AsyncClient]:
+async def _member(world: ReactiveWorld, group: dict[str, Any]) -> AsyncIterator[httpx.AsyncClient]:
     async with running_sidecar(world.kafka.bootstrap, reactive={"groups": group}) as http:
         yield http
 

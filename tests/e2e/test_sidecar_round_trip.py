@@ -15,11 +15,11 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.instances import Consuming
-from support.letters import committed
-from support.registry import Registry
-from support.served import served
-from support.sidecars import ready, running_sidecar
+from support.app_server import running_app
+from support.dead_letters import read_committed
+from support.instances import ConsumerInstance
+from support.registry import FakeRegistry
+from support.sidecars import running_sidecar, wait_until_ready
 
 COUNT = 10_000
 AT_ONCE = 1_000
@@ -85,13 +85,13 @@ def values() -> dict[str, list[Any]]:
 async def http(kafka: Any) -> AsyncIterator[httpx.AsyncClient]:
     large = {"requestMaxBytes": "4MiB", "maxPartitionFetchBytes": "2MiB", "maxPollRecords": 2000}
     async with (
-        served(Registry().app) as url,
+        running_app(FakeRegistry().app) as url,
         running_sidecar(
             kafka.bootstrap, catalogs={"registry0": {"type": "schema-registry", "url": url}},
             producer={"maxBytes": "4MiB"}, consumer=large,
         ) as http,
     ):  # fmt: skip
-        await ready(http)
+        await wait_until_ready(http)
         yield http
 
 
@@ -199,12 +199,12 @@ async def test_ten_thousand_values_are_what_another_client_reads_and_come_back(
         assert answer.status_code == 200, answer.text[:1000]
         told = [each["offset"] for each in answer.json()["offsets"]]
         assert told == list(range(start, start + AT_ONCE))
-    written = [message.value() for message in committed(kafka, name)]
+    written = [message.value() for message in read_committed(kafka, name)]
     assert [exactly(None if data is None else by(data)) for data in written] == [
         exactly(value) for value in values[kind]
     ]
-    instance = await Consuming.created(http, valueFormat=format)
+    instance = await ConsumerInstance.create_instance(http, valueFormat=format)
     await instance.assign(name, 0)
-    got = await instance.poll_all(COUNT, max_bytes=1 << 22)
+    got = await instance.poll_until(COUNT, max_bytes=1 << 22)
     assert not any("error" in each for each in got)
     assert [exactly(each["value"]) for each in got] == list(map(exactly, sent))

@@ -9,9 +9,9 @@ import json
 
 import httpx
 import pytest
-from support.instances import a_group, offsets_of
+from support.instances import generate_group, get_offsets
 from support.oracle import read_records
-from support.sidecars import ready, running_sidecar
+from support.sidecars import running_sidecar, wait_until_ready
 
 V2 = "application/vnd.kafka.v2+json"
 
@@ -24,7 +24,7 @@ def of(format: str) -> dict[str, str]:
 @pytest.fixture
 async def http(kafka):
     async with running_sidecar(kafka.bootstrap, consumer={}, producer={}) as http:
-        await ready(http)
+        await wait_until_ready(http)
         yield http
 
 
@@ -55,7 +55,7 @@ async def test_a_client_writes_subscribes_polls_and_commits(http, topic, trail):
     assert [each["offset"] for each in told["offsets"]] == [0, 1, 2]
     assert {each["error_code"] for each in told["offsets"]} == {None}
     assert told["value_schema_id"] is None
-    path = await created(http, a_group(), trail, **{"auto.commit.enable": "false"})
+    path = await created(http, generate_group(), trail, **{"auto.commit.enable": "false"})
     none = await http.get(f"{path}/subscription{trail}", headers=of("binary"))
     assert none.json() == {"topics": []}
     subscribed = await http.post(
@@ -86,14 +86,14 @@ async def test_a_client_writes_subscribes_polls_and_commits(http, topic, trail):
     back = {"offsets": [{"topic": name, **place, "offset": 1}]}
     assert (await http.post(f"{path}/positions{trail}", json=back)).status_code == 204
     again = await http.get(f"{path}/records{trail}?timeout=30000", headers={"accept": V2})
-    assert offsets_of(again.json()) == [1, 2]
+    assert get_offsets(again.json()) == [1, 2]
     assert (await http.delete(f"{path}/subscription{trail}")).status_code == 204
     assert (await http.delete(f"{path}{trail}")).status_code == 204
     assert_error(await http.delete(path, headers={"accept": V2}), 404, 40403)
 
 
 async def test_an_instance_is_made_once_and_as_it_can_be(http):
-    group = a_group()
+    group = generate_group()
     await created(http, group, name="mine")
     again = await http.post(f"/consumers/{group}", json={"name": "mine"}, headers=of("json"))
     assert_error(again, 409, 40902)
@@ -116,7 +116,7 @@ async def test_an_instance_is_made_once_and_as_it_can_be(http):
 
 async def test_what_an_instance_reads_is_chosen_in_one_way(http, topic):
     one, other = topic(), topic()
-    path = await created(http, a_group())
+    path = await created(http, generate_group())
     both = {"topics": [one], "topic_pattern": "x"}
     assert_error(await http.post(f"{path}/subscription", json=both), 409, 40903)
     for wrong in ({}, {"topics": one}, {"topic_pattern": ["not", "text"]}):
@@ -128,7 +128,7 @@ async def test_what_an_instance_reads_is_chosen_in_one_way(http, topic):
     assert (await http.post(f"{path}/subscription", json={"topics": [one]})).status_code == 204
     assigned = {"partitions": [{"topic": other, "partition": 0}]}
     assert_error(await http.post(f"{path}/assignments", json=assigned), 409, 40903)
-    by_hand = await created(http, a_group())
+    by_hand = await created(http, generate_group())
     assert (await http.get(f"{by_hand}/assignments")).json() == {"partitions": []}
     assert (await http.post(f"{by_hand}/assignments", json=assigned)).status_code == 204
     assert (await http.get(f"{by_hand}/assignments")).json() == assigned
@@ -150,7 +150,7 @@ async def test_content_types_are_heard(http, topic):
         assert (await http.get("/brokers", headers={"accept": takes})).status_code == 200
     for takes in ("text/html", "application/vnd.kafka+foo"):
         assert_error(await http.get("/brokers", headers={"accept": takes}), 406, 40602)
-    path = await created(http, a_group(), format="json")
+    path = await created(http, generate_group(), format="json")
     await http.post(f"{path}/subscription", json={"topics": [name]})
     only = {"accept": of("avro")["content-type"]}
     assert_error(await http.get(f"{path}/records", headers=only), 406, 40601)
@@ -199,13 +199,13 @@ async def test_what_is_written_is_exact_a_tombstone_is_none_and_empty_stays_empt
     empty = {"records": [{"value": ""}, {"value": None}]}
     answer = await http.post(f"/topics/{name}/partitions/2", json=empty, headers=of("binary"))
     assert [each["partition"] for each in answer.json()["offsets"]] == [2, 2]
-    found = await read_records(kafka.servers, name, least=5, within=60)
+    found = await read_records(kafka.servers, name, min_records=5, timeout_s=60)
     by_key = {each.key: each for each in found}
     assert json.loads(by_key[b'"a"'].value) == {"n": 1}
     assert by_key[b'"b"'].value is None
     assert by_key[b'"c"'].value == b'""'
     assert [each.value for each in found if each.key is None] == [b"", None]
-    path = await created(http, a_group(), format="binary")
+    path = await created(http, generate_group(), format="binary")
     await http.post(f"{path}/subscription", json={"topics": [name]})
     read: list[dict[str, object]] = []
     while len(read) < 5:
@@ -239,9 +239,9 @@ async def test_records_are_read_by_their_offset_alone(http, topic, oracle):
     url = f"/topics/{name}/partitions/0/records"
     found = await http.get(f"{url}?offset=2", headers={"accept": of("json")["content-type"]})
     assert found.headers["content-type"] == of("json")["content-type"]
-    assert offsets_of(found.json()) == [2, 3, 4] and isinstance(found.json()[0]["value"], dict)
+    assert get_offsets(found.json()) == [2, 3, 4] and isinstance(found.json()[0]["value"], dict)
     one = await http.get(f"{url}?offset=1&max_bytes=1")
-    assert offsets_of(one.json()) == [1]
+    assert get_offsets(one.json()) == [1]
     assert (await http.get(f"{url}?offset=5&timeout=0")).json() == []
     beyond = await http.get(f"{url}?offset=6")
     assert_error(beyond, 416, 41601)

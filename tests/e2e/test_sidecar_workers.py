@@ -12,26 +12,26 @@ from signal import SIGHUP
 import httpx
 import pytest
 from confluent_kafka.admin import AdminClient
-from support.backend import Backend, running_backend
-from support.brokers import Broker
+from support.backend import FakeBackend, running_backend
+from support.brokers import KafkaCluster
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for
-from support.heard import heard
-from support.letters import committed
-from support.reactive import settings
-from support.until import until
-from support.workers import running_workers, workers
+from support.dead_letters import read_committed
+from support.gateways import GatewayProcess, build_config
+from support.reactive import build_settings
+from support.received import parse_events
+from support.waiting import wait_until
+from support.workers import find_workers, running_workers
 
 LONG = 60.0  # s
 
 
 @pytest.fixture
-async def backend() -> AsyncIterator[Backend]:
+async def backend() -> AsyncIterator[FakeBackend]:
     async with running_backend() as backend:
         yield backend
 
 
-async def post(gateway: Gateway, topic: str, value: object, key: str | None = None) -> str:
+async def post(gateway: GatewayProcess, topic: str, value: object, key: str | None = None) -> str:
     """On a connection of its own, which any worker may take."""
     headers = {} if key is None else {"Idempotency-Key": key}
     body = {"valueFormat": "json", "records": [{"key": json.dumps(value), "value": value}]}
@@ -42,40 +42,44 @@ async def post(gateway: Gateway, topic: str, value: object, key: str | None = No
     return answer.text
 
 
-def members(kafka: Broker, group: str) -> int:
+def members(kafka: KafkaCluster, group: str) -> int:
     """Those that have partitions."""
-    client = AdminClient({"bootstrap.servers": kafka.servers})
+    client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     (described,) = client.describe_consumer_groups([group]).values()
     return sum(bool(each.assignment.topic_partitions) for each in described.result(30).members)
 
 
 async def test_two_workers_write_once_and_share_a_reactive_group_until_they_end(
-    kafka: Broker, topic, backend: Backend
+    kafka: KafkaCluster, topic, backend: FakeBackend
 ):
     name = topic(partitions=4)
-    group = settings(backend, name)
+    group = build_settings(backend, name)
     producer = {"idempotency": {"topic": f"idempotency-{uuid.uuid4().hex[:8]}"}}
     sidecar = {"producer": producer, "reactive": {"groups": group}}
-    config = config_for(kafka.servers, [name], sidecar=sidecar)
+    config = build_config(kafka.bootstrap_servers, [name], sidecar=sidecar)
     async with running_workers(config, 2) as gateway:
         async with RawClient(f"{gateway.base_url}/records/{name}") as client:
-            await client.wait(1, LONG)
+            await client.wait_for_events(1, LONG)
             async with asyncio.timeout(LONG):
                 while await asyncio.to_thread(members, kafka, group["group"]) < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
             twins = [post(gateway, name, {"n": -1}, "the-key") for _ in range(8)]
             assert len(set(await asyncio.gather(*twins))) == 1
             await asyncio.gather(*(post(gateway, name, {"n": n}) for n in range(100)))
-            await until(lambda: len(backend.done) >= 101, "all at the back end", LONG)
-            await client.wait(lambda events: len(heard(events)) >= 101, LONG)
-        assert sorted(each["value"]["n"] for each in backend.done) == list(range(-1, 100))
+            await wait_until(
+                lambda: len(backend.processed_records) >= 101, "all at the back end", LONG
+            )
+            await client.wait_for_events(lambda events: len(parse_events(events)) >= 101, LONG)
+        assert sorted(each["value"]["n"] for each in backend.processed_records) == list(
+            range(-1, 100)
+        )
 
-        gateway.write({**config, "sidecar": {**sidecar, "producer": {"maxBytes": "2MB"}}})
+        gateway.write_config({**config, "sidecar": {**sidecar, "producer": {"maxBytes": "2MB"}}})
         kill(gateway.pid, SIGHUP)
         told = "until a restart as before: sidecar"
-        await until(lambda: gateway.log.count(told) >= 2, "both to say so", LONG)
+        await wait_until(lambda: gateway.log.count(told) >= 2, "both to say so", LONG)
         await post(gateway, name, {"n": 100})
-        assert len(workers(gateway)) == 2
+        assert len(find_workers(gateway)) == 2
         assert await gateway.stop() == 0
     assert await asyncio.to_thread(members, kafka, group["group"]) == 0
-    assert len(await asyncio.to_thread(committed, kafka, name, 4)) == 102
+    assert len(await asyncio.to_thread(read_committed, kafka, name, 4)) == 102

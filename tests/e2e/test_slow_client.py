@@ -19,13 +19,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from support.brokers import Broker
-from support.clients.hasty import Hasty
-from support.clients.wires import Wire, every_wire, over
-from support.gateways import Gateway, config_for, running_gateway
-from support.heard import GapEvent, gaps
-from support.oracle import Oracle, Position
-from support.until import until
+from support.brokers import KafkaCluster
+from support.clients.fast_reconnect import FastReconnectClient
+from support.clients.wires import WireName, client_for_wire, every_wire
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.oracle import Position, StreamOracle
+from support.received import GapEvent, parse_gaps
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 
@@ -101,23 +101,27 @@ def unique(serial: int) -> bytes:
     return str(serial).encode()
 
 
-async def flow(oracle: Oracle, topic: str, ends: float) -> None:
+async def flow(oracle: StreamOracle, topic: str, ends: float) -> None:
     """Records at an even rate, over all partitions."""
     due = time.monotonic()
     while due < ends:
-        await oracle.produce(topic, 1, key=unique, fields={"pad": "x" * SIZE})
+        await oracle.produce_records(topic, 1, key=unique, fields={"pad": "x" * SIZE})
         due += 1 / RATE
         await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
-def told(client: Hasty) -> list[GapEvent]:
-    return [gap for e in client.events if e["event"] == "gap" for gap in gaps(e["data"])]
+def told(client: FastReconnectClient) -> list[GapEvent]:
+    return [gap for e in client.events if e["event"] == "gap" for gap in parse_gaps(e["data"])]
 
 
-async def whole(oracle: Oracle, client: Hasty, count: int, start: Position) -> None:
+async def whole(
+    oracle: StreamOracle, client: FastReconnectClient, count: int, start: Position
+) -> None:
     """It has so many records, the right ones."""
     with contextlib.suppress(TimeoutError):  # the oracle says better what is missing
-        await client.wait(lambda e: sum(each["event"] == "message" for each in e) >= count, WITHIN)
+        await client.wait_for_events(
+            lambda e: sum(each["event"] == "message" for each in e) >= count, WITHIN
+        )
     oracle.check_events(client.events, start=start)
 
 
@@ -127,37 +131,42 @@ async def readers(url: str, count: int) -> AsyncIterator[list[Reader]]:
     try:
         for _ in range(count):
             started.append(await Reader.start(url))
-        await until(lambda: all(reader.begun for reader in started), "all streams", WITHIN)
+        await wait_until(lambda: all(reader.begun for reader in started), "all streams", WITHIN)
         yield started
     finally:
         for reader in started:
             reader.transport.close()
 
 
-async def watch_memory(gateway: Gateway, seen: list[int]) -> None:
+async def watch_memory(gateway: GatewayProcess, seen: list[int]) -> None:
     while True:
-        seen.append(gateway.memory)
+        seen.append(gateway.memory_bytes)
         await asyncio.sleep(0.5)
 
 
 @pytest.mark.timeout(180)
 async def test_clients_that_stop_reading_for_a_while_harm_nobody_and_lose_nothing(
-    kafka: Broker, topic: Callable[..., str]
+    kafka: KafkaCluster, topic: Callable[..., str]
 ) -> None:
     name = topic(partitions=PARTITIONS)
     policies = ("catchUp", "skip", "disconnect")
     made = {"name": name, "cache": {"bytes": "512KiB"}}
-    config = config_for(kafka.servers, [made], [route(name, policy) for policy in policies])
+    config = build_config(
+        kafka.bootstrap_servers, [made], [route(name, policy) for policy in policies]
+    )
     start = {TopicPartition(name, p): 0 for p in range(PARTITIONS)}
     async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
         gateway = await stack.enter_async_context(running_gateway(config))
         base = gateway.base_url
         others = await stack.enter_async_context(readers(f"{base}/catchUp", OTHERS))
-        slow = {policy: Hasty(f"{base}/{policy}", receive_buffer=16_384) for policy in policies}
+        slow = {
+            policy: FastReconnectClient(f"{base}/{policy}", receive_buffer=16_384)
+            for policy in policies
+        }
         for client in slow.values():
             await stack.enter_async_context(client)
-            await client.wait(1, WITHIN)
+            await client.wait_for_events(1, WITHIN)
         memory: list[int] = []
         watching = asyncio.create_task(watch_memory(gateway, memory))
         stack.callback(watching.cancel)
@@ -165,17 +174,19 @@ async def test_clients_that_stop_reading_for_a_while_harm_nobody_and_lose_nothin
         calm = time.monotonic()
         await flow(oracle, name, calm + 4.0)
         for client in slow.values():
-            client.hold()
+            client.stop_reading()
         stalled, before, cpu = time.monotonic(), max(memory), gateway.cpu_seconds
         await flow(oracle, name, stalled + STALL)
         released, during, cpu = time.monotonic(), max(memory), gateway.cpu_seconds - cpu
         had = {policy: len(client.events) for policy, client in slow.items()}
         for client in slow.values():
-            client.release()
+            client.resume_reading()
         await flow(oracle, name, released + 2.0)
-        count = len(oracle.acknowledged())
+        count = len(oracle.list_acked())
 
-        await until(lambda: all(len(r.latencies) == count for r in others), "the others", WITHIN)
+        await wait_until(
+            lambda: all(len(r.latencies) == count for r in others), "the others", WITHIN
+        )
         for policy in ("catchUp", "disconnect"):
             await whole(oracle, slow[policy], count, start)
             assert not told(slow[policy])
@@ -197,51 +208,53 @@ async def test_clients_that_stop_reading_for_a_while_harm_nobody_and_lose_nothin
         print(f"cpu {cpu / STALL:.0%} in the stall; all slow ones whole {caught_up:.1f} s after")
         print(f"skip: {skipped} records in {len(told(skipping))} gaps")
         ends = [json.loads(e["data"]) for e in slow["disconnect"].events if e["event"] == "end"]
-        print(f"disconnect: {ends}, opened {slow['disconnect'].opened}")
+        print(f"disconnect: {ends}, opened {slow['disconnect'].open_count}")
         assert not any(reader.lost for reader in others)
         assert statistics.median(busy) < 3 * statistics.median(quiet) + 0.5
         assert during < before + (48 << 20)
-        assert slow["catchUp"].opened == slow["skip"].opened == 1
+        assert slow["catchUp"].open_count == slow["skip"].open_count == 1
         assert {gap.reason for gap in told(skipping)} == {"skipped"}
         assert {gap.tp for gap in told(skipping)} == set(start)
         assert skipped > RATE * STALL / 3, "it was not led to the live end"
         assert ends == [{"reason": "slow"}]
-        assert slow["disconnect"].opened == 2
+        assert slow["disconnect"].open_count == 2
 
 
 @every_wire
 async def test_a_client_that_never_reads_is_cut_at_last_and_the_others_go_on(
-    kafka: Broker, topic: Callable[..., str], wire: Wire
+    kafka: KafkaCluster, topic: Callable[..., str], wire: WireName
 ) -> None:
     """By TCP_USER_TIMEOUT: 60 s, here 3 s."""
     name = topic(partitions=PARTITIONS)
-    config = config_for(kafka.servers, [name], [route(name, "catchUp")])
+    config = build_config(kafka.bootstrap_servers, [name], [route(name, "catchUp")])
     command = (sys.executable, "-c", IMPATIENT, "run", "-c")
     async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
         gateway = await stack.enter_async_context(running_gateway(config, command=command))
         url = f"{gateway.base_url}/catchUp"
         others = await stack.enter_async_context(readers(url, 5))
-        before = gateway.clients
-        never = over(wire, Hasty)(url, receive_buffer=16_384)
+        before = gateway.connection_count
+        never = client_for_wire(wire, FastReconnectClient)(url, receive_buffer=16_384)
         await stack.enter_async_context(never)
-        await never.wait(1, WITHIN)
-        never.hold()
-        assert gateway.clients == before + 1
+        await never.wait_for_events(1, WITHIN)
+        never.stop_reading()
+        assert gateway.connection_count == before + 1
         began = time.monotonic()
         for _ in range(10):
-            await oracle.produce(name, 80, key=unique, fields={"pad": "x" * SIZE})
-        while gateway.clients > before and time.monotonic() < began + WITHIN:
+            await oracle.produce_records(name, 80, key=unique, fields={"pad": "x" * SIZE})
+        while gateway.connection_count > before and time.monotonic() < began + WITHIN:
             await flow(oracle, name, time.monotonic() + 0.2)
         taken = time.monotonic() - began
         print(f"cut after {taken:.1f} s")
-        assert gateway.clients == before
+        assert gateway.connection_count == before
         assert taken > 2.0
-        count = len(oracle.acknowledged())
-        await until(lambda: all(len(r.latencies) == count for r in others), "the others", WITHIN)
+        count = len(oracle.list_acked())
+        await wait_until(
+            lambda: all(len(r.latencies) == count for r in others), "the others", WITHIN
+        )
         assert not any(reader.lost for reader in others)
-        never.release()
+        never.resume_reading()
         start = {TopicPartition(name, p): 0 for p in range(PARTITIONS)}
         await whole(oracle, never, count, start)
-        assert never.opened == 2
-        assert "Traceback" not in gateway.log, gateway.tail()
+        assert never.open_count == 2
+        assert "Traceback" not in gateway.log, gateway.read_log_tail()

@@ -10,17 +10,22 @@ from typing import Any
 
 import httpx
 import pytest
-from support.brokers import Broker
-from support.clients.hasty import Hasty
+from support.brokers import KafkaCluster
+from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.raw import RawClient
-from support.clients.wires import Wire, every_wire, over
-from support.gateways import Gateway, config_for, running_gateway
-from support.latest import known, named, records, written
-from support.lines import LineParser
+from support.clients.wires import WireName, client_for_wire, every_wire
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.latest_values import (
+    build_known_table,
+    build_written_table,
+    get_event_data,
+    parse_envelopes,
+)
+from support.ndjson_parser import NdjsonParser
 from support.oracle import read_records
-from support.records import Sent, produce
-from support.scrape import scraped
-from support.until import until
+from support.records import RecordToSend, produce_records
+from support.scrape import fetch_metrics
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -28,104 +33,113 @@ WITHIN = 60.0  # s
 PARTITIONS = 3
 
 
-def keyed(number: int, value: str | None) -> Sent:
-    return Sent(None if value is None else value.encode(), b"k%d" % number, number % PARTITIONS)
+def keyed(number: int, value: str | None) -> RecordToSend:
+    return RecordToSend(
+        None if value is None else value.encode(), b"k%d" % number, number % PARTITIONS
+    )
 
 
 HISTORY = [
     *(keyed(n, f"first-{n}") for n in range(30)),
     *(keyed(n, f"second-{n}") for n in range(0, 30, 2)),
     *(keyed(n, None) for n in range(0, 30, 5)),
-    Sent(b"no key", None, 0),
+    RecordToSend(b"no key", None, 0),
 ]
-LATER = [keyed(1, "later"), keyed(2, None), keyed(99, "new"), Sent(b"no key either", None, 1)]
+LATER = [
+    keyed(1, "later"),
+    keyed(2, None),
+    keyed(99, "new"),
+    RecordToSend(b"no key either", None, 1),
+]
 
 
 @asynccontextmanager
 async def serving(
     servers: str | Sequence[str], *topics: str | dict[str, Any], **options: Any
-) -> AsyncIterator[Gateway]:
+) -> AsyncIterator[GatewayProcess]:
     names = [each if isinstance(each, str) else each["name"] for each in topics]
     target = {"topics": names, "format": "envelope", "mode": "snapshot", **options}
     routes = [{"when": [{"path": "/table"}], "with": target}]
-    async with running_gateway(config_for(servers, topics, routes)) as gateway:
+    async with running_gateway(build_config(servers, topics, routes)) as gateway:
         yield gateway
 
 
 async def ended(client: RawClient, times: int = 1) -> None:
-    await until(
-        lambda: len(named(client.events, "snapshot-end")) >= times,
-        lambda: f"the end of the snapshot: {client.state()}",
+    await wait_until(
+        lambda: len(get_event_data(client.events, "snapshot-end")) >= times,
+        lambda: f"the end of the snapshot: {client.describe_state()}",
         WITHIN,
     )
 
 
 async def knows(client: RawClient, table: dict[str, str]) -> None:
-    await until(
-        lambda: known(client.events) == table,
-        lambda: f"{table} by {client.state()}",
+    await wait_until(
+        lambda: build_known_table(client.events) == table,
+        lambda: f"{table} by {client.describe_state()}",
         WITHIN,
     )
 
 
 @every_wire
 async def test_a_client_gets_the_latest_of_each_key_then_the_end_then_what_is_live(
-    embedded: EmbeddedKafka, wire: Wire
+    embedded: EmbeddedKafka, wire: WireName
 ):
     embedded.create_topic("prices", PARTITIONS)
-    await produce(embedded.bootstrap, "prices", HISTORY)
+    await produce_records(embedded.bootstrap, "prices", HISTORY)
     async with (
         serving(embedded.bootstrap, "prices") as gateway,
-        over(wire, Hasty)(f"{gateway.base_url}/table") as client,
+        client_for_wire(wire, FastReconnectClient)(f"{gateway.base_url}/table") as client,
     ):
         await ended(client)
-        await produce(embedded.bootstrap, "prices", LATER)
-        await knows(client, written(HISTORY + LATER))
-        await until(
-            lambda: sum(r["key"] is None for r in records(client.events)) == 2, "both", WITHIN
+        await produce_records(embedded.bootstrap, "prices", LATER)
+        await knows(client, build_written_table(HISTORY + LATER))
+        await wait_until(
+            lambda: sum(r["key"] is None for r in parse_envelopes(client.events)) == 2,
+            "both",
+            WITHIN,
         )
-        (end,) = named(client.events, "snapshot-end")
+        (end,) = get_event_data(client.events, "snapshot-end")
         at = next(n for n, e in enumerate(client.events) if e["event"] == "snapshot-end")
-        first, then = records(client.events[:at]), records(client.events[at:])
-        assert end == {"topics": ["prices"], "records": len(written(HISTORY)) + 1}
+        first, then = parse_envelopes(client.events[:at]), parse_envelopes(client.events[at:])
+        assert end == {"topics": ["prices"], "records": len(build_written_table(HISTORY)) + 1}
         assert len(first) == end["records"]
-        assert {r["key"]: r["value"] for r in first if r["key"]} == written(HISTORY)
+        assert {r["key"]: r["value"] for r in first if r["key"]} == build_written_table(HISTORY)
         for p in range(PARTITIONS):
             offsets = [r["offset"] for r in first if r["partition"] == p]
             assert offsets == sorted(offsets)
         assert len(then) == len(LATER), "each once, the tombstone too"
-        assert named(client.events, "begin")[0]["resume"] == "batch"
+        assert get_event_data(client.events, "begin")[0]["resume"] == "batch"
 
 
 @every_wire
 async def test_one_that_is_cut_again_and_again_knows_it_all_in_the_end(
-    embedded: EmbeddedKafka, wire: Wire
+    embedded: EmbeddedKafka, wire: WireName
 ):
     """And hears of what was deleted while it was away: what it has must not stay."""
     embedded.create_topic("prices", PARTITIONS)
     pad = "x" * 500
     history = [keyed(n, f"{n} {pad}") for n in range(600)]
-    await produce(embedded.bootstrap, "prices", history)
+    await produce_records(embedded.bootstrap, "prices", history)
     deletes = [keyed(n, None) for n in range(0, 600, 7)]
     async with serving(embedded.bootstrap, "prices") as gateway:
-        client = over(wire, Hasty)(f"{gateway.base_url}/table")
+        client = client_for_wire(wire, FastReconnectClient)(f"{gateway.base_url}/table")
         client.cut_after(120_000)
         async with client:
-            await until(lambda: client.opened == 2, "a cut", WITHIN)
+            await wait_until(lambda: client.open_count == 2, "a cut", WITHIN)
             client.cut_after(100_000)
             history += deletes
-            await produce(embedded.bootstrap, "prices", deletes)
+            await produce_records(embedded.bootstrap, "prices", deletes)
             await ended(client)
-            await knows(client, written(history))
+            await knows(client, build_written_table(history))
             second = [n for n, e in enumerate(client.events) if e["event"] == "begin"][1]
-            assert not named(client.events[:second], "snapshot-end"), "it was cut within"
-            before, ends = client.opened, len(named(client.events, "snapshot-end"))
+            assert not get_event_data(client.events[:second], "snapshot-end"), "it was cut within"
+            before, ends = client.open_count, len(get_event_data(client.events, "snapshot-end"))
             client.cut()
-            await until(lambda: client.opened > before, "it comes back", WITHIN)
+            await wait_until(lambda: client.open_count > before, "it comes back", WITHIN)
             await ended(client, ends + 1)
-            await produce(embedded.bootstrap, "prices", LATER)
-            await knows(client, written(history + LATER))
-        assert not named(client.events, "gap")
+            await produce_records(embedded.bootstrap, "prices", LATER)
+            await knows(client, build_written_table(history + LATER))
+        assert not get_event_data(client.events, "gap")
 
 
 async def test_a_table_larger_than_the_cache_is_read_from_kafka_and_each_key_comes_once(
@@ -135,27 +149,27 @@ async def test_a_table_larger_than_the_cache_is_read_from_kafka_and_each_key_com
     pad = "x" * 1000
     history = [keyed(n, f"old {n} {pad}") for n in range(300)]
     history += [keyed(n, f"new {n} {pad}") for n in range(0, 300, 3)] + [keyed(7, None)]
-    await produce(embedded.bootstrap, "prices", history)
+    await produce_records(embedded.bootstrap, "prices", history)
     small = {"name": "prices", "cache": {"bytes": "64KiB"}}
     async with serving(embedded.bootstrap, small) as gateway:
         for _ in range(2):
             async with RawClient(f"{gateway.base_url}/table") as client:
                 await ended(client)
-                assert known(client.events) == written(history)
-                assert len(records(client.events)) == len(written(history))
+                assert build_known_table(client.events) == build_written_table(history)
+                assert len(parse_envelopes(client.events)) == len(build_written_table(history))
         assert "raise cache.bytes of the topic" in gateway.log
 
 
 async def test_many_who_come_at_once_share_one_read(embedded: EmbeddedKafka):
     embedded.create_topic("prices", PARTITIONS)
-    await produce(embedded.bootstrap, "prices", HISTORY)
+    await produce_records(embedded.bootstrap, "prices", HISTORY)
     async with serving(embedded.bootstrap, "prices") as gateway:
         clients = [RawClient(f"{gateway.base_url}/table") for _ in range(40)]
         try:
             await asyncio.gather(*(client.start() for client in clients))
             for client in clients:
                 await ended(client)
-                assert known(client.events) == written(HISTORY)
+                assert build_known_table(client.events) == build_written_table(HISTORY)
         finally:
             for client in clients:
                 await client.stop()
@@ -163,19 +177,21 @@ async def test_many_who_come_at_once_share_one_read(embedded: EmbeddedKafka):
 
 async def test_who_says_where_to_begin_gets_no_snapshot(embedded: EmbeddedKafka):
     embedded.create_topic("prices", PARTITIONS)
-    await produce(embedded.bootstrap, "prices", HISTORY)
+    await produce_records(embedded.bootstrap, "prices", HISTORY)
     async with (
         serving(embedded.bootstrap, "prices") as gateway,
         RawClient(f"{gateway.base_url}/table?from=earliest") as client,
     ):
-        await until(lambda: len(records(client.events)) == len(HISTORY), "all of it", WITHIN)
-        assert not named(client.events, "snapshot-end")
+        await wait_until(
+            lambda: len(parse_envelopes(client.events)) == len(HISTORY), "all of it", WITHIN
+        )
+        assert not get_event_data(client.events, "snapshot-end")
 
 
 async def test_until_latest_is_the_snapshot_and_its_end(embedded: EmbeddedKafka):
     embedded.create_topic("prices", PARTITIONS)
     embedded.create_topic("empty", 1)
-    await produce(embedded.bootstrap, "prices", HISTORY)
+    await produce_records(embedded.bootstrap, "prices", HISTORY)
     async with (
         serving(embedded.bootstrap, "prices", "empty") as gateway,
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=WITHIN) as http,
@@ -183,8 +199,10 @@ async def test_until_latest_is_the_snapshot_and_its_end(embedded: EmbeddedKafka)
         answer = await http.get(
             "/table?until=latest&positions", headers={"Accept": "application/x-ndjson"}
         )
-        events = [{"event": e.type, "data": e.data} for e in LineParser().feed(answer.content)]
-        assert known(events) == written(HISTORY)
+        events = [
+            {"event": e.event_type, "data": e.data} for e in NdjsonParser().feed(answer.content)
+        ]
+        assert build_known_table(events) == build_written_table(HISTORY)
         names = [e["event"] for e in events if e["event"] != "message"]
         assert names == ["begin", "snapshot-end", "end"]
 
@@ -192,8 +210,10 @@ async def test_until_latest_is_the_snapshot_and_its_end(embedded: EmbeddedKafka)
 async def test_filters_and_fields_are_those_of_the_view(embedded: EmbeddedKafka):
     embedded.create_topic("prices", 1)
     values = ['{"region": "eu", "price": 1}', '{"region": "us", "price": 2}']
-    await produce(
-        embedded.bootstrap, "prices", [Sent(v.encode(), b"k%d" % n) for n, v in enumerate(values)]
+    await produce_records(
+        embedded.bootstrap,
+        "prices",
+        [RecordToSend(v.encode(), b"k%d" % n) for n, v in enumerate(values)],
     )
     async with (
         serving(
@@ -207,11 +227,11 @@ async def test_filters_and_fields_are_those_of_the_view(embedded: EmbeddedKafka)
 
 
 OWNED = [
-    Sent(b'{"owner": "ada", "n": 1}', b"k1"), Sent(b'{"owner": "bob", "n": 2}', b"k1"),
-    Sent(b'{"owner": "ada", "n": 3}', b"k2"), Sent(b'{"owner": "ada", "n": 4}', b"k2"),
-    Sent(b'{"owner": "ada", "n": 5}', b"k3"), Sent(b'{"owner": "bob", "n": 6}', b"k3"),
-    Sent(None, b"k3"),
-    Sent(b'{"owner": "bob", "n": 7}', b"k4"),
+    RecordToSend(b'{"owner": "ada", "n": 1}', b"k1"), RecordToSend(b'{"owner": "bob", "n": 2}', b"k1"),
+    RecordToSend(b'{"owner": "ada", "n": 3}', b"k2"), RecordToSend(b'{"owner": "ada", "n": 4}', b"k2"),
+    RecordToSend(b'{"owner": "ada", "n": 5}', b"k3"), RecordToSend(b'{"owner": "bob", "n": 6}', b"k3"),
+    RecordToSend(None, b"k3"),
+    RecordToSend(b'{"owner": "bob", "n": 7}', b"k4"),
 ]  # fmt: skip
 OF_ADA = {"filters": [{"value": {"/owner": "ada"}}], "format": "value"}
 
@@ -224,8 +244,8 @@ async def test_what_a_view_does_not_show_replaces_nothing_in_its_snapshot(
     shown the last record of it that it may see, and a live client had it. A tombstone removes its
     key for all."""
     embedded.create_topic("prices", 1)
-    padding = [Sent(b"x" * 400, b"p%d" % n) for n in range(4)]
-    await produce(embedded.bootstrap, "prices", [*OWNED[:4], *padding, *OWNED[4:]])
+    padding = [RecordToSend(b"x" * 400, b"p%d" % n) for n in range(4)]
+    await produce_records(embedded.bootstrap, "prices", [*OWNED[:4], *padding, *OWNED[4:]])
     topic = {"name": "prices", "cache": {"bytes": cache}}
     async with serving(embedded.bootstrap, topic, **OF_ADA) as gateway:
         for _ in range(2):
@@ -233,8 +253,12 @@ async def test_what_a_view_does_not_show_replaces_nothing_in_its_snapshot(
                 await ended(client)
                 shown = [json.loads(e["data"])["n"] for e in client.events if is_record(e)]
                 assert shown == [1, 4]
-        more = [OWNED[0], Sent(b'{"owner": "bob", "n": 8}', b"k2"), Sent(None, b"k1")]
-        await produce(embedded.bootstrap, "prices", more)
+        more = [
+            OWNED[0],
+            RecordToSend(b'{"owner": "bob", "n": 8}', b"k2"),
+            RecordToSend(None, b"k1"),
+        ]
+        await produce_records(embedded.bootstrap, "prices", more)
         async with RawClient(f"{gateway.base_url}/table") as client:
             await ended(client)
             assert [json.loads(e["data"])["n"] for e in client.events if is_record(e)] == [4]
@@ -247,8 +271,11 @@ def is_record(event: dict[str, Any]) -> bool:
 async def test_many_filtered_views_share_one_read_of_the_topic(embedded: EmbeddedKafka):
     """Each has a table of its own; what they are made of is read from Kafka once."""
     embedded.create_topic("prices", 1)
-    some = [Sent(b'{"owner": "o%d", "n": %d}' % (n % 7, n), b"k%d" % (n % 20)) for n in range(600)]
-    await produce(embedded.bootstrap, "prices", some)
+    some = [
+        RecordToSend(b'{"owner": "o%d", "n": %d}' % (n % 7, n), b"k%d" % (n % 20))
+        for n in range(600)
+    ]
+    await produce_records(embedded.bootstrap, "prices", some)
     latest: dict[str, dict[bytes, int]] = {}
     for n in range(600):
         latest.setdefault(f"o{n % 7}", {})[b"k%d" % (n % 20)] = n
@@ -261,7 +288,7 @@ async def test_many_filtered_views_share_one_read_of_the_topic(embedded: Embedde
             },
         }
     ]  # fmt: skip
-    async with running_gateway(config_for(embedded.bootstrap, ["prices"], routes)) as gateway:
+    async with running_gateway(build_config(embedded.bootstrap, ["prices"], routes)) as gateway:
 
         async def shown(owner: str) -> None:
             async with RawClient(f"{gateway.base_url}/table/{owner}") as client:
@@ -275,13 +302,13 @@ async def test_many_filtered_views_share_one_read_of_the_topic(embedded: Embedde
         assert await reads_of(gateway) == reads
 
 
-async def reads_of(gateway: Gateway) -> float:
+async def reads_of(gateway: GatewayProcess) -> float:
     """Records that came from Kafka, whoever read them."""
-    return (await scraped(gateway)).sum("gateway_fetched_records_total")
+    return (await fetch_metrics(gateway)).sum_series("gateway_fetched_records_total")
 
 
 async def test_a_topic_that_kafka_has_compacted_is_whole_and_another_is_warned_of(
-    retention_kafka: Broker, topic: Callable[..., str]
+    retention_kafka: KafkaCluster, topic: Callable[..., str]
 ):
     """With the holes of compaction among the offsets; none of them is a gap."""
     configs = {
@@ -289,23 +316,26 @@ async def test_a_topic_that_kafka_has_compacted_is_whole_and_another_is_warned_o
         "min.cleanable.dirty.ratio": "0.01",
     }  # fmt: skip
     compacted, plain = topic(partitions=1, configs=configs), topic(partitions=1)
-    servers = retention_kafka.servers
-    history = [Sent(b"%d" % n, b"k%d" % (n % 7)) for n in range(70)]
-    await produce(retention_kafka.bootstrap, compacted, history)
-    await produce(retention_kafka.bootstrap, plain, [Sent(b"v", b"plain")])
+    servers = retention_kafka.bootstrap_servers
+    history = [RecordToSend(b"%d" % n, b"k%d" % (n % 7)) for n in range(70)]
+    await produce_records(retention_kafka.bootstrap, compacted, history)
+    await produce_records(retention_kafka.bootstrap, plain, [RecordToSend(b"v", b"plain")])
     for n in range(600):  # the segment that is written to is not compacted
-        history.append(Sent(b"%d" % n, b"roll"))
-        await produce(retention_kafka.bootstrap, compacted, history[-1:])
+        history.append(RecordToSend(b"%d" % n, b"roll"))
+        await produce_records(retention_kafka.bootstrap, compacted, history[-1:])
         if len(await read_records(servers, compacted)) < 70:
             break
         await asyncio.sleep(0.1)
     async with serving(servers, compacted, plain) as gateway:
         async with RawClient(f"{gateway.base_url}/table") as client:
             await ended(client)
-            assert known(client.events) == {**written(history), "plain": "v"}
-            assert len(records(client.events)) == len(written(history)) + 1
-            assert not named(client.events, "gap")
-        await until(
+            assert build_known_table(client.events) == {
+                **build_written_table(history),
+                "plain": "v",
+            }
+            assert len(parse_envelopes(client.events)) == len(build_written_table(history)) + 1
+            assert not get_event_data(client.events, "gap")
+        await wait_until(
             lambda: f"{plain} has cleanup.policy=delete" in gateway.log, "the warning", WITHIN
         )
         assert f"{compacted} has cleanup.policy" not in gateway.log
@@ -319,20 +349,20 @@ async def test_a_partition_that_cannot_be_read_holds_up_no_other():
 
 async def _without_a_leader(embedded: EmbeddedKafka) -> None:
     embedded.create_topic("prices", 2)
-    rows = [Sent(b"v%d" % n, b"k%d" % n, n % 2) for n in range(10)]
-    await produce(embedded.bootstrap, "prices", rows)
+    rows = [RecordToSend(b"v%d" % n, b"k%d" % n, n % 2) for n in range(10)]
+    await produce_records(embedded.bootstrap, "prices", rows)
     async with serving(
         embedded.bootstrap, {"name": "prices", "partitionReadyTimeout": "1s"}
     ) as gateway:
         embedded.lead("prices", 1, None)
         async with RawClient(f"{gateway.base_url}/table") as client:
             await ended(client)
-            (end,) = named(client.events, "snapshot-end")
+            (end,) = get_event_data(client.events, "snapshot-end")
             assert end["pending"] == [{"topic": "prices", "partition": 1}]
-            assert known(client.events) == written(rows[::2])
-            more = [Sent(b"new", b"k0", 0)]
-            await produce(embedded.bootstrap, "prices", more)
-            await knows(client, written([*rows[::2], *more]))
+            assert build_known_table(client.events) == build_written_table(rows[::2])
+            more = [RecordToSend(b"new", b"k0", 0)]
+            await produce_records(embedded.bootstrap, "prices", more)
+            await knows(client, build_written_table([*rows[::2], *more]))
             embedded.lead("prices", 1, 1)
-            await knows(client, written([*rows, *more]))
-            assert len(named(client.events, "snapshot-end")) == 1
+            await knows(client, build_written_table([*rows, *more]))
+            assert len(get_event_data(client.events, "snapshot-end")) == 1

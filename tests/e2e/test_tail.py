@@ -20,34 +20,34 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from support.any_topic import TOPIC, Names, serving
+from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.certificates import Authority
-from support.gateways import Gateway, config_for, running_gateway
-from support.heard import GapEvent
-from support.oracle import Oracle
-from support.records import Sent, produce
-from support.served import served
-from support.tail import WITHIN, tail
+from support.certificates import CertificateAuthority
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.oracle import StreamOracle
+from support.received import GapEvent
+from support.records import RecordToSend, produce_records
+from support.tail import OUTPUT_TIMEOUT_S, running_tail
 from support.tcp_proxy import TcpProxy
-from support.until import until
+from support.topic_gateway import TOPIC_TEMPLATE, TopicNames, run_gateway_sync
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
-from gateway.core.token.resume_token import decode
+from gateway.core.token.resume_token import parse_token
 from gateway.kafka.embedded import EmbeddedKafka
 
 PARTITIONS = 3
-NAMES = Names(40)
+NAMES = TopicNames(40)
 
 
 def configuration(servers: str) -> dict:
     """/records/TOPIC (envelope) and /events/TOPIC (value); both may be narrowed."""
-    narrowed = {"topic": TOPIC, "clientFilters": True, "clientFields": True}
+    narrowed = {"topic": TOPIC_TEMPLATE, "clientFilters": True, "clientFields": True}
     routes = [
         {"when": [{"path": f"/{name}/{{topic}}"}], "with": {**narrowed, "format": format}}
         for name, format in (("records", "envelope"), ("events", "value"))
     ]
-    return config_for(servers, NAMES.all, routes=routes)
+    return build_config(servers, NAMES.names, routes=routes)
 
 
 kafka = embedded_kafka()
@@ -59,14 +59,14 @@ def servers(kafka: EmbeddedKafka) -> str:
 
 
 @pytest.fixture(scope="module")
-def gateway(servers: str) -> Iterator[Gateway]:
-    with serving(configuration(servers)) as gateway:
+def gateway(servers: str) -> Iterator[GatewayProcess]:
+    with run_gateway_sync(configuration(servers)) as gateway:
         yield gateway
 
 
 @pytest.fixture
 def topic(kafka: EmbeddedKafka) -> str:
-    return NAMES.create(kafka, PARTITIONS)
+    return NAMES.create_topic(kafka, PARTITIONS)
 
 
 def zero(topic: str) -> dict[TopicPartition, int]:
@@ -94,84 +94,86 @@ Wire = Callable[[str, str], str]
 
 @every_wire
 async def test_what_comes_over_cuts_and_a_killed_gateway_is_every_record_once(
-    wire: Wire, kafka: EmbeddedKafka, servers: str, topic: str, oracle: Oracle
+    wire: Wire, kafka: EmbeddedKafka, servers: str, topic: str, oracle: StreamOracle
 ):
     """Cut within a record, and later killed while records are written."""
     async with running_gateway(configuration(servers)) as gateway, TcpProxy() as network:
-        network.target("127.0.0.1", gateway.port)
+        network.set_target("127.0.0.1", gateway.port)
         url = wire(f"http://{network.address}", f"/records/{topic}")
-        async with tail(url, "--from", "earliest") as it:
-            await it.following()
+        async with running_tail(url, "--from", "earliest") as it:
+            await it.wait_until_following()
             network.cut_after(1000)
-            await oracle.produce(topic, 30)
-            await it.wait(lambda: "connecting again in" in it.err)
-            await oracle.produce(topic, 30)
-            await it.wait(60)
+            await oracle.produce_records(topic, 30)
+            await it.wait_for_output(lambda: "connecting again in" in it.stderr)
+            await oracle.produce_records(topic, 30)
+            await it.wait_for_output(60)
             await gateway.kill()
-            await oracle.produce(topic, 30)
+            await oracle.produce_records(topic, 30)
             await gateway.start()
-            await it.wait(90)
-            oracle.check(it.records(), start=zero(topic))
-            assert await it.interrupt() == 130
+            await it.wait_for_output(90)
+            oracle.check_items(it.parse_records(), start=zero(topic))
+            assert await it.send_signal() == 130
 
 
 @every_wire
 async def test_a_position_in_a_file_is_gone_on_from_exactly(
-    wire: Wire, gateway: Gateway, topic: str, oracle: Oracle, tmp_path: Path
+    wire: Wire, gateway: GatewayProcess, topic: str, oracle: StreamOracle, tmp_path: Path
 ):
     """After a count within a batch, after SIGTERM, and once more from an end that stays."""
     url = wire(gateway.base_url, f"/records/{topic}")
     kept = ["--position", str(tmp_path / "p"), "--from", "earliest"]
-    await oracle.produce(topic, 50)
-    async with tail(url, *kept, "-n", "17") as first:
-        assert await first.ended() == 0
-    async with tail(url, *kept) as second:
-        await second.wait(33)
-        await oracle.produce(topic, 10)
-        await second.wait(43)
-        assert await second.interrupt(signal.SIGTERM) == 0
-    await oracle.produce(topic, 10)
-    async with tail(url, *kept, "--until", "latest") as third:
-        assert await third.ended() == 0
-    assert [len(each.lines) for each in (first, second, third)] == [17, 43, 10]
-    oracle.check(first.records() + second.records() + third.records(), start=zero(topic))
+    await oracle.produce_records(topic, 50)
+    async with running_tail(url, *kept, "-n", "17") as first:
+        assert await first.wait_ended() == 0
+    async with running_tail(url, *kept) as second:
+        await second.wait_for_output(33)
+        await oracle.produce_records(topic, 10)
+        await second.wait_for_output(43)
+        assert await second.send_signal(signal.SIGTERM) == 0
+    await oracle.produce_records(topic, 10)
+    async with running_tail(url, *kept, "--until", "latest") as third:
+        assert await third.wait_ended() == 0
+    assert [len(each.complete_lines) for each in (first, second, third)] == [17, 43, 10]
+    oracle.check_items(
+        first.parse_records() + second.parse_records() + third.parse_records(), start=zero(topic)
+    )
 
 
 @every_wire
 async def test_an_interrupt_says_how_to_go_on(
-    wire: Wire, gateway: Gateway, topic: str, oracle: Oracle
+    wire: Wire, gateway: GatewayProcess, topic: str, oracle: StreamOracle
 ):
     url = wire(gateway.base_url, f"/records/{topic}")
-    async with tail(url) as first:
-        await first.following()
-        await oracle.produce(topic, 5)
-        await first.wait(5)
-        assert await first.interrupt() == 130
-    said = re.search(r"gateway: to go on here: --from (\S+)\n$", first.err)
+    async with running_tail(url) as first:
+        await first.wait_until_following()
+        await oracle.produce_records(topic, 5)
+        await first.wait_for_output(5)
+        assert await first.send_signal() == 130
+    said = re.search(r"gateway: to go on here: --from (\S+)\n$", first.stderr)
     assert said is not None
-    await oracle.produce(topic, 5)
-    async with tail(url, "--from", said[1], "--until", "latest") as second:
-        assert await second.ended() == 0
-    oracle.check(first.records() + second.records(), start=zero(topic))
+    await oracle.produce_records(topic, 5)
+    async with running_tail(url, "--from", said[1], "--until", "latest") as second:
+        assert await second.wait_ended() == 0
+    oracle.check_items(first.parse_records() + second.parse_records(), start=zero(topic))
 
 
 async def test_topics_are_followed_without_a_gateway(
-    servers: str, kafka: EmbeddedKafka, topic: str, oracle: Oracle, tmp_path: Path
+    servers: str, kafka: EmbeddedKafka, topic: str, oracle: StreamOracle, tmp_path: Path
 ):
     """The same tokens, too: what it began a gateway may go on with, and the other way."""
-    other = NAMES.create(kafka)
+    other = NAMES.create_topic(kafka)
     start = {**zero(topic), TopicPartition(other, 0): 0}
-    await oracle.produce(topic, 20)
-    await oracle.produce(other, 20)
+    await oracle.produce_records(topic, 20)
+    await oracle.produce_records(other, 20)
     kept = [f"{topic},{other}", "--position", str(tmp_path / "p"), "--from", "earliest"]
-    async with tail(*kept, "-n", "25", GATEWAY_KAFKA_SERVERS=servers) as first:
-        assert await first.ended() == 0
+    async with running_tail(*kept, "-n", "25", GATEWAY_KAFKA_SERVERS=servers) as first:
+        assert await first.wait_ended() == 0
     file = tmp_path / "gateway.yaml"
     file.write_text(json.dumps({"kafka": {"servers": servers.split(",")}}))
-    async with tail(*kept, "--until", "latest", "--config", str(file)) as second:
-        assert await second.ended() == 0
-    assert len(first.lines) == 25
-    oracle.check(first.records() + second.records(), start=start)
+    async with running_tail(*kept, "--until", "latest", "--config", str(file)) as second:
+        assert await second.wait_ended() == 0
+    assert len(first.complete_lines) == 25
+    oracle.check_items(first.parse_records() + second.parse_records(), start=start)
 
 
 # What is let through
@@ -179,61 +181,68 @@ async def test_topics_are_followed_without_a_gateway(
 
 @every_wire
 async def test_filters_and_fields_are_asked_of_the_gateway(
-    wire: Wire, gateway: Gateway, servers: str, topic: str, oracle: Oracle
+    wire: Wire, gateway: GatewayProcess, servers: str, topic: str, oracle: StreamOracle
 ):
-    await oracle.produce(topic, 40)
+    await oracle.produce_records(topic, 40)
     narrow = ["--filter", "key=key-3", "--filter", "/n>=10", "--filter", "/n<30"]
     options = [*narrow, "--fields", "/n", "--from", "earliest", "--until", "latest"]
     events = wire(gateway.base_url, f"/events/{topic}")
-    async with tail(events, *options) as it, tail(topic, *options, "-s", servers) as direct:
-        assert [await it.ended(), await direct.ended()] == [0, 0]
+    async with (
+        running_tail(events, *options) as it,
+        running_tail(topic, *options, "-s", servers) as direct,
+    ):
+        assert [await it.wait_ended(), await direct.wait_ended()] == [0, 0]
     passed = [n for n in range(10, 30) if n % 7 == 3]
-    assert [json.loads(line) for line in it.lines] == [{"n": n} for n in passed]
-    assert [json.loads(json.loads(line)["value"]) for line in direct.lines] == [
+    assert [json.loads(line) for line in it.complete_lines] == [{"n": n} for n in passed]
+    assert [json.loads(json.loads(line)["value"]) for line in direct.complete_lines] == [
         {"n": n} for n in passed
     ]
 
 
-async def test_where_to_end_may_stand_in_the_address(gateway: Gateway, topic: str, oracle: Oracle):
-    await oracle.produce(topic, 10)
+async def test_where_to_end_may_stand_in_the_address(
+    gateway: GatewayProcess, topic: str, oracle: StreamOracle
+):
+    await oracle.produce_records(topic, 10)
     url = f"{gateway.base_url}/events/{topic}?from=earliest"
-    async with tail(f"{url}&until=latest") as whole, tail(f"{url}&until=4") as some:
-        assert [await whole.ended(), await some.ended()] == [0, 0]
-    assert [len(whole.lines), len(some.lines)] == [10, 4]
+    async with running_tail(f"{url}&until=latest") as whole, running_tail(f"{url}&until=4") as some:
+        assert [await whole.wait_ended(), await some.wait_ended()] == [0, 0]
+    assert [len(whole.complete_lines), len(some.complete_lines)] == [10, 4]
 
 
 # Standard output
 
 
 async def test_value_is_exact_to_the_byte_and_control_lines_are_elsewhere(
-    gateway: Gateway, servers: str, topic: str
+    gateway: GatewayProcess, servers: str, topic: str
 ):
     values = [b"\x1b[31m\x00\xff", b"", b"a\r\nb", "\u202eä".encode()]
-    await produce([servers], topic, [Sent(value, partition=0) for value in values])
+    await produce_records([servers], topic, [RecordToSend(value, partition=0) for value in values])
     options = ["--from", "earliest", "--format", "value", "--until", "latest"]
-    async with tail(f"{gateway.base_url}/records/{topic}", *options) as it:
-        assert await it.ended() == 0
-    assert it.out == b"".join(value + b"\n" for value in values)
-    assert re.fullmatch(rf"gateway: following {topic} \(3 partitions\)\n", it.err)
+    async with running_tail(f"{gateway.base_url}/records/{topic}", *options) as it:
+        assert await it.wait_ended() == 0
+    assert it.stdout == b"".join(value + b"\n" for value in values)
+    assert re.fullmatch(rf"gateway: following {topic} \(3 partitions\)\n", it.stderr)
 
 
-async def test_quietly_there_is_nothing_but_records(gateway: Gateway, topic: str, oracle: Oracle):
-    await oracle.produce(topic, 3)
+async def test_quietly_there_is_nothing_but_records(
+    gateway: GatewayProcess, topic: str, oracle: StreamOracle
+):
+    await oracle.produce_records(topic, 3)
     url = f"{gateway.base_url}/records/{topic}?from=earliest"
-    async with tail(url, "--quiet", "-n", "3") as it:
-        assert await it.ended() == 0
-    async with tail(url, "--quiet") as interrupted:
-        await interrupted.wait(3)
-        assert await interrupted.interrupt() == 130
-    assert [it.err, interrupted.err] == ["", ""]
+    async with running_tail(url, "--quiet", "-n", "3") as it:
+        assert await it.wait_ended() == 0
+    async with running_tail(url, "--quiet") as interrupted:
+        await interrupted.wait_for_output(3)
+        assert await interrupted.send_signal() == 130
+    assert [it.stderr, interrupted.stderr] == ["", ""]
 
 
 @pytest.mark.parametrize("idle", [True, False])
 async def test_a_reader_that_has_enough_ends_it_quietly(
-    gateway: Gateway, topic: str, oracle: Oracle, idle: bool
+    gateway: GatewayProcess, topic: str, oracle: StreamOracle, idle: bool
 ):
     """`| head -n 2`, with more to come, and with nothing more."""
-    await oracle.produce(topic, 2 if idle else 5000)
+    await oracle.produce_records(topic, 2 if idle else 5000)
     command = f'"{sys.executable}" -m gateway tail "$0" --from earliest | head -n 2'
     script = f"{command}; exit ${{PIPESTATUS[0]}}"
     shell = await asyncio.create_subprocess_exec(
@@ -241,22 +250,24 @@ async def test_a_reader_that_has_enough_ends_it_quietly(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(shell.communicate(), WITHIN)
+    out, err = await asyncio.wait_for(shell.communicate(), OUTPUT_TIMEOUT_S)
     assert shell.returncode == 0
     assert out.count(b"\n") == 2
     assert re.fullmatch(rb"gateway: following [^\n]*\n", err)
 
 
 async def test_a_reader_that_does_not_read_does_not_keep_it_from_ending(
-    gateway: Gateway, topic: str, oracle: Oracle
+    gateway: GatewayProcess, topic: str, oracle: StreamOracle
 ):
-    await oracle.produce(topic, 5000)  # more than a pipe holds
+    await oracle.produce_records(topic, 5000)  # more than a pipe holds
     url = f"{gateway.base_url}/records/{topic}?from=earliest"
     reading, writing = os.pipe()
     try:
-        async with tail(url, stdout=writing) as it:
-            await until(lambda: not select.select((), (writing,), (), 0)[1], "a full pipe", WITHIN)
-            assert await it.interrupt() == 130
+        async with running_tail(url, stdout=writing) as it:
+            await wait_until(
+                lambda: not select.select((), (writing,), (), 0)[1], "a full pipe", OUTPUT_TIMEOUT_S
+            )
+            assert await it.send_signal() == 130
     finally:
         os.close(reading)
         os.close(writing)
@@ -285,7 +296,7 @@ async def terminal(*arguments: str, **environment: str) -> AsyncIterator[Callabl
     )
     os.close(process_side)
     try:
-        assert await asyncio.wait_for(process.wait(), WITHIN) == 0
+        assert await asyncio.wait_for(process.wait(), OUTPUT_TIMEOUT_S) == 0
         yield lambda: shown.decode()
     finally:
         if process.returncode is None:
@@ -298,21 +309,25 @@ async def terminal(*arguments: str, **environment: str) -> AsyncIterator[Callabl
 EVIL = "\x1b]0;owned\x07\x9b2J\u202e"
 
 
-async def test_a_terminal_gets_colours_and_no_commands(gateway: Gateway, servers: str, topic: str):
+async def test_a_terminal_gets_colours_and_no_commands(
+    gateway: GatewayProcess, servers: str, topic: str
+):
     value = json.dumps({"name": EVIL}, ensure_ascii=False).encode()
-    await produce([servers], topic, [Sent(value, EVIL.encode()), Sent(EVIL.encode())])
+    await produce_records(
+        [servers], topic, [RecordToSend(value, EVIL.encode()), RecordToSend(EVIL.encode())]
+    )
     url = f"{gateway.base_url}/records/{topic}?from=earliest"
     async with terminal(url, "-n", "2") as shown:
-        await until(lambda: shown().count("\r\n") == 3, shown)
+        await wait_until(lambda: shown().count("\r\n") == 3, shown)
         text = shown()
     assert '\x1b[34m"name"\x1b[0m' in text
     assert "\x1b" not in re.sub(r"\x1b\[\d+m", "", text)
     assert not re.search("[\x00-\x09\x0b\x0c\x0e-\x1a\x7f-\x9f\u202e]", text)
     async with terminal(url, "-n", "2", NO_COLOR="1") as shown:
-        await until(lambda: shown().count("\r\n") == 3, shown)
+        await wait_until(lambda: shown().count("\r\n") == 3, shown)
         assert "\x1b" not in shown()
     async with terminal(url, "-n", "2", "--format", "value") as shown:
-        await until(lambda: shown().count("\r\n") == 3, shown)
+        await wait_until(lambda: shown().count("\r\n") == 3, shown)
         assert "\x1b" not in re.sub(r"\x1b\[\d+m", "", shown())
 
 
@@ -320,38 +335,38 @@ async def test_a_terminal_gets_colours_and_no_commands(gateway: Gateway, servers
 
 
 async def test_a_gap_is_told_and_only_strictly_a_failure(
-    kafka: EmbeddedKafka, servers: str, topic: str, oracle: Oracle, tmp_path: Path
+    kafka: EmbeddedKafka, servers: str, topic: str, oracle: StreamOracle, tmp_path: Path
 ):
     """Straight from Kafka: a gateway that runs has what was deleted in its cache."""
     kept = [topic, "-s", servers, "--position", str(tmp_path / "p"), "--from", "earliest"]
-    await oracle.produce(topic, 10, partition=0)
-    async with tail(*kept, "-n", "2") as first:
-        assert await first.ended() == 0
+    await oracle.produce_records(topic, 10, partition=0)
+    async with running_tail(*kept, "-n", "2") as first:
+        assert await first.wait_ended() == 0
     kafka.delete_records(topic, {0: 4})
     for _ in range(2):  # it stays a failure
-        async with tail(*kept, "--until", "latest", "--strict") as strict:
-            assert await strict.ended() == 1
+        async with running_tail(*kept, "--until", "latest", "--strict") as strict:
+            assert await strict.wait_ended() == 1
         told = f"gateway: gap in {topic}-0 from offset 2 to 4 (retention)"
-        assert f"{told}; without --strict it is passed over\n" in strict.err
-        (place,) = decode((tmp_path / "p").read_text().strip()).topics
+        assert f"{told}; without --strict it is passed over\n" in strict.stderr
+        (place,) = parse_token((tmp_path / "p").read_text().strip()).topics
         assert place.offsets == [2, 0, 0]
-        assert strict.out == b""
-    async with tail(*kept, "--until", "latest") as lenient:
-        assert await lenient.ended() == 0
-    assert f"{told}\n" in lenient.err
+        assert strict.stdout == b""
+    async with running_tail(*kept, "--until", "latest") as lenient:
+        assert await lenient.wait_ended() == 0
+    assert f"{told}\n" in lenient.stderr
     gap = GapEvent(TopicPartition(topic, 0), 2, 4, "retention")
-    oracle.check([*first.records(), gap, *lenient.records()], start=zero(topic))
+    oracle.check_items([*first.parse_records(), gap, *lenient.parse_records()], start=zero(topic))
 
 
 # What goes wrong
 
 
-async def test_a_path_that_is_none_is_answered_with_the_nearest(gateway: Gateway):
-    async with tail(f"{gateway.base_url}/recrods/{NAMES.all[0]}") as it:
-        assert await it.ended() == 1
-    assert it.err.startswith("gateway: 404: ")
-    assert f"did you mean /records/{NAMES.all[0]}?" in it.err
-    assert it.err.count("\n") == 1
+async def test_a_path_that_is_none_is_answered_with_the_nearest(gateway: GatewayProcess):
+    async with running_tail(f"{gateway.base_url}/recrods/{NAMES.names[0]}") as it:
+        assert await it.wait_ended() == 1
+    assert it.stderr.startswith("gateway: 404: ")
+    assert f"did you mean /records/{NAMES.names[0]}?" in it.stderr
+    assert it.stderr.count("\n") == 1
 
 
 @every_wire
@@ -360,25 +375,25 @@ async def test_a_path_that_is_none_is_answered_with_the_nearest(gateway: Gateway
     [(["--from", "yesterday"], "?from=yesterday"), (["--filter", "/n>=x"], "filter")],
 )
 async def test_what_the_gateway_refuses_is_told_in_its_words(
-    wire: Wire, gateway: Gateway, topic: str, options: list[str], said: str
+    wire: Wire, gateway: GatewayProcess, topic: str, options: list[str], said: str
 ):
-    async with tail(wire(gateway.base_url, f"/records/{topic}"), *options) as it:
-        assert await it.ended() == 1
-    assert said in it.err and it.err.count("\n") == 1
+    async with running_tail(wire(gateway.base_url, f"/records/{topic}"), *options) as it:
+        assert await it.wait_ended() == 1
+    assert said in it.stderr and it.stderr.count("\n") == 1
 
 
 async def test_topics_and_brokers_that_are_none_are_told(servers: str):
     async with (
-        tail("test-nowhere", "-s", servers) as no_topic,
-        tail("orders", "-s", "127.0.0.1:1") as no_kafka,
-        tail("http://127.0.0.1:1/events/orders") as no_gateway,
+        running_tail("test-nowhere", "-s", servers) as no_topic,
+        running_tail("orders", "-s", "127.0.0.1:1") as no_kafka,
+        running_tail("http://127.0.0.1:1/events/orders") as no_gateway,
     ):
-        assert [await each.ended() for each in (no_topic, no_kafka, no_gateway)] == [1, 1, 1]
-    assert no_topic.err.startswith("gateway: 404: ") and "test-nowhere" in no_topic.err
-    assert no_topic.err.count("\n") == 1
-    assert "Kafka cause=connection: the bootstrap server at 127.0.0.1:1" in no_kafka.err
-    assert "gateway: no stream from 127.0.0.1:1: this Kafka does not" in no_kafka.err
-    assert "127.0.0.1:1: Connection refused; is it running" in no_gateway.err
+        assert [await each.wait_ended() for each in (no_topic, no_kafka, no_gateway)] == [1, 1, 1]
+    assert no_topic.stderr.startswith("gateway: 404: ") and "test-nowhere" in no_topic.stderr
+    assert no_topic.stderr.count("\n") == 1
+    assert "Kafka cause=connection: the bootstrap server at 127.0.0.1:1" in no_kafka.stderr
+    assert "gateway: no stream from 127.0.0.1:1: this Kafka does not" in no_kafka.stderr
+    assert "127.0.0.1:1: Connection refused; is it running" in no_gateway.stderr
 
 
 class Stand:
@@ -413,14 +428,14 @@ async def test_what_the_server_asks_for_is_waited_for_and_what_it_refuses_is_the
         stream("data: 2\nid: b\n\ndata: cut"),
         problem(401),
     )
-    async with served(stand) as base_url:
+    async with running_app(stand) as base_url:
         headers = ["--header", "X-Test: yes", "--token", "secret"]
-        async with tail(f"{base_url}/x?from=earliest", *headers) as it:
-            assert await it.ended() == 1
-    assert it.out == b"1\n2\n"
-    assert it.err.endswith("gateway: 401: no; do this\n")
-    assert "connecting again in 2.0 s" in it.err
-    assert "secret" not in it.err
+        async with running_tail(f"{base_url}/x?from=earliest", *headers) as it:
+            assert await it.wait_ended() == 1
+    assert it.stdout == b"1\n2\n"
+    assert it.stderr.endswith("gateway: 401: no; do this\n")
+    assert "connecting again in 2.0 s" in it.stderr
+    assert "secret" not in it.stderr
     ids = [each.headers.get("last-event-id") for each in stand.asked]
     assert ids == [None, None, "a", "a", "b"]
     assert [each.url.query for each in stand.asked] == ["from=earliest"] * 2 + [""] * 3
@@ -432,28 +447,28 @@ async def test_what_the_server_asks_for_is_waited_for_and_what_it_refuses_is_the
 
 async def test_what_is_no_stream_is_no_stream():
     stand = Stand(lambda: Response("<html>", media_type="text/html"), problem(404))
-    async with served(stand) as base_url, tail(f"{base_url}/x") as it:
-        assert await it.ended() == 1
-    assert it.err == "gateway: /x answers with text/html, not with a stream\n"
+    async with running_app(stand) as base_url, running_tail(f"{base_url}/x") as it:
+        assert await it.wait_ended() == 1
+    assert it.stderr == "gateway: /x answers with text/html, not with a stream\n"
 
 
 async def test_a_certificate_is_checked_unless_told_otherwise(
-    servers: str, topic: str, oracle: Oracle, tmp_path: Path
+    servers: str, topic: str, oracle: StreamOracle, tmp_path: Path
 ):
-    await oracle.produce(topic, 1)
-    authority = Authority(tmp_path)
-    signed = str(authority.signed("gateway"))
+    await oracle.produce_records(topic, 1)
+    authority = CertificateAuthority(tmp_path)
+    signed = str(authority.issue_certificate("gateway"))
     config = configuration(servers)
     config["listen"] = {**config["listen"], "tls": {"certificate": signed, "key": signed}}
     async with running_gateway(config, ready=False) as gateway:
         for address in (gateway.base_url, gateway.base_url.replace("https", "wss")):
             url = f"{address}/records/{topic}?from=earliest&until=1"
             async with (
-                tail(url) as refused,
-                tail(url, "--cacert", str(authority.path)) as trusted,
-                tail(url, "--insecure") as insecure,
+                running_tail(url) as refused,
+                running_tail(url, "--cacert", str(authority.certificate_path)) as trusted,
+                running_tail(url, "--insecure") as insecure,
             ):
-                ended = [await each.ended() for each in (refused, trusted, insecure)]
-            assert ended == [1, 0, 0], (refused.err, trusted.err, insecure.err)
-            assert "certificate" in refused.err and "--cacert" in refused.err
-            assert len(trusted.lines) == len(insecure.lines) == 1
+                ended = [await each.wait_ended() for each in (refused, trusted, insecure)]
+            assert ended == [1, 0, 0], (refused.stderr, trusted.stderr, insecure.stderr)
+            assert "certificate" in refused.stderr and "--cacert" in refused.stderr
+            assert len(trusted.complete_lines) == len(insecure.complete_lines) == 1

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from support.brokers import embedded_kafka
-from support.certificates import Authority
-from support.gateways import Gateway, config_for, running_gateway
-from support.half_tls import client_hello, half_clients, held
-from support.until import until
+from support.certificates import CertificateAuthority
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.unfinished_handshakes import build_client_hello, count_open, open_unfinished_clients
+from support.waiting import wait_until
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -27,22 +27,24 @@ ATTACKER = "127.0.0.2"
 kafka = embedded_kafka({"orders": 1}, scope="function")
 
 
-def config(kafka: EmbeddedKafka, authority: Authority, **limits: int) -> dict[str, Any]:
-    own = str(authority.signed("gateway"))
+def config(kafka: EmbeddedKafka, authority: CertificateAuthority, **limits: int) -> dict[str, Any]:
+    own = str(authority.issue_certificate("gateway"))
     listen = {"tls": {"certificate": own, "key": own}, "limits": limits}
-    return config_for(kafka.bootstrap, ["orders"], listen=listen)
+    return build_config(kafka.bootstrap, ["orders"], listen=listen)
 
 
 async def get(
-    gateway: Gateway, authority: Authority, path: str, source: str = "127.0.0.1"
+    gateway: GatewayProcess, authority: CertificateAuthority, path: str, source: str = "127.0.0.1"
 ) -> httpx.Response:
     """Ask on a connection of its own."""
-    transport = httpx.AsyncHTTPTransport(verify=authority.context(), local_address=source)
+    transport = httpx.AsyncHTTPTransport(
+        verify=authority.create_client_context(), local_address=source
+    )
     async with httpx.AsyncClient(transport=transport, timeout=WITHIN) as http:
         return await http.get(gateway.base_url + path)
 
 
-async def figures(gateway: Gateway, authority: Authority) -> dict[str, float]:
+async def figures(gateway: GatewayProcess, authority: CertificateAuthority) -> dict[str, float]:
     """Return handshakes under way, and those that were refused by reason."""
     text = (await get(gateway, authority, "/metrics")).text
     found: dict[str, float] = {}
@@ -54,7 +56,9 @@ async def figures(gateway: Gateway, authority: Authority) -> dict[str, float]:
     return found
 
 
-async def served_again(gateway: Gateway, authority: Authority, source: str) -> float:
+async def served_again(
+    gateway: GatewayProcess, authority: CertificateAuthority, source: str
+) -> float:
     """Return how many seconds it took until a new connection was served."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
@@ -68,21 +72,23 @@ async def served_again(gateway: Gateway, authority: Authority, source: str) -> f
 
 async def test_a_flood_of_one_address_is_held_to_its_bound(kafka: EmbeddedKafka, tmp_path: Path):
     """All of them were held, with 57 to 95 KB each, for a minute."""
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     made = config(kafka, authority, connections=50, perAddress=20)
     async with running_gateway(made, ready=False) as gateway:
         assert (await get(gateway, authority, "/health/live")).status_code == 200
-        before = gateway.memory
-        async with half_clients(gateway.port, FLOOD, ATTACKER) as clients:
-            await until(lambda: held(clients) <= 20, lambda: f"{held(clients)} held", WITHIN)
+        before = gateway.memory_bytes
+        async with open_unfinished_clients(gateway.port, FLOOD, ATTACKER) as clients:
+            await wait_until(
+                lambda: count_open(clients) <= 20, lambda: f"{count_open(clients)} held", WITHIN
+            )
             assert (await get(gateway, authority, "/health/live")).status_code == 200
-            grown = gateway.memory - before
+            grown = gateway.memory_bytes - before
             told = await figures(gateway, authority)
             # Which closes some late, on a busy machine.
             assert 0 < told["under way"] <= 21 and told["perAddress"] > FLOOD // 2
             assert grown < GROWTH, f"{grown / 2**20:.1f} MB"
             waited = await served_again(gateway, authority, ATTACKER)
-            await until(lambda: held(clients) == 0, "they are closed in time", WITHIN)
+            await wait_until(lambda: count_open(clients) == 0, "they are closed in time", WITHIN)
         told = await figures(gateway, authority)
         assert told["timeout"] + told["perAddress"] >= FLOOD - 20
         print(f"grown by {grown / 2**20:.1f} MB, served again after {waited:.1f} s, {told}")
@@ -93,42 +99,44 @@ async def test_a_flood_of_one_address_is_held_to_its_bound(kafka: EmbeddedKafka,
 async def test_a_slow_handshake_is_closed_and_a_stream_beside_it_goes_on(
     kafka: EmbeddedKafka, tmp_path: Path
 ):
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     made = config(kafka, authority, perAddress=5)
     async with (
         running_gateway(made, ready=False) as gateway,
-        half_clients(gateway.port, 1, data=b"") as (slow,),
+        open_unfinished_clients(gateway.port, 1, data=b"") as (slow,),
     ):
-        for byte in client_hello():
+        for byte in build_client_hello():
             if slow.is_closed:
                 break
             assert (await get(gateway, authority, "/health/live")).status_code == 200
             slow.writer.write(bytes([byte]))
             await asyncio.sleep(1.0)
-        await slow.closed()
+        await slow.wait_closed()
         assert (await figures(gateway, authority))["timeout"] == 1
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x00" * 64])
 async def test_what_is_no_tls_is_closed(kafka: EmbeddedKafka, tmp_path: Path, data: bytes):
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     async with (
         running_gateway(config(kafka, authority), ready=False) as gateway,
-        half_clients(gateway.port, 5, data=data) as clients,
+        open_unfinished_clients(gateway.port, 5, data=data) as clients,
     ):
         async with asyncio.timeout(WITHIN):
-            assert all([b"HTTP" not in await client.closed() for client in clients])
+            assert all([b"HTTP" not in await client.wait_closed() for client in clients])
         assert (await figures(gateway, authority))["failed"] == 5
 
 
 async def test_the_bound_is_that_of_all_workers(kafka: EmbeddedKafka, tmp_path: Path):
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     made = config(kafka, authority, connections=50, perAddress=20)
     async with running_workers(made, count=2, ready=False) as gateway:
         assert (await get(gateway, authority, "/health/live")).status_code == 200
-        async with half_clients(gateway.port, 200, ATTACKER) as clients:
-            await until(lambda: held(clients) <= 20, lambda: f"{held(clients)} held", WITHIN)
-            assert held(clients) > 10  # more than one worker's share
+        async with open_unfinished_clients(gateway.port, 200, ATTACKER) as clients:
+            await wait_until(
+                lambda: count_open(clients) <= 20, lambda: f"{count_open(clients)} held", WITHIN
+            )
+            assert count_open(clients) > 10  # more than one worker's share
             assert (await get(gateway, authority, "/health/live")).status_code == 200
             await served_again(gateway, authority, ATTACKER)
         assert await gateway.stop() == 0

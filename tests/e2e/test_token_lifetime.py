@@ -11,24 +11,24 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from support.admin_api import ADMIN_SECTION, list_streams, open_admin_api
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for, running_gateway
-from support.issuer import Issuer
-from support.multiplex import Multiplex
-from support.operator import ADMIN, listed, operator
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.issuer import TokenIssuer
+from support.multiplex import MultiplexClient
 
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 1})
 
-ISSUER = Issuer()
+ISSUER = TokenIssuer()
 WITHIN = 60.0
 LIFETIME_S = 2
 
 
 @pytest_asyncio.fixture
-async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
+async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
     own = {"type": "jwt", "keys": ISSUER.jwks, "challenge": "0s"}
     guards = {
         "plain": own,
@@ -39,16 +39,16 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
         {"when": [{"path": f"/{name}"}], "guarded": {name: []}, "with": {"topic": "orders"}}
         for name in guards
     ]
-    config = config_for(kafka.bootstrap, ["orders"], routes, guards=guards, admin=ADMIN)
+    config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, admin=ADMIN_SECTION)
     async with running_gateway(config) as running:
         yield running
 
 
 def bearer(**claims: Any) -> dict[str, str]:
-    return {"Authorization": f"Bearer {ISSUER.token(**claims)}"}
+    return {"Authorization": f"Bearer {ISSUER.issue_token(**claims)}"}
 
 
-async def test_an_end_that_no_calendar_has_spoils_nobodys_list(gateway: Gateway):
+async def test_an_end_that_no_calendar_has_spoils_nobodys_list(gateway: GatewayProcess):
     """One client whose token ended behind the year 9999 took the list of streams from all
     operators."""
     ends = [2**63 - 1, 10**300, 1.5e300, 253_402_300_800]
@@ -58,16 +58,16 @@ async def test_an_end_that_no_calendar_has_spoils_nobodys_list(gateway: Gateway)
             group.create_task(client.__aenter__())
     try:
         for client in clients:
-            await client.wait(1, WITHIN)
-        async with operator(gateway) as http:
-            streams = await listed(http)
+            await client.wait_for_events(1, WITHIN)
+        async with open_admin_api(gateway) as http:
+            streams = await list_streams(http)
         assert [each["expires"] for each in streams] == ["9999-12-31T23:59:59+00:00"] * len(ends)
     finally:
         for client in clients:
             await client.__aexit__(None, None, None)
 
 
-async def test_the_stream_of_a_token_without_an_end_has_one(gateway: Gateway):
+async def test_the_stream_of_a_token_without_an_end_has_one(gateway: GatewayProcess):
     """Such a token was good for ever, and so was its stream."""
     began = time.time()
     async with httpx.AsyncClient(timeout=WITHIN, trust_env=False) as http:
@@ -75,9 +75,9 @@ async def test_the_stream_of_a_token_without_an_end_has_one(gateway: Gateway):
     assert time.time() - began >= LIFETIME_S
     assert answer.status_code == 200
     assert '"token-expired"' in answer.text.strip().splitlines()[-1]
-    async with Multiplex(gateway.base_url, additional_headers=bearer(exp=None)) as socket:
+    async with MultiplexClient(gateway.base_url, additional_headers=bearer(exp=None)) as socket:
         await socket.subscribe("a", "/short")
-        assert (await socket.next("a", "end"))["reason"] == "token-expired"
+        assert (await socket.wait_for_message("a", "end"))["reason"] == "token-expired"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,9 @@ async def test_the_stream_of_a_token_without_an_end_has_one(gateway: Gateway):
         ("/dated", {}, 200),
     ],
 )
-async def test_who_is_let_in(gateway: Gateway, path: str, claims: dict[str, Any], status: int):
+async def test_who_is_let_in(
+    gateway: GatewayProcess, path: str, claims: dict[str, Any], status: int
+):
     async with httpx.AsyncClient(timeout=WITHIN, trust_env=False) as http:
         url = f"{gateway.base_url}{path}?until=latest"
         answer = await http.get(url, headers=bearer(**claims))

@@ -6,9 +6,9 @@ import asyncio
 import uuid
 
 import httpx
-from support.gateways import browsing, config_for, running_gateway
-from support.records import produce
-from support.sse import parse
+from support.gateways import build_config, create_http_client, running_gateway
+from support.records import produce_records
+from support.sse import parse_stream
 
 
 async def test_a_pattern_leaves_out_what_is_not_there_and_finds_it_when_it_comes(kafka):
@@ -18,7 +18,7 @@ async def test_a_pattern_leaves_out_what_is_not_there_and_finds_it_when_it_comes
     one, other, absent = (f"{prefix}-{name}" for name in ("one", "other", "absent"))
     for name in (one, other):
         kafka.admin.create_topic(name)
-        await produce(kafka.bootstrap, name, [name.encode()])
+        await produce_records(kafka.bootstrap, name, [name.encode()])
     route = {
         "when": [{"path": "/p/{t}"}],
         "with": {"topics": ["${params.t}"], "allow": [f"{prefix}-*"], "format": "value"},
@@ -31,18 +31,18 @@ async def test_a_pattern_leaves_out_what_is_not_there_and_finds_it_when_it_comes
             while True:
                 answer = await http.get(url, params=query)
                 assert answer.status_code in (200, 503), answer.text
-                if {event.data for event in parse(answer.content)}.issuperset(wanted):
+                if {event.data for event in parse_stream(answer.content)}.issuperset(wanted):
                     return
                 await asyncio.sleep(0.05)
 
-    config = config_for(kafka.bootstrap, [absent], [route])
+    config = build_config(kafka.bootstrap, [absent], [route])
     try:
-        async with running_gateway(config) as gateway, browsing(gateway) as http:
+        async with running_gateway(config) as gateway, create_http_client(gateway) as http:
             await until_read(http, one, other)
             await asyncio.to_thread(kafka.admin.delete_topic, other)
             await until_read(http, one)
             kafka.admin.create_topic(absent)
-            await produce(kafka.bootstrap, absent, [absent.encode()])
+            await produce_records(kafka.bootstrap, absent, [absent.encode()])
             await until_read(http, one, absent)
     finally:
         for name in (one, other, absent):

@@ -15,10 +15,10 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for, running_gateway
-from support.multiplex import Multiplex
-from support.otlp import Collector, collector
-from support.until import until
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.multiplex import MultiplexClient
+from support.otlp import OtlpCollector, running_collector
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.telemetry.traceparent import parse
@@ -36,15 +36,17 @@ kafka = embedded_kafka({"orders": 1}, scope="function")
 
 
 @pytest.fixture
-def back() -> Iterator[Collector]:
-    with collector() as made:
+def back() -> Iterator[OtlpCollector]:
+    with running_collector() as made:
         yield made
 
 
 @asynccontextmanager
-async def traced(kafka: EmbeddedKafka, back: Collector, **traces: Any) -> AsyncIterator[Gateway]:
+async def traced(
+    kafka: EmbeddedKafka, back: OtlpCollector, **traces: Any
+) -> AsyncIterator[GatewayProcess]:
     telemetry = {"traces": {"otlp": back.url, "sample": "100%", **traces}}
-    config = config_for(kafka.bootstrap, ["orders"], ROUTES, telemetry=telemetry)
+    config = build_config(kafka.bootstrap, ["orders"], ROUTES, telemetry=telemetry)
     async with running_gateway(config, environment={"OTEL_BSP_SCHEDULE_DELAY": "200"}) as running:
         yield running
 
@@ -62,46 +64,50 @@ def messages(client: RawClient) -> list[dict[str, Any]]:
 
 
 async def test_a_record_is_followed_from_its_producer_to_its_clients(
-    kafka: EmbeddedKafka, back: Collector
+    kafka: EmbeddedKafka, back: OtlpCollector
 ):
     async with traced(kafka, back) as running:
         url = running.base_url + "/of/ada"
         clients = [RawClient(url) for _ in range(3)]
         other = RawClient(running.base_url + "/of/bob")
         async with clients[0], clients[1], clients[2], other:
-            await asyncio.gather(*(client.wait(1, WITHIN) for client in [*clients, other]))
+            await asyncio.gather(
+                *(client.wait_for_events(1, WITHIN) for client in [*clients, other])
+            )
             await produce(kafka, "ada", None, UNSAMPLED, PARENT, "junk")
-            await until(lambda: all(len(messages(each)) == 4 for each in clients), "all", WITHIN)
-            await until(lambda: _clients(back) >= 3, "the deliveries", WITHIN)
+            await wait_until(
+                lambda: all(len(messages(each)) == 4 for each in clients), "all", WITHIN
+            )
+            await wait_until(lambda: _clients(back) >= 3, "the deliveries", WITHIN)
         assert await running.stop() == 0
-    delivered = back.named("deliver")
+    delivered = back.find_spans("deliver")
     assert _clients(back) == 3, "of one record, to those who have it, once each"
-    assert {span.trace for span in delivered} == {TRACE}
-    assert {span.parent for span in delivered} == {SPAN}
+    assert {span.trace_id for span in delivered} == {TRACE}
+    assert {span.parent_id for span in delivered} == {SPAN}
     assert {span.links for span in delivered} == {((TRACE, SPAN),)}
     assert all(span.attributes["messaging.kafka.offset"] == 2 for span in delivered)
     assert all(span.attributes["http.route"] == "/of/{key}" for span in delivered)
-    assert back.named("kafka Fetch") and back.resource["service.name"] == "test"
+    assert back.find_spans("kafka Fetch") and back.resource["service.name"] == "test"
 
 
-def _clients(back: Collector) -> int:
-    return sum(span.attributes["gateway.clients"] for span in back.named("deliver"))
+def _clients(back: OtlpCollector) -> int:
+    return sum(span.attributes["gateway.clients"] for span in back.find_spans("deliver"))
 
 
 async def test_a_request_is_a_span_until_its_answer_begins_and_shows_no_secret(
-    kafka: EmbeddedKafka, back: Collector
+    kafka: EmbeddedKafka, back: OtlpCollector
 ):
     async with traced(kafka, back) as running:
         path, headers = "/of/ada?from=live&token=s3cret", {"traceparent": PARENT}
         async with RawClient(running.base_url + path, headers=headers) as client:
-            await client.wait(1, WITHIN)  # and it goes on
-            await until(lambda: back.named("GET /of"), "the span", WITHIN)
+            await client.wait_for_events(1, WITHIN)  # and it goes on
+            await wait_until(lambda: back.find_spans("GET /of"), "the span", WITHIN)
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.get(running.base_url + "/none")
-        await until(lambda: _of_path(back, "/none"), "the other", WITHIN)
+        await wait_until(lambda: _of_path(back, "/none"), "the other", WITHIN)
         assert await running.stop() == 0
-    (span,) = back.named("GET /of")
-    assert (span.name, span.trace, span.parent) == ("GET /of/{key}", TRACE, SPAN)
+    (span,) = back.find_spans("GET /of")
+    assert (span.name, span.trace_id, span.parent_id) == ("GET /of/{key}", TRACE, SPAN)
     assert span.attributes == {
         "http.request.method": "GET",
         "http.route": "/of/{key}",
@@ -114,40 +120,40 @@ async def test_a_request_is_a_span_until_its_answer_begins_and_shows_no_secret(
     assert not any(b"s3cret" in body for _, _, body in back.requests)
 
 
-def _of_path(back: Collector, path: str) -> list[Any]:
+def _of_path(back: OtlpCollector, path: str) -> list[Any]:
     return [span for span in back.spans if span.attributes.get("url.path") == path]
 
 
 async def test_what_a_client_writes_is_followed_to_who_reads_it(
-    kafka: EmbeddedKafka, back: Collector
+    kafka: EmbeddedKafka, back: OtlpCollector
 ):
     async with traced(kafka, back) as running:
         url = running.base_url + "/of/ada"
-        async with RawClient(url) as client, Multiplex(running.base_url, "/of/ada") as socket:
-            await client.wait(1, WITHIN)
+        async with RawClient(url) as client, MultiplexClient(running.base_url, "/of/ada") as socket:
+            await client.wait_for_events(1, WITHIN)
             headers = {"traceparent": PARENT}
-            await socket.say("produce", id="1", key="ada", value="a", headers=headers)
-            await socket.next("1", "produced")
-            await until(lambda: messages(client), "the record", WITHIN)
+            await socket.send_message("produce", id="1", key="ada", value="a", headers=headers)
+            await socket.wait_for_message("1", "produced")
+            await wait_until(lambda: messages(client), "the record", WITHIN)
             (message,) = messages(client)
-            await until(lambda: back.named("deliver"), "its delivery", WITHIN)
+            await wait_until(lambda: back.find_spans("deliver"), "its delivery", WITHIN)
         assert await running.stop() == 0
-    (sent,) = back.named("send")
-    assert (sent.trace, sent.parent, sent.links) == (TRACE, SPAN, ((TRACE, SPAN),))
+    (sent,) = back.find_spans("send")
+    assert (sent.trace_id, sent.parent_id, sent.links) == (TRACE, SPAN, ((TRACE, SPAN),))
     written = parse(dict(message["headers"])["traceparent"].encode())
-    assert written is not None and f"{written.span:016x}" == sent.id
-    for delivered in back.named("deliver"):
-        assert (delivered.trace, delivered.parent) == (TRACE, sent.id)
-        assert sent.began <= delivered.ended
-    assert back.named("kafka Produce")
+    assert written is not None and f"{written.span_id:016x}" == sent.span_id
+    for delivered in back.find_spans("deliver"):
+        assert (delivered.trace_id, delivered.parent_id) == (TRACE, sent.span_id)
+        assert sent.started_at_ns <= delivered.ended_at_ns
+    assert back.find_spans("kafka Produce")
 
 
-async def test_a_back_end_that_is_away_harms_nobody(kafka: EmbeddedKafka, back: Collector):
+async def test_a_back_end_that_is_away_harms_nobody(kafka: EmbeddedKafka, back: OtlpCollector):
     async with traced(kafka, back, otlp="http://127.0.0.1:9") as running:
         async with RawClient(running.base_url + "/of/ada") as client:
-            await client.wait(1, WITHIN)
+            await client.wait_for_events(1, WITHIN)
             await produce(kafka, "ada", *[PARENT] * 50)
-            await until(lambda: len(messages(client)) == 50, "all", WITHIN)
+            await wait_until(lambda: len(messages(client)) == 50, "all", WITHIN)
         assert await running.stop() == 0
 
 

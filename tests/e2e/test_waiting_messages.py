@@ -11,11 +11,17 @@ from typing import Any
 
 import pytest
 from starlette.responses import JSONResponse
+from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.gateways import config_for, running_gateway
-from support.raw_websocket import DEFLATE, TEXT, Socket, frame, squeezed
-from support.served import served
-from support.until import until
+from support.gateways import build_config, running_gateway
+from support.raw_websocket import (
+    DEFLATE_HEADER,
+    OPCODE_TEXT,
+    RawWebSocket,
+    build_frame,
+    deflate_payload,
+)
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -37,7 +43,7 @@ class SlowApplication:
         await JSONResponse({"identity": "ada"})(scope, receive, send)
 
 
-def fill(wire: Socket, data: bytes, most: int) -> int:
+def fill(wire: RawWebSocket, data: bytes, most: int) -> int:
     """Send it until nothing more is taken, or so many bytes; how many were."""
     wire.socket.settimeout(QUIET_S)
     sent, at = 0, 0
@@ -50,7 +56,7 @@ def fill(wire: Socket, data: bytes, most: int) -> int:
 
 
 def say(**members: Any) -> bytes:
-    return frame(TEXT, json.dumps(members, ensure_ascii=False).encode())
+    return build_frame(OPCODE_TEXT, json.dumps(members, ensure_ascii=False).encode())
 
 
 @pytest.mark.parametrize("kind", ["subscribe", "produce"])
@@ -68,27 +74,32 @@ async def test_messages_that_wait_for_a_slow_guard_take_little_memory(
             "with": {"topic": "orders", "produce": True},
         }
     ]
-    async with served(application) as app:
+    async with running_app(application) as app:
         guards = {"app": {"type": "http", "url": app, "timeout": "60s"}}
         listen = {"websocket": {"compression": True}}
-        config = config_for(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
+        config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
         async with running_gateway(config) as gateway:
             port = int(gateway.base_url.rpartition(":")[2])
-            before = gateway.memory
+            before = gateway.memory_bytes
             # an astral character: each of the others takes four bytes then
             value = "\N{GRINNING FACE}" + "x" * (MIB - 500)
             text = {"type": "ping", "id": "p", "pad": value}
             if kind == "produce":
                 text = {"type": "produce", "id": "p", "path": "/events", "value": value}
             payload = json.dumps(text, ensure_ascii=False).encode()
-            large = frame(TEXT, squeezed(payload), rsv=4) if compressed else frame(TEXT, payload)
-            headers = [b"Authorization: Bearer x", *([DEFLATE] if compressed else [])]
+            large = (
+                build_frame(OPCODE_TEXT, deflate_payload(payload), rsv=4)
+                if compressed
+                else build_frame(OPCODE_TEXT, payload)
+            )
+            headers = [b"Authorization: Bearer x", *([DEFLATE_HEADER] if compressed else [])]
             sockets = [
-                await asyncio.to_thread(Socket.open, port, "/ws", *headers) for _ in range(SOCKETS)
+                await asyncio.to_thread(RawWebSocket.open_socket, port, "/ws", *headers)
+                for _ in range(SOCKETS)
             ]
             try:
                 for wire in sockets:
-                    wire.send(say(type="subscribe", id="a", path="/events"))
+                    wire.send_bytes(say(type="subscribe", id="a", path="/events"))
                 most = 64 * len(large)
                 took = await asyncio.gather(
                     *(asyncio.to_thread(fill, wire, large, most) for wire in sockets)
@@ -96,7 +107,7 @@ async def test_messages_that_wait_for_a_slow_guard_take_little_memory(
                 if not compressed:
                     assert max(took) < 16 * MIB, "the rest waits at the client's side"
                 await settle(gateway)
-                grown = gateway.memory - before
+                grown = gateway.memory_bytes - before
                 assert grown < SOCKETS * 24 * MIB, f"{grown / MIB:.0f} MiB"
                 application.open.set()
             finally:
@@ -116,4 +127,4 @@ async def settle(gateway: Any) -> None:
             last, since = now, time.monotonic()
         return time.monotonic() - since > QUIET_S
 
-    await until(settled, "memory settles", 60)
+    await wait_until(settled, "memory settles", 60)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import config_for
-from support.in_process import in_process
-from support.multiplex import Multiplex
-from support.records import produce
+from support.gateways import build_config
+from support.in_process_gateway import running_in_process_gateway
+from support.multiplex import MultiplexClient
+from support.records import produce_records
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
@@ -47,8 +47,8 @@ def door() -> Doorman:
 
 @pytest.fixture
 async def url(kafka: EmbeddedKafka, door: Doorman) -> AsyncIterator[str]:
-    config = config_for(kafka.bootstrap, ["orders", "stock"])
-    async with in_process(config, access=door) as (url, _):
+    config = build_config(kafka.bootstrap, ["orders", "stock"])
+    async with running_in_process_gateway(config, access=door) as (url, _):
         yield url
 
 
@@ -65,10 +65,12 @@ def bearing(token: str, *others: Any) -> dict[str, Any]:
     return {"subprotocols": [*others, f"bearer.{token}"]}
 
 
-async def heard(socket: Multiplex, label: str | None, kafka: EmbeddedKafka, topic: str) -> None:
-    count = socket.tally.get(label, 0)
-    await produce(kafka.bootstrap, topic, [b"1"])
-    await socket.wait(lambda: socket.tally.get(label, 0) == count + 1)
+async def heard(
+    socket: MultiplexClient, label: str | None, kafka: EmbeddedKafka, topic: str
+) -> None:
+    count = socket.record_counts.get(label, 0)
+    await produce_records(kafka.bootstrap, topic, [b"1"])
+    await socket.wait_until(lambda: socket.record_counts.get(label, 0) == count + 1)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ async def heard(socket: Multiplex, label: str | None, kafka: EmbeddedKafka, topi
 async def test_a_routes_own_socket_opens_for_those_who_may(
     url: str, kafka: EmbeddedKafka, options: dict[str, Any], status: int
 ):
-    socket = Multiplex(url, "/records/orders", **options)
+    socket = MultiplexClient(url, "/records/orders", **options)
     if status != 101:
         with pytest.raises(InvalidStatus) as refused:
             await socket.__aenter__()
@@ -97,7 +99,7 @@ async def test_a_routes_own_socket_opens_for_those_who_may(
     async with socket:
         asked = options.get("subprotocols", [])
         assert socket.socket.subprotocol == ("gateway.v1" if "gateway.v1" in asked else None)
-        await socket.next(None, "begin")
+        await socket.wait_for_message(None, "begin")
         await heard(socket, None, kafka, "orders")
 
 
@@ -111,10 +113,10 @@ async def test_a_bearer_subprotocol_is_never_echoed(url: str):
 async def test_every_stream_of_a_session_is_asked_for_and_a_denied_one_ends_nothing(
     url: str, kafka: EmbeddedKafka
 ):
-    async with Multiplex(url) as socket:
-        await socket.say("subscribe", id="a", path="/records/orders")
-        assert (await socket.next("a", "error"))["code"] == "unauthorized"
-    async with Multiplex(url, **bearing(OLD)) as socket:
+    async with MultiplexClient(url) as socket:
+        await socket.send_message("subscribe", id="a", path="/records/orders")
+        assert (await socket.wait_for_message("a", "error"))["code"] == "unauthorized"
+    async with MultiplexClient(url, **bearing(OLD)) as socket:
         await socket.subscribe("a", "/records/orders")
         for n, (kind, members) in enumerate(
             [
@@ -123,8 +125,8 @@ async def test_every_stream_of_a_session_is_asked_for_and_a_denied_one_ends_noth
                 ("produce", {"id": "c", "value": 1}),
             ]
         ):
-            await socket.say(kind, path="/records/stock", **members)
-            assert (await socket.next(members["id"], "error"))["code"] == "forbidden", n
+            await socket.send_message(kind, path="/records/stock", **members)
+            assert (await socket.wait_for_message(members["id"], "error"))["code"] == "forbidden", n
         await heard(socket, "a", kafka, "orders")
 
 
@@ -132,42 +134,42 @@ async def test_a_token_is_renewed_on_the_socket_and_one_that_is_refused_changes_
     url: str, kafka: EmbeddedKafka, door: Doorman
 ):
     async with (
-        Multiplex(url, **bearing(OLD)) as socket,
-        Multiplex(url, "/records/orders", **bearing(OLD)) as own,
+        MultiplexClient(url, **bearing(OLD)) as socket,
+        MultiplexClient(url, "/records/orders", **bearing(OLD)) as own,
     ):
         await socket.subscribe("a", "/records/orders")
-        await own.next(None, "begin")
+        await own.wait_for_message(None, "begin")
         for each in (socket, own):
             for n, token in enumerate((BAD, STOCK)):  # the stream of orders is not for these
-                await each.say("token", jwt=token)
-                error = await each.next(None, "error", n)
+                await each.send_message("token", jwt=token)
+                error = await each.wait_for_message(None, "error", n)
                 assert error["code"] == "forbidden" and token not in str(error)
         await socket.subscribe("still", "/records/orders")
         for each in (socket, own):
-            await each.say("token", jwt=NEW)
-            await each.next(None, "renewed")
+            await each.send_message("token", jwt=NEW)
+            await each.wait_for_message(None, "renewed")
         door.may.pop(OLD)
         await socket.subscribe("b", "/records/stock")
         await heard(socket, "b", kafka, "stock")
         await heard(socket, "a", kafka, "orders")
-        await own.wait(lambda: own.tally.get(None, 0) > 0)
+        await own.wait_until(lambda: own.record_counts.get(None, 0) > 0)
 
         door.may.pop(NEW)  # what runs, runs; what is chosen anew is asked for
-        await socket.say("change", id="a", path="/records/orders")
-        assert (await socket.next("a", "error"))["code"] == "forbidden"
+        await socket.send_message("change", id="a", path="/records/orders")
+        assert (await socket.wait_for_message("a", "error"))["code"] == "forbidden"
         await heard(socket, "a", kafka, "orders")
 
 
 async def test_a_renewal_is_asked_of_what_a_stream_changes_to(url: str, door: Doorman):
     """And of streams that end meanwhile: the session broke over the dictionary they left."""
-    async with Multiplex(url, **bearing(NEW)) as socket:
+    async with MultiplexClient(url, **bearing(NEW)) as socket:
         for n in range(20):
-            await socket.say("subscribe", id=f"{n}", path="/records/orders")
+            await socket.send_message("subscribe", id=f"{n}", path="/records/orders")
         for n in range(20):
-            await socket.say("change", id=f"{n}", path="/records/stock")
-            await socket.say("token", jwt=OLD)
-            await socket.say("unsubscribe", id=f"{n}")
-            await socket.say("token", jwt=NEW)
-        await socket.answers()
-        refused = [each for each in socket.said if each.get("code") == "forbidden"]
-        assert len(refused) >= 1 and len(socket.of(None, "renewed")) >= 20
+            await socket.send_message("change", id=f"{n}", path="/records/stock")
+            await socket.send_message("token", jwt=OLD)
+            await socket.send_message("unsubscribe", id=f"{n}")
+            await socket.send_message("token", jwt=NEW)
+        await socket.wait_for_pong()
+        refused = [each for each in socket.messages if each.get("code") == "forbidden"]
+        assert len(refused) >= 1 and len(socket.get_messages(None, "renewed")) >= 20

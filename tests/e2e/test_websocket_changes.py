@@ -11,14 +11,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.any_topic import serving
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for
-from support.heard import heard
-from support.multiplex import WITHIN, Multiplex
-from support.oracle import Acked, Oracle
-from support.until import until
+from support.gateways import GatewayProcess, build_config
+from support.multiplex import MESSAGE_TIMEOUT_S, MultiplexClient
+from support.oracle import AckedRecord, StreamOracle
+from support.received import parse_events
+from support.topic_gateway import run_gateway_sync
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.core.token import resume_token as tokens
@@ -31,7 +31,7 @@ kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
     routes = [
         {
             "when": [{"path": f"/{'+'.join(topics)}"}],
@@ -45,12 +45,12 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
         for topics in (["orders"], ["stock"], ["many"], ["orders", "stock"])
     ]
     routes.append({"when": [{"path": "/fixed"}], "with": {"topic": "orders"}})
-    with serving(config_for(kafka.bootstrap, TOPICS, routes)) as gateway:
+    with run_gateway_sync(build_config(kafka.bootstrap, TOPICS, routes)) as gateway:
         yield gateway
 
 
 @asynccontextmanager
-async def writing(oracle: Oracle, *topics: str) -> AsyncIterator[None]:
+async def writing(oracle: StreamOracle, *topics: str) -> AsyncIterator[None]:
     """Records all the time; all are acknowledged at the end."""
 
     over = asyncio.Event()
@@ -58,7 +58,7 @@ async def writing(oracle: Oracle, *topics: str) -> AsyncIterator[None]:
     async def write() -> None:
         while not over.is_set():
             for topic in topics:
-                await oracle.produce(topic, 20)
+                await oracle.produce_records(topic, 20)
             await asyncio.sleep(0.002)
 
     task = asyncio.create_task(write())
@@ -75,18 +75,18 @@ def of(keys: Sequence[str]) -> dict[str, Any]:
 
 def offsets(position: str) -> dict[int, int]:
     """Of the only topic."""
-    (topic,) = tokens.decode(position).topics
+    (topic,) = tokens.parse_token(position).topics
     return {p: offset or 0 for p, offset in enumerate(topic.offsets)}
 
 
-def keys_of(socket: Multiplex, label: str) -> list[str]:
-    return [each["key"] for each in socket.records(label)]
+def keys_of(socket: MultiplexClient, label: str) -> list[str]:
+    return [each["key"] for each in socket.get_records(label)]
 
 
-def views(socket: Multiplex, label: str) -> list[tuple[str, list[tuple[int, int, str]]]]:
+def views(socket: MultiplexClient, label: str) -> list[tuple[str, list[tuple[int, int, str]]]]:
     """From each begin on: its position, and the place and key of each record."""
     found: list[tuple[str, list[tuple[int, int, str]]]] = []
-    for told in socket.of(label):
+    for told in socket.get_messages(label):
         if told["type"] == "begin":
             found.append((told["position"], []))
         for each in told.get("records", ()):
@@ -95,11 +95,11 @@ def views(socket: Multiplex, label: str) -> list[tuple[str, list[tuple[int, int,
 
 
 async def test_a_filter_changed_under_load_loses_and_repeats_nothing_and_says_where_it_counts(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
     """Forty changes of an `in` list; every record of each view between its two positions."""
     random = Random(7)
-    async with Multiplex(gateway.base_url) as socket:
+    async with MultiplexClient(gateway.base_url) as socket:
         chosen = [KEYS[:3]]
         await socket.subscribe("a", "/orders", **of(chosen[0]))
         async with writing(oracle, "orders"):
@@ -109,16 +109,18 @@ async def test_a_filter_changed_under_load_loses_and_repeats_nothing_and_says_wh
                 begin = await socket.change("a", **of(wanted))
                 assert begin["changed"] is True
                 if n % 3:
-                    seen = len(socket.records("a"))
-                    await socket.wait(lambda seen=seen: len(socket.records("a")) > seen)
-        last = await oracle.produce("orders", 21)
+                    seen = len(socket.get_records("a"))
+                    await socket.wait_until(lambda seen=seen: len(socket.get_records("a")) > seen)
+        last = await oracle.produce_records("orders", 21)
         due = {each.value for each in last if (each.key or b"").decode() in chosen[-1]}
-        await socket.wait(lambda: due <= {each["value"].encode() for each in socket.records("a")})
+        await socket.wait_until(
+            lambda: due <= {each["value"].encode() for each in socket.get_records("a")}
+        )
         parts = views(socket, "a")
         assert len(parts) == 41
         ends = [offsets(position) for position, _ in parts[1:]]
-        ends.append({tp.partition: end for tp, end in oracle.end().items()})
-        everything = oracle.acknowledged()
+        ends.append({tp.partition: end for tp, end in oracle.get_end_offsets().items()})
+        everything = oracle.list_acked()
         for (position, got), end, wanted in zip(parts, ends, chosen, strict=True):
             start = offsets(position)
             assert sorted(got) == sorted(
@@ -131,85 +133,92 @@ async def test_a_filter_changed_under_load_loses_and_repeats_nothing_and_says_wh
 
 
 async def test_what_matches_both_filters_is_neither_lost_nor_repeated_and_others_do_not_notice(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
-    async with Multiplex(gateway.base_url) as socket, Multiplex(gateway.base_url) as control:
-        start = oracle.start_of("orders", 3)
+    async with (
+        MultiplexClient(gateway.base_url) as socket,
+        MultiplexClient(gateway.base_url) as control,
+    ):
+        start = oracle.get_start_offsets("orders", 3)
         for n, each in enumerate((socket, control)):
             await each.subscribe("same", "/orders")
             await each.subscribe("a", "/orders", **of(KEYS[:2]))
-            start = offsets(each.of("same", "begin")[0]["position"]) if not n else start
+            start = offsets(each.get_messages("same", "begin")[0]["position"]) if not n else start
         async with writing(oracle, "orders"):
             for n in range(30):
                 await socket.change("a", **of([KEYS[1], KEYS[2 + n % 5]]))
-        (last,) = await oracle.produce("orders", 1, key=KEYS[1].encode())
+        (last,) = await oracle.produce_records("orders", 1, key=KEYS[1].encode())
 
-        def both(acked: Acked) -> bool:
+        def both(acked: AckedRecord) -> bool:
             return acked.key == KEYS[1].encode()
 
         for each in (socket, control):
-            await each.wait(lambda each=each: not oracle.missing(heard(each.events("same"))))
-            await each.wait(
+            await each.wait_until(
+                lambda each=each: not oracle.list_missing(parse_events(each.get_events("same")))
+            )
+            await each.wait_until(
                 lambda each=each: (
-                    last.value in {record["value"].encode() for record in each.records("a")}
+                    last.value in {record["value"].encode() for record in each.get_records("a")}
                 )
             )
-            mine = [event for event in each.events("a") if KEYS[1] in event["data"]]
+            mine = [event for event in each.get_events("a") if KEYS[1] in event["data"]]
             oracle.check_events(
                 mine, view=both, start={TopicPartition("orders", p): o for p, o in start.items()}
             )
-            oracle.check_events(each.events("same"))
+            oracle.check_events(each.get_events("same"))
 
 
-async def test_changes_in_quick_succession_add_up(gateway: Gateway, oracle: Oracle):
+async def test_changes_in_quick_succession_add_up(gateway: GatewayProcess, oracle: StreamOracle):
     """The second one spoke of the view before the first, and the new path was lost."""
-    async with Multiplex(gateway.base_url) as socket:
+    async with MultiplexClient(gateway.base_url) as socket:
         await socket.subscribe("a", "/orders", **of(KEYS[:1]))
-        await socket.say("change", id="a", path="/orders+stock")
-        await socket.say("change", id="a", **of(KEYS[:2]))
-        await socket.say("change", id="a", fields=["/n"])
-        await socket.wait(lambda: socket.of("a", "begin")[-1]["topics"] == ["orders", "stock"])
-        await socket.answers()
-        written = await oracle.produce("stock", 14)
-        await socket.wait(lambda: len(socket.records("a")) == 4)
-        assert {each["topic"] for each in socket.records("a")} == {"stock"}
+        await socket.send_message("change", id="a", path="/orders+stock")
+        await socket.send_message("change", id="a", **of(KEYS[:2]))
+        await socket.send_message("change", id="a", fields=["/n"])
+        await socket.wait_until(
+            lambda: socket.get_messages("a", "begin")[-1]["topics"] == ["orders", "stock"]
+        )
+        await socket.wait_for_pong()
+        written = await oracle.produce_records("stock", 14)
+        await socket.wait_until(lambda: len(socket.get_records("a")) == 4)
+        assert {each["topic"] for each in socket.get_records("a")} == {"stock"}
         assert set(keys_of(socket, "a")) == set(KEYS[:2])
-        values = [json.loads(each["value"]) for each in socket.records("a")]
+        values = [json.loads(each["value"]) for each in socket.get_records("a")]
         assert all(list(each) == ["n"] for each in values)
         assert len(written) == 14
 
-        await socket.say("change", id="a", filter=None, fields=None)
-        await socket.next("a", "begin", len(socket.of("a", "begin")) - 1)
-        await socket.answers()
-        before = len(socket.records("a"))
-        await oracle.produce("stock", 14)
-        await socket.wait(lambda: len(socket.records("a")) == before + 14)
-        assert "run" in json.loads(socket.records("a")[-1]["value"])
+        await socket.send_message("change", id="a", filter=None, fields=None)
+        await socket.wait_for_message("a", "begin", len(socket.get_messages("a", "begin")) - 1)
+        await socket.wait_for_pong()
+        before = len(socket.get_records("a"))
+        await oracle.produce_records("stock", 14)
+        await socket.wait_until(lambda: len(socket.get_records("a")) == before + 14)
+        assert "run" in json.loads(socket.get_records("a")[-1]["value"])
 
 
 async def test_a_change_to_another_topic_begins_there_and_to_one_more_keeps_its_place(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
-    async with Multiplex(gateway.base_url) as socket:
+    async with MultiplexClient(gateway.base_url) as socket:
         await socket.subscribe("a", "/orders", credit=1000)
-        await oracle.produce("orders", 10)
-        await socket.wait(lambda: len(socket.records("a")) == 10)
-        at = oracle.start_of("orders", 3)
+        await oracle.produce_records("orders", 10)
+        await socket.wait_until(lambda: len(socket.get_records("a")) == 10)
+        at = oracle.get_start_offsets("orders", 3)
         begin = await socket.change("a", path="/orders+stock")
         assert begin["changed"] and begin["topics"] == ["orders", "stock"]
-        places = tokens.decode(begin["position"]).among(["orders"])
+        places = tokens.parse_token(begin["position"]).match_topics(["orders"])
         assert places["orders"].offsets == [at[tp] for tp in sorted(at)]
         begin = await socket.change("a", path="/stock")
         assert begin["topics"] == ["stock"]
-        await oracle.produce("orders", 10)
-        await oracle.produce("stock", 5)
-        await socket.wait(lambda: len(socket.records("a")) == 15)
+        await oracle.produce_records("orders", 10)
+        await oracle.produce_records("stock", 5)
+        await socket.wait_until(lambda: len(socket.get_records("a")) == 15)
         begin = await socket.change("a", path="/orders")  # of which it knows nothing any more
         assert begin["changed"] and begin["topics"] == ["orders"]
-        await oracle.produce("orders", 10)
-        await socket.wait(lambda: len(socket.records("a")) == 25)
-        assert not socket.of("a", "error") and not socket.of("a", "end")
-        assert [each["topic"] for each in socket.records("a")] == (
+        await oracle.produce_records("orders", 10)
+        await socket.wait_until(lambda: len(socket.get_records("a")) == 25)
+        assert not socket.get_messages("a", "error") and not socket.get_messages("a", "end")
+        assert [each["topic"] for each in socket.get_records("a")] == (
             ["orders"] * 10 + ["stock"] * 5 + ["orders"] * 10
         )
 
@@ -229,64 +238,72 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_a_change_that_is_refused_leaves_the_stream_as_it_was(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
-    async with Multiplex(gateway.base_url) as socket:
+    async with MultiplexClient(gateway.base_url) as socket:
         await socket.subscribe("a", "/orders", **of(KEYS[:3]))
-        start = oracle.start_of("orders", 3)
+        start = oracle.get_start_offsets("orders", 3)
         async with writing(oracle, "orders"):
             for n, (members, code) in enumerate(REFUSED):
-                await socket.say("change", id="a", **members)
-                error = await socket.next("a", "error", n)
+                await socket.send_message("change", id="a", **members)
+                error = await socket.wait_for_message("a", "error", n)
                 assert error["code"] == code, error
         view = of_keys(KEYS[:3])
-        await socket.wait(lambda: not oracle.missing(heard(told(socket, "a")), view))
+        await socket.wait_until(
+            lambda: not oracle.list_missing(parse_events(told(socket, "a")), view)
+        )
         oracle.check_events(told(socket, "a"), start=start or None, view=view)
-        assert len(socket.of("a", "begin")) == 1
+        assert len(socket.get_messages("a", "begin")) == 1
 
 
-def told(socket: Multiplex, label: str) -> list[Any]:
+def told(socket: MultiplexClient, label: str) -> list[Any]:
     """Without errors, which the oracle takes for the end."""
-    return [event for event in socket.events(label) if event["event"] != "error"]
+    return [event for event in socket.get_events(label) if event["event"] != "error"]
 
 
-def of_keys(keys: Sequence[str]) -> Callable[[Acked], bool]:
+def of_keys(keys: Sequence[str]) -> Callable[[AckedRecord], bool]:
     return lambda acked: (acked.key or b"").decode() in keys
 
 
 async def test_a_stream_changed_or_ended_while_it_opens_does_so_once_it_has_begun(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
-    async with Multiplex(gateway.base_url) as socket:
+    async with MultiplexClient(gateway.base_url) as socket:
         for n in range(30):
             label = f"s{n}"
-            await socket.say("subscribe", id=label, path="/orders", **of(KEYS[:1]))
+            await socket.send_message("subscribe", id=label, path="/orders", **of(KEYS[:1]))
             if n % 3:
-                await socket.say("change", id=label, **of(KEYS[1:2]))
+                await socket.send_message("change", id=label, **of(KEYS[1:2]))
             if n % 2:
-                await socket.say("unsubscribe", id=label)
+                await socket.send_message("unsubscribe", id=label)
             if n % 5 == 4:
-                await socket.say("change", id=label, path="/stock")
-        await socket.answers()
+                await socket.send_message("change", id=label, path="/stock")
+        await socket.wait_for_pong()
         ended = [f"s{n}" for n in range(1, 30, 2)]
         for label in ended:
-            assert (await socket.next(label, "end"))["reason"] == "unsubscribed"
-            told = [each["type"] for each in socket.of(label)]
+            assert (await socket.wait_for_message(label, "end"))["reason"] == "unsubscribed"
+            told = [each["type"] for each in socket.get_messages(label)]
             assert [kind for kind in told if kind != "error"][-1] == "end"
         alive = range(0, 30, 2)
-        await socket.wait(
-            lambda: all(len(socket.of(f"s{n}", "begin")) >= (2 if n % 3 else 1) for n in alive)
+        await socket.wait_until(
+            lambda: all(
+                len(socket.get_messages(f"s{n}", "begin")) >= (2 if n % 3 else 1) for n in alive
+            )
         )
-        await socket.wait(
-            lambda: all(socket.of(f"s{n}", "begin")[-1]["topics"] == topics(n) for n in alive)
+        await socket.wait_until(
+            lambda: all(
+                socket.get_messages(f"s{n}", "begin")[-1]["topics"] == topics(n) for n in alive
+            )
         )
-        (first, second) = await oracle.produce("orders", 2, key=lambda n: KEYS[n % 2].encode())
+        (first, second) = await oracle.produce_records(
+            "orders", 2, key=lambda n: KEYS[n % 2].encode()
+        )
         for n in alive:
             if topics(n) == ["orders"]:
-                await socket.wait(lambda n=n: len(socket.records(f"s{n}")) == 1)
+                await socket.wait_until(lambda n=n: len(socket.get_records(f"s{n}")) == 1)
                 assert keys_of(socket, f"s{n}") == [KEYS[1] if n % 3 else KEYS[0]]
         assert first.value != second.value
-        codes = {each["code"] for each in socket.said if each["type"] == "error"}
+        codes = {each["code"] for each in socket.messages if each["type"] == "error"}
         assert codes <= {"unknown-subscription"}, "a change that came behind the end"
 
 
@@ -295,50 +312,54 @@ def topics(n: int) -> list[str]:
 
 
 async def test_after_unsubscribe_another_stream_goes_on_from_the_position_on_either_wire(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
     """From `/ws` to `/ws`, to server-sent events, and back, while records are written."""
-    async with Multiplex(gateway.base_url) as socket:
+    async with MultiplexClient(gateway.base_url) as socket:
         begin = await socket.subscribe("a", "/orders")
         start = {TopicPartition("orders", p): o for p, o in offsets(begin["position"]).items()}
         events: list[Any] = []
         async with writing(oracle, "orders"):
-            await socket.wait(lambda: len(socket.records("a")) > 100)
+            await socket.wait_until(lambda: len(socket.get_records("a")) > 100)
             position = (await socket.unsubscribe("a"))["position"]
-            events += socket.events("a")
+            events += socket.get_events("a")
             for n in range(3):
                 label = f"b{n}"
                 begin = await socket.subscribe(label, "/orders", lastEventId=position)
                 assert begin["position"] == position and "view" not in begin
-                await socket.wait(lambda label=label: len(socket.records(label)) > 50)
+                await socket.wait_until(lambda label=label: len(socket.get_records(label)) > 50)
                 position = (await socket.unsubscribe(label))["position"]
-                events += socket.events(label)
+                events += socket.get_events(label)
                 async with RawClient(
                     f"{gateway.base_url}/orders", last_event_id=position
                 ) as client:
-                    await client.wait(lambda e: len(e) > 50, WITHIN)
+                    await client.wait_for_events(lambda e: len(e) > 50, MESSAGE_TIMEOUT_S)
                     await client.stop()
                     assert "view" not in json.loads(client.events[0]["data"])
                     position = client.last_event_id
                     events += client.events
         begin = await socket.subscribe("c", "/orders", lastEventId=position)
-        await oracle.produce("orders", 3)
-        await until(
-            lambda: not oracle.missing(heard([*events, *socket.events("c")])), socket.state, WITHIN
+        await oracle.produce_records("orders", 3)
+        await wait_until(
+            lambda: not oracle.list_missing(parse_events([*events, *socket.get_events("c")])),
+            socket.describe_state,
+            MESSAGE_TIMEOUT_S,
         )
-        oracle.check_events([*events, *socket.events("c")], start=start)
+        oracle.check_events([*events, *socket.get_events("c")], start=start)
 
 
 async def test_long_positions_come_in_batches_and_repeat_no_more_than_since_the_last(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
-    async with Multiplex(gateway.base_url) as socket:
+    async with MultiplexClient(gateway.base_url) as socket:
         begin = await socket.subscribe("a", "/many")
         assert begin["resume"] == "batch" and len(begin["position"]) > 512
         for _ in range(5):
-            await oracle.produce("many", 300, key=lambda n: b"%d" % n, fields={"pad": "x" * 300})
-        await socket.wait(lambda: len(socket.records("a")) == 1500)
-        messages = socket.of("a", "records")
+            await oracle.produce_records(
+                "many", 300, key=lambda n: b"%d" % n, fields={"pad": "x" * 300}
+            )
+        await socket.wait_until(lambda: len(socket.get_records("a")) == 1500)
+        messages = socket.get_messages("a", "records")
         carrying = [n for n, each in enumerate(messages) if "position" in each]
         assert 0 < len(carrying) < len(messages)
         for n in carrying[:-1]:
@@ -350,9 +371,9 @@ async def test_long_positions_come_in_batches_and_repeat_no_more_than_since_the_
         cut = carrying[-1]
         have = [record for each in messages[: cut + 1] for record in each["records"]]
         await socket.subscribe("b", "/many", lastEventId=messages[cut]["position"])
-        await oracle.produce("many", 10)
-        await socket.wait(lambda: len(socket.records("b")) == 1500 - len(have) + 10)
-        events = [event for event in socket.events("a") if event["event"] == "message"][
+        await oracle.produce_records("many", 10)
+        await socket.wait_until(lambda: len(socket.get_records("b")) == 1500 - len(have) + 10)
+        events = [event for event in socket.get_events("a") if event["event"] == "message"][
             : len(have)
-        ] + socket.events("b")
+        ] + socket.get_events("b")
         oracle.check_events(events)

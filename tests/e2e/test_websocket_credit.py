@@ -9,12 +9,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.any_topic import serving
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, config_for
-from support.heard import GapEvent, heard
-from support.multiplex import Multiplex
-from support.oracle import Oracle
+from support.gateways import GatewayProcess, build_config
+from support.multiplex import MultiplexClient
+from support.oracle import StreamOracle
+from support.received import GapEvent, parse_events
+from support.topic_gateway import run_gateway_sync
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -26,7 +26,7 @@ kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
     chosen = {"format": "envelope", "clientFilters": True, "clientFields": True}
     targets: dict[str, dict[str, Any]] = {name: {"topic": name} for name in TOPICS}
     targets |= {"both": {"topics": ["orders", "stock"]}, "values": {"topic": "orders"}}
@@ -38,7 +38,7 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
         for path, target in targets.items()
     ]
     small = [{"name": name, "cache": {"bytes": "64KiB"}} for name in TOPICS]
-    with serving(config_for(kafka.bootstrap, small, routes)) as gateway:
+    with run_gateway_sync(build_config(kafka.bootstrap, small, routes)) as gateway:
         yield gateway
 
 
@@ -62,13 +62,13 @@ SLOW = "slow"
 class Grants:
     """Credit for one stream, and whether it kept to it at every instant."""
 
-    def __init__(self, socket: Multiplex, first: int) -> None:
+    def __init__(self, socket: MultiplexClient, first: int) -> None:
         self._socket = socket
         self._given = [(0.0, first)]
 
     async def give(self, records: int) -> None:
         self._given.append((time.monotonic(), records))
-        await self._socket.say("credit", id=SLOW, n=records)
+        await self._socket.send_message("credit", id=SLOW, n=records)
 
     @property
     def total(self) -> int:
@@ -76,154 +76,165 @@ class Grants:
 
     def kept(self) -> None:
         count = 0
-        for message in self._socket.of(SLOW, "records"):
+        for message in self._socket.get_messages(SLOW, "records"):
             count += len(message["records"])
             assert count <= sum(n for at, n in self._given if at <= message["at"])
 
 
-def longest_silence(socket: Multiplex, label: str) -> float:
-    came = [message["at"] for message in socket.of(label, "records")]
+def longest_silence(socket: MultiplexClient, label: str) -> float:
+    came = [message["at"] for message in socket.get_messages(label, "records")]
     return max(b - a for a, b in pairwise(came))
 
 
 async def test_of_twenty_streams_on_one_socket_one_is_slow_by_credit_and_the_others_unaffected(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
     assert len(VIEWS) == 19
-    async with Multiplex(gateway.base_url) as socket, Multiplex(gateway.base_url) as control:
+    async with (
+        MultiplexClient(gateway.base_url) as socket,
+        MultiplexClient(gateway.base_url) as control,
+    ):
         for each in (socket, control):
             for label, (path, members) in VIEWS.items():
                 await each.subscribe(label, path, **members)
         await socket.subscribe(SLOW, "/orders", credit=5)
         grants = Grants(socket, 5)
         for n in range(60):
-            await oracle.produce("orders", 14)
-            await oracle.produce("stock", 14)
+            await oracle.produce_records("orders", 14)
+            await oracle.produce_records("stock", 14)
             if n % 10 == 9:
                 await grants.give(1 + n % 7)
-        due = {record.value.decode() for record in oracle.acknowledged() if record.value}
+        due = {record.value.decode() for record in oracle.list_acked() if record.value}
         for each in (socket, control):
-            await each.wait(lambda each=each: set(values(each, "both")) == due)
-            await each.wait(lambda each=each: each.tally == control.tally | one(each))
-        await socket.wait(lambda: socket.tally[SLOW] == grants.total)
+            await each.wait_until(lambda each=each: set(values(each, "both")) == due)
+            await each.wait_until(
+                lambda each=each: each.record_counts == control.record_counts | one(each)
+            )
+        await socket.wait_until(lambda: socket.record_counts[SLOW] == grants.total)
         for label in VIEWS:
             assert values(socket, label) == values(control, label), label
-        assert len(socket.records("values")) == 60 * 14
+        assert len(socket.get_records("values")) == 60 * 14
         for label in ("orders", "both"):
             view = None if label == "both" else "orders"
             oracle.check_events(
-                socket.events(label), view=lambda a, view=view: view in (None, a.tp.topic)
+                socket.get_events(label), view=lambda a, view=view: view in (None, a.tp.topic)
             )
             silence = [longest_silence(each, label) for each in (control, socket)]
             assert silence[1] < silence[0] + 1.0
 
-        while socket.tally[SLOW] < 60 * 14:
-            before = socket.tally[SLOW]
+        while socket.record_counts[SLOW] < 60 * 14:
+            before = socket.record_counts[SLOW]
             await grants.give(100)
             enough = min(before + 100, 60 * 14)
-            await socket.wait(lambda enough=enough: socket.tally[SLOW] == enough)
+            await socket.wait_until(lambda enough=enough: socket.record_counts[SLOW] == enough)
         grants.kept()
-        oracle.check_events(socket.events(SLOW), view=lambda acked: acked.tp.topic == "orders")
-        assert not [each for each in socket.said if each["type"] in ("error", "gap", "end")]
+        oracle.check_events(socket.get_events(SLOW), view=lambda acked: acked.tp.topic == "orders")
+        assert not [each for each in socket.messages if each["type"] in ("error", "gap", "end")]
 
 
-def one(socket: Multiplex) -> dict[str | None, int]:
+def one(socket: MultiplexClient) -> dict[str | None, int]:
     """What only the socket with the slow stream counts."""
-    return {SLOW: socket.tally[SLOW]} if SLOW in socket.tally else {}
+    return {SLOW: socket.record_counts[SLOW]} if SLOW in socket.record_counts else {}
 
 
-def values(socket: Multiplex, label: str) -> list[Any]:
+def values(socket: MultiplexClient, label: str) -> list[Any]:
     return [
         each["value"] if "offset" in each and "value" in each else each
-        for each in socket.records(label)
+        for each in socket.get_records(label)
     ]
 
 
 @pytest.mark.parametrize("credit", [0, 3])
 async def test_one_that_falls_out_of_the_ring_gets_no_more_than_granted_and_at_last_everything(
-    gateway: Gateway, oracle: Oracle, credit: int
+    gateway: GatewayProcess, oracle: StreamOracle, credit: int
 ):
     """The log in memory does not hold it any more either: the rest comes from Kafka."""
     name = "one" if credit else "two"
-    async with Multiplex(gateway.base_url) as socket:
+    async with MultiplexClient(gateway.base_url) as socket:
         await socket.subscribe("other", f"/{name}")
         await socket.subscribe(SLOW, f"/{name}", credit=credit)
         grants = Grants(socket, credit)
         for _ in range(2):
-            await oracle.produce(name, RING, fields=PAD)
+            await oracle.produce_records(name, RING, fields=PAD)
             await grants.give(4)
-            await socket.wait(lambda: socket.tally.get(SLOW, 0) == grants.total)
-        await socket.wait(lambda: socket.tally["other"] == 2 * RING)
+            await socket.wait_until(lambda: socket.record_counts.get(SLOW, 0) == grants.total)
+        await socket.wait_until(lambda: socket.record_counts["other"] == 2 * RING)
         position = (await socket.unsubscribe(SLOW))["position"]
-        first = socket.events(SLOW)
+        first = socket.get_events(SLOW)
         await socket.subscribe("rest", f"/{name}", credit=1, lastEventId=position)
-        await socket.say("credit", id="rest", n=2**53)
-        await oracle.produce(name, 10)
-        await socket.wait(lambda: socket.tally["rest"] == 2 * RING + 10 - grants.total)
+        await socket.send_message("credit", id="rest", n=2**53)
+        await oracle.produce_records(name, 10)
+        await socket.wait_until(
+            lambda: socket.record_counts["rest"] == 2 * RING + 10 - grants.total
+        )
         grants.kept()
-        oracle.check_events([*first, *socket.events("rest")])
+        oracle.check_events([*first, *socket.get_events("rest")])
         await socket.change("rest", **key(1))  # with as much credit as nobody uses up
-        await socket.answers()
+        await socket.wait_for_pong()
 
 
 @pytest.mark.parametrize("credit", [0, 3])
 async def test_a_slow_one_that_may_skip_is_told_what_and_goes_on_live(
-    gateway: Gateway, oracle: Oracle, credit: int
+    gateway: GatewayProcess, oracle: StreamOracle, credit: int
 ):
     """Also one that has had a part of what was written at once."""
-    async with Multiplex(gateway.base_url) as socket:
+    async with MultiplexClient(gateway.base_url) as socket:
         begin = await socket.subscribe("other", "/large")
         await socket.subscribe(SLOW, "/skip", credit=credit)
         await socket.subscribe("ends", "/disconnect", credit=credit)
         grants = Grants(socket, credit)
         for _ in range(3):
-            await oracle.produce("large", RING, fields=PAD)
-        await socket.wait(lambda: socket.tally["other"] == 3 * RING)
-        await socket.next(SLOW, "gap")
-        end = await socket.next("ends", "end")
+            await oracle.produce_records("large", RING, fields=PAD)
+        await socket.wait_until(lambda: socket.record_counts["other"] == 3 * RING)
+        await socket.wait_for_message(SLOW, "gap")
+        end = await socket.wait_for_message("ends", "end")
         assert end["reason"] == "slow"
         await grants.give(1000)
-        last = await oracle.produce("large", 10)
-        await socket.wait(
+        last = await oracle.produce_records("large", 10)
+        await socket.wait_until(
             lambda: (
                 {each.value for each in last}
-                <= {getattr(each, "value", None) for each in heard(socket.events(SLOW))}
+                <= {getattr(each, "value", None) for each in parse_events(socket.get_events(SLOW))}
             )
         )
-        gaps = [each for each in heard(socket.events(SLOW)) if isinstance(each, GapEvent)]
+        gaps = [
+            each for each in parse_events(socket.get_events(SLOW)) if isinstance(each, GapEvent)
+        ]
         assert {gap.reason for gap in gaps} == {"skipped"}
         skipped = sum(gap.end - gap.start for gap in gaps)
-        assert skipped > RING and skipped + socket.tally[SLOW] == 3 * RING + 10
+        assert skipped > RING and skipped + socket.record_counts[SLOW] == 3 * RING + 10
         grants.kept()
-        oracle.check_events(socket.events(SLOW))
+        oracle.check_events(socket.get_events(SLOW))
         assert begin["topics"] == ["large"]
 
         await socket.subscribe("again", "/large", lastEventId=end["position"])
-        await socket.wait(
-            lambda: socket.tally["again"] + socket.tally.get("ends", 0) == 3 * RING + 10
+        await socket.wait_until(
+            lambda: (
+                socket.record_counts["again"] + socket.record_counts.get("ends", 0) == 3 * RING + 10
+            )
         )
-        ends = [each for each in socket.events("ends") if each["event"] != "end"]
-        oracle.check_events([*ends, *socket.events("again")])
+        ends = [each for each in socket.get_events("ends") if each["event"] != "end"]
+        oracle.check_events([*ends, *socket.get_events("again")])
 
 
 async def test_streams_of_a_socket_that_is_read_slowly_share_it_fairly(
-    gateway: Gateway, oracle: Oracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
     """When the first has got most of what it is due, the others have got much of theirs."""
     count = 200
     start = time.monotonic()
-    await oracle.produce("large", count, fields=PAD)
-    async with Multiplex(gateway.base_url, max_queue=1, write_limit=1) as socket:
+    await oracle.produce_records("large", count, fields=PAD)
+    async with MultiplexClient(gateway.base_url, max_queue=1, write_limit=1) as socket:
         for label in "abcd":
             await socket.subscribe(label, "/large", credit=0, **{"from": "earliest"})
-        socket.reading.clear()
+        socket.is_reading.clear()
         for label in "abcd":
-            await socket.say("credit", id=label, n=10_000)
+            await socket.send_message("credit", id=label, n=10_000)
         shares: list[dict[str | None, int]] = []
-        socket.reading.set()
-        while min(map(len, map(socket.records, "abcd"))) < count:
+        socket.is_reading.set()
+        while min(map(len, map(socket.get_records, "abcd"))) < count:
             await asyncio.sleep(0.005)
-            shares.append(dict(socket.tally))
-            assert time.monotonic() < start + 60, socket.state()
+            shares.append(dict(socket.record_counts))
+            assert time.monotonic() < start + 60, socket.describe_state()
         half = next(each for each in shares if max(each.get(label, 0) for label in "abcd") > 150)
         assert min(half.get(label, 0) for label in "abcd") > 50, half

@@ -11,13 +11,13 @@ from typing import Any
 
 from support.brokers import embedded_kafka
 from support.clients.websocket import WebSocketClient
-from support.gateways import config_for, route, running_gateway
-from support.heard import heard
-from support.in_process import in_process
-from support.leaks import held
-from support.multiplex import WITHIN, Multiplex
-from support.oracle import Oracle
-from support.until import until
+from support.gateways import build_config, build_route, running_gateway
+from support.in_process_gateway import running_in_process_gateway
+from support.leaks import collect_resources
+from support.multiplex import MESSAGE_TIMEOUT_S, MultiplexClient
+from support.oracle import StreamOracle
+from support.received import parse_events
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
@@ -31,8 +31,8 @@ kafka = embedded_kafka(TOPICS, scope="function")
 
 
 def config(kafka: EmbeddedKafka) -> dict[str, Any]:
-    return config_for(
-        kafka.bootstrap, TOPICS, [route(name, "envelope", produce=True) for name in TOPICS]
+    return build_config(
+        kafka.bootstrap, TOPICS, [build_route(name, "envelope", produce=True) for name in TOPICS]
     )
 
 
@@ -46,21 +46,23 @@ def small_buffer(url: str) -> sockets.socket:
     return made
 
 
-async def blocked(stack: AsyncExitStack, url: str, streams: int) -> Multiplex:
+async def blocked(stack: AsyncExitStack, url: str, streams: int) -> MultiplexClient:
     """A client that asks for much and reads nothing."""
-    never = Multiplex(url, sock=small_buffer(url), max_queue=1)
-    never.reading.clear()
+    never = MultiplexClient(url, sock=small_buffer(url), max_queue=1)
+    never.is_reading.clear()
     await stack.enter_async_context(never)
     for n in range(streams):
-        await never.say("subscribe", id=f"{n}", path="/records/large", **{"from": "earliest"})
+        await never.send_message(
+            "subscribe", id=f"{n}", path="/records/large", **{"from": "earliest"}
+        )
     return never
 
 
 async def test_a_drain_ends_every_stream_with_its_position_and_they_go_on_elsewhere(
-    kafka: EmbeddedKafka, oracle: Oracle
+    kafka: EmbeddedKafka, oracle: StreamOracle
 ):
     """Also those that are being changed at that moment, and beside one that never reads."""
-    await oracle.produce("large", 300, fields={"pad": "x" * 10_000})
+    await oracle.produce_records("large", 300, fields={"pad": "x" * 10_000})
     async with (
         running_gateway(config(kafka)) as gateway,
         running_gateway(config(kafka)) as other,
@@ -71,85 +73,93 @@ async def test_a_drain_ends_every_stream_with_its_position_and_they_go_on_elsewh
             WebSocketClient(f"{gateway.base_url}/records/orders", retry=0.2)
         )
         idle, many, opening = [
-            await stack.enter_async_context(Multiplex(gateway.base_url)) for _ in range(3)
+            await stack.enter_async_context(MultiplexClient(gateway.base_url)) for _ in range(3)
         ]
         for n in range(20):
             await many.subscribe(f"{n}", "/records/orders")
-        await own.wait(1)
+        await own.wait_for_events(1)
         over = asyncio.Event()
 
         async def write() -> None:
             while not over.is_set():
-                await oracle.produce("orders", 10)
+                await oracle.produce_records("orders", 10)
                 await asyncio.sleep(0.01)
 
         writing = asyncio.create_task(write())
-        await many.wait(lambda: min(many.tally.get(f"{n}", 0) for n in range(20)) > 50)
-        own.lead_to(other.base_url)
+        await many.wait_until(
+            lambda: min(many.record_counts.get(f"{n}", 0) for n in range(20)) > 50
+        )
+        own.set_server(other.base_url)
         stopping = asyncio.create_task(gateway.stop())
         for n in range(90):
             await say(opening, "subscribe", id=f"{n}", path="/records/orders")
             await say(opening, "change", id=f"{n}", path="/records/stock")
         for each in (idle, many, opening):
-            assert await each.closed() == 1012
+            assert await each.wait_closed() == 1012
         for label in (f"{n}" for n in range(20)):
-            (end,) = many.of(label, "end")
-            assert end["reason"] == "drain" and end["position"] == many.position(label)
-            assert many.of(label)[-1] == end
-        begun = {message["id"] for message in opening.said if message["type"] == "begin"}
-        assert begun == {message["id"] for message in opening.said if message["type"] == "end"}
+            (end,) = many.get_messages(label, "end")
+            assert end["reason"] == "drain" and end["position"] == many.get_last_position(label)
+            assert many.get_messages(label)[-1] == end
+        begun = {message["id"] for message in opening.messages if message["type"] == "begin"}
+        assert begun == {message["id"] for message in opening.messages if message["type"] == "end"}
         assert await stopping == 0
-        assert "Traceback" not in gateway.log, gateway.tail()
+        assert "Traceback" not in gateway.log, gateway.read_log_tail()
 
-        again = await stack.enter_async_context(Multiplex(other.base_url))
+        again = await stack.enter_async_context(MultiplexClient(other.base_url))
         for n in range(20):
-            position = many.position(f"{n}")
+            position = many.get_last_position(f"{n}")
             await again.subscribe(f"{n}", "/records/orders", lastEventId=position)
-        await again.wait(lambda: min(again.tally.get(f"{n}", 0) for n in range(20)) > 50)
+        await again.wait_until(
+            lambda: min(again.record_counts.get(f"{n}", 0) for n in range(20)) > 50
+        )
         over.set()
         await writing
-        count = sum(map(orders, oracle.acknowledged()))
+        count = sum(map(orders, oracle.list_acked()))
         for n in range(20):
-            await again.wait(lambda n=n: many.tally[f"{n}"] + again.tally[f"{n}"] >= count)
-            events = [*many.events(f"{n}"), *again.events(f"{n}")]
+            await again.wait_until(
+                lambda n=n: many.record_counts[f"{n}"] + again.record_counts[f"{n}"] >= count
+            )
+            events = [*many.get_events(f"{n}"), *again.get_events(f"{n}")]
             oracle.check_events(events, start=ZERO, view=orders)
-        await own.wait(lambda events: len(heard(events)) >= count, WITHIN)
+        await own.wait_for_events(
+            lambda events: len(parse_events(events)) >= count, MESSAGE_TIMEOUT_S
+        )
         oracle.check_events(own.events, start=ZERO, view=orders)
-        assert own.closes == [1012] and own.opened == 2
-        print(f"{len(begun)} of {len(opening.said)} messages opened in the drain")
+        assert own.close_codes == [1012] and own.open_count == 2
+        print(f"{len(begun)} of {len(opening.messages)} messages opened in the drain")
 
 
 async def test_a_stream_that_is_being_opened_when_the_gateway_drains_is_told(kafka: EmbeddedKafka):
     """It was not among those that were told to end, and its client heard nothing."""
     async with (
-        in_process(config(kafka)) as (url, app),
-        Multiplex(url) as socket,
-        Multiplex(url) as idle,
-        Multiplex(url) as late,
+        running_in_process_gateway(config(kafka)) as (url, app),
+        MultiplexClient(url) as socket,
+        MultiplexClient(url) as idle,
+        MultiplexClient(url) as late,
     ):
-        await idle.answers()
+        await idle.wait_for_pong()
         await late.subscribe("a", "/records/stock")
         for n in range(20):
-            await socket.say("subscribe", id=f"{n}", path="/records/orders")
-        await until(lambda: app.gateway.hub.topics.held, every=0)
-        await late.say("change", id="a", path="/records/large")
+            await socket.send_message("subscribe", id=f"{n}", path="/records/orders")
+        await wait_until(lambda: app.gateway.hub.topics.held_topics, interval_s=0)
+        await late.send_message("change", id="a", path="/records/large")
         app.state.hubs.drain()
         for each in (socket, idle, late):
-            assert await each.closed() == 1012
-        begun = {message["id"] for message in socket.said if message["type"] == "begin"}
-        ends = {message["id"]: message for message in socket.said if message["type"] == "end"}
+            assert await each.wait_closed() == 1012
+        begun = {message["id"] for message in socket.messages if message["type"] == "begin"}
+        ends = {message["id"]: message for message in socket.messages if message["type"] == "end"}
         assert begun == ends.keys() and begun
         assert all(end["reason"] == "drain" and end["position"] for end in ends.values())
-        assert late.of("a")[-1]["reason"] == "drain"
+        assert late.get_messages("a")[-1]["reason"] == "drain"
         assert not app.gateway.hub.clients and not app.state.hubs.leaving
 
 
-async def say(socket: Multiplex, kind: str, **members: Any) -> None:
+async def say(socket: MultiplexClient, kind: str, **members: Any) -> None:
     """To one that may be closed meanwhile."""
     try:
-        await socket.say(kind, **members)
+        await socket.send_message(kind, **members)
     except Exception:
-        await socket.closed()
+        await socket.wait_closed()
 
 
 def orders(acked: Any) -> bool:
@@ -157,19 +167,24 @@ def orders(acked: Any) -> bool:
 
 
 async def test_two_hundred_sockets_that_come_and_go_in_every_state_leave_nothing_behind(
-    kafka: EmbeddedKafka, oracle: Oracle
+    kafka: EmbeddedKafka, oracle: StreamOracle
 ):
-    await oracle.produce("large", 300, fields={"pad": "x" * 10_000})
-    async with in_process(config(kafka)) as (url, app):
+    await oracle.produce_records("large", 300, fields={"pad": "x" * 10_000})
+    async with running_in_process_gateway(config(kafka)) as (url, app):
         hub = app.gateway.hub
         async with AsyncExitStack() as stack:
             await blocked(stack, url, 3)
             for n in range(BEFORE):
                 await come_and_go(url, oracle, n)
         leaving = app.state.hubs.leaving
-        await until(lambda: not hub.clients and not leaving, "the first ones' end", WITHIN)
-        await until(lambda: not any("run_asgi" in name for name in held().tasks), "their requests")
-        before = held()
+        await wait_until(
+            lambda: not hub.clients and not leaving, "the first ones' end", MESSAGE_TIMEOUT_S
+        )
+        await wait_until(
+            lambda: not any("run_asgi" in name for name in collect_resources().tasks),
+            "their requests",
+        )
+        before = collect_resources()
         async with AsyncExitStack() as stack:
             for n in range(SOCKETS):
                 if n % 20 == 0:
@@ -177,58 +192,68 @@ async def test_two_hundred_sockets_that_come_and_go_in_every_state_leave_nothing
                 else:
                     await come_and_go(url, oracle, n)
             assert len(hub.clients) >= SOCKETS // 20 * 3
-        await until(lambda: not hub.clients and not leaving, lambda: f"{hub.clients}", WITHIN)
-        await until(lambda: not held() - before, lambda: f"left: {held() - before}", WITHIN)
+        await wait_until(
+            lambda: not hub.clients and not leaving, lambda: f"{hub.clients}", MESSAGE_TIMEOUT_S
+        )
+        await wait_until(
+            lambda: not collect_resources() - before,
+            lambda: f"left: {collect_resources() - before}",
+            MESSAGE_TIMEOUT_S,
+        )
         channels = [c for shared in hub._tails.values() for c in shared.channels.values()]
-        await until(lambda: not any(c.followers for c in channels), "the end of herds", WITHIN)
+        await wait_until(
+            lambda: not any(c.followers for c in channels), "the end of herds", MESSAGE_TIMEOUT_S
+        )
 
 
 async def test_a_socket_that_is_idle_has_no_task_and_no_handshake(kafka: EmbeddedKafka):
-    async with in_process(config(kafka)) as (url, app), AsyncExitStack() as stack:
+    async with running_in_process_gateway(config(kafka)) as (url, app), AsyncExitStack() as stack:
         quiet = {"ping_interval": None}  # or each client would have a task for it
-        first = await stack.enter_async_context(Multiplex(url, "/records/orders", **quiet))
-        await first.next(None, "begin")
-        await until(lambda: not serving(), "the end of its handshake")
-        before = held().tasks
+        first = await stack.enter_async_context(MultiplexClient(url, "/records/orders", **quiet))
+        await first.wait_for_message(None, "begin")
+        await wait_until(lambda: not serving(), "the end of its handshake")
+        before = collect_resources().tasks
         sockets = [
-            await stack.enter_async_context(Multiplex(url, path, **quiet))
+            await stack.enter_async_context(MultiplexClient(url, path, **quiet))
             for path in ("/records/orders", "/ws") * 20
         ]
         for n, each in enumerate(sockets):
             if n % 2:
                 await each.subscribe("a", "/records/stock")
             else:
-                await each.next(None, "begin")
-        await until(lambda: not serving(), "the end of their handshakes")
-        more = held().tasks - before  # some of Kafka's; of each client the one that reads it
+                await each.wait_for_message(None, "begin")
+        await wait_until(lambda: not serving(), "the end of their handshakes")
+        more = (
+            collect_resources().tasks - before
+        )  # some of Kafka's; of each client the one that reads it
         assert [name for name, count in more.items() if count >= 10] == ["Multiplex._read"]
         assert len(app.gateway.hub.clients) == 41
 
 
 def serving() -> bool:
-    return any("WebSocketProtocol" in name for name in held().tasks)
+    return any("WebSocketProtocol" in name for name in collect_resources().tasks)
 
 
 async def test_no_client_gets_a_byte_that_is_for_another_when_numbers_of_connections_are_reused(
-    kafka: EmbeddedKafka, oracle: Oracle
+    kafka: EmbeddedKafka, oracle: StreamOracle
 ):
     """Frames go past the transport to a descriptor; its number is another client's at once."""
     random, topics = Random(5), ("orders", "stock")
-    async with in_process(config(kafka)) as (url, app):
+    async with running_in_process_gateway(config(kafka)) as (url, app):
         over = asyncio.Event()
 
         async def write() -> None:
             while not over.is_set():
                 for topic in topics:
-                    await oracle.produce(topic, 5)
+                    await oracle.produce_records(topic, 5)
                 await asyncio.sleep(0)
 
         writing = asyncio.create_task(write())
-        present: list[tuple[str, Multiplex]] = []
+        present: list[tuple[str, MultiplexClient]] = []
         seen = 0
         for n in range(150):
             topic = topics[n % 2]
-            socket = await Multiplex(url, f"/records/{topic}").__aenter__()
+            socket = await MultiplexClient(url, f"/records/{topic}").__aenter__()
             present.append((topic, socket))
             if len(present) > 12:
                 topic, socket = present.pop(random.randrange(len(present)))
@@ -236,47 +261,51 @@ async def test_no_client_gets_a_byte_that_is_for_another_when_numbers_of_connect
                 socket.socket.transport.abort()
                 await socket.__aexit__()
         for topic, socket in present:
-            await socket.wait(lambda socket=socket: socket.tally.get(None, 0) > 10)
+            await socket.wait_until(lambda socket=socket: socket.record_counts.get(None, 0) > 10)
             seen += only(topic, socket)
             await socket.__aexit__()
         over.set()
         await writing
         assert seen > 500
-        await until(lambda: not app.gateway.hub.clients, "the end of the subscriptions", WITHIN)
+        await wait_until(
+            lambda: not app.gateway.hub.clients, "the end of the subscriptions", MESSAGE_TIMEOUT_S
+        )
 
 
-def only(topic: str, socket: Multiplex) -> int:
+def only(topic: str, socket: MultiplexClient) -> int:
     """Its records, all of them of this topic; it was not closed, as for a broken frame."""
-    assert socket.code is None
-    assert {record["topic"] for record in socket.records(None)} <= {topic}
-    assert {begin["topics"][0] for begin in socket.of(None, "begin")} <= {topic}
-    return len(socket.records(None))
+    assert socket.close_code is None
+    assert {record["topic"] for record in socket.get_records(None)} <= {topic}
+    assert {begin["topics"][0] for begin in socket.get_messages(None, "begin")} <= {topic}
+    return len(socket.get_records(None))
 
 
-async def come_and_go(url: str, oracle: Oracle, n: int) -> None:
+async def come_and_go(url: str, oracle: StreamOracle, n: int) -> None:
     """In one of the states that a session can be in, cut off."""
     state, path = n % 7, "/records/orders"
     if state == 0:
-        async with Multiplex(url, path) as own:
-            await own.next(None, "begin")
+        async with MultiplexClient(url, path) as own:
+            await own.wait_for_message(None, "begin")
         return
-    async with Multiplex(url) as socket:
+    async with MultiplexClient(url) as socket:
         if state == 1:
             return
         for label in "abc":
             if state == 2:
-                await socket.say("subscribe", id=label, path=path)
+                await socket.send_message("subscribe", id=label, path=path)
             else:
                 await socket.subscribe(label, path, **({"credit": 1} if state == 3 else {}))
         if state == 4:
             for topic in ("stock", "orders", "stock"):
-                await socket.say("change", id="a", path=f"/records/{topic}")
+                await socket.send_message("change", id="a", path=f"/records/{topic}")
         elif state == 5:
             for number in range(5):
-                await socket.say("produce", id=f"{number}", path="/records/stock", value=number)
+                await socket.send_message(
+                    "produce", id=f"{number}", path="/records/stock", value=number
+                )
         elif state == 6:
-            await socket.say("unsubscribe", id="a")
+            await socket.send_message("unsubscribe", id="a")
             await socket.socket.close()
         elif state == 3:
-            await oracle.produce("orders", 5)
-            await socket.wait(lambda: socket.tally.get("c") == 1)
+            await oracle.produce_records("orders", 5)
+            await socket.wait_until(lambda: socket.record_counts.get("c") == 1)

@@ -11,11 +11,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.any_topic import serving
-from support.brokers import Broker
-from support.gateways import Gateway, config_for, running_gateway
+from support.brokers import KafkaCluster
+from support.gateways import GatewayProcess, build_config, running_gateway
 from support.tcp_proxy import TcpProxy
-from support.until import until
+from support.topic_gateway import run_gateway_sync
+from support.waiting import wait_until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
@@ -52,7 +52,7 @@ async def socket(address: str, path: str = "/ws") -> AsyncIterator[ClientConnect
         yield ws
 
 
-def address(gateway: Gateway) -> str:
+def address(gateway: GatewayProcess) -> str:
     return gateway.base_url.removeprefix("http://")
 
 
@@ -60,11 +60,11 @@ def address(gateway: Gateway) -> str:
 
 
 @pytest.fixture(scope="module")
-def shop() -> Iterator[Gateway]:
+def shop() -> Iterator[GatewayProcess]:
     routes = [{"when": [{"path": path}], "with": made} for path, made in ROUTES]
     with (
         EmbeddedKafka(topics={"orders": 3, "stock": 1}) as kafka,
-        serving(config_for(kafka.bootstrap, ["orders", "stock"], routes)) as gateway,
+        run_gateway_sync(build_config(kafka.bootstrap, ["orders", "stock"], routes)) as gateway,
     ):
         yield gateway
 
@@ -90,7 +90,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("path", "members", "code"), REFUSED)
 async def test_what_a_route_does_not_let_be_written_is_refused(
-    shop: Gateway, path: str, members: dict[str, Any], code: str
+    shop: GatewayProcess, path: str, members: dict[str, Any], code: str
 ):
     async with socket(address(shop), path) as ws:
         answer = await ask(ws, produce("1", **members))
@@ -113,7 +113,7 @@ WRITTEN: list[tuple[dict[str, Any], tuple[Any, Any]]] = [
 
 @pytest.mark.parametrize(("members", "content"), WRITTEN)
 async def test_key_and_value_arrive_as_they_were_written(
-    shop: Gateway, members: dict[str, Any], content: tuple[Any, Any]
+    shop: GatewayProcess, members: dict[str, Any], content: tuple[Any, Any]
 ):
     async with socket(address(shop), "/orders") as ws:
         produced = await ask(ws, produce("1", headers={"from": "test"}, **members))
@@ -129,7 +129,7 @@ async def test_key_and_value_arrive_as_they_were_written(
                     return
 
 
-async def test_one_who_writes_to_a_part_of_a_topic_may_write_there(shop: Gateway):
+async def test_one_who_writes_to_a_part_of_a_topic_may_write_there(shop: GatewayProcess):
     async with socket(address(shop)) as ws, socket(address(shop), "/of/ada") as own:
         assert (await ask(ws, produce("1", path="/of/ada", key="ada")))["type"] == "produced"
         assert (await ask(own, produce("2", key="ada")))["type"] == "produced"
@@ -138,7 +138,7 @@ async def test_one_who_writes_to_a_part_of_a_topic_may_write_there(shop: Gateway
         assert (await ask(ws, produce("4", topic="orders")))["topic"] == "orders"
 
 
-async def test_a_key_that_is_used_again_is_a_repeat_or_a_mistake(shop: Gateway):
+async def test_a_key_that_is_used_again_is_a_repeat_or_a_mistake(shop: GatewayProcess):
     first = produce("1", path="/orders", idempotencyKey="again", key="ada")
     async with socket(address(shop)) as ws, socket(address(shop)) as other:
         produced = await ask(ws, first)
@@ -148,7 +148,7 @@ async def test_a_key_that_is_used_again_is_a_repeat_or_a_mistake(shop: Gateway):
         assert (mistake["type"], mistake["code"]) == ("error", "idempotency-key-reused")
 
 
-async def test_many_records_of_one_socket_keep_their_order(shop: Gateway):
+async def test_many_records_of_one_socket_keep_their_order(shop: GatewayProcess):
     async with socket(address(shop)) as ws, asyncio.timeout(WITHIN):
         for n in range(80):
             await ws.send(json.dumps(produce(str(n), path="/orders", key="same")))
@@ -163,13 +163,13 @@ async def test_many_records_of_one_socket_keep_their_order(shop: Gateway):
 # Once, on a real broker.
 
 
-def values(kafka: Broker, topic: str, partitions: int) -> list[str]:
+def values(kafka: KafkaCluster, topic: str, partitions: int) -> list[str]:
     """All values in the topic, by a client that is not the gateway."""
     from confluent_kafka import Consumer, TopicPartition
 
-    consumer = Consumer({"bootstrap.servers": kafka.servers, "group.id": "none"})
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "none"})
     try:
-        ends = {p: kafka.admin.log_end(topic, p) for p in range(partitions)}
+        ends = {p: kafka.admin.get_high_watermark(topic, p) for p in range(partitions)}
         consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
         found: list[str] = []
         deadline = time.monotonic() + WITHIN
@@ -184,7 +184,7 @@ def values(kafka: Broker, topic: str, partitions: int) -> list[str]:
 
 
 async def until_written(
-    proxy: TcpProxy, gateways: list[Gateway], message: dict[str, Any], random: Random
+    proxy: TcpProxy, gateways: list[GatewayProcess], message: dict[str, Any], random: Random
 ) -> int:
     """Send it over sockets that are cut before or after the answer, to any gateway, until one
     answers. How many sockets that took."""
@@ -193,7 +193,7 @@ async def until_written(
     while time.monotonic() < deadline:
         sockets += 1
         host, _, port = address(random.choice(gateways)).rpartition(":")
-        proxy.target(host, int(port))
+        proxy.set_target(host, int(port))
         try:
             async with socket(proxy.address) as ws:
                 if random.random() < 0.7:
@@ -207,12 +207,12 @@ async def until_written(
 
 
 async def test_what_was_cut_before_its_answer_and_repeated_is_in_kafka_once(
-    kafka: Broker, topic: Callable[..., str]
+    kafka: KafkaCluster, topic: Callable[..., str]
 ):
     """Over any gateway, also one that was killed meanwhile and knows nothing any more."""
     name = topic(partitions=3)
     routes = [{"when": [{"path": "/write"}], "with": {"topic": name, "produce": True}}]
-    config = config_for(kafka.servers, [name], routes)
+    config = build_config(kafka.bootstrap_servers, [name], routes)
     random = Random(4)
     sockets = 0
     async with (
@@ -234,17 +234,19 @@ async def test_what_was_cut_before_its_answer_and_repeated_is_in_kafka_once(
 
 
 async def test_a_client_that_went_away_finds_its_record_when_it_repeats_it(
-    kafka: Broker, topic: Callable[..., str]
+    kafka: KafkaCluster, topic: Callable[..., str]
 ):
     """It is cut when Kafka has the record, and the gateway has not been answered."""
     name = topic(partitions=1)
     routes = [{"when": [{"path": "/write"}], "with": {"topic": name, "produce": True}}]
     message = produce("1", path="/write", idempotencyKey="k")
-    async with running_gateway(config_for(kafka.servers, [name], routes)) as gateway:
+    async with running_gateway(build_config(kafka.bootstrap_servers, [name], routes)) as gateway:
         async with TcpProxy(*_at(gateway)) as proxy, socket(proxy.address) as ws:
-            proxy.delay(0.5)  # its answer is on the way when the cut comes
+            proxy.set_delay(0.5)  # its answer is on the way when the cut comes
             await ws.send(json.dumps(message))
-            await until(lambda: kafka.admin.log_end(name) == 1, "the record", WITHIN)
+            await wait_until(
+                lambda: kafka.admin.get_high_watermark(name) == 1, "the record", WITHIN
+            )
             proxy.cut()
         async with socket(address(gateway)) as ws:
             answer = await ask(ws, message)
@@ -252,6 +254,6 @@ async def test_a_client_that_went_away_finds_its_record_when_it_repeats_it(
     assert await asyncio.to_thread(values, kafka, name, 1) == ["1"]
 
 
-def _at(gateway: Gateway) -> tuple[str, int]:
+def _at(gateway: GatewayProcess) -> tuple[str, int]:
     host, _, port = address(gateway).rpartition(":")
     return host, int(port)

@@ -14,12 +14,18 @@ from typing import Any
 import httpx
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for, running_gateway
-from support.heard import heard
-from support.oracle import Oracle, read_records
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.oracle import StreamOracle, read_records
+from support.received import parse_events
 from support.tcp_proxy import TcpProxy
-from support.until import until
-from support.workers import clients, ended, running_workers, serving, workers
+from support.waiting import wait_until
+from support.workers import (
+    count_connections,
+    find_workers,
+    has_ended,
+    running_workers,
+    wait_for_workers,
+)
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
@@ -35,47 +41,47 @@ kafka = embedded_kafka({"orders": PARTITIONS}, scope="function")
 
 
 def config(kafka: EmbeddedKafka, **listen: Any) -> dict[str, Any]:
-    return config_for(kafka.bootstrap, ["orders"], listen=listen)
+    return build_config(kafka.bootstrap, ["orders"], listen=listen)
 
 
-async def connected(stack: AsyncExitStack, gateway: Gateway, count: int) -> list[RawClient]:
+async def connected(stack: AsyncExitStack, gateway: GatewayProcess, count: int) -> list[RawClient]:
     """So many clients, each with its first block."""
     url = f"{gateway.base_url}/records/orders"
     made = [RawClient(url) for _ in range(count)]
     for client in made:
         await stack.enter_async_context(client)
-    await asyncio.gather(*(client.wait(1, WITHIN) for client in made))
+    await asyncio.gather(*(client.wait_for_events(1, WITHIN) for client in made))
     return made
 
 
 def opened(clients: list[RawClient]) -> int:
     """Return how many connections all of them have had."""
-    return sum(client.opened for client in clients)
+    return sum(client.open_count for client in clients)
 
 
-async def have_all(clients: list[RawClient], oracle: Oracle) -> None:
+async def have_all(clients: list[RawClient], oracle: StreamOracle) -> None:
     """Until each has as many records as Kafka; then nothing is lost, twice or out of order."""
-    count = len(oracle.acknowledged())
+    count = len(oracle.list_acked())
     for client in clients:
-        await client.wait(lambda events: len(heard(events)) >= count, WITHIN)
+        await client.wait_for_events(lambda events: len(parse_events(events)) >= count, WITHIN)
         oracle.check_events(client.events, start=START)
 
 
 async def test_clients_are_spread_and_resume_at_whichever_worker_answers(
-    kafka: EmbeddedKafka, oracle: Oracle
+    kafka: EmbeddedKafka, oracle: StreamOracle
 ):
     random = Random(7)
     async with running_workers(config(kafka)) as gateway, AsyncExitStack() as stack:
         made = await connected(stack, gateway, CLIENTS)
-        assert all(clients(gateway).values()), "a worker has no client"
+        assert all(count_connections(gateway).values()), "a worker has no client"
         rounds = 0
         while rounds < 15 or opened(made) <= 2 * CLIENTS:
             rounds, before = rounds + 1, opened(made)
-            await oracle.produce("orders", 20)
+            await oracle.produce_records("orders", 20)
             for client in random.sample(made, 10):
                 client.cut_after(random.randrange(1500), reset=random.random() < 0.5)
             if rounds >= 15:  # few have come back for now: the machine is busy
-                await until(lambda before=before: opened(made) > before, "one of them", WITHIN)
+                await wait_until(lambda before=before: opened(made) > before, "one of them", WITHIN)
         await have_all(made, oracle)
         lines = gateway.log.splitlines()
         assert sum("listening on" in line for line in lines) == 1
@@ -85,56 +91,56 @@ async def test_clients_are_spread_and_resume_at_whichever_worker_answers(
 
 
 async def test_clients_of_a_worker_that_was_killed_go_on_with_the_others(
-    kafka: EmbeddedKafka, oracle: Oracle
+    kafka: EmbeddedKafka, oracle: StreamOracle
 ):
     async with running_workers(config(kafka)) as gateway, AsyncExitStack() as stack:
         made = await connected(stack, gateway, CLIENTS)
         writing = asyncio.create_task(write_on(oracle))
         for n, number in enumerate((1, 3)):
-            victim = workers(gateway)[number]
-            had = clients(gateway)[number]
-            before = sum(client.opened for client in made)
+            victim = find_workers(gateway)[number]
+            had = count_connections(gateway)[number]
+            before = sum(client.open_count for client in made)
             victim.kill()
-            await until(
+            await wait_until(
                 lambda had=had, before=before: (
-                    sum(client.opened for client in made) >= before + had
+                    sum(client.open_count for client in made) >= before + had
                 ),
                 "its clients are served again",
                 WITHIN,
             )
-            await serving(gateway, starts=4 + n)
-            assert workers(gateway)[number].pid != victim.pid
+            await wait_for_workers(gateway, start_count=4 + n)
+            assert find_workers(gateway)[number].pid != victim.pid
             assert f"worker {number} ended with status -9" in gateway.log
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
-        await oracle.produce("orders", 5)
+        await oracle.produce_records("orders", 5)
         await have_all(made, oracle)
         assert await gateway.stop() == 0
 
 
-async def write_on(oracle: Oracle) -> None:
+async def write_on(oracle: StreamOracle) -> None:
     while True:
-        await asyncio.shield(oracle.produce("orders", 5))
+        await asyncio.shield(oracle.produce_records("orders", 5))
         await asyncio.sleep(0.02)
 
 
 async def test_all_workers_drain_and_nothing_is_lost_over_a_restart(
-    kafka: EmbeddedKafka, oracle: Oracle
+    kafka: EmbeddedKafka, oracle: StreamOracle
 ):
     async with running_workers(config(kafka)) as gateway, AsyncExitStack() as stack:
         made = await connected(stack, gateway, CLIENTS)
-        await oracle.produce("orders", 30)
+        await oracle.produce_records("orders", 30)
         await have_all(made, oracle)
-        processes = workers(gateway)
+        processes = find_workers(gateway)
         assert await gateway.stop() == 0
-        assert all(map(ended, processes.values()))
-        assert "Traceback" not in gateway.log, gateway.tail()
+        assert all(map(has_ended, processes.values()))
+        assert "Traceback" not in gateway.log, gateway.read_log_tail()
         for client in made:
             await client.stop()
             assert client.events[-1]["event"] == "end"
             assert json.loads(client.events[-1]["data"]) == {"reason": "drain"}
-        assert max(c.retry for c in made) - min(c.retry for c in made) > 1
-        await oracle.produce("orders", 10)  # while there is no gateway
+        assert max(c.reconnect_delay for c in made) - min(c.reconnect_delay for c in made) > 1
+        await oracle.produce_records("orders", 10)  # while there is no gateway
         await gateway.start()
         await asyncio.gather(*(client.start() for client in made))
         await have_all(made, oracle)
@@ -143,9 +149,9 @@ async def test_all_workers_drain_and_nothing_is_lost_over_a_restart(
 async def test_workers_without_a_supervisor_drain_and_free_the_port(kafka: EmbeddedKafka):
     async with running_workers(config(kafka)) as gateway, AsyncExitStack() as stack:
         made = await connected(stack, gateway, 9)
-        processes = workers(gateway)
+        processes = find_workers(gateway)
         await gateway.kill()
-        await until(lambda: all(map(ended, processes.values())), "their end", WITHIN)
+        await wait_until(lambda: all(map(has_ended, processes.values())), "their end", WITHIN)
         for client in made:
             await client.stop()
             assert json.loads(client.events[-1]["data"]) == {"reason": "drain"}
@@ -161,7 +167,7 @@ async def test_what_ends_each_worker_at_its_start_ends_it_at_once(
     async with running_gateway(
         config(kafka, workers=3), ready=False, environment={"PYTHONPATH": path}
     ) as gateway:
-        await until(lambda: not gateway.alive, "the end", WITHIN)
+        await wait_until(lambda: not gateway.is_alive, "the end", WITHIN)
         assert await gateway.stop() == 3
         assert "another starts" not in gateway.log
 
@@ -176,13 +182,15 @@ async def test_the_embedded_kafka_is_one_for_all_workers():
     async with running_workers(made) as gateway, AsyncExitStack() as stack:
         url = f"{gateway.base_url}/orders"
         reading = [await stack.enter_async_context(RawClient(url)) for _ in range(CLIENTS)]
-        await asyncio.gather(*(client.wait(1, WITHIN) for client in reading))
-        assert all(clients(gateway).values())
+        await asyncio.gather(*(client.wait_for_events(1, WITHIN) for client in reading))
+        assert all(count_connections(gateway).values())
         async with socket(gateway.base_url) as ws:
             produced = await ask(ws, {"type": "produce", "id": "1", "path": "/orders", "value": 1})
             assert produced["type"] == "produced"
         for client in reading:
-            await client.wait(lambda events: len(heard(events, "value")) == 1, WITHIN)
+            await client.wait_for_events(
+                lambda events: len(parse_events(events, "value")) == 1, WITHIN
+            )
 
 
 def socket(url: str) -> connect:
@@ -204,18 +212,18 @@ async def test_a_record_that_is_repeated_at_any_worker_is_in_kafka_once(kafka: E
     wrote the others know from Kafka alone."""
     routes = [{"when": [{"path": "/orders"}], "with": {"topic": "orders", "produce": True}}]
     random, sockets, served = Random(3), 0, 0
-    made = config_for(kafka.bootstrap, ["orders"], routes)
+    made = build_config(kafka.bootstrap, ["orders"], routes)
     async with running_workers(made) as gateway, TcpProxy("127.0.0.1", gateway.port) as proxy:
         for n in range(30):
             if n in (10, 20):
-                workers(gateway)[n // 10].kill()
+                find_workers(gateway)[n // 10].kill()
                 served += 1
             message = {"type": "produce", "id": "1", "path": "/orders", "value": n,
                        "idempotencyKey": f"once-{n}"}  # fmt: skip
             sockets += await repeated(proxy, message | ({"key": f"{n}"} if n % 2 else {}), random)
-        await serving(gateway, starts=3 + served)
+        await wait_for_workers(gateway, start_count=3 + served)
     assert sockets > 45, "hardly anything was cut"
-    written = await read_records(",".join(kafka.bootstrap), "orders", least=30)
+    written = await read_records(",".join(kafka.bootstrap), "orders", min_records=30)
     assert sorted(int(record.value or b"") for record in written) == list(range(30))
 
 
@@ -224,11 +232,11 @@ async def test_a_record_that_all_workers_have_under_way_at_once_is_in_kafka_once
     yet, and sockets that wrote before do not look there again."""
     routes = [{"when": [{"path": "/orders"}], "with": {"topic": "orders", "produce": True}}]
     with EmbeddedKafka({"orders": 1}, fetch_version=11) as kafka:
-        made = config_for(kafka.bootstrap, ["orders"], routes)
+        made = build_config(kafka.bootstrap, ["orders"], routes)
         async with running_workers(made) as gateway, AsyncExitStack() as stack:
             url = gateway.base_url
             sockets = [await stack.enter_async_context(socket(url)) for _ in range(CLIENTS)]
-            assert all(clients(gateway).values())
+            assert all(count_connections(gateway).values())
             for n, ws in enumerate(sockets):
                 assert (await ask(ws, keyed(n)))["offset"] == n
             for n in range(CLIENTS, CLIENTS + 3):
@@ -238,7 +246,7 @@ async def test_a_record_that_all_workers_have_under_way_at_once_is_in_kafka_once
                 kafka.lead("orders", 0, 1)
                 answers = await asyncio.gather(*asking)
                 assert {answer.get("offset") for answer in answers} == {n}, answers
-        written = await read_records(",".join(kafka.bootstrap), "orders", least=CLIENTS + 3)
+        written = await read_records(",".join(kafka.bootstrap), "orders", min_records=CLIENTS + 3)
         assert [int(record.value or b"") for record in written] == list(range(CLIENTS + 3))
 
 
@@ -271,14 +279,14 @@ async def test_while_a_worker_is_being_started_again_and_again_all_who_come_are_
 
         async def crash() -> None:
             while True:
-                for process in [workers(gateway).get(2)]:
+                for process in [find_workers(gateway).get(2)]:
                     if process is not None:
                         process.kill()
                 await asyncio.sleep(0.05)
 
         crashing = asyncio.create_task(crash())
         async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
-            await until(lambda: gateway.log.count("worker 2 ended") > 3, "crashes", WITHIN)
+            await wait_until(lambda: gateway.log.count("worker 2 ended") > 3, "crashes", WITHIN)
             answered = 0
             for _ in range(60):
                 url = f"{gateway.base_url}/health/live"

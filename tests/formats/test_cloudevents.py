@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.log.record import Record, TopicPartition
-from gateway.formats.cloudevents import cloudevents
+from gateway.formats.cloudevents import encode_cloudevents
 
 TIME = 1_700_000_000_123
 
@@ -19,7 +19,7 @@ def record(value: bytes | None, *headers: tuple[str, bytes | None], key: bytes |
 
 
 def event(of: Record) -> dict[str, Any]:
-    name, data = cloudevents(of)
+    name, data = encode_cloudevents(of)
     assert name is None
     return orjson.loads(data)
 
@@ -39,7 +39,7 @@ def test_a_plain_record_becomes_an_event_identified_by_where_it_is():
 
 
 def test_json_data_keeps_the_very_text_of_the_value():
-    _, data = cloudevents(record(b'{"total": 1.50, "id": 12345678901234567890123}'))
+    _, data = encode_cloudevents(record(b'{"total": 1.50, "id": 12345678901234567890123}'))
     assert b'"data":{"total": 1.50, "id": 12345678901234567890123}}' in data
 
 
@@ -116,7 +116,7 @@ def test_binary_mode_without_a_required_attribute_is_still_a_valid_event():
 def test_structured_mode_passes_the_event_on_untouched():
     value = b'{ "specversion": "1.0", "id": "1", "source": "/s", "type": "t", "data": 1.0 }'
     content_type = ("Content-Type", b"application/cloudevents+json; charset=UTF-8")
-    assert cloudevents(record(value, content_type)) == (None, value)
+    assert encode_cloudevents(record(value, content_type)) == (None, value)
 
 
 @pytest.mark.parametrize("value", [b"{}", b"[]", b"oops", b'{"specversion":"1.0","id":""}'])
@@ -126,7 +126,7 @@ def test_what_only_says_that_it_is_an_event_is_wrapped_in_one(value: bytes):
 
 
 def test_a_tombstone_is_a_delete():
-    assert cloudevents(record(None)) == ("delete", b'{"key":"ada"}')
+    assert encode_cloudevents(record(None)) == ("delete", b'{"key":"ada"}')
 
 
 @pytest.mark.parametrize("key", [None, b"", b"\xff"])

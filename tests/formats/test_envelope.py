@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.log.record import Record, TopicPartition
-from gateway.formats.envelope import envelope
+from gateway.formats.envelope import encode_envelope
 
 content = st.none() | st.binary(max_size=20) | st.just(b"text\r\n\0")
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -29,7 +29,7 @@ def bytes_of(shown: Any) -> bytes | None:
 )
 def test_a_whole_record_comes_back_to_the_byte(offset, timestamp, key, value, headers):
     record = Record(TopicPartition("orders", 7), offset, 0, timestamp, key, value, headers)
-    name, data = envelope(record)
+    name, data = encode_envelope(record)
     shown = orjson.loads(data)
     assert name == ("delete" if value is None else None)
     assert (
@@ -48,7 +48,7 @@ def test_a_whole_record_comes_back_to_the_byte(offset, timestamp, key, value, he
 
 def test_it_looks_as_documented_and_fits_on_one_line():
     record = Record(TopicPartition("o", 1), 2, 0, 3, b"k", b'{"a":\n1}', [("h", b"\xff")])
-    assert envelope(record) == (
+    assert encode_envelope(record) == (
         None,
         b'{"topic":"o","partition":1,"offset":2,"timestamp":3,"key":"k",'
         b'"value":"{\\"a\\":\\n1}","headers":[["h",{"base64":"/w=="}]]}',

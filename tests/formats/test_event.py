@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.log.record import Record, TopicPartition
-from gateway.formats import format_for
-from gateway.formats.event import delete, json_of, json_text
+from gateway.formats import create_format
+from gateway.formats.event import bytes_to_json, create_json_encoder, encode_delete
 
 
 def bytes_of(shown: Any) -> bytes | None:
@@ -22,18 +22,18 @@ def bytes_of(shown: Any) -> bytes | None:
 
 @given(st.none() | st.binary() | st.text().map(lambda s: s.encode(errors="replace")))
 def test_bytes_come_back_from_json_without_guessing(data: bytes | None):
-    assert bytes_of(orjson.loads(orjson.dumps(json_of(data)))) == data
+    assert bytes_of(orjson.loads(orjson.dumps(bytes_to_json(data)))) == data
 
 
 def test_a_value_that_looks_like_the_base64_form_is_still_a_string():
-    assert json_of(b'{"base64": "aGk="}') == '{"base64": "aGk="}'
+    assert bytes_to_json(b'{"base64": "aGk="}') == '{"base64": "aGk="}'
 
 
 def test_a_tombstone_says_which_key_is_gone():
     record = Record(TopicPartition("orders", 0), 1, 0, 0, b"ada", None)
-    assert delete(record) == ("delete", b'{"key":"ada"}')
-    assert delete(record._replace(key=None)) == ("delete", b'{"key":null}')
-    assert delete(record._replace(key=b"\xff")) == ("delete", b'{"key":{"base64":"/w=="}}')
+    assert encode_delete(record) == ("delete", b'{"key":"ada"}')
+    assert encode_delete(record._replace(key=None)) == ("delete", b'{"key":null}')
+    assert encode_delete(record._replace(key=b"\xff")) == ("delete", b'{"key":{"base64":"/w=="}}')
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_payloads_become_json_and_base64_always_a_string(value: bytes, text, bas
     """`1234` is the base64 of three bytes, and went out as a number over WebSocket."""
     record = Record(TopicPartition("orders", 0), 1, 0, 0, None, value)
     for binary, expected in (("error", text), ("base64", base64)):
-        format = format_for("value", binary=binary)
+        format = create_format("value", binary=binary)
         name, payload = format(record)
         if expected is not None:
-            assert (name, json_text(format)(payload)) == (None, expected)
+            assert (name, create_json_encoder(format)(payload)) == (None, expected)

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from gateway.core.log.record import Record, TopicPartition
-from gateway.formats import FORMATS, format_for
+from gateway.formats import FORMATS, create_format
 from gateway.formats import value as value_module
 
 RECORD = Record(TopicPartition("orders", 3), 42, 0, 1_700_000_000_000, b"ada", b"{}")
@@ -13,7 +13,7 @@ RECORD = Record(TopicPartition("orders", 3), 42, 0, 1_700_000_000_000, b"ada", b
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("binary", ["error", "base64"])
 def test_every_format_tells_a_tombstone_from_a_value(name: str, binary):
-    form = format_for(name, binary=binary)
+    form = create_format(name, binary=binary)
     event, data = form(RECORD._replace(value=None))
     assert (event, orjson.loads(data)["key"]) == ("delete", "ada")
     assert form(RECORD)[0] is None
@@ -21,10 +21,10 @@ def test_every_format_tells_a_tombstone_from_a_value(name: str, binary):
 
 def test_an_unknown_name_is_refused():
     with pytest.raises(KeyError):
-        format_for("xml")
+        create_format("xml")
 
 
 def test_one_entry_adds_a_format(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(FORMATS, "key", lambda binary: lambda record: (None, record.key))
-    assert format_for("key")(RECORD) == (None, b"ada")
-    assert value_module.value_format("error") is format_for("value")
+    assert create_format("key")(RECORD) == (None, b"ada")
+    assert value_module.create_value_format("error") is create_format("value")

@@ -6,8 +6,8 @@ import struct
 from collections.abc import AsyncIterator
 
 import pytest
-from support.registry import Registry
-from support.served import served
+from support.app_server import running_app
+from support.registry import FakeRegistry
 
 from gateway.config import SchemaRegistry
 from gateway.errors import FormatError
@@ -30,8 +30,8 @@ async def test_numbers_are_as_kafkas_own_serializers_write_them(
     name: str, data: bytes, text: bytes
 ):
     model = Model(name)
-    assert model.shown(data) == text
-    assert await model.written("t", text) == data
+    assert model.decode(data) == text
+    assert await model.encode("t", text) == data
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ async def test_numbers_are_as_kafkas_own_serializers_write_them(
 )
 def test_bytes_of_another_length_are_none_of_the_model(name: str, data: bytes):
     with pytest.raises(FormatError):
-        Model(name).shown(data)
+        Model(name).decode(data)
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,16 @@ def test_bytes_of_another_length_are_none_of_the_model(name: str, data: bytes):
 )  # fmt: skip
 async def test_what_is_none_of_the_model_is_not_written(name: str, text: bytes):
     with pytest.raises(FormatError):
-        await Model(name).written("t", text)
+        await Model(name).encode("t", text)
 
 
 @pytest.fixture
 async def codecs() -> AsyncIterator[Codecs]:
-    fake = Registry()
-    fake.register("words-key", '"string"')
+    fake = FakeRegistry()
+    fake.register_schema("words-key", '"string"')
     fields = [{"name": "x", "type": "int"}]
-    fake.register("points-key", {"type": "record", "name": "P", "fields": fields})
-    async with served(fake.app) as url:
+    fake.register_schema("points-key", {"type": "record", "name": "P", "fields": fields})
+    async with running_app(fake.app) as url:
         made = Codecs(SchemaRegistry.model_validate({"type": "schema-registry", "url": url}))
         yield made
         await made.close()
@@ -68,15 +68,15 @@ async def codecs() -> AsyncIterator[Codecs]:
 async def test_a_key_that_is_text_has_no_quotes(codecs: Codecs):
     model = Model("avro", codecs, is_key=True)
     for text in (b"ada", b"42", b'"quoted"', "é".encode(), b"null"):
-        data = await model.written("words", text)
-        assert model.shown(data) == text
-    data = await model.written("points", b'{"x": 5}')
-    assert model.shown(data) == b'{"x":5}'
+        data = await model.encode("words", text)
+        assert model.decode(data) == text
+    data = await model.encode("points", b'{"x": 5}')
+    assert model.decode(data) == b'{"x":5}'
 
 
 async def test_a_value_that_is_text_has_quotes(codecs: Codecs):
     model = Model("avro", codecs)
-    assert model.unknown(b"\0\0\0\0\1\x06ada") == 1
-    await model.learn({1})
-    assert model.unknown(b"\0\0\0\0\1\x06ada") is None
-    assert model.shown(b"\0\0\0\0\1\x06ada") == b'"ada"'
+    assert model.find_missing_id(b"\0\0\0\0\1\x06ada") == 1
+    await model.load_schema_ids({1})
+    assert model.find_missing_id(b"\0\0\0\0\1\x06ada") is None
+    assert model.decode(b"\0\0\0\0\1\x06ada") == b'"ada"'

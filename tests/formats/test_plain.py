@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import FormatError
-from gateway.formats.codec import Codecs, Format
+from gateway.formats.codec import Codecs, SerializationFormat
 
 MANY = settings(max_examples=1_000, deadline=None)
 JSON = st.recursive(
@@ -27,50 +27,53 @@ JSON = st.recursive(
 )
 
 
-def round_trip(format: Format, value: Any) -> tuple[bytes | None, Any]:
+def round_trip(format: SerializationFormat, value: Any) -> tuple[bytes | None, Any]:
     codecs = Codecs()
-    data, schema_id = codecs.encode_known(format, "orders", False, value)
+    data, schema_id = codecs.encode_cached(format, "orders", False, value)
     assert schema_id is None
-    return data, codecs.decode_known(format, "orders", False, data)
+    return data, codecs.decode_cached(format, "orders", False, data)
 
 
 @MANY
 @given(st.binary())
 def test_binary_is_the_bytes_that_base64_says(data: bytes):
-    assert round_trip(Format.BINARY, b64encode(data).decode()) == (data, b64encode(data).decode())
+    assert round_trip(SerializationFormat.BINARY, b64encode(data).decode()) == (
+        data,
+        b64encode(data).decode(),
+    )
 
 
 @MANY
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_text_is_its_utf_8(text: str):
-    assert round_trip(Format.STRING, text) == (text.encode(), text)
+    assert round_trip(SerializationFormat.STRING, text) == (text.encode(), text)
 
 
 @MANY
 @given(JSON)
 def test_json_is_what_another_parser_reads(value: Any):
-    data, back = round_trip(Format.JSON, value)
+    data, back = round_trip(SerializationFormat.JSON, value)
     assert data is not None
     assert json.loads(data) == back == value
 
 
-@pytest.mark.parametrize("format", list(Format))
-def test_null_is_a_tombstone_and_no_bytes_are_an_empty_text(format: Format):
+@pytest.mark.parametrize("format", list(SerializationFormat))
+def test_null_is_a_tombstone_and_no_bytes_are_an_empty_text(format: SerializationFormat):
     codecs = Codecs()
-    assert codecs.encode_known(format, "orders", False, None) == (None, None)
-    assert codecs.decode_known(format, "orders", False, None) is None
-    assert codecs.decode_known(format, "orders", False, b"") == ""
+    assert codecs.encode_cached(format, "orders", False, None) == (None, None)
+    assert codecs.decode_cached(format, "orders", False, None) is None
+    assert codecs.decode_cached(format, "orders", False, b"") == ""
 
 
-@pytest.mark.parametrize("format", [Format.BINARY, Format.STRING])
-def test_an_empty_text_is_no_bytes(format: Format):
+@pytest.mark.parametrize("format", [SerializationFormat.BINARY, SerializationFormat.STRING])
+def test_an_empty_text_is_no_bytes(format: SerializationFormat):
     assert round_trip(format, "") == (b"", "")
 
 
 @pytest.mark.parametrize("text", ["a", "a===", "!!!!", "YQ=", "YQ==\n", "Y Q==", "é"])
 def test_what_is_not_quite_base64_is_refused(text: str):
     with pytest.raises(FormatError, match=r"not base64.*; encode the bytes"):
-        Codecs().encode_known(Format.BINARY, "orders", False, text)
+        Codecs().encode_cached(SerializationFormat.BINARY, "orders", False, text)
 
 
 @pytest.mark.parametrize(
@@ -79,15 +82,15 @@ def test_what_is_not_quite_base64_is_refused(text: str):
 )
 def test_what_is_no_text_is_named_as_json_calls_it(value: Any, kind: str):
     with pytest.raises(FormatError, match=f"format string takes text, not {kind}; write"):
-        Codecs().encode_known(Format.STRING, "orders", False, value)
+        Codecs().encode_cached(SerializationFormat.STRING, "orders", False, value)
 
 
 @pytest.mark.parametrize("data", [b"{", b"NaN", b"\xff", b'"\xed\xa0\x80"'])
 def test_bytes_that_are_not_json_are_refused(data: bytes):
     with pytest.raises(FormatError, match="not JSON"):
-        Codecs().decode_known(Format.JSON, "orders", False, data)
+        Codecs().decode_cached(SerializationFormat.JSON, "orders", False, data)
 
 
 def test_bytes_that_are_no_text_are_refused():
     with pytest.raises(FormatError, match="not UTF-8"):
-        Codecs().decode_known(Format.STRING, "orders", False, b"\xff")
+        Codecs().decode_cached(SerializationFormat.STRING, "orders", False, b"\xff")

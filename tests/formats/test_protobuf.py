@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import FormatError
-from gateway.formats.protobuf import Protobuf, indexes
+from gateway.formats.protobuf import ProtobufCodec, read_indexes
 
 MANY = settings(max_examples=1_000, deadline=None)
 SCHEMA = """
@@ -66,19 +66,19 @@ VALUES = st.fixed_dictionaries(
 
 
 @pytest.fixture(scope="module")
-def schema() -> Protobuf:
-    return Protobuf(SCHEMA, USED)
+def schema() -> ProtobufCodec:
+    return ProtobufCodec(SCHEMA, USED)
 
 
 @MANY
 @given(value=VALUES)
-def test_what_is_written_is_shown_again(schema: Protobuf, value: Any):
+def test_what_is_written_is_shown_again(schema: ProtobufCodec, value: Any):
     written = schema.encode(value)
     assert written[:1] == b"\0"
     assert schema.decode(written) == value
 
 
-def test_the_bytes_are_those_of_the_wire(schema: Protobuf):
+def test_the_bytes_are_those_of_the_wire(schema: ProtobufCodec):
     written = schema.encode({"id": "150", "full_name": "ada", "data": "AQI="})
     assert written == b"\0" + bytes.fromhex("08 96 01 12 03 61 64 61 42 02 01 02")
 
@@ -93,7 +93,7 @@ def test_the_bytes_are_those_of_the_wire(schema: Protobuf):
         (b"\x06\x00\x00\x00\x0a\x01s", {"s": "s"}),
     ],
 )
-def test_indexes_lead_to_the_type_that_was_written(schema: Protobuf, data: bytes, value: Any):
+def test_indexes_lead_to_the_type_that_was_written(schema: ProtobufCodec, data: bytes, value: Any):
     shown = schema.decode(data)
     assert (shown["id"] == "0") if value == "order" else (shown == value)
 
@@ -103,7 +103,7 @@ def test_indexes_lead_to_the_type_that_was_written(schema: Protobuf, data: bytes
     [(b"\0x", ((0,), 1)), (b"\x02\x02", ((1,), 2)), (b"\x04\x02\x80\x01x", ((1, 64), 4))],
 )
 def test_indexes_are_zigzag_varints_after_their_number(data: bytes, found: Any):
-    assert indexes(data) == found
+    assert read_indexes(data) == found
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_indexes_are_zigzag_varints_after_their_number(data: bytes, found: Any):
         (b"\x04\x00\x08", "no message at"),
     ],
 )  # fmt: skip
-def test_bytes_that_are_no_such_message_are_refused(schema: Protobuf, data: bytes, why: str):
+def test_bytes_that_are_no_such_message_are_refused(schema: ProtobufCodec, data: bytes, why: str):
     with pytest.raises(FormatError, match=why):
         schema.decode(data)
 
@@ -124,7 +124,7 @@ def test_bytes_that_are_no_such_message_are_refused(schema: Protobuf, data: byte
     [5, "x", [], {"nme": 1}, {"id": "x"}, {"id": 2**63}, {"tags": 5}, {"at": "yesterday"},
      {"flag": True, "data": "AQ=="}, {"kind": "SLOW"}, {"fullName": "\ud800"}],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(schema: Protobuf, value: Any):
+def test_what_does_not_fit_is_refused(schema: ProtobufCodec, value: Any):
     with pytest.raises(FormatError):
         schema.encode(value)
 
@@ -140,17 +140,17 @@ def test_what_does_not_fit_is_refused(schema: Protobuf, value: Any):
 )
 def test_a_schema_that_is_none_is_refused(text: str, why: str):
     with pytest.raises(FormatError, match=why):
-        Protobuf(text, {})
+        ProtobufCodec(text, {})
 
 
 def test_an_import_leaves_no_directory_but_its_own():
     for path in ("../out.proto", "/out.proto"):
         with pytest.raises(FormatError, match="is no path of an import"):
-            Protobuf('syntax = "proto3"; message A {}', {path: 'syntax = "proto3";'})
+            ProtobufCodec('syntax = "proto3"; message A {}', {path: 'syntax = "proto3";'})
 
 
 def test_a_file_without_a_syntax_is_proto2():
-    made = Protobuf("message A { required string a = 1; }", {})
+    made = ProtobufCodec("message A { required string a = 1; }", {})
     assert made.decode(made.encode({"a": "x"})) == {"a": "x"}
 
 
@@ -173,9 +173,9 @@ message Basket {
 
 def test_map_entries_that_the_text_has_are_maps():
     """Confluent's serializers register maps so; no record of such a schema could be read."""
-    schema = Protobuf(EXPLICIT, {})
+    schema = ProtobufCodec(EXPLICIT, {})
     value = {"items": {"a": {"n": 1}, "b": {"n": 2}}}
-    assert schema.encode(value) == Protobuf(IMPLICIT, {}).encode(value)
+    assert schema.encode(value) == ProtobufCodec(IMPLICIT, {}).encode(value)
     assert schema.decode(schema.encode(value)) == value
 
 
@@ -183,14 +183,14 @@ def test_map_entries_that_the_text_has_are_maps():
 def test_indexes_count_the_messages_of_the_text(text: str, index: int):
     """An entry that stands for a `map` field was counted as if the text had it."""
     data = bytes([4, 0, 2 * index]) + b"\x08\x05"
-    assert Protobuf(text, {}).decode(data) == {"n": 5}
+    assert ProtobufCodec(text, {}).decode(data) == {"n": 5}
     with pytest.raises(FormatError, match="it has no message at"):
-        Protobuf(text, {}).decode(bytes([4, 0, 2 * index + 2]) + b"\x08\x05")
+        ProtobufCodec(text, {}).decode(bytes([4, 0, 2 * index + 2]) + b"\x08\x05")
 
 
 def test_map_entries_of_imported_files_are_maps():
     main = 'syntax = "proto3"; import "basket.proto"; message Order { Basket basket = 1; }'
-    schema = Protobuf(main, {"basket.proto": EXPLICIT})
+    schema = ProtobufCodec(main, {"basket.proto": EXPLICIT})
     value = {"basket": {"items": {"a": {"n": 1}}}}
     assert schema.decode(schema.encode(value)) == value
 
@@ -205,7 +205,7 @@ def test_map_entries_of_imported_files_are_maps():
 )
 def test_types_that_registries_know_need_no_reference(path: str, kind: str, value: Any):
     """Kafka Connect's schemas import them, and the registry lists no reference for them."""
-    schema = Protobuf(f'syntax = "proto3"; import "{path}"; message A {{ {kind} a = 1; }}', {})
+    schema = ProtobufCodec(f'syntax = "proto3"; import "{path}"; message A {{ {kind} a = 1; }}', {})
     shown = schema.decode(schema.encode({"a": value}))["a"]
     assert shown == value if isinstance(value, str) else value.items() <= shown.items()
 
@@ -216,7 +216,7 @@ def test_what_schemas_say_of_their_fields_is_passed_over():
     import "confluent/meta.proto";
     message A { int32 n = 1 [(confluent.field_meta) = { tags: "PII" }]; }
     """
-    schema = Protobuf(text, {})
+    schema = ProtobufCodec(text, {})
     assert schema.decode(schema.encode({"n": 1})) == {"n": 1}
 
 
@@ -225,5 +225,5 @@ def test_an_import_does_not_replace_what_is_here():
     path = "google/type/money.proto"
     used = {path: 'syntax = "proto3"; package google.type; message Money { string evil = 1; }'}
     main = f'syntax = "proto3"; import "{path}"; message A {{ google.type.Money m = 1; }}'
-    schema = Protobuf(main, used)
+    schema = ProtobufCodec(main, used)
     assert schema.decode(schema.encode({"m": {"units": "3"}}))["m"]["units"] == "3"

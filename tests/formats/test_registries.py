@@ -9,13 +9,19 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.apicurio import apicurio
-from support.registry import Registry as Fake
-from support.served import served
+from support.apicurio import running_apicurio
+from support.app_server import running_app
+from support.registry import FakeRegistry as Fake
 
 from gateway.config import SchemaRegistry
 from gateway.errors import FormatError, RegistryUnavailable
-from gateway.formats.codec import Codecs, Format, Reference, SchemaRef, SchemaUnknown
+from gateway.formats.codec import (
+    Codecs,
+    SchemaNotLoaded,
+    SchemaReference,
+    SchemaSelector,
+    SerializationFormat,
+)
 
 RECORD = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 WIDER = {
@@ -30,10 +36,10 @@ JSON = {
     "properties": {"id": {"type": "integer"}},
     "required": ["id"],
 }
-CASES: list[tuple[Format, str, Any, Any]] = [
-    (Format.AVRO, json.dumps(RECORD), {"id": 5}, {"id": "x"}),
-    (Format.PROTOBUF, PROTO, {"id": "5"}, {"id": "x"}),
-    (Format.JSONSCHEMA, json.dumps(JSON), {"id": 5}, {"id": "x"}),
+CASES: list[tuple[SerializationFormat, str, Any, Any]] = [
+    (SerializationFormat.AVRO, json.dumps(RECORD), {"id": 5}, {"id": "x"}),
+    (SerializationFormat.PROTOBUF, PROTO, {"id": "5"}, {"id": "x"}),
+    (SerializationFormat.JSONSCHEMA, json.dumps(JSON), {"id": 5}, {"id": "x"}),
 ]
 FORMATS = pytest.mark.parametrize(
     ("format", "text", "value", "bad"), CASES, ids=lambda each: getattr(each, "name", "")
@@ -42,7 +48,7 @@ FORMATS = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[str]:
-    with apicurio() as url:
+    with running_apicurio() as url:
         yield url
 
 
@@ -51,7 +57,7 @@ async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     if request.param == "apicurio":
         yield request.getfixturevalue("real")
         return
-    async with served(Fake().app) as url:
+    async with running_app(Fake().app) as url:
         yield url
 
 
@@ -74,17 +80,23 @@ def codecs_of(url: str, **options: Any) -> Codecs:
 
 @FORMATS
 async def test_a_value_is_written_and_read_by_who_knows_only_its_bytes(
-    codecs: Codecs, url: str, topic: str, format: Format, text: str, value: Any, bad: Any
+    codecs: Codecs,
+    url: str,
+    topic: str,
+    format: SerializationFormat,
+    text: str,
+    value: Any,
+    bad: Any,
 ):
-    data, id = await codecs.encode(format, topic, False, value, SchemaRef(text=text))
+    data, id = await codecs.encode(format, topic, False, value, SchemaSelector(text=text))
     assert data is not None and id is not None
     assert data[:5] == b"\0" + id.to_bytes(4, "big")
     other = codecs_of(url)
-    with pytest.raises(SchemaUnknown):
-        other.decode_known(format, topic, False, data)
+    with pytest.raises(SchemaNotLoaded):
+        other.decode_cached(format, topic, False, data)
     assert await other.decode(format, topic, False, data) == value
-    assert other.decode_known(format, topic, False, data) == value
-    assert json.loads(other.text_known(format, data)) == value
+    assert other.decode_cached(format, topic, False, data) == value
+    assert json.loads(other.decode_text_cached(format, data)) == value
     with pytest.raises(FormatError):
         await other.encode(format, topic, False, bad)
     await other.close()
@@ -92,96 +104,110 @@ async def test_a_value_is_written_and_read_by_who_knows_only_its_bytes(
 
 @FORMATS
 async def test_a_schema_is_named_by_text_id_version_or_subject(
-    codecs: Codecs, topic: str, format: Format, text: str, value: Any, bad: Any
+    codecs: Codecs, topic: str, format: SerializationFormat, text: str, value: Any, bad: Any
 ):
-    by_text = await codecs.encode(format, topic, True, value, SchemaRef(text=text))
+    by_text = await codecs.encode(format, topic, True, value, SchemaSelector(text=text))
     id, subject = by_text.schema_id, f"{topic}-key"
     for ref in (
-        SchemaRef(id=id), SchemaRef(version=1), SchemaRef(), SchemaRef(subject=subject),
-        SchemaRef(subject=subject, version=1),
+        SchemaSelector(id=id), SchemaSelector(version=1), SchemaSelector(), SchemaSelector(subject=subject),
+        SchemaSelector(subject=subject, version=1),
     ):  # fmt: skip
         assert await codecs.encode(format, topic, True, value, ref) == by_text
-        assert codecs.encode_known(format, topic, True, value, ref) == by_text
+        assert codecs.encode_cached(format, topic, True, value, ref) == by_text
 
 
 async def test_the_latest_is_of_the_newest_version(url: str, topic: str):
     codecs = codecs_of(url, maxAge="0s")
-    first = SchemaRef(text=json.dumps(RECORD))
-    await codecs.encode(Format.AVRO, topic, False, {"id": 1}, first)
-    second = SchemaRef(text=json.dumps(WIDER))
-    newer = await codecs.encode(Format.AVRO, topic, False, {"id": 1, "note": "x"}, second)
-    latest = await codecs.encode(Format.AVRO, topic, False, {"id": 1, "note": "x"})
+    first = SchemaSelector(text=json.dumps(RECORD))
+    await codecs.encode(SerializationFormat.AVRO, topic, False, {"id": 1}, first)
+    second = SchemaSelector(text=json.dumps(WIDER))
+    newer = await codecs.encode(
+        SerializationFormat.AVRO, topic, False, {"id": 1, "note": "x"}, second
+    )
+    latest = await codecs.encode(SerializationFormat.AVRO, topic, False, {"id": 1, "note": "x"})
     assert latest == newer
-    old = await codecs.encode(Format.AVRO, topic, False, {"id": 1}, SchemaRef(version=1))
+    old = await codecs.encode(
+        SerializationFormat.AVRO, topic, False, {"id": 1}, SchemaSelector(version=1)
+    )
     assert old.schema_id != newer.schema_id
     await codecs.close()
 
 
 async def test_what_is_not_there_is_told(codecs: Codecs, topic: str):
     with pytest.raises(FormatError, match=f"no subject '{topic}-value'"):
-        await codecs.encode(Format.AVRO, topic, False, {"id": 1})
+        await codecs.encode(SerializationFormat.AVRO, topic, False, {"id": 1})
     with pytest.raises(FormatError, match="no schema with the id 999999"):
-        await codecs.decode(Format.AVRO, topic, False, b"\0\0\x0f\x42\x3fx")
-    text = SchemaRef(text=json.dumps(RECORD))
-    await codecs.encode(Format.AVRO, topic, False, {"id": 1}, text)
+        await codecs.decode(SerializationFormat.AVRO, topic, False, b"\0\0\x0f\x42\x3fx")
+    text = SchemaSelector(text=json.dumps(RECORD))
+    await codecs.encode(SerializationFormat.AVRO, topic, False, {"id": 1}, text)
     with pytest.raises(FormatError, match="has no version 9"):
-        await codecs.encode(Format.AVRO, topic, False, {"id": 1}, SchemaRef(version=9))
+        await codecs.encode(
+            SerializationFormat.AVRO, topic, False, {"id": 1}, SchemaSelector(version=9)
+        )
 
 
 async def test_a_schema_of_another_format_is_told(codecs: Codecs, topic: str):
-    text = SchemaRef(text=json.dumps(RECORD))
-    data, id = await codecs.encode(Format.AVRO, topic, False, {"id": 1}, text)
+    text = SchemaSelector(text=json.dumps(RECORD))
+    data, id = await codecs.encode(SerializationFormat.AVRO, topic, False, {"id": 1}, text)
     with pytest.raises(FormatError, match=f"schema {id} is of format avro, not protobuf"):
-        await codecs.decode(Format.PROTOBUF, topic, False, data)
+        await codecs.decode(SerializationFormat.PROTOBUF, topic, False, data)
     with pytest.raises(FormatError, match=f"schema {id} is of format avro, not jsonschema"):
-        await codecs.encode(Format.JSONSCHEMA, topic, False, {"id": 1})
+        await codecs.encode(SerializationFormat.JSONSCHEMA, topic, False, {"id": 1})
 
 
 async def test_a_text_that_is_no_schema_is_the_callers_fault(codecs: Codecs, topic: str):
     with pytest.raises(FormatError, match="is refused"):
-        await codecs.encode(Format.AVRO, topic, False, 1, SchemaRef(text="{"))
+        await codecs.encode(SerializationFormat.AVRO, topic, False, 1, SchemaSelector(text="{"))
 
 
 async def test_references_are_found(codecs: Codecs, url: str, topic: str):
     money = {"type": "record", "name": "Money", "fields": [{"name": "cents", "type": "long"}]}
     await codecs.encode(
-        Format.AVRO,
+        SerializationFormat.AVRO,
         topic,
         False,
         {"cents": 1},
-        SchemaRef(subject=f"{topic}-m", text=json.dumps(money)),
+        SchemaSelector(subject=f"{topic}-m", text=json.dumps(money)),
     )
     order = {"type": "record", "name": "O", "fields": [{"name": "price", "type": "Money"}]}
-    used = (Reference("Money", f"{topic}-m", 1),)
-    ref = SchemaRef(text=json.dumps(order), references=used)
+    used = (SchemaReference("Money", f"{topic}-m", 1),)
+    ref = SchemaSelector(text=json.dumps(order), references=used)
     value = {"price": {"cents": 5}}
-    data, _ = await codecs.encode(Format.AVRO, topic, False, value, ref)
+    data, _ = await codecs.encode(SerializationFormat.AVRO, topic, False, value, ref)
     other = codecs_of(url)
-    assert await other.decode(Format.AVRO, topic, False, data) == value
+    assert await other.decode(SerializationFormat.AVRO, topic, False, data) == value
     await other.close()
 
 
 async def test_a_batch_learns_all_of_its_schemas_at_once():
     fake = Fake()
     enums = [{"type": "enum", "name": "E", "symbols": [f"S{n}"]} for n in range(5)]
-    ids = [fake.register(f"s{n}", each) for n, each in enumerate(enums)]
+    ids = [fake.register_schema(f"s{n}", each) for n, each in enumerate(enums)]
     datas = [b"\0" + id.to_bytes(4, "big") + b"\0" for id in ids] * 20
-    async with served(fake.app) as url:
+    async with running_app(fake.app) as url:
         codecs = codecs_of(url)
-        await codecs.learn(Format.AVRO, "t", False, [*datas, None, b"", b"unframed"])
-        shown = {codecs.decode_known(Format.AVRO, "t", False, data) for data in datas}
+        await codecs.load_schemas(
+            SerializationFormat.AVRO, "t", False, [*datas, None, b"", b"unframed"]
+        )
+        shown = {codecs.decode_cached(SerializationFormat.AVRO, "t", False, data) for data in datas}
         assert shown == {f"S{n}" for n in range(5)}
         assert fake.requests.total() == 5
-        fake.status = 503
+        fake.error_status = 503
         with pytest.raises(RegistryUnavailable):
-            await codecs.learn(Format.AVRO, "t", False, [b"\0\0\0\0\x63x"])
-        await asyncio.gather(*(codecs.decode(Format.AVRO, "t", False, each) for each in datas))
+            await codecs.load_schemas(SerializationFormat.AVRO, "t", False, [b"\0\0\0\0\x63x"])
+        await asyncio.gather(
+            *(codecs.decode(SerializationFormat.AVRO, "t", False, each) for each in datas)
+        )
         await codecs.close()
 
 
 async def test_without_a_registry_schemas_are_refused():
     codecs = Codecs()
-    for format in (Format.AVRO, Format.PROTOBUF, Format.JSONSCHEMA):
+    for format in (
+        SerializationFormat.AVRO,
+        SerializationFormat.PROTOBUF,
+        SerializationFormat.JSONSCHEMA,
+    ):
         with pytest.raises(FormatError, match="needs a schema registry; add one to catalogs"):
             await codecs.encode(format, "t", False, 1)
         with pytest.raises(FormatError, match="needs a schema registry"):
@@ -190,8 +216,8 @@ async def test_without_a_registry_schemas_are_refused():
 
 @pytest.mark.parametrize("data", [b"x", b"\0\0\0", b"\1\0\0\0\1x", b'{"id": 1}'])
 async def test_bytes_of_no_registrys_client_are_told_as_that(data: bytes):
-    async with served(Fake().app) as url:
+    async with running_app(Fake().app) as url:
         codecs = codecs_of(url)
         with pytest.raises(FormatError, match="not with 00 and an id"):
-            await codecs.decode(Format.AVRO, "t", False, data)
+            await codecs.decode(SerializationFormat.AVRO, "t", False, data)
         await codecs.close()

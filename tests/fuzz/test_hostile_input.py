@@ -17,34 +17,34 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.requests import Request
 from support.budgets import Budget
-from support.fuzzing import long_enough
-from support.raw_websocket import frame
-from support.record_sets import batch
+from support.fuzzing import run_for_duration
+from support.raw_websocket import build_frame
+from support.record_sets import build_batch
 
-from gateway.config.types.filters import fields_of
+from gateway.config.types.filters import parse_fields
 from gateway.core.log.record import TopicPartition
 from gateway.errors import GatewayError
-from gateway.formats.avro.codec import Avro
-from gateway.formats.protobuf import Protobuf
-from gateway.kafka.fetch.batches import decode
+from gateway.formats.avro.codec import AvroCodec
+from gateway.formats.protobuf import ProtobufCodec
+from gateway.kafka.fetch.batches import decode_record_set
 from gateway.sidecar.http.spec import Spec
-from gateway.sidecar.http.status import Refusal
-from gateway.sidecar.ksqldb.rows import Garbled, KsqlError, Reading
-from gateway.sidecar.v2.media import accepted
-from gateway.web.http.accept import ranges
-from gateway.web.http.client_certificate import certificate
-from gateway.web.http.head import body_length, origin_form
-from gateway.web.http.prefer import preferences
-from gateway.web.routing.views import chosen_of
-from gateway.web.websocket.handshake import HANDSHAKES, Asked
-from gateway.web.websocket.messages import read
-from gateway.web.websocket.request import split
-from gateway.wire.reader import Broken, Reader
+from gateway.sidecar.http.status import StatusError
+from gateway.sidecar.ksqldb.rows import KsqlError, KsqlProtocolError, ResponseParser
+from gateway.sidecar.v2.media import iter_accepted_types
+from gateway.web.http.accept import iter_ranges
+from gateway.web.http.client_certificate import get_certificate
+from gateway.web.http.head import parse_body_length, to_origin_form
+from gateway.web.http.prefer import parse_preferences
+from gateway.web.routing.views import parse_selection
+from gateway.web.websocket.handshake import HANDSHAKES, UpgradeRequest
+from gateway.web.websocket.messages import parse_message
+from gateway.web.websocket.request import parse_target
+from gateway.wire.message_reader import MessageReader, ProtocolError
 
 BUDGET = Budget(memory_per_byte=200)
-JSON = Budget(turns=200_000, memory_per_byte=200)
+JSON = Budget(base_turns=200_000, memory_per_byte=200)
 TP = TopicPartition("orders", 0)
-REFUSED = (GatewayError, Refusal, ValueError, Broken, httptools.HttpParserError)
+REFUSED = (GatewayError, StatusError, ValueError, ProtocolError, httptools.HttpParserError)
 
 marks = st.sampled_from(list(' \t,;:="\\/~*.-+()[]{}<>^!?&%#@0123456789aeEqQjJ\x00\r\né\U0001f600'))
 words = st.sampled_from(
@@ -70,54 +70,54 @@ def within(budget: Budget, parse: Callable[[Any], object], given: Any, length: i
         with suppress(*REFUSED):
             parse(given)
 
-    budget.check(tried, length)
+    budget.check_cost(tried, length)
 
 
-@long_enough
+@run_for_duration
 @given(st.lists(texts, max_size=80), st.sampled_from(["filter", "fields"]))
 def test_queries(given: list[str], name: str):
     query = [(name, text) for text in given]
-    within(JSON, chosen_of, query, sum(map(len, given)))
+    within(JSON, parse_selection, query, sum(map(len, given)))
 
 
-@long_enough
+@run_for_duration
 @given(st.one_of(texts, st.lists(texts, max_size=200)))
 def test_fields(given: str | list[str]):
-    within(BUDGET, fields_of, given, sum(map(len, given)))
+    within(BUDGET, parse_fields, given, sum(map(len, given)))
 
 
-@long_enough
+@run_for_duration
 @given(texts)
 def test_addresses(given: str):
-    within(BUDGET, split, "/?" + given, len(given))
+    within(BUDGET, parse_target, "/?" + given, len(given))
 
 
-@long_enough
+@run_for_duration
 @given(texts)
 @example('"' * 5000)
 def test_forwarded_certificates(given: str):
     told = {"extensions": {"gateway.certificate": given}}
-    within(BUDGET, lambda scope: certificate(scope, forwarded=True), told, len(given))
+    within(BUDGET, lambda scope: get_certificate(scope, trust_forwarded=True), told, len(given))
 
 
-@long_enough
-@given(texts, st.sampled_from([ranges, accepted, preferences]))
+@run_for_duration
+@given(texts, st.sampled_from([iter_ranges, iter_accepted_types, parse_preferences]))
 def test_preferences(given: str, parse: Callable[[Any], Any]):
     value = given.encode(errors="replace")
     scope = {"type": "http", "headers": [(b"accept", value), (b"prefer", value)]}
 
     def parsed(_: object) -> None:
-        if parse is ranges:
-            list(ranges(given))
-        elif parse is accepted:
-            list(accepted(Request(scope).headers))
+        if parse is iter_ranges:
+            list(iter_ranges(given))
+        elif parse is iter_accepted_types:
+            list(iter_accepted_types(Request(scope).headers))
         else:
-            preferences(Request(scope))
+            parse_preferences(Request(scope))
 
     within(BUDGET, parsed, None, len(given))
 
 
-@long_enough
+@run_for_duration
 @given(texts, texts)
 def test_handshakes(key: str, value: str):
     names = (
@@ -130,11 +130,11 @@ def test_handshakes(key: str, value: str):
     key, value = (each.translate(dict.fromkeys(b"\0\r\n")) for each in (key, value))  # llhttp does
     headers = [(name.encode(), value.encode("latin-1", "replace")) for name in names]
     headers += [(b"sec-websocket-key", key.encode("latin-1", "replace"))]
-    asked = Asked("GET", "/", "1.1", headers)
-    within(JSON, HANDSHAKES[True].answer, asked, len(key) + 4 * len(value))
+    asked = UpgradeRequest("GET", "/", "1.1", headers)
+    within(JSON, HANDSHAKES[True].negotiate, asked, len(key) + 4 * len(value))
 
 
-@long_enough
+@run_for_duration
 @given(st.binary(max_size=4096))
 def test_request_heads(data: bytes):
     class Sink:
@@ -147,47 +147,52 @@ def test_request_heads(data: bytes):
     def parse(data: bytes) -> None:
         sink = Sink()
         httptools.HttpRequestParser(sink).feed_data(b"GET / HTTP/1.1\r\nhost: " + data)
-        body_length("1.1", sink.headers)
-        origin_form(b"GET", data, sink.headers)
+        parse_body_length("1.1", sink.headers)
+        to_origin_form(b"GET", data, sink.headers)
 
     within(BUDGET, parse, data, len(data))
 
 
-@long_enough
+@run_for_duration
 @given(st.one_of(texts, values.map(json.dumps)))
 def test_messages(given: str):
-    within(JSON, read, given, len(given))
+    within(JSON, parse_message, given, len(given))
 
 
-@long_enough
+@run_for_duration
 @given(st.sampled_from(["subscribe", "change", "produce", "credit", "token"]),
        st.dictionaries(st.sampled_from(["id", "path", "filter", "fields", "headers", "value", "x"]),
                        values))  # fmt: skip
 def test_members_of_messages(kind: str, members: dict[str, Any]):
     text = json.dumps({"type": kind, **members})
-    within(JSON, read, text, len(text))
+    within(JSON, parse_message, text, len(text))
 
 
 frames = st.builds(
-    frame, st.integers(0, 15), st.binary(max_size=300),
+    build_frame, st.integers(0, 15), st.binary(max_size=300),
     fin=st.booleans(), rsv=st.sampled_from([0, 4]),
 )  # fmt: skip
 
 
-@long_enough
+@run_for_duration
 @given(st.lists(st.one_of(frames, st.binary(max_size=40)), max_size=40), st.integers(1, 50))
 def test_frames(given: list[bytes], size: int):
     data = b"".join(given)
 
     def parse(data: bytes) -> None:
-        reader = Reader(12)
+        reader = MessageReader(12)
         for at in range(0, len(data), size):
             reader.feed(data[at : at + size])
             while reader.read(0.0) is not None:
                 pass
 
     # a compressed frame of 300 bytes may hold 300 KB
-    within(Budget(turns=400_000, turns_per_byte=1000, memory_per_byte=4000), parse, data, len(data))
+    within(
+        Budget(base_turns=400_000, turns_per_byte=1000, memory_per_byte=4000),
+        parse,
+        data,
+        len(data),
+    )
 
 
 SPEC = Spec(["producer", "consumer.consumers"])
@@ -208,62 +213,67 @@ OPERATIONS = sorted(
 )
 
 
-@long_enough
+@run_for_duration
 @given(st.sampled_from(OPERATIONS), st.one_of(st.binary(max_size=2000), values.map(dumped)))
 def test_bodies_of_the_sidecar(operation: str, data: bytes):
     parse = SPEC[operation]
-    within(JSON, lambda data: parse.body(data, "application/json"), data, len(data))
+    within(JSON, lambda data: parse.parse_body(data, "application/json"), data, len(data))
 
 
-AVRO = Avro(json.dumps({"type": "record", "name": "r", "fields": [
+AVRO = AvroCodec(json.dumps({"type": "record", "name": "r", "fields": [
     {"name": "a", "type": {"type": "array", "items": "null"}},
     {"name": "m", "type": {"type": "map", "values": ["null", "r", "string"]}},
     {"name": "b", "type": ["null", "bytes", {"type": "enum", "name": "e", "symbols": ["x", "y"]}]},
 ]}), {})  # fmt: skip
-PROTO = Protobuf(
+PROTO = ProtobufCodec(
     'syntax = "proto3"; import "google/protobuf/any.proto"; message A { repeated A a = 1;'
     " map<string, A> m = 2; repeated int64 n = 3; google.protobuf.Any any = 4; bytes b = 5; }",
     {},
 )
 # 1 MiB of JSON is free, for whatever input
-RECORD = Budget(turns=40_000_000, turns_per_byte=20_000, memory=40 << 20, memory_per_byte=20_000)
+RECORD = Budget(
+    base_turns=40_000_000, turns_per_byte=20_000, base_memory=40 << 20, memory_per_byte=20_000
+)
 
 
-@long_enough
+@run_for_duration
 @given(st.binary(max_size=600))
 @example(b"\xfe\xff\xff\xff\x0f\x00")
 def test_avro(data: bytes):
-    within(RECORD, AVRO.text, data, len(data))
+    within(RECORD, AVRO.decode_text, data, len(data))
 
 
-@long_enough
+@run_for_duration
 @given(st.binary(max_size=600))
 def test_protobuf(data: bytes):
-    within(RECORD, PROTO.text, b"\0" + data, len(data))
+    within(RECORD, PROTO.decode_text, b"\0" + data, len(data))
 
 
-@long_enough
+@run_for_duration
 @given(st.integers(0, 7), st.binary(max_size=600), st.integers(-1, 2**31 - 1))
 def test_record_sets(codec: int, payload: bytes, count: int):
-    whole = bytearray(batch([0, 1, 2], attributes=codec)[:61] + payload)
+    whole = bytearray(build_batch([0, 1, 2], attributes=codec)[:61] + payload)
     whole[8:12] = (len(whole) - 12).to_bytes(4, "big")
     whole[57:61] = count.to_bytes(4, "big", signed=True)
     whole[17:21] = calc_crc32c(bytes(whole[21:])).to_bytes(4, "big")
     within(
-        Budget(turns=4_000_000, memory=4 << 20), lambda data: decode(TP, data, 0), bytes(whole), 600
+        Budget(base_turns=4_000_000, base_memory=4 << 20),
+        lambda data: decode_record_set(TP, data, 0),
+        bytes(whole),
+        600,
     )
 
 
-@long_enough
+@run_for_duration
 @given(
     st.lists(st.one_of(hostile.map(str.encode), st.sampled_from([b"[", b'["', b"{", b"]", b"\\"])))
 )
 def test_rows_of_ksqldb(pieces: list[bytes]):
     def parse(pieces: list[bytes]) -> None:
-        reading = Reading()
-        with suppress(KsqlError, Garbled):
+        reading = ResponseParser()
+        with suppress(KsqlError, KsqlProtocolError):
             for piece in pieces:
-                reading.take(piece)
-            reading.end()
+                reading.feed(piece)
+            reading.feed_eof()
 
     within(JSON, parse, pieces, sum(map(len, pieces)))

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.filter_oracle import Shown, passes
+from support.filter_oracle import FilterRecord, matches_filters
 
-from gateway.config.types.filters import filters_of
-from gateway.core.channel.filter_index import Index
+from gateway.config.types.filters import parse_filter
+from gateway.core.channel.filter_index import FilterIndex
 from gateway.core.channel.filters import Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.hub.fanout.view import View
@@ -45,8 +45,8 @@ def record(key: str | None, value: str | None, headers: list[tuple[str, str | No
     return Record(TP, 1, 0, 0, *sent, headers=told)
 
 
-def seen(record: Record) -> Shown:
-    return Shown(record.key, record.value, record.headers)
+def show_record(record: Record) -> FilterRecord:
+    return FilterRecord(record.key, record.value, record.headers)
 
 
 RECORDS = [
@@ -72,8 +72,8 @@ HOW: Mapping[str, Any] = {
 }
 
 
-def view_of(raw: Any) -> View:
-    return View(("orders",), filters_of(raw), "value", "error")
+def build_view(raw: Any) -> View:
+    return View(("orders",), parse_filter(raw), "value", "error")
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -87,21 +87,21 @@ def test_filters_of_scalars_that_look_alike_are_equal_only_if_they_let_the_same_
     raws = [WHERE[where](HOW[how](scalar)) for scalar in scalars]
     verdicts: dict[View, list[bool]] = {}
     for raw in raws:
-        view = view_of(raw)
+        view = build_view(raw)
         found = [view.filters.matches(each) for each in RECORDS]
-        assert found == [passes(raw, seen(each)) for each in RECORDS], raw
+        assert found == [matches_filters(raw, show_record(each)) for each in RECORDS], raw
         assert verdicts.setdefault(view, found) == found, raw
 
 
 def test_views_that_are_equal_in_value_and_not_in_type_are_told_apart():
     """By every part that decides what is seen."""
-    one, other = view_of({"key": "1"}), view_of({"value": {"/a": "1"}})
+    one, other = build_view({"key": "1"}), build_view({"value": {"/a": "1"}})
     made = [
-        one, other, view_of({"headers": {"a": "1"}}), view_of({"key": {"prefix": "1"}}),
-        view_of({"key": {"in": ["1", "2"]}}), view_of([{"key": "1"}, {"key": "2"}]),
+        one, other, build_view({"headers": {"a": "1"}}), build_view({"key": {"prefix": "1"}}),
+        build_view({"key": {"in": ["1", "2"]}}), build_view([{"key": "1"}, {"key": "2"}]),
         View(("orders",), Filters(), "value", "error"),
-        View(("orders",), one.filters.narrowed(other.filters), "value", "error"),
-        View(("orders",), other.filters.narrowed(one.filters), "value", "error"),
+        View(("orders",), one.filters.narrow(other.filters), "value", "error"),
+        View(("orders",), other.filters.narrow(one.filters), "value", "error"),
         View(("orders",), one.filters, "value", "error", ("/a",)),
         View(("orders",), one.filters, "value", "error", ("/a", "/b")),
         View(("orders",), one.filters, "value", "base64"),
@@ -171,13 +171,13 @@ def test_views_found_by_value_and_by_the_index_show_what_an_oracle_lets_through(
 ):
     """Channels in an index by their views, as clients find them and records do: each client's
     records are those that its own filter, as it wrote it, lets through."""
-    index: Index[int] = Index()
+    index: FilterIndex[int] = FilterIndex()
     channels: dict[View, int] = {}
     whose: list[int] = []
     for own, chosen in raws:
-        filters = filters_of(own)
+        filters = parse_filter(own)
         if chosen is not None:
-            filters = filters.narrowed(filters_of(chosen))
+            filters = filters.narrow(parse_filter(chosen))
         view = View(("orders",), filters, "value", "error")
         if view not in channels:
             channels[view] = len(channels)
@@ -186,11 +186,13 @@ def test_views_found_by_value_and_by_the_index_show_what_an_oracle_lets_through(
     for each in some:
         found = set(index.find(each))
         for (own, chosen), channel in zip(raws, whose, strict=True):
-            due = passes(own, seen(each)) and (chosen is None or passes(chosen, seen(each)))
+            due = matches_filters(own, show_record(each)) and (
+                chosen is None or matches_filters(chosen, show_record(each))
+            )
             assert (channel in found) == due, (own, chosen, each)
 
 
 @given(raw_filters)
 def test_a_filter_is_the_same_view_however_it_comes(raw: Any):
     """As JSON in a query, whose fractions are decimals, and as a message, whose are floats."""
-    assert view_of(json.dumps(raw)) == view_of(raw)
+    assert build_view(json.dumps(raw)) == build_view(raw)

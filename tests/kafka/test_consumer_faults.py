@@ -9,32 +9,32 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from support.consuming import coordinated, member
-from support.proxy import Api, KafkaProxy
-from support.reading import cluster
-from support.record_sets import damaged
-from support.records import produce
-from support.until import until
+from support.group_members import running_member, wait_for_coordinator
+from support.kafka_proxy import ApiKey, KafkaProxy
+from support.record_sets import flip_byte
+from support.records import produce_records
+from support.topic_reads import open_cluster
+from support.waiting import wait_until
 
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, PartitionFailed
-from gateway.kafka.group.consumer import Committed, GroupConsumer
+from gateway.kafka.group.consumer import GroupConsumer, OffsetAndMetadata
 
 DENIED = 29
 LONG = 60.0  # s
 
 
 @asynccontextmanager
-async def proxied(kafka: Any, *topics: str) -> AsyncIterator[Any]:
+async def running_proxied_cluster(kafka: Any, *topics: str) -> AsyncIterator[Any]:
     async with (
-        KafkaProxy.around(kafka.servers) as proxy,
-        cluster([proxy.bootstrap], *topics) as made,
+        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        open_cluster([proxy.bootstrap], *topics) as made,
     ):
         yield proxy, made
 
 
 @asynccontextmanager
-async def reading(made: Any, group: str, *topics: str) -> AsyncIterator[GroupConsumer]:
+async def open_reader(made: Any, group: str, *topics: str) -> AsyncIterator[GroupConsumer]:
     """Partition 0 of each, assigned by hand."""
     consumer = GroupConsumer(made, group, auto_offset_reset="earliest")
     consumer.assign([TopicPartition(name, 0) for name in topics])
@@ -44,7 +44,7 @@ async def reading(made: Any, group: str, *topics: str) -> AsyncIterator[GroupCon
         await consumer.close()
 
 
-async def polled(consumer: GroupConsumer, count: int) -> list[Record]:
+async def poll_records(consumer: GroupConsumer, count: int) -> list[Record]:
     found: list[Record] = []
     async with asyncio.timeout(LONG):
         while len(found) < count:
@@ -55,59 +55,63 @@ async def polled(consumer: GroupConsumer, count: int) -> list[Record]:
 async def test_a_denied_topic_is_told_once_and_asked_for_seldom_and_others_go_on(kafka, topic):
     """It may be allowed at any time: then it goes on where it was."""
     shut, open_ = topic(), topic()
-    async with proxied(kafka, shut, open_) as (proxy, made):
-        injection = proxy.inject(Api.FETCH, DENIED, topic=shut)
-        await produce(kafka.bootstrap, shut, [b"secret"])
-        async with reading(made, "", shut, open_) as consumer:
+    async with running_proxied_cluster(kafka, shut, open_) as (proxy, made):
+        injection = proxy.inject(ApiKey.FETCH, DENIED, topic=shut)
+        await produce_records(kafka.bootstrap, shut, [b"secret"])
+        async with open_reader(made, "", shut, open_) as consumer:
             with pytest.raises(AccessDenied, match=shut) as denied:
-                await polled(consumer, 1)
+                await poll_records(consumer, 1)
             assert denied.value.topic == shut
             seen: list[bytes | None] = []
             async with asyncio.timeout(LONG):
                 while len(seen) < 40:
-                    await produce(kafka.bootstrap, open_, [b"%d" % len(seen)])
+                    await produce_records(kafka.bootstrap, open_, [b"%d" % len(seen)])
                     with suppress(AccessDenied):  # of the next attempt, seconds later
-                        seen += [each.value for each in await polled(consumer, 1)]
+                        seen += [each.value for each in await poll_records(consumer, 1)]
             assert seen == [b"%d" % number for number in range(len(seen))]
             assert injection.hits < 20
             proxy.heal(injection)
             consumer.seek(TopicPartition(shut, 0), 0)
-            assert [each.value for each in await polled(consumer, 1)] == [b"secret"]
+            assert [each.value for each in await poll_records(consumer, 1)] == [b"secret"]
 
 
 async def test_a_log_that_was_cut_off_is_read_from_its_new_end(kafka, topic):
     """An unclean election: what was committed is of records that no replica has any more."""
     name, group = topic(), f"group-{uuid.uuid4().hex[:8]}"
     tp = TopicPartition(name, 0)
-    await produce(kafka.bootstrap, name, [b"a", b"b"])
-    async with cluster(kafka.bootstrap, name) as made:
-        await coordinated(made, group)
-        async with reading(made, group, name) as before:
-            await before.commit({tp: Committed(5, 0)})
-        async with reading(made, group, name) as consumer:
-            await until(lambda: consumer.position(tp) == 5)
+    await produce_records(kafka.bootstrap, name, [b"a", b"b"])
+    async with open_cluster(kafka.bootstrap, name) as made:
+        await wait_for_coordinator(made, group)
+        async with open_reader(made, group, name) as before:
+            await before.commit({tp: OffsetAndMetadata(5, 0)})
+        async with open_reader(made, group, name) as consumer:
+            await wait_until(lambda: consumer.position(tp) == 5)
             await consumer.poll(0.1)
-            await until(lambda: consumer.position(tp) == 2)
-            await produce(kafka.bootstrap, name, [b"c"])
-            assert [(each.offset, each.value) for each in await polled(consumer, 1)] == [(2, b"c")]
+            await wait_until(lambda: consumer.position(tp) == 2)
+            await produce_records(kafka.bootstrap, name, [b"c"])
+            assert [(each.offset, each.value) for each in await poll_records(consumer, 1)] == [
+                (2, b"c")
+            ]
 
 
 @asynccontextmanager
-async def spoilt(proxy: KafkaProxy, at: int, times: int | None = None) -> AsyncIterator[list[int]]:
+async def corrupt_fetches(
+    proxy: KafkaProxy, byte_offset: int, times: int | None = None
+) -> AsyncIterator[list[int]]:
     """One byte is changed of the records of so many fetches; `at` from their start."""
     hits: list[int] = []
 
-    def spoil(request: Any, answer: Any) -> Any:
-        for each in answer.get("topics") or () if request.api_key == Api.FETCH else ():
+    def corrupt_answer(request: Any, answer: Any) -> Any:
+        for each in answer.get("topics") or () if request.api_key == ApiKey.FETCH else ():
             for entry in each["partitions"]:
                 if entry["records"] and (times is None or len(hits) < times):
-                    hits.append(at)
-                    entry["records"] = damaged(entry["records"], at)
+                    hits.append(byte_offset)
+                    entry["records"] = flip_byte(entry["records"], byte_offset)
         return answer
 
-    proxy.on_answer = spoil
+    proxy.on_response = corrupt_answer
     yield hits
-    proxy.on_answer = None
+    proxy.on_response = None
 
 
 LENGTH, CRC = 8, 17  # where these stand in a batch
@@ -116,47 +120,53 @@ LENGTH, CRC = 8, 17  # where these stand in a batch
 async def test_a_batch_whose_checksum_is_wrong_is_passed_over_and_told(kafka, topic, caplog):
     name = topic()
     for value in (b"a", b"b"):
-        await produce(kafka.bootstrap, name, [value])
-    async with proxied(kafka, name) as (proxy, made), reading(made, "", name) as consumer:
-        async with spoilt(proxy, CRC):
-            assert [each.value for each in await polled(consumer, 1)] == [b"b"]
+        await produce_records(kafka.bootstrap, name, [value])
+    async with (
+        running_proxied_cluster(kafka, name) as (proxy, made),
+        open_reader(made, "", name) as consumer,
+    ):
+        async with corrupt_fetches(proxy, CRC):
+            assert [each.value for each in await poll_records(consumer, 1)] == [b"b"]
         assert consumer.position(TopicPartition(name, 0)) == 2
     assert f"{name}-0 is damaged from 0 to 1; passed over" in caplog.text
 
 
 async def test_records_that_make_no_sense_are_fetched_again(kafka, topic):
     name = topic()
-    await produce(kafka.bootstrap, name, [b"a"])
+    await produce_records(kafka.bootstrap, name, [b"a"])
     async with (
-        proxied(kafka, name) as (proxy, made),
-        reading(made, "", name) as consumer,
-        spoilt(proxy, LENGTH, times=2) as hits,
+        running_proxied_cluster(kafka, name) as (proxy, made),
+        open_reader(made, "", name) as consumer,
+        corrupt_fetches(proxy, LENGTH, times=2) as hits,
     ):
-        assert [each.value for each in await polled(consumer, 1)] == [b"a"]
+        assert [each.value for each in await poll_records(consumer, 1)] == [b"a"]
         assert len(hits) == 2
 
 
 async def test_what_never_makes_sense_is_told_until_it_is_sought_past(kafka, topic):
     name = topic()
     for value in (b"a", b"b"):
-        await produce(kafka.bootstrap, name, [value])
-    async with proxied(kafka, name) as (proxy, made), reading(made, "", name) as consumer:
-        async with spoilt(proxy, LENGTH) as hits:
+        await produce_records(kafka.bootstrap, name, [value])
+    async with (
+        running_proxied_cluster(kafka, name) as (proxy, made),
+        open_reader(made, "", name) as consumer,
+    ):
+        async with corrupt_fetches(proxy, LENGTH) as hits:
             for _ in range(2):
                 with pytest.raises(PartitionFailed, match=r"is damaged.*seek past it"):
-                    await polled(consumer, 1)
+                    await poll_records(consumer, 1)
             assert len(hits) == 3
         consumer.seek(TopicPartition(name, 0), 1)
-        assert [each.value for each in await polled(consumer, 1)] == [b"b"]
+        assert [each.value for each in await poll_records(consumer, 1)] == [b"b"]
 
 
 async def test_a_partition_with_nowhere_to_go_on_from_is_told_and_holds_up_no_other(kafka, topic):
     """Once while there is something to return, and again by each poll that has nothing else."""
     lost, name = topic(), topic()
-    await produce(kafka.bootstrap, lost, [b"x"])
-    await produce(kafka.bootstrap, name, [b"a"])
+    await produce_records(kafka.bootstrap, lost, [b"x"])
+    await produce_records(kafka.bootstrap, name, [b"a"])
     tp = TopicPartition(lost, 0)
-    async with cluster(kafka.bootstrap, lost, name) as made:
+    async with open_cluster(kafka.bootstrap, lost, name) as made:
         consumer = GroupConsumer(made, "", auto_offset_reset="none")
         consumer.assign([tp, TopicPartition(name, 0)])
         consumer.seek(tp, 7)
@@ -169,13 +179,13 @@ async def test_a_partition_with_nowhere_to_go_on_from_is_told_and_holds_up_no_ot
                     seen += [each.value for each in await consumer.poll(1.0)]
                 except PartitionFailed as exc:
                     told.append(exc.topic)
-            await produce(kafka.bootstrap, name, [b"b"])
-            assert [each.value for each in await polled(consumer, 1)] == [b"b"]
+            await produce_records(kafka.bootstrap, name, [b"b"])
+            assert [each.value for each in await poll_records(consumer, 1)] == [b"b"]
         assert (told, seen, set(consumer.failures)) == ([lost], [b"a"], {tp})
         with pytest.raises(PartitionFailed, match="seek"):
             await consumer.poll(0.1)
         consumer.seek(tp, 0)
-        assert [each.value for each in await polled(consumer, 1)] == [b"x"]
+        assert [each.value for each in await poll_records(consumer, 1)] == [b"x"]
         assert not consumer.failures
         await consumer.close()
 
@@ -184,23 +194,25 @@ async def test_a_listener_says_from_where_what_it_was_given_is_read(kafka, topic
     """Whatever is committed, and before anything of it is returned."""
     name, group = topic(partitions=2), f"group-{uuid.uuid4().hex[:8]}"
     tps = [TopicPartition(name, each) for each in range(2)]
-    async with cluster(kafka.bootstrap, name) as made:
-        await produce(kafka.bootstrap, name, [b"%d" % number for number in range(20)], linger_ms=5)
+    async with open_cluster(kafka.bootstrap, name) as made:
+        await produce_records(
+            kafka.bootstrap, name, [b"%d" % number for number in range(20)], linger_ms=5
+        )
         ends = {tp: kafka.admin.log_end(name, tp.partition) for tp in tps}
-        await coordinated(made, group)
-        async with reading(made, group, name) as before:
+        await wait_for_coordinator(made, group)
+        async with open_reader(made, group, name) as before:
             await before.commit(dict.fromkeys(tps, 1))
-        async with member(made, group, [name]) as one:
-            assigned = one.assigned
+        async with running_member(made, group, [name]) as one:
+            assigned = one.on_partitions_assigned
 
-            async def seek(some: frozenset[TopicPartition]) -> None:
+            async def seek_on_assignment(some: frozenset[TopicPartition]) -> None:
                 await assigned(some)
                 for tp in some:
                     one.consumer.seek(tp, ends[tp] - 1)
 
-            one.assigned = seek  # type: ignore[method-assign]
+            one.on_partitions_assigned = seek_on_assignment  # type: ignore[method-assign]
             count = sum(end > 0 for end in ends.values())
-            await until(lambda: len(one.records) >= count, within=LONG)
+            await wait_until(lambda: len(one.records) >= count, timeout_s=LONG)
             assert {each.tp: each.offset for each in one.records} == {
                 tp: end - 1 for tp, end in ends.items() if end
             }

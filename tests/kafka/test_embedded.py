@@ -9,14 +9,14 @@ import sys
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
-from support.kafka_wire import Api
-from support.records import Sent, produce
+from support.kafka_wire import ApiKey
+from support.records import RecordToSend, produce_records
 
 from gateway.errors import LocalBrokerError
 from gateway.kafka.embedded import EmbeddedKafka
 
 
-def consumer(kafka, **options):
+def open_consumer(kafka, **options):
     return AIOKafkaConsumer(
         bootstrap_servers=kafka.bootstrap,
         auto_offset_reset="none",
@@ -28,8 +28,8 @@ def consumer(kafka, **options):
     )
 
 
-async def read(kafka, topic, offset, count, partition=0):
-    async with consumer(kafka) as reader:
+async def read_values(kafka, topic, offset, count, partition=0):
+    async with open_consumer(kafka) as reader:
         reader.assign([tp := TopicPartition(topic, partition)])
         reader.seek(tp, offset)
         async with asyncio.timeout(20):
@@ -38,9 +38,11 @@ async def read(kafka, topic, offset, count, partition=0):
 
 async def test_gives_back_keys_headers_and_times(embedded):
     embedded.create_topic("orders", partitions=12)
-    sent = Sent(b"v", b"k", partition=7, timestamp=1_700_000_000_000, headers=(("h", b"1"),))
-    assert await produce(embedded.bootstrap, "orders", [sent]) == [(7, 0)]
-    (record,) = await read(embedded, "orders", 0, 1, partition=7)
+    sent = RecordToSend(
+        b"v", b"k", partition=7, timestamp=1_700_000_000_000, headers=(("h", b"1"),)
+    )
+    assert await produce_records(embedded.bootstrap, "orders", [sent]) == [(7, 0)]
+    (record,) = await read_values(embedded, "orders", 0, 1, partition=7)
     assert (record.key, record.value, record.headers) == (b"k", b"v", (("h", b"1"),))
     assert record.timestamp == 1_700_000_000_000
 
@@ -49,35 +51,35 @@ async def test_takes_an_idempotent_producer_and_compressed_batches(embedded):
     embedded.create_topic("orders")
     values = [b"%d" % number * 50 for number in range(100)]
     options = {"enable_idempotence": True, "compression_type": "gzip", "linger_ms": 5}
-    await produce(embedded.bootstrap, "orders", values, **options)
-    assert [record.value for record in await read(embedded, "orders", 0, 100)] == values
+    await produce_records(embedded.bootstrap, "orders", values, **options)
+    assert [record.value for record in await read_values(embedded, "orders", 0, 100)] == values
 
 
 async def test_deleted_records_are_out_of_range_and_move_the_log_start(embedded):
     embedded.create_topic("orders")
     for value in (b"a", b"b", b"c"):
-        await produce(embedded.bootstrap, "orders", [value])
+        await produce_records(embedded.bootstrap, "orders", [value])
     embedded.delete_records("orders", {0: 2})
     with pytest.raises(OffsetOutOfRangeError):
-        await read(embedded, "orders", 0, 1)
-    async with consumer(embedded) as reader:
+        await read_values(embedded, "orders", 0, 1)
+    async with open_consumer(embedded) as reader:
         starts = await reader.beginning_offsets([TopicPartition("orders", 0)])
     assert list(starts.values()) == [2]
-    assert [record.value for record in await read(embedded, "orders", 2, 1)] == [b"c"]
+    assert [record.value for record in await read_values(embedded, "orders", 2, 1)] == [b"c"]
 
 
 async def test_an_offset_past_the_end_is_out_of_range(embedded):
     embedded.create_topic("orders")
-    await produce(embedded.bootstrap, "orders", [b"a"])
+    await produce_records(embedded.bootstrap, "orders", [b"a"])
     with pytest.raises(OffsetOutOfRangeError):
-        await read(embedded, "orders", 2, 1)
+        await read_values(embedded, "orders", 2, 1)
 
 
 async def test_keeps_only_the_last_megabytes_of_a_partition(embedded):
     embedded.create_topic("orders")
-    await produce(embedded.bootstrap, "orders", [b"x" * 500_000 for _ in range(15)])
+    await produce_records(embedded.bootstrap, "orders", [b"x" * 500_000 for _ in range(15)])
     tp = TopicPartition("orders", 0)
-    async with consumer(embedded) as reader:
+    async with open_consumer(embedded) as reader:
         start = (await reader.beginning_offsets([tp]))[tp]
         end = (await reader.end_offsets([tp]))[tp]
     assert end == 15
@@ -86,19 +88,19 @@ async def test_keeps_only_the_last_megabytes_of_a_partition(embedded):
 
 async def test_injected_errors_hit_the_next_requests_only(embedded):
     embedded.create_topic("orders")
-    await produce(embedded.bootstrap, "orders", [b"a"])
-    embedded.fail(Api.FETCH, 1)  # OFFSET_OUT_OF_RANGE
+    await produce_records(embedded.bootstrap, "orders", [b"a"])
+    embedded.fail(ApiKey.FETCH, 1)  # OFFSET_OUT_OF_RANGE
     with pytest.raises(OffsetOutOfRangeError):
-        await read(embedded, "orders", 0, 1)
-    assert [record.value for record in await read(embedded, "orders", 0, 1)] == [b"a"]
+        await read_values(embedded, "orders", 0, 1)
+    assert [record.value for record in await read_values(embedded, "orders", 0, 1)] == [b"a"]
 
 
 async def test_forgiven_errors_are_not_met(embedded):
     embedded.create_topic("orders")
-    await produce(embedded.bootstrap, "orders", [b"a"])
-    embedded.fail(Api.FETCH, *[1] * 100)
-    embedded.forgive(Api.FETCH)
-    assert [record.value for record in await read(embedded, "orders", 0, 1)] == [b"a"]
+    await produce_records(embedded.bootstrap, "orders", [b"a"])
+    embedded.fail(ApiKey.FETCH, *[1] * 100)
+    embedded.forgive(ApiKey.FETCH)
+    assert [record.value for record in await read_values(embedded, "orders", 0, 1)] == [b"a"]
 
 
 async def test_a_node_that_is_down_refuses_connections_until_it_is_up(embedded):
@@ -116,25 +118,25 @@ async def test_a_delayed_node_answers_late(embedded):
     embedded.delay(1, 0.3)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    async with consumer(embedded) as reader:
+    async with open_consumer(embedded) as reader:
         await reader.end_offsets([TopicPartition("orders", 0)])
     assert loop.time() - began > 0.3
 
 
 async def test_a_new_leader_serves_what_the_old_one_had():
     with EmbeddedKafka({"orders": 1}, nodes=3) as kafka:
-        await produce(kafka.bootstrap, "orders", [b"a"])
+        await produce_records(kafka.bootstrap, "orders", [b"a"])
         kafka.lead("orders", 0, 2)
-        await produce(kafka.bootstrap, "orders", [b"b"])
+        await produce_records(kafka.bootstrap, "orders", [b"b"])
         kafka.lead("orders", 0, 3)
-        assert [record.value for record in await read(kafka, "orders", 0, 2)] == [b"a", b"b"]
+        assert [record.value for record in await read_values(kafka, "orders", 0, 2)] == [b"a", b"b"]
 
 
 async def test_a_leaderless_partition_is_read_once_it_is_led_again():
     with EmbeddedKafka({"orders": 1}, nodes=2, fetch_version=11) as kafka:
-        await produce(kafka.bootstrap, "orders", [b"a"])
+        await produce_records(kafka.bootstrap, "orders", [b"a"])
         kafka.lead("orders", 0, None)
-        reading = asyncio.create_task(read(kafka, "orders", 0, 1))
+        reading = asyncio.create_task(read_values(kafka, "orders", 0, 1))
         done, _ = await asyncio.wait([reading], timeout=0.3)
         assert not done
         kafka.lead("orders", 0, 2)

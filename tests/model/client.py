@@ -6,118 +6,129 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from support.sse import Event, Parser
+from support.sse import SseEvent, SseParser
 
-from gateway.core.channel.byte_counts import Counted
+from gateway.core.channel.byte_counts import CountedBytes
 from gateway.core.log.position import Position
-from gateway.wire.crc import Sum
+from gateway.wire.crc import Crc32Sum
 
-from .oracle import Wrong
+from .oracle import BrokenPromise
 from .replica import Replica
 
 
-class Stay:
+class PinningFollower:
     """Keeps a channel published, as a herd does."""
 
-    cursor = sys.maxsize
+    next_seq = sys.maxsize
 
     def wake(self) -> None: ...
 
-    def fall(
+    def fall_behind(
         self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
     ) -> None: ...
 
 
-class Client:
+class ModelClient:
     """eager: takes an id with its line, as fetch-event-source does, not with the whole event."""
 
-    def __init__(self, number: int, view: int, eager: bool, options: dict[str, Any]) -> None:
-        self.number, self.view, self.eager, self.options = number, view, eager, options
+    def __init__(
+        self, number: int, view: int, takes_ids_early: bool, options: dict[str, Any]
+    ) -> None:
+        self.number, self.view, self.takes_ids_early, self.options = (
+            number,
+            view,
+            takes_ids_early,
+            options,
+        )
         self.last_event_id = ""
         self.start = "live"
         self.replica: Replica | None = None
         self.subscription: Any = None
-        self.parser = Parser()
+        self.parser = SseParser()
         self.wire = b""
-        self.begun = False
-        self.got = Sum()
-        self.aside: tuple[Position, int | None] | None = None
-        self.stay = Stay()
+        self.has_begun = False
+        self.received_sum = Crc32Sum()
+        self.detached_state: tuple[Position, int | None] | None = None
+        self.pinning_follower = PinningFollower()
         self._topic_id = ""
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         return self.subscription is not None
 
     def connect(self, replica: Replica) -> None:
         """Open a stream; nothing is on the wire before BEGIN."""
         self.replica = replica
-        self.subscription = replica.connect(
+        self.subscription = replica.open_subscription(
             self.view, self.last_event_id, self.start, **self.options
         )
-        self.wire, self.begun, self.aside = b"", False, None
-        self.parser = Parser(self.last_event_id)
+        self.wire, self.has_begun, self.detached_state = b"", False, None
+        self.parser = SseParser(self.last_event_id)
 
-    def take(self, budget: int) -> None:
+    def take_bytes(self, budget: int) -> None:
         """The server writes what fits."""
-        if self.aside is not None:
-            self._come_back()
-        if not self.begun:
+        if self.detached_state is not None:
+            self._reattach()
+        if not self.has_begun:
             pending, token = self.subscription.begin()
-            self.replica.promise(pending)
-            self.wire, self.begun = b"event: begin\ndata: {}\nid: %b\n\n" % token, True
-            self.got = Sum.of(self.wire)
-            self.subscription.add(Counted.of(self.wire, self.got))
+            self.replica.pin_starts(pending)
+            self.wire, self.has_begun = b"event: begin\ndata: {}\nid: %b\n\n" % token, True
+            self.received_sum = Crc32Sum.from_bytes(self.wire)
+            self.subscription.add(CountedBytes.create(self.wire, self.received_sum))
         credit = self.subscription.credit
         data = self.subscription.take(budget)
         if credit is not None and data.count(b"data: r ") != credit - self.subscription.credit:
-            raise Wrong(f"client {self.number} is sent {data!r} for a credit of {credit}")
+            raise BrokenPromise(f"client {self.number} is sent {data!r} for a credit of {credit}")
         self.wire += data
-        self.got += Sum.of(data)
+        self.received_sum += Crc32Sum.from_bytes(data)
         if self.number % 2 == 0:  # of the others rides are as long as they get
-            self._is_counted()
+            self._check_counts()
 
-    def _is_counted(self) -> None:
-        if self.begun and self.got != self.subscription.got:
-            raise Wrong(f"client {self.number} got {self.got}, known {self.subscription.got}")
+    def _check_counts(self) -> None:
+        if self.has_begun and self.received_sum != self.subscription.got:
+            raise BrokenPromise(
+                f"client {self.number} got {self.received_sum}, known {self.subscription.got}"
+            )
 
-    def step_aside(self) -> None:
+    def detach(self) -> None:
         """As if somebody else saw to it, until the next `take`."""
         it = self.subscription
-        if self.begun and self.aside is None and not it.ended:
-            self.aside = it.places(), (it.cursor if it.rides else None)
+        if self.has_begun and self.detached_state is None and not it.ended:
+            self.detached_state = it.places(), (it.cursor if it.rides else None)
             it.step_aside()
-            it.channel.followers.add(self.stay)
+            it.channel.followers.add(self.pinning_follower)
 
             self._topic_id = self.replica.metadata.topic_id
 
-    def _come_back(self) -> None:
+    def _reattach(self) -> None:
         it = self.subscription
-        it.channel.followers.discard(self.stay)
-        it.go_on(*self.aside)
-        self.aside = None
+        it.channel.followers.discard(self.pinning_follower)
+        it.go_on(*self.detached_state)
+        self.detached_state = None
         if self.replica.metadata.topic_id != self._topic_id:
-            self.replica._retire(it)
+            self.replica._drop_unverified(it)
 
-    def grant(self, records: int) -> None:
+    def grant_credit(self, records: int) -> None:
         if self.subscription.credit is not None:
             self.subscription.credit += records
 
-    def read(self, size: int) -> list[Event]:
+    def read_events(self, size: int) -> list[SseEvent]:
         """So many bytes arrive."""
-        if self.eager and self.wire[size - 1 : size + 1] == b"\n\n":
+        if self.takes_ids_early and self.wire[size - 1 : size + 1] == b"\n\n":
             size += 1  # whoever takes ids early loses an event cut just here, whatever we do
         data, self.wire = self.wire[:size], self.wire[size:]
         events = self.parser.feed(data)
-        self.last_event_id = self.parser._id if self.eager else self.parser.last_event_id
+        self.last_event_id = (
+            self.parser._pending_id if self.takes_ids_early else self.parser.last_event_id
+        )
         return events
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """The connection is gone, and all that was on its way."""
         if self.subscription is not None:
             assert self.replica is not None
-            if self.aside is not None:
-                self._come_back()
-            self._is_counted()
-            self.replica.close(self.subscription)
+            if self.detached_state is not None:
+                self._reattach()
+            self._check_counts()
+            self.replica.close_subscription(self.subscription)
         self.subscription, self.replica, self.wire = None, None, b""

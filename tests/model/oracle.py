@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from support.sse import Event
+from support.sse import SseEvent
 
 from gateway.core.log.record import Ready
-from gateway.core.token.resume_token import decode
+from gateway.core.token.resume_token import parse_token
 
-from .simulation import Kafka, Partition, Slot
+from .simulation import Partition, SimulatedBrokers, Slot
 
-NEVER = 1 << 62
+NEVER_SERIAL = 1 << 62
 
 
-class Wrong(AssertionError):
+class BrokenPromise(AssertionError):
     """The stream breaks a promise."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class ClientPosition:
     """Where a client stands in one partition.
 
     offset: the least offset that it has not been given; None before the first.
@@ -33,11 +33,11 @@ class Stand:
     fresh:  it got nothing of this life of the topic yet, so it may be a later one.
     """
 
-    life: int
+    incarnation: int
     offset: int | None
-    begin: int
-    last: Slot | None = None
-    fresh: bool = True
+    begin_serial: int
+    last_slot: Slot | None = None
+    is_fresh: bool = True
 
 
 class Oracle:
@@ -49,240 +49,276 @@ class Oracle:
     """
 
     def __init__(
-        self, kafka: Kafka, key: bytes | None, skips: bool, conflates: bool = False
+        self, kafka: SimulatedBrokers, key: bytes | None, skips: bool, conflates: bool = False
     ) -> None:
-        self.kafka, self.key, self.skips, self.conflates = kafka, key, skips, conflates
-        self.stands: dict[int, Stand] = {}
-        self.seen: dict[int, None] = {}  # serials, in the order of arrival
-        self.kept: tuple[str, dict[int, Stand], int] = ("", {}, 0)
-        self.ids: dict[int, int | None] = {}
-        self.lowered: set[int] = set()
-        self.begun = NEVER
+        self.kafka, self.key, self.may_skip, self.conflates = kafka, key, skips, conflates
+        self.positions: dict[int, ClientPosition] = {}
+        self.seen_serials: dict[int, None] = {}  # serials, in the order of arrival
+        self.saved_state: tuple[str, dict[int, ClientPosition], int] = ("", {}, 0)
+        self.id_offsets: dict[int, int | None] = {}
+        self.lowered_partitions: set[int] = set()
+        self.begin_serial = NEVER_SERIAL
 
     # connecting
 
-    def starts(self, earliest: bool, partitions: int) -> None:
+    def on_start(self, is_earliest: bool, partitions: int) -> None:
         """A fresh client: everything written from now on is to arrive, or simply everything.
         partitions: as many as its gateway knows."""
-        begin = 0 if earliest else self.kafka.serial
-        self.begun = NEVER
-        self.seen.clear()
-        self.ids.clear()
-        self.stands.clear()
+        begin = 0 if is_earliest else self.kafka.serial
+        self.begin_serial = NEVER_SERIAL
+        self.seen_serials.clear()
+        self.id_offsets.clear()
+        self.positions.clear()
         for p in range(partitions):
-            self.stands[p] = Stand(self._first_life(p), 0 if earliest else None, begin)
+            self.positions[p] = ClientPosition(
+                self._find_first_incarnation(p), 0 if is_earliest else None, begin
+            )
 
-    def resumes(self, last_event_id: str) -> None:
+    def on_resume(self, last_event_id: str) -> None:
         """It knows no more than what went with the id that it has."""
-        known, stands, count = self.kept
+        known, stands, count = self.saved_state
         if known == last_event_id:
-            self.stands = dict(stands)
-            for serial in list(self.seen)[count:]:
-                del self.seen[serial]
-        self.lowered.clear()
-        (topic,) = decode(last_event_id).topics
-        self.ids = dict(enumerate(topic.offsets))
+            self.positions = dict(stands)
+            for serial in list(self.seen_serials)[count:]:
+                del self.seen_serials[serial]
+        self.lowered_partitions.clear()
+        (topic,) = parse_token(last_event_id).topics
+        self.id_offsets = dict(enumerate(topic.offsets))
 
-    def began(self) -> None:
+    def on_begin(self) -> None:
         """BEGIN went out: who writes because of it must be heard, whatever is pending."""
-        self.begun = min(self.begun, self.kafka.serial)
+        self.begin_serial = min(self.begin_serial, self.kafka.serial)
 
-    def resolved(self, ready: Ready, life: int) -> None:
+    def on_resolved(self, ready: Ready, life: int) -> None:
         """A live start was not known at the connect. The end of the log right after it counts
         as that of the connect; one found by time cannot know what retention took before."""
         p = ready.tp.partition
-        stand = self.stands.get(p)
+        stand = self.positions.get(p)
         if stand is None or stand.offset is not None:
             return
-        partition = self.kafka.lives[life][p]
-        upto = partition.start if ready.approximate else ready.next
-        if 0 < upto <= partition.end:
+        partition = self.kafka.incarnations[life][p]
+        upto = partition.log_start if ready.approximate else ready.next_offset
+        if 0 < upto <= partition.end_offset:
             serial = partition.slots[upto - 1].serial
-            begin = max(stand.begin, serial if ready.approximate else min(serial, self.begun))
-            self.stands[p] = replace(stand, begin=begin)
-            known, stands, count = self.kept
+            begin = max(
+                stand.begin_serial, serial if ready.approximate else min(serial, self.begin_serial)
+            )
+            self.positions[p] = replace(stand, begin=begin)
+            known, stands, count = self.saved_state
             if p in stands:
-                self.kept = known, {**stands, p: replace(stands[p], begin=begin)}, count
+                self.saved_state = known, {**stands, p: replace(stands[p], begin=begin)}, count
 
     # events
 
-    def event(self, event: Event) -> None:
-        data = event.raw.split()
-        match event.type, data[0]:
+    def check_event(self, event: SseEvent) -> None:
+        data = event.raw_data.split()
+        match event.event_type, data[0]:
             case "message", b"r":
-                self._record(int(data[1]), int(data[2]), data[3])
+                self._check_record(int(data[1]), int(data[2]), data[3])
             case "gap", b"g":
                 p, at, to = map(int, data[1:4])
-                self._gap(p, at, to, data[4].decode())
+                self._check_gap(p, at, to, data[4].decode())
         if event.last_event_id:
-            self._id(event.last_event_id)
+            self._check_id(event.last_event_id)
 
-    def _record(self, p: int, offset: int, value: bytes) -> None:
-        slot = self.kafka.written.get(value)
+    def _check_record(self, p: int, offset: int, value: bytes) -> None:
+        slot = self.kafka.slots_by_value.get(value)
         if slot is None:
-            raise Wrong(f"partition {p}: {value!r} at {offset} was never written")
-        if slot.offset != offset or slot.control:
-            raise Wrong(f"partition {p}: {value!r} is at {slot.offset}, not {offset}")
+            raise BrokenPromise(f"partition {p}: {value!r} at {offset} was never written")
+        if slot.offset != offset or slot.is_control:
+            raise BrokenPromise(f"partition {p}: {value!r} is at {slot.offset}, not {offset}")
         if slot.transaction is not None and slot.transaction.state != "committed":
-            raise Wrong(f"partition {p}: {value!r} at {offset} was never committed")
+            raise BrokenPromise(f"partition {p}: {value!r} at {offset} was never committed")
         if self.key is not None and slot.key != self.key:
-            raise Wrong(f"partition {p}: {value!r} at {offset} does not pass the filter")
-        floor = self.kafka.lives[slot.life][p]
-        if slot.serial in self.seen and not (floor.cuts and offset < floor.start):
-            raise Wrong(f"partition {p}: {value!r} at {offset} came twice")
-        stand = self._stand(p)
-        if slot.life != stand.life and not (stand.fresh and slot.life > stand.life):
-            raise Wrong(f"partition {p}: {value!r} at {offset} is of another topic, untold")
+            raise BrokenPromise(f"partition {p}: {value!r} at {offset} does not pass the filter")
+        floor = self.kafka.incarnations[slot.incarnation][p]
+        if slot.serial in self.seen_serials and not (
+            floor.truncation_count and offset < floor.log_start
+        ):
+            raise BrokenPromise(f"partition {p}: {value!r} at {offset} came twice")
+        stand = self._get_position(p)
+        if slot.incarnation != stand.incarnation and not (
+            stand.is_fresh and slot.incarnation > stand.incarnation
+        ):
+            raise BrokenPromise(f"partition {p}: {value!r} at {offset} is of another topic, untold")
         if stand.offset is not None and offset < stand.offset:
-            raise Wrong(f"partition {p}: {offset} came, but the stream stood at {stand.offset}")
-        stand = replace(stand, life=slot.life)
-        self._passed(p, stand, slot.prev, f"{value!r} at {offset}")
-        self.stands[p] = replace(stand, offset=offset + 1, last=slot, fresh=False)
-        self.seen[slot.serial] = None
+            raise BrokenPromise(
+                f"partition {p}: {offset} came, but the stream stood at {stand.offset}"
+            )
+        stand = replace(stand, life=slot.incarnation)
+        self._check_passed(p, stand, slot.previous, f"{value!r} at {offset}")
+        self.positions[p] = replace(stand, offset=offset + 1, last=slot, fresh=False)
+        self.seen_serials[slot.serial] = None
 
-    def _passed(self, p: int, stand: Stand, slot: Slot | None, at: str) -> None:
+    def _check_passed(self, p: int, stand: ClientPosition, slot: Slot | None, at: str) -> None:
         """Follow the log back to where the client stood."""
-        partition = self._partition(p, stand)
+        partition = self._get_partition(p, stand)
         # Where the log was cut and retention then took the place of the cut, no answer of
         # Kafka's tells that it happened.
-        floor = partition.start if partition.cuts else 0
+        floor = partition.log_start if partition.truncation_count else 0
         least = -1 if stand.offset is None else stand.offset
         while slot is not None and slot.offset >= least:
-            if slot.serial <= stand.begin or slot.offset < floor:
+            if slot.serial <= stand.begin_serial or slot.offset < floor:
                 return
-            if self.wants(slot) and slot.serial not in self.seen and not self._is_newer(slot):
-                raise Wrong(f"partition {p}: lost {slot.value!r} at {slot.offset}, before {at}")
-            slot = slot.prev
-        last = stand.last
+            if (
+                self.should_deliver(slot)
+                and slot.serial not in self.seen_serials
+                and not self._is_newer(slot)
+            ):
+                raise BrokenPromise(
+                    f"partition {p}: lost {slot.value!r} at {slot.offset}, before {at}"
+                )
+            slot = slot.previous
+        last = stand.last_slot
         if last is None or last.offset + 1 != stand.offset or last.offset < floor:
             return
         if slot is not None and slot is not last and slot.offset == last.offset:
-            raise Wrong(f"partition {p}: the log went back below {stand.offset}, untold; {at}")
+            raise BrokenPromise(
+                f"partition {p}: the log went back below {stand.offset}, untold; {at}"
+            )
 
     def _is_newer(self, slot: Slot) -> bool:
         """Was it replaced, for a client that hears of the latest only? That one must come then."""
         return self.conflates and any(
-            each.key == slot.key and each.delivers and each.serial > slot.serial
-            for each in self.kafka.written.values()
-            if each.life == slot.life and each.offset > slot.offset
+            each.key == slot.key and each.must_deliver and each.serial > slot.serial
+            for each in self.kafka.slots_by_value.values()
+            if each.incarnation == slot.incarnation and each.offset > slot.offset
         )
 
-    def wants(self, slot: Slot) -> bool:
-        return slot.delivers and (self.key is None or slot.key == self.key)
+    def should_deliver(self, slot: Slot) -> bool:
+        return slot.must_deliver and (self.key is None or slot.key == self.key)
 
-    def _gap(self, p: int, at: int, to: int, reason: str) -> None:
-        stand = self._stand(p)
+    def _check_gap(self, p: int, at: int, to: int, reason: str) -> None:
+        stand = self._get_position(p)
         what = f"partition {p}: gap {at} -> {to} ({reason})"
         if stand.offset is not None and at < stand.offset:
-            raise Wrong(f"{what}, but the stream stood at {stand.offset}")
+            raise BrokenPromise(f"{what}, but the stream stood at {stand.offset}")
         if reason == "recreated":
-            if stand.life + 1 >= len(self.kafka.lives) or to != 0:
-                raise Wrong(f"{what}, but it was not created anew")
-            self.stands[p] = Stand(stand.life + 1, 0, 0)
-            self.lowered.add(p)
+            if stand.incarnation + 1 >= len(self.kafka.incarnations) or to != 0:
+                raise BrokenPromise(f"{what}, but it was not created anew")
+            self.positions[p] = ClientPosition(stand.incarnation + 1, 0, 0)
+            self.lowered_partitions.add(p)
             return
-        partition = self._partition(p, stand)
+        partition = self._get_partition(p, stand)
         if reason == "truncated":
-            self._truncated(p, stand, partition, at, to, what)
+            self._check_truncated(p, stand, partition, at, to, what)
             return
         if to < at:
-            raise Wrong(f"{what} goes back")
-        if stand.offset is not None and at > stand.offset and not stand.fresh:
-            self._upto(p, stand, partition, at, what)
-        if reason == "retention" and not self._retained(p, stand, to):
-            raise Wrong(f"{what}, but the log starts at {partition.start}")
-        if reason == "skipped" and not self.skips:
-            raise Wrong(f"{what}, but this client skips nothing")
-        self.stands[p] = replace(stand, offset=to, last=None)
+            raise BrokenPromise(f"{what} goes back")
+        if stand.offset is not None and at > stand.offset and not stand.is_fresh:
+            self._check_up_to(p, stand, partition, at, what)
+        if reason == "retention" and not self._is_retained(p, stand, to):
+            raise BrokenPromise(f"{what}, but the log starts at {partition.log_start}")
+        if reason == "skipped" and not self.may_skip:
+            raise BrokenPromise(f"{what}, but this client skips nothing")
+        self.positions[p] = replace(stand, offset=to, last=None)
 
-    def _retained(self, p: int, stand: Stand, to: int) -> bool:
-        lives = self.kafka.lives[stand.life :] if stand.fresh else [self.kafka.lives[stand.life]]
-        return any(to <= life[p].start for life in lives if p < len(life))
+    def _is_retained(self, p: int, stand: ClientPosition, to: int) -> bool:
+        lives = (
+            self.kafka.incarnations[stand.incarnation :]
+            if stand.is_fresh
+            else [self.kafka.incarnations[stand.incarnation]]
+        )
+        return any(to <= life[p].log_start for life in lives if p < len(life))
 
-    def _truncated(
-        self, p: int, stand: Stand, partition: Partition, at: int, to: int, what: str
+    def _check_truncated(
+        self, p: int, stand: ClientPosition, partition: Partition, at: int, to: int, what: str
     ) -> None:
         if to > at:
-            raise Wrong(f"{what} goes forward")
+            raise BrokenPromise(f"{what} goes forward")
         if to == at:
-            raise Wrong(f"{what} is none")
-        slot = stand.last
+            raise BrokenPromise(f"{what} is none")
+        slot = stand.last_slot
         while slot is not None and slot.offset >= to:
-            slot = slot.prev
+            slot = slot.previous
         offset = None if stand.offset is None else min(to, stand.offset)
-        if to <= partition.start:  # what was there between is gone, and so is the proof of it
+        if to <= partition.log_start:  # what was there between is gone, and so is the proof of it
             offset, slot = to, None
-        self.stands[p] = replace(stand, offset=offset, last=slot)
-        self.lowered.add(p)
+        self.positions[p] = replace(stand, offset=offset, last=slot)
+        self.lowered_partitions.add(p)
 
-    def _upto(self, p: int, stand: Stand, partition: Partition, at: int, what: str) -> None:
+    def _check_up_to(
+        self, p: int, stand: ClientPosition, partition: Partition, at: int, what: str
+    ) -> None:
         """Nothing may be missing between where the client stood and where the gap begins."""
-        if at <= partition.end and at > 0:
+        if at <= partition.end_offset and at > 0:
             slot = partition.slots[at - 1]
-            if stand.last is None or _has(slot, stand.last):
-                self._passed(p, stand, slot, what)
+            if stand.last_slot is None or _has_ancestor(slot, stand.last_slot):
+                self._check_passed(p, stand, slot, what)
 
-    def _id(self, last_event_id: str) -> None:
+    def _check_id(self, last_event_id: str) -> None:
         """No component goes back, but where the log did; what was got is kept with the id."""
-        if last_event_id == self.kept[0]:  # an event without an id of its own
+        if last_event_id == self.saved_state[0]:  # an event without an id of its own
             return
-        (topic,) = decode(last_event_id).topics
+        (topic,) = parse_token(last_event_id).topics
         for p, offset in enumerate(topic.offsets):
-            before = self.ids.get(p)
-            if before is not None and p not in self.lowered and (offset is None or offset < before):
-                raise Wrong(f"partition {p}: the id went back from {before} to {offset}")
-            self.ids[p] = offset
-            if offset is not None and p in self.stands:
-                self._claims(p, self.stands[p], offset)
-        self.lowered.clear()
-        self.kept = last_event_id, dict(self.stands), len(self.seen)
+            before = self.id_offsets.get(p)
+            if (
+                before is not None
+                and p not in self.lowered_partitions
+                and (offset is None or offset < before)
+            ):
+                raise BrokenPromise(f"partition {p}: the id went back from {before} to {offset}")
+            self.id_offsets[p] = offset
+            if offset is not None and p in self.positions:
+                self._check_claimed_offset(p, self.positions[p], offset)
+        self.lowered_partitions.clear()
+        self.saved_state = last_event_id, dict(self.positions), len(self.seen_serials)
 
-    def _claims(self, p: int, stand: Stand, offset: int) -> None:
+    def _check_claimed_offset(self, p: int, stand: ClientPosition, offset: int) -> None:
         """A client that comes back with this id gets nothing twice, and misses nothing."""
         if stand.offset is None or offset == stand.offset:
             return
         if offset < stand.offset:
-            raise Wrong(f"partition {p}: the id says {offset}, the stream stood at {stand.offset}")
-        partition = self._partition(p, stand)
-        if stand.life == self.kafka.life and partition.cuts == 0 and not stand.fresh:
+            raise BrokenPromise(
+                f"partition {p}: the id says {offset}, the stream stood at {stand.offset}"
+            )
+        partition = self._get_partition(p, stand)
+        if (
+            stand.incarnation == self.kafka.incarnation
+            and partition.truncation_count == 0
+            and not stand.is_fresh
+        ):
             for slot in partition.slots[stand.offset : offset]:
-                if slot.serial > stand.begin and self.wants(slot):
-                    raise Wrong(f"partition {p}: the id says {offset}, past {slot.value!r}")
+                if slot.serial > stand.begin_serial and self.should_deliver(slot):
+                    raise BrokenPromise(f"partition {p}: the id says {offset}, past {slot.value!r}")
 
     # the end
 
-    def complete(self) -> None:
+    def check_complete(self) -> None:
         """Everything is quiet: whatever was to arrive has."""
         for p, partition in enumerate(self.kafka.partitions):
-            stand = self._stand(p)
-            if stand.life != partition.life and not stand.fresh:
-                raise Wrong(f"partition {p}: the topic was created anew, untold")
+            stand = self._get_position(p)
+            if stand.incarnation != partition.incarnation and not stand.is_fresh:
+                raise BrokenPromise(f"partition {p}: the topic was created anew, untold")
             slot = partition.slots[-1] if partition.slots else None
-            floor = partition.start if stand.offset is None or partition.cuts else 0
+            floor = partition.log_start if stand.offset is None or partition.truncation_count else 0
             while slot is not None and slot.offset >= floor:
-                if slot.serial <= stand.begin or (
+                if slot.serial <= stand.begin_serial or (
                     stand.offset is not None and slot.offset < stand.offset
                 ):
                     break
-                if self.wants(slot) and slot.serial not in self.seen:
-                    raise Wrong(f"partition {p}: {slot.value!r} at {slot.offset} never arrived")
-                slot = slot.prev
+                if self.should_deliver(slot) and slot.serial not in self.seen_serials:
+                    raise BrokenPromise(
+                        f"partition {p}: {slot.value!r} at {slot.offset} never arrived"
+                    )
+                slot = slot.previous
 
     # small things
 
-    def _stand(self, p: int) -> Stand:
-        if p not in self.stands:  # it came into being since
-            self.stands[p] = Stand(self._first_life(p), 0, 0)
-        return self.stands[p]
+    def _get_position(self, p: int) -> ClientPosition:
+        if p not in self.positions:  # it came into being since
+            self.positions[p] = ClientPosition(self._find_first_incarnation(p), 0, 0)
+        return self.positions[p]
 
-    def _first_life(self, p: int) -> int:
-        return next(n for n, life in enumerate(self.kafka.lives) if p < len(life))
+    def _find_first_incarnation(self, p: int) -> int:
+        return next(n for n, life in enumerate(self.kafka.incarnations) if p < len(life))
 
-    def _partition(self, p: int, stand: Stand) -> Partition:
-        return self.kafka.lives[stand.life][p]
+    def _get_partition(self, p: int, stand: ClientPosition) -> Partition:
+        return self.kafka.incarnations[stand.incarnation][p]
 
 
-def _has(slot: Slot | None, wanted: Slot) -> bool:
+def _has_ancestor(slot: Slot | None, wanted: Slot) -> bool:
     while slot is not None and slot.offset > wanted.offset:
-        slot = slot.prev
+        slot = slot.previous
     return slot is wanted

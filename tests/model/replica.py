@@ -9,130 +9,158 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from support.rendering import Rendering
+from support.per_event_encoder import PerEventEncoder
 
-from gateway.core.channel.byte_counts import Counted
-from gateway.core.channel.channel import Channel, Event
-from gateway.core.channel.dispatcher import Spread
+from gateway.core.channel.byte_counts import CountedBytes
+from gateway.core.channel.channel import Channel, ChannelEvent
+from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.client.subscription import Subscription
-from gateway.core.log.partition_log import Log
-from gateway.core.log.partition_reader import At, EpochEnd, Fetched, Live, OutOfRange, Reading, Todo
-from gateway.core.log.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
-from gateway.core.log.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
+from gateway.core.log.partition_log import PartitionLog
+from gateway.core.log.partition_reader import (
+    Command,
+    EpochEndCommand,
+    FetchResult,
+    LiveStart,
+    OffsetStart,
+    OutOfRangePolicy,
+    PartitionReader,
+)
+from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
+from gateway.core.log.record import Entry, Fault, Gap, GapReason, Ready, Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.core.log.tail import Tail
-from gateway.core.token.resume_token import decode
-from gateway.wire.crc import Sum
+from gateway.core.token.resume_token import parse_token
+from gateway.wire.crc import Crc32Sum
 
-from .simulation import TOPIC, Ended, Kafka, Listed, Metadata, Refused
+from .simulation import (
+    TOPIC,
+    EpochEndAnswer,
+    ListedOffset,
+    Metadata,
+    RefusedAnswer,
+    SimulatedBrokers,
+)
 
-WALL = 1_700_000_000  # the wall clock when the model's starts
-SKEW = 2_000  # milliseconds that producers' clocks may be behind
+START_TIME_S = 1_700_000_000  # the wall clock when the model's starts
+CLOCK_SKEW_MS = 2_000  # milliseconds that producers' clocks may be behind
 KEY = b"a"  # what the filtered channel lets through
-KEYED = Filters((Filter(key=KEY),))
+KEY_FILTERS = Filters((Filter(key=KEY),))
 
 
-class Encoder(Rendering):
+class ModelEncoder(PerEventEncoder):
     """Events short enough to be many, and counted: what every client got is checked by its sum."""
 
-    def render(self, events: Iterable[Event], view: bytes) -> bytes:
-        data = super().render(events, view)
-        return Counted.of(data, Sum.of(data)) if data else data
+    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+        data = super().encode_events(events, view)
+        return CountedBytes.create(data, Crc32Sum.from_bytes(data)) if data else data
 
-    def head(self, entry: Entry) -> bytes | None:
+    def encode_entry(self, entry: Entry) -> bytes | None:
         kind, p = type(entry), entry.tp.partition
         if kind is Record:
             return b"data: r %d %d %b\n" % (p, entry.offset, entry.value)
         if kind is Gap:
-            told = (p, entry.offset, entry.next, entry.reason.encode())
+            told = (p, entry.offset, entry.next_offset, entry.reason.encode())
             return b"event: gap\ndata: g %d %d %d %b\n" % told
         if kind is Ready:
-            return b"event: ready\ndata: y %d %d\n" % (p, entry.next)
+            return b"event: ready\ndata: y %d %d\n" % (p, entry.next_offset)
         return None
 
-    def position(self) -> bytes:
+    def encode_position(self) -> bytes:
         return b"event: position\ndata: {}\n"
 
-    def end(self, token: bytes | None) -> bytes:
+    def encode_event_end(self, token: bytes | None) -> bytes:
         return b"\n" if token is None else b"id: %b\n\n" % token
 
 
-class Ask:
+class PendingRequest:
     """A question that is under way. `then` takes the answer, unless it is unwanted by then."""
 
-    def __init__(self, tp: TopicPartition, todo: Todo, then: Callable[[Any], None], who: Any):
-        self.tp, self.todo, self.then, self.who = tp, todo, then, who
-        self.life = 0
+    def __init__(
+        self, tp: TopicPartition, command: Command, on_answer: Callable[[Any], None], owner: Any
+    ):
+        self.tp, self.command, self.on_answer, self.owner = tp, command, on_answer, owner
+        self.incarnation = 0
         self.epoch = 0
         self.answer: object = None
 
 
-class Job:
+class ReaderJob:
     """A reading, and the question it waits for."""
 
-    def __init__(self, reading: Reading, sink: Callable[[Sequence[Entry]], None]) -> None:
-        self.reading, self.sink = reading, sink
-        self.flight: Ask | None = None
-        self.done = False
+    def __init__(self, reader: PartitionReader, sink: Callable[[Sequence[Entry]], None]) -> None:
+        self.reader, self.sink = reader, sink
+        self.pending_request: PendingRequest | None = None
+        self.is_done = False
 
 
 class Replica:
     def __init__(self, world: Any, number: int) -> None:
         self.world, self.number = world, number
-        self.kafka: Kafka = world.kafka
-        self.asks: list[Ask] = []
-        self.policy: OutOfRange = world.policy
+        self.kafka: SimulatedBrokers = world.kafka
+        self.requests: list[PendingRequest] = []
+        self.policy: OutOfRangePolicy = world.policy
         self.metadata: Metadata = self.kafka.metadata[-1]
-        self.jobs: dict[TopicPartition, Job] = {}
-        self.private: dict[tuple[Subscription, TopicPartition], Job] = {}
-        self.verifying: dict[tuple[Subscription, TopicPartition], Ask] = {}
+        self.jobs: dict[TopicPartition, ReaderJob] = {}
+        self.private_jobs: dict[tuple[Subscription, TopicPartition], ReaderJob] = {}
+        self.verifications: dict[tuple[Subscription, TopicPartition], PendingRequest] = {}
         self.entries: list[Entry] = []
-        self.judged: dict[TopicPartition, Ready] = {}  # live starts, as of when they were found
-        self.born = world.now
-        logs = [self._open(TopicPartition(TOPIC, p)) for p in range(self._count())]
-        self.tail = Tail("cluster", logs, {TOPIC: self.metadata.topic_id})
-        fails = [TOPIC] if self.policy is OutOfRange.FAIL else []
-        encoder, size = Encoder(), world.ring
-        self.channels = [
-            Channel(self.tail, b"all--", encoder, None, max_bytes=size, fails=fails),
-            Channel(self.tail, b"keyed", encoder, KEYED.matches, max_bytes=size, fails=fails),
+        self.judged_starts: dict[
+            TopicPartition, Ready
+        ] = {}  # live starts, as of when they were found
+        self.started_at = world.now
+        logs = [
+            self._open_partition(TopicPartition(TOPIC, p)) for p in range(self._count_partitions())
         ]
-        self.spread = Spread(self.tail)
-        for channel, filters in zip(self.channels, (Filters(), KEYED), strict=True):
+        self.tail = Tail("cluster", logs, {TOPIC: self.metadata.topic_id})
+        fails = [TOPIC] if self.policy is OutOfRangePolicy.FAIL else []
+        encoder, size = ModelEncoder(), world.ring
+        self.channels = [
+            Channel(self.tail, b"all--", encoder, None, max_bytes=size, failing_topics=fails),
+            Channel(
+                self.tail,
+                b"keyed",
+                encoder,
+                KEY_FILTERS.matches,
+                max_bytes=size,
+                failing_topics=fails,
+            ),
+        ]
+        self.spread = ChannelDispatcher(self.tail)
+        for channel, filters in zip(self.channels, (Filters(), KEY_FILTERS), strict=True):
             self.spread.add(channel, filters)
 
-    def _count(self) -> int:
+    def _count_partitions(self) -> int:
         return len(self.metadata.partitions)
 
-    def _open(self, tp: TopicPartition, start: Any = None) -> Log:
+    def _open_partition(self, tp: TopicPartition, start: Any = None) -> PartitionLog:
         known = self.metadata.partitions[tp.partition]
         if start is None:
-            start = self._live(self.world.now, known.epoch, not known.leader)
-        job = Job(self._reading(tp, start), self._hand_in)
+            start = self._build_live_start(self.world.now, known.epoch, not known.has_leader)
+        job = ReaderJob(self._build_reader(tp, start), self._queue_entries)
         self.jobs[tp] = job
-        self._sync(job)
-        return Log(tp, self.world.cache, 1e9)
+        self._apply_metadata(job)
+        return PartitionLog(tp, self.world.cache, 1e9)
 
-    def _live(self, born: float, epoch: int, leaderless: bool) -> Live:
-        return Live(int((WALL + born) * 1000), born, epoch, leaderless, SKEW)
+    def _build_live_start(self, born: float, epoch: int, leaderless: bool) -> LiveStart:
+        return LiveStart(int((START_TIME_S + born) * 1000), born, epoch, leaderless, CLOCK_SKEW_MS)
 
-    def _reading(self, tp: TopicPartition, start: Any) -> Reading:
-        return Reading(tp, start, self.policy, Backoff(1.0, self.world.random))
+    def _build_reader(self, tp: TopicPartition, start: Any) -> PartitionReader:
+        return PartitionReader(tp, start, self.policy, Backoff(1.0, self.world.random))
 
     # metadata
 
-    def refresh(self, age: int) -> None:
+    def refresh_metadata(self, age: int) -> None:
         """Ask a broker for metadata; it may be behind."""
         known = self.kafka.metadata
         answer = known[max(0, len(known) - 1 - age)]
-        if answer.life != self.metadata.life:
-            if answer.life < self.metadata.life:
+        if answer.incarnation != self.metadata.incarnation:
+            if answer.incarnation < self.metadata.incarnation:
                 return  # an id that was left behind never comes back
             self.metadata = answer
-            self.tail.identify(TOPIC, answer.topic_id)
-            for sub in self._followers():
-                self._retire(sub)
+            self.tail.set_topic_id(TOPIC, answer.topic_id)
+            for sub in self._list_followers():
+                self._drop_unverified(sub)
         else:
             before = self.metadata.partitions
             merged = tuple(
@@ -140,106 +168,117 @@ class Replica:
                 for old, new in zip(before, answer.partitions, strict=False)
             )
             longer = max(before, answer.partitions, key=len)
-            self.metadata = Metadata(answer.topic_id, answer.life, merged + longer[len(merged) :])
-        for p in range(self._count()):
+            self.metadata = Metadata(
+                answer.topic_id, answer.incarnation, merged + longer[len(merged) :]
+            )
+        for p in range(self._count_partitions()):
             tp = TopicPartition(TOPIC, p)
             if tp not in self.jobs:
-                self.tail.add(self._open(tp, At(0)), Place(0))
-        for job in [*self.jobs.values(), *self.private.values()]:
-            self._sync(job)
+                self.tail.add_partition(
+                    self._open_partition(tp, OffsetStart(0)), PartitionPosition(0)
+                )
+        for job in [*self.jobs.values(), *self.private_jobs.values()]:
+            self._apply_metadata(job)
 
-    def _followers(self) -> list[Subscription]:
+    def _list_followers(self) -> list[Subscription]:
         every = [each for channel in self.channels for each in channel.followers]
         return [each for each in every if isinstance(each, Subscription)]
 
-    def _retire(self, sub: Subscription) -> None:
+    def _drop_unverified(self, sub: Subscription) -> None:
         """What it has not held against the log yet is of the topic that is no more."""
-        for work in (self.private, self.verifying):
+        for work in (self.private_jobs, self.verifications):
             for key in [key for key in work if key[0] is sub]:
                 del work[key]
-        for tp, place in sub.own.items():
-            if place.lineage == UNVERIFIED:
-                sub.retire(tp)
+        for tp, place in sub.private_positions.items():
+            if place.lineage == UNVERIFIED_LINEAGE:
+                sub.mark_retired(tp)
 
-    def _sync(self, job: Job) -> None:
-        reading = job.reading
+    def _apply_metadata(self, job: ReaderJob) -> None:
+        reading = job.reader
         known = self.metadata.partitions[reading.tp.partition]
         before = (reading.leader, reading.leader_epoch, reading.topic_id)
-        reading.on_topic(self.metadata.topic_id)
-        job.sink(reading.on_leader(1 if known.leader else None, known.epoch, self.world.now))
+        reading.on_topic_id(self.metadata.topic_id)
+        job.sink(
+            reading.on_leader_change(1 if known.has_leader else None, known.epoch, self.world.now)
+        )
         if before != (reading.leader, reading.leader_epoch, reading.topic_id):
-            job.flight = None
+            job.pending_request = None
 
     # questions
 
-    def _ask(self, tp: TopicPartition, todo: Todo, then: Callable[[Any], None], who: Any) -> Ask:
-        ask = Ask(tp, todo, then, who)
-        ask.life, ask.epoch = self.metadata.life, self.metadata.partitions[tp.partition].epoch
-        self.asks.append(ask)
+    def _create_request(
+        self, tp: TopicPartition, command: Command, on_answer: Callable[[Any], None], owner: Any
+    ) -> PendingRequest:
+        ask = PendingRequest(tp, command, on_answer, owner)
+        ask.incarnation, ask.epoch = (
+            self.metadata.incarnation,
+            self.metadata.partitions[tp.partition].epoch,
+        )
+        self.requests.append(ask)
         return ask
 
-    def send(self) -> None:
+    def send_requests(self) -> None:
         """Ask whatever is due."""
         now = self.world.now
-        for job in [*self.jobs.values(), *self.private.values()]:
-            if job.flight is None and (todo := job.reading.todo(now)) is not None:
-                self._send(job, todo)
-        for sub in self._followers():
-            self._attend(sub)
+        for job in [*self.jobs.values(), *self.private_jobs.values()]:
+            if job.pending_request is None and (todo := job.reader.next_command(now)) is not None:
+                self._send_request(job, todo)
+        for sub in self._list_followers():
+            self._start_backfills(sub)
 
-    def _send(self, job: Job, todo: Todo) -> None:
-        job.flight = self._ask(job.reading.tp, todo, lambda answer: None, job)
-        job.flight.epoch = job.reading.leader_epoch
+    def _send_request(self, job: ReaderJob, command: Command) -> None:
+        job.pending_request = self._create_request(job.reader.tp, command, lambda answer: None, job)
+        job.pending_request.epoch = job.reader.leader_epoch
 
-    def serve(self, ask: Ask) -> bool:
+    def serve_request(self, request: PendingRequest) -> bool:
         """The leader answers, if it can; the answer is not here yet."""
-        if ask.answer is not None:
+        if request.answer is not None:
             return True
         kafka = self.kafka
-        if ask.life != kafka.life:
-            ask.answer = Refused(Cause.UNKNOWN_TOPIC)
+        if request.life != kafka.incarnation:
+            request.answer = RefusedAnswer(Cause.UNKNOWN_TOPIC)
             return True
-        partition = kafka.partitions[ask.tp.partition]
-        if partition.frozen:
+        partition = kafka.partitions[request.tp.partition]
+        if partition.is_frozen:
             return False
-        ask.answer = partition.answer(ask.todo, ask.epoch, 0)
+        request.answer = partition.answer_request(request.todo, request.epoch, 0)
         return True
 
-    def deliver(self, ask: Ask) -> None:
-        self.asks.remove(ask)
-        if isinstance(ask.who, Job):
-            if ask.who.flight is ask:
-                ask.who.flight = None
-                self._answered(ask.who, ask)
-        elif self.verifying.get(ask.who) is ask:
-            del self.verifying[ask.who]
-            ask.then(ask.answer)
+    def deliver_answer(self, request: PendingRequest) -> None:
+        self.requests.remove(request)
+        if isinstance(request.owner, ReaderJob):
+            if request.owner.pending_request is request:
+                request.owner.pending_request = None
+                self._on_answer(request.owner, request)
+        elif self.verifications.get(request.owner) is request:
+            del self.verifications[request.owner]
+            request.on_answer(request.answer)
 
-    def abandon(self, ask: Ask) -> None:
+    def abandon_request(self, request: PendingRequest) -> None:
         """Out of patience. The answer may still come."""
-        if isinstance(ask.who, Job):
-            if ask.who.flight is ask:
-                ask.who.flight = None
-                ask.who.sink(ask.who.reading.on_error(Cause.TIMEOUT, self.world.now))
-        elif self.verifying.get(ask.who) is ask:
-            del self.verifying[ask.who]
+        if isinstance(request.owner, ReaderJob):
+            if request.owner.pending_request is request:
+                request.owner.pending_request = None
+                request.owner.sink(request.owner.reader.on_error(Cause.TIMEOUT, self.world.now))
+        elif self.verifications.get(request.owner) is request:
+            del self.verifications[request.owner]
 
-    def _answered(self, job: Job, ask: Ask) -> None:
-        reading, now, answer = job.reading, self.world.now, ask.answer
-        if isinstance(answer, Refused):
+    def _on_answer(self, job: ReaderJob, request: PendingRequest) -> None:
+        reading, now, answer = job.reader, self.world.now, request.answer
+        if isinstance(answer, RefusedAnswer):
             entries = reading.on_error(answer.cause, now)
-        elif isinstance(answer, Fetched):
-            entries = reading.on_fetched(answer, now)
-        elif isinstance(answer, Listed):
-            entries = reading.on_listed(answer.offset, answer.epoch, now)
+        elif isinstance(answer, FetchResult):
+            entries = reading.on_fetch(answer, now)
+        elif isinstance(answer, ListedOffset):
+            entries = reading.on_list_offsets(answer.offset, answer.epoch, now)
         else:
-            assert isinstance(answer, Ended)
-            entries = reading.on_epoch_end(answer.epoch, answer.end, now)
+            assert isinstance(answer, EpochEndAnswer)
+            entries = reading.on_epoch_end(answer.epoch, answer.end_offset, now)
         job.sink(entries)
 
     # the end of a turn of the loop
 
-    def turn(self) -> None:
+    def apply_turn(self) -> None:
         """Apply what came: logs, the tail and channels in one breath."""
         entries, now = list(self.entries), self.world.now
         self.entries.clear()
@@ -247,147 +286,159 @@ class Replica:
             for entry in entries:
                 log = self.tail.logs[entry.tp]
                 if type(entry) is Ready:
-                    if log.next is None:
-                        self._resolved(entry)
-                        log.open(entry.next, entry.epoch)
+                    if log.next_offset is None:
+                        self._on_resolved(entry)
+                        log.open(entry.next_offset, entry.epoch)
                 elif type(entry) is not Fault:
                     log.append(entry, now)
-            turn = self.tail.turn(entries, int(WALL + now))
+            turn = self.tail.apply_entries(entries, int(START_TIME_S + now))
             self.spread.publish(turn)
 
-    def _hand_in(self, entries: Sequence[Entry]) -> None:
+    def _queue_entries(self, entries: Sequence[Entry]) -> None:
         """Until the turn ends; time may pass by then."""
         for entry in entries:
-            start = self.jobs[entry.tp].reading.start
-            if type(entry) is Ready and isinstance(start, Live):
-                self.judged.setdefault(entry.tp, self._judged(entry, start))
+            start = self.jobs[entry.tp].reader.start
+            if type(entry) is Ready and isinstance(start, LiveStart):
+                self.judged_starts.setdefault(entry.tp, self._mark_approximate(entry, start))
         self.entries += entries
 
-    def _resolved(self, ready: Ready) -> None:
+    def _on_resolved(self, ready: Ready) -> None:
         """The oracle is to know where a live start was found right after the connect."""
-        if ready.tp in self.judged:
-            self.world.resolved(self, None, self.judged[ready.tp])
+        if ready.tp in self.judged_starts:
+            self.world.resolved(self, None, self.judged_starts[ready.tp])
 
-    def _judged(self, ready: Ready, start: Live) -> Ready:
+    def _mark_approximate(self, ready: Ready, start: LiveStart) -> Ready:
         """Only an end that was asked for within a second of the connect is that of then."""
-        late = start.leaderless or self.world.now - start.born > 1.0
+        late = start.was_leaderless or self.world.now - start.connected_at > 1.0
         return ready._replace(approximate=ready.approximate or late)
 
-    def pump(self, rounds: int = 1) -> None:
+    def run_rounds(self, rounds: int = 1) -> None:
         """The quick way: everything that can be answered is, at once."""
         for _ in range(rounds):
-            self.send()
-            for ask in list(self.asks):
-                if self.serve(ask):
-                    self.deliver(ask)
-            self.turn()
+            self.send_requests()
+            for ask in list(self.requests):
+                if self.serve_request(ask):
+                    self.deliver_answer(ask)
+            self.apply_turn()
 
     # clients
 
-    def connect(self, view: int, last_event_id: str, start: str, **options: Any) -> Subscription:
+    def open_subscription(
+        self, view: int, last_event_id: str, start: str, **options: Any
+    ) -> Subscription:
         channel = self.channels[view]
-        own: dict[TopicPartition, Place] = {}
+        own: dict[TopicPartition, PartitionPosition] = {}
         since = None
         if last_event_id:
-            token = decode(last_event_id)
-            topic = token.among([TOPIC])[TOPIC]
+            token = parse_token(last_event_id)
+            topic = token.match_topics([TOPIC])[TOPIC]
             since = token.issued
-            if not topic.is_topic(self.tail.ids[TOPIC]):
-                self.refresh(0)  # which of the two is the topic that is no more?
-            for p in range(max(len(topic.offsets), self._count())):
+            if not topic.matches_id(self.tail.topic_ids[TOPIC]):
+                self.refresh_metadata(0)  # which of the two is the topic that is no more?
+            for p in range(max(len(topic.offsets), self._count_partitions())):
                 tp = TopicPartition(TOPIC, p)
                 if p >= len(topic.offsets):
-                    own[tp] = Place(0, NO_EPOCH, self.tail.logs[tp].lineage)
+                    own[tp] = PartitionPosition(0, NO_EPOCH, self.tail.logs[tp].lineage)
                     continue
                 offset, epoch = topic.offsets[p], topic.epochs[p]
-                ours = topic.is_topic(self.tail.ids[TOPIC])
-                own[tp] = Place(offset, epoch if ours else RETIRED, UNVERIFIED)
+                ours = topic.matches_id(self.tail.topic_ids[TOPIC])
+                own[tp] = PartitionPosition(
+                    offset, epoch if ours else RETIRED_EPOCH, UNVERIFIED_LINEAGE
+                )
         elif start == "earliest":
-            own = {tp: Place(0, NO_EPOCH, UNVERIFIED) for tp in self.tail.logs}
+            own = {tp: PartitionPosition(0, NO_EPOCH, UNVERIFIED_LINEAGE) for tp in self.tail.logs}
         else:
             self._await_live()
-        sub = Subscription(channel, own, since=since, **options)
+        sub = Subscription(channel, own, resolve_since=since, **options)
         return sub
 
     def _await_live(self) -> None:
         for tp, log in self.tail.logs.items():
-            start = self.jobs[tp].reading.start
-            if log.next is None and isinstance(start, Live):
-                epoch = start.epoch if start.leaderless else NO_EPOCH
-                self.tail.await_since(tp, epoch, start.since // 1000)
+            start = self.jobs[tp].reader.start
+            if log.next_offset is None and isinstance(start, LiveStart):
+                epoch = start.epoch if start.was_leaderless else NO_EPOCH
+                self.tail.mark_pending_since(tp, epoch, start.connected_at_ms // 1000)
 
-    def promise(self, pending: Iterable[TopicPartition]) -> None:
+    def pin_starts(self, pending: Iterable[TopicPartition]) -> None:
         """A client was begun without them."""
         for tp in pending:
-            self.jobs[tp].reading.promise()
+            self.jobs[tp].reader.pin_start()
 
-    def close(self, sub: Subscription) -> None:
+    def close_subscription(self, sub: Subscription) -> None:
         sub.close()
-        for work in (self.private, self.verifying):
+        for work in (self.private_jobs, self.verifications):
             for key in [key for key in work if key[0] is sub]:
                 del work[key]
 
-    def _attend(self, sub: Subscription) -> None:
-        if sub.ended:
+    def _start_backfills(self, sub: Subscription) -> None:
+        if sub.end_reason:
             return
-        for tp, place in sub.unverified():
-            if (sub, tp) not in self.verifying and (sub, tp) not in self.private:
-                self._verify(sub, tp, place)
-        for tp, place in sub.lacks():
-            if (sub, tp) not in self.private:
-                self._fetch(sub, tp, place)
+        for tp, place in sub.list_unverified():
+            if (sub, tp) not in self.verifications and (sub, tp) not in self.private_jobs:
+                self._start_verification(sub, tp, place)
+        for tp, place in sub.list_backfills():
+            if (sub, tp) not in self.private_jobs:
+                self._start_fetch(sub, tp, place)
 
-    def _fetch(self, sub: Subscription, tp: TopicPartition, place: Place) -> None:
-        def sink(entries: Sequence[Entry]) -> None:
+    def _start_fetch(self, sub: Subscription, tp: TopicPartition, place: PartitionPosition) -> None:
+        def on_entries(entries: Sequence[Entry]) -> None:
             found = [e for e in entries if not isinstance(e, Ready | Fault)]
-            if found and self.private.pop((sub, tp), None):
+            if found and self.private_jobs.pop((sub, tp), None):
                 sub.feed(tp, place, found)
 
         assert place.offset is not None
-        self._add_private(sub, tp, At(place.offset, place.epoch), sink)
+        self._add_private(sub, tp, OffsetStart(place.offset, place.epoch), on_entries)
 
-    def _resolve(self, sub: Subscription, tp: TopicPartition, place: Place) -> None:
-        lineage = self.jobs[tp].reading.lineage
+    def _start_resolve(
+        self, sub: Subscription, tp: TopicPartition, place: PartitionPosition
+    ) -> None:
+        lineage = self.jobs[tp].reader.lineage
 
-        def sink(entries: Sequence[Entry]) -> None:
+        def on_entries(entries: Sequence[Entry]) -> None:
             for e in entries:
-                if isinstance(e, Ready) and self.private.pop((sub, tp), None):
-                    self.world.resolved(self, sub, self._judged(e, start))
-                    sub.verified(tp, Place(e.next, e.epoch, lineage))
+                if isinstance(e, Ready) and self.private_jobs.pop((sub, tp), None):
+                    self.world.resolved(self, sub, self._mark_approximate(e, start))
+                    sub.on_verified(tp, PartitionPosition(e.next_offset, e.epoch, lineage))
 
-        assert sub.since is not None
+        assert sub.resolve_since is not None
         # born long ago: an end that is asked for now is not that of then (as in hub's `Lacks`)
-        start = Live(sub.since * 1000, 0.0, place.epoch, place.epoch != NO_EPOCH, SKEW)
-        self._add_private(sub, tp, start, sink)
+        start = LiveStart(
+            sub.resolve_since * 1000, 0.0, place.epoch, place.epoch != NO_EPOCH, CLOCK_SKEW_MS
+        )
+        self._add_private(sub, tp, start, on_entries)
 
     def _add_private(self, sub: Subscription, tp: TopicPartition, start: Any, sink: Any) -> None:
-        job = self.private[sub, tp] = Job(self._reading(tp, start), sink)
-        self._sync(job)
+        job = self.private_jobs[sub, tp] = ReaderJob(self._build_reader(tp, start), sink)
+        self._apply_metadata(job)
 
-    def _verify(self, sub: Subscription, tp: TopicPartition, place: Place) -> None:
-        if place.offset is None and place.epoch != RETIRED:
-            self._resolve(sub, tp, place)
+    def _start_verification(
+        self, sub: Subscription, tp: TopicPartition, place: PartitionPosition
+    ) -> None:
+        if place.offset is None and place.epoch != RETIRED_EPOCH:
+            self._start_resolve(sub, tp, place)
             return
-        reading = self.jobs[tp].reading
-        if not reading.stands_on(NO_EPOCH if place.epoch == RETIRED else place.epoch):
+        reading = self.jobs[tp].reader
+        if not reading.can_validate(NO_EPOCH if place.epoch == RETIRED_EPOCH else place.epoch):
             return
-        if place.epoch == RETIRED:
-            first = Place(0, NO_EPOCH, reading.lineage)
-            gap = Gap(tp, place.offset or 0, 0, NO_EPOCH, Reason.RECREATED)
-            sub.verified(tp, first, gap if place.offset is not None else None)
+        if place.epoch == RETIRED_EPOCH:
+            first = PartitionPosition(0, NO_EPOCH, reading.lineage)
+            gap = Gap(tp, place.offset or 0, 0, NO_EPOCH, GapReason.RECREATED)
+            sub.on_verified(tp, first, gap if place.offset is not None else None)
             return
-        present = Place(place.offset, reading.leader_epoch, reading.lineage)
+        present = PartitionPosition(place.offset, reading.leader_epoch, reading.lineage)
         if place.epoch in (NO_EPOCH, reading.leader_epoch):
-            sub.verified(tp, present._replace(epoch=place.epoch))
+            sub.on_verified(tp, present._replace(epoch=place.epoch))
             return
 
-        def then(answer: Any) -> None:
-            if not isinstance(answer, Ended):
+        def on_epoch_end(answer: Any) -> None:
+            if not isinstance(answer, EpochEndAnswer):
                 return
-            if not 0 <= answer.end < present.offset:
-                sub.verified(tp, present)
+            if not 0 <= answer.end_offset < present.offset:
+                sub.on_verified(tp, present)
                 return
-            gap = Gap(tp, present.offset, answer.end, present.epoch, Reason.TRUNCATED)
-            sub.verified(tp, present._replace(offset=answer.end), gap)
+            gap = Gap(tp, present.offset, answer.end_offset, present.epoch, GapReason.TRUNCATED)
+            sub.on_verified(tp, present._replace(offset=answer.end_offset), gap)
 
-        self.verifying[sub, tp] = self._ask(tp, EpochEnd(place.epoch), then, (sub, tp))
+        self.verifications[sub, tp] = self._create_request(
+            tp, EpochEndCommand(place.epoch), on_epoch_end, (sub, tp)
+        )

@@ -13,16 +13,16 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from .machine import Machine
 
-RUNS = 40  # from one seed
-STEPS = 200  # of one run
+RUNS_PER_SEED = 40  # from one seed
+STEPS_PER_RUN = 200  # of one run
 
 
-def run(number: int, *, shrink: bool = True) -> int:
+def run_seed(number: int, *, shrink: bool = True) -> int:
     """Run the machine from a seed and count its steps. Raises what is found, shrunk."""
     before = Machine.steps
     chosen = settings(
-        max_examples=RUNS,
-        stateful_step_count=STEPS,
+        max_examples=RUNS_PER_SEED,
+        stateful_step_count=STEPS_PER_RUN,
         database=None,
         deadline=None,
         phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
@@ -37,5 +37,5 @@ def run(number: int, *, shrink: bool = True) -> int:
     return Machine.steps - before
 
 
-def any_seed() -> int:
+def draw_seed() -> int:
     return random.SystemRandom().randrange(1 << 32)

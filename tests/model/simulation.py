@@ -14,17 +14,17 @@ from typing import NamedTuple
 from gateway.core.log.partition_reader import (
     EARLIEST,
     LATEST,
-    EpochEnd,
-    Fetch,
-    Fetched,
-    ListOffset,
-    Todo,
+    Command,
+    EpochEndCommand,
+    FetchCommand,
+    FetchResult,
+    ListOffsetCommand,
 )
 from gateway.core.log.record import Entry, Record, Skip, TopicPartition
 from gateway.core.log.recovery import Cause
 
 TOPIC = "t"
-FETCH_SLOTS = 4
+MAX_FETCH_SLOTS = 4
 
 
 class Transaction:
@@ -36,13 +36,13 @@ class Slot:
     """One offset of a log. A control record has no value."""
 
     __slots__ = (
-        "compacted",
-        "control",
         "epoch",
+        "incarnation",
+        "is_compacted",
+        "is_control",
         "key",
-        "life",
         "offset",
-        "prev",
+        "previous",
         "serial",
         "timestamp",
         "transaction",
@@ -50,233 +50,249 @@ class Slot:
     )
 
     def __init__(self, prev, offset, epoch, life, serial, timestamp, key, value, transaction):
-        self.prev: Slot | None = prev
+        self.previous: Slot | None = prev
         self.offset: int = offset
         self.epoch: int = epoch
-        self.life: int = life
+        self.incarnation: int = life
         self.serial: int = serial
         self.timestamp: int = timestamp
         self.key: bytes | None = key
         self.value: bytes = value
         self.transaction: Transaction | None = transaction
-        self.control = False
-        self.compacted = False
+        self.is_control = False
+        self.is_compacted = False
 
     @property
-    def delivers(self) -> bool:
+    def must_deliver(self) -> bool:
         """Must those who read past it have seen it?"""
-        if self.control or self.compacted:
+        if self.is_control or self.is_compacted:
             return False
         return self.transaction is None or self.transaction.state == "committed"
 
 
-class Known(NamedTuple):
+class KnownPartition(NamedTuple):
     """What metadata says of one partition."""
 
-    leader: bool
+    has_leader: bool
     epoch: int
 
 
 class Metadata(NamedTuple):
     topic_id: str
-    life: int
-    partitions: tuple[Known, ...]
+    incarnation: int
+    partitions: tuple[KnownPartition, ...]
 
 
-class Refused(NamedTuple):
+class RefusedAnswer(NamedTuple):
     cause: Cause
 
 
-class Listed(NamedTuple):
+class ListedOffset(NamedTuple):
     offset: int | None
     epoch: int
 
 
-class Ended(NamedTuple):
+class EpochEndAnswer(NamedTuple):
     epoch: int
-    end: int
+    end_offset: int
 
 
 @dataclass
 class Partition:
     tp: TopicPartition
-    life: int
+    incarnation: int
     slots: list[Slot] = field(default_factory=list)
-    start: int = 0
+    log_start: int = 0
     epoch: int = 0
-    leader: bool = True
-    frozen: bool = False
-    cuts: int = 0
+    has_leader: bool = True
+    is_frozen: bool = False
+    truncation_count: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
-    open: dict[int, tuple[Transaction, int]] = field(default_factory=dict)
+    open_transactions: dict[int, tuple[Transaction, int]] = field(default_factory=dict)
 
     @property
-    def end(self) -> int:
+    def end_offset(self) -> int:
         return len(self.slots)
 
     @property
-    def stable(self) -> int:
-        return min((first for _, first in self.open.values()), default=self.end)
+    def stable_offset(self) -> int:
+        return min((first for _, first in self.open_transactions.values()), default=self.end_offset)
 
-    def append(self, serial: int, timestamp: int, key, value, transaction=None) -> Slot:
+    def append_slot(self, serial: int, timestamp: int, key, value, transaction=None) -> Slot:
         prev = self.slots[-1] if self.slots else None
         slot = Slot(
-            prev, self.end, self.epoch, self.life, serial, timestamp, key, value, transaction
+            prev,
+            self.end_offset,
+            self.epoch,
+            self.incarnation,
+            serial,
+            timestamp,
+            key,
+            value,
+            transaction,
         )
         self.slots.append(slot)
         return slot
 
     # what its leader answers
 
-    def answer(self, todo: Todo, epoch: int, timestamps_from: int) -> object:
-        if not self.leader:
-            return Refused(Cause.NO_LEADER)
+    def answer_request(self, command: Command, epoch: int, timestamps_from: int) -> object:
+        if not self.has_leader:
+            return RefusedAnswer(Cause.NO_LEADER)
         if epoch != self.epoch:
-            return Refused(Cause.NOT_LEADER)
-        if isinstance(todo, Fetch):
-            return self._fetch(todo.offset)
-        if isinstance(todo, ListOffset):
-            return self._list(todo)
-        assert isinstance(todo, EpochEnd)
-        return self._epoch_end(todo.epoch)
+            return RefusedAnswer(Cause.NOT_LEADER)
+        if isinstance(command, FetchCommand):
+            return self._answer_fetch(command.offset)
+        if isinstance(command, ListOffsetCommand):
+            return self._list_offset(command)
+        assert isinstance(command, EpochEndCommand)
+        return self._find_epoch_end(command.epoch)
 
-    def _fetch(self, offset: int) -> object:
-        if not self.start <= offset <= self.end:
-            return Refused(Cause.OUT_OF_RANGE)
-        upto = min(self.stable, offset + FETCH_SLOTS)
+    def _answer_fetch(self, offset: int) -> object:
+        if not self.log_start <= offset <= self.end_offset:
+            return RefusedAnswer(Cause.OUT_OF_RANGE)
+        upto = min(self.stable_offset, offset + MAX_FETCH_SLOTS)
         entries: list[Entry] = []
         at, epoch = offset, -1
         for slot in self.slots[offset:upto]:
             epoch = slot.epoch
-            if slot.delivers:
+            if slot.must_deliver:
                 entries.append(
                     Record(self.tp, slot.offset, epoch, slot.timestamp, slot.key, slot.value)
                 )
                 at = slot.offset + 1
-            elif slot.control or slot.offset + 1 == upto:
+            elif slot.is_control or slot.offset + 1 == upto:
                 entries.append(Skip(self.tp, at, slot.offset + 1, epoch))
                 at = slot.offset + 1
-        return Fetched(entries, at, epoch, self.end, self.stable, self.start)
+        return FetchResult(entries, at, epoch, self.end_offset, self.stable_offset, self.log_start)
 
-    def _list(self, todo: ListOffset) -> Listed:
-        if todo.timestamp == EARLIEST:
-            epoch = self.slots[self.start].epoch if self.start < self.end else self.epoch
-            return Listed(self.start, epoch)
-        if todo.timestamp == LATEST:
-            return Listed(self.stable if todo.stable else self.end, self.epoch)
-        for slot in self.slots[self.start : self.stable]:
-            if slot.timestamp >= todo.timestamp and not slot.control:
-                return Listed(slot.offset, slot.epoch)
-        return Listed(None, -1)
+    def _list_offset(self, command: ListOffsetCommand) -> ListedOffset:
+        if command.timestamp == EARLIEST:
+            epoch = (
+                self.slots[self.log_start].epoch if self.log_start < self.end_offset else self.epoch
+            )
+            return ListedOffset(self.log_start, epoch)
+        if command.timestamp == LATEST:
+            return ListedOffset(
+                self.stable_offset if command.is_stable else self.end_offset, self.epoch
+            )
+        for slot in self.slots[self.log_start : self.stable_offset]:
+            if slot.timestamp >= command.timestamp and not slot.is_control:
+                return ListedOffset(slot.offset, slot.epoch)
+        return ListedOffset(None, -1)
 
-    def _epoch_end(self, epoch: int) -> Ended:
+    def _find_epoch_end(self, epoch: int) -> EpochEndAnswer:
         if epoch == self.epoch:
-            return Ended(epoch, self.end)
+            return EpochEndAnswer(epoch, self.end_offset)
         after = [start for known, start in self.epochs if known > epoch]
         upto = [known for known, _ in self.epochs if known <= epoch]
         if not after:
-            return Ended(-1, -1)
-        return Ended(max(upto, default=epoch), max(self.start, min(after)))
+            return EpochEndAnswer(-1, -1)
+        return EpochEndAnswer(max(upto, default=epoch), max(self.log_start, min(after)))
 
 
-class Kafka:
+class SimulatedBrokers:
     """One topic of some partitions, and what its brokers believe about it."""
 
     def __init__(self, partitions: int) -> None:
-        self.life = 0
+        self.incarnation = 0
         self.serial = 0
-        self.written: dict[bytes, Slot] = {}
-        self.lives: list[list[Partition]] = []
-        self._create(partitions)
+        self.slots_by_value: dict[bytes, Slot] = {}
+        self.incarnations: list[list[Partition]] = []
+        self._create_partitions(partitions)
         self.metadata: list[Metadata] = []
-        self.publish()
+        self.publish_metadata()
 
     @property
     def partitions(self) -> list[Partition]:
-        return self.lives[-1]
+        return self.incarnations[-1]
 
     @property
     def topic_id(self) -> str:
-        return f"id{self.life}"
+        return f"id{self.incarnation}"
 
-    def publish(self) -> None:
+    def publish_metadata(self) -> None:
         """The brokers learn how things are now; some go on saying how they were."""
-        known = tuple(Known(p.leader, p.epoch) for p in self.partitions)
-        now = Metadata(self.topic_id, self.life, known)
+        known = tuple(KnownPartition(p.has_leader, p.epoch) for p in self.partitions)
+        now = Metadata(self.topic_id, self.incarnation, known)
         if not self.metadata or self.metadata[-1] != now:
             self.metadata.append(now)
 
-    def append(self, p: Partition, timestamp: int, key: bytes, transaction=None) -> Slot:
+    def append_record(self, p: Partition, timestamp: int, key: bytes, transaction=None) -> Slot:
         self.serial += 1
         value = b"v%d" % self.serial
-        slot = self.written[value] = p.append(self.serial, timestamp, key, value, transaction)
+        slot = self.slots_by_value[value] = p.append_slot(
+            self.serial, timestamp, key, value, transaction
+        )
         return slot
 
-    def begin(self, p: Partition, timestamp: int, key: bytes) -> None:
+    def begin_transaction(self, p: Partition, timestamp: int, key: bytes) -> None:
         transaction = Transaction()
-        slot = self.append(p, timestamp, key, transaction)
-        p.open[slot.serial] = (transaction, slot.offset)
+        slot = self.append_record(p, timestamp, key, transaction)
+        p.open_transactions[slot.serial] = (transaction, slot.offset)
 
-    def finish(self, p: Partition, timestamp: int, which: int, commit: bool) -> None:
-        serial = list(p.open)[which % len(p.open)]
-        transaction, _ = p.open.pop(serial)
+    def finish_transaction(self, p: Partition, timestamp: int, which: int, commit: bool) -> None:
+        serial = list(p.open_transactions)[which % len(p.open_transactions)]
+        transaction, _ = p.open_transactions.pop(serial)
         transaction.state = "committed" if commit else "aborted"
-        slot = self.append(p, timestamp, b"", transaction)
-        slot.control = True
+        slot = self.append_record(p, timestamp, b"", transaction)
+        slot.is_control = True
 
-    def retain(self, p: Partition, start: int) -> None:
-        p.start = max(p.start, min(start, p.stable))
+    def advance_log_start(self, p: Partition, start: int) -> None:
+        p.log_start = max(p.log_start, min(start, p.stable_offset))
 
-    def compact(self, p: Partition, offset: int) -> bool:
+    def compact_slot(self, p: Partition, offset: int) -> bool:
         """Is it gone? The latest of each key stays."""
-        if not p.start <= offset < p.stable or p.slots[offset].control:
+        if not p.log_start <= offset < p.stable_offset or p.slots[offset].is_control:
             return False
         slot = p.slots[offset]
-        later = (each for each in p.slots[offset + 1 : p.stable] if each.key == slot.key)
-        if any(each.delivers for each in later):
-            slot.compacted = True
-        return slot.compacted
+        later = (each for each in p.slots[offset + 1 : p.stable_offset] if each.key == slot.key)
+        if any(each.must_deliver for each in later):
+            slot.is_compacted = True
+        return slot.is_compacted
 
     def lose_leader(self, p: Partition) -> None:
-        p.leader = False
+        p.has_leader = False
         p.epoch += 1
-        self.publish()
+        self.publish_metadata()
 
-    def elect(self, p: Partition, lost: int = 0) -> None:
+    def elect_leader(self, p: Partition, lost: int = 0) -> None:
         """A new leader; an unclean one comes without the last `lost` slots."""
-        p.leader, p.frozen = True, False
+        p.has_leader, p.is_frozen = True, False
         p.epoch += 1
         if lost:
-            self._truncate(p, max(p.start, p.end - lost))
-        p.epochs.append((p.epoch, p.end))
-        self.publish()
+            self._truncate(p, max(p.log_start, p.end_offset - lost))
+        p.epochs.append((p.epoch, p.end_offset))
+        self.publish_metadata()
 
     def _truncate(self, p: Partition, end: int) -> None:
         """A transaction is never cut in two: what became of its rest would be undefined."""
-        p.cuts += 1
+        p.truncation_count += 1
         while True:
             cut = {id(slot.transaction) for slot in p.slots[end:] if slot.transaction}
-            split = [s.offset for s in p.slots[p.start : end] if id(s.transaction) in cut]
+            split = [s.offset for s in p.slots[p.log_start : end] if id(s.transaction) in cut]
             if not split:
                 break
             end = split[0]
         # one that began before the log start is cut all the same
-        for serial, (_, first) in list(p.open.items()):
+        for serial, (_, first) in list(p.open_transactions.items()):
             if first >= end:
-                del p.open[serial]
+                del p.open_transactions[serial]
         del p.slots[end:]
         p.epochs = [(epoch, start) for epoch, start in p.epochs if start < end]
 
-    def recreate(self, partitions: int) -> None:
-        self.life += 1
-        self._create(partitions)
-        self.publish()
+    def recreate_topic(self, partitions: int) -> None:
+        self.incarnation += 1
+        self._create_partitions(partitions)
+        self.publish_metadata()
 
     def add_partition(self) -> None:
-        self.partitions.append(Partition(TopicPartition(TOPIC, len(self.partitions)), self.life))
-        self.publish()
+        self.partitions.append(
+            Partition(TopicPartition(TOPIC, len(self.partitions)), self.incarnation)
+        )
+        self.publish_metadata()
 
-    def _create(self, partitions: int) -> None:
-        self.lives.append(
-            [Partition(TopicPartition(TOPIC, n), self.life) for n in range(partitions)]
+    def _create_partitions(self, partitions: int) -> None:
+        self.incarnations.append(
+            [Partition(TopicPartition(TOPIC, n), self.incarnation) for n in range(partitions)]
         )

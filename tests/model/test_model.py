@@ -9,13 +9,13 @@ import os
 import time
 
 import pytest
-from model.running import any_seed, run
+from model.running import draw_seed, run_seed
 
 SECONDS = float(os.environ.get("GATEWAY_MODEL_SECONDS", "0"))
 SEEDS = 15  # always the same ones, about 100,000 steps
 
 
-def say(capsys: pytest.CaptureFixture[str], line: str) -> None:
+def print_line(capsys: pytest.CaptureFixture[str], line: str) -> None:
     with capsys.disabled():
         print(f"\n{line}", end=" ", flush=True)
 
@@ -24,20 +24,20 @@ def say(capsys: pytest.CaptureFixture[str], line: str) -> None:
 def test_every_record_comes_once_and_in_order_or_a_gap_says_what_is_missing(
     capsys: pytest.CaptureFixture[str],
 ):
-    steps = sum(map(run, range(SEEDS)))
-    number = any_seed()
-    say(capsys, f"model: {steps} steps clean; now seed {number}")
-    steps += run(number)
-    say(capsys, f"model: {steps} steps clean")
+    steps = sum(map(run_seed, range(SEEDS)))
+    number = draw_seed()
+    print_line(capsys, f"model: {steps} steps clean; now seed {number}")
+    steps += run_seed(number)
+    print_line(capsys, f"model: {steps} steps clean")
     assert steps > SEEDS * 4_000
 
 
 @pytest.mark.skipif(not SECONDS, reason="GATEWAY_MODEL_SECONDS is not set; make model sets it")
 @pytest.mark.timeout(SECONDS + 600)
 def test_the_same_holds_for_as_long_as_one_likes(capsys: pytest.CaptureFixture[str]):
-    began, steps, number = time.monotonic(), 0, any_seed()
+    began, steps, number = time.monotonic(), 0, draw_seed()
     while (spent := time.monotonic() - began) < SECONDS:
-        say(capsys, f"model: {steps} steps clean in {spent:.0f} s; now seed {number}")
-        steps += run(number)
+        print_line(capsys, f"model: {steps} steps clean in {spent:.0f} s; now seed {number}")
+        steps += run_seed(number)
         number += 1
-    say(capsys, f"model: {steps} steps clean")
+    print_line(capsys, f"model: {steps} steps clean")

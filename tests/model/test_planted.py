@@ -6,43 +6,43 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from model.oracle import Wrong
-from model.running import run
-from support.rendering import Rendering
+from model.oracle import BrokenPromise
+from model.running import run_seed
+from support.per_event_encoder import PerEventEncoder
 
-from gateway.core.channel.byte_counts import Ledger
-from gateway.core.channel.channel import Event
+from gateway.core.channel.byte_counts import ByteCounts
+from gateway.core.channel.channel import ChannelEvent
 from gateway.core.client.catch_up import CatchUp
-from gateway.core.client.read_buffer import Backlog
+from gateway.core.client.read_buffer import ReadBuffer
 from gateway.core.client.subscription import Subscription
 from gateway.core.log import partition_reader as reading
-from gateway.core.log.partition_log import Log
-from gateway.core.log.partition_reader import Fetched, Reading
-from gateway.core.log.position import Place
-from gateway.core.log.record import Entry, Gap, Reason, Record, TopicPartition
+from gateway.core.log.partition_log import PartitionLog
+from gateway.core.log.partition_reader import FetchResult, PartitionReader
+from gateway.core.log.position import PartitionPosition
+from gateway.core.log.record import Entry, Gap, GapReason, Record, TopicPartition
 
 pytestmark = pytest.mark.timeout(400)
 
 SEEDS = 80  # the rarest is found by the 25th
 
-Plant = Callable[[pytest.MonkeyPatch], None]
-planted: list[Plant] = []
+PlantedBug = Callable[[pytest.MonkeyPatch], None]
+planted_bugs: list[PlantedBug] = []
 
 
-def plant(bug: Plant) -> Plant:
-    planted.append(bug)
+def register_bug(bug: PlantedBug) -> PlantedBug:
+    planted_bugs.append(bug)
     return bug
 
 
-@plant
+@register_bug
 def the_id_comes_before_the_data(patch: pytest.MonkeyPatch) -> None:
-    render = Rendering.render
+    render = PerEventEncoder.encode_events
 
-    def early(self: Rendering, events: Iterable[Event], view: bytes) -> bytes:
+    def early(self: PerEventEncoder, events: Iterable[ChannelEvent], view: bytes) -> bytes:
         blocks = render(self, events, view).split(b"\n\n")
         return b"\n\n".join(map(_id_first, blocks))
 
-    patch.setattr(Rendering, "render", early)
+    patch.setattr(PerEventEncoder, "render", early)
 
 
 def _id_first(block: bytes) -> bytes:
@@ -50,89 +50,91 @@ def _id_first(block: bytes) -> bytes:
     return b"\n".join(sorted(lines, key=lambda line: not line.startswith(b"id:")))
 
 
-@plant
+@register_bug
 def it_joins_the_ride_one_record_early(patch: pytest.MonkeyPatch) -> None:
-    _joins(patch, lambda offset, end: offset == end - 1)
+    _patch_join(patch, lambda offset, end: offset == end - 1)
 
 
-@plant
+@register_bug
 def it_joins_the_ride_without_waiting_for_the_head(patch: pytest.MonkeyPatch) -> None:
-    _joins(patch, lambda offset, end: offset > end)
+    _patch_join(patch, lambda offset, end: offset > end)
 
 
-def _joins(patch: pytest.MonkeyPatch, too: Callable[[int, int], bool]) -> None:
-    join = CatchUp.join
+def _patch_join(patch: pytest.MonkeyPatch, should_join: Callable[[int, int], bool]) -> None:
+    join = CatchUp.try_join
 
     def unequal(self: CatchUp, tp: TopicPartition) -> bool:
-        own, ride = self._own, self._ride
+        own, ride = self._positions, self._cursor
         offset, end = own[tp].offset, ride.channel.tail.position[tp].offset
-        known = not ride.bounded and offset is not None and end is not None
-        if known and too(offset, end):
+        known = not ride.is_bounded and offset is not None and end is not None
+        if known and should_join(offset, end):
             own[tp] = own[tp]._replace(offset=end)
         return join(self, tp)
 
     patch.setattr(CatchUp, "join", unequal)
 
 
-@plant
+@register_bug
 def a_jump_of_offsets_is_told_as_a_gap(patch: pytest.MonkeyPatch) -> None:
-    on_fetched = Reading.on_fetched
+    on_fetched = PartitionReader.on_fetch
 
-    def guessing(self: Reading, fetched: Fetched, now: float) -> list[Entry]:
-        at = self.place.offset
+    def guessing(self: PartitionReader, fetched: FetchResult, now: float) -> list[Entry]:
+        at = self.position.offset
         out: list[Entry] = []
         for entry in on_fetched(self, fetched, now):
             if type(entry) is Record and at is not None and entry.offset > at:
-                out.append(Gap(entry.tp, at, entry.offset, entry.epoch, Reason.RETENTION))
-            at = entry.next
+                out.append(Gap(entry.tp, at, entry.offset, entry.epoch, GapReason.RETENTION))
+            at = entry.next_offset
             out.append(entry)
         return out
 
-    patch.setattr(Reading, "on_fetched", guessing)
+    patch.setattr(PartitionReader, "on_fetched", guessing)
 
 
-@plant
+@register_bug
 def an_end_told_after_begin_is_where_to_start(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Reading, "promise", lambda self: None)
+    patch.setattr(PartitionReader, "promise", lambda self: None)
 
 
-@plant
+@register_bug
 def a_place_counts_before_its_gap_was_told(patch: pytest.MonkeyPatch) -> None:
-    verified = Subscription.verified
+    verified = Subscription.on_verified
 
-    def hasty(self: Subscription, tp: TopicPartition, place: Place, gap: Gap | None = None) -> None:
+    def hasty(
+        self: Subscription, tp: TopicPartition, place: PartitionPosition, gap: Gap | None = None
+    ) -> None:
         verified(self, tp, place, gap)
-        self.part({tp: place})
+        self.read_privately({tp: place})
 
     patch.setattr(Subscription, "verified", hasty)
 
 
-@plant
+@register_bug
 def a_live_start_takes_any_end_it_is_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reading, "FRESH_END", 1e9)
 
 
-@plant
+@register_bug
 def a_place_of_a_log_that_went_back_stays(patch: pytest.MonkeyPatch) -> None:
-    def stays(self: Log, place: Place) -> tuple[Gap | None, Place]:
+    def stays(self: PartitionLog, place: PartitionPosition) -> tuple[Gap | None, PartitionPosition]:
         return None, place._replace(lineage=self.lineage)
 
-    patch.setattr(Log, "rebase", stays)
+    patch.setattr(PartitionLog, "rebase", stays)
 
 
-@plant
+@register_bug
 def a_token_is_believed_before_the_shared_read_knows_the_leader(
     patch: pytest.MonkeyPatch,
 ) -> None:
-    def any_time(self: Reading, epoch: int) -> bool:
+    def any_time(self: PartitionReader, epoch: int) -> bool:
         return self.leader is not None
 
-    patch.setattr(Reading, "stands_on", any_time)
+    patch.setattr(PartitionReader, "stands_on", any_time)
 
 
-@plant
+@register_bug
 def who_falls_goes_on_where_the_channel_stands(patch: pytest.MonkeyPatch) -> None:
-    fall = Subscription.fall
+    fall = Subscription.fall_behind
 
     def forgetful(self: Subscription, position: Any, *notices: Any, **how: Any) -> None:
         fall(self, dict(self.channel.tail.position), *notices, **how)
@@ -140,33 +142,33 @@ def who_falls_goes_on_where_the_channel_stands(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Subscription, "fall", forgetful)
 
 
-@plant
+@register_bug
 def what_was_read_before_a_gap_comes_after_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Backlog, "drop_fed", lambda self, tp: None)
+    patch.setattr(ReadBuffer, "drop_fed", lambda self, tp: None)
 
 
-@plant
+@register_bug
 def a_ride_is_forgotten_when_it_stops(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ledger, "stop", lambda self, total: None)
+    patch.setattr(ByteCounts, "stop", lambda self, total: None)
 
 
-@plant
+@register_bug
 def what_is_ones_own_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    add = Subscription.add
+    add = Subscription.count_private
 
     def first_only(self: Subscription, *pieces: bytes) -> None:
-        if self._ledger is None:
+        if self._byte_counts is None:
             add(self, *pieces)
 
     patch.setattr(Subscription, "add", first_only)
 
 
-@pytest.mark.parametrize("bug", planted, ids=lambda bug: bug.__name__)
-def test_the_model_finds_it(bug: Plant, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("bug", planted_bugs, ids=lambda bug: bug.__name__)
+def test_the_model_finds_it(bug: PlantedBug, monkeypatch: pytest.MonkeyPatch):
     bug(monkeypatch)
-    with pytest.raises((Wrong, AssertionError)):
+    with pytest.raises((BrokenPromise, AssertionError)):
         for number in range(SEEDS):
-            run(number, shrink=False)
+            run_seed(number, shrink=False)
 
 
 def test_what_is_found_is_told_as_a_short_story(
@@ -177,8 +179,8 @@ def test_what_is_found_is_told_as_a_short_story(
     shortest = ""
     for number in range(SEEDS):
         try:
-            run(number)
-        except Wrong as found:
+            run_seed(number)
+        except BrokenPromise as found:
             story = "\n".join(getattr(found, "__notes__", [])) + capsys.readouterr().out
             shortest = min(filter(None, (shortest, story)), key=lambda each: each.count("state."))
         if 0 < shortest.count("state.") < 25:

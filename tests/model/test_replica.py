@@ -5,7 +5,7 @@ from __future__ import annotations
 from model.machine import World
 
 
-def tell(world: World, *steps: tuple[str, tuple[int, ...]]) -> None:
+def play_steps(world: World, *steps: tuple[str, tuple[int, ...]]) -> None:
     for what, arguments in steps:
         getattr(world, what)(*arguments)
     world.quiesce()
@@ -15,7 +15,7 @@ def test_an_end_that_was_heard_in_time_counts_however_late_its_turn_is():
     """The oracle was told of it as of the turn: a second late, it expected what came before."""
     connect, read = ("connect", (3, 91)), ("flow", (3,))
     heard = ("send", (1,)), ("produce", (0, 0)), ("serve", (1, 0)), ("deliver", (1, 0))
-    tell(World(1), connect, *heard, ("produce", (0, 0)), ("wait", (2,)), ("pump", (1,)), read)
+    play_steps(World(1), connect, *heard, ("produce", (0, 0)), ("wait", (2,)), ("pump", (1,)), read)
 
 
 def test_who_comes_back_before_an_end_was_found_does_not_begin_at_one_asked_for_now():
@@ -23,4 +23,4 @@ def test_who_comes_back_before_an_end_was_found_does_not_begin_at_one_asked_for_
     pump = ("pump", (1,))
     begun = ("connect", (3, 237)), ("flow", (3,)), pump, pump, ("cut", (3, 227))
     back = ("connect", (3, 162)), ("send", (0,)), ("produce", (1, 44)), ("pump", (0,))
-    tell(World(2), *begun, *back)
+    play_steps(World(2), *begun, *back)

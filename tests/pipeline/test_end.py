@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from support.brokers import Broker
-from support.letters import committed
-from support.pipeline_process import configured, pipeline
-from support.pipelines import wait
+from support.brokers import KafkaCluster
+from support.dead_letters import read_committed
+from support.pipeline_process import running_pipeline, write_config
+from support.pipelines import wait_until
 
 RATE = 1_000  # records/s
 FOLLOWING = 2  # batches that may begin after the signal
@@ -25,24 +25,28 @@ FOLLOWING = 2  # batches that may begin after the signal
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
 def test_a_job_ends_within_two_batches_after_sigterm_while_records_keep_coming(
-    kafka: Broker, tmp_path: Path, guarantee: str
+    kafka: KafkaCluster, tmp_path: Path, guarantee: str
 ):
     """More and more batches began, until it was stopped where Spark was idle, by luck; then the
     next batch was broken off while it was planned, with a thousand lines in the log."""
-    topic, to = kafka.topic(2), kafka.topic()
+    topic, to = kafka.create_unique_topic(2), kafka.create_unique_topic()
     job: dict[str, Any] = {
         **{"name": "busy", "type": "query", "trigger": "0s", "sql": "SELECT n FROM t"},
         "tables": {"t": {"topic": topic, "value": {"fields": {"n": "bigint"}}}},
         "to": {"topic": to, "guarantee": guarantee},
     }
-    file = configured(tmp_path / "gateway.yaml", kafka.servers, job, checkpoints=tmp_path / "held")
+    file = write_config(
+        tmp_path / "gateway.yaml", kafka.bootstrap_servers, job, checkpoints=tmp_path / "held"
+    )
     held = tmp_path / "held" / "busy" / "v1"
-    with records_coming(kafka.servers, topic):
-        with pipeline("run", "all", "-c", file, log=tmp_path / "log") as run:
-            wait(lambda: max(batches(held, "commits"), default=-1) >= 5 or run.process.poll(), "")
-            assert run.process.poll() is None, run.tail()
+    with records_coming(kafka.bootstrap_servers, topic):
+        with running_pipeline("run", "all", "-c", file, log=tmp_path / "log") as run:
+            wait_until(
+                lambda: max(batches(held, "commits"), default=-1) >= 5 or run.process.poll(), ""
+            )
+            assert run.process.poll() is None, run.read_log_tail()
             before, told = max(batches(held, "offsets")), time.monotonic()
-            assert run.signal(signal.SIGTERM) == 0, run.tail()
+            assert run.send_signal(signal.SIGTERM) == 0, run.read_log_tail()
             took = time.monotonic() - told
         after = max(batches(held, "offsets")) - before
     print(f"{guarantee}: {after} batches began after the signal, the end took {took:.1f} s")
@@ -50,7 +54,7 @@ def test_a_job_ends_within_two_batches_after_sigterm_while_records_keep_coming(
     if guarantee == "exactly-once":
         assert batches(held, "offsets") == batches(held, "commits")
     assert "InterruptedException" not in (tmp_path / "log").read_text()
-    found = [each.value() for each in committed(kafka, to)]
+    found = [each.value() for each in read_committed(kafka, to)]
     assert len(found) == len(set(found))
 
 

@@ -7,39 +7,45 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.pipeline.generate import Event, Shop, Traffic, events, users
+from gateway.pipeline.generate import (
+    ShopEvent,
+    ShopGenerator,
+    ShopTraffic,
+    generate_events,
+    generate_users,
+)
 
 START = 1_700_000_000.0
-BUSY = Traffic(clicks=200, orders=50, disorder=0.5, late=0.05, lateness=60, seed=7)
+BUSY = ShopTraffic(clicks=200, orders=50, disorder=0.5, late=0.05, late_by_s=60, seed=7)
 
 
 @functools.cache
-def made(traffic: Traffic = BUSY, seconds: float = 60) -> list[Event]:
-    return list(events(traffic, START, seconds))
+def made(traffic: ShopTraffic = BUSY, seconds: float = 60) -> list[ShopEvent]:
+    return list(generate_events(traffic, START, seconds))
 
 
-def of(topic: str, found: list[Event]) -> list[Event]:
+def of(topic: str, found: list[ShopEvent]) -> list[ShopEvent]:
     return [event for event in found if event.topic == topic]
 
 
 def test_the_same_seed_gives_the_same_events_and_another_gives_others():
     assert made() == made()
-    assert made() != made(Traffic(clicks=200, orders=50, seed=8))
+    assert made() != made(ShopTraffic(clicks=200, orders=50, seed=8))
 
 
 @settings(max_examples=30)
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=8))
 def test_how_often_it_is_asked_changes_nothing(steps: list[float]):
-    shop, now, parts = Shop(BUSY, START), START, []
+    shop, now, parts = ShopGenerator(BUSY, START), START, []
     for step in steps:
         now += step
-        parts += shop.until(now)
-    assert parts == Shop(BUSY, START).until(now)
+        parts += shop.take_events(now)
+    assert parts == ShopGenerator(BUSY, START).take_events(now)
 
 
 def test_events_are_given_in_the_order_of_sending_and_happened_out_of_order():
     found = made()
-    assert all(one.sent <= other.sent for one, other in pairwise(found))
+    assert all(one.sent_at <= other.sent_at for one, other in pairwise(found))
     happened = [event.value["at"] for event in of("clicks", found)]
     assert sum(one > other for one, other in pairwise(happened)) > len(happened) / 5
 
@@ -65,6 +71,6 @@ def test_orders_are_paid_once_or_never():
 
 
 def test_every_user_has_a_row():
-    rows = dict(users(BUSY))
+    rows = dict(generate_users(BUSY))
     assert len(rows) == BUSY.users
     assert {event.value["user"] for event in of("clicks", made())} <= rows.keys()

@@ -18,17 +18,17 @@ from typing import Any
 import orjson
 import pytest
 from confluent_kafka import Producer
-from support.brokers import Broker
-from support.pipelines import Killed, Output, Story, kill_at
+from support.brokers import KafkaCluster
+from support.pipelines import JobHistory, KillResult, OutputTopic, kill_while_writing
 
 from gateway.config import Kafka, loads
 from gateway.config.sections.pipelines import Broadcast, Enrich
 from gateway.core.log.record import TopicPartition
 from gateway.pipeline.inputs import source
-from gateway.pipeline.jobs import enrich, inputs
+from gateway.pipeline.jobs import enrich, get_inputs
 from gateway.pipeline.run import output as encoding
 from gateway.pipeline.run import query
-from gateway.pipeline.spark.connect import spark_options
+from gateway.pipeline.spark.client_config import build_spark_options
 from gateway.pipeline.tables import broadcast
 
 RECORDS = int(os.environ.get("GATEWAY_KILLS_RECORDS", "20000"))
@@ -101,22 +101,29 @@ def fill(servers: list[str], clicks: str, payments: str) -> None:
     producer.flush(60)
 
 
-def expected(spark: Any, story: Story) -> Counter[tuple[bytes | None, bytes | None]]:
+def expected(spark: Any, story: JobHistory) -> Counter[tuple[bytes | None, bytes | None]]:
     """The same job in one batch."""
-    settings = loads(json.dumps(story.settings()))
+    settings = loads(json.dumps(story.build_settings()))
     assert settings.pipelines is not None
     job, kafka = settings.pipelines.jobs[0], Kafka(servers=story.servers)
-    ends = {name: Broker(story.servers).admin for name in inputs(job)}
+    ends = {name: KafkaCluster(story.servers).admin for name in get_inputs(job)}
     tables = {}
-    for name, each in inputs(job).items():
+    for name, each in get_inputs(job).items():
         ranges = {
-            TopicPartition(each.topic, partition): (0, ends[name].log_end(each.topic, partition))
+            TopicPartition(each.topic, partition): (
+                0,
+                ends[name].get_high_watermark(each.topic, partition),
+            )
             for partition in range(PARTITIONS)
         }
         tables[name] = source.read_range(spark, each, kafka, {}, ranges)
     if isinstance(job, Enrich) and isinstance(job.table, Broadcast):
-        tables[enrich.TABLE] = broadcast.latest(job.table, spark, spark_options(kafka))
-    rows = encoding.encoded(query.module_of(job).build(job, tables), job.to, encoding.keys(job))
+        tables[enrich.TABLE_INPUT] = broadcast.load_table(
+            job.table, spark, build_spark_options(kafka)
+        )
+    rows = encoding.encode_rows(
+        query.import_job_module(job).build(job, tables), job.to, encoding.get_key_columns(job)
+    )
     return Counter((_bytes(row.key), _bytes(row.value)) for row in rows.collect())
 
 
@@ -150,20 +157,20 @@ def without_ends(found: Mapping[Any, int]) -> Counter[Any]:
 @pytest.mark.needs("java17")
 @pytest.mark.timeout(0 if LARGE else 600)
 def test_a_job_killed_at_random_moments_writes_each_row_once(
-    kafka: Broker, tmp_path: Path, request: pytest.FixtureRequest
+    kafka: KafkaCluster, tmp_path: Path, request: pytest.FixtureRequest
 ):
-    clicks, payments, to = (kafka.topic(partitions=PARTITIONS) for _ in range(3))
+    clicks, payments, to = (kafka.create_unique_topic(partitions=PARTITIONS) for _ in range(3))
     fill(kafka.bootstrap, clicks, payments)
-    story = Story(settings(JOB, clicks, payments, to), kafka.bootstrap, tmp_path)
-    output, seed = Output(kafka.bootstrap, to, PARTITIONS), random.Random(SEED)
-    killed: list[Killed] = []
+    story = JobHistory(settings(JOB, clicks, payments, to), kafka.bootstrap, tmp_path)
+    output, seed = OutputTopic(kafka.bootstrap, to, PARTITIONS), random.Random(SEED)
+    killed: list[KillResult] = []
     try:
         for count in range(KILLS):
-            with story.running(writers=WRITERS[count % 3]) as run:
-                killed.append(kill_at(run, output, seed, inside=count % 2 == 0))
-        story.finish(writers=WRITERS[KILLS % 3])
-        found = output.committed()
-        repeated = output.everything() - found.total()
+            with story.running_job(writers=WRITERS[count % 3]) as run:
+                killed.append(kill_while_writing(run, output, seed, in_transaction=count % 2 == 0))
+        story.run_to_end(writers=WRITERS[KILLS % 3])
+        found = output.read_committed()
+        repeated = output.count_all() - found.total()
     finally:
         output.close()
     if JOB == "query":
@@ -171,14 +178,18 @@ def test_a_job_killed_at_random_moments_writes_each_row_once(
     else:
         of_batch = expected(request.getfixturevalue("spark"), story)
         committed, wanted = without_ends(found), without_ends(of_batch)
-    inside = sum(each.inside for each in killed)
+    inside = sum(each.is_transaction_open for each in killed)
     lost, twice = wanted - committed, committed - wanted
     print(
-        f"{JOB}: {wanted.total()} rows, {sum(each.was for each in killed)} kills, "
+        f"{JOB}: {wanted.total()} rows, {sum(each.was_killed for each in killed)} kills, "
         f"{inside} inside a transaction, {repeated} records aborted, "
         f"{lost.total()} lost, {twice.total()} twice"
     )
     assert not lost
     assert not twice
-    assert all(each.was for each in killed) if LARGE else any(each.was for each in killed)
+    assert (
+        all(each.was_killed for each in killed)
+        if LARGE
+        else any(each.was_killed for each in killed)
+    )
     assert inside or not LARGE

@@ -23,19 +23,19 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from support.brokers import Broker
-from support.letters import committed
-from support.pipelines import Output, Story, kill_at, wait
+from support.brokers import KafkaCluster
+from support.dead_letters import read_committed
+from support.pipelines import JobHistory, OutputTopic, kill_while_writing, wait_until
 
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
-from gateway.pipeline.checkpoint.place import ready
-from gateway.pipeline.exactly_once.ledger import topic_of
+from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
+from gateway.pipeline.exactly_once.ledger import ledger_topic
 from gateway.pipeline.run import query
-from gateway.pipeline.spark.session import of_job
+from gateway.pipeline.spark.session import create_job_session
 from gateway.pipeline.state import backup, profiles
-from gateway.pipeline.state.files import Local
+from gateway.pipeline.state.files import LocalFiles
 
 DEFAULT = range(1, 4)
 """The seeds that run by default."""
@@ -76,7 +76,7 @@ class History:
         queries: How many queries there were before the one of now.
     """
 
-    kafka: Broker
+    kafka: KafkaCluster
     spark: Any
     directory: Path
     kind: str
@@ -101,7 +101,7 @@ class History:
             **KINDS[self.kind],
             "state": {"partitions": 2},
         }
-        self.story = Story(job, self.kafka.bootstrap, self.directory)
+        self.story = JobHistory(job, self.kafka.bootstrap, self.directory)
 
     @property
     def root(self) -> Path:
@@ -119,12 +119,12 @@ class History:
         return self.before + Counter(_name(*_record(*place)) for place in places)
 
     def rows(self) -> Counter[str]:
-        found = committed(self.kafka, self.to, PARTITIONS)
+        found = read_committed(self.kafka, self.to, PARTITIONS)
         rows = [json.loads(each.value()) for each in found]
         return Counter(_name(row["id"], row["n" if "n" in row else "events"]) for row in rows)
 
     def produce(self) -> None:
-        producer = Producer({"bootstrap.servers": self.kafka.servers})
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers})
         for partition in range(PARTITIONS):
             for at in range(self.sent[partition], self.sent[partition] + PART):
                 name, n = _record(partition, at)
@@ -135,13 +135,13 @@ class History:
 
     def run(self, *, fresh: bool = False, root: Path | None = None) -> bool:
         """Run the job to the end of its input; False where it is refused or taken over."""
-        settings = loads(json.dumps(self.story.settings(writers=self.chance.randint(1, 4))))
+        settings = loads(json.dumps(self.story.build_settings(writers=self.chance.randint(1, 4))))
         assert isinstance(settings.pipelines, Pipelines)
         job = settings.pipelines.jobs[0]
         try:
-            place = ready(str(root or self.root), job, self.spark, fresh=fresh)
-            session = of_job(self.spark, profiles.of(job))
-            assert query.start(session, job, settings, place).awaitTermination(300)
+            place = prepare_checkpoint(str(root or self.root), job, self.spark, fresh=fresh)
+            session = create_job_session(self.spark, profiles.build_job_conf(job))
+            assert query.start_query(session, job, settings, place).awaitTermination(300)
         except Exception as error:
             if any(each in str(error) for each in SAID):
                 return False
@@ -156,16 +156,18 @@ class History:
 
     def kill(self) -> None:
         self.produce()
-        output = Output(self.kafka.bootstrap, self.to, PARTITIONS)
+        output = OutputTopic(self.kafka.bootstrap, self.to, PARTITIONS)
         try:
-            with self.story.running(writers=self.chance.randint(1, 4)) as process:
-                kill_at(process, output, self.chance, inside=self.chance.random() < 0.5)
+            with self.story.running_job(writers=self.chance.randint(1, 4)) as process:
+                kill_while_writing(
+                    process, output, self.chance, in_transaction=self.chance.random() < 0.5
+                )
         finally:
             output.close()
 
     def back_up(self) -> None:
         target = self.directory / f"backup-{len(self.backups)}"
-        backup.backup(Local(self.current), Local(target), JOB)
+        backup.create_backup(LocalFiles(self.current), LocalFiles(target), JOB)
         self.backups.append(target)
 
     def restore(self) -> None:
@@ -173,8 +175,10 @@ class History:
             return self.back_up()
         source, version = self.chance.choice(self.backups), self.current.name.removeprefix("v")
         following = self.root / JOB / f"v{int(version) + 1}"
-        copy = backup.restore(Local(source), Local(self.directory / "restoring"), str(following))
-        (end,) = Checkpoint(str(following)).batch(copy.batch).end
+        copy = backup.restore_backup(
+            LocalFiles(source), LocalFiles(self.directory / "restoring"), str(following)
+        )
+        (end,) = Checkpoint(str(following)).read_batch(copy.batch).end
         self._begin_query([end.get((self.clicks, each), 0) for each in range(PARTITIONS)])
         self.run_on()
 
@@ -218,19 +222,23 @@ class History:
             self.produce()
         other = self.directory / "other"
         shutil.copytree(self.current, other / JOB / "v1")
-        output = Output(self.kafka.bootstrap, self.to, PARTITIONS)
-        before, met = output.end(), self.chance.choice(["begun", "written"])
+        output = OutputTopic(self.kafka.bootstrap, self.to, PARTITIONS)
+        before, met = output.get_end_offset(), self.chance.choice(["begun", "written"])
         try:
-            with self.story.running(writers=self.chance.randint(1, 4)) as process:
+            with self.story.running_job(writers=self.chance.randint(1, 4)) as process:
 
                 def is_due() -> bool:
-                    begun = process.said("begins [") if met == "begun" else output.end() > before
-                    return process.ended or begun
+                    begun = (
+                        process.has_logged("begins [")
+                        if met == "begun"
+                        else output.get_end_offset() > before
+                    )
+                    return process.is_ended or begun
 
-                wait(is_due, met)
+                wait_until(is_due, met)
                 went_on = self.run(root=other)
-                wait(lambda: process.ended, "the end of the other runner")
-                stopped = not went_on or any(process.said(each) for each in SAID)
+                wait_until(lambda: process.is_ended, "the end of the other runner")
+                stopped = not went_on or any(process.has_logged(each) for each in SAID)
         finally:
             output.close()
         self.log.append(f"{met}, {'one' if stopped else 'none'} was stopped")
@@ -280,9 +288,9 @@ def test_the_orders_that_run_by_default_have_each_step_and_each_kind_of_job():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_happens_to_a_checkpoint_each_row_is_written_once_or_it_is_refused(
-    kafka: Broker, spark: Any, tmp_path: Path, seed: int
+    kafka: KafkaCluster, spark: Any, tmp_path: Path, seed: int
 ):
-    clicks, to = (kafka.topic(PARTITIONS) for _ in range(2))
+    clicks, to = (kafka.create_unique_topic(PARTITIONS) for _ in range(2))
     kind = kind_of(seed)
     history = History(kafka, spark, tmp_path, kind, clicks, to, random.Random(seed))
     try:
@@ -295,7 +303,7 @@ def test_whatever_happens_to_a_checkpoint_each_row_is_written_once_or_it_is_refu
         history.run_on()
         found, due = history.rows(), history.due()
     finally:
-        kafka.admin.delete_topic(topic_of(to))
+        kafka.admin.delete_topic(ledger_topic(to))
     lost, twice = due - found, found - due
     print(
         f"seed {seed}: {kind}: {', '.join(history.log)}: {found.total()} rows, "

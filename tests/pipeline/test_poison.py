@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
-from support.poison import KINDS, generate_records
+from support.poison import COLUMN_TYPES, generate_records
 
 from gateway.config.sections.pipelines import AnyJob
-from gateway.pipeline.inputs.fields import invalid, typed
-from gateway.pipeline.jobs import enrich, inputs
+from gateway.pipeline.inputs.fields import parse_values, select_invalid_values
+from gateway.pipeline.jobs import enrich, get_inputs
 from gateway.pipeline.run import output
-from gateway.pipeline.run.query import module_of
-from gateway.pipeline.tables.broadcast import KEY
+from gateway.pipeline.run.query import import_job_module
+from gateway.pipeline.tables.broadcast import KEY_COLUMN
 
 MANY = os.environ.get("GATEWAY_POISON")
 COUNT, SEED = (int(MANY), random.randrange(2**32)) if MANY else (150, 1)
@@ -29,10 +29,12 @@ FROM = {
     "topic": "clicks",
     "time": "at",
     "watermark": "1s",
-    "value": {"fields": {"user": "string", "at": "timestamp_ms", **KINDS}},
+    "value": {"fields": {"user": "string", "at": "timestamp_ms", **COLUMN_TYPES}},
 }
-KEPT = {name: f"last({name})" for name in KINDS}
-PLAIN = {f"max_{n}": f"max({n})" for n in KINDS if n not in ("many", "times", "by_name", "inner")}
+KEPT = {name: f"last({name})" for name in COLUMN_TYPES}
+PLAIN = {
+    f"max_{n}": f"max({n})" for n in COLUMN_TYPES if n not in ("many", "times", "by_name", "inner")
+}
 JOBS = {
     "query": {"tables": {"t": FROM}, "sql": "SELECT *, CAST(_key AS STRING) AS k FROM t"},
     "aggregate": {"from": FROM, "by": ["user"], "window": {"size": "1m"}, "measures": PLAIN},
@@ -67,8 +69,10 @@ def topic(session_spark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 def test_all_bad_records_are_told_once(spark: Any, topic: tuple[Any, str]):
     records, directory = topic
-    input = inputs(job("query"))["t"]
-    found = sorted(row.offset for row in invalid(spark.read.parquet(directory), input).collect())
+    input = get_inputs(job("query"))["t"]
+    found = sorted(
+        row.offset for row in select_invalid_values(spark.read.parquet(directory), input).collect()
+    )
     assert found == [n for n, each in enumerate(records) if not each.good], f"seed {SEED}"
 
 
@@ -82,13 +86,15 @@ def test_all_good_records_are_rows_and_no_job_ends(
     if kind != "updates":  # Spark's own operators are the same in batch, and faster
         raw = spark.read.parquet(directory)
     tables = {
-        name: typed(raw, input).withWatermark(input.time, "1 second")
-        for name, input in inputs(made).items()
+        name: parse_values(raw, input).withWatermark(input.time, "1 second")
+        for name, input in get_inputs(made).items()
     }
     if kind == "enrich":
-        tables[enrich.TABLE] = spark.createDataFrame([("u1", 1)], f"{KEY} string, n int")
-    rows = module_of(made).build(made, tables)
-    encoded = output.encoded(rows, made.to, output.keys(made))
+        tables[enrich.TABLE_INPUT] = spark.createDataFrame(
+            [("u1", 1)], f"{KEY_COLUMN} string, n int"
+        )
+    rows = import_job_module(made).build(made, tables)
+    encoded = output.encode_rows(rows, made.to, output.get_key_columns(made))
     values = streamed(encoded, tmp_path) if raw.isStreaming else encoded.collect()
     found = sorted(json.loads(row.value)["user"] for row in values)
     assert found == sorted(each.user for each in records if each.good), f"seed {SEED}"

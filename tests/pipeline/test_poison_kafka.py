@@ -15,19 +15,26 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Producer
-from support.brokers import Broker
-from support.jobs import run_job
-from support.letters import committed, header
-from support.poison import KINDS, TIMES, UNREADABLE, Message, expect, generate_messages
+from support.brokers import KafkaCluster
+from support.dead_letters import get_header, read_committed
+from support.jobs import run_until_ended
+from support.poison import (
+    COLUMN_TYPES,
+    TIMESTAMPS,
+    UNREADABLE_TIMESTAMPS,
+    PoisonMessage,
+    generate_messages,
+    parse_expected,
+)
 
-from gateway.pipeline.exactly_once.ledger import topic_of
-from gateway.pipeline.jobs import inputs
+from gateway.pipeline.exactly_once.ledger import ledger_topic
+from gateway.pipeline.jobs import get_inputs
 
 MANY = os.environ.get("GATEWAY_POISON")
 COUNT, SEED = (int(MANY), random.randrange(2**32)) if MANY else (60, 1)
 BATCHES = 4
-PLAIN = sorted(set(KINDS) - {"many", "times", "by_name", "inner"})
-ALL = sorted(KINDS)
+PLAIN = sorted(set(COLUMN_TYPES) - {"many", "times", "by_name", "inner"})
+ALL = sorted(COLUMN_TYPES)
 ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
 BEYOND = 2**60
 """A timestamp in ms that Spark's connector cannot read; nor can it read the negative of it."""
@@ -65,37 +72,43 @@ def job(kind: str, read: dict[str, Any], users: str) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KEPT)
 def test_good_records_are_rows_bad_ones_dead_letters_and_no_job_ends(
-    kafka: Broker, spark: Any, tmp_path: Path, kind: str
+    kafka: KafkaCluster, spark: Any, tmp_path: Path, kind: str
 ):
     """A value out of range, a key of any bytes or half of a surrogate pair ended the job, or
     changed without a word."""
-    topic, users, to = kafka.topic(configs=ANY_TIME), kafka.topic(), kafka.topic()
+    topic, users, to = (
+        kafka.create_unique_topic(configs=ANY_TIME),
+        kafka.create_unique_topic(),
+        kafka.create_unique_topic(),
+    )
     messages = generate_messages(COUNT, SEED)
     _produce(kafka, topic, messages)
     _produce_users(kafka, users)
     read = {"topic": topic, "time": "at", "watermark": "1s", "maxRecords": -(-COUNT // BATCHES)}
-    read["value"] = {"fields": {"user": "string", "at": "timestamp_ms", **KINDS}}
+    read["value"] = {"fields": {"user": "string", "at": "timestamp_ms", **COLUMN_TYPES}}
     output = {"topic": to, **({"key": ["k"]} if kind == "query" else {})}
     settings = {"name": kind, "type": kind, "trigger": "available-now", "to": output}
     try:
-        run = run_job(spark, [kafka.servers], tmp_path, {**settings, **job(kind, read, users)})
-        assert run.reason is None, f"seed {SEED}"
-        rows, letters = committed(kafka, to), committed(kafka, f"{topic}.dlq")
+        run = run_until_ended(
+            spark, [kafka.bootstrap_servers], tmp_path, {**settings, **job(kind, read, users)}
+        )
+        assert run.failure_reason is None, f"seed {SEED}"
+        rows, letters = read_committed(kafka, to), read_committed(kafka, f"{topic}.dlq")
     finally:
-        for name in (topic_of(to), f"{topic}.dlq"):
+        for name in (ledger_topic(to), f"{topic}.dlq"):
             kafka.admin.delete_topic(name)
     timed = kind in ("query", "enrich")
     good = [
         each
         for each in messages
-        if each.columns
-        and each.timestamp not in UNREADABLE
-        and (TIMES[each.timestamp] if timed else each.columns["at"] != "null")
+        if each.json_by_column
+        and each.timestamp not in UNREADABLE_TIMESTAMPS
+        and (TIMESTAMPS[each.timestamp] if timed else each.json_by_column["at"] != "null")
     ]
     found = {json.loads(each.value())["user"]: json.loads(each.value()) for each in rows}
     found.pop(END, None)
     keys = {json.loads(each.value())["user"]: each.key() for each in rows}
-    wanted = {json.loads(each.columns["user"]): each for each in good}
+    wanted = {json.loads(each.json_by_column["user"]): each for each in good}
     assert sorted(found) == sorted(wanted), f"seed {SEED}"
     assert len(rows) - len(keys) == 0, f"seed {SEED}"
     for user, message in wanted.items():
@@ -108,11 +121,12 @@ def test_good_records_are_rows_bad_ones_dead_letters_and_no_job_ends(
         if each.value is not None and each not in good
     ]
     told = Counter(
-        (header(each, "X-Origin-Input"), int(_last(each, "X-Origin-Offset"))) for each in letters
+        (get_header(each, "X-Origin-Input"), int(_last(each, "X-Origin-Offset")))
+        for each in letters
     )
-    assert told == Counter((name.encode(), number) for name in inputs(run.job) for number in bad), (
-        f"seed {SEED}"
-    )
+    assert told == Counter(
+        (name.encode(), number) for name in get_inputs(run.job) for number in bad
+    ), f"seed {SEED}"
     for each in letters:
         message = messages[int(_last(each, "X-Origin-Offset"))]
         assert (each.key(), each.value()) == (message.key, message.value), f"seed {SEED}"
@@ -130,26 +144,30 @@ def test_good_records_are_rows_bad_ones_dead_letters_and_no_job_ends(
     ],
 )
 def test_kafka_refuses_timestamps_that_spark_cannot_read_where_readme_says_so(
-    kafka: Broker, configs: dict[str, str], timestamp: int, refused: bool
+    kafka: KafkaCluster, configs: dict[str, str], timestamp: int, refused: bool
 ):
-    producer = Producer({"bootstrap.servers": kafka.servers})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     told: list[Any] = []
-    topic = kafka.topic(configs=configs)
+    topic = kafka.create_unique_topic(configs=configs)
     producer.produce(topic, b"{}", timestamp=timestamp, on_delivery=lambda *each: told.append(each))
     assert producer.flush(60) == 0
     ((error, _),) = told
     assert (error and error.code()) == (KafkaError.INVALID_TIMESTAMP if refused else None)
 
 
-def _row(message: Message, names: Sequence[str]) -> dict[str, Any]:
-    row = {name: expect(name, message.columns.get(name, "null")) for name in names if name != "n"}
+def _row(message: PoisonMessage, names: Sequence[str]) -> dict[str, Any]:
+    row = {
+        name: parse_expected(name, message.json_by_column.get(name, "null"))
+        for name in names
+        if name != "n"
+    }
     if "n" in names:
         row["n"] = USERS.get(row["user"])
     return row
 
 
-def _produce(kafka: Broker, topic: str, messages: Sequence[Message]) -> None:
-    producer = Producer({"bootstrap.servers": kafka.servers})
+def _produce(kafka: KafkaCluster, topic: str, messages: Sequence[PoisonMessage]) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for each in messages:
         _, value, headers, timestamp, _ = each
         producer.produce(topic, value, each.key, headers=headers, timestamp=timestamp)
@@ -158,9 +176,9 @@ def _produce(kafka: Broker, topic: str, messages: Sequence[Message]) -> None:
     assert producer.flush(60) == 0
 
 
-def _produce_users(kafka: Broker, topic: str) -> None:
+def _produce_users(kafka: KafkaCluster, topic: str) -> None:
     """Also values that are no rows of the table: their users have none."""
-    producer = Producer({"bootstrap.servers": kafka.servers})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for user, n in USERS.items():
         producer.produce(topic, json.dumps({"n": n}), user)
     for number, value in enumerate([b"{", b"\xff", b'{"n": 1e99}', b'{"n": "\\ud800"}']):

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from support.brokers import Broker
-from support.letters import committed
+from support.brokers import KafkaCluster
+from support.dead_letters import read_committed
 
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
 from gateway.errors import CheckpointRefused
-from gateway.pipeline.checkpoint.place import ready
-from gateway.pipeline.exactly_once.ledger import topic_of
+from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
+from gateway.pipeline.exactly_once.ledger import ledger_topic
 from gateway.pipeline.run import query
 
 
 @pytest.mark.needs("java17")
 def test_a_checkpoint_from_before_a_fresh_start_or_of_another_job_writes_nothing(
-    kafka: Broker, spark: Any, tmp_path: Path
+    kafka: KafkaCluster, spark: Any, tmp_path: Path
 ):
     """The earlier checkpoint went on beside the ledger of the later one: its rows came twice."""
-    clicks, to = kafka.topic(), kafka.topic(2)
+    clicks, to = kafka.create_unique_topic(), kafka.create_unique_topic(2)
 
     def run(name: str, *, fresh: bool = False) -> None:
         _run(spark, tmp_path, kafka, _job(name, clicks, to), fresh=fresh)
@@ -58,7 +58,7 @@ def test_a_checkpoint_from_before_a_fresh_start_or_of_another_job_writes_nothing
         run("a")
         assert _rows(kafka, to) == written + Counter(range(20, 30))
     finally:
-        kafka.admin.delete_topic(topic_of(to))
+        kafka.admin.delete_topic(ledger_topic(to))
 
 
 def _job(name: str, clicks: str, to: str) -> dict[str, Any]:
@@ -71,22 +71,24 @@ def _job(name: str, clicks: str, to: str) -> dict[str, Any]:
 
 
 def _run(
-    spark: Any, root: Path, kafka: Broker, settings: dict[str, Any], *, fresh: bool = False
+    spark: Any, root: Path, kafka: KafkaCluster, settings: dict[str, Any], *, fresh: bool = False
 ) -> None:
     pipelines = {"checkpoints": str(root), "jobs": [settings]}
-    loaded = loads(json.dumps({"kafka": {"servers": [kafka.servers]}, "pipelines": pipelines}))
+    loaded = loads(
+        json.dumps({"kafka": {"servers": [kafka.bootstrap_servers]}, "pipelines": pipelines})
+    )
     assert isinstance(loaded.pipelines, Pipelines)
     job = loaded.pipelines.jobs[0]
-    place = ready(str(root), job, spark, fresh=fresh)
-    assert query.start(spark.newSession(), job, loaded, place).awaitTermination(120)
+    place = prepare_checkpoint(str(root), job, spark, fresh=fresh)
+    assert query.start_query(spark.newSession(), job, loaded, place).awaitTermination(120)
 
 
-def _produce(kafka: Broker, topic: str, numbers: range) -> None:
-    producer = Producer({"bootstrap.servers": kafka.servers})
+def _produce(kafka: KafkaCluster, topic: str, numbers: range) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for n in numbers:
         producer.produce(topic, json.dumps({"n": n}))
     assert producer.flush(30) == 0
 
 
-def _rows(kafka: Broker, topic: str) -> Counter[int]:
-    return Counter(json.loads(each.value())["n"] for each in committed(kafka, topic, 2))
+def _rows(kafka: KafkaCluster, topic: str) -> Counter[int]:
+    return Counter(json.loads(each.value())["n"] for each in read_committed(kafka, topic, 2))

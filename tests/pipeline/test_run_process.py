@@ -17,8 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pipeline_process import Process, Rows, configured, pipeline, produce, rows
-from support.pipelines import wait
+from support.pipeline_process import (
+    PipelineProcess,
+    RowReader,
+    open_row_reader,
+    produce_values,
+    running_pipeline,
+    write_config,
+)
+from support.pipelines import wait_until
 
 pytestmark = [pytest.mark.needs("java17"), pytest.mark.timeout(600)]
 
@@ -38,29 +45,31 @@ def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka,
         "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
     }
     file = tmp_path / "gateway.yaml"
-    configured(file, kafka.servers, job(topic, 2), checkpoints=ROOT, conf=conf)
+    write_config(file, kafka.servers, job(topic, 2), checkpoints=ROOT, conf=conf)
     state = {"XDG_STATE_HOME": tmp_path / "state"}  # where progress goes then
     first, second = clicks(0), clicks(60_000)
     middle, last = ends(60_000), ends(LAST)
-    with rows(kafka.servers, f"{topic}-visits") as out:
-        produce(kafka.servers, topic, [*first, *middle], "user")
-        with pipeline("run", "all", "-c", file, log=tmp_path / "first.log", **state) as run:
+    with open_row_reader(kafka.servers, f"{topic}-visits") as out:
+        produce_values(kafka.servers, topic, [*first, *middle], "user")
+        with running_pipeline("run", "all", "-c", file, log=tmp_path / "first.log", **state) as run:
             assert visits(out, windows(first), run) == windows(first)
-            wait(lambda: list(behind.glob("visits/v1/state/0/*/*.zip")), "a snapshot")
-            assert run.signal(signal.SIGTERM) == 0, run.tail()
-        assert "Traceback" not in run.log.read_text()
+            wait_until(lambda: list(behind.glob("visits/v1/state/0/*/*.zip")), "a snapshot")
+            assert run.send_signal(signal.SIGTERM) == 0, run.read_log_tail()
+        assert "Traceback" not in run.log_path.read_text()
         done = batches(behind)
         assert done == batches(behind, "offsets")  # the batch was not broken off
         rescale = ("rescale", "visits", "--partitions", 3, "--force", "-c", file)
-        with pipeline(*rescale, log=tmp_path / "rescale.log", **state) as run:
-            assert run.ended() == 0, run.tail()
-        configured(file, kafka.servers, job(topic, 3), checkpoints=ROOT, conf=conf)
-        produce(kafka.servers, topic, [*second, *last], "user")
+        with running_pipeline(*rescale, log=tmp_path / "rescale.log", **state) as run:
+            assert run.wait_ended() == 0, run.read_log_tail()
+        write_config(file, kafka.servers, job(topic, 3), checkpoints=ROOT, conf=conf)
+        produce_values(kafka.servers, topic, [*second, *last], "user")
         everything = windows([*first, *middle, *second])
-        with pipeline("run", "all", "-c", file, log=tmp_path / "second.log", **state) as run:
+        with running_pipeline(
+            "run", "all", "-c", file, log=tmp_path / "second.log", **state
+        ) as run:
             assert visits(out, everything, run) == everything
-            assert run.signal(signal.SIGTERM) == 0, run.tail()
-    assert out.keys == [row["user"] for row in out.found]
+            assert run.send_signal(signal.SIGTERM) == 0, run.read_log_tail()
+    assert out.keys == [row["user"] for row in out.values]
     assert batches(behind) == batches(behind, "offsets")
     assert set(done) < set(batches(behind))  # of one checkpoint
     assert (behind / "visits/v1/definition.json").exists()
@@ -98,10 +107,12 @@ def windows(events: Iterable[Click]) -> Counter[tuple[str, int]]:
     return Counter((each["user"], each["at"] // 10_000 * 10) for each in events)
 
 
-def visits(out: Rows, wanted: Counter[tuple[str, int]], run: Process) -> Counter[tuple[str, int]]:
+def visits(
+    out: RowReader, wanted: Counter[tuple[str, int]], run: PipelineProcess
+) -> Counter[tuple[str, int]]:
     """As `windows` tells it. A row that is there twice counts twice."""
     found: Counter[tuple[str, int]] = Counter()
-    for row in out.until(len(wanted), run):
+    for row in out.read_until(len(wanted), run):
         start = datetime.fromisoformat(row["start"]).timestamp()
         found[row["user"], int(start)] += row["clicks"]
     return found

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.joins import Rule, joined
+from support.joins import JoinRule, join_rows
 from typer.testing import CliRunner
 
 from gateway.cli import app
@@ -21,16 +21,16 @@ from gateway.errors import PipelineError
 from gateway.pipeline.inputs.source import read_stream
 from gateway.pipeline.jobs import join
 from gateway.pipeline.skew import (
-    Skew,
-    found_hot,
-    hot_keys,
-    key_loads,
-    leave_out,
-    logs,
-    measured,
-    newest,
-    partition_loads,
-    table,
+    SkewReport,
+    exclude_offset,
+    fetch_log_ranges,
+    find_hot_keys,
+    find_join_hot_keys,
+    measure_key_loads,
+    measure_partition_loads,
+    measure_skew,
+    render_report,
+    select_newest,
 )
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -42,22 +42,22 @@ def tps(*partitions: int, topic: str = "t") -> list[TopicPartition]:
 
 def test_the_sample_has_as_many_records_of_each_partition_as_the_topic_in_proportion() -> None:
     zero, one, empty = tps(0, 1, 2)
-    found = newest({zero: (1000, 10_000), one: (50, 1050), empty: (7, 7)}, 1000)
+    found = select_newest({zero: (1000, 10_000), one: (50, 1050), empty: (7, 7)}, 1000)
     assert found == {zero: (7300, 10_000), one: (750, 1050)}
 
 
 def test_a_short_topic_is_looked_at_whole() -> None:
     (zero,) = tps(0)
-    assert newest({zero: (3, 10)}, 1000) == {zero: (3, 10)}
-    assert newest({zero: (3, 3)}, 1000) == {}
+    assert select_newest({zero: (3, 10)}, 1000) == {zero: (3, 10)}
+    assert select_newest({zero: (3, 3)}, 1000) == {}
 
 
 def test_a_sample_leaves_out_a_record_with_the_shorter_part_beside_it() -> None:
     zero, one = tps(0, 1)
     ranges = {zero: (0, 100), one: (0, 5)}
-    assert leave_out(ranges, zero, 20) == {zero: (21, 100), one: (0, 5)}
-    assert leave_out(ranges, zero, 99) == {zero: (0, 99), one: (0, 5)}
-    assert leave_out(ranges, zero, None) == {zero: (0, 0), one: (0, 5)}
+    assert exclude_offset(ranges, zero, 20) == {zero: (21, 100), one: (0, 5)}
+    assert exclude_offset(ranges, zero, 99) == {zero: (0, 99), one: (0, 5)}
+    assert exclude_offset(ranges, zero, None) == {zero: (0, 0), one: (0, 5)}
 
 
 def sample(spark: Any) -> Any:
@@ -73,18 +73,18 @@ def sample(spark: Any) -> Any:
 
 
 def test_hot_keys_have_the_share_or_more(spark: Any) -> None:
-    assert hot_keys(sample(spark), ["k"], 30) == ["a", "b"]
-    assert hot_keys(sample(spark), ["k"], 30.5) == ["a"]
-    assert hot_keys(sample(spark), ["k", "more"], 20) == ['["a","x"]', '["b","x"]']
-    assert hot_keys(sample(spark).limit(9), ["k"], 1) == []  # 9 records say nothing
+    assert find_hot_keys(sample(spark), ["k"], 30) == ["a", "b"]
+    assert find_hot_keys(sample(spark), ["k"], 30.5) == ["a"]
+    assert find_hot_keys(sample(spark), ["k", "more"], 20) == ['["a","x"]', '["b","x"]']
+    assert find_hot_keys(sample(spark).limit(9), ["k"], 1) == []  # 9 records say nothing
 
 
 def test_keys_and_partitions_are_told_by_their_weight(spark: Any) -> None:
-    found = key_loads(sample(spark), ["k"], 3)
+    found = measure_key_loads(sample(spark), ["k"], 3)
     assert [(load.key, load.records) for load in found] == [("a", 50), ("b", 30), ("c", 10)]
     zero, one, silent = tps(0, 1, 2)
     bounds = {zero: (0, 1000), one: (5, 1005), silent: (9, 9)}
-    loads = partition_loads(sample(spark), bounds)
+    loads = measure_partition_loads(sample(spark), bounds)
     assert [(load.partition, load.records, load.sampled) for load in loads] == [
         (0, 1000, 63),
         (1, 1000, 62),
@@ -95,9 +95,9 @@ def test_keys_and_partitions_are_told_by_their_weight(spark: Any) -> None:
 
 
 def test_a_report_is_a_table_for_people() -> None:
-    found = Skew("left", "orders", ("k",), 0, (), (), ())
-    assert table(found).splitlines()[0] == "left: orders, the newest 0 records"
-    assert table(found).splitlines()[-1] == "  Even enough: nothing to set."
+    found = SkewReport("left", "orders", ("k",), 0, (), (), ())
+    assert render_report(found).splitlines()[0] == "left: orders, the newest 0 records"
+    assert render_report(found).splitlines()[-1] == "  Even enough: nothing to set."
 
 
 # On a real Kafka
@@ -166,8 +166,8 @@ def test_topics_of_100_and_of_50_partitions_are_joined(
         {"payment": f"payment-{n}", "order": f"o-{n}", "at": NOON + timedelta(seconds=n + 5)}
         for n in paid
     ]
-    rule = Rule({"order": "order"}, kind="left")
-    assert found == {(a["order"], b and b["payment"]) for a, b in joined(rule, left, right)}
+    rule = JoinRule({"order": "order"}, kind="left")
+    assert found == {(a["order"], b and b["payment"]) for a, b in join_rows(rule, left, right)}
 
 
 @pytest.mark.parametrize(
@@ -201,13 +201,13 @@ def test_what_is_hot_is_found_in_the_newest_records(spark: Any, kafka: Any, clus
     produce(kafka, orders, [(n % 4, order_json("order", n, n)) for n in range(100, 400)])
     produce(kafka, payments, [(0, order_json("payment", n, n)) for n in range(20)])
     settings = job(orders, payments)
-    left, right = measured(spark, settings, {"": cluster}, {}, 150)
+    left, right = measure_skew(spark, settings, {"": cluster}, {}, 150)
     assert [load.key for load in left.keys if load.share > 40] == ["o-7"]
     assert left.partitions[0].records == 675
     assert [text[:11] for text in left.advice] == ["partition 0"]
     assert right.advice == ()
-    assert found_hot(spark, settings, {"": cluster}, {}) == ["o-7"]
-    assert "o-7" in table(left)
+    assert find_join_hot_keys(spark, settings, {"": cluster}, {}) == ["o-7"]
+    assert "o-7" in render_report(left)
 
 
 def test_the_command_tells_each_input(
@@ -231,4 +231,4 @@ def test_the_command_tells_each_input(
 
 def test_a_topic_that_is_missing_is_told(cluster: Kafka) -> None:
     with pytest.raises(PipelineError, match="topic no-such-topic"):
-        logs(cluster, "no-such-topic")
+        fetch_log_ranges(cluster, "no-such-topic")

@@ -6,9 +6,9 @@ import sys
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import config_for, running_gateway
-from support.sidecars import ready, running_sidecar
-from support.until import until
+from support.gateways import build_config, running_gateway
+from support.sidecars import running_sidecar, wait_until_ready
+from support.waiting import wait_until
 
 from gateway import __version__
 from gateway.telemetry import logs
@@ -41,7 +41,7 @@ PATHS = [
 
 @pytest.fixture
 def levels():
-    before = logs.current_levels()
+    before = logs.get_levels()
     yield
     at_all = before.pop("")
     logs.set_levels(at_all, before)
@@ -50,7 +50,7 @@ def levels():
 async def test_the_server_says_what_it_is_and_no_secret(kafka):
     sections = {"admin": {}, "ksqldb": {"username": "me", "password": "s3cret"}}
     async with running_sidecar(kafka.bootstrap, **sections) as http:
-        await ready(http)
+        await wait_until_ready(http)
         answer = await http.get("/adm/server/info")
         told = answer.json()
         assert (told["name"], told["version"]) == ("test", __version__)
@@ -147,15 +147,15 @@ async def test_with_a_guard_only_who_has_the_scope_admin_is_let_in(kafka):
         answer = await http.get("/adm/server/info", headers=headers)
         assert answer.status_code == 200
         assert "of-ada" not in answer.text
-        await ready(http)  # who asks for health is not asked
+        await wait_until_ready(http)  # who asks for health is not asked
 
 
 async def test_the_sidecar_ends_in_order_when_it_is_told_to(kafka):
-    config = config_for(kafka.bootstrap, [], [], sidecar={"admin": {}})
+    config = build_config(kafka.bootstrap, [], [], sidecar={"admin": {}})
     async with running_gateway(config, command=COMMAND) as gateway:
         async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
             assert (await http.get("/adm/shutdown")).status_code == 405
             answer = await http.delete("/adm/shutdown")
             assert answer.status_code == 202
-        await until(lambda: not gateway.alive, "its end", 30)
+        await wait_until(lambda: not gateway.is_alive, "its end", 30)
         assert await gateway.stop() == 0

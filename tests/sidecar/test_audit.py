@@ -7,12 +7,12 @@ from typing import ClassVar
 from support.brokers import embedded_kafka
 from support.oracle import read_records
 from support.sidecars import running_sidecar
-from support.until import until
+from support.waiting import wait_until
 
 from gateway.sidecar import audit
-from gateway.sidecar.audit import Audits
+from gateway.sidecar.audit import AuditComponent
 from gateway.telemetry import catalog
-from gateway.telemetry.figures import Figures
+from gateway.telemetry.samples import MetricSamples
 
 kafka = embedded_kafka({"sidecar-audit": 3, "orders": 1})
 
@@ -30,7 +30,7 @@ async def test_records_of_back_ends_are_in_the_topic_in_the_contracts_form(kafka
         ids = {"X-Correlation-Id": "c2", "X-Traceability-Id": "t2"}
         answer = await http.post("/consumers/active/audit", json=given, headers=ids)
         assert (answer.status_code, answer.json()) == (202, {"accepted": 2})
-        records = await read_records(",".join(kafka.bootstrap), "sidecar-audit", least=2)
+        records = await read_records(",".join(kafka.bootstrap), "sidecar-audit", min_records=2)
     told = [json.loads(each.value or b"") for each in records]
     found = {each["offset"]: each for each in told}
     assert found[7]["auditStatus"] == "SUCCESS"
@@ -67,11 +67,13 @@ async def test_a_file_has_a_record_a_line(kafka, tmp_path):
     file = tmp_path / "audit.log"
     async with running_sidecar(kafka.bootstrap, audit={"to": "log", "file": str(file)}) as http:
         await http.post("/consumers/active/audit", json=[{"offset": 1}, {"offset": 2}])
-        await until(lambda: file.exists() and len(file.read_text().splitlines()) == 2, "two lines")
+        await wait_until(
+            lambda: file.exists() and len(file.read_text().splitlines()) == 2, "two lines"
+        )
     assert [json.loads(each)["offset"] for each in file.read_text().splitlines()] == [1, 2]
 
 
-class Context:
+class FakeContext:
     """As much of the sidecar's as an audit without Kafka needs."""
 
     class section:
@@ -85,37 +87,37 @@ class Context:
 
 
 async def test_nobody_waits_for_an_audit_and_what_is_too_much_is_counted(monkeypatch, caplog):
-    monkeypatch.setattr(audit, "MOST", 3)
-    audits = Audits(Context())  # type: ignore[arg-type]
+    monkeypatch.setattr(audit, "MAX_QUEUED_RECORDS", 3)
+    audits = AuditComponent(FakeContext())  # type: ignore[arg-type]
     for offset in range(5):
-        audits.produced("orders", 0, offset, b"\xff\xfe", error=None)
+        audits.record_produced("orders", 0, offset, b"\xff\xfe", error=None)
     assert audits.outcomes == {"dropped": 2}
     assert caplog.text.count("were dropped") == 1
     caplog.set_level("INFO")
     running = asyncio.create_task(audits.run())
-    await until(lambda: audits.outcomes["written"] == 3, "those that were waiting")
+    await wait_until(lambda: audits.outcomes["written"] == 3, "those that were waiting")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     lines = [each for each in caplog.messages if each.startswith("audit {")]
     told = [json.loads(each.removeprefix("audit ")) for each in lines]
     assert [each["offset"] for each in told] == [0, 1, 2]
     assert (told[0]["key"], told[0]["keyFormat"]) == ("//4=", "binary")
-    figures = Figures()
-    audits.read(figures)
-    assert figures[catalog.AUDITED] == {("dropped",): 2, ("written",): 3}
+    figures = MetricSamples()
+    audits.collect_metrics(figures)
+    assert figures[catalog.AUDIT_RECORDS] == {("dropped",): 2, ("written",): 3}
 
 
 async def test_what_waits_at_the_end_is_still_handed_on(tmp_path):
-    class Logged(Context):
+    class LoggingContext(FakeContext):
         class section:
             class audit:
                 to, topic, file = "log", "sidecar-audit", str(tmp_path / "audit.log")
 
-    audits = Audits(Logged())  # type: ignore[arg-type]
+    audits = AuditComponent(LoggingContext())  # type: ignore[arg-type]
     running = asyncio.create_task(audits.run())
     await asyncio.sleep(0)
     for offset in range(1200):
-        audits.consumed("orders", 0, offset, reactive=True)
+        audits.record_consumed("orders", 0, offset, reactive=True)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     told = [json.loads(each) for each in (tmp_path / "audit.log").read_text().splitlines()]

@@ -4,19 +4,19 @@ import json
 import uuid
 
 from support.oracle import read_records
-from support.sidecars import ready, running_sidecar
-from support.until import until
+from support.sidecars import running_sidecar, wait_until_ready
+from support.waiting import wait_until
 
 
 async def test_the_topic_is_made_where_it_is_missing_and_nothing_is_lost_meanwhile(kafka):
     name = f"audit-{uuid.uuid4().hex[:12]}"
     kafka._topics.append(name)  # goes with the test
     async with running_sidecar(kafka.bootstrap, audit={"topic": name}) as http:
-        await ready(http)
+        await wait_until_ready(http)
         for offset in range(3):
             answer = await http.post("/consumers/active/audit", json=[{"offset": offset}])
             assert answer.status_code == 202
-        await until(lambda: kafka.admin.exists(name), "the topic", 60, every=0.1)
-        records = await read_records(",".join(kafka.bootstrap), name, least=3, within=60)
+        await wait_until(lambda: kafka.admin.exists(name), "the topic", 60, interval_s=0.1)
+        records = await read_records(",".join(kafka.bootstrap), name, min_records=3, timeout_s=60)
     told = sorted(json.loads(each.value or b"")["offset"] for each in records)
     assert told == [0, 1, 2]

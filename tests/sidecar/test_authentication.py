@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from support.sidecars import running_sidecar
 
-from gateway.sidecar.http.spec import DIRECTORY, METHODS, Spec
+from gateway.sidecar.http.spec import METHODS, SPEC_DIRECTORY, Spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,7 +32,9 @@ SECTIONS: dict[str, Any] = {
     "ksqldb": {"url": "http://127.0.0.1:1"}, "admin": {"chaos": True}, "audit": {"to": "off"},
     "deadLetter": {}, "replay": {},
 }  # fmt: skip
-PATHS = Spec(sorted({path.stem for path in DIRECTORY.glob("*.yaml")} - {"base"})).document["paths"]
+PATHS = Spec(sorted({path.stem for path in SPEC_DIRECTORY.glob("*.yaml")} - {"base"})).document[
+    "paths"
+]
 OPERATIONS = [
     (method.upper(), path) for path, item in PATHS.items() for method in METHODS if method in item
 ]
@@ -62,7 +64,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def unknown(path: str) -> str:
+def replace_parameters(path: str) -> str:
     """With parameters that mean nothing."""
     return re.sub(r"\{partition\}", "x", re.sub(r"\{(?!partition)\w+\}", "nothing", path))
 
@@ -80,7 +82,7 @@ async def test_a_stranger_is_told_so_whatever_is_wrong(
     for asked in WRONG:
         for token in ({}, {"authorization": "Bearer of-nobody"}):
             given = {**asked, "headers": {**asked.get("headers", {}), **token}}
-            answer = await http.request(method, unknown(path), **given)
+            answer = await http.request(method, replace_parameters(path), **given)
             assert answer.status_code == 401, (asked.get("headers"), answer.text)
             assert "Bearer" in answer.headers["www-authenticate"]
             assert len(answer.headers["x-correlation-id"]) == 36
@@ -95,7 +97,9 @@ async def test_a_client_without_the_scope_is_told_so_whatever_is_wrong(
         wrong_ids = "x-correlation-id" in asked.get("headers", {})
         accepted = "accept" in asked.get("headers", {})
         headers = {**asked.get("headers", {}), "authorization": "Bearer of-bob"}
-        answer = await http.request(method, unknown(path), **{**asked, "headers": headers})
+        answer = await http.request(
+            method, replace_parameters(path), **{**asked, "headers": headers}
+        )
         if wrong_ids or (accepted and answer.status_code == 406):
             assert answer.status_code in (400, 403, 406)
         else:

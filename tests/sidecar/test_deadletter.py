@@ -10,21 +10,21 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import Producer
-from support.backend import Backend, running_backend
-from support.brokers import Broker
-from support.letters import committed, header, seal
-from support.sidecars import ready, running_sidecar
+from support.backend import FakeBackend, running_backend
+from support.brokers import KafkaCluster
+from support.dead_letters import get_header, read_committed, write_dead_letters
+from support.sidecars import running_sidecar, wait_until_ready
 
-AGAIN = "/consumers/deadLetter/reactive"
-ACTIVE = "/consumers/deadLetter/active"
+REACTIVE_PATH = "/consumers/deadLetter/reactive"
+ACTIVE_PATH = "/consumers/deadLetter/active"
 
 
 @dataclass
-class Setting:
+class DeadLetterSetting:
     """A topic of two partitions, its dead letters, a group and its back end."""
 
-    kafka: Broker
-    backend: Backend
+    kafka: KafkaCluster
+    backend: FakeBackend
     topic: str
     http: httpx.AsyncClient
 
@@ -32,22 +32,22 @@ class Setting:
     def group(self) -> str:
         return f"{self.topic}.group"
 
-    def letters(self) -> list[Any]:
-        return committed(self.kafka, f"{self.topic}.dlq", 2)
+    def read_letters(self) -> list[Any]:
+        return read_committed(self.kafka, f"{self.topic}.dlq", 2)
 
-    def seal(self, numbers: Sequence[int], group: str | None = None) -> None:
-        seal(self.kafka, self.topic, numbers, group or self.group)
+    def write_sealed(self, numbers: Sequence[int], group: str | None = None) -> None:
+        write_dead_letters(self.kafka, self.topic, numbers, group or self.group)
 
-    def seen(self) -> list[int]:
+    def list_delivered(self) -> list[int]:
         return [each["value"]["n"] for call in self.backend.calls for each in call["records"]]
 
-    async def again(self, **asked: Any) -> dict[str, Any]:
-        answer = await self.http.get(AGAIN, params=asked)
+    async def request_redelivery(self, **params: Any) -> dict[str, Any]:
+        answer = await self.http.get(REACTIVE_PATH, params=params)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
 
-    def sections(self) -> dict[str, Any]:
+    def build_sections(self) -> dict[str, Any]:
         group = {
             "group": self.group,
             "topics": [self.topic],
@@ -60,14 +60,14 @@ class Setting:
 
 
 @pytest.fixture
-async def setting(kafka: Broker) -> AsyncIterator[Setting]:
-    topic = kafka.topic(partitions=2)
+async def setting(kafka: KafkaCluster) -> AsyncIterator[DeadLetterSetting]:
+    topic = kafka.create_unique_topic(partitions=2)
     kafka.create_topic(f"{topic}.dlq", 2)
     async with running_backend() as backend:
-        found = Setting(kafka, backend, topic, httpx.AsyncClient())
-        async with running_sidecar(kafka.bootstrap, **found.sections()) as http:
+        found = DeadLetterSetting(kafka, backend, topic, httpx.AsyncClient())
+        async with running_sidecar(kafka.bootstrap, **found.build_sections()) as http:
             found.http = http
-            await ready(http)
+            await wait_until_ready(http)
             yield found
 
 
@@ -90,7 +90,7 @@ async def test_what_is_processed_is_done_with_and_what_fails_goes_behind_the_oth
     third = await setting.again()
     assert third["records"] == []
     assert sorted(setting.seen()) == [1, 2, 3, 3, 4, 5, 6, 6]
-    back = [each for each in setting.letters() if header(each, "X-Dead-Letter-Retries") == b"1"]
+    back = [each for each in setting.letters() if get_header(each, "X-Dead-Letter-Retries") == b"1"]
     assert sorted(json.loads(each.value())["n"] for each in back) == [3, 6]
     assert all(each.headers()[:2] == [("h", b"1"), ("h", None)] for each in back)
 
@@ -109,7 +109,7 @@ async def test_at_the_last_retry_what_fails_is_passed_over_and_stays_in_its_topi
 async def test_nothing_changes_while_the_back_end_is_away(setting):
     setting.seal([1, 2])
     setting.backend.order(say=503, after=7)
-    answer = await setting.http.get(AGAIN)
+    answer = await setting.http.get(REACTIVE_PATH)
     assert (answer.status_code, answer.json()["code"]) == (503, "BACKEND_UNAVAILABLE")
     assert answer.headers["retry-after"] == "7"
     setting.backend.order()
@@ -122,7 +122,7 @@ async def test_the_one_that_the_back_end_stumbles_over_does_not_keep_the_others(
     told = await setting.again()
     assert (told["processed"], told["returned"]) == (3, 1)
     setting.backend.order(stumble=[3], well=False)
-    answer = await setting.http.get(AGAIN)
+    answer = await setting.http.get(REACTIVE_PATH)
     assert answer.status_code == 503, answer.text
     assert len(setting.letters()) == 5
 
@@ -137,8 +137,8 @@ async def test_letters_of_other_groups_are_passed_over(setting):
 async def test_a_program_gets_them_until_it_has_said_that_it_is_through(setting):
     setting.seal([1, 2, 3])
     asked = {"group": setting.group, "topic": setting.topic, "valueFormat": "json"}
-    first = (await setting.http.get(ACTIVE, params=asked)).json()
-    again = (await setting.http.get(ACTIVE, params={**asked, "maxRecords": 1})).json()
+    first = (await setting.http.get(ACTIVE_PATH, params=asked)).json()
+    again = (await setting.http.get(ACTIVE_PATH, params={**asked, "maxRecords": 1})).json()
     assert sorted(each["value"]["n"] for each in first) == [1, 2, 3]
     assert again == first[:1]
     one = next(each for each in first if each["value"]["n"] == 1)
@@ -147,9 +147,9 @@ async def test_a_program_gets_them_until_it_has_said_that_it_is_through(setting)
     assert one["headers"] == {"h": ["1", None]}
     offsets = [each["deadLetter"] for each in first if each["partition"] == 1]
     body = {"group": setting.group, "topic": setting.topic, "offsets": offsets}
-    answer = await setting.http.post(f"{ACTIVE}/offsets", json=body)
+    answer = await setting.http.post(f"{ACTIVE_PATH}/offsets", json=body)
     assert answer.status_code == 204, answer.text
-    left = (await setting.http.get(ACTIVE, params=asked)).json()
+    left = (await setting.http.get(ACTIVE_PATH, params=asked)).json()
     assert [each["value"]["n"] for each in left] == [2]
 
 
@@ -171,31 +171,31 @@ async def test_what_a_program_hands_in_is_the_record_as_kafka_has_it(setting):
         {"record": {**place, "offset": 1}, "processed": True},
         {"record": {**place, "offset": 77.0, "value": "Z29uZQ=="}, "processed": False},
     ]
-    answer = await setting.http.post(ACTIVE, params={"group": setting.group}, json=items)
+    answer = await setting.http.post(ACTIVE_PATH, params={"group": setting.group}, json=items)
     assert (answer.status_code, answer.json()) == (200, {"written": 2, "processed": 1})
 
     first, second = setting.letters()
     assert (first.key(), first.value()) == (b"\xfe", b"\xff\x00")
     assert first.headers()[:2] == [("h", b"\x80"), ("h", b"2")]
-    assert header(first, "X-Origin-Offset") == b"0"
-    assert header(first, "StackTrace") == b"it broke"
-    assert header(first, "X-Correlation-Id") == b"c1"
-    assert (second.value(), header(second, "X-Origin-Offset")) == (b"gone", b"77")
+    assert get_header(first, "X-Origin-Offset") == b"0"
+    assert get_header(first, "StackTrace") == b"it broke"
+    assert get_header(first, "X-Correlation-Id") == b"c1"
+    assert (second.value(), get_header(second, "X-Origin-Offset")) == (b"gone", b"77")
 
 
 async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
-    unknown = await setting.http.get(AGAIN, params={"group": "nobody"})
+    unknown = await setting.http.get(REACTIVE_PATH, params={"group": "nobody"})
     assert unknown.status_code == 400
     assert setting.group in unknown.text
     place = {"topic": setting.topic, "partition": 1, "offset": 5}
     wrong = [{"record": place, "processed": False}]
-    answer = await setting.http.post(ACTIVE, params={"group": "g"}, json=wrong)
+    answer = await setting.http.post(ACTIVE_PATH, params={"group": "g"}, json=wrong)
     assert answer.status_code == 400
     assert "hand in its value" in answer.text
     asked = {"group": "g", "topic": setting.kafka.topic()}
-    answer = await setting.http.get(ACTIVE, params=asked)
+    answer = await setting.http.get(ACTIVE_PATH, params=asked)
     assert answer.status_code == 404
     assert "has no dead letters" in answer.text
     body = {"group": "g", "topic": setting.topic, "offsets": [{"partition": 9, "offset": 1}]}
-    answer = await setting.http.post(f"{ACTIVE}/offsets", json=body)
+    answer = await setting.http.post(f"{ACTIVE_PATH}/offsets", json=body)
     assert answer.status_code == 400

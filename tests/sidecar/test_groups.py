@@ -5,16 +5,16 @@ from __future__ import annotations
 import uuid
 
 import httpx
-from support.consuming import member
-from support.reading import cluster
-from support.records import Sent, produce
-from support.sidecars import ready, running_sidecar
-from support.until import until
+from support.group_members import running_member
+from support.records import RecordToSend, produce_records
+from support.sidecars import running_sidecar, wait_until_ready
+from support.topic_reads import open_cluster
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 
 
-async def seek(http: httpx.AsyncClient, group: str, **where: object) -> httpx.Response:
+async def seek_group(http: httpx.AsyncClient, group: str, **where: object) -> httpx.Response:
     return await http.post(f"/adm/groups/{group}/offsets", json={"offsets": [where]})
 
 
@@ -26,12 +26,14 @@ async def test_operators_see_how_far_behind_a_group_is_and_move_it_while_nobody_
     place = {"topic": name, "partition": 0}
     async with (
         running_sidecar(kafka.bootstrap, admin={}) as http,
-        cluster(kafka.bootstrap, name) as made,
+        open_cluster(kafka.bootstrap, name) as made,
     ):
-        await ready(http)
-        await produce(kafka.bootstrap, name, [Sent(b"x", partition=0)] * 10)
-        async with member(made, group, [name], auto_offset_reset="earliest") as one:
-            await until(lambda: len(one.records) >= 10 and len(one.owned) == 2, within=60)
+        await wait_until_ready(http)
+        await produce_records(kafka.bootstrap, name, [RecordToSend(b"x", partition=0)] * 10)
+        async with running_member(made, group, [name], auto_offset_reset="earliest") as one:
+            await wait_until(
+                lambda: len(one.records) >= 10 and len(one.owned_partitions) == 2, timeout_s=60
+            )
             await one.consumer.commit()
             told = (await http.get(f"/adm/groups/{group}/lag")).json()
             assert told["lag"] == 0
@@ -39,7 +41,7 @@ async def test_operators_see_how_far_behind_a_group_is_and_move_it_while_nobody_
             assert all(each["owner"] for each in told["partitions"])
             listed = (await http.get("/adm/groups")).json()
             assert group in [each["group"] for each in listed]
-            answer = await seek(http, group, **place, offset=3)
+            answer = await seek_group(http, group, **place, offset=3)
             assert (answer.status_code, answer.json()["code"]) == (409, "GROUP_IN_USE")
 
         for where, offset in (
@@ -49,15 +51,15 @@ async def test_operators_see_how_far_behind_a_group_is_and_move_it_while_nobody_
             ({"timestamp": 0}, 0),
             ({"timestamp": 2**52}, 10),
         ):
-            answer = await seek(http, group, **place, **where)
+            answer = await seek_group(http, group, **place, **where)
             assert answer.status_code == 200, answer.text
             assert answer.json()["offsets"] == [{**place, "offset": offset}]
-        await seek(http, group, **place, offset=4)
+        await seek_group(http, group, **place, offset=4)
         told = (await http.get(f"/adm/groups/{group}/lag")).json()
         found = {each["partition"]: each for each in told["partitions"]}
         assert (found[0]["committed"], found[0]["lag"], found[0]["owner"]) == (4, 6, None)
-        async with member(made, group, [name]) as one:
-            await until(lambda: len(one.records) >= 6, within=60)
+        async with running_member(made, group, [name]) as one:
+            await wait_until(lambda: len(one.records) >= 6, timeout_s=60)
             offsets = [each.offset for each in one.records if each.tp == zero]
             assert offsets == [4, 5, 6, 7, 8, 9]
 
@@ -69,4 +71,4 @@ async def test_operators_see_how_far_behind_a_group_is_and_move_it_while_nobody_
             ({"topic": name, "partition": 0}, 400),
             ({"topic": f"{name}x", "partition": 0, "offset": 1}, 404),
         ):
-            assert (await seek(http, group, **wrong)).status_code == status, wrong
+            assert (await seek_group(http, group, **wrong)).status_code == status, wrong

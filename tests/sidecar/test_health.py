@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.responses import Response
+from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.served import served
-from support.sidecars import ready, running_sidecar
+from support.sidecars import running_sidecar, wait_until_ready
 from support.tcp_proxy import TcpProxy
 
 kafka = embedded_kafka()
 
 
-class BackEnd:
+class FakeBackEnd:
     """status: what its /health says; None for nothing, ever."""
 
     status: int | None = 200
@@ -28,7 +28,7 @@ class BackEnd:
 
 async def test_a_sidecar_that_can_serve_says_ok_as_text(kafka):
     async with running_sidecar(kafka.bootstrap) as http:
-        await ready(http)
+        await wait_until_ready(http)
         for path in ("/health/liveness", "/health/readiness"):
             answer = await http.get(path)
             assert (answer.status_code, answer.text) == (200, "OK")
@@ -36,9 +36,11 @@ async def test_a_sidecar_that_can_serve_says_ok_as_text(kafka):
 
 
 @asynccontextmanager
-async def with_back_end(kafka: Any, within: str) -> AsyncIterator[tuple[Any, BackEnd, str]]:
-    back_end = BackEnd()
-    async with served(back_end) as url:
+async def running_with_back_end(
+    kafka: Any, within: str
+) -> AsyncIterator[tuple[Any, FakeBackEnd, str]]:
+    back_end = FakeBackEnd()
+    async with running_app(back_end) as url:
         health = {"downstreamEnabled": True, "downstreamHost": url, "downstreamPath": "/alive"}
         health |= {"timeout": within, "useJson": True}
         async with running_sidecar(kafka.bootstrap, health=health) as http:
@@ -46,8 +48,8 @@ async def with_back_end(kafka: Any, within: str) -> AsyncIterator[tuple[Any, Bac
 
 
 async def test_the_back_end_is_asked_where_that_is_wished(kafka):
-    async with with_back_end(kafka, "60s") as (http, back_end, url):
-        await ready(http)
+    async with running_with_back_end(kafka, "60s") as (http, back_end, url):
+        await wait_until_ready(http)
         answer = await http.get("/health/readiness")
         assert answer.json() == {"result": "OK", "checks": {"kafka": "OK", "downstream": "OK"}}
         back_end.status = 500
@@ -60,7 +62,7 @@ async def test_the_back_end_is_asked_where_that_is_wished(kafka):
 
 
 async def test_a_back_end_that_says_nothing_is_not_waited_for(kafka):
-    async with with_back_end(kafka, "50ms") as (http, back_end, _):
+    async with running_with_back_end(kafka, "50ms") as (http, back_end, _):
         back_end.status = None
         answer = await http.get("/health/readiness")
         assert answer.status_code == 503

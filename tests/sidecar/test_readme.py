@@ -12,18 +12,18 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 import gateway.sidecar
-from gateway.config import Settings, dump, loads
+from gateway.config import Settings, dumps, loads
 from gateway.config.sections.sidecar import Group
 from gateway.config.sections.sidecar import Sidecar as Section
-from gateway.config.source import values
-from gateway.sidecar.http.spec import DIRECTORY, METHODS, Spec
+from gateway.config.source import values_file
+from gateway.sidecar.http.spec import METHODS, SPEC_DIRECTORY, Spec
 from gateway.telemetry.catalog import METRICS
 
 ROOM = Path(gateway.sidecar.__file__).parent
 ROOT = ROOM.parents[1]
 README = (ROOM / "README.md").read_text()
 CODE = re.findall(r"`([^`\n]+)`", README)
-EVERY = Spec(sorted({path.stem for path in DIRECTORY.glob("*.yaml")} - {"base"}))
+EVERY = Spec(sorted({path.stem for path in SPEC_DIRECTORY.glob("*.yaml")} - {"base"}))
 KEY = re.compile(r"[a-z]\w*(\.[a-z]\w*)+")
 SECTIONS = frozenset(
     {
@@ -33,7 +33,7 @@ SECTIONS = frozenset(
 )
 
 
-def tables() -> Iterator[tuple[list[str], list[str]]]:
+def iter_rows() -> Iterator[tuple[list[str], list[str]]]:
     """Each row, with the head of its table."""
     head: list[str] = []
     for line in README.splitlines():
@@ -55,7 +55,7 @@ def test_every_test_that_is_named_is_there():
 
 def test_every_row_with_a_test_column_names_one():
     """Or 'the same', as the row above it."""
-    rows = [(head, cells) for head, cells in tables() if head[-1] == "test"]
+    rows = [(head, cells) for head, cells in iter_rows() if head[-1] == "test"]
     assert len(rows) > 60
     for head, cells in rows:
         assert len(cells) == len(head), cells
@@ -73,64 +73,66 @@ def test_every_link_leads_somewhere():
         assert path or anchor in heads, target
 
 
-def option(model: Any, way: list[str]) -> bool:
+def is_option(model: Any, way: list[str]) -> bool:
     """Is it one of a section, through lists and optional sections?"""
     for step in way:
         fields = {each.alias or name: each for name, each in model.model_fields.items()}
-        fields |= {_camel(name): each for name, each in model.model_fields.items()}
+        fields |= {_to_camel_case(name): each for name, each in model.model_fields.items()}
         if step not in fields:
             return False
-        model = next(iter(_models(fields[step].annotation)), BaseModel)
+        model = next(iter(_iter_models(fields[step].annotation)), BaseModel)
     return True
 
 
-def _camel(name: str) -> str:
+def _to_camel_case(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(each.title() for each in rest)
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def _iter_models(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in getattr(annotation, "__args__", ()):
-        yield from _models(inner)
+        yield from _iter_models(inner)
 
 
 def is_key(text: str) -> bool:
     way = text.split(".")
-    inner = [Section, Settings, *_models(Section.model_fields["producer"].annotation)]
-    inner += _models(Section.model_fields["ksqldb"].annotation)
-    inner += [Group, *_queries()]
-    return any(option(model, way) for model in inner)
+    inner = [Section, Settings, *_iter_models(Section.model_fields["producer"].annotation)]
+    inner += _iter_models(Section.model_fields["ksqldb"].annotation)
+    inner += [Group, *_iter_query_models()]
+    return any(is_option(model, way) for model in inner)
 
 
-def _queries() -> Iterator[type[BaseModel]]:
-    for model in _models(Section.model_fields["ksqldb"].annotation):
-        yield from _models(model.model_fields["queries"].annotation)
+def _iter_query_models() -> Iterator[type[BaseModel]]:
+    for model in _iter_models(Section.model_fields["ksqldb"].annotation):
+        yield from _iter_models(model.model_fields["queries"].annotation)
 
 
-def is_meant(text: str) -> bool:
+def is_section_key(text: str) -> bool:
     """As a key, not as a module."""
     return text.split(".")[0] in SECTIONS and not text.endswith((".py", ".yaml"))
 
 
 @pytest.mark.parametrize(
     "key",
-    sorted({each for each in CODE if KEY.fullmatch(each) and is_meant(each)}),
+    sorted({each for each in CODE if KEY.fullmatch(each) and is_section_key(each)}),
 )
 def test_every_key_that_is_named_is_an_option(key: str):
     assert is_key(key), f"there is no option {key}"
 
 
-def options_of_groups() -> list[str]:
-    return [_camel(name) for name in Group.model_fields]
+def list_group_options() -> list[str]:
+    return [_to_camel_case(name) for name in Group.model_fields]
 
 
 def test_every_option_of_a_group_is_in_its_table():
-    (head,) = {head[0] for head, _ in tables() if head[0].startswith("key (of `sidecar.reactive")}
-    rows = " ".join(cells[0] for each, cells in tables() if each[0] == head)
+    (head,) = {
+        head[0] for head, _ in iter_rows() if head[0].startswith("key (of `sidecar.reactive")
+    }
+    rows = " ".join(cells[0] for each, cells in iter_rows() if each[0] == head)
     named = set(re.findall(r"\w+", rows))
-    assert set(options_of_groups()) - named == {"autoOffsetReset", "isolation"} - named
+    assert set(list_group_options()) - named == {"autoOffsetReset", "isolation"} - named
     for name in ("autoOffsetReset", "isolation"):
         assert name in README
 
@@ -139,9 +141,9 @@ def test_every_section_and_its_options_are_named():
     whole = set(re.findall(r"\w+", " ".join(CODE)))
     lacking = set()
     for name, field in Section.model_fields.items():
-        models = _models(field.annotation)
+        models = _iter_models(field.annotation)
         options = [name, *(each for model in models for each in model.model_fields)]
-        lacking |= {f"{name}: {each}" for each in map(_camel, options) if each not in whole}
+        lacking |= {f"{name}: {each}" for each in map(_to_camel_case, options) if each not in whole}
     assert not lacking
 
 
@@ -159,22 +161,22 @@ sidecar:
 """
 
 
-def defaults(value: Any, way: str = "") -> Iterator[tuple[str, str]]:
+def iter_defaults(value: Any, way: str = "") -> Iterator[tuple[str, str]]:
     """Each option's, as it is written in a file."""
     if isinstance(value, dict):
         for name, each in value.items():
-            yield from defaults(each, f"{way}.{name}")
+            yield from iter_defaults(each, f"{way}.{name}")
     elif isinstance(value, list) and value and isinstance(value[0], dict):
-        yield from defaults(value[0], way)
+        yield from iter_defaults(value[0], way)
     else:
         yield way, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def test_the_defaults_in_tables_are_those_of_the_options():
     """Of rows that name only options, and as many defaults."""
-    known = list(defaults(YAML(typ="safe").load(dump(loads(SERVED)))["sidecar"], "sidecar"))
+    known = list(iter_defaults(YAML(typ="safe").load(dumps(loads(SERVED)))["sidecar"], "sidecar"))
     compared = 0
-    for head, cells in tables():
+    for head, cells in iter_rows():
         if "default" in head:
             keys = re.findall(r"`([^`]+)`", cells[head[1].startswith("key")])
             said = [each.strip(" `") for each in cells[head.index("default")].split(",")]
@@ -188,13 +190,13 @@ def test_the_defaults_in_tables_are_those_of_the_options():
 
 def test_every_key_of_a_values_file_is_in_its_table():
     named: set[str] = set()
-    for head, cells in tables():
+    for head, cells in iter_rows():
         if head == ["key", "ours"]:
             first = ""
             for key in re.findall(r"`([^`]+)`", cells[0]):
                 first = key.partition(".")[0] if not key.startswith(".") else first
                 named.add(first + key if key.startswith(".") else key)
-    assert named == set(values.KEYS)
+    assert named == set(values_file.VALUE_KEYS)
 
 
 def test_every_endpoint_that_is_served_is_named():
@@ -213,6 +215,6 @@ def is_named(path: str) -> bool:
 
 
 def test_every_metric_that_is_named_is_one():
-    known = {metric.shown for metric in METRICS}
+    known = {metric.exposed_name for metric in METRICS}
     named = set(re.findall(r"\bgateway_\w+", README))
     assert named and named <= known

@@ -15,19 +15,21 @@ import httpx
 import pytest
 from confluent_kafka import Producer
 from support.backend import running_backend
-from support.brokers import Broker
-from support.gateways import Gateway, browsing, config_for, running_gateway
-from support.letters import committed, header
-from support.sidecars import ready, running_sidecar
-from support.until import until
+from support.brokers import KafkaCluster
+from support.dead_letters import get_header, read_committed
+from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.sidecars import running_sidecar, wait_until_ready
+from support.waiting import wait_until
 
 SIDECAR = (sys.executable, "-m", "gateway", "sidecar", "-c")
 LATE = 60.0  # s
 
 
-def fill(kafka: Broker, topic: str, count: int, *, partitions: int = 1, size: int = 10) -> None:
+def fill_topic(
+    kafka: KafkaCluster, topic: str, count: int, *, partitions: int = 1, size: int = 10
+) -> None:
     """Values are JSON with the number `n`, in turns over the partitions."""
-    producer = Producer({"bootstrap.servers": kafka.servers, "linger.ms": 20})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20})
     stamp = int(time.time() * 1000) - 60_000
     for number in range(count):
         value = json.dumps({"n": number, "pad": "x" * size})
@@ -44,7 +46,7 @@ def fill(kafka: Broker, topic: str, count: int, *, partitions: int = 1, size: in
     assert producer.flush(LATE) == 0
 
 
-async def over(http: httpx.AsyncClient, id: str) -> dict[str, Any]:
+async def wait_until_over(http: httpx.AsyncClient, id: str) -> dict[str, Any]:
     """It when it runs no more."""
     async with asyncio.timeout(LATE):
         while True:
@@ -56,9 +58,9 @@ async def over(http: httpx.AsyncClient, id: str) -> dict[str, Any]:
             await asyncio.sleep(0.05)
 
 
-async def started(http: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
+async def start_replay(http: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
     """Once the sidecar has read what replays there are."""
-    await ready(http, LATE)
+    await wait_until_ready(http, LATE)
     answer = await http.post("/replays", json=body)
     assert answer.status_code == 202, answer.text
     assert answer.headers["location"] == f"/replays/{answer.json()['id']}"
@@ -67,62 +69,67 @@ async def started(http: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str,
 
 
 @pytest.fixture
-def section(kafka: Broker) -> dict[str, Any]:
+def section(kafka: KafkaCluster) -> dict[str, Any]:
     """Replays of this test alone."""
     return {"topic": f"replays-{random.getrandbits(40):x}"}
 
 
 async def test_copies_are_what_the_records_were_and_say_where_they_are_from(kafka, section):
     source, target = kafka.topic(partitions=2), kafka.topic(partitions=2)
-    fill(kafka, source, 100, partitions=2)
+    fill_topic(kafka, source, 100, partitions=2)
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
         body = {"topic": source, "destination": "topic", "destinationTopic": target}
-        begun = await started(http, body)
-        done = await over(http, begun["id"])
+        begun = await start_replay(http, body)
+        done = await wait_until_over(http, begun["id"])
         listed = (await http.get("/replays")).json()
 
     assert (done["state"], done["records"], done["progress"]) == ("done", 100, 1.0)
     assert done["delivery"] == "exactly-once"
     assert [each["id"] for each in listed] == [begun["id"]]
-    before, after = committed(kafka, source, 2), committed(kafka, target, 2)
+    before, after = read_committed(kafka, source, 2), read_committed(kafka, target, 2)
     assert len(after) == 100
     of = {(each.partition(), each.offset()): each for each in before}
     for copy in after:
-        place = int(header(copy, "X-Replay-Partition")), int(header(copy, "X-Replay-Offset"))
+        place = (
+            int(get_header(copy, "X-Replay-Partition")),
+            int(get_header(copy, "X-Replay-Offset")),
+        )
         record = of.pop(place)
         assert (copy.key(), copy.value()) == (record.key(), record.value())
         assert (copy.timestamp(), copy.partition()) == (record.timestamp(), record.partition())
         assert copy.headers()[:3] == record.headers()
-        assert header(copy, "X-Replay-Id") == begun["id"].encode()
-        assert header(copy, "X-Replay-Topic") == source.encode()
+        assert get_header(copy, "X-Replay-Id") == begun["id"].encode()
+        assert get_header(copy, "X-Replay-Topic") == source.encode()
 
 
 async def test_a_stretch_is_replayed_from_one_offset_to_before_another(kafka, section):
     source, target = kafka.topic(), kafka.topic(partitions=3)
-    fill(kafka, source, 50)
+    fill_topic(kafka, source, 50)
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
         stretch = {"partition": 0.0, "startOffset": 10.0, "endOffset": 20}
-        begun = await started(http, {**body, **stretch})
-        assert (await over(http, begun["id"]))["records"] == 10
-        empty = await started(http, {**body, "startTime": "2100-01-01T00:00:00Z"})
-        none = await over(http, empty["id"])
+        begun = await start_replay(http, {**body, **stretch})
+        assert (await wait_until_over(http, begun["id"]))["records"] == 10
+        empty = await start_replay(http, {**body, "startTime": "2100-01-01T00:00:00Z"})
+        none = await wait_until_over(http, empty["id"])
         assert (none["state"], none["records"], none["progress"]) == ("done", 0, 1.0)
-        backwards = await started(http, {**body, "startOffset": 30, "endOffset": 20})
-        assert (await over(http, backwards["id"]))["records"] == 0
+        backwards = await start_replay(http, {**body, "startOffset": 30, "endOffset": 20})
+        assert (await wait_until_over(http, backwards["id"]))["records"] == 0
 
-    offsets = sorted(int(header(each, "X-Replay-Offset")) for each in committed(kafka, target, 3))
+    offsets = sorted(
+        int(get_header(each, "X-Replay-Offset")) for each in read_committed(kafka, target, 3)
+    )
     assert offsets == list(range(10, 20))
 
 
 async def test_what_retention_took_is_told(kafka, section):
     source, target = kafka.topic(), kafka.topic()
-    fill(kafka, source, 30)
+    fill_topic(kafka, source, 30)
     kafka.admin.delete_records(source, {0: 12})
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
         body = {"topic": source, "destination": "topic", "destinationTopic": target}
-        begun = await started(http, {**body, "startOffset": 5})
-        done = await over(http, begun["id"])
+        begun = await start_replay(http, {**body, "startOffset": 5})
+        done = await wait_until_over(http, begun["id"])
     gap = {"partition": 0, "startOffset": 5, "endOffset": 12, "reason": "retention"}
     assert done["gaps"] == [gap]
     assert (done["state"], done["records"]) == ("done", 18)
@@ -131,17 +138,17 @@ async def test_what_retention_took_is_told(kafka, section):
 async def test_replays_go_on_when_their_topic_was_deleted(kafka, section):
     """The sidecar looked for the old topic's next offset, and had no replays for ever."""
     source, target = kafka.topic(), kafka.topic()
-    fill(kafka, source, 10)
+    fill_topic(kafka, source, 10)
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
-        await over(http, (await started(http, body))["id"])
+        await wait_until_over(http, (await start_replay(http, body))["id"])
         await asyncio.to_thread(kafka.admin.delete_topic, section["topic"])
         async with asyncio.timeout(LATE):
             while True:
                 answer = await http.post("/replays", json=body)
                 if answer.status_code == 202:
                     break
-        await until(lambda: len(committed(kafka, target)) == 20, "copies", LATE)
+        await wait_until(lambda: len(read_committed(kafka, target)) == 20, "copies", LATE)
 
 
 async def test_what_makes_no_sense_is_refused_with_what_to_do(kafka, section):
@@ -157,7 +164,7 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(kafka, section):
         "did you mean 'partition'": {**body, "partiton": 0},
     }
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
-        await over(http, (await started(http, body))["id"])
+        await wait_until_over(http, (await start_replay(http, body))["id"])
         for said, given in wrong.items():
             answer = await http.post("/replays", json=given)
             assert answer.status_code == 400, (given, answer.text)
@@ -169,9 +176,9 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(kafka, section):
 
 
 @pytest.fixture
-async def two(kafka: Broker, section: dict[str, Any]):
+async def two(kafka: KafkaCluster, section: dict[str, Any]):
     """Two sidecars, as processes."""
-    config = config_for(kafka.servers, [], [], sidecar={"replay": section})
+    config = build_config(kafka.bootstrap_servers, [], [], sidecar={"replay": section})
     async with (
         running_gateway(config, command=SIDECAR) as one,
         running_gateway(config, command=SIDECAR) as other,
@@ -183,37 +190,38 @@ async def test_copies_are_there_once_when_owners_are_killed_at_any_moment(kafka,
     """Each is killed amid it, and comes back while the other one goes on."""
     count = 60_000
     source, target = kafka.topic(partitions=3), kafka.topic(partitions=3)
-    fill(kafka, source, count, partitions=3, size=300)
+    fill_topic(kafka, source, count, partitions=3, size=300)
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
     one, other = two
-    async with browsing(one) as http:
-        id = (await started(http, body))["id"]
+    async with create_http_client(one) as http:
+        id = (await start_replay(http, body))["id"]
     await asyncio.sleep(random.uniform(0.0, 0.5))
     await one.kill()
-    owners = await _owner_is_new(other, id, set())
+    owners = await _wait_for_new_owner(other, id, set())
     await asyncio.sleep(random.uniform(0.0, 0.3))
     await one.restart()
     await other.kill()
-    await _owner_is_new(one, id, owners)
-    async with browsing(one) as http:
-        done = await over(http, id)
+    await _wait_for_new_owner(one, id, owners)
+    async with create_http_client(one) as http:
+        done = await wait_until_over(http, id)
 
     assert (done["state"], done["records"]) == ("done", count)
-    copies = committed(kafka, target, 3)
+    copies = read_committed(kafka, target, 3)
     times = Counter(
-        (header(each, "X-Replay-Partition"), header(each, "X-Replay-Offset")) for each in copies
+        (get_header(each, "X-Replay-Partition"), get_header(each, "X-Replay-Offset"))
+        for each in copies
     )
     assert len(times) == count
     assert set(times.values()) == {1}
     for partition in range(3):
         of = [each for each in copies if each.partition() == partition]
-        offsets = [int(header(each, "X-Replay-Offset")) for each in of]
+        offsets = [int(get_header(each, "X-Replay-Offset")) for each in of]
         assert offsets == sorted(offsets)
 
 
-async def _owner_is_new(gateway: Gateway, id: str, owners: set[str]) -> set[str]:
+async def _wait_for_new_owner(gateway: GatewayProcess, id: str, owners: set[str]) -> set[str]:
     """Until somebody else works on it, or it is over."""
-    async with browsing(gateway) as http, asyncio.timeout(LATE):
+    async with create_http_client(gateway) as http, asyncio.timeout(LATE):
         first: set[str] = set(owners)
         while True:
             answer = await http.get(f"/replays/{id}")
@@ -230,42 +238,42 @@ async def _owner_is_new(gateway: Gateway, id: str, owners: set[str]) -> set[str]
 
 async def test_a_cancelled_one_writes_nothing_more_whoever_was_asked(kafka, two):
     source, target = kafka.topic(), kafka.topic()
-    fill(kafka, source, 60_000, size=300)
+    fill_topic(kafka, source, 60_000, size=300)
     one, other = two
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
-    async with browsing(one) as first, browsing(other) as second:
-        id = (await started(first, body))["id"]
-        await ready(second)
+    async with create_http_client(one) as first, create_http_client(other) as second:
+        id = (await start_replay(first, body))["id"]
+        await wait_until_ready(second)
         answer = await second.delete(f"/replays/{id}")
         assert answer.status_code in (200, 409), answer.text
-        copies = len(committed(kafka, target))
-        done = await over(first, id)
+        copies = len(read_committed(kafka, target))
+        done = await wait_until_over(first, id)
         again = await first.delete(f"/replays/{id}")
         assert (again.status_code, again.json()["code"]) == (409, "REPLAY_ENDED")
-        assert len(committed(kafka, target)) == copies == done["records"]
+        assert len(read_committed(kafka, target)) == copies == done["records"]
         if answer.status_code == 200:
             assert done["state"] == "cancelled"
 
 
 async def test_one_that_is_stopped_is_gone_on_with_by_another_at_once(kafka, two):
     source, target = kafka.topic(), kafka.topic()
-    fill(kafka, source, 60_000, size=300)
+    fill_topic(kafka, source, 60_000, size=300)
     one, other = two
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
-    async with browsing(one) as http:
-        id = (await started(http, body))["id"]
+    async with create_http_client(one) as http:
+        id = (await start_replay(http, body))["id"]
     assert await one.stop() == 0
-    async with browsing(other) as http:
-        done = await over(http, id)
+    async with create_http_client(other) as http:
+        done = await wait_until_over(http, id)
     assert (done["state"], done["records"]) == ("done", 60_000)
-    assert len(committed(kafka, target)) == 60_000
+    assert len(read_committed(kafka, target)) == 60_000
 
 
 async def test_a_back_end_gets_them_in_batches_and_what_fails_is_a_dead_letter(kafka, section):
     source = kafka.topic()
-    fill(kafka, source, 100)
+    fill_topic(kafka, source, 100)
     async with running_backend() as backend:
-        backend.order(fail=10)
+        backend.set_orders(fail=10)
         reactive = {
             "group": f"{source}.group",
             "topics": [kafka.topic()],
@@ -278,8 +286,8 @@ async def test_a_back_end_gets_them_in_batches_and_what_fails_is_a_dead_letter(k
             kafka.bootstrap, replay=section, reactive={"groups": reactive}
         ) as http:
             body = {"topic": source, "destination": "backend", "startOffset": 50}
-            begun = await started(http, body)
-            done = await over(http, begun["id"])
+            begun = await start_replay(http, body)
+            done = await wait_until_over(http, begun["id"])
         assert (done["state"], done["records"], done["deadLetters"]) == ("done", 50, 5)
         assert done["delivery"] == "at-least-once"
         calls = backend.calls
@@ -287,16 +295,16 @@ async def test_a_back_end_gets_them_in_batches_and_what_fails_is_a_dead_letter(k
         seen = [each["value"]["n"] for call in calls for each in call["records"]]
         assert seen == list(range(50, 100))
         assert calls[0]["records"][0]["headers"]["X-Replay-Offset"] == "50"
-    letters = committed(kafka, f"{source}.dlq")
+    letters = read_committed(kafka, f"{source}.dlq")
     assert [json.loads(each.value())["n"] for each in letters] == [50, 60, 70, 80, 90]
 
 
 async def test_a_back_end_misses_none_when_the_owner_is_killed(kafka, section):
     """What it gets twice is what was not noted yet, in order."""
     source, count = kafka.topic(), 600
-    fill(kafka, source, count)
+    fill_topic(kafka, source, count)
     async with running_backend() as backend:
-        backend.order(delay=0.03)
+        backend.set_orders(delay=0.03)
         reactive = {
             "group": f"{source}.group",
             "topics": [kafka.topic()],
@@ -305,18 +313,18 @@ async def test_a_back_end_misses_none_when_the_owner_is_killed(kafka, section):
             "maxPollRecords": 20,
         }
         sections = {"replay": section, "reactive": {"groups": reactive}}
-        config = config_for(kafka.servers, [], [], sidecar=sections)
+        config = build_config(kafka.servers, [], [], sidecar=sections)
         async with (
             running_gateway(config, command=SIDECAR) as one,
             running_gateway(config, command=SIDECAR) as other,
         ):
-            async with browsing(one) as http:
-                id = (await started(http, {"topic": source, "destination": "backend"}))["id"]
+            async with create_http_client(one) as http:
+                id = (await start_replay(http, {"topic": source, "destination": "backend"}))["id"]
             await asyncio.sleep(random.uniform(0.0, 0.6))
             await one.kill()
-            async with browsing(other) as http:
-                await ready(http)
-                done = await over(http, id)
+            async with create_http_client(other) as http:
+                await wait_until_ready(http)
+                done = await wait_until_over(http, id)
         seen = [each["value"]["n"] for call in backend.calls for each in call["records"]]
     assert done["state"] == "done"
     assert set(seen) == set(range(count))
@@ -333,10 +341,10 @@ async def test_a_topic_that_is_compacted_meanwhile_is_replayed_as_far_as_it_is_t
         "cleanup.policy": "compact", "segment.ms": "300", "min.cleanable.dirty.ratio": "0.01",
     }  # fmt: skip
     source = kafka.topic(configs=configs)
-    write = Writes(kafka, source)
+    write = RecordProducer(kafka, source)
     write((n, f"kept-{n}" if n % 4 == 0 and n < 200 else f"k{n % 5}") for n in range(count))
     async with running_backend() as backend:
-        backend.order(say=503)
+        backend.set_orders(say=503)
         reactive = {
             "group": f"{source}.group",
             "topics": [kafka.topic()],
@@ -348,20 +356,20 @@ async def test_a_topic_that_is_compacted_meanwhile_is_replayed_as_far_as_it_is_t
         async with running_sidecar(
             kafka.bootstrap, replay=section, reactive={"groups": reactive}
         ) as http:
-            id = (await started(http, {"topic": source, "destination": "backend"}))["id"]
-            await until(lambda: backend.calls, "the first batch", LATE)
+            id = (await start_replay(http, {"topic": source, "destination": "backend"}))["id"]
+            await wait_until(lambda: backend.calls, "the first batch", LATE)
             write((count + n, f"k{n}") for n in range(5))
             async with asyncio.timeout(LATE):
                 while True:
                     write([(count + 5, "roll")])
-                    left = await asyncio.to_thread(committed, kafka, source)
+                    left = await asyncio.to_thread(read_committed, kafka, source)
                     there = {each.offset() for each in left if each.offset() < count}
                     if len(there) == 50:
                         break
                     await asyncio.sleep(0.2)
-            backend.order()
-            done = await over(http, id)
-        times = Counter(each["offset"] for each in backend.done)
+            backend.set_orders()
+            done = await wait_until_over(http, id)
+        times = Counter(each["offset"] for each in backend.processed_records)
     read_before = range(min(set(range(count)) - times.keys()))
     assert done["state"] == "done"
     assert set(times.values()) == {1}
@@ -369,12 +377,12 @@ async def test_a_topic_that_is_compacted_meanwhile_is_replayed_as_far_as_it_is_t
     assert done["records"] == len(times) < count
 
 
-class Writes:
+class RecordProducer:
     """Writes records of 20 kB, with numbers and keys, to one partition."""
 
-    def __init__(self, kafka: Broker, topic: str) -> None:
+    def __init__(self, kafka: KafkaCluster, topic: str) -> None:
         self._topic = topic
-        self._producer = Producer({"bootstrap.servers": kafka.servers, "linger.ms": 20})
+        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20})
 
     def __call__(self, records: Iterable[tuple[int, str]]) -> None:
         for n, key in records:

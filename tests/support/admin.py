@@ -18,10 +18,10 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-TIMEOUT = 30.0  # s
+REQUEST_TIMEOUT_S = 30.0  # s
 
 
-class Admin:
+class KafkaAdmin:
     """options: librdkafka properties over the defaults (security)."""
 
     def __init__(self, bootstrap: Sequence[str], **options: Any) -> None:
@@ -46,42 +46,46 @@ class Admin:
         else:
             placed = {"replication_factor": replication}
         new = NewTopic(name, num_partitions=partitions, config=dict(configs or {}), **placed)
-        _done(self.client.create_topics([new], request_timeout=TIMEOUT))
-        self._wait(lambda: len(self.leaders(name)) == partitions, f"leaders of {name}")
+        _wait_for_futures(self.client.create_topics([new], request_timeout=REQUEST_TIMEOUT_S))
+        self._wait_until(lambda: len(self.get_leaders(name)) == partitions, f"leaders of {name}")
 
     def add_partitions(self, name: str, partitions: int) -> None:
         """Returns when the topic has `partitions` of them, all with a leader."""
         new = NewPartitions(name, partitions)
-        _done(self.client.create_partitions([new], request_timeout=TIMEOUT))
-        self._wait(lambda: len(self.leaders(name)) == partitions, f"new partitions of {name}")
+        _wait_for_futures(self.client.create_partitions([new], request_timeout=REQUEST_TIMEOUT_S))
+        self._wait_until(
+            lambda: len(self.get_leaders(name)) == partitions, f"new partitions of {name}"
+        )
 
     def delete_topic(self, name: str) -> None:
         """Returns when no broker asked knows it any more; unknown topics are no error."""
         try:
-            _done(self.client.delete_topics([name], request_timeout=TIMEOUT))
+            _wait_for_futures(self.client.delete_topics([name], request_timeout=REQUEST_TIMEOUT_S))
         except KafkaException as error:
             if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
                 raise
-        self._wait(lambda: not self.exists(name), f"the end of {name}")
+        self._wait_until(lambda: not self.topic_exists(name), f"the end of {name}")
 
-    def exists(self, name: str) -> bool:
-        return name in self._topics()
+    def topic_exists(self, name: str) -> bool:
+        return name in self._list_topics()
 
-    def topic_id(self, name: str) -> str:
+    def get_topic_id(self, name: str) -> str:
         """The topic's UUID, as Kafka prints it."""
         described = self.client.describe_topics(TopicCollection([name]))
-        return str(described[name].result(TIMEOUT).topic_id)
+        return str(described[name].result(REQUEST_TIMEOUT_S).topic_id)
 
-    def leaders(self, name: str) -> dict[int, int]:
+    def get_leaders(self, name: str) -> dict[int, int]:
         """Node id of the leader of every partition that has one."""
-        topics = self._topics()
+        topics = self._list_topics()
         partitions = topics[name].partitions.values() if name in topics else ()
         return {each.id: each.leader for each in partitions if each.leader >= 0}
 
-    def delete_records(self, name: str, before: Mapping[int, int]) -> None:
+    def delete_records(self, name: str, before_offsets: Mapping[int, int]) -> None:
         """Move the log start of each partition to its offset in `before`."""
-        wanted = [TopicPartition(name, partition, offset) for partition, offset in before.items()]
-        _done(self.client.delete_records(wanted, request_timeout=TIMEOUT))
+        wanted = [
+            TopicPartition(name, partition, offset) for partition, offset in before_offsets.items()
+        ]
+        _wait_for_futures(self.client.delete_records(wanted, request_timeout=REQUEST_TIMEOUT_S))
 
     def alter_configs(self, name: str, configs: Mapping[str, str]) -> None:
         entries = [
@@ -89,35 +93,37 @@ class Admin:
             for key, value in configs.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-        _done(self.client.incremental_alter_configs([resource]))
+        _wait_for_futures(self.client.incremental_alter_configs([resource]))
 
-    def elect(self, name: str, partitions: Sequence[int], *, unclean: bool = False) -> None:
+    def elect_leaders(
+        self, name: str, partitions: Sequence[int], *, is_unclean: bool = False
+    ) -> None:
         """Give partitions back to their preferred leader, or any leader at all (unclean)."""
-        kind = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
+        kind = ElectionType.UNCLEAN if is_unclean else ElectionType.PREFERRED
         wanted = [TopicPartition(name, partition) for partition in partitions]
         # confluent-kafka 2.16 raises SystemError for a request_timeout here.
-        self.client.elect_leaders(kind, wanted).result(TIMEOUT)
+        self.client.elect_leaders(kind, wanted).result(REQUEST_TIMEOUT_S)
 
-    def log_start(self, name: str, partition: int = 0) -> int:
-        return self._offset(name, partition, OffsetSpec.earliest())
+    def get_log_start_offset(self, name: str, partition: int = 0) -> int:
+        return self._list_offset(name, partition, OffsetSpec.earliest())
 
-    def log_end(self, name: str, partition: int = 0) -> int:
+    def get_high_watermark(self, name: str, partition: int = 0) -> int:
         """The high watermark."""
-        return self._offset(name, partition, OffsetSpec.latest())
+        return self._list_offset(name, partition, OffsetSpec.latest())
 
     def wait_in_sync(self, timeout: float = 60.0) -> None:
         """Until every partition has a leader and all its replicas are in sync."""
-        self._wait(self._in_sync, "all replicas in sync", timeout)
+        self._wait_until(self._is_in_sync, "all replicas in sync", timeout)
 
-    def _in_sync(self) -> bool:
+    def _is_in_sync(self) -> bool:
         partitions = [
-            each for topic in self._topics().values() for each in topic.partitions.values()
+            each for topic in self._list_topics().values() for each in topic.partitions.values()
         ]
         return all(each.leader >= 0 and len(each.isrs) == len(each.replicas) for each in partitions)
 
-    def _topics(self) -> dict[str, Any]:
+    def _list_topics(self) -> dict[str, Any]:
         """Asked again while the broker that was asked is dead or frozen."""
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while True:
             try:
                 return self.client.list_topics(timeout=3).topics
@@ -125,19 +131,21 @@ class Admin:
                 if time.monotonic() > deadline:
                     raise
 
-    def _offset(self, name: str, partition: int, spec: OffsetSpec) -> int:
+    def _list_offset(self, name: str, partition: int, spec: OffsetSpec) -> int:
         wanted = {TopicPartition(name, partition): spec}
-        (future,) = self.client.list_offsets(wanted, request_timeout=TIMEOUT).values()
-        return int(future.result(TIMEOUT).offset)
+        (future,) = self.client.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT_S).values()
+        return int(future.result(REQUEST_TIMEOUT_S).offset)
 
-    def _wait(self, met: Callable[[], bool], what: str, timeout: float = TIMEOUT) -> None:
+    def _wait_until(
+        self, is_met: Callable[[], bool], description: str, timeout: float = REQUEST_TIMEOUT_S
+    ) -> None:
         deadline = time.monotonic() + timeout
-        while not met():
+        while not is_met():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{what}: not within {timeout:.0f} s")
+                raise TimeoutError(f"{description}: not within {timeout:.0f} s")
             time.sleep(0.02)
 
 
-def _done(futures: Mapping[Any, Any]) -> None:
+def _wait_for_futures(futures: Mapping[Any, Any]) -> None:
     for future in futures.values():
-        future.result(TIMEOUT)
+        future.result(REQUEST_TIMEOUT_S)

@@ -20,18 +20,18 @@ from pathlib import Path
 
 import pytest
 
-ARTIFACT = "io.apicurio:apicurio-registry-app:2.6.13.Final:tar.gz:all"
-COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
-STARTS_WITHIN = 120.0  # s
+ARTIFACT_COORDINATES = "io.apicurio:apicurio-registry-app:2.6.13.Final:tar.gz:all"
+COPY_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
+START_TIMEOUT_S = 120.0  # s
 
 
 @contextmanager
-def apicurio() -> Iterator[str]:
+def running_apicurio() -> Iterator[str]:
     """Its base URL; skipped with the reason where it cannot be had."""
     java = shutil.which("java")
     if java is None:
         pytest.skip("Apicurio needs a Java 17: none is installed")
-    room = _fetched()
+    room = _ensure_fetched()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     runner = next(room.glob("*-runner.jar"))
@@ -43,7 +43,7 @@ def apicurio() -> Iterator[str]:
         )  # fmt: skip
         try:
             url = f"http://127.0.0.1:{port}/apis/ccompat/v7"
-            _wait(process, f"{url}/subjects")
+            _wait_until_ready(process, f"{url}/subjects")
             yield url
         finally:
             process.terminate()
@@ -54,8 +54,8 @@ def apicurio() -> Iterator[str]:
                 process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + STARTS_WITHIN
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while True:
         try:
@@ -67,7 +67,7 @@ def _wait(process: subprocess.Popen[bytes], url: str) -> None:
         time.sleep(0.1)
 
 
-def _fetched() -> Path:
+def _ensure_fetched() -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gateway"
     room = root / "apicurio-2.6.13"
     root.mkdir(parents=True, exist_ok=True)
@@ -76,17 +76,17 @@ def _fetched() -> Path:
         if not room.is_dir():
             with tempfile.TemporaryDirectory(dir=root, prefix="apicurio-") as name:
                 staging = Path(name)
-                _fetch(staging)
+                _fetch_archive(staging)
                 (staging / "app").rename(room)
     return room
 
 
-def _fetch(staging: Path) -> None:
+def _fetch_archive(staging: Path) -> None:
     mvn = shutil.which("mvn")
     if mvn is None:
         pytest.skip("Apicurio is fetched with mvn: it is not installed")
     done = subprocess.run(
-        [mvn, "-q", "-B", COPY, f"-Dartifact={ARTIFACT}", f"-DoutputDirectory={staging}"],
+        [mvn, "-q", "-B", COPY_GOAL, f"-Dartifact={ARTIFACT_COORDINATES}", f"-DoutputDirectory={staging}"],
         capture_output=True, text=True, timeout=600, cwd=staging,
     )  # fmt: skip
     archive = next(staging.glob("*.tar.gz"), None)

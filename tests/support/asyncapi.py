@@ -15,15 +15,15 @@ from typing import Any
 
 from jsonschema import Draft7Validator, Draft201909Validator
 
-_STANDARD = Path(__file__).parent / "asyncapi-3.0.0.schema.json"
+_SCHEMA_PATH = Path(__file__).parent / "asyncapi-3.0.0.schema.json"
 
 
-def faults(document: Any) -> list[str]:
+def find_faults(document: Any) -> list[str]:
     """What is wrong with it; nothing, if all is well."""
-    standard = Draft7Validator(json.loads(_STANDARD.read_text()))
+    standard = Draft7Validator(json.loads(_SCHEMA_PATH.read_text()))
     found = [f"{list(e.path)}: {e.message[:200]}" for e in standard.iter_errors(document)]
-    for ref in {node["$ref"] for node in _nodes(document) if "$ref" in node}:
-        if resolved(document, ref) is None:
+    for ref in {node["$ref"] for node in _iter_nodes(document) if "$ref" in node}:
+        if resolve_reference(document, ref) is None:
             found.append(f"{ref} is nowhere")
     for name, channel in document["channels"].items():
         named = set(re.findall(r"\{(\w+)\}", channel["address"]))
@@ -37,47 +37,53 @@ def faults(document: Any) -> list[str]:
     return found
 
 
-def resolved(document: Any, ref: str) -> Any:
+def resolve_reference(document: Any, reference: str) -> Any:
     """What a reference within the document is about; None if it is about nothing."""
     found = document
-    for step in ref.removeprefix("#/").split("/"):
+    for step in reference.removeprefix("#/").split("/"):
         found = found.get(step) if isinstance(found, dict) else None
     return found
 
 
-def messages(document: Any, operation: str) -> dict[str, Any]:
+def get_messages(document: Any, operation: str) -> dict[str, Any]:
     """The messages of an operation, by their names; the names must tell them apart."""
     told: dict[str, Any] = {}
     for one in document["operations"][operation]["messages"]:
-        message = resolved(document, resolved(document, one["$ref"])["$ref"])
+        message = resolve_reference(document, resolve_reference(document, one["$ref"])["$ref"])
         assert message["name"] not in told, f"{operation} has two messages {message['name']}"
         told[message["name"]] = message
     return told
 
 
-def holds(document: Any, message: Any, payload: Any) -> None:
+def check_payload(document: Any, message: Any, payload: Any) -> None:
     """AssertionError unless the payload is as published, without a member that is not."""
     strict = {
         "allOf": [message["payload"]],
         "components": document["components"],
-        **({"unevaluatedProperties": False} if _closed(document, message["payload"]) else {}),
+        **(
+            {"unevaluatedProperties": False}
+            if _is_closed_schema(document, message["payload"])
+            else {}
+        ),
     }
     errors = [each.message for each in Draft201909Validator(strict).iter_errors(payload)]
     assert not errors, (message["name"], payload, errors)
 
 
-def _closed(document: Any, schema: Any) -> bool:
+def _is_closed_schema(document: Any, schema: Any) -> bool:
     """It names members; `value` is whatever it is."""
     if "$ref" in schema:
-        return _closed(document, resolved(document, schema["$ref"]))
-    return "properties" in schema or any(_closed(document, s) for s in schema.get("allOf", ()))
+        return _is_closed_schema(document, resolve_reference(document, schema["$ref"]))
+    return "properties" in schema or any(
+        _is_closed_schema(document, s) for s in schema.get("allOf", ())
+    )
 
 
-def _nodes(node: Any) -> Iterator[dict[str, Any]]:
+def _iter_nodes(node: Any) -> Iterator[dict[str, Any]]:
     if isinstance(node, dict):
         yield node
         for each in node.values():
-            yield from _nodes(each)
+            yield from _iter_nodes(each)
     elif isinstance(node, list):
         for each in node:
-            yield from _nodes(each)
+            yield from _iter_nodes(each)

@@ -25,23 +25,23 @@ from pathlib import Path
 from typing import Any
 
 Record = Mapping[str, Any]
-Place = tuple[str, int, int]
+RecordLocation = tuple[str, int, int]
 
 
-class Backend:
+class FakeBackend:
     """See the module. calls, done: as they are written down now."""
 
     def __init__(self, directory: Path) -> None:
         self.port = 0
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
-        self.order()
+        self.set_orders()
 
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def order(self, **orders: Any) -> None:
+    def set_orders(self, **orders: Any) -> None:
         """From the next request on.
 
         fail:    of so many records one is answered with processed: false.
@@ -57,19 +57,19 @@ class Backend:
 
     async def start(self) -> None:
         """On the port that it had."""
-        from support.until import until
+        from support.waiting import wait_until
 
         told = self._directory / "port"
         told.unlink(missing_ok=True)
         process = self._spawn()
-        await until(lambda: told.exists() or process.poll() is not None, "the back end", 60)
+        await wait_until(lambda: told.exists() or process.poll() is not None, "the back end", 60)
         assert process.poll() is None, (self._directory / "log").read_text()
         self.port = int(told.read_text())
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                # -P: its neighbour operator.py is not Python's.
+                # -P: its neighbour admin_api.py is not Python's.
                 [sys.executable, "-P", __file__, str(self._directory), str(self.port)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -92,17 +92,19 @@ class Backend:
         return [json.loads(line) for line in lines]
 
     @property
-    def done(self) -> list[Record]:
+    def processed_records(self) -> list[Record]:
         """All records that it processed, in its order, those done twice included."""
-        return list(_done(self.calls))
+        return list(_iter_processed(self.calls))
 
     @property
-    def times(self) -> Counter[Place]:
+    def processed_counts(self) -> Counter[RecordLocation]:
         """How often it processed each."""
-        return Counter((each["topic"], each["partition"], each["offset"]) for each in self.done)
+        return Counter(
+            (each["topic"], each["partition"], each["offset"]) for each in self.processed_records
+        )
 
 
-def _done(calls: list[dict[str, Any]]) -> Iterator[Record]:
+def _iter_processed(calls: list[dict[str, Any]]) -> Iterator[Record]:
     for call in calls:
         for record, done in zip(call["records"], call["processed"] or (), strict=False):
             if done:
@@ -110,9 +112,9 @@ def _done(calls: list[dict[str, Any]]) -> Iterator[Record]:
 
 
 @asynccontextmanager
-async def running_backend() -> AsyncIterator[Backend]:
+async def running_backend() -> AsyncIterator[FakeBackend]:
     with tempfile.TemporaryDirectory(prefix="backend-") as directory:
-        backend = Backend(Path(directory))
+        backend = FakeBackend(Path(directory))
         try:
             await backend.start()
             yield backend
@@ -123,27 +125,27 @@ async def running_backend() -> AsyncIterator[Backend]:
 # the process
 
 
-class _Worker:
+class _BackendApp:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._journal = os.open(directory / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def orders(self) -> dict[str, Any]:
+    def read_orders(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self._directory / "orders.json").read_bytes())
         return found
 
-    async def records(self, request: Any) -> Any:
+    async def handle_records(self, request: Any) -> Any:
         from starlette.responses import JSONResponse, Response
 
-        records, orders = json.loads(await request.body()), self.orders()
+        records, orders = json.loads(await request.body()), self.read_orders()
         await asyncio.sleep(orders.get("delay", 0.0))
         say = orders.get("say", "good")
-        if isinstance(say, int) or self._stumbles(records, orders):
-            self._write(request, records, None)
+        if isinstance(say, int) or self._should_answer_500(records, orders):
+            self._write_call(request, records, None)
             headers = {"Retry-After": str(orders["after"])} if "after" in orders else {}
             return Response("boom", say if isinstance(say, int) else 500, headers)
-        processed = [not self._fails(each, orders) for each in records]
-        self._write(request, records, processed)
+        processed = [not self._should_fail(each, orders) for each in records]
+        self._write_call(request, records, processed)
         if say == "hang":
             await asyncio.sleep(3600)
         if say == "garbage":
@@ -158,46 +160,48 @@ class _Worker:
             items = [{"processed": True} if each["processed"] else each for each in items]
         return JSONResponse(items[1:] if say == "short" else items)
 
-    async def health(self, request: Any) -> Any:
+    async def handle_health(self, request: Any) -> Any:
         from starlette.responses import PlainTextResponse
 
-        return PlainTextResponse("", 200 if self.orders().get("well", True) else 503)
+        return PlainTextResponse("", 200 if self.read_orders().get("well", True) else 503)
 
     @staticmethod
-    def _number(record: Record) -> int:
+    def _get_number(record: Record) -> int:
         value = record["value"]
         return int(value["n"]) if isinstance(value, dict) else -1
 
-    def _fails(self, record: Record, orders: Mapping[str, Any]) -> bool:
+    def _should_fail(self, record: Record, orders: Mapping[str, Any]) -> bool:
         each = orders.get("fail", 0)
-        return bool(each) and self._number(record) % each == 0
+        return bool(each) and self._get_number(record) % each == 0
 
-    def _stumbles(self, records: list[Record], orders: Mapping[str, Any]) -> bool:
-        return any(self._number(each) in orders.get("stumble", ()) for each in records)
+    def _should_answer_500(self, records: list[Record], orders: Mapping[str, Any]) -> bool:
+        return any(self._get_number(each) in orders.get("stumble", ()) for each in records)
 
-    def _write(self, request: Any, records: list[Record], processed: list[bool] | None) -> None:
+    def _write_call(
+        self, request: Any, records: list[Record], processed: list[bool] | None
+    ) -> None:
         call = {
             "at": time.time(),
             "headers": dict(request.headers),
             "records": records,
             "processed": processed,
-            "said": self.orders().get("say", "good"),
+            "said": self.read_orders().get("say", "good"),
         }
         os.write(self._journal, json.dumps(call).encode() + b"\n")
 
 
-def _serve(directory: Path, port: int) -> None:
+def _serve_backend(directory: Path, port: int) -> None:
     import socket
 
     import uvicorn
     from starlette.applications import Starlette
     from starlette.routing import Route
 
-    worker = _Worker(directory)
+    worker = _BackendApp(directory)
     app = Starlette(
         routes=[
-            Route("/kafka/records", worker.records, methods=["POST"]),
-            Route("/health", worker.health),
+            Route("/kafka/records", worker.handle_records, methods=["POST"]),
+            Route("/health", worker.handle_health),
         ]
     )
     bound = socket.create_server(("127.0.0.1", port))  # who connects from now on is served soon
@@ -208,4 +212,4 @@ def _serve(directory: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]), int(sys.argv[2]))
+    _serve_backend(Path(sys.argv[1]), int(sys.argv[2]))

@@ -11,26 +11,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 
-class Bad(NamedTuple):
+class BadMessage(NamedTuple):
     text: str
     code: str
     id: str | None = None
 
 
-NOT_JSON = (
+INVALID_JSON = (
     "", " ", "{", "}", "[", "nul", "NaN", "Infinity", "'x'", '{"type"}', '{"type":"ping",}',
     '{"type": "ping"} {"type": "ping"}', "type: ping", '{"type": "ping", "id": NaN}',
     '{"type": "ping", "id": "\\ud800"}', "[" * 50_000, '{"a":' * 50_000, "\x00", "GET / HTTP/1.1",
     '{"type": "ping"', "\ufeff{}", "<xml/>",
 )  # fmt: skip
-NO_OBJECT = ("[]", "null", "true", "0", "-1.5e300", '"ping"', '[{"type": "ping"}]', "{}")
-NO_TYPE: tuple[Any, ...] = (
+NON_OBJECTS = ("[]", "null", "true", "0", "-1.5e300", '"ping"', '[{"type": "ping"}]', "{}")
+UNKNOWN_TYPES: tuple[Any, ...] = (
     None, 0, True, [], {}, "", "Ping", "subscibe", "begin", "records", "error", "end", "pong",
     "x" * 10_000, "subscribe ", "__init__", "\u0000",
 )  # fmt: skip
 
 # Members that are wrong, beside those of a message that is right.
-RIGHT: Mapping[str, Mapping[str, Any]] = {
+VALID_MEMBERS: Mapping[str, Mapping[str, Any]] = {
     "subscribe": {"id": "x", "path": "/records/orders"},
     "change": {"id": "live"},
     "unsubscribe": {"id": "live"},
@@ -39,31 +39,31 @@ RIGHT: Mapping[str, Mapping[str, Any]] = {
     "token": {"jwt": "x"},
     "ping": {"id": "x"},
 }
-_IDS: list[Any] = ["", 5, "y" * 65, "y" * 100_000, [], {}, False]
-WRONG: Mapping[str, Mapping[str, list[Any]]] = {
+_INVALID_IDS: list[Any] = ["", 5, "y" * 65, "y" * 100_000, [], {}, False]
+INVALID_MEMBERS: Mapping[str, Mapping[str, list[Any]]] = {
     "subscribe": {
-        "id": [None, *_IDS], "path": [None, 5, [], "", "/" + "x" * 17_000], "from": [5, []],
+        "id": [None, *_INVALID_IDS], "path": [None, 5, [], "", "/" + "x" * 17_000], "from": [5, []],
         "until": [1.5, [], True], "lastEventId": [5, {}], "credit": [-1, 1.5, "5", True, 2**60],
         "filter": ["key=x", 5, [5], ["x"]], "fields": ["/n", [5], {}], "form": ["live"],
     },
-    "change": {"id": _IDS, "path": [5, ""], "filter": ["x", 1], "fields": ["/n"], "credit": [5]},
-    "unsubscribe": {"id": [None, *_IDS], "reason": ["x"]},
-    "credit": {"id": _IDS, "n": [None, 0, -1, 1.5, "5", True, [], 2**60], "credit": [5]},
+    "change": {"id": _INVALID_IDS, "path": [5, ""], "filter": ["x", 1], "fields": ["/n"], "credit": [5]},
+    "unsubscribe": {"id": [None, *_INVALID_IDS], "reason": ["x"]},
+    "credit": {"id": _INVALID_IDS, "n": [None, 0, -1, 1.5, "5", True, [], 2**60], "credit": [5]},
     "produce": {
-        "id": [None, *_IDS], "path": [5, ""], "topic": [5], "key": [5, {}], "partition": [0],
+        "id": [None, *_INVALID_IDS], "path": [5, ""], "topic": [5], "key": [5, {}], "partition": [0],
         "headers": [[], {"a": 5}, "x", None], "base64": ["yes", None, 1],
         "idempotencyKey": ["", 5, "x" * 256],
     },
     "token": {"jwt": [None, "", 5, {}, "x" * 70_000], "id": ["x"]},
-    "ping": {"id": _IDS, "data": ["x"]},
+    "ping": {"id": _INVALID_IDS, "data": ["x"]},
 }  # fmt: skip
-LACKING = {
+REQUIRED_MEMBERS = {
     "subscribe": ["id", "path"], "unsubscribe": ["id"], "credit": ["n"], "produce": ["id", "value"],
     "token": ["jwt"],
 }  # fmt: skip
 
 # Right in form, and not to be done.
-NOT_DONE: tuple[tuple[dict[str, Any], str], ...] = (
+REJECTED_MESSAGES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"type": "subscribe", "id": "live", "path": "/records/orders"}, "subscription-exists"),
     ({"type": "subscribe", "id": "x", "path": "/nowhere"}, "unknown-path"),
     ({"type": "subscribe", "id": "x", "path": "records/orders"}, "unknown-path"),
@@ -108,28 +108,28 @@ NOT_DONE: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def every() -> Iterator[Bad]:
-    for text in (*NOT_JSON, *NO_OBJECT):
-        yield Bad(text, "unknown-type" if text == "{}" else "bad-message")
-    for kind in NO_TYPE:
-        yield Bad(json.dumps({"type": kind, "id": "x"}), "unknown-type", "x")
-    for kind, members in WRONG.items():
+def iter_bad_messages() -> Iterator[BadMessage]:
+    for text in (*INVALID_JSON, *NON_OBJECTS):
+        yield BadMessage(text, "unknown-type" if text == "{}" else "bad-message")
+    for kind in UNKNOWN_TYPES:
+        yield BadMessage(json.dumps({"type": kind, "id": "x"}), "unknown-type", "x")
+    for kind, members in INVALID_MEMBERS.items():
         for name, values in members.items():
             for value in values:
-                yield _wrong({"type": kind, **RIGHT[kind], name: value})
-    for kind, names in LACKING.items():
+                yield _build_bad_message({"type": kind, **VALID_MEMBERS[kind], name: value})
+    for kind, names in REQUIRED_MEMBERS.items():
         for name in names:
-            told = {"type": kind, **RIGHT[kind]}
+            told = {"type": kind, **VALID_MEMBERS[kind]}
             del told[name]
-            yield _wrong(told)
-    for told, code in NOT_DONE:
-        yield Bad(json.dumps(told), code, told.get("id"))
+            yield _build_bad_message(told)
+    for told, code in REJECTED_MESSAGES:
+        yield BadMessage(json.dumps(told), code, told.get("id"))
 
 
-def _wrong(told: dict[str, Any]) -> Bad:
-    id = told.get("id")
-    return Bad(json.dumps(told), "bad-message", id if _names(id) else None)
+def _build_bad_message(message: dict[str, Any]) -> BadMessage:
+    id = message.get("id")
+    return BadMessage(json.dumps(message), "bad-message", id if _is_valid_id(id) else None)
 
 
-def _names(id: Any) -> bool:
+def _is_valid_id(id: Any) -> bool:
     return isinstance(id, str) and len(id) <= 64

@@ -16,18 +16,18 @@ from functools import cached_property
 from typing import Any
 
 import pytest
-from support.admin import Admin
-from support.needs import absent
-from support.oracle import Oracle
+from support.admin import KafkaAdmin
+from support.oracle import StreamOracle
+from support.requirements import skip_or_fail
 
 from gateway.errors import LocalBrokerError
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.local import LocalKafka
-from gateway.kafka.local.node import Node
-from gateway.kafka.local.properties import FAST_RETENTION, SINGLE
+from gateway.kafka.local.node import KafkaNode
+from gateway.kafka.local.properties import FAST_RETENTION_PROPERTIES, SINGLE_NODE_PROPERTIES
 
 # Asking for an unknown topic must not create it: that is what tests ask about.
-PROPERTIES = {
+TEST_PROPERTIES = {
     "auto.create.topics.enable": "false",
     # Members of a group by KIP-848 have the broker's timeouts; its own are 45 s and 5 s.
     "group.consumer.min.session.timeout.ms": "1000",
@@ -36,29 +36,29 @@ PROPERTIES = {
     "group.consumer.heartbeat.interval.ms": "500",
 }
 # KIP-392: who says its rack is sent to the replica there; nobody else is.
-NEAREST = {
+NEAREST_REPLICA_PROPERTIES = {
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
 }
 
 
 @dataclass
-class Broker:
+class KafkaCluster:
     """A cluster to test with. `local` is there if its nodes are ours to kill."""
 
     bootstrap: list[str]
-    local: LocalKafka | None = None
-    fast_retention: bool = False
+    local_kafka: LocalKafka | None = None
+    has_fast_retention: bool = False
     _topics: list[str] = field(default_factory=list)
 
     @property
-    def servers(self) -> str:
+    def bootstrap_servers(self) -> str:
         return ",".join(self.bootstrap)
 
     @cached_property
-    def admin(self) -> Admin:
-        return Admin(self.bootstrap)
+    def admin(self) -> KafkaAdmin:
+        return KafkaAdmin(self.bootstrap)
 
-    def topic(
+    def create_unique_topic(
         self,
         partitions: int = 1,
         *,
@@ -71,74 +71,76 @@ class Broker:
         self.create_topic(name, partitions, replication, configs, assignment)
         return name
 
-    def create_topic(self, name: str, *how: Any, **more: Any) -> None:
+    def create_topic(self, name: str, *args: Any, **kwargs: Any) -> None:
         """One with this name, that goes with the test; how, more: as of `Admin.create_topic`."""
-        self.admin.create_topic(name, *how, **more)
+        self.admin.create_topic(name, *args, **kwargs)
         self._topics.append(name)
 
-    def heal(self) -> None:
+    def restore(self) -> None:
         """Undo kills and freezes: every node up, every partition led and in sync again."""
-        if self.local is None:
-            absent("the nodes of this Kafka cannot be killed or healed")
-        self.local.heal()
+        if self.local_kafka is None:
+            skip_or_fail("the nodes of this Kafka cannot be killed or healed")
+        self.local_kafka.restore()
         self.admin.wait_in_sync()
 
-    def forget_topics(self) -> None:
+    def delete_topics(self) -> None:
         while self._topics:
             self.admin.delete_topic(self._topics.pop())
 
 
 @pytest.fixture(scope="session")
-def session_kafka() -> Iterator[Broker]:
+def session_kafka() -> Iterator[KafkaCluster]:
     if servers := os.environ.get("GATEWAY_TEST_KAFKA"):
-        yield Broker(servers.split(","))
-    elif docker_answers():
-        yield from _container()
+        yield KafkaCluster(servers.split(","))
+    elif is_docker_available():
+        yield from _run_container()
     else:
-        yield from _local()
+        yield from _run_local()
 
 
 @pytest.fixture
-def kafka(session_kafka: Broker) -> Iterator[Broker]:
+def kafka(session_kafka: KafkaCluster) -> Iterator[KafkaCluster]:
     """One broker, shared by the session; the test's topics go with the test."""
     yield session_kafka
-    session_kafka.forget_topics()
+    session_kafka.delete_topics()
 
 
 @pytest.fixture
-def topic(kafka: Broker) -> Callable[..., str]:
+def topic(kafka: KafkaCluster) -> Callable[..., str]:
     """Creates topics: `topic(partitions=12, configs={...})` gives a name of its own."""
-    return kafka.topic
+    return kafka.create_unique_topic
 
 
 @pytest.fixture
-def retention_kafka(kafka: Broker) -> Broker:
+def retention_kafka(kafka: KafkaCluster) -> KafkaCluster:
     """The same broker, if retention and compaction act within two seconds there."""
-    if not kafka.fast_retention:
-        absent("this Kafka takes minutes to delete and compact")
+    if not kafka.has_fast_retention:
+        skip_or_fail("this Kafka takes minutes to delete and compact")
     return kafka
 
 
 @pytest.fixture(scope="session")
-def session_kafka3() -> Iterator[Broker]:
+def session_kafka3() -> Iterator[KafkaCluster]:
     if os.environ.get("GATEWAY_TEST_KAFKA"):
-        absent("GATEWAY_TEST_KAFKA names a Kafka whose nodes are not ours to kill")
-    kafka = Racks(3, properties=PROPERTIES | NEAREST, fast_failover=True)
-    with started(kafka):
-        yield Broker(kafka.bootstrap, kafka)
+        skip_or_fail("GATEWAY_TEST_KAFKA names a Kafka whose nodes are not ours to kill")
+    kafka = RackedKafka(
+        3, properties=TEST_PROPERTIES | NEAREST_REPLICA_PROPERTIES, fast_failover=True
+    )
+    with running_kafka(kafka):
+        yield KafkaCluster(kafka.bootstrap, kafka)
 
 
 @pytest.fixture
-def kafka3(session_kafka3: Broker) -> Iterator[Broker]:
+def kafka3(session_kafka3: KafkaCluster) -> Iterator[KafkaCluster]:
     """Three brokers in racks of their own, with fast failover; what the test killed or froze is
     healed after it."""
-    assert session_kafka3.local is not None
-    nodes = session_kafka3.local.nodes
+    assert session_kafka3.local_kafka is not None
+    nodes = session_kafka3.local_kafka.nodes
     before = [node.pid for node in nodes]
     yield session_kafka3
-    if [node.pid for node in nodes] != before or any(node.frozen for node in nodes):
-        session_kafka3.heal()
-    session_kafka3.forget_topics()
+    if [node.pid for node in nodes] != before or any(node.is_frozen for node in nodes):
+        session_kafka3.restore()
+    session_kafka3.delete_topics()
 
 
 @pytest.fixture
@@ -163,13 +165,13 @@ def embedded_kafka(topics: Mapping[str, int] | None = None, *, scope: Any = "mod
 
 
 @pytest.fixture
-async def oracle(kafka: Broker | EmbeddedKafka) -> AsyncIterator[Oracle]:
+async def oracle(kafka: KafkaCluster | EmbeddedKafka) -> AsyncIterator[StreamOracle]:
     """Writes to the `kafka` of the module, and judges what came of it."""
-    async with Oracle(",".join(kafka.bootstrap)) as oracle:
+    async with StreamOracle(",".join(kafka.bootstrap)) as oracle:
         yield oracle
 
 
-def docker_answers() -> bool:
+def is_docker_available() -> bool:
     try:
         import docker
 
@@ -178,35 +180,37 @@ def docker_answers() -> bool:
         return False
 
 
-def _container() -> Iterator[Broker]:
+def _run_container() -> Iterator[KafkaCluster]:
     from testcontainers.community.kafka import KafkaContainer
 
     container = KafkaContainer().with_kraft()
-    for name, value in (SINGLE | PROPERTIES | FAST_RETENTION).items():
+    for name, value in (
+        SINGLE_NODE_PROPERTIES | TEST_PROPERTIES | FAST_RETENTION_PROPERTIES
+    ).items():
         container.with_env("KAFKA_" + name.upper().replace(".", "_"), value)
     with container:
-        yield Broker([container.get_bootstrap_server()], fast_retention=True)
+        yield KafkaCluster([container.get_bootstrap_server()], has_fast_retention=True)
 
 
-def _local() -> Iterator[Broker]:
-    with started(LocalKafka(properties=PROPERTIES, fast_retention=True)) as kafka:
-        yield Broker(kafka.bootstrap, kafka, fast_retention=True)
+def _run_local() -> Iterator[KafkaCluster]:
+    with running_kafka(LocalKafka(properties=TEST_PROPERTIES, fast_retention=True)) as kafka:
+        yield KafkaCluster(kafka.bootstrap, kafka, has_fast_retention=True)
 
 
-class Racks(LocalKafka):
+class RackedKafka(LocalKafka):
     """Node N is in rack-N."""
 
-    def _properties_of(self, node: Node) -> dict[str, str]:
-        return {**super()._properties_of(node), "broker.rack": f"rack-{node.id}"}
+    def _build_node_properties(self, node: KafkaNode) -> dict[str, str]:
+        return {**super()._build_node_properties(node), "broker.rack": f"rack-{node.id}"}
 
 
 @contextmanager
-def started(kafka: LocalKafka) -> Iterator[LocalKafka]:
+def running_kafka(kafka: LocalKafka) -> Iterator[LocalKafka]:
     """Ended with the block; what it lacks where it cannot start is the reason for a skip."""
     try:
         kafka.start()
     except LocalBrokerError as error:
-        absent(str(error))
+        skip_or_fail(str(error))
     try:
         yield kafka
     finally:

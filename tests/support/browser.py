@@ -24,32 +24,35 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from support.clients.chromium import BROWSERS, FLAGS
-from support.needs import need
-from support.until import PATIENCE
+from support.clients.chromium import CHROMIUM_FLAGS, CHROMIUM_NAMES
+from support.requirements import require_tools
+from support.waiting import WAIT_TIMEOUT_S
 
 TAB, ENTER, SPACE = "\ue004", "\ue007", " "
 
-_PORT = re.compile(rb"started successfully on port (\d+)")
+_PORT_PATTERN = re.compile(rb"started successfully on port (\d+)")
 
 
 @asynccontextmanager
-async def browser(*flags: str) -> AsyncIterator[Browser]:
+async def running_browser(*extra_flags: str) -> AsyncIterator[Browser]:
     """A browser of its own with an empty profile, ended with the block. flags: further ones."""
-    need("chromium")
+    require_tools("chromium")
     async with AsyncExitStack() as stack:
         profile = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         )
-        port = await stack.enter_async_context(_chromedriver())
+        port = await stack.enter_async_context(_running_chromedriver())
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
         )
-        binary = next(found for name in BROWSERS if (found := shutil.which(name)))
-        options = {"binary": binary, "args": [*FLAGS, *flags, f"--user-data-dir={profile}/profile"]}
+        binary = next(found for name in CHROMIUM_NAMES if (found := shutil.which(name)))
+        options = {
+            "binary": binary,
+            "args": [*CHROMIUM_FLAGS, *extra_flags, f"--user-data-dir={profile}/profile"],
+        }
         always = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         wanted = {"capabilities": {"alwaysMatch": always}}
-        session = (await _told(http.post("/session", json=wanted)))["sessionId"]
+        session = (await _read_response(http.post("/session", json=wanted)))["sessionId"]
         http.base_url = http.base_url.join(f"/session/{session}/")
         try:
             yield Browser(http)
@@ -62,87 +65,95 @@ class Browser:
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
 
-    async def open(self, url: str) -> None:
+    async def open_url(self, url: str) -> None:
         """Returns when the page is loaded."""
-        await self._post("url", url=url)
+        await self._post_command("url", url=url)
 
-    async def new_tab(self, url: str) -> str:
+    async def open_tab(self, url: str) -> str:
         """One more, which is looked at from now on; its handle for `look_at`."""
-        tab = str((await self._post("window/new", type="tab"))["handle"])
-        await self.look_at(tab)
-        await self.open(url)
+        tab = str((await self._post_command("window/new", type="tab"))["handle"])
+        await self.switch_to_tab(tab)
+        await self.open_url(url)
         return tab
 
-    async def look_at(self, tab: str) -> None:
-        await self._post("window", handle=tab)
+    async def switch_to_tab(self, tab: str) -> None:
+        await self._post_command("window", handle=tab)
 
-    async def tabs(self) -> list[str]:
+    async def list_tabs(self) -> list[str]:
         """The handles of all."""
-        return [str(tab) for tab in await _told(self._http.get("window/handles"))]
+        return [str(tab) for tab in await _read_response(self._http.get("window/handles"))]
 
     async def close_tab(self) -> None:
         """The one that is looked at; look at another one then."""
-        await _told(self._http.delete("window"))
+        await _read_response(self._http.delete("window"))
 
-    async def run(self, script: str, *arguments: Any) -> Any:
+    async def run_script(self, script: str, *arguments: Any) -> Any:
         """What the body of a function returns, as JSON; `arguments` are its arguments."""
-        return await self._post("execute/sync", script=script, args=list(arguments))
+        return await self._post_command("execute/sync", script=script, args=list(arguments))
 
-    async def until(self, script: str, within: float = PATIENCE) -> Any:
+    async def wait_for_script(self, script: str, timeout_s: float = WAIT_TIMEOUT_S) -> Any:
         """Until the script returns something true; that."""
         found: list[Any] = []
 
-        async def look() -> None:
+        async def poll_script() -> None:
             while not found or not found[-1]:
-                found[:] = [await self.run(script)]
+                found[:] = [await self.run_script(script)]
                 await asyncio.sleep(0.02)
 
         try:
-            await asyncio.wait_for(look(), within)
+            await asyncio.wait_for(poll_script(), timeout_s)
         except TimeoutError:
-            raise TimeoutError(f"{script!r}: not within {within:g} s, last {found}") from None
+            raise TimeoutError(f"{script!r}: not within {timeout_s:g} s, last {found}") from None
         return found[-1]
 
-    async def text(self, selector: str) -> str:
-        return str(await self.run(f"return document.querySelector({selector!r}).textContent"))
+    async def get_text(self, selector: str) -> str:
+        return str(
+            await self.run_script(f"return document.querySelector({selector!r}).textContent")
+        )
 
-    async def press(self, keys: str) -> None:
+    async def press_keys(self, keys: str) -> None:
         """Keys to whatever has the focus."""
         strokes = [{"type": kind, "value": k} for k in keys for kind in ("keyDown", "keyUp")]
-        await self._post("actions", actions=[{"type": "key", "id": "keys", "actions": strokes}])
+        await self._post_command(
+            "actions", actions=[{"type": "key", "id": "keys", "actions": strokes}]
+        )
 
-    async def dress(self, *, width: int, height: int, dark: bool, scale: float = 1) -> None:
+    async def emulate_screen(
+        self, *, width: int, height: int, is_dark: bool, scale: float = 1
+    ) -> None:
         """The screen's size in CSS pixels, and the colours that its user prefers."""
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         size = {"width": width, "height": height, "deviceScaleFactor": scale}
-        await self._cdp("Emulation.setDeviceMetricsOverride", **size, mobile=width < 600)
-        await self._cdp("Emulation.setEmulatedMedia", features=[scheme])
+        await self._run_cdp_command(
+            "Emulation.setDeviceMetricsOverride", **size, mobile=width < 600
+        )
+        await self._run_cdp_command("Emulation.setEmulatedMedia", features=[scheme])
 
-    async def console(self) -> list[str]:
+    async def read_console(self) -> list[str]:
         """What it said there since it was asked last: errors of pages, and what it has kept them
         from doing."""
-        said = await self._post("se/log", type="browser")
+        said = await self._post_command("se/log", type="browser")
         return [f"{each['level']} {each['message']}" for each in said]
 
-    async def screenshot(self) -> bytes:
+    async def take_screenshot(self) -> bytes:
         """A PNG of what is on the screen."""
-        return base64.b64decode(await _told(self._http.get("screenshot")))
+        return base64.b64decode(await _read_response(self._http.get("screenshot")))
 
-    async def _cdp(self, command: str, **parameters: Any) -> None:
-        await self._post("goog/cdp/execute", cmd=command, params=parameters)
+    async def _run_cdp_command(self, command: str, **parameters: Any) -> None:
+        await self._post_command("goog/cdp/execute", cmd=command, params=parameters)
 
-    async def _post(self, verb: str, **body: Any) -> Any:
-        return await _told(self._http.post(verb, json=body))
+    async def _post_command(self, path: str, **body: Any) -> Any:
+        return await _read_response(self._http.post(path, json=body))
 
 
 @asynccontextmanager
-async def firefox(*urls: str) -> AsyncIterator[Process]:
+async def running_firefox(*urls: str) -> AsyncIterator[Process]:
     """A Firefox without a head and with an empty profile, showing each of these in a tab; ended
     with the block."""
-    need("firefox")
+    require_tools("firefox")
     binary = next(found for name in ("firefox-esr", "firefox") if (found := shutil.which(name)))
     with tempfile.TemporaryDirectory(prefix="firefox-", ignore_cleanup_errors=True) as profile:
-        _make_quiet(profile)
+        _write_preferences(profile)
         process = await asyncio.create_subprocess_exec(
             *(binary, "--headless", "--no-remote", "--profile", profile, *urls),
             stdin=DEVNULL,
@@ -159,13 +170,15 @@ async def firefox(*urls: str) -> AsyncIterator[Process]:
             await process.wait()
 
 
-def _make_quiet(profile: str) -> None:
-    lines = (f"user_pref({json.dumps(name)}, {json.dumps(at)});\n" for name, at in _QUIET)
+def _write_preferences(profile: str) -> None:
+    lines = (
+        f"user_pref({json.dumps(name)}, {json.dumps(at)});\n" for name, at in _FIREFOX_PREFERENCES
+    )
     Path(profile, "user.js").write_text("".join(lines))
 
 
 # It shows no page of its own, asks nobody in the net for anything, and has all tabs loaded.
-_QUIET: tuple[tuple[str, Any], ...] = (
+_FIREFOX_PREFERENCES: tuple[tuple[str, Any], ...] = (
     ("app.normandy.enabled", False),
     ("app.update.enabled", False),
     ("browser.aboutwelcome.enabled", False),
@@ -183,16 +196,16 @@ _QUIET: tuple[tuple[str, Any], ...] = (
 )
 
 
-async def _told(asking: Any) -> Any:
-    answer = (await asking).json()["value"]
+async def _read_response(pending_response: Any) -> Any:
+    answer = (await pending_response).json()["value"]
     assert not (isinstance(answer, dict) and "error" in answer), answer["message"]
     return answer
 
 
 @asynccontextmanager
-async def _chromedriver() -> AsyncIterator[int]:
+async def _running_chromedriver() -> AsyncIterator[int]:
     """Its port, chosen by itself; with all its children it is ended."""
-    process, port = await _started()
+    process, port = await _start_chromedriver()
     try:
         yield port
     finally:
@@ -201,7 +214,7 @@ async def _chromedriver() -> AsyncIterator[int]:
         await process.wait()
 
 
-async def _started() -> tuple[Process, int]:
+async def _start_chromedriver() -> tuple[Process, int]:
     """It wants one port of two address families: somebody may have the other's."""
     said = b""
     for _ in range(5):
@@ -213,10 +226,10 @@ async def _started() -> tuple[Process, int]:
             start_new_session=True,
         )
         assert process.stdout is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while line := await process.stdout.readline():
                 said += line
-                if found := _PORT.search(line):
+                if found := _PORT_PATTERN.search(line):
                     return process, int(found[1])
         await process.wait()
     raise AssertionError(f"chromedriver ended five times: {said.decode()}")

@@ -24,53 +24,55 @@ from typing import TypeVar
 T = TypeVar("T")
 
 TRIES = 5
-MOST_TRIES = 25
-LEAST_S = 0.0005
+MAX_TRIES = 25
+MIN_WORK_S = 0.0005
 """Seconds that a measured piece of work takes at least: it is repeated until it does."""
-QUADRATIC = 11.0
+MAX_LINEAR_GROWTH = 11.0
 """`growth` from n to 4n that is surely more than linear, and surely less than quadratic."""
 
 
-def cpu_time(work: Callable[[], object], tries: int = TRIES) -> float:
+def measure_cpu_time(work: Callable[[], object], tries: int = TRIES) -> float:
     """Return the seconds of CPU that a call takes, the least of some tries."""
     enabled = gc.isenabled()
     gc.disable()
     try:
-        best, repeats = _time(work, 1), 1
-        while best < LEAST_S and repeats < 1 << 14:
+        best, repeats = _measure_seconds(work, 1), 1
+        while best < MIN_WORK_S and repeats < 1 << 14:
             repeats *= 4
-            best = _time(work, repeats)
-        return min([best, *(_time(work, repeats) for _ in range(tries - 1))]) / repeats
+            best = _measure_seconds(work, repeats)
+        return min([best, *(_measure_seconds(work, repeats) for _ in range(tries - 1))]) / repeats
     finally:
         if enabled:
             gc.enable()
 
 
-def growth(work: Callable[[T], object], small: T, large: T, enough: float = QUADRATIC) -> float:
+def measure_growth(
+    work: Callable[[T], object], small: T, large: T, target: float = MAX_LINEAR_GROWTH
+) -> float:
     """Return how many times the CPU time of `small` it takes for `large`.
 
     enough: Others on the machine only add to it, so that it is measured again unless it is below.
     """
     least = math.inf
-    for _ in range(MOST_TRIES):
-        ratio = cpu_time(lambda: work(large), 1) / cpu_time(lambda: work(small), 3)
+    for _ in range(MAX_TRIES):
+        ratio = measure_cpu_time(lambda: work(large), 1) / measure_cpu_time(lambda: work(small), 3)
         least = min(least, ratio)
-        if least < enough:
+        if least < target:
             break
     return least
 
 
-def turns(work: Callable[[], object], enough: float = 0.0) -> float:
+def measure_turns(work: Callable[[], object], target: float = 0.0) -> float:
     """Return the CPU time of a call in turns of an empty loop. enough: as of `growth`."""
     least = math.inf
-    for tried in range(MOST_TRIES):
-        least = min(least, cpu_time(work, 1) / _turn_time())
-        if least < enough or (not enough and tried + 1 == TRIES):
+    for tried in range(MAX_TRIES):
+        least = min(least, measure_cpu_time(work, 1) / _measure_turn_time())
+        if least < target or (not target and tried + 1 == TRIES):
             break
     return least
 
 
-def peak_memory(work: Callable[[], object]) -> int:
+def measure_peak_memory(work: Callable[[], object]) -> int:
     """Return the bytes that a call holds at its peak beyond what was held before it."""
     traced = tracemalloc.is_tracing()
     if not traced:
@@ -98,43 +100,43 @@ class Budget:
         memory_per_byte: On top, for each byte of input.
     """
 
-    turns: float = 40_000
+    base_turns: float = 40_000
     turns_per_byte: float = 40
-    memory: int = 256 * 1024
+    base_memory: int = 256 * 1024
     memory_per_byte: float = 64
 
-    def check(self, work: Callable[[], object], length: int) -> None:
+    def check_cost(self, work: Callable[[], object], length: int) -> None:
         """Run `work` on input of `length` bytes, and raise AssertionError if it costs more.
 
         Whatever `work` raises is the caller's to catch. It runs two times at least.
         """
-        allowed = self.turns + self.turns_per_byte * length
-        taken = _time(work, 1) / turn_time()
+        allowed = self.base_turns + self.turns_per_byte * length
+        taken = _measure_seconds(work, 1) / cached_turn_time()
         if taken > allowed:  # others may have disturbed it
-            taken = min(taken, turns(work, allowed))
+            taken = min(taken, measure_turns(work, allowed))
         assert taken <= allowed, f"{taken:.0f} turns for {length} bytes, {allowed:.0f} are allowed"
-        room = self.memory + self.memory_per_byte * length
-        held = peak_memory(work)
+        room = self.base_memory + self.memory_per_byte * length
+        held = measure_peak_memory(work)
         assert held <= room, f"{held} bytes of memory for {length}, {room:.0f} are allowed"
 
 
-def _time(work: Callable[[], object], repeats: int) -> float:
+def _measure_seconds(work: Callable[[], object], repeats: int) -> float:
     start = time.thread_time()
     for _ in range(repeats):
         work()
     return time.thread_time() - start
 
 
-def _turn_time() -> float:
+def _measure_turn_time() -> float:
     """Return the seconds of CPU of one turn of an empty loop on this machine at this moment."""
-    return min(_loop(20_000) for _ in range(3)) / 20_000
+    return min(_measure_loop(20_000) for _ in range(3)) / 20_000
 
 
-turn_time = cache(_turn_time)
+cached_turn_time = cache(_measure_turn_time)
 """As `_turn_time`, once: for a first guess."""
 
 
-def _loop(count: int) -> float:
+def _measure_loop(count: int) -> float:
     start = time.thread_time()
     for _ in range(count):
         pass

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 TOPICS = ("orders", "stock")
 TENANTS, REGIONS, SUBJECTS, ROLES = "abc", ("eu", "us"), ("ada", "bob"), ("clerk", "support")
 POINTERS = ("/n", "/tenant", "/owner", "/who/email", "/who/name")
-SITES = {  # of a filter: the claims that it may name, and the texts
+FILTER_CLAIMS = {  # of a filter: the claims that it may name, and the texts
     "key": (("tenant", "shelf"), TENANTS),
     "headers.tenant": (("tenant",), TENANTS),
     "headers.region": (("region",), REGIONS),
@@ -20,11 +20,11 @@ SITES = {  # of a filter: the claims that it may name, and the texts
     "value./owner": (("sub",), SUBJECTS),
 }
 
-Value: TypeAlias = dict[str, Any]
-Place: TypeAlias = tuple[str, int, int]  # topic, partition, offset
+JsonObject: TypeAlias = dict[str, Any]
+RecordLocation: TypeAlias = tuple[str, int, int]  # topic, partition, offset
 
 
-class Claims(NamedTuple):
+class TokenClaims(NamedTuple):
     """What a token says; None: it does not say it. book: the topic that is its bearer's."""
 
     sub: str
@@ -35,75 +35,82 @@ class Claims(NamedTuple):
     book: str | None
 
     @classmethod
-    def drawn(cls, draw: Random, sub: str) -> Claims:
-        def one(texts: Sequence[str]) -> str | None:
-            return None if draw.random() < 0.08 else draw.choice(texts)
+    def generate(cls, rng: Random, subject: str) -> TokenClaims:
+        def choose_or_none(texts: Sequence[str]) -> str | None:
+            return None if rng.random() < 0.08 else rng.choice(texts)
 
-        roles = frozenset(role for role in ROLES if draw.random() < 0.7)
-        return cls(sub, roles, one(TENANTS), one(TENANTS), one(REGIONS), one(TOPICS))
+        roles = frozenset(role for role in ROLES if rng.random() < 0.7)
+        return cls(
+            subject,
+            roles,
+            choose_or_none(TENANTS),
+            choose_or_none(TENANTS),
+            choose_or_none(REGIONS),
+            choose_or_none(TOPICS),
+        )
 
     @property
-    def told(self) -> dict[str, Any]:
+    def jwt_claims(self) -> dict[str, Any]:
         """As members of a JWT."""
         return {**self._asdict(), "roles": None, "scope": " ".join(sorted(self.roles))}
 
 
-class Entry(NamedTuple):
+class WrittenRecord(NamedTuple):
     """A record as it was written. asked: before it was sent, by the loop's clock."""
 
-    place: Place
+    location: RecordLocation
     key: str | None
     headers: Mapping[str, str]
-    value: Value
-    asked: float
+    value: JsonObject
+    sent_at: float
 
     @classmethod
-    def drawn(cls, draw: Random, n: int, pad: int) -> Entry:
-        def one(texts: Sequence[str]) -> str:
-            return draw.choice(texts)
+    def generate(cls, rng: Random, number: int, padding: int) -> WrittenRecord:
+        def choose(texts: Sequence[str]) -> str:
+            return rng.choice(texts)
 
-        headers = {"tenant": one(TENANTS), "region": one(REGIONS)}
-        kept = {name: text for name, text in headers.items() if draw.random() < 0.9}
-        who = {"email": f"{n}@example", "name": f"name {n}"}
+        headers = {"tenant": choose(TENANTS), "region": choose(REGIONS)}
+        kept = {name: text for name, text in headers.items() if rng.random() < 0.9}
+        who = {"email": f"{number}@example", "name": f"name {number}"}
         value = {
-            "n": n, "tenant": one(TENANTS), "owner": one(SUBJECTS), "who": who, "pad": "x" * pad
+            "n": number, "tenant": choose(TENANTS), "owner": choose(SUBJECTS), "who": who, "pad": "x" * padding
         }  # fmt: skip
-        return cls(("", 0, 0), draw.choice([*TENANTS, None]), kept, value, 0.0)
+        return cls(("", 0, 0), rng.choice([*TENANTS, None]), kept, value, 0.0)
 
-    def at(self, site: str) -> str | None:
-        part, _, name = site.partition(".")
+    def get_field(self, target: str) -> str | None:
+        part, _, name = target.partition(".")
         if part == "key":
             return self.key
         return self.headers.get(name) if part == "headers" else self.value[name[1:]]
 
 
-class Wanted(NamedTuple):
+class FilterValue(NamedTuple):
     """A text that a route's filter asks for: as it is, or that of a claim."""
 
     text: str
-    of_claim: bool
+    is_claim: bool
 
-    def of(self, claims: Claims) -> str | None:
-        return getattr(claims, self.text) if self.of_claim else self.text
+    def resolve(self, claims: TokenClaims) -> str | None:
+        return getattr(claims, self.text) if self.is_claim else self.text
 
     @property
-    def written(self) -> str:
-        return _template(self.text) if self.of_claim else self.text
+    def config_text(self) -> str:
+        return _build_template(self.text) if self.is_claim else self.text
 
 
-class Choice(NamedTuple):
+class ClientChoice(NamedTuple):
     """What a client asks for by its query. fields: none for all."""
 
     key: str | None = None
     fields: tuple[str, ...] = ()
 
     @property
-    def query(self) -> list[tuple[str, str]]:
+    def query_params(self) -> list[tuple[str, str]]:
         key = [("filter", f'{{"key":"{self.key}"}}')] if self.key else []
         return key + ([("fields", ",".join(self.fields))] if self.fields else [])
 
 
-class Target(NamedTuple):
+class StreamTarget(NamedTuple):
     """What one client is shown. fields: none for all."""
 
     topic: str
@@ -111,18 +118,18 @@ class Target(NamedTuple):
     key: str | None
     fields: tuple[str, ...]
 
-    def lets(self, entry: Entry) -> bool:
+    def accepts(self, entry: WrittenRecord) -> bool:
         chosen = self.key is None or entry.key == self.key
         own = not self.filters or any(
-            all(entry.at(site) == text for site, text in each) for each in self.filters
+            all(entry.get_field(site) == text for site, text in each) for each in self.filters
         )
-        return entry.place[0] == self.topic and chosen and own
+        return entry.location[0] == self.topic and chosen and own
 
-    def shows(self, entry: Entry) -> Value:
+    def project(self, entry: WrittenRecord) -> JsonObject:
         """The value, with what is shown of it."""
         if not self.fields:
             return entry.value
-        shown: Value = {}
+        shown: JsonObject = {}
         for pointer in self.fields:
             *outer, name = pointer[1:].split("/")
             of, into = entry.value, shown
@@ -132,49 +139,51 @@ class Target(NamedTuple):
         return shown
 
 
-class Way(NamedTuple):
+class ClaimRoute(NamedTuple):
     """A route. topic: None for that of the claim. fields: the roles that each is shown to."""
 
     path: str
     topic: str | None
-    filters: tuple[tuple[tuple[str, Wanted], ...], ...]
+    filters: tuple[tuple[tuple[str, FilterValue], ...], ...]
     fields: tuple[tuple[str, frozenset[str]], ...]
     roles: frozenset[str]
 
     @classmethod
-    def drawn(cls, draw: Random, path: str) -> Way:
-        filters = tuple(_filter(draw) for _ in range(draw.choice([0, 1, 1, 1, 2])))
+    def generate(cls, rng: Random, path: str) -> ClaimRoute:
+        filters = tuple(_generate_filter(rng) for _ in range(rng.choice([0, 1, 1, 1, 2])))
         fields = []
-        if draw.random() < 0.6:
-            for pointer in ("/n", *draw.sample(POINTERS[1:], draw.randint(0, 3))):
-                to = [draw.choice(ROLES)] if draw.random() < 0.5 else []
+        if rng.random() < 0.6:
+            for pointer in ("/n", *rng.sample(POINTERS[1:], rng.randint(0, 3))):
+                to = [rng.choice(ROLES)] if rng.random() < 0.5 else []
                 fields.append((pointer, frozenset(to)))
-        roles = frozenset([draw.choice(ROLES)] if draw.random() < 0.2 else [])
-        topic = draw.choice([*TOPICS, *TOPICS, None])
+        roles = frozenset([rng.choice(ROLES)] if rng.random() < 0.2 else [])
+        topic = rng.choice([*TOPICS, *TOPICS, None])
         return cls(path, topic, filters, tuple(fields), roles)
 
     @property
-    def written(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """As a configuration has it."""
         fields = [
             {"field": pointer, "guarded": {"login": sorted(roles)}} if roles else pointer
             for pointer, roles in self.fields
         ]
         target = {
-            "topic": self.topic or _template("book"), "format": "envelope",
+            "topic": self.topic or _build_template("book"), "format": "envelope",
             "clientFilters": True, "clientFields": True,
         }  # fmt: skip
-        more = {"filters": [_written(each) for each in self.filters], "fields": fields}
+        more = {"filters": [_build_filter_config(each) for each in self.filters], "fields": fields}
         return {
             "when": [{"path": self.path}],
             "guarded": {"login": sorted(self.roles)},
             "with": target | {name: given for name, given in more.items() if given},
         }
 
-    def target(self, claims: Claims, choice: Choice) -> Target | None:
+    def resolve_target(self, claims: TokenClaims, choice: ClientChoice) -> StreamTarget | None:
         """What it shows to these claims; None where it does not let them in."""
         topic = self.topic or claims.book
-        filters = [[(site, wanted.of(claims)) for site, wanted in each] for each in self.filters]
+        filters = [
+            [(site, wanted.resolve(claims)) for site, wanted in each] for each in self.filters
+        ]
         shown = {pointer for pointer, roles in self.fields if roles <= claims.roles}
         hidden = not shown if self.fields else False
         if self.fields and not set(choice.fields) <= shown:
@@ -183,30 +192,30 @@ class Way(NamedTuple):
         if topic is None or hidden or lacks or not self.roles <= claims.roles:
             return None
         said = tuple(tuple((site, text or "") for site, text in each) for each in filters)
-        return Target(topic, said, choice.key, tuple(sorted(choice.fields or shown)))
+        return StreamTarget(topic, said, choice.key, tuple(sorted(choice.fields or shown)))
 
 
-def _filter(draw: Random) -> tuple[tuple[str, Wanted], ...]:
+def _generate_filter(rng: Random) -> tuple[tuple[str, FilterValue], ...]:
     made = []
-    for site in sorted(draw.sample(sorted(SITES), draw.choice([1, 1, 2]))):
-        claims, texts = SITES[site]
-        of_claim = draw.random() < 0.7
-        made.append((site, Wanted(draw.choice(claims if of_claim else texts), of_claim)))
+    for site in sorted(rng.sample(sorted(FILTER_CLAIMS), rng.choice([1, 1, 2]))):
+        claims, texts = FILTER_CLAIMS[site]
+        of_claim = rng.random() < 0.7
+        made.append((site, FilterValue(rng.choice(claims if of_claim else texts), of_claim)))
     return tuple(made)
 
 
-def _written(each: tuple[tuple[str, Wanted], ...]) -> dict[str, Any]:
+def _build_filter_config(conditions: tuple[tuple[str, FilterValue], ...]) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    for site, wanted in each:
+    for site, wanted in conditions:
         part, _, name = site.partition(".")
         if name:
-            made.setdefault(part, {})[name] = wanted.written
+            made.setdefault(part, {})[name] = wanted.config_text
         else:
-            made[part] = wanted.written
+            made[part] = wanted.config_text
     return made
 
 
-def _template(claim: str) -> str:
+def _build_template(claim: str) -> str:
     what = "identity" if claim == "sub" else f"attributes.{claim}"
     return f"${{guarded['login'].{what}}}"
 
@@ -214,103 +223,116 @@ def _template(claim: str) -> str:
 # what was shown
 
 
-class Told(NamedTuple):
+class ReceivedRecord(NamedTuple):
     """A record as a client got it."""
 
-    place: Place
+    location: RecordLocation
     key: str | None
     headers: Mapping[str, str]
-    value: Value
+    value: JsonObject
 
 
-class Stretch:
+class ViewSegment:
     """Of a stream, from one `begin` to the next.
 
     of_topic: the stretches before were of the same topic, and this one goes on from them.
     begun:    when its `begin` was seen; None before.
     """
 
-    def __init__(self, target: Target, *, goes_on: bool, from_earliest: bool) -> None:
+    def __init__(
+        self, target: StreamTarget, *, is_continuation: bool, starts_at_earliest: bool
+    ) -> None:
         self.target = target
-        self.goes_on = goes_on
-        self.from_earliest = from_earliest
-        self.begun: float | None = None
-        self.got: list[Place] = []
+        self.is_continuation = is_continuation
+        self.starts_at_earliest = starts_at_earliest
+        self.begun_at: float | None = None
+        self.received_locations: list[RecordLocation] = []
 
 
-class Writings:
+class WrittenLogs:
     """All that was written, by topic and partition, in the order of the offsets."""
 
     def __init__(self, partitions: int) -> None:
-        self.logs: dict[tuple[str, int], list[Entry]] = {
+        self.logs: dict[tuple[str, int], list[WrittenRecord]] = {
             (topic, number): [] for topic in TOPICS for number in range(partitions)
         }
 
-    def add(self, entry: Entry) -> None:
-        topic, partition, offset = entry.place
+    def add_record(self, record: WrittenRecord) -> None:
+        topic, partition, offset = record.location
         log = self.logs[topic, partition]
-        assert offset == len(log), f"{entry.place} is not the next one"
-        log.append(entry)
+        assert offset == len(log), f"{record.location} is not the next one"
+        log.append(record)
 
-    def find(self, place: Place) -> Entry | None:
+    def find_record(self, location: RecordLocation) -> WrittenRecord | None:
         """None while its write is not answered."""
-        log = self.logs[place[:2]]
-        return log[place[2]] if place[2] < len(log) else None
+        log = self.logs[location[:2]]
+        return log[location[2]] if location[2] < len(log) else None
 
-    def take(self, stretch: Stretch, told: Told) -> bool:
+    def accept_record(self, segment: ViewSegment, received_record: ReceivedRecord) -> bool:
         """False if it is not known yet. AssertionError where it is not the client's."""
-        entry = self.find(told.place)
+        entry = self.find_record(received_record.location)
         if entry is None:
             return False
-        target = stretch.target
-        assert target.lets(entry), f"{told} came to one who is shown {target}"
-        assert (told.key, told.headers) == (entry.key, entry.headers), f"{told} is {entry}"
-        assert told.value == target.shows(entry), f"{told} came to one who is shown {target}"
-        stretch.got.append(told.place)
+        target = segment.target
+        assert target.accepts(entry), f"{received_record} came to one who is shown {target}"
+        assert (received_record.key, received_record.headers) == (entry.key, entry.headers), (
+            f"{received_record} is {entry}"
+        )
+        assert received_record.value == target.project(entry), (
+            f"{received_record} came to one who is shown {target}"
+        )
+        segment.received_locations.append(received_record.location)
         return True
 
-    def missing(self, stretches: Sequence[Stretch], *, over: bool) -> Place | None:
+    def find_missing(
+        self, segments: Sequence[ViewSegment], *, is_over: bool
+    ) -> RecordLocation | None:
         """The first record that is still to come; AssertionError for what cannot come any more.
 
         Where one stretch ends and the next begins is not told; but there has to be a place in
         each partition up to which all of the old view came, and from which on all of the new.
         over: nothing has to come any more.
         """
-        runs: list[list[Stretch]] = []
-        for stretch in stretches:
-            runs[-1].append(stretch) if stretch.goes_on else runs.append([stretch])
+        runs: list[list[ViewSegment]] = []
+        for stretch in segments:
+            runs[-1].append(stretch) if stretch.is_continuation else runs.append([stretch])
         lacking = [
-            self._missing(run, partition, over=over or run is not runs[-1])
+            self._find_missing_in_run(run, partition, is_over=is_over or run is not runs[-1])
             for run in runs
             for (topic, partition) in self.logs
             if topic == run[0].target.topic
         ]
         return next((place for place in lacking if place is not None), None)
 
-    def _missing(self, run: Sequence[Stretch], partition: int, *, over: bool) -> Place | None:
+    def _find_missing_in_run(
+        self, run: Sequence[ViewSegment], partition: int, *, is_over: bool
+    ) -> RecordLocation | None:
         topic = run[0].target.topic
         log = self.logs[topic, partition]
-        got = [[at for t, p, at in each.got if (t, p) == (topic, partition)] for each in run]
+        got = [
+            [at for t, p, at in each.received_locations if (t, p) == (topic, partition)]
+            for each in run
+        ]
         every = [offset for each in got for offset in each]
         assert every == sorted(set(every)), f"{topic} {partition}: not in order, or twice: {every}"
-        start = 0 if run[0].from_earliest else _latest(log, run[0])
+        start = 0 if run[0].starts_at_earliest else _find_latest_start(log, run[0])
         place = min([start, *every])
         for number, stretch in enumerate(run):
             later = [offset for each in got[number + 1 :] for offset in each]
-            bound = _latest(log, run[number + 1]) if number + 1 < len(run) else len(log)
+            bound = _find_latest_start(log, run[number + 1]) if number + 1 < len(run) else len(log)
             came, bound = set(got[number]), min([bound, *later])
             place = next(
                 (at for at in range(place, bound)
-                 if at not in came and stretch.target.lets(log[at])),
+                 if at not in came and stretch.target.accepts(log[at])),
                 bound,
             )  # fmt: skip
             last = max(came, default=-1)
             assert place > last, f"lost: {log[place]}; {topic} {partition} {last} came behind it"
-        return None if over or place == len(log) else (topic, partition, place)
+        return None if is_over or place == len(log) else (topic, partition, place)
 
 
-def _latest(log: Sequence[Entry], stretch: Stretch) -> int:
+def _find_latest_start(log: Sequence[WrittenRecord], segment: ViewSegment) -> int:
     """Where it begins at the latest: with what was written after its `begin` was seen."""
-    if stretch.begun is None:
+    if segment.begun_at is None:
         return len(log)
-    return next((n for n, each in enumerate(log) if each.asked > stretch.begun), len(log))
+    return next((n for n, each in enumerate(log) if each.sent_at > segment.begun_at), len(log))

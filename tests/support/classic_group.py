@@ -11,232 +11,266 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from gateway.core.group.assignor import Assignment, Claim
+from gateway.core.group.assignor import GroupAssignment, MemberSubscription
 from gateway.core.group.classic_member import ClassicMember
 from gateway.core.group.classic_requests import (
-    Code,
-    HeartbeatAnswer,
-    HeartbeatAsk,
-    JoinAnswer,
-    JoinAsk,
-    LeaveAnswer,
-    LeaveAsk,
-    SyncAnswer,
-    SyncAsk,
+    GroupErrorCode,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinRequest,
+    JoinResponse,
+    LeaveRequest,
+    LeaveResponse,
+    SyncRequest,
+    SyncResponse,
 )
-from gateway.core.group.member import Answer, Ask, Assigned, Event, Lost, Revoking, State, Topic
+from gateway.core.group.member import (
+    GroupRequest,
+    GroupResponse,
+    MemberEvent,
+    MemberState,
+    PartitionsAssigned,
+    PartitionsLost,
+    PartitionsRevoked,
+    TopicInfo,
+)
 from gateway.core.log.record import TopicPartition
 
 
 @dataclass
-class _Slot:
-    claim: Claim
-    instance: str | None
-    join: tuple[Peer, Ask] | None = None
-    sync: tuple[Peer, Ask] | None = None
+class _MemberSlot:
+    subscription: MemberSubscription
+    instance_id: str | None
+    pending_join: tuple[MemberConnection, GroupRequest] | None = None
+    pending_sync: tuple[MemberConnection, GroupRequest] | None = None
 
 
 @dataclass
-class Coordinator:
+class ClassicGroupCoordinator:
     """stable: everybody has its assignment. open: it waits for members to join."""
 
     generation: int = 0
-    stable: bool = False
-    open: bool = True
-    leader: str = ""
-    members: dict[str, _Slot] = field(default_factory=dict)
-    plan: Assignment = field(default_factory=dict)
-    invited: set[str] = field(default_factory=set)
-    rebalances: int = 0
-    _ids: Any = field(default_factory=count)
+    is_stable: bool = False
+    is_joining: bool = True
+    leader_id: str = ""
+    members: dict[str, _MemberSlot] = field(default_factory=dict)
+    assignments: GroupAssignment = field(default_factory=dict)
+    known_member_ids: set[str] = field(default_factory=set)
+    rebalance_count: int = 0
+    _id_counter: Any = field(default_factory=count)
 
-    def hear(self, peer: Peer, ask: Ask) -> None:
+    def handle_request(self, peer: MemberConnection, request: GroupRequest) -> None:
         """Answer at once, or later."""
-        if isinstance(ask, JoinAsk):
-            self._join(peer, ask)
-        elif isinstance(ask, SyncAsk):
-            self._sync(peer, ask)
-        elif isinstance(ask, HeartbeatAsk):
-            error = self._wrong(ask) or (Code.REBALANCE_IN_PROGRESS if self.open else 0)
-            peer.told(ask, HeartbeatAnswer(0, error))
-        elif isinstance(ask, LeaveAsk):
-            known = ask.identity.member_id in self.members
-            peer.told(ask, LeaveAnswer(0, 0 if known else Code.UNKNOWN_MEMBER_ID))
-            self.expire(ask.identity.member_id)
+        if isinstance(request, JoinRequest):
+            self._handle_join(peer, request)
+        elif isinstance(request, SyncRequest):
+            self._handle_sync(peer, request)
+        elif isinstance(request, HeartbeatRequest):
+            error = self._check_identity(request) or (
+                GroupErrorCode.REBALANCE_IN_PROGRESS if self.is_joining else 0
+            )
+            peer.receive_response(request, HeartbeatResponse(0, error))
+        elif isinstance(request, LeaveRequest):
+            known = request.identity.member_id in self.members
+            peer.receive_response(
+                request, LeaveResponse(0, 0 if known else GroupErrorCode.UNKNOWN_MEMBER_ID)
+            )
+            self.expire_member(request.identity.member_id)
 
-    def expire(self, member: str) -> None:
+    def expire_member(self, member_id: str) -> None:
         """Its session is over, or it left."""
-        if self.members.pop(member, None) is not None:
-            self._prepare()
-            self._complete()
+        if self.members.pop(member_id, None) is not None:
+            self._prepare_rebalance()
+            self._complete_join()
 
-    def wait_no_more(self) -> list[str]:
+    def end_rebalance_wait(self) -> list[str]:
         """The rebalance timeout: who has not joined is out."""
-        late = [name for name, slot in self.members.items() if slot.join is None]
-        if self.open:
+        late = [name for name, slot in self.members.items() if slot.pending_join is None]
+        if self.is_joining:
             for name in late:
                 del self.members[name]
-            self._complete()
+            self._complete_join()
             return late
         return []
 
-    def _join(self, peer: Peer, ask: JoinAsk) -> None:
-        name, _, instance = ask.identity
+    def _handle_join(self, peer: MemberConnection, request: JoinRequest) -> None:
+        name, _, instance = request.identity
         static = next(
-            (m for m, s in self.members.items() if instance and s.instance == instance), ""
+            (m for m, s in self.members.items() if instance and s.instance_id == instance), ""
         )
         if not name and static:
-            return self._returned(static, peer, ask)
+            return self._replace_static_member(static, peer, request)
         if not name and not instance:
-            name = f"member-{next(self._ids)}"
-            self.invited.add(name)
-            return peer.told(ask, JoinAnswer(0, Code.MEMBER_ID_REQUIRED, member_id=name))
+            name = f"member-{next(self._id_counter)}"
+            self.known_member_ids.add(name)
+            return peer.receive_response(
+                request, JoinResponse(0, GroupErrorCode.MEMBER_ID_REQUIRED, member_id=name)
+            )
         if static not in ("", name):
-            return peer.told(ask, JoinAnswer(0, Code.FENCED_INSTANCE_ID))
-        if name and name not in self.members and name not in self.invited:
-            return peer.told(ask, JoinAnswer(0, Code.UNKNOWN_MEMBER_ID))
-        name = name or f"{instance}-{next(self._ids)}"
-        self.invited.discard(name)
+            return peer.receive_response(
+                request, JoinResponse(0, GroupErrorCode.FENCED_INSTANCE_ID)
+            )
+        if name and name not in self.members and name not in self.known_member_ids:
+            return peer.receive_response(request, JoinResponse(0, GroupErrorCode.UNKNOWN_MEMBER_ID))
+        name = name or f"{instance}-{next(self._id_counter)}"
+        self.known_member_ids.discard(name)
         known = self.members.get(name)
-        claim = ask.claim._replace(member=name)
-        if known is not None and known.claim == claim and not self.open and name != self.leader:
-            return peer.told(ask, self._told(name))
-        self.members[name] = _Slot(claim, instance, (peer, ask))
-        self._prepare()
-        self._complete()
+        claim = request.subscription._replace(member=name)
+        if (
+            known is not None
+            and known.subscription == claim
+            and not self.is_joining
+            and name != self.leader_id
+        ):
+            return peer.receive_response(request, self._build_join_response(name))
+        self.members[name] = _MemberSlot(claim, instance, (peer, request))
+        self._prepare_rebalance()
+        self._complete_join()
 
-    def _returned(self, old: str, peer: Peer, ask: JoinAsk) -> None:
+    def _replace_static_member(
+        self, old_id: str, peer: MemberConnection, request: JoinRequest
+    ) -> None:
         """A static member is back: under another name, to what it had (KIP-345, KIP-814)."""
-        name = f"{ask.identity.instance_id}-{next(self._ids)}"
-        slot = self.members.pop(old)
-        slot.claim = ask.claim._replace(member=name)
+        name = f"{request.identity.instance_id}-{next(self._id_counter)}"
+        slot = self.members.pop(old_id)
+        slot.subscription = request.subscription._replace(member=name)
         self.members[name] = slot
-        if self.leader == old:
-            self.leader = name
-        self.plan[name] = self.plan.pop(old, frozenset())
-        if self.stable:
-            return peer.told(ask, self._told(name)._replace(assigned=self.leader == name))
-        slot.join = peer, ask
-        self._prepare()
-        self._complete()
+        if self.leader_id == old_id:
+            self.leader_id = name
+        self.assignments[name] = self.assignments.pop(old_id, frozenset())
+        if self.is_stable:
+            return peer.receive_response(
+                request, self._build_join_response(name)._replace(assigned=self.leader_id == name)
+            )
+        slot.pending_join = peer, request
+        self._prepare_rebalance()
+        self._complete_join()
 
-    def _told(self, name: str) -> JoinAnswer:
-        claims = tuple(slot.claim for slot in self.members.values())
-        return JoinAnswer(
+    def _build_join_response(self, member_id: str) -> JoinResponse:
+        claims = tuple(slot.subscription for slot in self.members.values())
+        return JoinResponse(
             0,
             0,
             self.generation,
             "cooperative-sticky",
-            self.leader,
-            name,
-            claims if name == self.leader else (),
+            self.leader_id,
+            member_id,
+            claims if member_id == self.leader_id else (),
         )
 
-    def _prepare(self) -> None:
-        self.stable, self.open = False, True
+    def _prepare_rebalance(self) -> None:
+        self.is_stable, self.is_joining = False, True
         for slot in self.members.values():
-            if slot.sync is not None:
-                (peer, ask), slot.sync = slot.sync, None
-                peer.told(ask, SyncAnswer(0, Code.REBALANCE_IN_PROGRESS))
+            if slot.pending_sync is not None:
+                (peer, ask), slot.pending_sync = slot.pending_sync, None
+                peer.receive_response(ask, SyncResponse(0, GroupErrorCode.REBALANCE_IN_PROGRESS))
 
-    def _complete(self) -> None:
-        if any(slot.join is None for slot in self.members.values()):
+    def _complete_join(self) -> None:
+        if any(slot.pending_join is None for slot in self.members.values()):
             return
         self.generation += 1
-        self.rebalances += 1
-        self.open, self.plan = not self.members, {}
-        if self.leader not in self.members:
-            self.leader = next(iter(self.members), "")
+        self.rebalance_count += 1
+        self.is_joining, self.assignments = not self.members, {}
+        if self.leader_id not in self.members:
+            self.leader_id = next(iter(self.members), "")
         for name, slot in self.members.items():
-            assert slot.join is not None
-            (peer, ask), slot.join = slot.join, None
-            peer.told(ask, self._told(name))
+            assert slot.pending_join is not None
+            (peer, ask), slot.pending_join = slot.pending_join, None
+            peer.receive_response(ask, self._build_join_response(name))
 
-    def _wrong(self, ask: SyncAsk | HeartbeatAsk) -> int:
-        if ask.identity.member_id not in self.members:
-            return Code.UNKNOWN_MEMBER_ID
-        return 0 if ask.identity.epoch == self.generation else Code.ILLEGAL_GENERATION
+    def _check_identity(self, request: SyncRequest | HeartbeatRequest) -> int:
+        if request.identity.member_id not in self.members:
+            return GroupErrorCode.UNKNOWN_MEMBER_ID
+        return 0 if request.identity.epoch == self.generation else GroupErrorCode.ILLEGAL_GENERATION
 
-    def _sync(self, peer: Peer, ask: SyncAsk) -> None:
-        name = ask.identity.member_id
-        if error := self._wrong(ask) or (Code.REBALANCE_IN_PROGRESS if self.open else 0):
-            return peer.told(ask, SyncAnswer(0, error))
-        if self.stable:
-            return peer.told(ask, SyncAnswer(0, 0, self.plan.get(name, frozenset())))
-        self.members[name].sync = peer, ask
-        if name == self.leader and ask.assignment is not None:
-            self.plan, self.stable = dict(ask.assignment), True
+    def _handle_sync(self, peer: MemberConnection, request: SyncRequest) -> None:
+        name = request.identity.member_id
+        if error := self._check_identity(request) or (
+            GroupErrorCode.REBALANCE_IN_PROGRESS if self.is_joining else 0
+        ):
+            return peer.receive_response(request, SyncResponse(0, error))
+        if self.is_stable:
+            return peer.receive_response(
+                request, SyncResponse(0, 0, self.assignments.get(name, frozenset()))
+            )
+        self.members[name].pending_sync = peer, request
+        if name == self.leader_id and request.assignment is not None:
+            self.assignments, self.is_stable = dict(request.assignment), True
             for member, slot in self.members.items():
-                if slot.sync is not None:
-                    (one, asked), slot.sync = slot.sync, None
-                    one.told(asked, SyncAnswer(0, 0, self.plan.get(member, frozenset())))
+                if slot.pending_sync is not None:
+                    (one, asked), slot.pending_sync = slot.pending_sync, None
+                    one.receive_response(
+                        asked, SyncResponse(0, 0, self.assignments.get(member, frozenset()))
+                    )
 
 
 @dataclass
-class Peer:
+class MemberConnection:
     """One member and what lies between it and the coordinator.
 
     events: all it was told to do. revoking: what its listener has not let go yet.
     """
 
     member: ClassicMember
-    answer: tuple[Ask, Answer] | None = None
-    waiting: Ask | None = None
-    events: list[Event] = field(default_factory=list)
-    revoking: frozenset[TopicPartition] = frozenset()
+    response: tuple[GroupRequest, GroupResponse] | None = None
+    in_flight: GroupRequest | None = None
+    events: list[MemberEvent] = field(default_factory=list)
+    revoking_partitions: frozenset[TopicPartition] = frozenset()
 
-    def told(self, ask: Ask, answer: Answer) -> None:
+    def receive_response(self, request: GroupRequest, response: GroupResponse) -> None:
         """An answer is on its way; one to a question that was given up is not."""
-        if ask is self.waiting:
-            self.answer = ask, answer
+        if request is self.in_flight:
+            self.response = request, response
 
-    def send(self, to: Coordinator, now: float) -> Ask | None:
+    def send_due(self, coordinator: ClassicGroupCoordinator, now: float) -> GroupRequest | None:
         """What is due, to the coordinator."""
-        if (ask := self.member.ask(now)) is not None:
-            self.waiting = ask
-            to.hear(self, ask)
+        if (ask := self.member.next_request(now)) is not None:
+            self.in_flight = ask
+            coordinator.handle_request(self, ask)
         return ask
 
-    def take(self, now: float) -> bool:
+    def deliver_response(self, now: float) -> bool:
         """The answer that came, if one did."""
-        if self.answer is None:
+        if self.response is None:
             return False
-        (ask, answer), self.answer, self.waiting = self.answer, None, None
-        self.note(self.member.answered(ask, answer, now))
+        (ask, answer), self.response, self.in_flight = self.response, None, None
+        self.apply_events(self.member.on_response(ask, answer, now))
         return True
 
-    def cut(self, now: float, retry_after: float = 0.0) -> None:
+    def drop_connection(self, now: float, retry_after: float = 0.0) -> None:
         """The connection breaks: whatever was asked has no answer."""
-        if self.waiting is not None:
-            ask, self.waiting, self.answer = self.waiting, None, None
-            self.note(self.member.unanswered(ask, now, retry_after))
+        if self.in_flight is not None:
+            ask, self.in_flight, self.response = self.in_flight, None, None
+            self.apply_events(self.member.on_no_response(ask, now, retry_after))
 
-    def release(self, now: float) -> bool:
-        gone, self.revoking = self.revoking, frozenset()
+    def release_revoking(self, now: float) -> bool:
+        gone, self.revoking_partitions = self.revoking_partitions, frozenset()
         if gone:
-            self.note(self.member.released(gone, now))
+            self.apply_events(self.member.on_released(gone, now))
         return bool(gone)
 
-    def note(self, events: Iterable[Event]) -> None:
+    def apply_events(self, events: Iterable[MemberEvent]) -> None:
         for event in events:
             self.events.append(event)
-            if isinstance(event, Revoking):
-                self.revoking |= event.tps
-            elif isinstance(event, Lost):
-                self.revoking -= event.tps
+            if isinstance(event, PartitionsRevoked):
+                self.revoking_partitions |= event.tps
+            elif isinstance(event, PartitionsLost):
+                self.revoking_partitions -= event.tps
 
     @property
-    def assigned(self) -> list[frozenset[TopicPartition]]:
-        return [event.tps for event in self.events if isinstance(event, Assigned)]
+    def assignments(self) -> list[frozenset[TopicPartition]]:
+        return [event.tps for event in self.events if isinstance(event, PartitionsAssigned)]
 
 
-def member(instance_id: str | None = None, topics: Iterable[str] = ("orders",)) -> ClassicMember:
+def create_member(
+    instance_id: str | None = None, topics: Iterable[str] = ("orders",)
+) -> ClassicMember:
     """One that wants `topics`, at time 0."""
     made = ClassicMember(
         "group",
         session_timeout=10.0,
         rebalance_timeout=60.0,
-        interval=3.0,
+        heartbeat_interval=3.0,
         random=lambda: 0.5,
         instance_id=instance_id,
     )
@@ -244,29 +278,34 @@ def member(instance_id: str | None = None, topics: Iterable[str] = ("orders",)) 
     return made
 
 
-def known(**partitions: int) -> dict[str, Topic]:
-    return {name: Topic(None, count) for name, count in partitions.items()}
+def build_topics(**partitions: int) -> dict[str, TopicInfo]:
+    return {name: TopicInfo(None, count) for name, count in partitions.items()}
 
 
-def settled(to: Coordinator, peers: Iterable[Peer]) -> bool:
+def is_settled(coordinator: ClassicGroupCoordinator, peers: Iterable[MemberConnection]) -> bool:
     """Everybody runs in the group's generation. (A member may think so of an earlier one.)"""
     return all(
-        peer.member.state is State.RUNNING
-        and peer.member.identity.epoch == to.generation
-        and peer.member.identity.member_id in to.members
-        and to.stable
+        peer.member.state is MemberState.RUNNING
+        and peer.member.identity.epoch == coordinator.generation
+        and peer.member.identity.member_id in coordinator.members
+        and coordinator.is_stable
         for peer in peers
     )
 
 
-def settle(to: Coordinator, peers: Iterable[Peer], now: float) -> float:
+def settle_group(
+    coordinator: ClassicGroupCoordinator, peers: Iterable[MemberConnection], now: float
+) -> float:
     """Until nobody has anything to say or to give up, heartbeats apart. The time it is then."""
     peers = list(peers)
     for _ in range(400):
-        busy = [peer.take(now) or peer.release(now) for peer in peers]
-        busy += [isinstance(peer.send(to, now), (JoinAsk, SyncAsk)) for peer in peers]
-        if not any(busy) and not any(peer.answer for peer in peers):
-            if settled(to, peers):
+        busy = [peer.deliver_response(now) or peer.release_revoking(now) for peer in peers]
+        busy += [
+            isinstance(peer.send_due(coordinator, now), (JoinRequest, SyncRequest))
+            for peer in peers
+        ]
+        if not any(busy) and not any(peer.response for peer in peers):
+            if is_settled(coordinator, peers):
                 return now
             now += 1.0  # a heartbeat or a retry is due
     raise AssertionError("the group does not settle")

@@ -11,17 +11,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from support.shell import Running
-from support.until import until
+from support.shell import ShellProcess
+from support.waiting import wait_until
 
-WITHIN = 60.0  # s; demos, browsers and whatever else runs share two cores
+START_TIMEOUT_S = 60.0  # s; demos, browsers and whatever else runs share two cores
 
 
-class Demo(Running):
+class DemoProcess(ShellProcess):
     @property
     def port(self) -> int:
         """0 until it listens."""
-        found = re.search(r"listening on http://127.0.0.1:(\d+)", self.said)
+        found = re.search(r"listening on http://127.0.0.1:(\d+)", self.output)
         return int(found[1]) if found else 0
 
     @property
@@ -29,41 +29,43 @@ class Demo(Running):
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def servers(self) -> str:
+    def bootstrap_servers(self) -> str:
         """Its Kafka's."""
-        found = re.search(r"embedded Kafka on (\S+)", self.said)
-        assert found, self.said
+        found = re.search(r"embedded Kafka on (\S+)", self.output)
+        assert found, self.output
         return found[1]
 
-    async def end(self, number: int) -> int:
-        self.process.send_signal(number)
-        return await self.wait(WITHIN)
+    async def send_signal(self, signal_number: int) -> int:
+        self.process.send_signal(signal_number)
+        return await self.wait_ended(START_TIMEOUT_S)
 
 
 @asynccontextmanager
-async def demo(
+async def running_demo(
     port: int = 0,
     *options: str,
-    place: Path | None = None,
+    directory: Path | None = None,
     command: Sequence[str] = ("demo",),
-    environ: Mapping[str, str] | None = None,
-    within: float = WITHIN,
-) -> AsyncIterator[Demo]:
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = START_TIMEOUT_S,
+) -> AsyncIterator[DemoProcess]:
     """Listening; ended with the block. command: of `gateway`, one that takes a port so."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway"),
         *(*command, "--port", str(port), "--no-browser", *options),
-        cwd=place,
-        env=environ,
+        cwd=directory,
+        env=environment,
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=STDOUT,
     )
-    running = Demo(process)
+    running = DemoProcess(process)
     try:
-        await until(lambda: running.port or running.ended, lambda: running.said, within)
-        assert running.port, running.said
+        await wait_until(
+            lambda: running.port or running.is_ended, lambda: running.output, timeout_s
+        )
+        assert running.port, running.output
         yield running
     finally:
         if process.returncode is None:
-            await running.end(signal.SIGKILL)
+            await running.send_signal(signal.SIGKILL)

@@ -7,21 +7,29 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Self
 
-SPEAKS = {0: (0, 9), 1: (4, 17), 2: (1, 7), 3: (0, 12), 17: (0, 1), 18: (0, 0), 23: (2, 4)}
+SUPPORTED_VERSIONS = {
+    0: (0, 9),
+    1: (4, 17),
+    2: (1, 7),
+    3: (0, 12),
+    17: (0, 1),
+    18: (0, 0),
+    23: (2, 4),
+}
 API_VERSIONS = 18
 
 
-class Asked(NamedTuple):
-    api: int
-    version: int
+class BrokerRequest(NamedTuple):
+    api_key: int
+    api_version: int
     client_id: str
     body: bytes
 
 
-Answer = Callable[[Asked], Awaitable[bytes | None]]
+RequestHandler = Callable[[BrokerRequest], Awaitable[bytes | None]]
 
 
-async def silent(asked: Asked) -> bytes | None:
+async def never_answer(request: BrokerRequest) -> bytes | None:
     """Takes the request and says nothing, as a frozen broker."""
     await asyncio.Event().wait()
     return None
@@ -34,12 +42,14 @@ class FakeBroker:
     mute: not even ApiVersions is answered.
     """
 
-    def __init__(self, answer: Answer = silent, *, mute: bool = False) -> None:
-        self.answer = answer
-        self.mute = mute
-        self.asked: list[Asked] = []
-        self.accepted = 0
-        self.speaks = dict(SPEAKS)
+    def __init__(
+        self, handle_request: RequestHandler = never_answer, *, is_mute: bool = False
+    ) -> None:
+        self.handle_request = handle_request
+        self.is_mute = is_mute
+        self.requests: list[BrokerRequest] = []
+        self.accepted_count = 0
+        self.supported_versions = dict(SUPPORTED_VERSIONS)
         self._server: asyncio.Server | None = None
         self._writers: dict[asyncio.StreamWriter, asyncio.StreamReader] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -51,11 +61,11 @@ class FakeBroker:
         return host, port
 
     @property
-    def connected(self) -> int:
+    def connection_count(self) -> int:
         return sum(not reader.at_eof() for reader in self._writers.values())
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve_connection, "127.0.0.1", 0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -64,25 +74,27 @@ class FakeBroker:
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        self.cut()
+        self.close_connections()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def cut(self) -> None:
+    def close_connections(self) -> None:
         """End every connection."""
         for writer in self._writers:
             writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
+    async def _serve_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.accepted_count += 1
         self._writers[writer] = reader
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
-            while (frame := await _frame(reader)) is not None:
-                answer = await self._answer(frame)
+            while (frame := await _read_frame(reader)) is not None:
+                answer = await self._build_response(frame)
                 if answer is None:
                     return
                 answer = frame[4:8] + answer
@@ -94,19 +106,21 @@ class FakeBroker:
             self._writers.pop(writer, None)
             self._tasks.discard(task)
 
-    async def _answer(self, frame: bytes) -> bytes | None:
+    async def _build_response(self, frame: bytes) -> bytes | None:
         api, version, _, size = struct.unpack_from(">hhih", frame)
-        asked = Asked(api, version, frame[10 : 10 + size].decode(), frame[10 + size :])
-        if self.mute:
-            return await silent(asked)
+        asked = BrokerRequest(api, version, frame[10 : 10 + size].decode(), frame[10 + size :])
+        if self.is_mute:
+            return await never_answer(asked)
         if api == API_VERSIONS:
-            rows = (struct.pack(">hhh", key, *span) for key, span in self.speaks.items())
-            return struct.pack(">hi", 0, len(self.speaks)) + b"".join(rows)
-        self.asked.append(asked)
-        return await self.answer(asked)
+            rows = (
+                struct.pack(">hhh", key, *span) for key, span in self.supported_versions.items()
+            )
+            return struct.pack(">hi", 0, len(self.supported_versions)) + b"".join(rows)
+        self.requests.append(asked)
+        return await self.handle_request(asked)
 
 
-async def _frame(reader: asyncio.StreamReader) -> bytes | None:
+async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
     try:
         (size,) = struct.unpack(">i", await reader.readexactly(4))
         return await reader.readexactly(size)

@@ -17,27 +17,27 @@ import orjson
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re.ASCII)
-_BOUNDS: Mapping[str, Callable[[Any, Any], bool]] = {
+_NUMBER_PATTERN = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_BOUND_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le
 }  # fmt: skip
-_NOTHING = object()
+_MISSING = object()
 
 
-class Literal(NamedTuple):
+class NumberLiteral(NamedTuple):
     """A number as it is written."""
 
     text: str
 
 
-class Text(NamedTuple):
+class ComparedText(NamedTuple):
     """What is compared. number: the literal that is held against a range."""
 
     text: bytes
-    number: bytes
+    literal: bytes
 
 
-class Shown(NamedTuple):
+class FilterRecord(NamedTuple):
     """A record, as filters see it."""
 
     key: bytes | None
@@ -45,71 +45,77 @@ class Shown(NamedTuple):
     headers: Headers = ()
 
 
-def passes(filters: Any, record: Shown) -> bool:
+def matches_filters(filters: Any, record: FilterRecord) -> bool:
     """Does a filter, or any of a list of them, let it through?"""
     listed = filters if isinstance(filters, list) else [filters]
-    return any(_holds(each, record) for each in listed)
+    return any(_matches_filter(each, record) for each in listed)
 
 
-def field_of(value: bytes | None, pointer: str) -> Any:
+def get_field(value: bytes | None, pointer: str) -> Any:
     """What stands there, numbers as literals; a mark of its own if nothing does."""
     try:
-        found = json.loads((value or b"").decode(), parse_int=Literal, parse_float=Literal,
-                           parse_constant=_refuse)  # fmt: skip
+        found = json.loads((value or b"").decode(), parse_int=NumberLiteral, parse_float=NumberLiteral,
+                           parse_constant=_reject_constant)  # fmt: skip
     except (ValueError, RecursionError):
-        return _NOTHING
+        return _MISSING
     for step in pointer.split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict) and name in found:
             found = found[name]
         elif isinstance(found, list) and re.fullmatch("0|[1-9][0-9]{0,8}", name, re.ASCII):
-            found = found[int(name)] if int(name) < len(found) else _NOTHING
+            found = found[int(name)] if int(name) < len(found) else _MISSING
         else:
-            return _NOTHING
+            return _MISSING
     return found
 
 
-def _holds(filter: Mapping[str, Any], record: Shown) -> bool:
+def _matches_filter(filter: Mapping[str, Any], record: FilterRecord) -> bool:
     if "key" in filter:
-        there = [] if record.key is None else [Text(record.key, record.key)]
-        if not _any(filter["key"], there):
+        there = [] if record.key is None else [ComparedText(record.key, record.key)]
+        if not _matches_any(filter["key"], there):
             return False
     for name, wanted in filter.get("headers", {}).items():
         contents = [content for each, content in record.headers if each == name]
-        if not _any(wanted, [None if each is None else Text(each, each) for each in contents]):
+        if not _matches_any(
+            wanted, [None if each is None else ComparedText(each, each) for each in contents]
+        ):
             return False
     for pointer, wanted in filter.get("value", {}).items():
-        found = field_of(record.value, pointer)
-        if not _any(wanted, [] if found is _NOTHING else [_text(found)]):
+        found = get_field(record.value, pointer)
+        if not _matches_any(wanted, [] if found is _MISSING else [_encode_field(found)]):
             return False
     return True
 
 
-def _any(wanted: Any, there: Sequence[Text | None]) -> bool:
+def _matches_any(condition: Any, contents: Sequence[ComparedText | None]) -> bool:
     """Of what there is under one name; None has no text."""
-    if not isinstance(wanted, Mapping):
-        return _written(wanted) in [None if each is None else each.text for each in there]
-    if wanted.keys() == {"exists"}:
-        return wanted["exists"] is bool(there)
-    return any(each is not None and _is(wanted, each) for each in there)
+    if not isinstance(condition, Mapping):
+        return _encode_scalar(condition) in [
+            None if each is None else each.text for each in contents
+        ]
+    if condition.keys() == {"exists"}:
+        return condition["exists"] is bool(contents)
+    return any(each is not None and _matches_condition(condition, each) for each in contents)
 
 
-def _is(wanted: Mapping[str, Any], found: Text) -> bool:
-    text, literal = found
-    if "in" in wanted and text not in map(_written, wanted["in"]):
+def _matches_condition(condition: Mapping[str, Any], compared: ComparedText) -> bool:
+    text, literal = compared
+    if "in" in condition and text not in map(_encode_scalar, condition["in"]):
         return False
-    if not text.startswith(wanted.get("prefix", "").encode()):
+    if not text.startswith(condition.get("prefix", "").encode()):
         return False
-    bounds = [(holds, wanted[name]) for name, holds in _BOUNDS.items() if name in wanted]
+    bounds = [
+        (holds, condition[name]) for name, holds in _BOUND_OPERATORS.items() if name in condition
+    ]
     if not bounds:
         return True
-    if not (literal.isascii() and _NUMBER.fullmatch(literal.decode())):
+    if not (literal.isascii() and _NUMBER_PATTERN.fullmatch(literal.decode())):
         return False
     number = Decimal(literal.decode())
-    return all(holds(number, Decimal(_written(bound).decode())) for holds, bound in bounds)
+    return all(holds(number, Decimal(_encode_scalar(bound).decode())) for holds, bound in bounds)
 
 
-def _written(scalar: Any) -> bytes:
+def _encode_scalar(scalar: Any) -> bytes:
     """The text that a scalar of a filter is compared as."""
     if isinstance(scalar, str):
         return scalar.encode()
@@ -118,20 +124,20 @@ def _written(scalar: Any) -> bytes:
     return orjson.dumps(scalar)
 
 
-def _text(found: Any) -> Text | None:
+def _encode_field(value: Any) -> ComparedText | None:
     """Of a field; None for an object or array."""
-    if isinstance(found, str):
-        return Text(found.encode(), found.encode())
-    if isinstance(found, Literal):
-        text = found.text
+    if isinstance(value, str):
+        return ComparedText(value.encode(), value.encode())
+    if isinstance(value, NumberLiteral):
+        text = value.text
         if not text.removeprefix("-").isdigit():
             text = orjson.dumps(float(text)).decode()
-        return Text(b"0" if text == "-0" else text.encode(), found.text.encode())
-    if isinstance(found, (dict, list)):
+        return ComparedText(b"0" if text == "-0" else text.encode(), value.text.encode())
+    if isinstance(value, (dict, list)):
         return None
-    text = orjson.dumps(found)  # true, false or null
-    return Text(text, text)
+    text = orjson.dumps(value)  # true, false or null
+    return ComparedText(text, text)
 
 
-def _refuse(text: str) -> Any:
+def _reject_constant(text: str) -> Any:
     raise ValueError(text)

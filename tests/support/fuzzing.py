@@ -10,20 +10,20 @@ from typing import Any
 
 from hypothesis import settings
 
-SECONDS = float(os.environ.get("GATEWAY_FUZZ_SECONDS", 0))
+FUZZ_SECONDS = float(os.environ.get("GATEWAY_FUZZ_SECONDS", 0))
 """For each property; 0 for a short run."""
 
 
-def long_enough(test: Callable[..., None]) -> Callable[..., None]:
+def run_for_duration(test: Callable[..., None]) -> Callable[..., None]:
     """Try a property for a while: with few examples, or again and again until time is over."""
-    if not SECONDS:
+    if not FUZZ_SECONDS:
         return settings(max_examples=40)(test)
     tried = settings(max_examples=1000)(test)
 
     @wraps(tried)
-    def again(*args: Any, **options: Any) -> None:
-        until = time.monotonic() + SECONDS
+    def repeat_test(*args: Any, **options: Any) -> None:
+        until = time.monotonic() + FUZZ_SECONDS
         while time.monotonic() < until:
             tried(*args, **options)
 
-    return again
+    return repeat_test

@@ -26,18 +26,18 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 from ruamel.yaml import YAML
-from support.until import until
+from support.waiting import wait_until
 
-COMMAND = (sys.executable, "-m", "gateway", "run", "-c")
-STARTS_WITHIN = 30.0  # s
-STOPS_WITHIN = 30.0  # s; longer than any drain a test configures
+RUN_COMMAND = (sys.executable, "-m", "gateway", "run", "-c")
+START_TIMEOUT_S = 30.0  # s
+STOP_TIMEOUT_S = 30.0  # s; longer than any drain a test configures
 
-_LISTENING = re.compile(r"listening on (https?://\S+?):(\d+)")
+_LISTENING_PATTERN = re.compile(r"listening on (https?://\S+?):(\d+)")
 
 Config = Mapping[str, Any]
 
 
-def config_for(
+def build_config(
     bootstrap: str | Iterable[str],
     topics: Iterable[str | Mapping[str, Any]] = (),
     routes: Iterable[Mapping[str, Any]] | None = None,
@@ -56,7 +56,7 @@ def config_for(
     kafka: dict[str, Any] = {"servers": servers, "topics": settings}
     if routes is None:
         names = [each["name"] for each in settings]
-        routes = [route(name, form) for name in names for form in ("value", "envelope")]
+        routes = [build_route(name, form) for name in names for form in ("value", "envelope")]
     made: dict[str, Any] = {
         "name": "test",
         "listen": {"host": "127.0.0.1", "port": 0},
@@ -69,7 +69,7 @@ def config_for(
     return made
 
 
-def route(topic: str, format: str, **options: Any) -> dict[str, Any]:
+def build_route(topic: str, format: str, **options: Any) -> dict[str, Any]:
     """The route /events/TOPIC (value), /records/TOPIC (envelope); options: of its `with`."""
     prefix = "records" if format == "envelope" else "events"
     target = {"topic": topic, "format": format, **options}
@@ -82,9 +82,9 @@ async def running_gateway(
     *,
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-    command: Sequence[str] = COMMAND,
+    command: Sequence[str] = RUN_COMMAND,
     ready: bool = True,
-) -> AsyncIterator[Gateway]:
+) -> AsyncIterator[GatewayProcess]:
     """A gateway with this configuration (a mapping, or YAML), ended with the block.
 
     ready: wait for /health/ready; else only until it listens.
@@ -92,24 +92,24 @@ async def running_gateway(
     """
     parsed = YAML(typ="safe").load(config) if isinstance(config, str) else config
     with tempfile.TemporaryDirectory(prefix="gateway-") as directory:
-        gateway = Gateway(parsed, Path(directory), command, arguments, environment or {})
+        gateway = GatewayProcess(parsed, Path(directory), command, arguments, environment or {})
         try:
             await gateway.start(ready=ready)
             try:
                 yield gateway
             except Exception as error:
-                error.add_note(f"{gateway.base_url} said at last:\n{gateway.tail()}")
+                error.add_note(f"{gateway.base_url} said at last:\n{gateway.read_log_tail()}")
                 raise
         finally:
             await gateway.kill()
 
 
-def browsing(gateway: Gateway, **options: Any) -> httpx.AsyncClient:
+def create_http_client(gateway: GatewayProcess, **options: Any) -> httpx.AsyncClient:
     """An HTTP client of it, to be entered. options: further ones of httpx's."""
     return httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60.0, **options)
 
 
-class Gateway:
+class GatewayProcess:
     """One process at a time, always on the port that the first one got."""
 
     def __init__(
@@ -122,12 +122,12 @@ class Gateway:
     ) -> None:
         self.host = ""
         self.port = 0
-        self.file = directory / "gateway.yaml"
-        self.log_file = directory / "gateway.log"
-        self._command = [*command, str(self.file), *arguments]
+        self.config_path = directory / "gateway.yaml"
+        self.log_path = directory / "gateway.log"
+        self._command = [*command, str(self.config_path), *arguments]
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
         self._process: subprocess.Popen[bytes] | None = None
-        self.write(config)
+        self.write_config(config)
 
     @property
     def base_url(self) -> str:
@@ -135,14 +135,14 @@ class Gateway:
 
     @property
     def pid(self) -> int:
-        return self._running().pid
+        return self._get_process().pid
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         """Resident set size, in bytes."""
         return int(psutil.Process(self.pid).memory_info().rss)
 
@@ -153,12 +153,12 @@ class Gateway:
         return float(times.user + times.system)
 
     @property
-    def open_files(self) -> int:
+    def open_file_count(self) -> int:
         """File descriptors, sockets included."""
         return int(psutil.Process(self.pid).num_fds())
 
     @property
-    def clients(self) -> int:
+    def connection_count(self) -> int:
         """Connections that came in and are open."""
         port = urlsplit(self.base_url).port
         open_ones = psutil.Process(self.pid).net_connections("tcp")
@@ -169,41 +169,41 @@ class Gateway:
     @property
     def log(self) -> str:
         """All that it wrote, over all starts."""
-        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
-    def tail(self, lines: int = 40) -> str:
-        return "\n".join(self.log.splitlines()[-lines:])
+    def read_log_tail(self, line_count: int = 40) -> str:
+        return "\n".join(self.log.splitlines()[-line_count:])
 
-    def write(self, config: Config) -> None:
+    def write_config(self, config: Config) -> None:
         """The configuration of the next start or reload; the port stays."""
         listen = {"host": "127.0.0.1", **config.get("listen", {})}
         if self.port:
             listen["port"] = self.port
-        with self.file.open("w") as file:
+        with self.config_path.open("w") as file:
             YAML().dump({**config, "listen": listen}, file)
         self._config = config
 
     async def start(self, *, ready: bool = True) -> None:
         """AssertionError with the end of the log if it ends or is too late."""
-        assert not self.alive, "this gateway is running already"
+        assert not self.is_alive, "this gateway is running already"
         before = len(self.log)
-        with self.log_file.open("ab") as log:
+        with self.log_path.open("ab") as log:
             self._process = self._spawn(log)
-        await self._until(lambda: _LISTENING.search(self.log, before), "listening")
-        said = _LISTENING.search(self.log, before)
+        await self._wait_until(lambda: _LISTENING_PATTERN.search(self.log, before), "listening")
+        said = _LISTENING_PATTERN.search(self.log, before)
         assert said is not None
         self.host, self.port = said[1], int(said[2])
-        self.write(self._config)
+        self.write_config(self._config)
         if ready:
-            await self.ready()
+            await self.wait_until_ready()
 
-    async def ready(self, within: float = STARTS_WITHIN) -> None:
+    async def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Until /health/ready says 200; its reason stands in the error if it does not."""
         async with httpx.AsyncClient(base_url=self.base_url, trust_env=False) as http:
             last = "nothing"
-            deadline = asyncio.get_running_loop().time() + within
+            deadline = asyncio.get_running_loop().time() + timeout_s
             while True:
-                self._must_live()
+                self._require_alive()
                 try:
                     answer = await http.get("/health/ready", timeout=5)
                     if answer.status_code == 200:
@@ -212,25 +212,27 @@ class Gateway:
                 except httpx.HTTPError as error:
                     last = repr(error)
                 if asyncio.get_running_loop().time() > deadline:
-                    raise AssertionError(f"not ready: /health/ready says {last}\n{self.tail()}")
+                    raise AssertionError(
+                        f"not ready: /health/ready says {last}\n{self.read_log_tail()}"
+                    )
                 await asyncio.sleep(0.02)
 
     async def kill(self) -> None:
         """SIGKILL, as the kernel does to one out of memory."""
-        await self._end(signal.SIGKILL)
+        await self._terminate(signal.SIGKILL)
 
-    async def stop(self, within: float = STOPS_WITHIN) -> int:
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """SIGTERM: drains. Its exit status; killed and an AssertionError if it takes longer."""
-        return await self._end(signal.SIGTERM, within)
+        return await self._terminate(signal.SIGTERM, timeout_s)
 
     async def restart(self, *, ready: bool = True) -> None:
         """Start again on the same port; killed first if it still runs."""
         await self.kill()
         await self.start(ready=ready)
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, signal_number: int) -> None:
         """SIGHUP to reload, SIGSTOP and SIGCONT to freeze."""
-        self._running().send_signal(number)
+        self._get_process().send_signal(signal_number)
 
     def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -241,37 +243,41 @@ class Gateway:
             env=self._environment,
         )
 
-    async def _end(self, number: int, within: float = STOPS_WITHIN) -> int:
+    async def _terminate(self, signal_number: int, timeout_s: float = STOP_TIMEOUT_S) -> int:
         if self._process is None:
             return 0
         process = self._process
-        if self.alive:
-            process.send_signal(number)
+        if self.is_alive:
+            process.send_signal(signal_number)
         try:
-            await until(lambda: process.poll() is not None, f"the end of {process.pid}", within)
+            await wait_until(
+                lambda: process.poll() is not None, f"the end of {process.pid}", timeout_s
+            )
         except TimeoutError as late:
             process.kill()
             process.wait()
-            raise AssertionError(f"{late}\n{self.tail()}") from None
+            raise AssertionError(f"{late}\n{self.read_log_tail()}") from None
         return process.returncode
 
-    async def _until(self, condition: Any, what: str) -> None:
-        def met() -> object:
+    async def _wait_until(self, condition: Any, description: str) -> None:
+        def is_met() -> object:
             found = condition()
             if not found:
-                self._must_live()
+                self._require_alive()
             return found
 
         try:
-            await until(met, what, STARTS_WITHIN)
+            await wait_until(is_met, description, START_TIMEOUT_S)
         except TimeoutError as late:
-            raise AssertionError(f"the gateway: {late}\n{self.tail()}") from None
+            raise AssertionError(f"the gateway: {late}\n{self.read_log_tail()}") from None
 
-    def _must_live(self) -> None:
-        if not self.alive:
+    def _require_alive(self) -> None:
+        if not self.is_alive:
             status = self._process and self._process.returncode
-            raise AssertionError(f"the gateway ended with status {status}:\n{self.tail()}")
+            raise AssertionError(f"the gateway ended with status {status}:\n{self.read_log_tail()}")
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None and self.alive, f"no gateway runs:\n{self.tail()}"
+    def _get_process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None and self.is_alive, (
+            f"no gateway runs:\n{self.read_log_tail()}"
+        )
         return self._process

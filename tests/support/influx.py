@@ -11,33 +11,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from support.posted import posted
+from support.post_server import running_post_server
 
-NAME = r"(?:[^,= \\\n]|\\[,= ])+"  # of a measurement, a tag, a field, or a tag's value
-LINE = re.compile(
-    rf"(?P<name>{NAME})(?P<tags>(?:,{NAME}={NAME})*)"
-    rf" (?P<fields>{NAME}=[^, \n]+(?:,{NAME}=[^, \n]+)*)"
+NAME_PATTERN = r"(?:[^,= \\\n]|\\[,= ])+"  # of a measurement, a tag, a field, or a tag's value
+LINE_PATTERN = re.compile(
+    rf"(?P<name>{NAME_PATTERN})(?P<tags>(?:,{NAME_PATTERN}={NAME_PATTERN})*)"
+    rf" (?P<fields>{NAME_PATTERN}=[^, \n]+(?:,{NAME_PATTERN}=[^, \n]+)*)"
     r" (?P<time>[0-9]{19})"
 )
-PAIR = re.compile(rf"({NAME})=({NAME})")
+PAIR_PATTERN = re.compile(rf"({NAME_PATTERN})=({NAME_PATTERN})")
 
 
-class Point(NamedTuple):
+class InfluxPoint(NamedTuple):
     name: str
     tags: Mapping[str, str]
     fields: Mapping[str, float]
 
 
 @dataclass
-class Receiver:
+class InfluxReceiver:
     """What came. status: what it answers with."""
 
     url: str
     status: int = 204
-    requests: list[tuple[str, Mapping[str, str], list[Point]]] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    requests: list[tuple[str, Mapping[str, str], list[InfluxPoint]]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
-    def value(self, name: str, **labels: str) -> float | None:
+    def get_value(self, name: str, **labels: str) -> float | None:
         """The last of one series; None before it came."""
         for _, _, points in reversed(self.requests):
             for point in points:
@@ -46,35 +46,39 @@ class Receiver:
         return None
 
 
-def points_of(text: str) -> list[Point]:
+def parse_points(text: str) -> list[InfluxPoint]:
     """Raises AssertionError for a line that is none."""
-    return [_point(line) for line in text.removesuffix("\n").split("\n")]
+    return [_parse_point(line) for line in text.removesuffix("\n").split("\n")]
 
 
-def _point(line: str) -> Point:
-    found = LINE.fullmatch(line)
+def _parse_point(line: str) -> InfluxPoint:
+    found = LINE_PATTERN.fullmatch(line)
     assert found is not None, f"no line protocol: {line!r}"
-    tags = [(_plain(name), _plain(value)) for name, value in PAIR.findall(found["tags"])]
+    tags = [
+        (_unescape(name), _unescape(value)) for name, value in PAIR_PATTERN.findall(found["tags"])
+    ]
     assert len(dict(tags)) == len(tags), f"a tag is there twice: {line!r}"
-    fields = {_plain(name): float(value) for name, value in PAIR.findall(found["fields"])}
-    return Point(_plain(found["name"]), dict(tags), fields)
+    fields = {
+        _unescape(name): float(value) for name, value in PAIR_PATTERN.findall(found["fields"])
+    }
+    return InfluxPoint(_unescape(found["name"]), dict(tags), fields)
 
 
-def _plain(text: str) -> str:
+def _unescape(text: str) -> str:
     return re.sub(r"\\([,= ])", r"\1", text)
 
 
 @contextmanager
-def receiver() -> Iterator[Receiver]:
+def running_influx_receiver() -> Iterator[InfluxReceiver]:
     """It listens until the block ends."""
-    made = Receiver("")
+    made = InfluxReceiver("")
 
-    def hear(path: str, headers: Mapping[str, str], body: bytes) -> int:
+    def handle_post(path: str, headers: Mapping[str, str], body: bytes) -> int:
         try:
-            made.requests.append((path, headers, points_of(body.decode())))
+            made.requests.append((path, headers, parse_points(body.decode())))
         except AssertionError as error:
-            made.wrong.append(str(error))
+            made.errors.append(str(error))
         return made.status
 
-    with posted(hear) as made.url:
+    with running_post_server(handle_post) as made.url:
         yield made

@@ -15,28 +15,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from support.filter_oracle import Shown, passes
+from support.filter_oracle import FilterRecord, matches_filters
 
 from gateway.config import Route
-from gateway.config.types.filters import fields_of, filters_of
+from gateway.config.types.filters import parse_fields, parse_filter
 from gateway.core.channel.filters import Filters
-from gateway.core.client.slow_client import SlowClient
+from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.log.record import TopicPartition
 from gateway.hub.fanout.view import View
 from gateway.web.access import Grant, Granted
-from gateway.web.routing.views import Chosen, Fill, view_of
+from gateway.web.routing.views import ClientSelection, TemplateValues, build_route_view
 
-GUARD = "users"
-CLAIM = f"${{guarded['{GUARD}'].identity}}"
+GUARD_NAME = "users"
+IDENTITY_TEMPLATE = f"${{guarded['{GUARD_NAME}'].identity}}"
 
 Offsets = dict[TopicPartition, int]
 
 
-class Wrong(AssertionError):
+class IsolationError(AssertionError):
     """A client was shown what it may not see, or not shown what it may."""
 
 
-class Written(NamedTuple):
+class WrittenRecord(NamedTuple):
     """A record as Kafka has it."""
 
     tp: TopicPartition
@@ -49,12 +49,12 @@ class Written(NamedTuple):
         return f"{self.tp} {self.offset}: {self.value['n']} of {self.key!r}"
 
     @property
-    def shown(self) -> Shown:
-        return Shown(self.key, json.dumps(self.value).encode(), self.headers)
+    def filter_record(self) -> FilterRecord:
+        return FilterRecord(self.key, json.dumps(self.value).encode(), self.headers)
 
 
 @dataclass(frozen=True)
-class Ask:
+class ViewRequest:
     """What a client asks for.
 
     identity: What its token says.
@@ -67,14 +67,14 @@ class Ask:
     topics: tuple[str, ...]
     identity: str
     filters: Sequence[Any] = ()
-    chosen: Any = None
+    client_filter: Any = None
     fields: Sequence[str] = ()
-    chosen_fields: Sequence[str] = ()
+    client_fields: Sequence[str] = ()
     format: str = "value"
     binary: str = "error"
     interval: str | None = None
-    slow: SlowClient = SlowClient.CATCH_UP
-    snapshot: bool = False
+    slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP
+    has_snapshot: bool = False
 
     @property
     def view(self) -> View:
@@ -86,29 +86,37 @@ class Ask:
             **({"interval": self.interval} if self.interval else {}),
         }  # fmt: skip
         route = Route.model_validate({"when": [{"path": "/a"}], "with": with_})
-        filters = Filters() if self.chosen is None else filters_of(self.chosen)
-        chosen = Chosen(filters, fields_of(list(self.chosen_fields) or None))
-        granted = Granted([Grant(GUARD, self.identity)])
-        return view_of(route, Fill({}, {}, granted), chosen, known=self.topics)
+        filters = Filters() if self.client_filter is None else parse_filter(self.client_filter)
+        chosen = ClientSelection(filters, parse_fields(list(self.client_fields) or None))
+        granted = Granted([Grant(GUARD_NAME, self.identity)])
+        return build_route_view(
+            route, TemplateValues({}, {}, granted), chosen, known_topics=self.topics
+        )
 
     @property
-    def conflates(self) -> bool:
+    def is_conflated(self) -> bool:
         """Only the latest of each key is certain to come."""
-        return self.interval is not None or self.snapshot or self.slow is SlowClient.CONFLATE
+        return (
+            self.interval is not None
+            or self.has_snapshot
+            or self.slow_policy is SlowClientPolicy.CONFLATE
+        )
 
-    def sees(self, written: Written) -> bool:
-        if written.tp.topic not in self.topics:
+    def can_see(self, record: WrittenRecord) -> bool:
+        if record.tp.topic not in self.topics:
             return False
-        own = [_claimed(each, self.identity) for each in self.filters]
-        within = not own or passes(own, written.shown)
-        return within and (self.chosen is None or passes(self.chosen, written.shown))
+        own = [_fill_identity(each, self.identity) for each in self.filters]
+        within = not own or matches_filters(own, record.filter_record)
+        return within and (
+            self.client_filter is None or matches_filters(self.client_filter, record.filter_record)
+        )
 
-    def content(self, written: Written) -> Any:
+    def project_value(self, record: WrittenRecord) -> Any:
         """What it is shown of the value."""
-        fields = self.chosen_fields or self.fields
-        return _cut(written.value, [each.split("/")[1:] for each in fields] or [[]])
+        fields = self.client_fields or self.fields
+        return _select_paths(record.value, [each.split("/")[1:] for each in fields] or [[]])
 
-    def read(self, data: str) -> Any:
+    def parse_value(self, data: str) -> Any:
         """The value in the data of an event."""
         if self.format == "envelope":
             return json.loads(json.loads(data)["value"])
@@ -118,7 +126,7 @@ class Ask:
 
 
 @dataclass
-class Stretch:
+class ViewSegment:
     """What a client got of one view, from where it began there.
 
     starts: Offsets. ends: where it went on as another view; none if it did not.
@@ -126,84 +134,92 @@ class Stretch:
     kept:   How much of `got` and `gaps` it had as of its last id.
     """
 
-    ask: Ask
+    request: ViewRequest
     starts: Offsets
     ends: Offsets | None = None
-    got: list[Written] = field(default_factory=list)
+    received_records: list[WrittenRecord] = field(default_factory=list)
     gaps: list[tuple[TopicPartition, int, int]] = field(default_factory=list)
-    kept: tuple[int, int] = (0, 0)
-    _seen: dict[int, bool] = field(default_factory=dict, repr=False)
+    confirmed_counts: tuple[int, int] = (0, 0)
+    _visible_by_number: dict[int, bool] = field(default_factory=dict, repr=False)
 
-    def keep(self) -> None:
-        self.kept = len(self.got), len(self.gaps)
+    def confirm_received(self) -> None:
+        self.confirmed_counts = len(self.received_records), len(self.gaps)
 
-    def forget(self) -> None:
+    def discard_unconfirmed(self) -> None:
         """Its connection is gone, and what came after the last id comes again."""
-        del self.got[self.kept[0] :], self.gaps[self.kept[1] :]
+        del self.received_records[self.confirmed_counts[0] :], self.gaps[self.confirmed_counts[1] :]
 
-    def hear(self, data: str, written: Mapping[int, Written]) -> None:
+    def accept_event(self, data: str, records_by_number: Mapping[int, WrittenRecord]) -> None:
         """Raise Wrong for a record that is not of this view, or is shown otherwise."""
-        content = self.ask.read(data)
-        record = written[content["n"]]
-        if not self._sees(record):
-            raise Wrong(f"foreign: {record} to {self.ask}")
-        expected = self.ask.content(record)
-        if _text(content) != _text(expected):
-            raise Wrong(f"{_text(content)} of {record} to {self.ask}, not {_text(expected)}")
-        self.got.append(record)
+        content = self.request.parse_value(data)
+        record = records_by_number[content["n"]]
+        if not self._can_see(record):
+            raise IsolationError(f"foreign: {record} to {self.request}")
+        expected = self.request.project_value(record)
+        if _to_canonical_json(content) != _to_canonical_json(expected):
+            raise IsolationError(
+                f"{_to_canonical_json(content)} of {record} to {self.request}, not {_to_canonical_json(expected)}"
+            )
+        self.received_records.append(record)
 
-    def missing(self, written: Iterable[Written]) -> list[Written]:
+    def find_missing(self, records: Iterable[WrittenRecord]) -> list[WrittenRecord]:
         """What is yet to come of what is there. Raises Wrong for what came twice, or in another
         order than that of its partition."""
-        due = [each for each in written if self._is_due(each)]
-        got: dict[TopicPartition, list[Written]] = defaultdict(list)
-        for each in self.got:
+        due = [each for each in records if self._is_due(each)]
+        got: dict[TopicPartition, list[WrittenRecord]] = defaultdict(list)
+        for each in self.received_records:
             before = got[each.tp]
             if before and before[-1].offset >= each.offset:
-                raise Wrong(f"twice, or too late: {each} after {before[-1]} to {self.ask}")
+                raise IsolationError(
+                    f"twice, or too late: {each} after {before[-1]} to {self.request}"
+                )
             before.append(each)
-        have = {(each.tp, each.offset) for each in self.got}
+        have = {(each.tp, each.offset) for each in self.received_records}
         early = have - {(each.tp, each.offset) for each in due}
         if early:
-            raise Wrong(f"not of this stretch: {sorted(early)} to {self}")
-        if self.ask.conflates:
-            due = [] if self.ends is not None else _latest(due)
+            raise IsolationError(f"not of this stretch: {sorted(early)} to {self}")
+        if self.request.is_conflated:
+            due = [] if self.ends is not None else _select_latest(due)
         return [each for each in due if (each.tp, each.offset) not in have]
 
-    def _is_due(self, each: Written) -> bool:
-        tp, offset = each.tp, each.offset
+    def _is_due(self, record: WrittenRecord) -> bool:
+        tp, offset = record.tp, record.offset
         if not self.starts.get(tp, 0) <= offset < (self.ends or {}).get(tp, 1 << 62):
             return False
         if any(of == tp and start <= offset < end for of, start, end in self.gaps):
             return False
-        return self._sees(each)
+        return self._can_see(record)
 
-    def _sees(self, each: Written) -> bool:
+    def _can_see(self, record: WrittenRecord) -> bool:
         """Found out once: values are long."""
-        number = each.value["n"]
-        if number not in self._seen:
-            self._seen[number] = self.ask.sees(each)
-        return self._seen[number]
+        number = record.value["n"]
+        if number not in self._visible_by_number:
+            self._visible_by_number[number] = self.request.can_see(record)
+        return self._visible_by_number[number]
 
 
-def _latest(due: Sequence[Written]) -> list[Written]:
+def _select_latest(records: Sequence[WrittenRecord]) -> list[WrittenRecord]:
     """Of each key of a topic, and all without a key."""
-    by_key: dict[Any, Written] = {}
-    for n, each in enumerate(due):
+    by_key: dict[Any, WrittenRecord] = {}
+    for n, each in enumerate(records):
         by_key[each.tp.topic, n if each.key is None else each.key] = each
     return list(by_key.values())
 
 
-def _claimed(filter: Any, identity: str) -> Any:
+def _fill_identity(template: Any, identity: str) -> Any:
     """The filter of a route, with the identity in its place."""
-    if isinstance(filter, str):
-        return filter.replace(CLAIM, identity)
-    if isinstance(filter, Mapping):
-        return {name: _claimed(each, identity) for name, each in filter.items()}
-    return [_claimed(each, identity) for each in filter] if isinstance(filter, list) else filter
+    if isinstance(template, str):
+        return template.replace(IDENTITY_TEMPLATE, identity)
+    if isinstance(template, Mapping):
+        return {name: _fill_identity(each, identity) for name, each in template.items()}
+    return (
+        [_fill_identity(each, identity) for each in template]
+        if isinstance(template, list)
+        else template
+    )
 
 
-def _cut(value: Any, paths: Sequence[Sequence[str]]) -> Any:
+def _select_paths(value: Any, paths: Sequence[Sequence[str]]) -> Any:
     """Of nested objects, what these paths lead to."""
     if [] in paths or not isinstance(value, Mapping):
         return value
@@ -211,13 +227,13 @@ def _cut(value: Any, paths: Sequence[Sequence[str]]) -> Any:
     for step, *rest in paths:
         below[step].append(rest)
     kept = {
-        name: _cut(each, below[name])
+        name: _select_paths(each, below[name])
         for name, each in value.items()
         if name in below and ([] in below[name] or isinstance(each, Mapping))
     }
     return {name: each for name, each in kept.items() if each != {} or [] in below[name]}
 
 
-def _text(value: Any) -> str:
+def _to_canonical_json(value: Any) -> str:
     """Equal for values that are equal and of equal types: 1 is not true."""
     return json.dumps(value, sort_keys=True)

@@ -12,36 +12,38 @@ from typing import Any
 
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
-from gateway.pipeline.checkpoint.place import ready
-from gateway.pipeline.exactly_once import beside
-from gateway.pipeline.exactly_once.recreated import InputTopics
+from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
+from gateway.pipeline.exactly_once import side_outputs
+from gateway.pipeline.exactly_once.recreated_topics import InputTopics
 from gateway.pipeline.run import query
-from gateway.pipeline.run.run import Run
-from gateway.pipeline.spark.session import of_job
+from gateway.pipeline.run.job_run import JobRun
+from gateway.pipeline.spark.session import create_job_session
 from gateway.pipeline.state import profiles
 
-TIMEOUT_S = 600.0
+JOB_TIMEOUT_S = 600.0
 
 
 @dataclass
 class JobLoop:
     """A job that is looked at in turns, by the test's thread."""
 
-    run: Run
+    run: JobRun
 
-    def look_until(self, is_met: Callable[[], bool], what: str) -> None:
+    def poll_until(self, is_met: Callable[[], bool], description: str) -> None:
         """Look at the job until a condition is met. what: named where it is not."""
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + JOB_TIMEOUT_S
         while not is_met():
-            assert time.monotonic() < deadline, f"job {self.run.job.name}: no {what}"
-            assert not self.run.done, f"job {self.run.job.name} has ended: {self.run.reason}"
-            self.run.look()
+            assert time.monotonic() < deadline, f"job {self.run.job.name}: no {description}"
+            assert not self.run.is_done, (
+                f"job {self.run.job.name} has ended: {self.run.failure_reason}"
+            )
+            self.run.poll()
             time.sleep(0.02)
 
 
 @contextmanager
-def job_loop(
-    spark: Any, servers: list[str], root: Path, settings: dict[str, Any]
+def create_job_loop(
+    spark: Any, servers: list[str], checkpoint_root: Path, settings: dict[str, Any]
 ) -> Iterator[JobLoop]:
     """Give a job that is not begun yet; stop it at last.
 
@@ -51,34 +53,38 @@ def job_loop(
         root: Where its checkpoint is.
         settings: The job's.
     """
-    pipelines = {"checkpoints": str(root), "jobs": [settings]}
+    pipelines = {"checkpoints": str(checkpoint_root), "jobs": [settings]}
     loaded = loads(json.dumps({"kafka": {"servers": servers}, "pipelines": pipelines}))
     assert isinstance(loaded.pipelines, Pipelines)
     job = loaded.pipelines.jobs[0]
-    place = ready(str(root), job, spark)
-    session = of_job(spark, profiles.of(job))
+    place = prepare_checkpoint(str(checkpoint_root), job, spark)
+    session = create_job_session(spark, profiles.build_job_conf(job))
     inputs: list[InputTopics] = []
 
-    def start() -> Any:
-        inputs[:] = [query.input_topics(job, loaded)]
-        found = run.take_unreadable()
-        return query.start(session, job, loaded, place, unreadable=found, inputs=inputs[0])
+    def start_query() -> Any:
+        inputs[:] = [query.create_input_topics(job, loaded)]
+        found = run.take_record_to_skip()
+        return query.start_query(
+            session, job, loaded, place, unreadable=found, input_topics=inputs[0]
+        )
 
-    run = Run(
+    run = JobRun(
         job,
-        start,
-        finish=lambda: beside.finish(place.query),
+        start_query,
+        finish=lambda: side_outputs.finish(place.query_id),
         have_inputs_changed=lambda: inputs[0].have_changed(),
     )
     try:
         yield JobLoop(run)
     finally:
-        if not run.done:
+        if not run.is_done:
             run.stop()
-        query.close(place.query)
+        query.close_clients(place.query_id)
 
 
-def run_job(spark: Any, servers: list[str], root: Path, settings: dict[str, Any]) -> Run:
+def run_until_ended(
+    spark: Any, servers: list[str], checkpoint_root: Path, settings: dict[str, Any]
+) -> JobRun:
     """Run a job until it has ended; return its run.
 
     Args:
@@ -87,10 +93,10 @@ def run_job(spark: Any, servers: list[str], root: Path, settings: dict[str, Any]
         root: Where its checkpoint is.
         settings: The job's, with `trigger: available-now`.
     """
-    with job_loop(spark, servers, root, settings) as loop:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not loop.run.done:
+    with create_job_loop(spark, servers, checkpoint_root, settings) as loop:
+        deadline = time.monotonic() + JOB_TIMEOUT_S
+        while not loop.run.is_done:
             assert time.monotonic() < deadline, f"job {loop.run.job.name} does not end"
-            loop.run.look()
+            loop.run.poll()
             time.sleep(0.02)
     return loop.run

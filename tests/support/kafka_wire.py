@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 
-class Api(IntEnum):
+class ApiKey(IntEnum):
     PRODUCE = 0
     FETCH = 1
     LIST_OFFSETS = 2
@@ -37,188 +37,191 @@ class Api(IntEnum):
     DESCRIBE_CLUSTER = 60
 
 
-class Field(NamedTuple):
+class FieldLayout(NamedTuple):
     """`kind`: a scalar of `_SCALARS`, str, bytes, uuid, [scalar], or a list of fields (array)."""
 
     name: str
-    kind: Any
-    since: int = 0
-    until: int = 32767
+    field_type: Any
+    min_version: int = 0
+    max_version: int = 32767
 
 
-class Layout(NamedTuple):
+class ResponseLayout(NamedTuple):
     """How an answer is laid out; from version `flexible` on, compact and with tags."""
 
-    flexible: int
-    fields: list[Field]
+    first_flexible: int
+    fields: list[FieldLayout]
 
 
-_SCALARS = {"i8": ">b", "bool": ">?", "i16": ">h", "i32": ">i", "i64": ">q"}
+_SCALAR_FORMATS = {"i8": ">b", "bool": ">?", "i16": ">h", "i32": ">i", "i64": ">q"}
 
-ANSWERS: dict[int, Layout] = {
-    Api.PRODUCE: Layout(
+RESPONSE_LAYOUTS: dict[int, ResponseLayout] = {
+    ApiKey.PRODUCE: ResponseLayout(
         9,
         [
-            Field(
+            FieldLayout(
                 "topics",
                 [
-                    Field("name", "str", 0, 12),
-                    Field("topic_id", "uuid", 13),
-                    Field(
+                    FieldLayout("name", "str", 0, 12),
+                    FieldLayout("topic_id", "uuid", 13),
+                    FieldLayout(
                         "partitions",
                         [
-                            Field("partition", "i32"),
-                            Field("error_code", "i16"),
-                            Field("base_offset", "i64"),
-                            Field("log_append_time", "i64", 2),
-                            Field("log_start_offset", "i64", 5),
-                            Field(
+                            FieldLayout("partition", "i32"),
+                            FieldLayout("error_code", "i16"),
+                            FieldLayout("base_offset", "i64"),
+                            FieldLayout("log_append_time", "i64", 2),
+                            FieldLayout("log_start_offset", "i64", 5),
+                            FieldLayout(
                                 "record_errors",
-                                [Field("batch_index", "i32"), Field("message", "str")],
+                                [FieldLayout("batch_index", "i32"), FieldLayout("message", "str")],
                                 8,
                             ),
-                            Field("error_message", "str", 8),
+                            FieldLayout("error_message", "str", 8),
                         ],
                     ),
                 ],
             ),
-            Field("throttle_ms", "i32", 1),
+            FieldLayout("throttle_ms", "i32", 1),
         ],
     ),
-    Api.FETCH: Layout(
+    ApiKey.FETCH: ResponseLayout(
         12,
         [
-            Field("throttle_ms", "i32", 1),
-            Field("error_code", "i16", 7),
-            Field("session_id", "i32", 7),
-            Field(
+            FieldLayout("throttle_ms", "i32", 1),
+            FieldLayout("error_code", "i16", 7),
+            FieldLayout("session_id", "i32", 7),
+            FieldLayout(
                 "topics",
                 [
-                    Field("name", "str", 0, 12),
-                    Field("topic_id", "uuid", 13),
-                    Field(
+                    FieldLayout("name", "str", 0, 12),
+                    FieldLayout("topic_id", "uuid", 13),
+                    FieldLayout(
                         "partitions",
                         [
-                            Field("partition", "i32"),
-                            Field("error_code", "i16"),
-                            Field("high_watermark", "i64"),
-                            Field("last_stable_offset", "i64", 4),
-                            Field("log_start_offset", "i64", 5),
-                            Field(
+                            FieldLayout("partition", "i32"),
+                            FieldLayout("error_code", "i16"),
+                            FieldLayout("high_watermark", "i64"),
+                            FieldLayout("last_stable_offset", "i64", 4),
+                            FieldLayout("log_start_offset", "i64", 5),
+                            FieldLayout(
                                 "aborted",
-                                [Field("producer_id", "i64"), Field("first_offset", "i64")],
+                                [
+                                    FieldLayout("producer_id", "i64"),
+                                    FieldLayout("first_offset", "i64"),
+                                ],
                                 4,
                             ),
-                            Field("preferred_read_replica", "i32", 11),
-                            Field("records", "bytes"),
+                            FieldLayout("preferred_read_replica", "i32", 11),
+                            FieldLayout("records", "bytes"),
                         ],
                     ),
                 ],
             ),
         ],
     ),
-    Api.LIST_OFFSETS: Layout(
+    ApiKey.LIST_OFFSETS: ResponseLayout(
         6,
         [
-            Field("throttle_ms", "i32", 2),
-            Field(
+            FieldLayout("throttle_ms", "i32", 2),
+            FieldLayout(
                 "topics",
                 [
-                    Field("name", "str"),
-                    Field(
+                    FieldLayout("name", "str"),
+                    FieldLayout(
                         "partitions",
                         [
-                            Field("partition", "i32"),
-                            Field("error_code", "i16"),
-                            Field("old_style_offsets", ["i64"], 0, 0),
-                            Field("timestamp", "i64", 1),
-                            Field("offset", "i64", 1),
-                            Field("leader_epoch", "i32", 4),
+                            FieldLayout("partition", "i32"),
+                            FieldLayout("error_code", "i16"),
+                            FieldLayout("old_style_offsets", ["i64"], 0, 0),
+                            FieldLayout("timestamp", "i64", 1),
+                            FieldLayout("offset", "i64", 1),
+                            FieldLayout("leader_epoch", "i32", 4),
                         ],
                     ),
                 ],
             ),
         ],
     ),
-    Api.METADATA: Layout(
+    ApiKey.METADATA: ResponseLayout(
         9,
         [
-            Field("throttle_ms", "i32", 3),
-            Field(
+            FieldLayout("throttle_ms", "i32", 3),
+            FieldLayout(
                 "brokers",
                 [
-                    Field("node_id", "i32"),
-                    Field("host", "str"),
-                    Field("port", "i32"),
-                    Field("rack", "str", 1),
+                    FieldLayout("node_id", "i32"),
+                    FieldLayout("host", "str"),
+                    FieldLayout("port", "i32"),
+                    FieldLayout("rack", "str", 1),
                 ],
             ),
-            Field("cluster_id", "str", 2),
-            Field("controller_id", "i32", 1),
-            Field(
+            FieldLayout("cluster_id", "str", 2),
+            FieldLayout("controller_id", "i32", 1),
+            FieldLayout(
                 "topics",
                 [
-                    Field("error_code", "i16"),
-                    Field("name", "str"),
-                    Field("topic_id", "uuid", 10),
-                    Field("is_internal", "bool", 1),
-                    Field(
+                    FieldLayout("error_code", "i16"),
+                    FieldLayout("name", "str"),
+                    FieldLayout("topic_id", "uuid", 10),
+                    FieldLayout("is_internal", "bool", 1),
+                    FieldLayout(
                         "partitions",
                         [
-                            Field("error_code", "i16"),
-                            Field("partition", "i32"),
-                            Field("leader", "i32"),
-                            Field("leader_epoch", "i32", 7),
-                            Field("replicas", ["i32"]),
-                            Field("isr", ["i32"]),
-                            Field("offline", ["i32"], 5),
+                            FieldLayout("error_code", "i16"),
+                            FieldLayout("partition", "i32"),
+                            FieldLayout("leader", "i32"),
+                            FieldLayout("leader_epoch", "i32", 7),
+                            FieldLayout("replicas", ["i32"]),
+                            FieldLayout("isr", ["i32"]),
+                            FieldLayout("offline", ["i32"], 5),
                         ],
                     ),
-                    Field("authorized_operations", "i32", 8),
+                    FieldLayout("authorized_operations", "i32", 8),
                 ],
             ),
-            Field("cluster_authorized_operations", "i32", 8, 10),
-            Field("error_code", "i16", 13),
+            FieldLayout("cluster_authorized_operations", "i32", 8, 10),
+            FieldLayout("error_code", "i16", 13),
         ],
     ),
-    Api.FIND_COORDINATOR: Layout(
+    ApiKey.FIND_COORDINATOR: ResponseLayout(
         3,
         [
-            Field("throttle_ms", "i32", 1),
-            Field("error_code", "i16", 0, 3),
-            Field("error_message", "str", 1, 3),
-            Field("node_id", "i32", 0, 3),
-            Field("host", "str", 0, 3),
-            Field("port", "i32", 0, 3),
-            Field(
+            FieldLayout("throttle_ms", "i32", 1),
+            FieldLayout("error_code", "i16", 0, 3),
+            FieldLayout("error_message", "str", 1, 3),
+            FieldLayout("node_id", "i32", 0, 3),
+            FieldLayout("host", "str", 0, 3),
+            FieldLayout("port", "i32", 0, 3),
+            FieldLayout(
                 "coordinators",
                 [
-                    Field("key", "str"),
-                    Field("node_id", "i32"),
-                    Field("host", "str"),
-                    Field("port", "i32"),
-                    Field("error_code", "i16"),
-                    Field("error_message", "str"),
+                    FieldLayout("key", "str"),
+                    FieldLayout("node_id", "i32"),
+                    FieldLayout("host", "str"),
+                    FieldLayout("port", "i32"),
+                    FieldLayout("error_code", "i16"),
+                    FieldLayout("error_message", "str"),
                 ],
                 4,
             ),
         ],
     ),
-    Api.OFFSET_FOR_LEADER_EPOCH: Layout(
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: ResponseLayout(
         4,
         [
-            Field("throttle_ms", "i32", 2),
-            Field(
+            FieldLayout("throttle_ms", "i32", 2),
+            FieldLayout(
                 "topics",
                 [
-                    Field("name", "str"),
-                    Field(
+                    FieldLayout("name", "str"),
+                    FieldLayout(
                         "partitions",
                         [
-                            Field("error_code", "i16"),
-                            Field("partition", "i32"),
-                            Field("leader_epoch", "i32", 1),
-                            Field("end_offset", "i64"),
+                            FieldLayout("error_code", "i16"),
+                            FieldLayout("partition", "i32"),
+                            FieldLayout("leader_epoch", "i32", 1),
+                            FieldLayout("end_offset", "i64"),
                         ],
                     ),
                 ],
@@ -228,7 +231,7 @@ ANSWERS: dict[int, Layout] = {
 }
 
 
-class Header(NamedTuple):
+class RequestHeader(NamedTuple):
     """The head of a request; -1 where the bytes are not a Kafka request."""
 
     api_key: int
@@ -237,145 +240,160 @@ class Header(NamedTuple):
     client_id: str | None
 
 
-def request_header(frame: bytes) -> Header:
+def parse_request_header(frame: bytes) -> RequestHeader:
     """`frame`: a request without its size."""
     if len(frame) < 8:
-        return Header(-1, -1, -1, None)
+        return RequestHeader(-1, -1, -1, None)
     key, version, correlation = struct.unpack_from(">hhi", frame)
     length = struct.unpack_from(">h", frame, 8)[0] if len(frame) >= 10 else -1
     client = None if length < 0 else frame[10 : 10 + length].decode(errors="replace")
-    return Header(key, version, correlation, client)
+    return RequestHeader(key, version, correlation, client)
 
 
-def decode(api_key: int, version: int, frame: bytes) -> dict[str, Any] | None:
+def decode_response(api_key: int, version: int, frame: bytes) -> dict[str, Any] | None:
     """An answer without its size, as a dict; None where its layout is not known here."""
-    layout = ANSWERS.get(api_key)
+    layout = RESPONSE_LAYOUTS.get(api_key)
     if layout is None:
         return None
-    reader = _Reader(frame, version >= layout.flexible, version)
-    answer: dict[str, Any] = {"correlation_id": reader.scalar("i32")}
-    if reader.flexible:
-        answer["header_tags"] = reader.tags()
-    answer |= reader.struct(layout.fields)
-    if reader.at != len(frame):
-        raise ValueError(f"{len(frame) - reader.at} bytes left over in api {api_key} v{version}")
+    reader = _ResponseReader(frame, version >= layout.first_flexible, version)
+    answer: dict[str, Any] = {"correlation_id": reader.read_scalar("i32")}
+    if reader.is_flexible:
+        answer["header_tags"] = reader.read_tags()
+    answer |= reader.read_struct(layout.fields)
+    if reader.position != len(frame):
+        raise ValueError(
+            f"{len(frame) - reader.position} bytes left over in api {api_key} v{version}"
+        )
     return answer
 
 
-def encode(api_key: int, version: int, answer: dict[str, Any]) -> bytes:
+def encode_response(api_key: int, version: int, response: dict[str, Any]) -> bytes:
     """The inverse of `decode`."""
-    layout = ANSWERS[api_key]
-    writer = _Writer(version >= layout.flexible, version)
-    writer.scalar("i32", answer["correlation_id"])
-    if writer.flexible:
-        writer.tags(answer["header_tags"])
-    writer.struct(layout.fields, answer)
+    layout = RESPONSE_LAYOUTS[api_key]
+    writer = _ResponseWriter(version >= layout.first_flexible, version)
+    writer.write_scalar("i32", response["correlation_id"])
+    if writer.is_flexible:
+        writer.write_tags(response["header_tags"])
+    writer.write_struct(layout.fields, response)
     return b"".join(writer.parts)
 
 
-class _Reader:
-    def __init__(self, data: bytes, flexible: bool, version: int) -> None:
+class _ResponseReader:
+    def __init__(self, data: bytes, is_flexible: bool, version: int) -> None:
         self.data = data
-        self.at = 0
-        self.flexible = flexible
+        self.position = 0
+        self.is_flexible = is_flexible
         self.version = version
 
-    def take(self, count: int) -> bytes:
-        piece = self.data[self.at : self.at + count]
+    def read_bytes(self, count: int) -> bytes:
+        piece = self.data[self.position : self.position + count]
         if len(piece) < count:
-            raise ValueError(f"{count} bytes wanted at {self.at}, {len(piece)} there")
-        self.at += count
+            raise ValueError(f"{count} bytes wanted at {self.position}, {len(piece)} there")
+        self.position += count
         return piece
 
-    def scalar(self, kind: str) -> Any:
-        code = _SCALARS[kind]
-        return struct.unpack(code, self.take(struct.calcsize(code)))[0]
+    def read_scalar(self, field_type: str) -> Any:
+        code = _SCALAR_FORMATS[field_type]
+        return struct.unpack(code, self.read_bytes(struct.calcsize(code)))[0]
 
-    def varint(self) -> int:
+    def read_varint(self) -> int:
         value = shift = 0
         while True:
-            byte = self.take(1)[0]
+            byte = self.read_bytes(1)[0]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
             shift += 7
 
-    def length(self, kind: str) -> int:
-        return self.varint() - 1 if self.flexible else int(self.scalar(kind))
+    def read_length(self, field_type: str) -> int:
+        return self.read_varint() - 1 if self.is_flexible else int(self.read_scalar(field_type))
 
-    def tags(self) -> list[tuple[int, bytes]]:
-        return [(self.varint(), self.take(self.varint())) for _ in range(self.varint())]
+    def read_tags(self) -> list[tuple[int, bytes]]:
+        return [
+            (self.read_varint(), self.read_bytes(self.read_varint()))
+            for _ in range(self.read_varint())
+        ]
 
-    def value(self, kind: Any) -> Any:
-        if isinstance(kind, list):
-            count = self.length("i32")
-            return None if count < 0 else [self.element(kind) for _ in range(count)]
-        if kind == "uuid":
-            return self.take(16)
-        if kind in ("str", "bytes"):
-            size = self.length("i16" if kind == "str" else "i32")
-            raw = None if size < 0 else self.take(size)
-            return raw.decode() if kind == "str" and raw is not None else raw
-        return self.scalar(kind)
+    def read_value(self, field_type: Any) -> Any:
+        if isinstance(field_type, list):
+            count = self.read_length("i32")
+            return None if count < 0 else [self.read_element(field_type) for _ in range(count)]
+        if field_type == "uuid":
+            return self.read_bytes(16)
+        if field_type in ("str", "bytes"):
+            size = self.read_length("i16" if field_type == "str" else "i32")
+            raw = None if size < 0 else self.read_bytes(size)
+            return raw.decode() if field_type == "str" and raw is not None else raw
+        return self.read_scalar(field_type)
 
-    def element(self, kind: list[Any]) -> Any:
-        return self.struct(kind) if isinstance(kind[0], Field) else self.value(kind[0])
+    def read_element(self, field_type: list[Any]) -> Any:
+        return (
+            self.read_struct(field_type)
+            if isinstance(field_type[0], FieldLayout)
+            else self.read_value(field_type[0])
+        )
 
-    def struct(self, fields: list[Field]) -> dict[str, Any]:
-        found = {f.name: self.value(f.kind) for f in fields if f.since <= self.version <= f.until}
-        if self.flexible:
-            found["tags"] = self.tags()
+    def read_struct(self, fields: list[FieldLayout]) -> dict[str, Any]:
+        found = {
+            f.name: self.read_value(f.field_type)
+            for f in fields
+            if f.min_version <= self.version <= f.max_version
+        }
+        if self.is_flexible:
+            found["tags"] = self.read_tags()
         return found
 
 
-class _Writer:
-    def __init__(self, flexible: bool, version: int) -> None:
+class _ResponseWriter:
+    def __init__(self, is_flexible: bool, version: int) -> None:
         self.parts: list[bytes] = []
-        self.flexible = flexible
+        self.is_flexible = is_flexible
         self.version = version
 
-    def scalar(self, kind: str, value: Any) -> None:
-        self.parts.append(struct.pack(_SCALARS[kind], value))
+    def write_scalar(self, field_type: str, value: Any) -> None:
+        self.parts.append(struct.pack(_SCALAR_FORMATS[field_type], value))
 
-    def varint(self, value: int) -> None:
+    def write_varint(self, value: int) -> None:
         while value > 0x7F:
             self.parts.append(bytes([value & 0x7F | 0x80]))
             value >>= 7
         self.parts.append(bytes([value]))
 
-    def length(self, kind: str, value: int) -> None:
-        if self.flexible:
-            self.varint(value + 1)
+    def write_length(self, field_type: str, value: int) -> None:
+        if self.is_flexible:
+            self.write_varint(value + 1)
         else:
-            self.scalar(kind, value)
+            self.write_scalar(field_type, value)
 
-    def tags(self, tags: list[tuple[int, bytes]]) -> None:
-        self.varint(len(tags))
+    def write_tags(self, tags: list[tuple[int, bytes]]) -> None:
+        self.write_varint(len(tags))
         for tag, raw in tags:
-            self.varint(tag)
-            self.varint(len(raw))
+            self.write_varint(tag)
+            self.write_varint(len(raw))
             self.parts.append(raw)
 
-    def value(self, kind: Any, value: Any) -> None:
-        if isinstance(kind, list):
-            self.length("i32", -1 if value is None else len(value))
+    def write_value(self, field_type: Any, value: Any) -> None:
+        if isinstance(field_type, list):
+            self.write_length("i32", -1 if value is None else len(value))
             for element in value or ():
-                if isinstance(kind[0], Field):
-                    self.struct(kind, element)
+                if isinstance(field_type[0], FieldLayout):
+                    self.write_struct(field_type, element)
                 else:
-                    self.value(kind[0], element)
-        elif kind == "uuid":
+                    self.write_value(field_type[0], element)
+        elif field_type == "uuid":
             self.parts.append(value)
-        elif kind in ("str", "bytes"):
+        elif field_type in ("str", "bytes"):
             raw = value.encode() if isinstance(value, str) else value
-            self.length("i16" if kind == "str" else "i32", -1 if raw is None else len(raw))
+            self.write_length(
+                "i16" if field_type == "str" else "i32", -1 if raw is None else len(raw)
+            )
             self.parts.append(raw or b"")
         else:
-            self.scalar(kind, value)
+            self.write_scalar(field_type, value)
 
-    def struct(self, fields: list[Field], values: dict[str, Any]) -> None:
+    def write_struct(self, fields: list[FieldLayout], values: dict[str, Any]) -> None:
         for field in fields:
-            if field.since <= self.version <= field.until:
-                self.value(field.kind, values[field.name])
-        if self.flexible:
-            self.tags(values["tags"])
+            if field.min_version <= self.version <= field.max_version:
+                self.write_value(field.field_type, values[field.name])
+        if self.is_flexible:
+            self.write_tags(values["tags"])

@@ -19,24 +19,24 @@ from typing import Any
 
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
-from support.servers import under_uvicorn
+from support.asgi_servers import running_uvicorn
 
-DELIMITED = "application/vnd.ksqlapi.delimited.v1"
-NAMES, TYPES = ("ID", "NAME"), ("BIGINT", "STRING")
+DELIMITED_TYPE = "application/vnd.ksqlapi.delimited.v1"
+COLUMN_NAMES, COLUMN_TYPES = ("ID", "NAME"), ("BIGINT", "STRING")
 
 
 @dataclass
-class Asked:
+class KsqldbRequest:
     """A request that came in."""
 
     path: str
     body: Mapping[str, Any]
-    http: str
+    http_version: str
     headers: Mapping[str, str]
 
 
 @dataclass
-class Ksqldb:
+class FakeKsqldb:
     """The server's side.
 
     asked: requests, in order. closed: ids given to /close-query. running: push queries open.
@@ -44,63 +44,63 @@ class Ksqldb:
     """
 
     url: str = ""
-    old: bool = False
-    array: bool = False
-    asked: list[Asked] = field(default_factory=list)
-    closed: list[str] = field(default_factory=list)
-    running: int = 0
-    refusing: tuple[int, Mapping[str, Any]] | None = None
-    says: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    lacks_query_stream: bool = False
+    always_sends_array: bool = False
+    requests: list[KsqldbRequest] = field(default_factory=list)
+    closed_query_ids: list[str] = field(default_factory=list)
+    open_query_count: int = 0
+    error_response: tuple[int, Mapping[str, Any]] | None = None
+    _output: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
 
-    def row(self, *values: Any) -> None:
+    def send_row(self, *values: Any) -> None:
         """To whoever has a push query open, or opens one; in the form that it asked for."""
-        self.says.put_nowait(json.dumps(list(values)).encode())
+        self._output.put_nowait(json.dumps(list(values)).encode())
 
-    def error(self, code: int, message: str) -> None:
+    def send_error(self, code: int, message: str) -> None:
         """In the middle of rows."""
-        self.says.put_nowait(json.dumps({"error_code": code, "message": message}).encode())
+        self._output.put_nowait(json.dumps({"error_code": code, "message": message}).encode())
 
-    def final(self, message: str) -> None:
+    def send_final(self, message: str) -> None:
         """`POST /query` only."""
-        self.says.put_nowait(json.dumps({"finalMessage": message}).encode())
+        self._output.put_nowait(json.dumps({"finalMessage": message}).encode())
 
-    def raw(self, data: bytes) -> None:
+    def send_raw(self, data: bytes) -> None:
         """Bytes as they are."""
-        self.says.put_nowait(b"\0" + data)
+        self._output.put_nowait(b"\0" + data)
 
-    def over(self) -> None:
+    def end_query(self) -> None:
         """The server ends the query."""
-        self.says.put_nowait(None)
+        self._output.put_nowait(None)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        body = json.loads(await _body(receive) or b"{}")
-        self.asked.append(Asked(scope["path"], body, scope["http_version"], headers))
-        if self.refusing is not None:
-            status, told = self.refusing
-            await _whole(send, status, json.dumps(told).encode())
-        elif scope["path"] == "/query-stream" and not self.old:
-            form = "" if self.array else headers.get("accept", "")
-            await self._stream(form, receive, send)
+        body = json.loads(await _read_body(receive) or b"{}")
+        self.requests.append(KsqldbRequest(scope["path"], body, scope["http_version"], headers))
+        if self.error_response is not None:
+            status, told = self.error_response
+            await _send_response(send, status, json.dumps(told).encode())
+        elif scope["path"] == "/query-stream" and not self.lacks_query_stream:
+            form = "" if self.always_sends_array else headers.get("accept", "")
+            await self._stream_rows(form, receive, send)
         elif scope["path"] == "/query":
-            await self._stream("old", receive, send)
-        elif scope["path"] == "/close-query" and not self.old:
-            self.closed.append(body["queryId"])
-            await _whole(send, 200, b"")
+            await self._stream_rows("old", receive, send)
+        elif scope["path"] == "/close-query" and not self.lacks_query_stream:
+            self.closed_query_ids.append(body["queryId"])
+            await _send_response(send, 200, b"")
         else:
-            await _whole(send, 404, b"<html>not found</html>")
+            await _send_response(send, 404, b"<html>not found</html>")
 
-    async def _stream(self, form: str, receive: Any, send: Any) -> None:
-        number = sum(each.path in ("/query-stream", "/query") for each in self.asked)
+    async def _stream_rows(self, output_format: str, receive: Any, send: Any) -> None:
+        number = sum(each.path in ("/query-stream", "/query") for each in self.requests)
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await _piece(send, _header(form, f"query_{number}"))
-        self.running += 1
-        leaving = asyncio.ensure_future(_left(receive))
+        await _send_body_part(send, _build_header(output_format, f"query_{number}"))
+        self.open_query_count += 1
+        leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             while not leaving.done():
-                saying = asyncio.ensure_future(self.says.get())
+                saying = asyncio.ensure_future(self._output.get())
                 await asyncio.wait({saying, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 if not saying.done():
                     saying.cancel()
@@ -108,43 +108,49 @@ class Ksqldb:
                 said = saying.result()
                 if said is None:
                     break
-                await _piece(send, _written(form, said))
+                await _send_body_part(send, _encode_output(output_format, said))
             if not leaving.done():
-                await _piece(send, b"" if form == DELIMITED else b"]", more=False)
+                await _send_body_part(
+                    send, b"" if output_format == DELIMITED_TYPE else b"]", has_more=False
+                )
         finally:
-            self.running -= 1
+            self.open_query_count -= 1
             leaving.cancel()
 
 
-def _header(form: str, query: str) -> bytes:
-    if form == "old":
-        pairs = zip(NAMES, TYPES, strict=True)
+def _build_header(output_format: str, query_id: str) -> bytes:
+    if output_format == "old":
+        pairs = zip(COLUMN_NAMES, COLUMN_TYPES, strict=True)
         columns = ", ".join(f"`{name}` {type}" for name, type in pairs)
-        return b"[" + json.dumps({"header": {"queryId": query, "schema": columns}}).encode()
-    told = {"queryId": query, "columnNames": NAMES, "columnTypes": TYPES}
-    return json.dumps(told).encode() + b"\n" if form == DELIMITED else b"[" + _json(told)
+        return b"[" + json.dumps({"header": {"queryId": query_id, "schema": columns}}).encode()
+    told = {"queryId": query_id, "columnNames": COLUMN_NAMES, "columnTypes": COLUMN_TYPES}
+    return (
+        json.dumps(told).encode() + b"\n"
+        if output_format == DELIMITED_TYPE
+        else b"[" + _encode_json(told)
+    )
 
 
-def _json(told: Any) -> bytes:
-    return json.dumps(told).encode()
+def _encode_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
 
 
-def _written(form: str, said: bytes) -> bytes:
-    if said.startswith(b"\0"):
-        return said[1:]
-    if form == DELIMITED:
-        return said + b"\n"
-    if form != "old":
-        return b"," + said
-    element = json.loads(said)
+def _encode_output(output_format: str, data: bytes) -> bytes:
+    if data.startswith(b"\0"):
+        return data[1:]
+    if output_format == DELIMITED_TYPE:
+        return data + b"\n"
+    if output_format != "old":
+        return b"," + data
+    element = json.loads(data)
     if isinstance(element, list):
         element = {"row": {"columns": element}}
     elif "error_code" in element:
         element = {"errorMessage": element}
-    return b",\n" + _json(element)
+    return b",\n" + _encode_json(element)
 
 
-async def _body(receive: Any) -> bytes:
+async def _read_body(receive: Any) -> bytes:
     body = b""
     while True:
         message = await receive()
@@ -153,24 +159,24 @@ async def _body(receive: Any) -> bytes:
             return body
 
 
-async def _left(receive: Any) -> None:
+async def _wait_for_disconnect(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _piece(send: Any, data: bytes, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": more})
+async def _send_body_part(send: Any, data: bytes, has_more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": has_more})
 
 
-async def _whole(send: Any, status: int, body: bytes) -> None:
+async def _send_response(send: Any, status: int, body: bytes) -> None:
     await send({"type": "http.response.start", "status": status, "headers": []})
-    await _piece(send, body, more=False)
+    await _send_body_part(send, body, has_more=False)
 
 
 @asynccontextmanager
-async def running_ksqldb(*, certificate: Path | None = None) -> AsyncIterator[Ksqldb]:
+async def running_ksqldb(*, certificate: Path | None = None) -> AsyncIterator[FakeKsqldb]:
     """On hypercorn: HTTP/1.1 and HTTP/2, by prior knowledge, or with a certificate by ALPN."""
-    ksqldb = Ksqldb()
+    ksqldb = FakeKsqldb()
     over = asyncio.Event()
     listening = socket.create_server(("127.0.0.1", 0))
     ksqldb.url = f"http{'s' * bool(certificate)}://127.0.0.1:{listening.getsockname()[1]}"
@@ -189,13 +195,13 @@ async def running_ksqldb(*, certificate: Path | None = None) -> AsyncIterator[Ks
 
 
 @asynccontextmanager
-async def without_http2() -> AsyncIterator[Ksqldb]:
+async def running_ksqldb_without_http2() -> AsyncIterator[FakeKsqldb]:
     """A server that knows nothing of HTTP/2, such as a proxy in front may be."""
-    ksqldb = Ksqldb(old=True)
-    async with under_uvicorn(ksqldb, lifespan="off") as url:
+    ksqldb = FakeKsqldb(lacks_query_stream=True)
+    async with running_uvicorn(ksqldb, lifespan="off") as url:
         ksqldb.url = url
         yield ksqldb
 
 
-def names(rows: Iterable[Mapping[str, Any]]) -> Sequence[Any]:
+def get_names(rows: Iterable[Mapping[str, Any]]) -> Sequence[Any]:
     return [row["NAME"] for row in rows]

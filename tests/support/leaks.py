@@ -10,33 +10,33 @@ from collections import Counter
 from typing import NamedTuple
 
 
-class Held(NamedTuple):
+class ProcessResources(NamedTuple):
     """What the process holds now. files: what the descriptors are, numbers left out."""
 
     tasks: Counter[str]
     threads: Counter[str]
     files: Counter[str]
 
-    def __sub__(self, before: Held) -> Held:
-        return Held(*(now - then for now, then in zip(self, before, strict=True)))
+    def __sub__(self, before: ProcessResources) -> ProcessResources:
+        return ProcessResources(*(now - then for now, then in zip(self, before, strict=True)))
 
     def __bool__(self) -> bool:
         return any(tuple(self))
 
 
-def held() -> Held:
+def collect_resources() -> ProcessResources:
     """Within a running loop."""
     gc.collect()
     tasks = (task.get_coro() for task in asyncio.all_tasks())
-    return Held(
+    return ProcessResources(
         Counter(getattr(each, "__qualname__", repr(each)) for each in tasks),
         Counter(thread.name.rstrip("0123456789") for thread in threading.enumerate()),
-        Counter(_kind(fd) for fd in os.listdir("/proc/self/fd")),
+        Counter(_describe_descriptor(fd) for fd in os.listdir("/proc/self/fd")),
     )
 
 
-def _kind(fd: str) -> str:
+def _describe_descriptor(descriptor: str) -> str:
     try:
-        return os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0]
+        return os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")[0]
     except OSError:  # that of the listing itself
         return "gone"

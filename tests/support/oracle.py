@@ -22,29 +22,38 @@ from typing import Any, Self, TypeAlias
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import TopicPartition as KafkaPartition
-from support.heard import GapEvent, Heard, Received, heard
-from support.records import Sent, Transaction, transaction
-from support.verdict import Acked, Finding, Kind, Log, Reading, StreamDiffers, Truth, View
+from support.received import GapEvent, ReceivedItem, ReceivedRecord, parse_events
+from support.records import KafkaTransaction, RecordToSend, open_transaction
+from support.stream_check import (
+    AckedLog,
+    AckedRecord,
+    Finding,
+    FindingKind,
+    PartitionCheck,
+    PartitionTruth,
+    RecordPredicate,
+    StreamDiffers,
+)
 
 from gateway.core.log.record import TopicPartition
 
 __all__ = [
-    "Acked",
+    "AckedRecord",
+    "FindingKind",
     "GapEvent",
-    "Kind",
-    "Oracle",
-    "Received",
+    "ReceivedRecord",
     "StreamDiffers",
-    "heard",
+    "StreamOracle",
+    "parse_events",
     "read_records",
     "read_topic",
 ]
 
-Key: TypeAlias = bytes | Callable[[int], bytes | None] | None
+RecordKey: TypeAlias = bytes | Callable[[int], bytes | None] | None
 Position: TypeAlias = Mapping[TopicPartition, int]
 
 
-class Oracle:
+class StreamOracle:
     """What was written to Kafka, and with which outcome.
 
     bootstrap: servers as producers reach them; None for an oracle that only adopts.
@@ -55,13 +64,13 @@ class Oracle:
         self._bootstrap = bootstrap
         self._options: dict[str, Any] = {"enable_idempotence": True} | options
         self._producer: AIOKafkaProducer | None = None
-        self._run = uuid.uuid4().hex
+        self._run_id = uuid.uuid4().hex
         self._serial = 0
-        self._lives: dict[TopicPartition, list[Log]] = defaultdict(lambda: [{}])
-        self._starts: dict[TopicPartition, list[int]] = defaultdict(list)
-        self._by_value: dict[bytes, Acked] = {}
-        self._aborted: set[bytes] = set()
-        self._uncertain: set[bytes] = set()
+        self._logs: dict[TopicPartition, list[AckedLog]] = defaultdict(lambda: [{}])
+        self._log_starts: dict[TopicPartition, list[int]] = defaultdict(list)
+        self._acked_by_value: dict[bytes, AckedRecord] = {}
+        self._aborted_values: set[bytes] = set()
+        self._uncertain_values: set[bytes] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,26 +85,26 @@ class Oracle:
 
     # -- writing ----------------------------------------------------------------------
 
-    async def produce(
+    async def produce_records(
         self,
         topic: str,
         count: int,
         *,
-        key: Key = None,
+        key: RecordKey = None,
         partition: int | None = None,
         fields: Mapping[str, Any] | None = None,
         timestamp: int | None = None,
-    ) -> list[Acked]:
+    ) -> list[AckedRecord]:
         """Write `count` unique JSON values with acks=all; those acknowledged, in order.
 
         key:    one for all, or a function of the serial number; default seven keys in turn.
         fields: further members of the JSON object. timestamp: ms; None for now.
         A write without an answer is no error: its record may then arrive, or not.
         """
-        producer = await self._started()
+        producer = await self._get_producer()
         waiting = []
-        for record in self.make(count, key, partition, fields, timestamp):
-            self._uncertain.add(record.value or b"")
+        for record in self.build_records(count, key, partition, fields, timestamp):
+            self._uncertain_values.add(record.value or b"")
             sending = producer.send(
                 topic,
                 value=record.value,
@@ -114,19 +123,19 @@ class Oracle:
                 raise outcome
             if not isinstance(outcome, BaseException):
                 tp = TopicPartition(outcome.topic, outcome.partition)
-                acked.append(Acked(tp, outcome.offset, record.key, record.value))
-        self.adopt(acked)
+                acked.append(AckedRecord(tp, outcome.offset, record.key, record.value))
+        self.add_acked(acked)
         return acked
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[OpenTransaction]:
+    async def open_transaction(self) -> AsyncIterator[OracleTransaction]:
         """An open transaction: `send` into it, then `commit` or `abort` (the block's end aborts).
 
         Readers of read_committed are held back meanwhile.
         """
         assert self._bootstrap is not None, "this oracle only adopts"
-        async with transaction(self._bootstrap.split(",")) as kafka:
-            opened = OpenTransaction(self, kafka)
+        async with open_transaction(self._bootstrap.split(",")) as kafka:
+            opened = OracleTransaction(self, kafka)
             try:
                 yield opened
             finally:
@@ -135,33 +144,33 @@ class Oracle:
 
     async def produce_transaction(
         self, topic: str, count: int, *, commit: bool = True, **options: Any
-    ) -> list[Acked]:
+    ) -> list[AckedRecord]:
         """`count` records in one transaction; those of an aborted one must never arrive."""
-        async with self.transaction() as opened:
-            sent = await opened.send(topic, count, **options)
+        async with self.open_transaction() as opened:
+            sent = await opened.send_records(topic, count, **options)
             await (opened.commit() if commit else opened.abort())
         return sent
 
-    def make(
+    def build_records(
         self,
         count: int,
-        key: Key,
+        key: RecordKey,
         partition: int | None,
         fields: Mapping[str, Any] | None,
         timestamp: int | None,
-    ) -> list[Sent]:
+    ) -> list[RecordToSend]:
         """Records with values of their own, not written yet; as `produce`."""
         made = []
         for _ in range(count):
             self._serial += 1
-            told = {"run": self._run, "n": self._serial} | dict(fields or {})
+            told = {"run": self._run_id, "n": self._serial} | dict(fields or {})
             value = json.dumps(told, separators=(",", ":")).encode()
             chosen = key(self._serial) if callable(key) else key
             chosen = f"key-{self._serial % 7}".encode() if key is None else chosen
-            made.append(Sent(value, chosen, partition, timestamp))
+            made.append(RecordToSend(value, chosen, partition, timestamp))
         return made
 
-    async def _started(self) -> AIOKafkaProducer:
+    async def _get_producer(self) -> AIOKafkaProducer:
         if self._producer is None:
             assert self._bootstrap is not None, "this oracle only adopts"
             self._producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap, **self._options)
@@ -170,44 +179,42 @@ class Oracle:
 
     # -- knowing ----------------------------------------------------------------------
 
-    def adopt(self, records: Iterable[Acked]) -> None:
+    def add_acked(self, records: Iterable[AckedRecord]) -> None:
         """Take records as acknowledged that were written otherwise."""
         for record in records:
-            self._lives[record.tp][-1][record.offset] = record
+            self._logs[record.tp][-1][record.offset] = record
             if record.value is not None:
-                self._by_value[record.value] = record
-                self._uncertain.discard(record.value)
+                self._acked_by_value[record.value] = record
+                self._uncertain_values.discard(record.value)
 
-    def forbid(self, values: Iterable[bytes]) -> None:
+    def add_aborted(self, aborted_values: Iterable[bytes]) -> None:
         """Values of aborted transactions: must not arrive."""
-        self._aborted.update(values)
+        self._aborted_values.update(aborted_values)
 
-    def recreated(self, topic: str) -> None:
+    def mark_recreated(self, topic: str) -> None:
         """The topic was deleted and made anew: what is written from now on is another log."""
-        for tp in [tp for tp in self._lives if tp.topic == topic]:
-            self.truncated(tp, 0)
+        for tp in [tp for tp in self._logs if tp.topic == topic]:
+            self.mark_truncated(tp, 0)
 
-    def truncated(self, tp: TopicPartition, offset: int) -> None:
+    def mark_truncated(self, tp: TopicPartition, offset: int) -> None:
         """The log lost its records from `offset` on (unclean election)."""
-        kept = {o: acked for o, acked in self._lives[tp][-1].items() if o < offset}
-        self._lives[tp].append(kept)
-        self._starts[tp].append(offset)
+        kept = {o: acked for o, acked in self._logs[tp][-1].items() if o < offset}
+        self._logs[tp].append(kept)
+        self._log_starts[tp].append(offset)
 
-    def acknowledged(self, tp: TopicPartition | None = None) -> list[Acked]:
+    def list_acked(self, tp: TopicPartition | None = None) -> list[AckedRecord]:
         """The records of the log as it is now, by partition and offset."""
-        logs = (
-            [self._lives[tp]] if tp is not None else [self._lives[p] for p in sorted(self._lives)]
-        )
+        logs = [self._logs[tp]] if tp is not None else [self._logs[p] for p in sorted(self._logs)]
         return [life[-1][offset] for life in logs for offset in sorted(life[-1])]
 
-    def end(self) -> dict[TopicPartition, int]:
+    def get_end_offsets(self) -> dict[TopicPartition, int]:
         """The position after all that is acknowledged by now."""
-        return {tp: max(lives[-1], default=-1) + 1 for tp, lives in self._lives.items()}
+        return {tp: max(lives[-1], default=-1) + 1 for tp, lives in self._logs.items()}
 
-    def start_of(self, topic: str, partitions: int) -> dict[TopicPartition, int]:
+    def get_start_offsets(self, topic: str, partition_count: int) -> dict[TopicPartition, int]:
         """The position at the end of each partition now: where a live client begins."""
-        ends = self.end()
-        every = (TopicPartition(topic, number) for number in range(partitions))
+        ends = self.get_end_offsets()
+        every = (TopicPartition(topic, number) for number in range(partition_count))
         return {tp: ends.get(tp, 0) for tp in every}
 
     # -- judging ----------------------------------------------------------------------
@@ -216,16 +223,16 @@ class Oracle:
         self, events: Iterable[Mapping[str, Any]], *, format: str = "envelope", **options: Any
     ) -> None:
         """`check` for a client's events `{"event", "id", "data"}`."""
-        self.check(heard(events, format), **options)
+        self.check_items(parse_events(events, format), **options)
 
-    def check(
+    def check_items(
         self,
-        received: Sequence[Heard],
+        received: Sequence[ReceivedItem],
         gaps: Sequence[GapEvent] = (),
         start: Position | None = None,
         *,
         end: Position | None = None,
-        view: View = lambda acked: True,
+        view: RecordPredicate = lambda acked: True,
         log_start: Position | None = None,
         compacted: bool = False,
     ) -> None:
@@ -241,103 +248,115 @@ class Oracle:
         compacted: records whose key was written again may be missing.
         """
         findings: dict[TopicPartition | None, list[Finding]] = {}
-        streams = self._by_partition(_with_gaps(received, gaps), findings)
+        streams = self._group_by_partition(_insert_gaps(received, gaps), findings)
         for tp in streams.keys() | (start or {}).keys():
-            reading = Reading(
-                self._truth(tp),
+            reading = PartitionCheck(
+                self._get_truth(tp),
                 (start or {}).get(tp),
                 view,
                 (log_start or {}).get(tp),
                 compacted,
             )
             for item in streams.get(tp, []):
-                reading.hear(item)
+                reading.check_item(item)
             reading.finish((end or {}).get(tp))
             if reading.findings:
                 findings[tp] = reading.findings
         if findings:
             raise StreamDiffers(findings)
 
-    def missing(self, received: Iterable[Heard], view: View = lambda acked: True) -> list[Acked]:
+    def list_missing(
+        self, received: Iterable[ReceivedItem], view: RecordPredicate = lambda acked: True
+    ) -> list[AckedRecord]:
         """Acknowledged records not yet heard: for waiting until all is there."""
-        values = {item.value for item in received if isinstance(item, Received)}
-        return [each for each in self.acknowledged() if view(each) and each.value not in values]
+        values = {item.value for item in received if isinstance(item, ReceivedRecord)}
+        return [each for each in self.list_acked() if view(each) and each.value not in values]
 
-    def _truth(self, tp: TopicPartition) -> Truth:
-        lives = self._lives.get(tp, [{}])
-        starts = self._starts.get(tp, [])
-        return Truth(lives, starts, frozenset(self._aborted), frozenset(self._uncertain))
+    def _get_truth(self, tp: TopicPartition) -> PartitionTruth:
+        lives = self._logs.get(tp, [{}])
+        starts = self._log_starts.get(tp, [])
+        return PartitionTruth(
+            lives, starts, frozenset(self._aborted_values), frozenset(self._uncertain_values)
+        )
 
-    def _by_partition(
+    def _group_by_partition(
         self,
-        stream: Iterable[Heard],
+        items: Iterable[ReceivedItem],
         findings: dict[TopicPartition | None, list[Finding]],
-    ) -> dict[TopicPartition, list[Heard]]:
-        found: dict[TopicPartition, list[Heard]] = defaultdict(list)
-        for item in stream:
-            placed = self._placed(item)
+    ) -> dict[TopicPartition, list[ReceivedItem]]:
+        found: dict[TopicPartition, list[ReceivedItem]] = defaultdict(list)
+        for item in items:
+            placed = self._locate_item(item)
             if placed is not None and placed.tp is not None:
                 found[placed.tp].append(placed)
-            elif isinstance(item, Received) and item.value not in self._uncertain:
-                kind = Kind.ABORTED if item.value in self._aborted else Kind.PHANTOM
+            elif isinstance(item, ReceivedRecord) and item.value not in self._uncertain_values:
+                kind = (
+                    FindingKind.ABORTED
+                    if item.value in self._aborted_values
+                    else FindingKind.PHANTOM
+                )
                 lost = findings.setdefault(None, [])
                 lost.append(Finding(kind, -1, f"nothing acknowledged has it: {item.value!r:.80}"))
         return found
 
-    def _placed(self, item: Heard) -> Heard | None:
+    def _locate_item(self, item: ReceivedItem) -> ReceivedItem | None:
         """A record of format `value` is known by its value; None if by none acknowledged."""
         if isinstance(item, GapEvent) or item.tp is not None:
             return item
-        acked = self._by_value.get(item.value or b"")
+        acked = self._acked_by_value.get(item.value or b"")
         return acked and item._replace(tp=acked.tp, offset=acked.offset)
 
 
-class OpenTransaction:
+class OracleTransaction:
     """Records sent into it count once it is committed."""
 
-    def __init__(self, oracle: Oracle, kafka: Transaction) -> None:
+    def __init__(self, oracle: StreamOracle, kafka_transaction: KafkaTransaction) -> None:
         self._oracle = oracle
-        self._kafka = kafka
-        self._sent: list[Acked] = []
+        self._transaction = kafka_transaction
+        self._sent_records: list[AckedRecord] = []
 
-    async def send(
+    async def send_records(
         self,
         topic: str,
         count: int,
         *,
-        key: Key = None,
+        key: RecordKey = None,
         partition: int | None = None,
         fields: Mapping[str, Any] | None = None,
         timestamp: int | None = None,
-    ) -> list[Acked]:
+    ) -> list[AckedRecord]:
         """As `Oracle.produce`; an error here is raised."""
-        records = self._oracle.make(count, key, partition, fields, timestamp)
-        self._oracle.forbid(record.value or b"" for record in records)
-        placed = await self._kafka.write(topic, records)
+        records = self._oracle.build_records(count, key, partition, fields, timestamp)
+        self._oracle.add_aborted(record.value or b"" for record in records)
+        placed = await self._transaction.write_records(topic, records)
         sent = [
-            Acked(TopicPartition(topic, to), offset, record.key, record.value)
+            AckedRecord(TopicPartition(topic, to), offset, record.key, record.value)
             for record, (to, offset) in zip(records, placed, strict=True)
         ]
-        self._sent += sent
+        self._sent_records += sent
         return sent
 
     async def commit(self) -> None:
-        await self._kafka.commit()
-        self._oracle._aborted.difference_update(acked.value or b"" for acked in self._sent)
-        self._oracle.adopt(self._sent)
+        await self._transaction.commit()
+        self._oracle._aborted_values.difference_update(
+            acked.value or b"" for acked in self._sent_records
+        )
+        self._oracle.add_acked(self._sent_records)
 
     async def abort(self) -> None:
-        await self._kafka.abort()
+        await self._transaction.abort()
 
 
-def _with_gaps(received: Sequence[Heard], gaps: Sequence[GapEvent]) -> list[Heard]:
+def _insert_gaps(received: Sequence[ReceivedItem], gaps: Sequence[GapEvent]) -> list[ReceivedItem]:
     """Gaps known without their place in the stream stand before the first record behind them."""
     stream = list(received)
     for gap in gaps:
         behind = (
             index
             for index, item in enumerate(stream)
-            if item.tp == gap.tp and isinstance(item, Received) and (item.offset or 0) >= gap.end
+            if item.tp == gap.tp
+            and isinstance(item, ReceivedRecord)
+            and (item.offset or 0) >= gap.end
         )
         stream.insert(next(behind, len(stream)), gap)
     return stream
@@ -348,30 +367,32 @@ async def read_records(
     topic: str,
     *,
     isolation: str = "read_committed",
-    within: float = 60.0,
-    least: int = 0,
-) -> list[Acked]:
+    timeout_s: float = 60.0,
+    min_records: int = 0,
+) -> list[AckedRecord]:
     """Ground truth: every record that Kafka has up to its end now, read without the gateway.
 
     least: records that there will be. The markers that end a transaction are written after its
         producer was answered; until then a reader of committed records does not come past it.
     """
-    async with asyncio.timeout(within):
+    async with asyncio.timeout(timeout_s):
         while True:
-            found = await _records(bootstrap, topic, isolation)
-            if len(found) >= least:
+            found = await _read_committed_records(bootstrap, topic, isolation)
+            if len(found) >= min_records:
                 return found
             await asyncio.sleep(0.05)
 
 
-async def _records(bootstrap: str, topic: str, isolation: str) -> list[Acked]:
+async def _read_committed_records(
+    bootstrap: str, topic: str, isolation_level: str
+) -> list[AckedRecord]:
     consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, isolation_level=isolation, auto_offset_reset="earliest"
+        bootstrap_servers=bootstrap, isolation_level=isolation_level, auto_offset_reset="earliest"
     )
     found = []
     async with consumer:
         await consumer._client.force_metadata_update()
-        numbers = await _partitions(consumer, topic)
+        numbers = await _fetch_partitions(consumer, topic)
         partitions = [KafkaPartition(topic, number) for number in numbers]
         consumer.assign(partitions)
         await consumer.seek_to_beginning()
@@ -379,7 +400,7 @@ async def _records(bootstrap: str, topic: str, isolation: str) -> list[Acked]:
         while [tp for tp in partitions if await consumer.position(tp) < ends[tp]]:
             for tp, records in (await consumer.getmany(timeout_ms=200)).items():
                 place = TopicPartition(*tp)
-                found += [Acked(place, r.offset, r.key, r.value) for r in records]
+                found += [AckedRecord(place, r.offset, r.key, r.value) for r in records]
     return [record for record in sorted(found) if record.offset < ends[KafkaPartition(*record.tp)]]
 
 
@@ -393,7 +414,7 @@ async def read_topic(
     return dict(found)
 
 
-async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
+async def _fetch_partitions(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
     """Asked for by subscription to metadata, not to the topic."""
     await consumer._client.add_topic(topic)
     return sorted(consumer.partitions_for_topic(topic) or ())

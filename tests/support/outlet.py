@@ -6,30 +6,30 @@ import re
 from typing import Any
 
 
-class Outlet:
+class FakeOutlet:
     """Takes `room` bytes, and is full then."""
 
     transport = None
 
-    def __init__(self, room: float = float("inf")) -> None:
-        self.got: list[bytes] = []
-        self.room = room
-        self.finished = False
+    def __init__(self, capacity: float = float("inf")) -> None:
+        self.chunks: list[bytes] = []
+        self.capacity = capacity
+        self.is_finished = False
         self.client: Any = None  # whose it is, for a test to remember
 
     @property
     def full(self) -> bool:
-        return self.room < 0
+        return self.capacity < 0
 
     def write(self, data: bytes) -> None:
-        assert data and not self.finished
-        self.got.append(data)
-        self.room -= len(data)
+        assert data and not self.is_finished
+        self.chunks.append(data)
+        self.capacity -= len(data)
 
     def finish(self, data: bytes) -> None:
-        self.got.append(data)
-        self.finished = True
+        self.chunks.append(data)
+        self.is_finished = True
 
     @property
     def values(self) -> list[int]:
-        return [int(value) for value in re.findall(rb"data: (\d+)\n", b"".join(self.got))]
+        return [int(value) for value in re.findall(rb"data: (\d+)\n", b"".join(self.chunks))]

@@ -9,7 +9,7 @@ from io import RawIOBase
 
 
 @contextmanager
-def pipe() -> Iterator[tuple[RawIOBase, RawIOBase]]:
+def open_pipe() -> Iterator[tuple[RawIOBase, RawIOBase]]:
     """The end to read and the end to write, whose close is the end of the input."""
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as source, open(writing, "wb", buffering=0) as sink:

@@ -19,28 +19,28 @@ from typing import Any, NamedTuple
 import psutil
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-PATIENCE = 240.0  # s; Spark starts in 6 to 60 s
-CONF = {
+JOB_TIMEOUT_S = 240.0  # s; Spark starts in 6 to 60 s
+SPARK_CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
     "spark.driver.host": "127.0.0.1",
 }
 
 
 @dataclass
-class Running:
+class JobProcess:
     """A driver, its JVM and its Python workers: one process group."""
 
     process: subprocess.Popen[bytes]
-    log: Path
+    log_path: Path
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         return self.process.poll() is not None
 
-    def said(self, what: str) -> bool:
-        return what in self.log.read_text(errors="replace")
+    def has_logged(self, text: str) -> bool:
+        return text in self.log_path.read_text(errors="replace")
 
-    def tree(self) -> list[int]:
+    def list_process_tree(self) -> list[int]:
         """The workers of Python first, then its daemon, the JVM, the process itself."""
         try:
             below = psutil.Process(self.process.pid).children(recursive=True)
@@ -48,39 +48,39 @@ class Running:
             return []
         return [*(each.pid for each in reversed(below)), self.process.pid]
 
-    def kill(self, known: Sequence[int] = ()) -> None:
+    def kill_tree(self, known_pids: Sequence[int] = ()) -> None:
         """The whole tree at once, whatever groups its parts have. known: those to begin with,
         found before: looking for them takes longer than a transaction."""
-        _all([*known, *self.tree()], signal.SIGKILL)
+        _signal_all([*known_pids, *self.list_process_tree()], signal.SIGKILL)
         self.process.wait(30)
 
-    def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-4000:]
+    def read_log_tail(self) -> str:
+        return self.log_path.read_text(errors="replace")[-4000:]
 
 
 @dataclass
-class Story:
+class JobHistory:
     """One job from its first start to its end. directory: of its files and its checkpoint."""
 
     job: Mapping[str, Any]
     servers: list[str]
     directory: Path
-    starts: int = field(default=0)
+    start_count: int = field(default=0)
 
-    def settings(self, **changed: Any) -> dict[str, Any]:
+    def build_settings(self, **output_options: Any) -> dict[str, Any]:
         """The file's. changed: of the job's output."""
-        job = {**self.job, "to": {**self.job["to"], **changed}, "trigger": "available-now"}
+        job = {**self.job, "to": {**self.job["to"], **output_options}, "trigger": "available-now"}
         pipelines = {"checkpoints": str(self.directory / "checkpoints"), "jobs": [job]}
-        spark = {"master": "local[2]", "conf": CONF}
+        spark = {"master": "local[2]", "conf": SPARK_CONF}
         return {"kafka": {"servers": self.servers}, "pipelines": {**pipelines, "spark": spark}}
 
     @contextmanager
-    def running(self, **changed: Any) -> Iterator[Running]:
+    def running_job(self, **output_options: Any) -> Iterator[JobProcess]:
         """Started; killed with the block if it runs still. changed: of the job's output."""
-        self.starts += 1
+        self.start_count += 1
         file = self.directory / "gateway.yaml"
-        file.write_text(json.dumps(self.settings(**changed)))  # JSON is YAML
-        log = self.directory / f"run-{self.starts}.log"
+        file.write_text(json.dumps(self.build_settings(**output_options)))  # JSON is YAML
+        log = self.directory / f"run-{self.start_count}.log"
         command = [sys.executable, "-m", "gateway", "pipeline", "run", "all", "-c", str(file)]
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -90,112 +90,122 @@ class Story:
                 cwd=Path(__file__).parents[2],
                 start_new_session=True,
             )
-        run = Running(process, log)
+        run = JobProcess(process, log)
         try:
             yield run
         finally:
-            if not run.ended:
-                run.kill()
+            if not run.is_ended:
+                run.kill_tree()
 
-    def finish(self, **changed: Any) -> None:
+    def run_to_end(self, **output_options: Any) -> None:
         """Runs it to the end of its input."""
-        with self.running(**changed) as run:
-            wait(lambda: run.ended, "the end of the job", 4 * PATIENCE)
-            assert run.process.returncode == 0, run.tail()
+        with self.running_job(**output_options) as run:
+            wait_until(lambda: run.is_ended, "the end of the job", 4 * JOB_TIMEOUT_S)
+            assert run.process.returncode == 0, run.read_log_tail()
 
 
-class Output:
+class OutputTopic:
     """A topic, as readers of committed and of all records see it."""
 
     def __init__(self, servers: list[str], topic: str, partitions: int) -> None:
         options = {"bootstrap.servers": ",".join(servers), "group.id": "kills"}
         options |= {"enable.partition.eof": True, "enable.auto.commit": False}
-        self._committed = Consumer({**options, "isolation.level": "read_committed"})
-        self._all = Consumer({**options, "isolation.level": "read_uncommitted"})
+        self._committed_consumer = Consumer({**options, "isolation.level": "read_committed"})
+        self._uncommitted_consumer = Consumer({**options, "isolation.level": "read_uncommitted"})
         self._partitions = [TopicPartition(topic, each, 0) for each in range(partitions)]
 
     def close(self) -> None:
-        self._committed.close()
-        self._all.close()
+        self._committed_consumer.close()
+        self._uncommitted_consumer.close()
 
-    def open(self) -> bool:
+    def has_open_transaction(self) -> bool:
         """Is there an open transaction with records of this topic?"""
         return any(
-            self._committed.get_watermark_offsets(each, timeout=10)
-            < self._all.get_watermark_offsets(each, timeout=10)
+            self._committed_consumer.get_watermark_offsets(each, timeout=10)
+            < self._uncommitted_consumer.get_watermark_offsets(each, timeout=10)
             for each in self._partitions
         )
 
-    def end(self) -> int:
+    def get_end_offset(self) -> int:
         """Of committed records, all partitions together."""
         ends = [
-            self._committed.get_watermark_offsets(each, timeout=10) for each in self._partitions
+            self._committed_consumer.get_watermark_offsets(each, timeout=10)
+            for each in self._partitions
         ]
         return sum(high for _, high in ends)
 
-    def committed(self) -> Counter[tuple[bytes | None, bytes | None]]:
-        return _read(self._committed, self._partitions)
+    def read_committed(self) -> Counter[tuple[bytes | None, bytes | None]]:
+        return _read_topic(self._committed_consumer, self._partitions)
 
-    def everything(self) -> int:
+    def count_all(self) -> int:
         """How many records there are, those of aborted transactions too."""
-        return _read(self._all, self._partitions).total()
+        return _read_topic(self._uncommitted_consumer, self._partitions).total()
 
 
-class Killed(NamedTuple):
+class KillResult(NamedTuple):
     """was: it had not ended by itself. inside: a transaction was left open."""
 
-    was: bool
-    inside: bool
+    was_killed: bool
+    is_transaction_open: bool
 
 
-def kill_at(run: Running, output: Output, seed: random.Random, *, inside: bool) -> Killed:
+def kill_while_writing(
+    job: JobProcess, output: OutputTopic, rng: random.Random, *, in_transaction: bool
+) -> KillResult:
     """SIGKILL at a random moment after something new was written, or inside an open transaction."""
-    before = output.end()
-    wait(lambda: run.ended or output.end() > before, "something written")
-    tree = run.tree()
-    if inside:
-        wait(lambda: run.ended or _held(tree, output), "an open transaction", every=0)
+    before = output.get_end_offset()
+    wait_until(lambda: job.is_ended or output.get_end_offset() > before, "something written")
+    tree = job.list_process_tree()
+    if in_transaction:
+        wait_until(
+            lambda: job.is_ended or _stop_in_transaction(tree, output),
+            "an open transaction",
+            interval_s=0,
+        )
     else:
-        time.sleep(seed.uniform(0, 1.5))  # not to wait for something: to be anywhere
-    if run.ended:
-        assert run.process.returncode == 0, run.tail()
-        return Killed(False, False)
-    run.kill(tree)
-    return Killed(True, output.open())
+        time.sleep(rng.uniform(0, 1.5))  # not to wait for something: to be anywhere
+    if job.is_ended:
+        assert job.process.returncode == 0, job.read_log_tail()
+        return KillResult(False, False)
+    job.kill_tree(tree)
+    return KillResult(True, output.has_open_transaction())
 
 
-def _held(tree: Sequence[int], output: Output) -> bool:
+def _stop_in_transaction(pids: Sequence[int], output: OutputTopic) -> bool:
     """Is a transaction open, with all who could end it stopped? A short one ends meanwhile."""
-    if not output.open():
+    if not output.has_open_transaction():
         return False
-    _all(tree, signal.SIGSTOP)
-    if output.open():
+    _signal_all(pids, signal.SIGSTOP)
+    if output.has_open_transaction():
         return True
-    _all(tree, signal.SIGCONT)
+    _signal_all(pids, signal.SIGCONT)
     return False
 
 
-def _all(tree: Sequence[int], number: signal.Signals) -> None:
-    for pid in tree:
+def _signal_all(pids: Sequence[int], signal_number: signal.Signals) -> None:
+    for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, signal_number)
 
 
-def wait(
-    met: Callable[[], object], what: str, within: float = PATIENCE, every: float = 0.02
+def wait_until(
+    is_met: Callable[[], object],
+    description: str,
+    timeout_s: float = JOB_TIMEOUT_S,
+    interval_s: float = 0.02,
 ) -> None:
-    deadline = time.monotonic() + within
-    while not met():
+    deadline = time.monotonic() + timeout_s
+    while not is_met():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {within:.0f} s")
-        time.sleep(every)
+            raise TimeoutError(f"{description}: not within {timeout_s:.0f} s")
+        time.sleep(interval_s)
 
 
-def _read(consumer: Any, partitions: list[Any]) -> Counter[tuple[bytes | None, bytes | None]]:
+def _read_topic(consumer: Any, partitions: list[Any]) -> Counter[tuple[bytes | None, bytes | None]]:
     consumer.assign(partitions)
     found: Counter[tuple[bytes | None, bytes | None]] = Counter()
     left = len(partitions)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + JOB_TIMEOUT_S
     while left and time.monotonic() < deadline:
         for message in consumer.consume(10_000, 0.5):
             if message.error() is None:

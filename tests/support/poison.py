@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-LAST_MILLIS = 253_402_300_799_999
-_UNITS = {"timestamp": "seconds", "timestamp_ms": "milliseconds"}
+MAX_TIMESTAMP_MS = 253_402_300_799_999
+_TIMEDELTA_UNITS = {"timestamp": "seconds", "timestamp_ms": "milliseconds"}
 
-KINDS = {
+COLUMN_TYPES = {
     "byte": "tinyint",
     "small": "smallint",
     "whole": "int",
@@ -32,7 +32,7 @@ KINDS = {
     "by_name": "map<string,double>",
     "inner": "struct<when: timestamp, prices: array<decimal(10,2)>, deep: struct<n: float>>",
 }
-OUT = {
+BAD_VALUES = {
     "byte": ["128", "200", "-129", "256"],
     "small": ["32768"],
     "whole": ["2147483648"],
@@ -60,7 +60,7 @@ OUT = {
     "by_name": ['{"a": 1, "b": 1e400}'],
     "inner": ['{"when": 1700000000000}', '{"prices": [1, 1e999999999]}', '{"deep": {"n": 1e39}}'],
 }
-WITHIN = {
+GOOD_VALUES = {
     "byte": ["127", "-128"],
     "single": ["3e38"],
     "double": ["1e308"],
@@ -79,7 +79,7 @@ WITHIN = {
     "inner": ['{"when": 1700000000, "prices": [1.5, null], "deep": {"n": null}}', "null"],
 }
 
-LENIENT = [
+LENIENT_JSON = [
     '{"user":"a","at":1} trailing',
     '{"user":"a","at":1}{"user":"lost","at":2}',
     '{"user":"a","at":1},{"user":"lost","at":2}',
@@ -100,34 +100,34 @@ LENIENT = [
 ]
 
 
-NO_OBJECTS = [
+NON_OBJECTS = [
     *(b"", b" ", b"null", b"true", b"1", b'"text"', b"[]", b"[{}]", b"{", b"\0", b"\xff\xfe\xfd"),
     b'{"user":"a","at":1,"text":"\xed\xa0\x80"}',
     b'{"user":"a","at":1,"inner":' * 2_000 + b"{}" + b"}" * 2_000,
     *(b'{"user":"a","at":1,"%s":%s}' % (name, b"9" * 5_000) for name in (b"whole", b"price")),
 ]
-KEYS = [None, b"", b"k", b"\xff\xfe", b"\0", b"\xf0\x9f\x98\x80", b"x" * 2_000]
-HEADERS = [None, [("h", b"1"), ("h", None)], [("", b"\xff"), ("X-Reason", b"forged")]]
-TIMES = {
-    **dict.fromkeys([0, 1_700_000_000_000, LAST_MILLIS], True),
-    **dict.fromkeys([LAST_MILLIS + 1, 1_700_000_000_000_000, 9_223_372_036_854_775], False),
+RECORD_KEYS = [None, b"", b"k", b"\xff\xfe", b"\0", b"\xf0\x9f\x98\x80", b"x" * 2_000]
+RECORD_HEADERS = [None, [("h", b"1"), ("h", None)], [("", b"\xff"), ("X-Reason", b"forged")]]
+TIMESTAMPS = {
+    **dict.fromkeys([0, 1_700_000_000_000, MAX_TIMESTAMP_MS], True),
+    **dict.fromkeys([MAX_TIMESTAMP_MS + 1, 1_700_000_000_000_000, 9_223_372_036_854_775], False),
 }
 """Timestamps of records in ms, and whether they are of the years 1 to 9999."""
-UNREADABLE = (1_700_000_000_000_000_000, -(2**60))
+UNREADABLE_TIMESTAMPS = (1_700_000_000_000_000_000, -(2**60))
 """Timestamps that Spark's connector cannot read. Each takes a start of the job."""
 
 
-class Record(NamedTuple):
+class PoisonRecord(NamedTuple):
     """user: of each record its own. good: it is a row. columns: the JSON of its columns."""
 
-    user: str
+    user_id: str
     key: bytes
     value: str
-    good: bool
-    columns: Mapping[str, str]
+    is_good: bool
+    json_by_column: Mapping[str, str]
 
 
-class Message(NamedTuple):
+class PoisonMessage(NamedTuple):
     """A record as it is produced.
 
     Attributes:
@@ -143,93 +143,100 @@ class Message(NamedTuple):
     value: bytes | None
     headers: list[tuple[str, bytes | None]] | None
     timestamp: int
-    columns: Mapping[str, str]
+    json_by_column: Mapping[str, str]
 
 
-def generate_records(count: int, seed: int) -> Sequence[Record]:
+def generate_records(count: int, seed: int) -> Sequence[PoisonRecord]:
     """Generate records of a user, a time and one or two columns of `KINDS`, a third of them bad."""
     some = random.Random(seed)
-    return [_generate(some, f"u{number}", number) for number in range(count)]
+    return [_generate_record(some, f"u{number}", number) for number in range(count)]
 
 
-def _generate(some: random.Random, user: str, number: int) -> Record:
+def _generate_record(rng: random.Random, user: str, number: int) -> PoisonRecord:
     columns = {"user": json.dumps(user), "at": str(1_700_000_000_000 + number)}
-    for name in some.sample(sorted(WITHIN), 2):
-        columns[name] = some.choice(WITHIN[name])
-    good = some.random() < 2 / 3
-    value = _text(some, columns) if good else _spoil(some, columns)
-    return Record(user, some.randbytes(some.randrange(4)), value, good, columns)
+    for name in rng.sample(sorted(GOOD_VALUES), 2):
+        columns[name] = rng.choice(GOOD_VALUES[name])
+    good = rng.random() < 2 / 3
+    value = _build_json(rng, columns) if good else _build_bad_json(rng, columns)
+    return PoisonRecord(user, rng.randbytes(rng.randrange(4)), value, good, columns)
 
 
-def generate_messages(count: int, seed: int) -> list[Message]:
+def generate_messages(count: int, seed: int) -> list[PoisonMessage]:
     """Generate records that may be bad in any place: value, key, headers, timestamp and size."""
     some = random.Random(seed)
     found = []
     for record in generate_records(count, seed):
         value: bytes | None = record.value.encode()
-        whole = record.good or record.columns["at"] == "null"
-        columns = dict(record.columns) if whole else {}
+        whole = record.is_good or record.json_by_column["at"] == "null"
+        columns = dict(record.json_by_column) if whole else {}
         match some.randrange(12):
             case 0:
-                value, columns = some.choice(NO_OBJECTS), {}
+                value, columns = some.choice(NON_OBJECTS), {}
             case 1:
                 value, columns = None, {}
             case 2 if columns:
-                value = _text(some, columns | {"other": json.dumps("x" * 200_000)}).encode()
+                value = _build_json(some, columns | {"other": json.dumps("x" * 200_000)}).encode()
             case 3:
                 value = b" " * 100_000 + value
-        timestamp = some.choice([*TIMES])
+        timestamp = some.choice([*TIMESTAMPS])
         if some.randrange(30) == 0:
-            timestamp = some.choice(UNREADABLE)
-        found.append(Message(some.choice(KEYS), value, some.choice(HEADERS), timestamp, columns))
+            timestamp = some.choice(UNREADABLE_TIMESTAMPS)
+        found.append(
+            PoisonMessage(
+                some.choice(RECORD_KEYS), value, some.choice(RECORD_HEADERS), timestamp, columns
+            )
+        )
     return found
 
 
-def expect(name: str, text: str) -> Any:
+def parse_expected(column: str, json_text: str) -> Any:
     """Return what a row has in a column, by the JSON of a good value of `WITHIN`."""
-    return _expect("timestamp_ms" if name == "at" else KINDS.get(name, "string"), json.loads(text))
+    return _convert_expected(
+        "timestamp_ms" if column == "at" else COLUMN_TYPES.get(column, "string"),
+        json.loads(json_text),
+    )
 
 
-def _expect(kind: str, value: Any) -> Any:
+def _convert_expected(column_type: str, value: Any) -> Any:
     if value is None:
         return None
-    match kind:
+    match column_type:
         case "string":
             return value if isinstance(value, str) else json.dumps(value)
         case "decimal(10,2)":
             return float(value)
         case "timestamp" | "timestamp_ms":
             if isinstance(value, int):
-                value = EPOCH + timedelta(**{_UNITS[kind]: value})
+                value = EPOCH + timedelta(**{_TIMEDELTA_UNITS[column_type]: value})
             else:
                 value = datetime.fromisoformat(value)
             return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         case "timestamp_ntz":
             return datetime.fromisoformat(value).isoformat(timespec="milliseconds")
-    if kind == KINDS["inner"]:
+    if column_type == COLUMN_TYPES["inner"]:
         prices = value.get("prices")
         return {
-            "when": _expect("timestamp", value.get("when")),
-            "prices": prices and [_expect("decimal(10,2)", each) for each in prices],
+            "when": _convert_expected("timestamp", value.get("when")),
+            "prices": prices and [_convert_expected("decimal(10,2)", each) for each in prices],
             "deep": value.get("deep"),
         }
     return value
 
 
-def _text(some: random.Random, columns: dict[str, str]) -> str:
-    names = some.sample(sorted(columns), len(columns))
+def _build_json(rng: random.Random, columns: dict[str, str]) -> str:
+    names = rng.sample(sorted(columns), len(columns))
     return "{" + ",".join(f'"{name}":{columns[name]}' for name in names) + "}"
 
 
-def _spoil(some: random.Random, columns: dict[str, str]) -> str:
+def _build_bad_json(rng: random.Random, columns: dict[str, str]) -> str:
     """Make a value bad in one place."""
-    match some.randrange(4):
+    match rng.randrange(4):
         case 0:
-            name = some.choice(sorted(OUT))
-            return _text(some, columns | {name: some.choice(OUT[name])})
+            name = rng.choice(sorted(BAD_VALUES))
+            return _build_json(rng, columns | {name: rng.choice(BAD_VALUES[name])})
         case 1:
-            columns["at"] = some.choice([*OUT["millis"], "null"])
-            return _text(some, columns)
+            columns["at"] = rng.choice([*BAD_VALUES["millis"], "null"])
+            return _build_json(rng, columns)
         case 2:
-            return _text(some, columns) + some.choice(["x", "{}", ",{}", "}", "]", "//"])
-    return some.choice(LENIENT)
+            return _build_json(rng, columns) + rng.choice(["x", "{}", ",{}", "}", "]", "//"])
+    return rng.choice(LENIENT_JSON)

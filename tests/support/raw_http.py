@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from support.until import PATIENCE
+from support.waiting import WAIT_TIMEOUT_S
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.web.http.transport import GatewayProtocol
 
 
 @dataclass
-class Answer:
+class RawResponse:
     """A response as it came. `closed`: then the server closed, cleanly or by a reset."""
 
     status: int
     headers: dict[str, str]
     body: bytes = b""
-    closed: bool = False
+    is_closed: bool = False
 
     @property
     def problem(self) -> dict[str, Any]:
@@ -36,29 +36,31 @@ class Answer:
         return told
 
 
-class Reset(Exception):
+class ConnectionReset(Exception):
     """The server answered with a TCP reset."""
 
 
-class Wire:
+class RawConnection:
     """One connection. Every wait ends with an AssertionError after `deadline` seconds."""
 
-    def __init__(self, port: int, *, deadline: float = PATIENCE, receive_buffer: int = 0) -> None:
+    def __init__(
+        self, port: int, *, timeout_s: float = WAIT_TIMEOUT_S, receive_buffer: int = 0
+    ) -> None:
         self.socket = socket.socket()
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.settimeout(deadline)
+        self.socket.settimeout(timeout_s)
         self.socket.connect(("127.0.0.1", port))
-        self._pending = b""
-        self._ended = False
+        self._buffer = b""
+        self._is_ended = False
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> RawConnection:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.socket.close()
 
-    def send(self, data: bytes) -> bool:
+    def send_bytes(self, data: bytes) -> bool:
         """False if the server closed or reset before it had all."""
         try:
             self.socket.sendall(data)
@@ -66,102 +68,102 @@ class Wire:
             return False
         return True
 
-    def until(self, end: bytes) -> bytes:
+    def read_until(self, delimiter: bytes) -> bytes:
         """What comes, up to and with `end`."""
-        while end not in self._pending:
-            if not self._more():
-                raise AssertionError(f"closed before {end!r}: {self._pending[-300:]!r}")
-        found, _, self._pending = self._pending.partition(end)
-        return found + end
+        while delimiter not in self._buffer:
+            if not self._receive_more():
+                raise AssertionError(f"closed before {delimiter!r}: {self._buffer[-300:]!r}")
+        found, _, self._buffer = self._buffer.partition(delimiter)
+        return found + delimiter
 
     @property
-    def port(self) -> int:
+    def local_port(self) -> int:
         port: int = self.socket.getsockname()[1]
         return port
 
-    def answer_head(self) -> Answer:
+    def read_head(self) -> RawResponse:
         """The next response's head; a stream's chunks, or what was asked by HEAD, follow."""
-        lines = self.until(b"\r\n\r\n").decode("latin-1").split("\r\n")
+        lines = self.read_until(b"\r\n\r\n").decode("latin-1").split("\r\n")
         pairs = [line.partition(":") for line in lines[1:-2]]
         headers = {name.lower(): value.strip() for name, _, value in pairs}
         assert lines[0].startswith("HTTP/1.1 "), lines
-        return Answer(int(lines[0].split()[1]), headers)
+        return RawResponse(int(lines[0].split()[1]), headers)
 
-    def answer(self) -> Answer:
+    def read_response(self) -> RawResponse:
         """The next response with its body. Interim ones before it (RFC 9110 15.2) are passed over:
         whoever ended its side is sent them while its answer takes long."""
-        answer = self.answer_head()
+        answer = self.read_head()
         while answer.status < 200:
-            answer = self.answer_head()
+            answer = self.read_head()
         if answer.status not in (204, 304):
-            answer.body = self._body(answer.headers)
+            answer.body = self._read_body(answer.headers)
         return answer
 
-    def last_answer(self) -> Answer:
+    def read_last_response(self) -> RawResponse:
         """A response, and the clean end of the connection behind it."""
-        answer = self.answer()
+        answer = self.read_response()
         assert answer.headers.get("connection") == "close", answer
-        self.closes()
-        answer.closed = True
+        self.read_close()
+        answer.is_closed = True
         return answer
 
-    def closes(self) -> None:
+    def read_close(self) -> None:
         """The server ends the connection, by FIN and not by a reset, with nothing more said."""
-        while self._more():
+        while self._receive_more():
             pass
-        assert not self._pending, self._pending[:300]
+        assert not self._buffer, self._buffer[:300]
 
-    def _body(self, headers: Mapping[str, str]) -> bytes:
+    def _read_body(self, headers: Mapping[str, str]) -> bytes:
         if headers.get("transfer-encoding") != "chunked":
-            return self.take(int(headers["content-length"]))
+            return self.read_exactly(int(headers["content-length"]))
         body = b""
-        while chunk := self.chunk():
+        while chunk := self.read_chunk():
             body += chunk
         return body
 
-    def chunk(self) -> bytes:
-        data = self.take(int(self.until(b"\r\n"), 16))
-        assert self.take(2) == b"\r\n"
+    def read_chunk(self) -> bytes:
+        data = self.read_exactly(int(self.read_until(b"\r\n"), 16))
+        assert self.read_exactly(2) == b"\r\n"
         return data
 
-    def take(self, count: int) -> bytes:
+    def read_exactly(self, count: int) -> bytes:
         """The next so many bytes."""
-        while len(self._pending) < count:
-            assert self._more(), f"closed after {len(self._pending)} of {count} bytes"
-        taken, self._pending = self._pending[:count], self._pending[count:]
+        while len(self._buffer) < count:
+            assert self._receive_more(), f"closed after {len(self._buffer)} of {count} bytes"
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
         return taken
 
-    def _more(self) -> bool:
-        if self._ended:
+    def _receive_more(self) -> bool:
+        if self._is_ended:
             return False
         try:
             piece = self.socket.recv(65536)
         except TimeoutError:
-            raise AssertionError(f"nothing more came; so far {self._pending[-300:]!r}") from None
+            raise AssertionError(f"nothing more came; so far {self._buffer[-300:]!r}") from None
         except ConnectionResetError:
-            raise Reset from None
-        self._pending += piece
-        self._ended = not piece
+            raise ConnectionReset from None
+        self._buffer += piece
+        self._is_ended = not piece
         return bool(piece)
 
 
-def exchange(port: int, request: bytes, *, deadline: float = PATIENCE) -> Answer:
+def send_request(port: int, request: bytes, *, timeout_s: float = WAIT_TIMEOUT_S) -> RawResponse:
     """Send a request that ends the connection; its answer."""
-    with Wire(port, deadline=deadline) as wire:
-        wire.send(request)
-        return wire.last_answer()
+    with RawConnection(port, timeout_s=timeout_s) as wire:
+        wire.send_bytes(request)
+        return wire.read_last_response()
 
 
-def get(target: str | bytes = "/", *headers: bytes, method: str = "GET") -> bytes:
+def build_request(path: str | bytes = "/", *headers: bytes, method: str = "GET") -> bytes:
     """A correct request with these header lines besides Host."""
-    if isinstance(target, str):
-        target = target.encode()
-    lines = [method.encode() + b" " + target + b" HTTP/1.1", b"Host: localhost", *headers, b"", b""]
+    if isinstance(path, str):
+        path = path.encode()
+    lines = [method.encode() + b" " + path + b" HTTP/1.1", b"Host: localhost", *headers, b"", b""]
     return b"\r\n".join(lines)
 
 
 @dataclass
-class Served:
+class RunningServer:
     """A running server. `connections` and `errors` are uvicorn's and the loop's own."""
 
     port: int
@@ -175,21 +177,21 @@ class Served:
 
 
 @contextmanager
-def serving(
+def running_server(
     app: Any,
     http: type[HttpToolsProtocol],
     loop: Callable[[], asyncio.AbstractEventLoop],
     **options: Any,
-) -> Iterator[Served]:
+) -> Iterator[RunningServer]:
     """The app under uvicorn in a thread of its own, on a port of the OS."""
     settings = {"lifespan": "off", "log_level": "critical", "timeout_graceful_shutdown": 0}
     config = uvicorn.Config(app, http=http, **(settings | options))
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     if issubclass(http, GatewayProtocol):
-        http.prepare(listener)
+        http.configure_socket(listener)
     started = threading.Event()
-    served = Served(listener.getsockname()[1], server, asyncio.new_event_loop())
+    served = RunningServer(listener.getsockname()[1], server, asyncio.new_event_loop())
     served.loop.close()
 
     async def serve() -> None:
@@ -205,11 +207,11 @@ def serving(
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        assert started.wait(PATIENCE)
+        assert started.wait(WAIT_TIMEOUT_S)
         yield served
     finally:
         server.should_exit = server.force_exit = True
-        thread.join(PATIENCE)
+        thread.join(WAIT_TIMEOUT_S)
         listener.close()
     assert not thread.is_alive(), "the server does not end"
     assert not served.errors, served.errors

@@ -10,13 +10,13 @@ import struct
 import time
 from collections.abc import Sequence
 
-from support.record_sets import Item, batch
+from support.record_sets import BatchRecord, build_batch
 
 TIMEOUT_S = 60.0
-NOT_LEADER = 6
+NOT_LEADER_OR_FOLLOWER = 6
 
 
-def produce_raw(servers: str, topic: str, partition: int, items: Sequence[Item]) -> int:
+def produce_raw(bootstrap: str, topic: str, partition: int, records: Sequence[BatchRecord]) -> int:
     """Write records as one batch; return the offset of the first.
 
     Args:
@@ -25,25 +25,25 @@ def produce_raw(servers: str, topic: str, partition: int, items: Sequence[Item])
         partition: The number of the partition.
         items: Their offsets must count from 0.
     """
-    host, _, port = servers.partition(",")[0].rpartition(":")
-    data = batch(items)
+    host, _, port = bootstrap.partition(",")[0].rpartition(":")
+    data = build_batch(records)
     name = struct.pack(">h", len(topic)) + topic.encode()
     # Produce, version 3: no transactional id, acks of all replicas.
     head = struct.pack(">hhihhhi", 0, 3, 1, -1, -1, -1, 10_000)
     body = struct.pack(">i", 1) + name + struct.pack(">iii", 1, partition, len(data)) + data
-    error, deadline = NOT_LEADER, time.monotonic() + TIMEOUT_S
-    while error == NOT_LEADER and time.monotonic() < deadline:  # the topic may be new
+    error, deadline = NOT_LEADER_OR_FOLLOWER, time.monotonic() + TIMEOUT_S
+    while error == NOT_LEADER_OR_FOLLOWER and time.monotonic() < deadline:  # the topic may be new
         with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
             connection.sendall(struct.pack(">i", len(head + body)) + head + body)
-            (size,) = struct.unpack(">i", _receive(connection, 4))
-            answer = _receive(connection, size)
+            (size,) = struct.unpack(">i", _receive_exactly(connection, 4))
+            answer = _receive_exactly(connection, size)
         # Correlation id, number of topics, name, number of partitions, partition.
         _, error, base = struct.unpack_from(">ihq", answer, 8 + len(name) + 4)
     assert error == 0, f"Kafka refuses records of {topic}: error {error}"
     return int(base)
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     found = b""
     while len(found) < size:
         part = connection.recv(size - len(found))

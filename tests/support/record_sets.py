@@ -12,19 +12,19 @@ import cramjam
 from aiokafka.codec import snappy_encode
 from aiokafka.record.util import calc_crc32c
 
-HEADER = struct.Struct(">qiibIhiqqqhii")
-CODECS = {
+BATCH_HEADER = struct.Struct(">qiibIhiqqqhii")
+COMPRESSORS = {
     0: bytes,
     1: gzip.compress,
     2: snappy_encode,
     3: lambda data: bytes(cramjam.lz4.compress(data)),
     4: lambda data: bytes(cramjam.zstd.compress(data)),
 }
-TRANSACTIONAL, CONTROL, LOG_APPEND_TIME = 0x10, 0x20, 0x08
-ABORT, COMMIT = 0, 1
+TRANSACTIONAL_FLAG, CONTROL_FLAG, LOG_APPEND_TIME_FLAG = 0x10, 0x20, 0x08
+ABORT_MARKER, COMMIT_MARKER = 0, 1
 
 
-class Item(NamedTuple):
+class BatchRecord(NamedTuple):
     """A record of a batch; `raw` in place of its encoded fields."""
 
     offset: int
@@ -32,10 +32,10 @@ class Item(NamedTuple):
     key: bytes | None = None
     timestamp: int = 0
     headers: Sequence[tuple[bytes, bytes | None]] = ()
-    raw: bytes | None = None
+    encoded_fields: bytes | None = None
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     value = (value << 1) ^ (value >> 63)
     out = bytearray()
     while value > 0x7F:
@@ -45,59 +45,74 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def sized(data: bytes | None) -> bytes:
-    return varint(-1) if data is None else varint(len(data)) + data
+def encode_bytes(data: bytes | None) -> bytes:
+    return encode_varint(-1) if data is None else encode_varint(len(data)) + data
 
 
-def record(item: Item, base: int, first: int) -> bytes:
-    body = item.raw
+def encode_record(record: BatchRecord, base_offset: int, first_timestamp: int) -> bytes:
+    body = record.encoded_fields
     if body is None:
-        body = b"\0" + varint(item.timestamp - first) + varint(item.offset - base)
-        body += sized(item.key) + sized(item.value) + varint(len(item.headers))
-        body += b"".join(sized(name) + sized(content) for name, content in item.headers)
-    return varint(len(body)) + body
+        body = (
+            b"\0"
+            + encode_varint(record.timestamp - first_timestamp)
+            + encode_varint(record.offset - base_offset)
+        )
+        body += (
+            encode_bytes(record.key)
+            + encode_bytes(record.value)
+            + encode_varint(len(record.headers))
+        )
+        body += b"".join(
+            encode_bytes(name) + encode_bytes(content) for name, content in record.headers
+        )
+    return encode_varint(len(body)) + body
 
 
-def batch(
-    items: Sequence[Item | int],
+def build_batch(
+    items: Sequence[BatchRecord | int],
     *,
-    base: int | None = None,
-    last: int | None = None,
-    epoch: int = 0,
+    base_offset: int | None = None,
+    last_offset: int | None = None,
+    leader_epoch: int = 0,
     codec: int = 0,
     attributes: int = 0,
-    producer: int = -1,
+    producer_id: int = -1,
     max_timestamp: int | None = None,
 ) -> bytes:
     """A batch of magic 2; `base` and `last` stay as they were when compaction took records."""
-    records = [item if isinstance(item, Item) else Item(item) for item in items]
-    start = base if base is not None else records[0].offset
-    stop = last if last is not None else records[-1].offset
+    records = [item if isinstance(item, BatchRecord) else BatchRecord(item) for item in items]
+    start = base_offset if base_offset is not None else records[0].offset
+    stop = last_offset if last_offset is not None else records[-1].offset
     stamps = [one.timestamp for one in records] or [0]
-    payload = CODECS[codec](b"".join(record(one, start, stamps[0]) for one in records))
+    payload = COMPRESSORS[codec](b"".join(encode_record(one, start, stamps[0]) for one in records))
     tail = struct.pack(
         ">hiqqqhii",
         attributes | codec,
         stop - start,
         stamps[0],
         max(stamps) if max_timestamp is None else max_timestamp,
-        producer,
-        -1 if producer < 0 else 0,
-        -1 if producer < 0 else 0,
+        producer_id,
+        -1 if producer_id < 0 else 0,
+        -1 if producer_id < 0 else 0,
         len(records),
     )
     checked = tail + payload
     crc = calc_crc32c(checked)
-    return struct.pack(">qiibI", start, 9 + len(checked), epoch, 2, crc) + checked
+    return struct.pack(">qiibI", start, 9 + len(checked), leader_epoch, 2, crc) + checked
 
 
-def marker(offset: int, producer: int, kind: int, epoch: int = 0) -> bytes:
+def build_marker(offset: int, producer_id: int, marker_type: int, leader_epoch: int = 0) -> bytes:
     """The control batch that ends a transaction."""
-    item = Item(offset, key=struct.pack(">hh", 0, kind), value=b"\0" * 6)
-    return batch([item], producer=producer, attributes=TRANSACTIONAL | CONTROL, epoch=epoch)
+    item = BatchRecord(offset, key=struct.pack(">hh", 0, marker_type), value=b"\0" * 6)
+    return build_batch(
+        [item],
+        producer_id=producer_id,
+        attributes=TRANSACTIONAL_FLAG | CONTROL_FLAG,
+        leader_epoch=leader_epoch,
+    )
 
 
-def message(
+def build_message(
     offset: int, value: bytes | None, *, magic: int = 1, attributes: int = 0, timestamp: int = 0
 ) -> bytes:
     """A message of the formats before batches."""
@@ -109,8 +124,8 @@ def message(
     return struct.pack(">qi", offset, len(body)) + body
 
 
-def damaged(data: bytes, at: int = -1) -> bytes:
+def flip_byte(data: bytes, position: int = -1) -> bytes:
     """The same with one byte changed."""
     out = bytearray(data)
-    out[at] ^= 0xFF
+    out[position] ^= 0xFF
     return bytes(out)

@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaProducer
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class RecordToSend:
     """A record to write. partition None: by key, or any. timestamp: ms, None for now."""
 
     value: bytes | None = None
@@ -22,27 +22,27 @@ class Sent:
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
-async def produce(
+async def produce_records(
     bootstrap: Sequence[str],
     topic: str,
-    records: Iterable[Sent | bytes],
+    records: Iterable[RecordToSend | bytes],
     **options: Any,
 ) -> list[tuple[int, int]]:
     """Write them with acks=all; (partition, offset) of each. options: of AIOKafkaProducer."""
     async with AIOKafkaProducer(bootstrap_servers=list(bootstrap), acks="all", **options) as to:
-        return await _sent(to, topic, records)
+        return await _send_records(to, topic, records)
 
 
 @asynccontextmanager
-async def transaction(
-    bootstrap: Sequence[str], id: str | None = None, **options: Any
-) -> AsyncIterator[Transaction]:
+async def open_transaction(
+    bootstrap: Sequence[str], transactional_id: str | None = None, **options: Any
+) -> AsyncIterator[KafkaTransaction]:
     """An open transaction; left open it is aborted at the end of the block."""
-    name = id or f"tx-{uuid.uuid4().hex[:12]}"
+    name = transactional_id or f"tx-{uuid.uuid4().hex[:12]}"
     producer = AIOKafkaProducer(bootstrap_servers=list(bootstrap), transactional_id=name, **options)
     async with producer:
         await producer.begin_transaction()
-        made = Transaction(producer)
+        made = KafkaTransaction(producer)
         try:
             yield made
         finally:
@@ -51,14 +51,16 @@ async def transaction(
 
 
 @dataclass
-class Transaction:
+class KafkaTransaction:
     """Holds readers of read_committed back until it ends."""
 
     producer: AIOKafkaProducer
     is_open: bool = True
 
-    async def write(self, topic: str, records: Iterable[Sent | bytes]) -> list[tuple[int, int]]:
-        return await _sent(self.producer, topic, records)
+    async def write_records(
+        self, topic: str, records: Iterable[RecordToSend | bytes]
+    ) -> list[tuple[int, int]]:
+        return await _send_records(self.producer, topic, records)
 
     async def commit(self) -> None:
         self.is_open = False
@@ -69,12 +71,12 @@ class Transaction:
         await self.producer.abort_transaction()
 
 
-async def _sent(
-    producer: AIOKafkaProducer, topic: str, records: Iterable[Sent | bytes]
+async def _send_records(
+    producer: AIOKafkaProducer, topic: str, records: Iterable[RecordToSend | bytes]
 ) -> list[tuple[int, int]]:
     waiting = []
     for record in records:
-        each = Sent(record) if isinstance(record, bytes) else record
+        each = RecordToSend(record) if isinstance(record, bytes) else record
         waiting.append(
             await producer.send(
                 topic,

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import redis
-from support.needs import need
-from support.until import PATIENCE
+from support.requirements import require_tools
+from support.waiting import WAIT_TIMEOUT_S
 
 
-def program() -> str | None:
+def find_server() -> str | None:
     """The server to start, None where there is none."""
     found = shutil.which("redis-server")
     if found is None:
@@ -41,11 +41,11 @@ class RedisServer:
     def url(self) -> str:
         return f"unix://{self.directory / 'redis.sock'}"
 
-    def client(self) -> Any:
+    def create_client(self) -> Any:
         return redis.Redis.from_url(self.url)
 
     def start(self) -> None:
-        server = program()
+        server = find_server()
         assert server is not None
         socket = self.directory / "redis.sock"
         socket.unlink(missing_ok=True)
@@ -54,9 +54,11 @@ class RedisServer:
              str(self.directory), "--appendonly", "no", *self.options],
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        deadline = time.monotonic() + PATIENCE
-        while not self._answers():
-            assert time.monotonic() < deadline, f"redis-server did not answer in {PATIENCE:g} s"
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
+        while not self._is_ready():
+            assert time.monotonic() < deadline, (
+                f"redis-server did not answer in {WAIT_TIMEOUT_S:g} s"
+            )
             time.sleep(0.01)
 
     def stop(self) -> None:
@@ -64,9 +66,9 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         try:
-            with self.client() as client:
+            with self.create_client() as client:
                 return bool(client.ping())
         except redis.AuthenticationError:
             return True
@@ -75,9 +77,9 @@ class RedisServer:
 
 
 @contextmanager
-def running(*options: str) -> Iterator[RedisServer]:
+def running_redis(*options: str) -> Iterator[RedisServer]:
     """A server of the test's own. options: as redis-server takes them."""
-    need("redis")
+    require_tools("redis")
     with tempfile.TemporaryDirectory(prefix="redis-") as directory:  # short: a socket's limit
         server = RedisServer(Path(directory), options)
         try:
@@ -89,5 +91,5 @@ def running(*options: str) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def redis_server() -> Iterator[RedisServer]:
-    with running() as server:
+    with running_redis() as server:
         yield server

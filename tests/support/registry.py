@@ -21,34 +21,34 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-Schema = tuple[str, str, str]  # type, text, references as JSON
+SchemaKey = tuple[str, str, str]  # type, text, references as JSON
 
 
 @dataclass
-class Registry:
+class FakeRegistry:
     """username, password, token: without any, everybody may ask. status: what it answers to all,
     such as 503. wait: awaited before each answer."""
 
     username: str | None = None
     password: str | None = None
     token: str | None = None
-    status: int | None = None
-    wait: Callable[[], Any] | None = None
-    compatible: bool = True
+    error_status: int | None = None
+    wait_before_response: Callable[[], Any] | None = None
+    is_compatible: bool = True
     requests: Counter[str] = field(default_factory=Counter)
-    schemas: dict[int, Schema] = field(default_factory=dict)
+    schemas: dict[int, SchemaKey] = field(default_factory=dict)
     subjects: dict[str, list[int]] = field(default_factory=dict)
 
-    def register(
+    def register_schema(
         self,
         subject: str,
         text: str | dict[str, Any] | list[Any],
-        kind: str = "AVRO",
+        schema_type: str = "AVRO",
         references: list[dict[str, Any]] | None = None,
     ) -> int:
         """The id."""
         text = text if isinstance(text, str) else json.dumps(text)
-        schema = (kind, text, json.dumps(references or []))
+        schema = (schema_type, text, json.dumps(references or []))
         id = next((each for each, known in self.schemas.items() if known == schema), None)
         if id is None:
             id = len(self.schemas) + 1
@@ -62,79 +62,92 @@ class Registry:
     def app(self) -> Starlette:
         return Starlette(
             routes=[
-                Route("/subjects", self._answered(self._subjects)),
-                Route("/schemas/ids/{id}", self._answered(self._by_id)),
-                Route("/subjects/{subject:path}/versions/{version}", self._answered(self._version)),
+                Route("/subjects", self._wrap_endpoint(self._list_subjects)),
+                Route("/schemas/ids/{id}", self._wrap_endpoint(self._get_schema)),
+                Route(
+                    "/subjects/{subject:path}/versions/{version}",
+                    self._wrap_endpoint(self._get_version),
+                ),
                 Route(
                     "/subjects/{subject:path}/versions",
-                    self._answered(self._register),
+                    self._wrap_endpoint(self._post_schema),
                     methods=["POST"],
                 ),
-                Route("/subjects/{subject:path}", self._answered(self._lookup), methods=["POST"]),
+                Route(
+                    "/subjects/{subject:path}",
+                    self._wrap_endpoint(self._look_up_schema),
+                    methods=["POST"],
+                ),
             ]
         )
 
-    def _answered(self, answer: Any) -> Any:
-        async def endpoint(request: Request) -> Response:
+    def _wrap_endpoint(self, handler: Any) -> Any:
+        async def handle_request(request: Request) -> Response:
             self.requests[f"{request.method} {request.url.path}"] += 1
-            if self.wait is not None:
-                await self.wait()
-            if not self._allows(request.headers.get("authorization", "")):
-                return _error(401, 401, "Unauthorized")
-            if self.status is not None:
-                return _error(self.status, self.status, "out of order")
-            found: Response = await answer(request)
+            if self.wait_before_response is not None:
+                await self.wait_before_response()
+            if not self._is_authorized(request.headers.get("authorization", "")):
+                return _build_error_response(401, 401, "Unauthorized")
+            if self.error_status is not None:
+                return _build_error_response(self.error_status, self.error_status, "out of order")
+            found: Response = await handler(request)
             return found
 
-        return endpoint
+        return handle_request
 
-    def _allows(self, shown: str) -> bool:
+    def _is_authorized(self, authorization: str) -> bool:
         if self.token is not None:
-            return shown == f"Bearer {self.token}"
+            return authorization == f"Bearer {self.token}"
         if self.username is None:
             return True
         pair = f"{self.username}:{self.password}".encode()
-        return shown == f"Basic {base64.b64encode(pair).decode()}"
+        return authorization == f"Basic {base64.b64encode(pair).decode()}"
 
-    async def _subjects(self, request: Request) -> Response:
+    async def _list_subjects(self, request: Request) -> Response:
         return JSONResponse(sorted(self.subjects))
 
-    async def _by_id(self, request: Request) -> Response:
+    async def _get_schema(self, request: Request) -> Response:
         known = self.schemas.get(int(request.path_params["id"]))
-        return _error(404, 40403, "Schema not found") if known is None else _schema(known)
+        return (
+            _build_error_response(404, 40403, "Schema not found")
+            if known is None
+            else _build_schema_response(known)
+        )
 
-    async def _version(self, request: Request) -> Response:
+    async def _get_version(self, request: Request) -> Response:
         subject, version = request.path_params["subject"], request.path_params["version"]
         ids = self.subjects.get(subject)
         if ids is None:
-            return _error(404, 40401, f"Subject '{subject}' not found.")
+            return _build_error_response(404, 40401, f"Subject '{subject}' not found.")
         number = len(ids) if version == "latest" else int(version)
         if not 1 <= number <= len(ids):
-            return _error(404, 40402, f"Version {version} not found.")
+            return _build_error_response(404, 40402, f"Version {version} not found.")
         id = ids[number - 1]
-        return _schema(self.schemas[id], id=id, subject=subject, version=number)
+        return _build_schema_response(self.schemas[id], id=id, subject=subject, version=number)
 
-    async def _register(self, request: Request) -> Response:
+    async def _post_schema(self, request: Request) -> Response:
         subject, said = request.path_params["subject"], await request.json()
-        if not self.compatible:
-            return _error(409, 409, "Schema being registered is incompatible with an earlier one")
+        if not self.is_compatible:
+            return _build_error_response(
+                409, 409, "Schema being registered is incompatible with an earlier one"
+            )
         kind = said.get("schemaType", "AVRO")
         if kind in ("AVRO", "JSON") and not _is_json(said["schema"]):
-            return _error(422, 42201, "Invalid schema")
+            return _build_error_response(422, 42201, "Invalid schema")
         return JSONResponse(
-            {"id": self.register(subject, said["schema"], kind, said.get("references"))}
+            {"id": self.register_schema(subject, said["schema"], kind, said.get("references"))}
         )
 
-    async def _lookup(self, request: Request) -> Response:
+    async def _look_up_schema(self, request: Request) -> Response:
         subject, said = request.path_params["subject"], await request.json()
         if subject not in self.subjects:
-            return _error(404, 40401, f"Subject '{subject}' not found.")
+            return _build_error_response(404, 40401, f"Subject '{subject}' not found.")
         references = json.dumps(said.get("references") or [])
         schema = (said.get("schemaType", "AVRO"), said["schema"], references)
         for number, id in enumerate(self.subjects[subject], 1):
             if self.schemas[id] == schema:
-                return _schema(schema, id=id, subject=subject, version=number)
-        return _error(404, 40403, "Schema not found")
+                return _build_schema_response(schema, id=id, subject=subject, version=number)
+        return _build_error_response(404, 40403, "Schema not found")
 
 
 def _is_json(text: str) -> bool:
@@ -145,7 +158,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _schema(schema: Schema, **more: Any) -> Response:
+def _build_schema_response(schema: SchemaKey, **more: Any) -> Response:
     kind, text, references = schema
     said: dict[str, Any] = {**more, "schema": text}
     if kind != "AVRO":
@@ -155,5 +168,5 @@ def _schema(schema: Schema, **more: Any) -> Response:
     return JSONResponse(said)
 
 
-def _error(status: int, code: int, message: str) -> Response:
+def _build_error_response(status: int, code: int, message: str) -> Response:
     return JSONResponse({"error_code": code, "message": message}, status)

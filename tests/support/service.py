@@ -11,10 +11,10 @@ from typing import Any
 from gateway.api.events import Record
 from gateway.api.gateway import Gateway
 
-REPLY_TO, CORRELATION_ID = "zilla:reply-to", "zilla:correlation-id"
+REPLY_TO_HEADER, CORRELATION_ID_HEADER = "zilla:reply-to", "zilla:correlation-id"
 
 
-class Service:
+class ReplyService:
     """Answers what comes on a topic: with the request's value, and headers that it is told.
 
     A request `{"hold": true}` waits until `release`; `{"silent": true}` is never answered;
@@ -23,46 +23,46 @@ class Service:
     """
 
     def __init__(self, gateway: Gateway) -> None:
-        self.seen: list[Record] = []
-        self.held: list[Record] = []
+        self.requests: list[Record] = []
+        self.held_requests: list[Record] = []
         self._gateway = gateway
         self._tasks: set[asyncio.Task[object]] = set()
 
-    async def run(self, requests: AsyncIterator[Record]) -> None:
+    async def serve_requests(self, requests: AsyncIterator[Record]) -> None:
         async for request in requests:
-            self.seen.append(request)
-            told = _told(request)
+            self.requests.append(request)
+            told = _parse_instructions(request)
             if told.get("hold"):
-                self.held.append(request)
+                self.held_requests.append(request)
             elif not told.get("silent"):
-                self._answer(request)
+                self._start_reply(request)
 
-    async def release(self) -> None:
+    async def answer_held(self) -> None:
         """Answer those that wait, and return when Kafka has the answers."""
-        held, self.held = self.held, []
+        held, self.held_requests = self.held_requests, []
         for request in held:
-            self._answer(request)
+            self._start_reply(request)
         await asyncio.gather(*self._tasks)
 
-    def _answer(self, request: Record) -> None:
-        task = asyncio.create_task(self._reply(request))
+    def _start_reply(self, request: Record) -> None:
+        task = asyncio.create_task(self._send_reply(request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _reply(self, request: Record) -> None:
-        told = _told(request)
-        topic, id = request.header(REPLY_TO), request.header(CORRELATION_ID)
+    async def _send_reply(self, request: Record) -> None:
+        told = _parse_instructions(request)
+        topic, id = request.header(REPLY_TO_HEADER), request.header(CORRELATION_ID_HEADER)
         assert topic is not None and id is not None, request
-        headers = [(CORRELATION_ID, id), *_headers(told.get("headers", {}).items())]
+        headers = [(CORRELATION_ID_HEADER, id), *_encode_headers(told.get("headers", {}).items())]
         body = told["body"] if "body" in told else (request.value or b"").decode()
         await self._gateway.produce(topic.decode(), body, headers=headers)
 
 
-def _headers(told: Iterable[tuple[str, str]]) -> Iterable[tuple[str, bytes]]:
-    return [(name, text.encode("latin-1")) for name, text in told]
+def _encode_headers(headers: Iterable[tuple[str, str]]) -> Iterable[tuple[str, bytes]]:
+    return [(name, text.encode("latin-1")) for name, text in headers]
 
 
-def _told(request: Record) -> dict[str, Any]:
+def _parse_instructions(request: Record) -> dict[str, Any]:
     try:
         told = json.loads(request.value or b"")
     except ValueError:
@@ -71,12 +71,12 @@ def _told(request: Record) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running_service(servers: Sequence[str], topic: str) -> AsyncIterator[Service]:
+async def running_service(servers: Sequence[str], topic: str) -> AsyncIterator[ReplyService]:
     """It hears all that is written to the topic from now on."""
     async with Gateway(servers=servers) as gateway:
-        service = Service(gateway)
+        service = ReplyService(gateway)
         async with gateway.subscribe(topic, start="earliest") as requests:
-            running = asyncio.create_task(service.run(requests))
+            running = asyncio.create_task(service.serve_requests(requests))
             try:
                 yield service
             finally:

@@ -12,57 +12,59 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 
-class Running:
+class ShellProcess:
     """The process, and what it said on both of its outputs."""
 
     def __init__(self, process: Process) -> None:
-        self.process, self.said = process, ""
-        self._reading = asyncio.create_task(self._read())
+        self.process, self.output = process, ""
+        self._read_task = asyncio.create_task(self._read_output())
 
     @property
-    def ended(self) -> bool:
-        return self._reading.done()
+    def is_ended(self) -> bool:
+        return self._read_task.done()
 
     @property
-    def lines(self) -> list[str]:
+    def complete_lines(self) -> list[str]:
         """Whole ones."""
-        return self.said.split("\n")[:-1]
+        return self.output.split("\n")[:-1]
 
-    async def _read(self) -> None:
+    async def _read_output(self) -> None:
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
-            self.said += line.decode()
+            self.output += line.decode()
 
-    async def wait(self, within: float) -> int:
+    async def wait_ended(self, timeout_s: float) -> int:
         """Its exit code, when all it said is here."""
-        async with asyncio.timeout(within):
-            await self._reading
+        async with asyncio.timeout(timeout_s):
+            await self._read_task
             return await self.process.wait()
 
 
 @asynccontextmanager
-async def shell(line: str, place: Path, **environment: str) -> AsyncIterator[Running]:
+async def running_shell(
+    command: str, directory: Path, **environment: str
+) -> AsyncIterator[ShellProcess]:
     """What a person gets who types this there, with the virtual environment activated; it and all
     that it started is killed at the end of the block."""
     process = await asyncio.create_subprocess_shell(
-        f"exec {line}" if "|" not in line else line,
-        cwd=place,
-        env={**os.environ, **_activated(), **environment},
+        f"exec {command}" if "|" not in command else command,
+        cwd=directory,
+        env={**os.environ, **_build_environment(), **environment},
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=STDOUT,
         start_new_session=True,
     )
-    running = Running(process)
+    running = ShellProcess(process)
     try:
         yield running
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await running.wait(30)
+        await running.wait_ended(30)
 
 
-def _activated() -> dict[str, str]:
+def _build_environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
     direct = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1"]))
     return {"PATH": path, "NO_PROXY": direct, "no_proxy": direct, "PYTHONUNBUFFERED": "1"}

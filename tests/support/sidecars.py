@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-from support.gateways import config_for
-from support.in_process import in_process
+from support.gateways import build_config
+from support.in_process_gateway import running_in_process_gateway
 
-from gateway.cli.beside import sidecar
+from gateway.cli.sidecar_factory import create_sidecar
 
 
 @asynccontextmanager
@@ -28,19 +28,19 @@ async def running_sidecar(
     kafka = None if security is None else {"security": security}
     beside = {"guards": guards, "catalogs": catalogs, "listen": listen, "kafka": kafka}
     more = {name: section for name, section in beside.items() if section is not None}
-    config = config_for(bootstrap, [], [], sidecar=sections, **more)
+    config = build_config(bootstrap, [], [], sidecar=sections, **more)
     async with (
-        in_process(config, beside=sidecar) as (url, _),
+        running_in_process_gateway(config, beside=create_sidecar) as (url, _),
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as http,
     ):
         yield http
 
 
-async def ready(http: httpx.AsyncClient, within: float = 60.0) -> None:
+async def wait_until_ready(http: httpx.AsyncClient, timeout_s: float = 60.0) -> None:
     """Until it says that it can serve."""
     last = ""
     try:
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(timeout_s):
             while True:
                 answer = await http.get("/health/readiness")
                 if answer.status_code == 200:

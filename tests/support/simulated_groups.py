@@ -23,21 +23,21 @@ from gateway.config.sections.sidecar import Group, Sidecar
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable
 from gateway.formats.codec import Codecs
-from gateway.sidecar.context import Unaudited
+from gateway.sidecar.context import NullAuditor
 from gateway.sidecar.reactive.group import ReactiveGroup
-from gateway.sidecar.reactive.letter import ORIGIN_OFFSET, ORIGIN_PARTITION
-from gateway.sidecar.supervise import kept
+from gateway.sidecar.reactive.message import ORIGIN_OFFSET_HEADER, ORIGIN_PARTITION_HEADER
+from gateway.sidecar.supervision import run_supervised
 
-TOPIC, LETTERS = "orders", "orders.dlq"
-PARTITIONS = 3
-QUIET_SECONDS = 300.0  # virtual ones, for a group to deliver all once nothing happens any more
-STUCK_SECONDS = 60.0
+TOPIC, DEAD_LETTER_TOPIC = "orders", "orders.dlq"
+PARTITION_COUNT = 3
+QUIET_TIMEOUT_S = 300.0  # virtual ones, for a group to deliver all once nothing happens any more
+MAX_POLL_INTERVAL_S = 60.0
 
-Place = tuple[UUID, int, int]  # of a record: topic id, partition, offset
+RecordLocation = tuple[UUID, int, int]  # of a record: topic id, partition, offset
 
 
 @dataclass(eq=False)
-class Member:
+class SidecarMember:
     """One member of the group, and its own way to Kafka."""
 
     cluster: SimulatedCluster
@@ -46,54 +46,58 @@ class Member:
 
 
 @dataclass
-class Oracle:
+class DeliveryOracle:
     """What became of each record.
 
     excused: those that nobody owes: passed over by a seek, gone by retention or with their topic.
     """
 
-    processed: set[Place] = field(default_factory=set)
-    dead: set[Place] = field(default_factory=set)
-    excused: set[Place] = field(default_factory=set)
-    order: dict[tuple[UUID, int], list[int]] = field(default_factory=dict)
-    sought: set[tuple[UUID, int]] = field(default_factory=set)
-    faults: list[str] = field(default_factory=list)
+    processed: set[RecordLocation] = field(default_factory=set)
+    dead_lettered: set[RecordLocation] = field(default_factory=set)
+    waived_records: set[RecordLocation] = field(default_factory=set)
+    processed_order: dict[tuple[UUID, int], list[int]] = field(default_factory=dict)
+    sought_partitions: set[tuple[UUID, int]] = field(default_factory=set)
+    violations: list[str] = field(default_factory=list)
 
-    def process(self, place: Place) -> None:
+    def mark_processed(self, location: RecordLocation) -> None:
         """Note that the back end is through with a record."""
-        if place not in self.processed:
-            self.order.setdefault(place[:2], []).append(place[2])
-        self.processed.add(place)
+        if location not in self.processed:
+            self.processed_order.setdefault(location[:2], []).append(location[2])
+        self.processed.add(location)
 
-    def is_settled(self, place: Place) -> bool:
+    def is_settled(self, location: RecordLocation) -> bool:
         """Return whether nobody owes the record any more."""
-        return place in self.processed or place in self.dead or place in self.excused
+        return (
+            location in self.processed
+            or location in self.dead_lettered
+            or location in self.waived_records
+        )
 
 
-class GroupWorld:
+class GroupSimulation:
     """One history of a group. Everything random is drawn from `seed`."""
 
-    def __init__(self, seed: int, *, classic: bool) -> None:
+    def __init__(self, seed: int, *, is_classic: bool) -> None:
         random.seed(seed)  # what members draw their delays from
-        self.draw = random.Random(seed)
-        self.kafka = SimulatedKafka(self.draw, classic=classic)
+        self.rng = random.Random(seed)
+        self.kafka = SimulatedKafka(self.rng, is_classic=is_classic)
         self.kafka.on_commit = self._check_commit
-        self.kafka.create_topic(TOPIC, PARTITIONS)
-        self.kafka.create_topic(LETTERS, PARTITIONS, is_read=False)
-        self.oracle = Oracle()
-        self.poison: set[Place] = set()
-        self.back_end = "well"
-        self.sidecars: list[Member] = []
+        self.kafka.create_topic(TOPIC, PARTITION_COUNT)
+        self.kafka.create_topic(DEAD_LETTER_TOPIC, PARTITION_COUNT, is_subscribed=False)
+        self.oracle = DeliveryOracle()
+        self.poison_records: set[RecordLocation] = set()
+        self.backend_mode = "well"
+        self.members: list[SidecarMember] = []
         self.log: list[str] = []
-        self._checked: dict[tuple[UUID, int], int] = {}
-        parallelism = self.draw.choice((1, 1, 2, 3))
+        self._checked_offsets: dict[tuple[UUID, int], int] = {}
+        parallelism = self.rng.choice((1, 1, 2, 3))
         self._settings = Group.model_validate(
             {
                 "group": "g", "topics": [TOPIC], "valueFormat": "json",
-                "groupProtocol": "classic" if classic else "consumer",
+                "groupProtocol": "classic" if is_classic else "consumer",
                 "autoOffsetReset": "earliest", "parallelism": parallelism,
                 "sessionTimeout": "6s", "heartbeatInterval": "1s", "revokeTimeout": "5s",
-                "maxPollInterval": f"{STUCK_SECONDS:g}s", "maxPollRecords": 7,
+                "maxPollInterval": f"{MAX_POLL_INTERVAL_S:g}s", "maxPollRecords": 7,
                 "retryDelay": "500ms", "retryDelayMax": "5s",
                 "backend": {"host": "http://backend", "timeout": "2s"},
             }
@@ -103,28 +107,28 @@ class GroupWorld:
 
     def produce(self) -> None:
         """Write some records to one partition, more than a lane holds at times."""
-        tp = TopicPartition(TOPIC, self.draw.randrange(len(self.kafka.topics[TOPIC].logs)))
-        log, topic = self.kafka.log(tp), self.kafka.topics[TOPIC]
-        count = self.draw.choice((1, 3, 20, 60))
-        places = [(topic.id, tp.partition, log.end + n) for n in range(count)]
-        self.poison |= {place for place in places if self.draw.random() < 0.02}
-        self.kafka.write(tp, [json.dumps({"id": str(topic.id)}).encode()] * count)
+        tp = TopicPartition(TOPIC, self.rng.randrange(len(self.kafka.topics[TOPIC].logs)))
+        log, topic = self.kafka.get_log(tp), self.kafka.topics[TOPIC]
+        count = self.rng.choice((1, 3, 20, 60))
+        places = [(topic.id, tp.partition, log.log_end_offset + n) for n in range(count)]
+        self.poison_records |= {place for place in places if self.rng.random() < 0.02}
+        self.kafka.append_records(tp, [json.dumps({"id": str(topic.id)}).encode()] * count)
 
     def change_back_end(self) -> None:
         """Let it be well, away, late, or without sense."""
-        self.back_end = self.draw.choice(("well", "well", "away", "refused", "late", "stumbles"))
+        self.backend_mode = self.rng.choice(("well", "well", "away", "refused", "late", "stumbles"))
 
     def change_kafka(self) -> None:
         """Let one sidecar, or all of them, reach Kafka or not."""
-        away = self.draw.choice(("", "", "refused", "silent"))
-        some = self.sidecars if self.draw.random() < 0.5 else self.sidecars[:1]
+        away = self.rng.choice(("", "", "refused", "silent"))
+        some = self.members if self.rng.random() < 0.5 else self.members[:1]
         for sidecar in some:
-            self._reach(sidecar, away)
+            self._set_failure_mode(sidecar, away)
 
-    def _reach(self, sidecar: Member, away: str) -> None:
-        sidecar.cluster.away = away
+    def _set_failure_mode(self, member: SidecarMember, failure_mode: str) -> None:
+        member.cluster.failure_mode = failure_mode
         for name in self.kafka.topics:
-            sidecar.cluster.tell(name)
+            member.cluster.update_topic(name)
 
     def change_right(self) -> None:
         """Take the right to read with the group away, or give it back."""
@@ -132,63 +136,67 @@ class GroupWorld:
 
     def start(self) -> None:
         """Let another sidecar join the group."""
-        if len(self.sidecars) >= 3:
+        if len(self.members) >= 3:
             return
         cluster = SimulatedCluster(self.kafka)
-        client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer), timeout=None)
+        client = httpx.AsyncClient(
+            transport=httpx.MockTransport(self._handle_backend_request), timeout=None
+        )
         context: Any = SimpleNamespace(
             settings=SimpleNamespace(listen=SimpleNamespace(drain_timeout=20.0)),
             section=Sidecar.model_validate({}),
             cluster=cluster,
             codecs=Codecs(),
-            audit=Unaudited(),
-            topic=cluster.describe,
-            producer=SimpleNamespace(put=lambda *letter, **more: self._put(cluster, *letter)),
+            audit=NullAuditor(),
+            topic=cluster.describe_topic,
+            producer=SimpleNamespace(
+                put=lambda *letter, **more: self._put_dead_letter(cluster, *letter)
+            ),
         )
         group = ReactiveGroup(context, self._settings, client)
-        task = asyncio.create_task(kept(group.run, "group g"))
-        self.sidecars.append(Member(cluster, group, task))
+        task = asyncio.create_task(run_supervised(group.run, "group g"))
+        self.members.append(SidecarMember(cluster, group, task))
 
     async def stop(self) -> None:
         """Let one end as by SIGTERM."""
-        if len(self.sidecars) > 1:
-            sidecar = self.sidecars.pop(self.draw.randrange(len(self.sidecars)))
+        if len(self.members) > 1:
+            sidecar = self.members.pop(self.rng.randrange(len(self.members)))
             sidecar.task.cancel()
             await asyncio.wait([sidecar.task])
             self.kafka.clusters.remove(sidecar.cluster)
 
     async def kill(self) -> None:
         """Let one end as by SIGKILL: nothing of it reaches Kafka any more."""
-        if len(self.sidecars) > 1:
-            sidecar = self.sidecars.pop(self.draw.randrange(len(self.sidecars)))
-            sidecar.cluster.away = "refused"
+        if len(self.members) > 1:
+            sidecar = self.members.pop(self.rng.randrange(len(self.members)))
+            sidecar.cluster.failure_mode = "refused"
             sidecar.task.cancel()
             await asyncio.wait([sidecar.task])
             self.kafka.clusters.remove(sidecar.cluster)
 
     def expire(self) -> None:
         """Let the coordinator forget a member."""
-        if self.kafka.members:
-            self.kafka.expire(self.draw.choice(self.kafka.members))
+        if self.kafka.member_ids:
+            self.kafka.expire_member(self.rng.choice(self.kafka.member_ids))
 
     def pause(self) -> None:
         """Let an operator pause or resume a sidecar."""
-        sidecar = self.draw.choice(self.sidecars)
+        sidecar = self.rng.choice(self.members)
         if sidecar.group.consumer is not None:
-            sidecar.group.pause(not sidecar.group.paused)
+            sidecar.group.set_paused(not sidecar.group.is_paused)
 
     async def seek(self) -> None:
         """Let an operator seek, back or past what is there."""
-        sidecar = self.draw.choice(self.sidecars)
+        sidecar = self.rng.choice(self.members)
         consumer = sidecar.group.consumer
         if consumer is None or not consumer.assignment:
             return
-        tp = self.draw.choice(sorted(consumer.assignment))
-        topic, log = self.kafka.topics[TOPIC], self.kafka.log(tp)
-        offset = self.draw.randint(log.start, log.end)
+        tp = self.rng.choice(sorted(consumer.assignment))
+        topic, log = self.kafka.topics[TOPIC], self.kafka.get_log(tp)
+        offset = self.rng.randint(log.log_start_offset, log.log_end_offset)
         key = topic.id, tp.partition
-        self.oracle.excused |= {(*key, n) for n in range(offset)}
-        self.oracle.sought.add(key)
+        self.oracle.waived_records |= {(*key, n) for n in range(offset)}
+        self.oracle.sought_partitions.add(key)
         try:
             await sidecar.group.seek({tp: offset})
         except Exception as error:  # whatever a sidecar says that cannot do it now
@@ -196,10 +204,12 @@ class GroupWorld:
 
     def delete_records(self) -> None:
         """Let retention take records that were not read."""
-        tp = TopicPartition(TOPIC, self.draw.randrange(len(self.kafka.topics[TOPIC].logs)))
-        topic, log = self.kafka.topics[TOPIC], self.kafka.log(tp)
-        log.start = self.draw.randint(log.start, log.end)
-        self.oracle.excused |= {(topic.id, tp.partition, n) for n in range(log.start)}
+        tp = TopicPartition(TOPIC, self.rng.randrange(len(self.kafka.topics[TOPIC].logs)))
+        topic, log = self.kafka.topics[TOPIC], self.kafka.get_log(tp)
+        log.log_start_offset = self.rng.randint(log.log_start_offset, log.log_end_offset)
+        self.oracle.waived_records |= {
+            (topic.id, tp.partition, n) for n in range(log.log_start_offset)
+        }
 
     def add_partition(self) -> None:
         """Let the topic have another partition."""
@@ -210,74 +220,74 @@ class GroupWorld:
         """Let the topic be deleted and made anew."""
         topic = self.kafka.topics[TOPIC]
         for p, log in enumerate(topic.logs):
-            self.oracle.excused |= {(topic.id, p, n) for n in range(log.end)}
+            self.oracle.waived_records |= {(topic.id, p, n) for n in range(log.log_end_offset)}
         self.kafka.create_topic(TOPIC, len(topic.logs))
 
     # the whole of it
 
-    async def run(self, events: Collection[str], count: int) -> None:
+    async def run_events(self, events: Collection[str], count: int) -> None:
         """Let `count` of these events happen, then be quiet, and check that all was delivered."""
-        kafka = asyncio.create_task(self.kafka.run())
+        kafka = asyncio.create_task(self.kafka.run_expiry())
         try:
             self.start()
             for _ in range(count):
-                await asyncio.sleep(self.draw.choice((0.0, 0.01, 0.3, 2.0, 8.0)))
-                await self._happen(self.draw.choice(sorted(events)))
-            await self._be_quiet()
+                await asyncio.sleep(self.rng.choice((0.0, 0.01, 0.3, 2.0, 8.0)))
+                await self._apply_event(self.rng.choice(sorted(events)))
+            await self._settle()
         finally:
-            for sidecar in self.sidecars:
+            for sidecar in self.members:
                 sidecar.task.cancel()
-            await asyncio.gather(*(each.task for each in self.sidecars), return_exceptions=True)
+            await asyncio.gather(*(each.task for each in self.members), return_exceptions=True)
             kafka.cancel()
 
-    async def _happen(self, event: str) -> None:
+    async def _apply_event(self, event: str) -> None:
         now = asyncio.get_running_loop().time()
-        self.log.append(f"{now:.3f} {event} back end {self.back_end}")
+        self.log.append(f"{now:.3f} {event} back end {self.backend_mode}")
         done = getattr(self, event)()
         if done is not None:
             await done
 
-    async def _be_quiet(self) -> None:
-        self.back_end = "well"
+    async def _settle(self) -> None:
+        self.backend_mode = "well"
         self.kafka.is_denied = False
         self.log.append(f"{asyncio.get_running_loop().time():.3f} all is well")
-        for sidecar in self.sidecars:
-            self._reach(sidecar, "")
+        for sidecar in self.members:
+            self._set_failure_mode(sidecar, "")
             if sidecar.group.consumer is not None:
-                sidecar.group.pause(False)
-            sidecar.group.paused = False
-        deadline = asyncio.get_running_loop().time() + QUIET_SECONDS
+                sidecar.group.set_paused(False)
+            sidecar.group.is_paused = False
+        deadline = asyncio.get_running_loop().time() + QUIET_TIMEOUT_S
         now = asyncio.get_running_loop().time
         while not self.is_done() and now() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(1.0)
-        if self.missing():
-            self.oracle.faults.append(f"never delivered: {self.missing()[:5]}")
+        if self.list_missing():
+            self.oracle.violations.append(f"never delivered: {self.list_missing()[:5]}")
         elif not self.is_done():
-            self.oracle.faults.append(f"never committed: {self.kafka.committed}")
-        for place in self.oracle.dead - self.poison:
-            self.oracle.faults.append(f"a dead letter that is no poison: {place}")
-        for key, offsets in self.oracle.order.items():
+            self.oracle.violations.append(f"never committed: {self.kafka.committed}")
+        for place in self.oracle.dead_lettered - self.poison_records:
+            self.oracle.violations.append(f"a dead letter that is no poison: {place}")
+        for key, offsets in self.oracle.processed_order.items():
             # A member may hold what retention has taken, and another one has passed over, since.
-            owed = [n for n in offsets if (*key, n) not in self.oracle.excused]
-            if key not in self.oracle.sought and owed != sorted(owed):
-                self.oracle.faults.append(f"out of order: {key}")
+            owed = [n for n in offsets if (*key, n) not in self.oracle.waived_records]
+            if key not in self.oracle.sought_partitions and owed != sorted(owed):
+                self.oracle.violations.append(f"out of order: {key}")
 
-    def missing(self) -> list[Place]:
+    def list_missing(self) -> list[RecordLocation]:
         """Return the records that were neither processed nor given up."""
         topic = self.kafka.topics[TOPIC]
         return [
             place
             for p, log in enumerate(topic.logs)
-            for place in ((topic.id, p, n) for n in range(log.start, log.end))
+            for place in ((topic.id, p, n) for n in range(log.log_start_offset, log.log_end_offset))
             if not self.oracle.is_settled(place)
         ]
 
     def is_done(self) -> bool:
         """Return whether all is delivered, and committed."""
         topic, committed = self.kafka.topics[TOPIC], self.kafka.committed
-        return not self.missing() and all(
-            log.end == log.start
-            or ((topic.id, p) in committed and committed[topic.id, p].offset == log.end)
+        return not self.list_missing() and all(
+            log.log_end_offset == log.log_start_offset
+            or ((topic.id, p) in committed and committed[topic.id, p].offset == log.log_end_offset)
             for p, log in enumerate(topic.logs)
         )
 
@@ -286,48 +296,48 @@ class GroupWorld:
             if tp.topic != TOPIC:
                 continue
             key = self.kafka.topics[TOPIC].id, tp.partition
-            for n in range(self._checked.get(key, 0), offset):
+            for n in range(self._checked_offsets.get(key, 0), offset):
                 if not self.oracle.is_settled((*key, n)):
-                    self.oracle.faults.append(f"committed unprocessed: {tp} {n} by {offset}")
-            self._checked[key] = max(offset, self._checked.get(key, 0))
+                    self.oracle.violations.append(f"committed unprocessed: {tp} {n} by {offset}")
+            self._checked_offsets[key] = max(offset, self._checked_offsets.get(key, 0))
 
     # around it
 
-    async def _answer(self, request: httpx.Request) -> httpx.Response:
+    async def _handle_backend_request(self, request: httpx.Request) -> httpx.Response:
         """The back end."""
-        mode = self.back_end
+        mode = self.backend_mode
         if mode == "refused":
             raise httpx.ConnectError("refused")
         if request.url.path == "/health":
             return httpx.Response(503 if mode == "away" else 200)
         records = json.loads(request.content)
         places = [(UUID(r["value"]["id"]), r["partition"], r["offset"]) for r in records]
-        await asyncio.sleep(self.draw.choice((0.0, 0.01, 0.2)))
+        await asyncio.sleep(self.rng.choice((0.0, 0.01, 0.2)))
         if mode == "away":
             return httpx.Response(503)
-        poisoned = [place in self.poison for place in places]
+        poisoned = [place in self.poison_records for place in places]
         if mode == "stumbles" and any(poisoned):
             return httpx.Response(500)
         if mode == "late":
             await asyncio.sleep(10)
         for place, poison in zip(places, poisoned, strict=True):
             if not poison:
-                self.oracle.process(place)
+                self.oracle.mark_processed(place)
         return httpx.Response(200, json=[{"processed": not poison} for poison in poisoned])
 
-    async def _put(
+    async def _put_dead_letter(
         self, cluster: SimulatedCluster, tp: TopicPartition, key: Any, value: Any, headers: Any
     ) -> None:
         """The producer of dead letters."""
         await asyncio.sleep(0.01)
-        if cluster.away:
+        if cluster.failure_mode:
             await asyncio.sleep(5)
             raise BrokerUnavailable("Kafka is away", retry_after=1.0)
         said = dict(headers)
-        self.oracle.dead.add(
+        self.oracle.dead_lettered.add(
             (
                 UUID(json.loads(value)["id"]),
-                int(said[ORIGIN_PARTITION]),
-                int(said[ORIGIN_OFFSET]),
+                int(said[ORIGIN_PARTITION_HEADER]),
+                int(said[ORIGIN_OFFSET_HEADER]),
             )
         )

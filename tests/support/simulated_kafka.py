@@ -18,69 +18,73 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from support.classic_group import Coordinator as ClassicCoordinator
-from support.consumer_group import Coordinator
-from support.record_sets import Item, batch
+from support.classic_group import ClassicGroupCoordinator as ClassicCoordinator
+from support.consumer_group import ConsumerGroupCoordinator
+from support.record_sets import BatchRecord, build_batch
 
 from gateway.core.group.classic_requests import (
-    Code,
-    HeartbeatAnswer,
-    HeartbeatAsk,
-    JoinAnswer,
-    JoinAsk,
-    LeaveAnswer,
-    LeaveAsk,
-    SyncAnswer,
-    SyncAsk,
+    GroupErrorCode,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinRequest,
+    JoinResponse,
+    LeaveRequest,
+    LeaveResponse,
+    SyncRequest,
+    SyncResponse,
 )
-from gateway.core.group.consumer_member import BeatAnswer
+from gateway.core.group.consumer_member import ConsumerHeartbeatResponse
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, UnknownTopic
 from gateway.kafka.client import offsets
 from gateway.kafka.client.coordinators import Coordinators
-from gateway.kafka.client.metadata_changes import Change
+from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.outages import Outages
-from gateway.kafka.fetch.decompression import Inflation
-from gateway.kafka.protocol.fetch_messages import FetchAnswer, Fetched, FetchRequest
+from gateway.kafka.fetch.decompression import DecompressionSlot
+from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchRequest, FetchResponse
 from gateway.kafka.protocol.group_messages import (
-    CommitAnswer,
-    Committed,
-    CoordinatorAnswer,
+    ConsumerGroupHeartbeatRequest,
     FindCoordinatorRequest,
-    HeartbeatRequest,
+    FindCoordinatorResponse,
+    OffsetAndMetadata,
     OffsetCommitRequest,
+    OffsetCommitResponse,
     OffsetFetchRequest,
-    OffsetsFetched,
+    OffsetFetchResponse,
 )
-from gateway.kafka.protocol.offset_messages import ListOffsetsRequest, OffsetAnswer, OffsetsAnswer
-from gateway.kafka.protocol.requests import PartitionAnswer, TopicAnswer
+from gateway.kafka.protocol.offset_messages import (
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    OffsetResult,
+)
+from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 
 NODE = 1
-SESSION_SECONDS = 6.0
-FETCHED_RECORDS = 40  # of one partition and fetch
-OUT_OF_RANGE, UNKNOWN_MEMBER, STALE_EPOCH, UNKNOWN_ID = 1, 25, 113, 100
-DENIED = Code.GROUP_AUTHORIZATION_FAILED
+SESSION_TIMEOUT_S = 6.0
+MAX_FETCHED_RECORDS = 40  # of one partition and fetch
+OFFSET_OUT_OF_RANGE, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, UNKNOWN_TOPIC_ID = 1, 25, 113, 100
+GROUP_AUTHORIZATION_FAILED = GroupErrorCode.GROUP_AUTHORIZATION_FAILED
 
 
 @dataclass
-class Log:
+class PartitionValues:
     """One partition: its values by offset, and the offset of the first that is kept."""
 
     values: list[bytes] = field(default_factory=list)
-    start: int = 0
+    log_start_offset: int = 0
 
     @property
-    def end(self) -> int:
+    def log_end_offset(self) -> int:
         return len(self.values)
 
 
 @dataclass
-class Topic:
+class SimulatedTopic:
     """One life of a topic. is_read: the group reads it."""
 
     id: UUID
-    logs: list[Log]
-    is_read: bool = True
+    logs: list[PartitionValues]
+    is_subscribed: bool = True
 
 
 class SimulatedKafka:
@@ -90,217 +94,241 @@ class SimulatedKafka:
     on_commit: called with each commit that is accepted, before it is answered.
     """
 
-    def __init__(self, draw: random.Random, *, classic: bool = False) -> None:
-        self.draw = draw
-        self.classic = classic
+    def __init__(self, rng: random.Random, *, is_classic: bool = False) -> None:
+        self.rng = rng
+        self.is_classic = is_classic
         self.is_denied = False
-        self.topics: dict[str, Topic] = {}
-        self.committed: dict[tuple[UUID, int], Committed] = {}
-        self.letters: list[tuple[TopicPartition, bytes | None, Any]] = []
+        self.topics: dict[str, SimulatedTopic] = {}
+        self.committed: dict[tuple[UUID, int], OffsetAndMetadata] = {}
+        self.dead_letters: list[tuple[TopicPartition, bytes | None, Any]] = []
         self.on_commit: Callable[[Mapping[TopicPartition, int]], None] = lambda offsets: None
         self.clusters: list[SimulatedCluster] = []
-        self._coordinator = Coordinator(frozenset())
-        self._classic = ClassicCoordinator()
-        self._heard: dict[str, float] = {}  # of each member, loop time
-        self._opened = 0.0  # since when the classic group waits for members to join
-        self._changed = asyncio.Event()
+        self._coordinator = ConsumerGroupCoordinator(frozenset())
+        self._classic_coordinator = ClassicCoordinator()
+        self._last_heartbeats: dict[str, float] = {}  # of each member, loop time
+        self._rebalance_opened_at = 0.0  # since when the classic group waits for members to join
+        self._append_event = asyncio.Event()
 
     # what tests do
 
-    def create_topic(self, name: str, partitions: int, *, is_read: bool = True) -> None:
+    def create_topic(self, name: str, partitions: int, *, is_subscribed: bool = True) -> None:
         """Make it, or make it anew under the same name."""
-        self.topics[name] = Topic(uuid.UUID(int=self.draw.getrandbits(128)), [], is_read)
+        self.topics[name] = SimulatedTopic(
+            uuid.UUID(int=self.rng.getrandbits(128)), [], is_subscribed
+        )
         self.add_partitions(name, partitions)
 
     def add_partitions(self, name: str, count: int) -> None:
         """Let it have `count` partitions more."""
-        self.topics[name].logs += [Log() for _ in range(count)]
+        self.topics[name].logs += [PartitionValues() for _ in range(count)]
         self._coordinator.partitions = frozenset(
             (topic.id, p)
             for topic in self.topics.values()
-            for p in range(len(topic.logs) if topic.is_read else 0)
+            for p in range(len(topic.logs) if topic.is_subscribed else 0)
         )
         self._coordinator.rebalance()
         for cluster in self.clusters:
-            cluster.tell(name)
+            cluster.update_topic(name)
 
-    def write(self, tp: TopicPartition, values: Iterable[bytes]) -> None:
+    def append_records(self, tp: TopicPartition, values: Iterable[bytes]) -> None:
         """Append records."""
-        self.log(tp).values += values
-        self._wake()
+        self.get_log(tp).values += values
+        self._notify_fetches()
 
-    def log(self, tp: TopicPartition) -> Log:
+    def get_log(self, tp: TopicPartition) -> PartitionValues:
         """Return the log of a partition as it is now."""
         return self.topics[tp.topic].logs[tp.partition]
 
-    def expire(self, member_id: str) -> None:
+    def expire_member(self, member_id: str) -> None:
         """End the session of a member."""
-        self._heard.pop(member_id, None)
-        self._coordinator.expire(member_id)
-        self._classic.expire(member_id)
+        self._last_heartbeats.pop(member_id, None)
+        self._coordinator.expire_member(member_id)
+        self._classic_coordinator.expire_member(member_id)
 
     @property
-    def members(self) -> list[str]:
+    def member_ids(self) -> list[str]:
         """Those whose sessions are not over."""
-        return [*self._coordinator.members, *self._classic.members]
+        return [*self._coordinator.members, *self._classic_coordinator.members]
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def _notify_fetches(self) -> None:
+        self._append_event.set()
+        self._append_event = asyncio.Event()
 
-    async def run(self) -> None:
+    async def run_expiry(self) -> None:
         """End sessions of silent members, and rebalances that members do not come to."""
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(0.5)
-            for member in self.members:  # also of whom nothing was heard but its join
-                self._heard.setdefault(member, now())
-            for member in [m for m, at in self._heard.items() if now() - at > SESSION_SECONDS]:
-                self.expire(member)
-            waits = self._classic.open and any(
-                slot.join is None for slot in self._classic.members.values()
+            for member in self.member_ids:  # also of whom nothing was heard but its join
+                self._last_heartbeats.setdefault(member, now())
+            for member in [
+                m for m, at in self._last_heartbeats.items() if now() - at > SESSION_TIMEOUT_S
+            ]:
+                self.expire_member(member)
+            waits = self._classic_coordinator.is_joining and any(
+                slot.pending_join is None for slot in self._classic_coordinator.members.values()
             )
-            self._opened = self._opened if waits else now()
-            if waits and now() - self._opened > 2 * SESSION_SECONDS:
-                for member in self._classic.wait_no_more():
-                    self._heard.pop(member, None)
+            self._rebalance_opened_at = self._rebalance_opened_at if waits else now()
+            if waits and now() - self._rebalance_opened_at > 2 * SESSION_TIMEOUT_S:
+                for member in self._classic_coordinator.end_rebalance_wait():
+                    self._last_heartbeats.pop(member, None)
 
     # what it answers
 
-    async def answer(self, request: Any, cluster: SimulatedCluster) -> Any:
+    async def handle_request(self, request: Any, cluster: SimulatedCluster) -> Any:
         """Answer as the broker, or raise BrokerUnavailable."""
-        await asyncio.sleep(self.draw.choice((0.0, 0.001, 0.01)))
-        await cluster.be_there()
+        await asyncio.sleep(self.rng.choice((0.0, 0.001, 0.01)))
+        await cluster.wait_reachable()
         match request:
             case FetchRequest():
-                found = await self._fetch(request, cluster)
+                found = await self._wait_for_records(request, cluster)
             case ListOffsetsRequest():
-                found = OffsetsAnswer(
-                    0, {tp: self._listed(tp, asked.spec) for tp, asked in request.asked.items()}
+                found = ListOffsetsResponse(
+                    0,
+                    {
+                        tp: self._list_offset(tp, asked.spec)
+                        for tp, asked in request.queries.items()
+                    },
                 )
-            case HeartbeatRequest() if self.is_denied:
-                found = BeatAnswer(DENIED, None, None, 0, 0.0, None)
-            case HeartbeatRequest():
-                self._heard[request.beat.member_id] = asyncio.get_running_loop().time()
-                if request.beat.epoch < 0:
-                    self._heard.pop(request.beat.member_id)
-                found = self._coordinator.beat(request.beat)
+            case ConsumerGroupHeartbeatRequest() if self.is_denied:
+                found = ConsumerHeartbeatResponse(
+                    GROUP_AUTHORIZATION_FAILED, None, None, 0, 0.0, None
+                )
+            case ConsumerGroupHeartbeatRequest():
+                self._last_heartbeats[request.request.member_id] = asyncio.get_running_loop().time()
+                if request.request.epoch < 0:
+                    self._last_heartbeats.pop(request.request.member_id)
+                found = self._coordinator.handle_heartbeat(request.request)
             case OffsetCommitRequest() if self.is_denied:
-                found = CommitAnswer(0, dict.fromkeys(request.offsets, DENIED))
+                found = OffsetCommitResponse(
+                    0, dict.fromkeys(request.offsets, GROUP_AUTHORIZATION_FAILED)
+                )
             case OffsetCommitRequest():
-                found = self._commit(request)
+                found = self._commit_offsets(request)
             case OffsetFetchRequest() if self.is_denied:
-                found = OffsetsFetched(0, DENIED, {})
+                found = OffsetFetchResponse(0, GROUP_AUTHORIZATION_FAILED, {})
             case OffsetFetchRequest():
                 found = self._fetch_offsets(request)
             case FindCoordinatorRequest():
-                error = DENIED if self.is_denied else 0
-                found = CoordinatorAnswer(0, error, None, NODE, "localhost", 9092)
+                error = GROUP_AUTHORIZATION_FAILED if self.is_denied else 0
+                found = FindCoordinatorResponse(0, error, None, NODE, "localhost", 9092)
             case _ if self.is_denied:
-                found = _refuse(request.ask, DENIED)
+                found = _build_error_response(request.ask, GROUP_AUTHORIZATION_FAILED)
             case _:
-                found = await self._hear(request.ask)
-        await asyncio.sleep(self.draw.choice((0.0, 0.001, 0.01)))
-        await cluster.be_there()
+                found = await self._handle_classic(request.ask)
+        await asyncio.sleep(self.rng.choice((0.0, 0.001, 0.01)))
+        await cluster.wait_reachable()
         return found
 
-    async def _fetch(self, request: FetchRequest, cluster: SimulatedCluster) -> FetchAnswer:
-        deadline = asyncio.get_running_loop().time() + request.max_wait / 1000
+    async def _wait_for_records(
+        self, request: FetchRequest, cluster: SimulatedCluster
+    ) -> FetchResponse:
+        deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
         while True:
-            found = {tp: self._fetched(tp, want) for tp, want in request.wants.items()}
+            found = {tp: self._fetch_partition(tp, want) for tp, want in request.targets.items()}
             ready = any(each.error_code or each.records for each in found.values())
             if ready or asyncio.get_running_loop().time() >= deadline:
-                return FetchAnswer(0, 0, 0, found)
+                return FetchResponse(0, 0, 0, found)
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._changed.wait()
+                    await self._append_event.wait()
             except TimeoutError:
                 pass
-            await cluster.be_there()
+            await cluster.wait_reachable()
 
-    def _fetched(self, tp: TopicPartition, want: Any) -> Fetched:
+    def _fetch_partition(self, tp: TopicPartition, target: Any) -> FetchedPartition:
         topic = self.topics.get(tp.topic)
-        if topic is None or topic.id != want.topic_id:
-            return Fetched(UNKNOWN_ID)
+        if topic is None or topic.id != target.topic_id:
+            return FetchedPartition(UNKNOWN_TOPIC_ID)
         log = topic.logs[tp.partition]
-        if not log.start <= want.offset <= log.end:
-            return Fetched(OUT_OF_RANGE)
-        values = log.values[want.offset : want.offset + FETCHED_RECORDS]
-        items = [Item(want.offset + n, value) for n, value in enumerate(values)]
-        return Fetched(0, log.end, log.end, log.start, records=batch(items) if items else b"")
+        if not log.log_start_offset <= target.offset <= log.log_end_offset:
+            return FetchedPartition(OFFSET_OUT_OF_RANGE)
+        values = log.values[target.offset : target.offset + MAX_FETCHED_RECORDS]
+        items = [BatchRecord(target.offset + n, value) for n, value in enumerate(values)]
+        return FetchedPartition(
+            0,
+            log.log_end_offset,
+            log.log_end_offset,
+            log.log_start_offset,
+            records=build_batch(items) if items else b"",
+        )
 
-    def _listed(self, tp: TopicPartition, spec: int) -> OffsetAnswer:
+    def _list_offset(self, tp: TopicPartition, spec: int) -> OffsetResult:
         if tp.topic not in self.topics:
-            return OffsetAnswer(3, -1, -1, -1)
-        log = self.log(tp)
-        return OffsetAnswer(0, -1, log.start if spec == -2 else log.end, 0)
+            return OffsetResult(3, -1, -1, -1)
+        log = self.get_log(tp)
+        return OffsetResult(0, -1, log.log_start_offset if spec == -2 else log.log_end_offset, 0)
 
-    def _commit(self, request: OffsetCommitRequest) -> CommitAnswer:
-        if code := self._fenced(request.identity):
-            return CommitAnswer(0, dict.fromkeys(request.offsets, code))
+    def _commit_offsets(self, request: OffsetCommitRequest) -> OffsetCommitResponse:
+        if code := self._check_identity(request.identity):
+            return OffsetCommitResponse(0, dict.fromkeys(request.offsets, code))
         errors: dict[TopicPartition, int] = {}
         taken: dict[TopicPartition, int] = {}
         for tp, committed in request.offsets.items():
-            topic_id = request.ids.get(tp.topic)
+            topic_id = request.topic_ids.get(tp.topic)
             known = self.topics.get(tp.topic)
             if known is None or (topic_id is not None and topic_id != known.id):
-                errors[tp] = UNKNOWN_ID
+                errors[tp] = UNKNOWN_TOPIC_ID
                 continue
             errors[tp] = 0
             taken[tp] = committed.offset
             self.committed[known.id, tp.partition] = committed
         self.on_commit(taken)
-        return CommitAnswer(0, errors)
+        return OffsetCommitResponse(0, errors)
 
-    def _fenced(self, identity: Any) -> int:
+    def _check_identity(self, identity: Any) -> int:
         member = self._coordinator.members.get(identity.member_id)
         if member is not None:
-            return 0 if member.epoch == identity.epoch else STALE_EPOCH
-        if identity.member_id in self._classic.members:
-            return 0 if identity.epoch == self._classic.generation else Code.ILLEGAL_GENERATION
-        return UNKNOWN_MEMBER
+            return 0 if member.epoch == identity.epoch else STALE_MEMBER_EPOCH
+        if identity.member_id in self._classic_coordinator.members:
+            return (
+                0
+                if identity.epoch == self._classic_coordinator.generation
+                else GroupErrorCode.ILLEGAL_GENERATION
+            )
+        return UNKNOWN_MEMBER_ID
 
-    def _fetch_offsets(self, request: OffsetFetchRequest) -> OffsetsFetched:
-        found: dict[TopicPartition, Committed | int] = {}
+    def _fetch_offsets(self, request: OffsetFetchRequest) -> OffsetFetchResponse:
+        found: dict[TopicPartition, OffsetAndMetadata | int] = {}
         for name, topic in self.topics.items():
             for p in range(len(topic.logs)):
                 tp = TopicPartition(name, p)
                 if (request.tps is None or tp in request.tps) and (topic.id, p) in self.committed:
                     found[tp] = self.committed[topic.id, p]
-        return OffsetsFetched(0, 0, found)
+        return OffsetFetchResponse(0, 0, found)
 
-    async def _hear(self, ask: Any) -> Any:
+    async def _handle_classic(self, request: Any) -> Any:
         """What members of the classic protocol ask."""
-        peer = _Peer()
-        self._classic.hear(peer, ask)  # type: ignore[arg-type]
-        name = ask.identity.member_id
-        found = await peer.answer
+        peer = _PendingResponse()
+        self._classic_coordinator.handle_request(peer, request)  # type: ignore[arg-type]
+        name = request.identity.member_id
+        found = await peer.response
         name = getattr(found, "member_id", "") or name
-        if name in self._classic.members:
-            self._heard[name] = asyncio.get_running_loop().time()
+        if name in self._classic_coordinator.members:
+            self._last_heartbeats[name] = asyncio.get_running_loop().time()
         return found
 
 
-def _refuse(ask: Any, error: int) -> Any:
+def _build_error_response(request: Any, error: int) -> Any:
     """Return the answer to a member of the classic protocol that has nothing but an error."""
     kinds: dict[type, type] = {
-        JoinAsk: JoinAnswer,
-        SyncAsk: SyncAnswer,
-        HeartbeatAsk: HeartbeatAnswer,
-        LeaveAsk: LeaveAnswer,
+        JoinRequest: JoinResponse,
+        SyncRequest: SyncResponse,
+        HeartbeatRequest: HeartbeatResponse,
+        LeaveRequest: LeaveResponse,
     }
-    return kinds[type(ask)](0, error)
+    return kinds[type(request)](0, error)
 
 
-class _Peer:
+class _PendingResponse:
     """Who waits for one answer of the classic coordinator."""
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    def told(self, ask: Any, found: Any) -> None:
-        if not self.answer.done():
-            self.answer.set_result(found)
+    def receive_response(self, request: Any, response: Any) -> None:
+        if not self.response.done():
+            self.response.set_result(response)
 
 
 class SimulatedCluster:
@@ -311,127 +339,134 @@ class SimulatedCluster:
     """
 
     def __init__(self, kafka: SimulatedKafka) -> None:
-        self.away = ""
+        self.failure_mode = ""
         self.connections: Any = self
         self.metadata: Any = self
         self.request_timeout = 5.0
         self.settings = SimpleNamespace(rack="")
-        self.inflation = Inflation()
+        self.inflation = DecompressionSlot()
         self.brokers = {NODE: None}
-        self.answered = NODE
+        self.last_responder = NODE
         self.coordinators = Coordinators(self)  # type: ignore[arg-type]
         self.outages = Outages(lambda: asyncio.get_running_loop().time())
         self._kafka = kafka
-        self._listeners: list[Callable[[Change], None]] = []
-        self._known: dict[str, TopicAnswer] = {}
+        self._listeners: list[Callable[[TopicChange], None]] = []
+        self._known_topics: dict[str, TopicMetadata] = {}
         kafka.clusters.append(self)
         for name in kafka.topics:
-            self.tell(name)
+            self.update_topic(name)
 
-    async def be_there(self) -> None:
+    async def wait_reachable(self) -> None:
         """Return while Kafka can be reached; else raise BrokerUnavailable, at once or in time."""
-        if self.away == "silent":
+        if self.failure_mode == "silent":
             await asyncio.sleep(self.request_timeout)
             raise BrokerUnavailable("no answer in time", node=NODE, timeout=True)
-        if self.away == "login":
-            left = self._kafka.draw.uniform(0.1, 2.0)
+        if self.failure_mode == "login":
+            left = self._kafka.rng.uniform(0.1, 2.0)
             message = f"broker {NODE}: wrong password; it is tried again in {left:.2f}s"
             raise AuthenticationFailed(message, retry_after=left)
-        if self.away:
+        if self.failure_mode:
             raise BrokerUnavailable("refused", node=NODE, retry_after=0.1)
 
     # as its own connections
 
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
-        return {} if self._kafka.classic else {HeartbeatRequest.API: (0, 1)}
+        return {} if self._kafka.is_classic else {ConsumerGroupHeartbeatRequest.API_KEY: (0, 1)}
 
     @asynccontextmanager
-    async def spare(self, node: int) -> AsyncIterator[Any]:
-        await self.be_there()
+    async def borrow_spare(self, node: int) -> AsyncIterator[Any]:
+        await self.wait_reachable()
         yield self
 
     async def connect(self, node: int, role: Any) -> Any:
-        await self.be_there()
+        await self.wait_reachable()
         return self
 
-    async def ask(self, link: Any, request: Any, *, within: float | None = None) -> Any:
-        within = within or self.request_timeout
+    async def send_on(self, connection: Any, request: Any, *, timeout: float | None = None) -> Any:
+        timeout = timeout or self.request_timeout
         try:
-            async with asyncio.timeout(within):
-                return await self._kafka.answer(request, self)
+            async with asyncio.timeout(timeout):
+                return await self._kafka.handle_request(request, self)
         except TimeoutError:
             raise BrokerUnavailable("no answer in time", node=NODE, timeout=True) from None
 
-    async def send(self, node: int, role: Any, request: Any, *, within: float | None = None) -> Any:
-        return await self.ask(self, request, within=within)
+    async def send(
+        self, node: int, role: Any, request: Any, *, timeout: float | None = None
+    ) -> Any:
+        return await self.send_on(self, request, timeout=timeout)
 
-    def know(self, brokers: Any) -> None:
+    def update_addresses(self, brokers: Any) -> None:
         """There is only the one."""
 
     # as its own metadata
 
     @property
-    def reachable(self) -> bool:
-        return not self.away
+    def is_reachable(self) -> bool:
+        return not self.failure_mode
 
     @property
     def error(self) -> Exception | None:
-        return BrokerUnavailable(self.away) if self.away else None
+        return BrokerUnavailable(self.failure_mode) if self.failure_mode else None
 
-    def topic(self, name: str) -> TopicAnswer | None:
-        return self._known.get(name)
+    def get_topic(self, name: str) -> TopicMetadata | None:
+        return self._known_topics.get(name)
 
-    def leader(self, tp: TopicPartition) -> tuple[int, int] | None:
-        known = self._known.get(tp.topic)
+    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
+        known = self._known_topics.get(tp.topic)
         return (NODE, 0) if known is not None and tp.partition in known.partitions else None
 
-    def listen(self, listener: Callable[[Change], None]) -> Callable[[], None]:
+    def add_listener(self, listener: Callable[[TopicChange], None]) -> Callable[[], None]:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def keep(self, topic: str) -> None:
+    def acquire_watch(self, topic: str) -> None:
         """Every topic is watched."""
 
-    watch = let_go = unwatch = hint = know
+    watch = release_watch = unwatch = update_leader = update_addresses
 
     async def refresh(self, reason: str) -> None:
-        await self.be_there()
+        await self.wait_reachable()
         for name in self._kafka.topics:
-            self.tell(name)
+            self.update_topic(name)
 
-    async def all(self) -> frozenset[str]:
-        await self.be_there()
+    async def fetch_all(self) -> frozenset[str]:
+        await self.wait_reachable()
         return frozenset(self._kafka.topics)
 
-    topics = all
+    list_topics = fetch_all
 
-    async def describe(self, name: str) -> TopicAnswer:
-        await self.be_there()
+    async def describe_topic(self, name: str) -> TopicMetadata:
+        await self.wait_reachable()
         if name not in self._kafka.topics:
             raise UnknownTopic(f"no topic {name}", topic=name)
-        return _told(name, self._kafka.topics[name])
+        return _build_metadata(name, self._kafka.topics[name])
 
-    async def list_offsets(self, specs: Any, isolation: int = 1, **more: Any) -> Any:
-        return await offsets.list_offsets(self, specs, isolation, **more)  # type: ignore[arg-type]
+    async def list_offsets(self, specs: Any, isolation_level: int = 1, **kwargs: Any) -> Any:
+        return await offsets.list_offsets(self, specs, isolation_level, **kwargs)  # type: ignore[arg-type]
 
-    def tell(self, name: str) -> None:
+    def update_topic(self, name: str) -> None:
         """Let the process learn how the topic is now, unless Kafka is away."""
-        if self.away:
+        if self.failure_mode:
             return
-        found, before = _told(name, self._kafka.topics[name]), self._known.get(name)
+        found, before = (
+            _build_metadata(name, self._kafka.topics[name]),
+            self._known_topics.get(name),
+        )
         if found == before:
             return
-        self._known[name] = found
-        change = Change(
+        self._known_topics[name] = found
+        change = TopicChange(
             found,
             added=tuple(found.partitions.keys() - (before.partitions if before else {}).keys()),
-            recreated=before is not None and before.topic_id != found.topic_id,
+            is_recreated=before is not None and before.topic_id != found.topic_id,
         )
         for listener in list(self._listeners):
             listener(change)
 
 
-def _told(name: str, topic: Topic) -> TopicAnswer:
-    partitions = {p: PartitionAnswer(NODE, 0, (NODE,), (NODE,), 0) for p in range(len(topic.logs))}
-    return TopicAnswer(name, topic.id, 0, partitions)
+def _build_metadata(name: str, topic: SimulatedTopic) -> TopicMetadata:
+    partitions = {
+        p: PartitionMetadata(NODE, 0, (NODE,), (NODE,), 0) for p in range(len(topic.logs))
+    }
+    return TopicMetadata(name, topic.id, 0, partitions)

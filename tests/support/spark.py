@@ -1,6 +1,6 @@
 """Spark for tests: one session, started once, on this machine.
 
-All tests that use it go to one worker (`support.shares`). `spark` is for batch and streams alike;
+All tests that use it go to one worker (`support.worker_groups`). `spark` is for batch and streams alike;
 a test's own settings go into `spark.newSession()`.
 """
 
@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.needs import need
+from support.requirements import require_tools
 
-from gateway.config.sections.pipeline import Spark
-from gateway.pipeline.spark.session import of_checkpoints, session
+from gateway.config.sections.job import Spark
+from gateway.pipeline.spark.session import build_checkpoint_conf, create_session
 
 # First compiler and one collector only: 26 s instead of 22 for ten small tests and the start.
-LEAN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData")
+LEAN_JVM_OPTIONS = (
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
+    "-Xshare:auto",
+    "-XX:-UsePerfData",
+)
 
-CONF = {
+SPARK_CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.sql.streaming.stateStore.maintenanceInterval": "600s",
@@ -30,14 +35,16 @@ CONF = {
     # the sessions' tests.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    **of_checkpoints("/"),
+    **build_checkpoint_conf("/"),
 }
 
 
 @pytest.fixture(scope="session")
 def session_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    need("java17")
-    made = session(_settings(tmp_path_factory.mktemp("spark")), "tests", jvm=LEAN)
+    require_tools("java17")
+    made = create_session(
+        _build_settings(tmp_path_factory.mktemp("spark")), "tests", jvm_options=LEAN_JVM_OPTIONS
+    )
     yield made
     for query in made.streams.active:
         query.stop()
@@ -53,9 +60,9 @@ def spark(session_spark: Any) -> Iterator[Any]:
         query.stop()
 
 
-def _settings(directory: Path) -> Spark:
+def _build_settings(directory: Path) -> Spark:
     local = {
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
     }
-    return Spark(master="local[2]", memory="1GiB", conf={**CONF, **local})
+    return Spark(master="local[2]", memory="1GiB", conf={**SPARK_CONF, **local})

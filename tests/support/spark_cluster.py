@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from support.needs import need
-from support.pipeline_process import LEAN
+from support.pipeline_process import LEAN_JVM_OPTIONS
+from support.requirements import require_tools
 
-PATIENCE = 120.0  # s
+START_TIMEOUT_S = 120.0  # s
 
 
 @dataclass
@@ -34,30 +34,33 @@ class SparkCluster:
     """directory: of its logs, its workers' directories and the nodes' Python."""
 
     directory: Path
-    workers: int = 2
+    worker_count: int = 2
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def url(self) -> str:
-        return f"spark://127.0.0.1:{self._port}"
+        return f"spark://127.0.0.1:{self._master_port}"
 
     @property
-    def python(self) -> Path:
+    def python_path(self) -> Path:
         return self.directory / "python" / "bin" / "python"
 
     def start(self) -> None:
-        foreign_python(self.directory / "python")
-        self._port, page = free_port(), free_port()
-        self._page = f"http://127.0.0.1:{page}/json/"
+        create_node_python(self.directory / "python")
+        self._master_port, page = find_free_port(), find_free_port()
+        self._status_url = f"http://127.0.0.1:{page}/json/"
         master = "org.apache.spark.deploy.master.Master"
-        self._run("master", master, "--port", self._port, "--webui-port", page)
-        _wait(self._state, "the master")
-        for each in range(self.workers):
+        self._start_node("master", master, "--port", self._master_port, "--webui-port", page)
+        _wait_until(self._fetch_state, "the master")
+        for each in range(self.worker_count):
             work = self.directory / f"worker-{each}"
             how = ("--cores", 1, "--memory", "2g", "--port", 0, "--webui-port", 0)
             kind = "org.apache.spark.deploy.worker.Worker"
-            self._run(work.name, kind, *how, "--work-dir", work, self.url)
-        _wait(lambda: (self._state() or {}).get("aliveworkers") == self.workers, "the workers")
+            self._start_node(work.name, kind, *how, "--work-dir", work, self.url)
+        _wait_until(
+            lambda: (self._fetch_state() or {}).get("aliveworkers") == self.worker_count,
+            "the workers",
+        )
 
     def close(self) -> None:
         for process in reversed(self._processes):  # each with its executors
@@ -70,21 +73,21 @@ class SparkCluster:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def brought(self) -> list[list[str]]:
+    def list_sent_archives(self) -> list[list[str]]:
         """For each worker, the names of archives of this package that its executors were sent."""
-        works = [self.directory / f"worker-{each}" for each in range(self.workers)]
+        works = [self.directory / f"worker-{each}" for each in range(self.worker_count)]
         return [sorted({each.name for each in work.rglob("gateway-*.zip")}) for work in works]
 
-    def _run(self, name: str, *words: object) -> None:
+    def _start_node(self, name: str, *arguments: object) -> None:
         program = Path(pyspark.__file__).parent / "bin" / "spark-class"
         variables = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_"))},
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": LEAN,
+            "SPARK_DAEMON_JAVA_OPTS": LEAN_JVM_OPTIONS,
             "SPARK_LOCAL_DIRS": str(self.directory / "local"),
         }
-        kind, *options = map(str, words)
+        kind, *options = map(str, arguments)
         with (self.directory / f"{name}.log").open("wb") as log:
             self._processes.append(
                 subprocess.Popen(
@@ -97,17 +100,20 @@ class SparkCluster:
                 )
             )
 
-    def _state(self) -> dict[str, Any] | None:
-        with suppress(OSError, ValueError), urllib.request.urlopen(self._page, timeout=5) as answer:
+    def _fetch_state(self) -> dict[str, Any] | None:
+        with (
+            suppress(OSError, ValueError),
+            urllib.request.urlopen(self._status_url, timeout=5) as answer,
+        ):
             found: dict[str, Any] = json.load(answer)
             return found
         return None
 
 
 @contextmanager
-def spark_cluster(directory: Path) -> Iterator[SparkCluster]:
+def running_spark_cluster(directory: Path) -> Iterator[SparkCluster]:
     """Started, and ended with the block."""
-    need("java17")
+    require_tools("java17")
     made = SparkCluster(directory)
     try:
         made.start()
@@ -116,7 +122,7 @@ def spark_cluster(directory: Path) -> Iterator[SparkCluster]:
         made.close()
 
 
-def foreign_python(directory: Path) -> None:
+def create_node_python(directory: Path) -> None:
     """Sees the packages of this Python, but nothing that is installed as editable: a path in a
     .pth file is one to import from, and the .pth files there are not read."""
     venv.create(directory, symlinks=True, with_pip=False)
@@ -130,14 +136,14 @@ def foreign_python(directory: Path) -> None:
     assert sys.executable != str(directory / "bin" / "python")
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
-def _wait(met: Any, what: str) -> None:
-    until = time.monotonic() + PATIENCE
-    while not met():
-        assert time.monotonic() < until, f"{what}: not within {PATIENCE:g} s"
+def _wait_until(is_met: Any, description: str) -> None:
+    until = time.monotonic() + START_TIMEOUT_S
+    while not is_met():
+        assert time.monotonic() < until, f"{description}: not within {START_TIMEOUT_S:g} s"
         time.sleep(0.1)

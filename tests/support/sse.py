@@ -15,23 +15,23 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class SseEvent:
     """What a browser would dispatch. `raw` is `data` before its decoding."""
 
-    type: str
-    raw: bytes
+    event_type: str
+    raw_data: bytes
     last_event_id: str
 
     @property
     def data(self) -> str:
-        return self.raw.decode(errors="replace")
+        return self.raw_data.decode(errors="replace")
 
-    def json(self) -> Any:
+    def parse_json(self) -> Any:
         return json.loads(self.data)
 
 
 @dataclass(slots=True)
-class Parser:
+class SseParser:
     """Feed it bytes cut anywhere; it answers with the events that became whole.
 
     last_event_id: what a client would reconnect with; give the one of the last connection.
@@ -41,62 +41,62 @@ class Parser:
 
     last_event_id: str = ""
     retry_ms: int | None = None
-    comments: int = 0
-    _id: str = field(init=False)
-    _type: str = ""
-    _data: list[bytes] = field(default_factory=list)
-    _rest: bytes = b""
-    _started: bool = False
+    comment_count: int = 0
+    _pending_id: str = field(init=False)
+    _pending_type: str = ""
+    _pending_data: list[bytes] = field(default_factory=list)
+    _buffer: bytes = b""
+    _has_started: bool = False
     _after_cr: bool = False
 
     def __post_init__(self) -> None:
-        self._id = self.last_event_id
+        self._pending_id = self.last_event_id
 
-    def feed(self, chunk: bytes) -> list[Event]:
-        return [event for line in self._lines(chunk) if (event := self._line(line))]
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        return [event for line in self._split_lines(chunk) if (event := self._parse_line(line))]
 
-    def _lines(self, chunk: bytes) -> list[bytes]:
-        text = self._rest + chunk
-        if not self._started:
+    def _split_lines(self, chunk: bytes) -> list[bytes]:
+        text = self._buffer + chunk
+        if not self._has_started:
             if len(text) < len(_BOM) and _BOM.startswith(text):
-                self._rest = text
+                self._buffer = text
                 return []
-            self._started = True
+            self._has_started = True
             text = text.removeprefix(_BOM)
         if self._after_cr and text:
             text = text.removeprefix(b"\n")
             self._after_cr = False
-        *lines, self._rest = _LINE_END.split(text)
+        *lines, self._buffer = _LINE_END.split(text)
         self._after_cr |= text.endswith(b"\r")
         return lines
 
-    def _line(self, line: bytes) -> Event | None:
+    def _parse_line(self, line: bytes) -> SseEvent | None:
         if not line:
-            return self._dispatch()
+            return self._dispatch_event()
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         match name:
             case b"":
-                self.comments += 1
+                self.comment_count += 1
             case b"event":
-                self._type = value.decode(errors="replace")
+                self._pending_type = value.decode(errors="replace")
             case b"data":
-                self._data.append(value)
+                self._pending_data.append(value)
             case b"id" if b"\0" not in value:
-                self._id = value.decode(errors="replace")
+                self._pending_id = value.decode(errors="replace")
             case b"retry" if value and not value.strip(b"0123456789"):
                 self.retry_ms = int(value)
         return None
 
-    def _dispatch(self) -> Event | None:
-        self.last_event_id = self._id
-        data, type_ = self._data, self._type
-        self._data, self._type = [], ""
+    def _dispatch_event(self) -> SseEvent | None:
+        self.last_event_id = self._pending_id
+        data, type_ = self._pending_data, self._pending_type
+        self._pending_data, self._pending_type = [], ""
         if not data:
             return None
-        return Event(type_ or "message", b"\n".join(data), self.last_event_id)
+        return SseEvent(type_ or "message", b"\n".join(data), self.last_event_id)
 
 
-def parse(stream: bytes) -> list[Event]:
+def parse_stream(stream: bytes) -> list[SseEvent]:
     """The events of a stream that ended; one that was not closed is not among them."""
-    return Parser().feed(stream)
+    return SseParser().feed(stream)

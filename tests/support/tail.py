@@ -15,14 +15,16 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from support.heard import Received, received_envelope
-from support.until import until
+from support.received import ReceivedRecord, parse_envelope
+from support.waiting import wait_until
 
-WITHIN = 60.0  # s
+OUTPUT_TIMEOUT_S = 60.0  # s
 
 
 @asynccontextmanager
-async def tail(*arguments: str, stdout: int = PIPE, **environment: str) -> AsyncIterator[Tail]:
+async def running_tail(
+    *arguments: str, stdout: int = PIPE, **environment: str
+) -> AsyncIterator[TailProcess]:
     """Killed with the block if it still runs. environment: all it has but PATH.
 
     stdout: a descriptor of the test's own, in place of being read into `out`.
@@ -34,51 +36,61 @@ async def tail(*arguments: str, stdout: int = PIPE, **environment: str) -> Async
         stderr=PIPE,
         env={"PATH": os.environ["PATH"], **environment},
     )
-    running = Tail(process)
+    running = TailProcess(process)
     try:
         yield running
     finally:
         await running.kill()
 
 
-class Tail:
+class TailProcess:
     """out, err: all it wrote to stdout and stderr so far."""
 
     def __init__(self, process: Process) -> None:
         assert process.stderr is not None
-        self.out = b""
-        self.err = ""
+        self.stdout = b""
+        self.stderr = ""
         self._process = process
-        self._readers = [asyncio.create_task(self._read(process.stderr, self._said))]
+        self._readers = [asyncio.create_task(self._read_stream(process.stderr, self._add_stderr))]
         if process.stdout is not None:
-            self._readers.append(asyncio.create_task(self._read(process.stdout, self._wrote)))
+            self._readers.append(
+                asyncio.create_task(self._read_stream(process.stdout, self._add_stdout))
+            )
 
     @property
-    def lines(self) -> list[bytes]:
+    def complete_lines(self) -> list[bytes]:
         """Those of stdout that are whole."""
-        return self.out.split(b"\n")[:-1]
+        return self.stdout.split(b"\n")[:-1]
 
-    def records(self) -> list[Received]:
+    def parse_records(self) -> list[ReceivedRecord]:
         """The lines as envelopes, for the oracle."""
-        return [received_envelope({"data": line}) for line in self.lines]
+        return [parse_envelope({"data": line}) for line in self.complete_lines]
 
-    async def wait(self, enough: int | Callable[[], object]) -> None:
+    async def wait_for_output(self, condition: int | Callable[[], object]) -> None:
         """Until there are so many lines, or the condition holds."""
-        met = (lambda: len(self.lines) >= enough) if isinstance(enough, int) else enough
-        await until(met, lambda: f"{len(self.lines)} lines; it said {self.err}", WITHIN)
+        met = (
+            (lambda: len(self.complete_lines) >= condition)
+            if isinstance(condition, int)
+            else condition
+        )
+        await wait_until(
+            met,
+            lambda: f"{len(self.complete_lines)} lines; it said {self.stderr}",
+            OUTPUT_TIMEOUT_S,
+        )
 
-    async def following(self) -> None:
-        await self.wait(lambda: "gateway: following" in self.err)
+    async def wait_until_following(self) -> None:
+        await self.wait_for_output(lambda: "gateway: following" in self.stderr)
 
-    async def ended(self) -> int:
+    async def wait_ended(self) -> int:
         """Its exit code, once it has ended by itself."""
-        await asyncio.wait_for(self._process.wait(), WITHIN)
+        await asyncio.wait_for(self._process.wait(), OUTPUT_TIMEOUT_S)
         await asyncio.gather(*self._readers)
         return self._process.returncode or 0
 
-    async def interrupt(self, number: int = signal.SIGINT) -> int:
-        self._process.send_signal(number)
-        return await self.ended()
+    async def send_signal(self, signal_number: int = signal.SIGINT) -> int:
+        self._process.send_signal(signal_number)
+        return await self.wait_ended()
 
     async def kill(self) -> None:
         if self._process.returncode is None:
@@ -86,12 +98,14 @@ class Tail:
             await self._process.wait()
         await asyncio.gather(*self._readers, return_exceptions=True)
 
-    async def _read(self, stream: asyncio.StreamReader, take: Callable[[bytes], None]) -> None:
+    async def _read_stream(
+        self, stream: asyncio.StreamReader, consume: Callable[[bytes], None]
+    ) -> None:
         while piece := await stream.read(65536):
-            take(piece)
+            consume(piece)
 
-    def _wrote(self, piece: bytes) -> None:
-        self.out += piece
+    def _add_stdout(self, piece: bytes) -> None:
+        self.stdout += piece
 
-    def _said(self, piece: bytes) -> None:
-        self.err += piece.decode(errors="replace")
+    def _add_stderr(self, piece: bytes) -> None:
+        self.stderr += piece.decode(errors="replace")

@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from enum import StrEnum
 from typing import Any, Self, TypeAlias
 
-_PIECE = 65536
+_READ_SIZE = 65536
 
-Due: TypeAlias = tuple[float, bytes] | None  # when a piece is due; None ends the stream
+ScheduledPiece: TypeAlias = tuple[float, bytes] | None  # when a piece is due; None ends the stream
 
 
-class Door(StrEnum):
+class AcceptMode(StrEnum):
     """What a new connection meets."""
 
     OPEN = "open"
@@ -47,22 +47,22 @@ class TcpProxy:
         receive_buffer: int | None = None,
     ) -> None:
         self.port = 0
-        self.connects: list[float] = []
-        self.to_client = 0
-        self.to_target = 0
-        self.door = Door.OPEN
+        self.accepted_at: list[float] = []
+        self.bytes_to_client = 0
+        self.bytes_to_target = 0
+        self.accept_mode = AcceptMode.OPEN
         self._target = None if host is None or port is None else (host, port)
         self._receive_buffer = receive_buffer
-        self._latency = 0.0
-        self._budget: int | None = None
-        self._visible = _set_event()
-        self._reading = _set_event()
-        self._links: set[Link] = set()
+        self._delay_s = 0.0
+        self._bytes_until_cut: int | None = None
+        self._is_visible = _create_set_event()
+        self._clients_reading = _create_set_event()
+        self._links: set[ProxyConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._holder: socket.socket | None = None
+        self._port_holder: socket.socket | None = None
         self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
-        self._fillers: list[socket.socket] = []
+        self._accept_task: asyncio.Task[None] | None = None
+        self._backlog_fillers: list[socket.socket] = []
         self._failures: list[Exception] = []
 
     async def __aenter__(self) -> Self:
@@ -77,137 +77,137 @@ class TcpProxy:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def open_connections(self) -> int:
+    def connection_count(self) -> int:
         return len(self._links)
 
-    def target(self, host: str, port: int) -> None:
+    def set_target(self, host: str, port: int) -> None:
         """Where new connections are forwarded to; may be told after `listen`."""
         self._target = (host, port)
 
     async def listen(self) -> int:
         """Take a port from the OS (kept until `close`) and begin to accept."""
-        self._holder = _bound(0)
-        self.port = int(self._holder.getsockname()[1])
-        self._open_door()
+        self._port_holder = _bind_socket(0)
+        self.port = int(self._port_holder.getsockname()[1])
+        self._start_accepting()
         return self.port
 
     async def close(self) -> None:
         """End everything. Raises what a hook raised meanwhile, as an ExceptionGroup."""
-        await self._shut_door()
+        await self._stop_accepting()
         self.cut()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._holder is not None:
-            self._holder.close()
-            self._holder = None
+        if self._port_holder is not None:
+            self._port_holder.close()
+            self._port_holder = None
         if self._failures:
             raise ExceptionGroup(f"hooks of the proxy on port {self.port} failed", self._failures)
 
     async def hide(self) -> None:
         """Black hole: connections stay and carry nothing, either way; new ones are not answered."""
-        await self._shut_door()
-        self.door = Door.HIDDEN
-        self._visible.clear()
-        self._listener = _bound(self.port)
+        await self._stop_accepting()
+        self.accept_mode = AcceptMode.HIDDEN
+        self._is_visible.clear()
+        self._listener = _bind_socket(self.port)
         self._listener.listen(0)
-        self._fillers = _fill_backlog(self._listener, self.port)
+        self._backlog_fillers = _fill_backlog(self._listener, self.port)
 
     async def refuse(self) -> None:
         """Close all connections; new ones meet a closed port (ECONNREFUSED)."""
-        await self._shut_door()
-        self._visible.set()
-        self.door = Door.REFUSING
+        await self._stop_accepting()
+        self._is_visible.set()
+        self.accept_mode = AcceptMode.REFUSING
         self.cut()
 
     async def hang_up(self) -> None:
         """Close all connections and every new one at once; `connects` counts the attempts."""
         await self.unhide()
-        self.door = Door.HANGING_UP
+        self.accept_mode = AcceptMode.HANGING_UP
         self.cut()
 
     async def unhide(self) -> None:
         """Open to all again. What a hidden connection held back is delivered now."""
-        self._visible.set()
-        if self.door in (Door.HIDDEN, Door.REFUSING):
-            await self._shut_door()
-            self._open_door()
-        self.door = Door.OPEN
+        self._is_visible.set()
+        if self.accept_mode in (AcceptMode.HIDDEN, AcceptMode.REFUSING):
+            await self._stop_accepting()
+            self._start_accepting()
+        self.accept_mode = AcceptMode.OPEN
 
     async def restore(self) -> None:
         """Lift every fault."""
-        self._latency = 0.0
-        self._budget = None
-        self._reading.set()
+        self._delay_s = 0.0
+        self._bytes_until_cut = None
+        self._clients_reading.set()
         await self.unhide()
 
-    def delay(self, seconds: float) -> None:
+    def set_delay(self, seconds: float) -> None:
         """Deliver to clients this much later; throughput stays."""
-        self._latency = seconds
+        self._delay_s = seconds
 
     def stall(self) -> None:
         """The clients stop reading: what the target sends fills its own buffers."""
-        self._reading.clear()
+        self._clients_reading.clear()
 
     def unstall(self) -> None:
-        self._reading.set()
+        self._clients_reading.set()
 
     def cut(self) -> None:
         """Close all connections now; what was not delivered is lost."""
         for link in list(self._links):
-            link.abort()
+            link.abort_both()
 
     def cut_after(self, count: int) -> None:
         """Deliver exactly `count` more bytes to clients, then `cut`."""
-        self._budget = count
+        self._bytes_until_cut = count
         if count == 0:
-            self._spent()
+            self._end_budget()
 
-    def _open_door(self) -> None:
-        self._listener = _bound(self.port)
+    def _start_accepting(self) -> None:
+        self._listener = _bind_socket(self.port)
         self._listener.listen(1024)
-        self._accepting = asyncio.create_task(self._accept(self._listener))
+        self._accept_task = asyncio.create_task(self._accept_connections(self._listener))
 
-    async def _shut_door(self) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
-            await asyncio.gather(self._accepting, return_exceptions=True)
-            self._accepting = None
-        for filler in self._fillers:
+    async def _stop_accepting(self) -> None:
+        if self._accept_task is not None:
+            self._accept_task.cancel()
+            await asyncio.gather(self._accept_task, return_exceptions=True)
+            self._accept_task = None
+        for filler in self._backlog_fillers:
             filler.close()
-        self._fillers = []
+        self._backlog_fillers = []
         if self._listener is not None:
             self._listener.close()
             self._listener = None
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept_connections(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             client, _ = await loop.sock_accept(listener)
-            self.connects.append(time.monotonic())
-            if self.door is Door.HANGING_UP:
+            self.accepted_at.append(time.monotonic())
+            if self.accept_mode is AcceptMode.HANGING_UP:
                 client.close()
                 continue
-            task = asyncio.create_task(self._carry(client))
+            task = asyncio.create_task(self._carry_connection(client))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _carry(self, client: socket.socket) -> None:
+    async def _carry_connection(self, client: socket.socket) -> None:
         try:
-            target = await self._connect()
+            target = await self._connect_to_target()
         except OSError:
             client.close()
             return
-        link = Link(await _streams(client), await _streams(target))
+        link = ProxyConnection(await _open_streams(client), await _open_streams(target))
         self._links.add(link)
         try:
-            await link.run(self._upward(link), self._downward(link))
+            await link.carry_until_done(self._forward_requests(link), self._forward_responses(link))
         finally:
             self._links.discard(link)
-            link.abort()
+            link.abort_both()
 
-    async def _connect(self) -> socket.socket:
+    async def _connect_to_target(self) -> socket.socket:
         if self._target is None:
             raise ConnectionRefusedError("the proxy has no target yet")
         target = socket.socket()
@@ -221,38 +221,40 @@ class TcpProxy:
             raise
         return target
 
-    async def _upward(self, link: Link) -> None:
-        with self._noting_failures():
-            async for piece in self.requests(link.client.reader, link):
-                await self._visible.wait()
-                self.to_target += len(piece)
-                link.target.writer.write(piece)
-                await link.target.writer.drain()
-        await self._visible.wait()
+    async def _forward_requests(self, connection: ProxyConnection) -> None:
+        with self._record_failures():
+            async for piece in self.iter_requests(connection.client.reader, connection):
+                await self._is_visible.wait()
+                self.bytes_to_target += len(piece)
+                connection.target.writer.write(piece)
+                await connection.target.writer.drain()
+        await self._is_visible.wait()
 
-    async def _downward(self, link: Link) -> None:
-        fetch = asyncio.create_task(self._read_target(link))
+    async def _forward_responses(self, connection: ProxyConnection) -> None:
+        fetch = asyncio.create_task(self._queue_responses(connection))
         try:
-            while (item := await link.due.get()) is not None and not link.ending:
-                await self._deliver(link, *item)
+            while (
+                item := await connection.scheduled_pieces.get()
+            ) is not None and not connection.is_ending:
+                await self._deliver_piece(connection, *item)
         finally:
             fetch.cancel()
             await asyncio.gather(fetch, return_exceptions=True)
 
-    async def _read_target(self, link: Link) -> None:
-        with self._noting_failures():
-            async for piece in self.responses(link.target.reader, link):
-                await self.send(link, piece)
-                await self._reading.wait()
-        await self._visible.wait()
-        await link.due.put(None)
+    async def _queue_responses(self, connection: ProxyConnection) -> None:
+        with self._record_failures():
+            async for piece in self.iter_responses(connection.target.reader, connection):
+                await self.queue_piece(connection, piece)
+                await self._clients_reading.wait()
+        await self._is_visible.wait()
+        await connection.scheduled_pieces.put(None)
 
-    async def send(self, link: Link, piece: bytes) -> None:
+    async def queue_piece(self, connection: ProxyConnection, piece: bytes) -> None:
         """Queue a piece for the client, behind those before it."""
-        await link.due.put((time.monotonic() + self._latency, piece))
+        await connection.scheduled_pieces.put((time.monotonic() + self._delay_s, piece))
 
     @contextlib.contextmanager
-    def _noting_failures(self) -> Iterator[None]:
+    def _record_failures(self) -> Iterator[None]:
         """Lost connections are the proxy's daily bread; what a test's hook raises is not."""
         try:
             yield
@@ -261,55 +263,61 @@ class TcpProxy:
         except Exception as failure:
             self._failures.append(failure)
 
-    async def _deliver(self, link: Link, at: float, piece: bytes) -> None:
-        if (wait := at - time.monotonic()) > 0:
+    async def _deliver_piece(
+        self, connection: ProxyConnection, due_at: float, piece: bytes
+    ) -> None:
+        if (wait := due_at - time.monotonic()) > 0:
             await asyncio.sleep(wait)
-        await self._reading.wait()
-        await self._visible.wait()
-        if self._budget is not None:
-            piece = piece[: self._budget]
-            self._budget -= len(piece)
-        self.to_client += len(piece)
-        link.client.writer.write(piece)
-        if self._budget == 0:
-            link.end()
-            self._spent()
-        await link.client.writer.drain()
+        await self._clients_reading.wait()
+        await self._is_visible.wait()
+        if self._bytes_until_cut is not None:
+            piece = piece[: self._bytes_until_cut]
+            self._bytes_until_cut -= len(piece)
+        self.bytes_to_client += len(piece)
+        connection.client.writer.write(piece)
+        if self._bytes_until_cut == 0:
+            connection.end_gracefully()
+            self._end_budget()
+        await connection.client.writer.drain()
 
-    def _spent(self) -> None:
+    def _end_budget(self) -> None:
         """The bytes allowed are delivered: every connection ends, later ones are untouched."""
-        self._budget = None
+        self._bytes_until_cut = None
         self.cut()
 
-    async def requests(self, reader: asyncio.StreamReader, link: Link) -> AsyncIterator[bytes]:
+    async def iter_requests(
+        self, reader: asyncio.StreamReader, connection: ProxyConnection
+    ) -> AsyncIterator[bytes]:
         """Pieces from a client, in the units in which they are passed on."""
-        async for piece in _pieces(reader):
+        async for piece in _iter_pieces(reader):
             yield piece
 
-    async def responses(self, reader: asyncio.StreamReader, link: Link) -> AsyncIterator[bytes]:
-        async for piece in _pieces(reader):
+    async def iter_responses(
+        self, reader: asyncio.StreamReader, connection: ProxyConnection
+    ) -> AsyncIterator[bytes]:
+        async for piece in _iter_pieces(reader):
             yield piece
 
 
-class _End:
+class _StreamPair:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
 
 
-class Link:
+class ProxyConnection:
     """A client's connection and the one to the target that belongs to it."""
 
-    def __init__(self, client: _End, target: _End) -> None:
+    def __init__(self, client: _StreamPair, target: _StreamPair) -> None:
         self.client = client
         self.target = target
-        self.ending = False
-        self.due: asyncio.Queue[Due] = asyncio.Queue(maxsize=64)
-        self.pending: dict[int, Any] = {}
+        self.is_ending = False
+        self.scheduled_pieces: asyncio.Queue[ScheduledPiece] = asyncio.Queue(maxsize=64)
+        self.pending_requests: dict[int, Any] = {}
 
-    async def run(self, *ways: Coroutine[Any, Any, None]) -> None:
+    async def carry_until_done(self, *directions: Coroutine[Any, Any, None]) -> None:
         """Carry both ways until one side is done; then let what is written arrive."""
-        tasks = [asyncio.create_task(way) for way in ways]
+        tasks = [asyncio.create_task(way) for way in directions]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for end in (self.client, self.target):
@@ -319,35 +327,35 @@ class Link:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if not self.ending:
+        if not self.is_ending:
             for end in (self.client, self.target):
                 with contextlib.suppress(OSError):
                     await end.writer.wait_closed()
 
-    def end(self) -> None:
+    def end_gracefully(self) -> None:
         """Flush to the client, then close; a later `abort` leaves that be."""
-        self.ending = True
+        self.is_ending = True
         self.client.writer.close()
 
-    def abort(self) -> None:
-        if not self.ending:
+    def abort_both(self) -> None:
+        if not self.is_ending:
             self.client.writer.transport.abort()
         self.target.writer.transport.abort()
 
 
-async def _pieces(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+async def _iter_pieces(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     with contextlib.suppress(OSError):
-        while piece := await reader.read(_PIECE):
+        while piece := await reader.read(_READ_SIZE):
             yield piece
 
 
-async def _streams(sock: socket.socket) -> _End:
+async def _open_streams(sock: socket.socket) -> _StreamPair:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return _End(*await asyncio.open_connection(sock=sock))
+    return _StreamPair(*await asyncio.open_connection(sock=sock))
 
 
-def _bound(port: int) -> socket.socket:
+def _bind_socket(port: int) -> socket.socket:
     """A socket bound to a port: several may be, one of them listens."""
     sock = socket.socket()
     sock.setblocking(False)
@@ -367,7 +375,7 @@ def _fill_backlog(listener: socket.socket, port: int) -> list[socket.socket]:
     return fillers
 
 
-def _set_event() -> asyncio.Event:
+def _create_set_event() -> asyncio.Event:
     event = asyncio.Event()
     event.set()
     return event

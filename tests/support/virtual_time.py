@@ -14,12 +14,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Minutes of timers pass in milliseconds. Nothing in it may use a socket or a thread."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.current_time = 0.0
         super().__init__(_Selector(self))
 
     def time(self) -> float:
         """Return the virtual time, in seconds since the loop was made."""
-        return self.now
+        return self.current_time
 
 
 class _Selector(selectors.SelectSelector):
@@ -29,11 +29,11 @@ class _Selector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> Any:
         assert timeout is not None, "nothing is left to do, and no timer is set"
-        self._loop.now += max(0.0, timeout)
+        self._loop.current_time += max(0.0, timeout)
         return super().select(0)
 
 
-def run_virtually(main: Coroutine[Any, Any, T]) -> T:
+def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
     """Return what `main` returns, run in a `VirtualLoop` of its own."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

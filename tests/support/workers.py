@@ -7,38 +7,40 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import psutil
-from support.gateways import Gateway, running_gateway
-from support.until import until
+from support.gateways import GatewayProcess, running_gateway
+from support.waiting import wait_until
 
-WITHIN = 60.0
+WORKER_TIMEOUT_S = 60.0
 
 
 @asynccontextmanager
 async def running_workers(
-    config: Mapping[str, Any], count: int = 3, **options: Any
-) -> AsyncIterator[Gateway]:
+    config: Mapping[str, Any], worker_count: int = 3, **options: Any
+) -> AsyncIterator[GatewayProcess]:
     """As `running_gateway`; all workers take connections, and are gone at the end."""
     started: set[psutil.Process] = set()
     try:
         async with running_gateway(
-            config, arguments=["--workers", str(count)], **options
+            config, arguments=["--workers", str(worker_count)], **options
         ) as gateway:
-            await serving(gateway, count)
+            await wait_for_workers(gateway, worker_count)
             try:
                 yield gateway
             finally:
-                if gateway.alive:
-                    started |= set(workers(gateway).values())
+                if gateway.is_alive:
+                    started |= set(find_workers(gateway).values())
     finally:
         try:
-            await until(lambda: all(map(ended, started)), "the workers' end", WITHIN)
+            await wait_until(
+                lambda: all(map(has_ended, started)), "the workers' end", WORKER_TIMEOUT_S
+            )
         finally:
             for process in started:
-                if not ended(process):
+                if not has_ended(process):
                     process.kill()
 
 
-def ended(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
     """Also if nobody has asked for its status yet."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
@@ -46,7 +48,7 @@ def ended(process: psutil.Process) -> bool:
         return True
 
 
-def workers(gateway: Gateway) -> dict[int, psutil.Process]:
+def find_workers(gateway: GatewayProcess) -> dict[int, psutil.Process]:
     """By their numbers."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.Process(gateway.pid).children():
@@ -59,20 +61,25 @@ def workers(gateway: Gateway) -> dict[int, psutil.Process]:
     return found
 
 
-async def serving(gateway: Gateway, count: int = 3, starts: int | None = None) -> None:
+async def wait_for_workers(
+    gateway: GatewayProcess, worker_count: int = 3, start_count: int | None = None
+) -> None:
     """Until so many workers have started in all. starts: including those that crashed."""
     complete = "Application startup complete"
-    await until(
-        lambda: gateway.log.count(complete) >= (starts or count) and len(workers(gateway)) == count,
-        lambda: f"the workers: {gateway.tail()}",
-        WITHIN,
+    await wait_until(
+        lambda: (
+            gateway.log.count(complete) >= (start_count or worker_count)
+            and len(find_workers(gateway)) == worker_count
+        ),
+        lambda: f"the workers: {gateway.read_log_tail()}",
+        WORKER_TIMEOUT_S,
     )
 
 
-def clients(gateway: Gateway) -> dict[int, int]:
+def count_connections(gateway: GatewayProcess) -> dict[int, int]:
     """How many connections each worker has."""
     found = {}
-    for number, process in workers(gateway).items():
+    for number, process in find_workers(gateway).items():
         try:
             connections = process.net_connections("tcp")
         except psutil.Error:

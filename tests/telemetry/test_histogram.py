@@ -5,21 +5,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.histogram import LATENCY, Histogram
+from gateway.telemetry.histogram import LATENCY_BUCKETS_S, Histogram
 
 VALUES = st.lists(st.tuples(st.floats(0, 100), st.integers(1, 1000)), max_size=20)
 
 
 @given(VALUES)
 def test_each_value_is_counted_where_it_is_not_above_the_bound_and_above_the_one_before(values):
-    histogram = Histogram(LATENCY)
+    histogram = Histogram(LATENCY_BUCKETS_S)
     for value, times in values:
         histogram.observe(value, times)
-    for index, bound in enumerate(LATENCY):
-        below = LATENCY[index - 1] if index else -1.0
+    for index, bound in enumerate(LATENCY_BUCKETS_S):
+        below = LATENCY_BUCKETS_S[index - 1] if index else -1.0
         wanted = sum(times for value, times in values if below < value <= bound)
         assert histogram.counts[index] == wanted
-    assert histogram.counts[-1] == sum(times for value, times in values if value > LATENCY[-1])
+    assert histogram.counts[-1] == sum(
+        times for value, times in values if value > LATENCY_BUCKETS_S[-1]
+    )
     assert histogram.count == sum(times for _, times in values)
     assert abs(histogram.sum - sum(value * times for value, times in values)) < 1e-3
 
@@ -28,5 +30,5 @@ def test_those_of_another_are_added():
     one, other = Histogram((1, 2)), Histogram((1, 2))
     one.observe(0.5)
     other.observe(1.5, 3)
-    one.add(other.counts, other.sum)
+    one.merge_counts(other.counts, other.sum)
     assert (one.counts, one.sum) == ([1, 3, 0], 5.0)

@@ -7,12 +7,12 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.influx import points_of, receiver
+from support.influx import parse_points, running_influx_receiver
 
 from gateway.telemetry import catalog, influx
-from gateway.telemetry.figures import Figures
 from gateway.telemetry.histogram import Histogram
-from gateway.telemetry.influx import Push, endpoint, lines
+from gateway.telemetry.influx import InfluxExporter, build_write_url, iter_lines
+from gateway.telemetry.samples import MetricSamples
 
 NOW = 1_700_000_000_000_000_000
 
@@ -26,18 +26,20 @@ NOW = 1_700_000_000_000_000_000
     ],
 )
 def test_a_bucket_and_a_database_are_written_to_at_their_own_paths(given, sent: str):
-    assert endpoint(*given).replace("+", "%20") == f"http://i:8086{sent}"
+    assert build_write_url(*given).replace("+", "%20") == f"http://i:8086{sent}"
 
 
 def test_figures_arrive_with_their_labels_as_tags_and_who_sends_them():
-    figures, latency = Figures(), Histogram()
+    figures, latency = MetricSamples(), Histogram()
     figures.add(catalog.CLIENTS, 3, "/a b", "sse")
-    figures.add(catalog.OPENED, 5, "", "sse")  # of programs: no route
+    figures.add(catalog.STREAMS_OPENED, 5, "", "sse")  # of programs: no route
     latency.observe(0.0004, 2)
     latency.observe(100.0)
-    figures.observed(catalog.DELIVERY_LATENCY, latency, "/a", "sse")
-    with receiver() as back:
-        push = Push(endpoint(back.url, "shop", "figures", None), "s3cret", "orders")
+    figures.add_histogram(catalog.DELIVERY_LATENCY_SECONDS, latency, "/a", "sse")
+    with running_influx_receiver() as back:
+        push = InfluxExporter(
+            build_write_url(back.url, "shop", "figures", None), "s3cret", "orders"
+        )
         assert push.send(figures)
         push.close()
         ((path, headers, points),) = back.requests
@@ -56,35 +58,37 @@ def test_figures_arrive_with_their_labels_as_tags_and_who_sends_them():
 
 @given(st.text(max_size=20), st.floats(allow_nan=False, allow_infinity=False))
 def test_any_label_and_number_is_one_line(label: str, value: float):
-    figures = Figures()
-    figures.add(catalog.REACTIVE_WAITING, value, label)
+    figures = MetricSamples()
+    figures.add(catalog.REACTIVE_WAITING_RECORDS, value, label)
     figures.add(catalog.WORKERS, 1)
-    text = "".join(lines(figures, {"service": "a"}, NOW))
+    text = "".join(iter_lines(figures, {"service": "a"}, NOW))
     assert text.count("\n") == 2
-    point, _ = [points_of(line)[0] for line in text.split("\n")[:-1]]
+    point, _ = [parse_points(line)[0] for line in text.split("\n")[:-1]]
     assert point.fields == {"value": value}
     plain = label.replace("\\", "/").replace("\r", " ").replace("\n", " ")
     assert point.tags.get("group", "") == plain
 
 
 def test_many_series_go_in_several_requests(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(influx, "LINES", 10)
-    figures = Figures()
+    monkeypatch.setattr(influx, "MAX_LINES_PER_REQUEST", 10)
+    figures = MetricSamples()
     for number in range(25):
-        figures.add(catalog.READY, 1, "orders", number)
-    with receiver() as back:
-        push = Push(endpoint(back.url, None, None, "figures"), "ann:secret", "orders")
+        figures.add(catalog.PARTITION_READY, 1, "orders", number)
+    with running_influx_receiver() as back:
+        push = InfluxExporter(
+            build_write_url(back.url, None, None, "figures"), "ann:secret", "orders"
+        )
         assert push.send(figures)
         push.close()
         assert [len(points) for _, _, points in back.requests] == [10, 10, 5]
 
 
 def test_a_server_that_refuses_or_is_away_is_told(caplog: pytest.LogCaptureFixture):
-    figures = Figures()
+    figures = MetricSamples()
     figures.add(catalog.WORKERS, 1)
-    with receiver() as back:
+    with running_influx_receiver() as back:
         back.status = 401
-        push = Push(endpoint(back.url, None, "figures", None), "s3cret", "orders")
+        push = InfluxExporter(build_write_url(back.url, None, "figures", None), "s3cret", "orders")
         assert not push.send(figures)
     assert not push.send(figures)
     push.close()

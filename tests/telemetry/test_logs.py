@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.telemetry import logs
-from gateway.telemetry.about import about
+from gateway.telemetry.log_context import log_context
 
-log = logging.getLogger("gateway.kafka.fetch.broker_lane")
+log = logging.getLogger("gateway.kafka.fetch.broker_fetch_loop")
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.Sfl-KxwRJSMeKKF2QT4"
 
 
@@ -36,12 +36,12 @@ def objects(out: StringIO) -> list[dict[str, Any]]:
 
 def test_json_is_an_object_a_line_with_what_it_is_about_as_members(out: StringIO):
     logs.configure("json", stream=out, worker=2)
-    with about(route="/events/{c}", stream=7, trace=None):
+    with log_context(route="/events/{c}", stream=7, trace=None):
         log.info("FETCH resumed %s", "it", extra={"topic": "orders", "partition": 3})
     (line,) = objects(out)
     assert line.pop("time").endswith("Z")
     assert line == {
-        "level": "info", "logger": "gateway.kafka.fetch.broker_lane", "message": "FETCH resumed it",
+        "level": "info", "logger": "gateway.kafka.fetch.broker_fetch_loop", "message": "FETCH resumed it",
         "worker": 2, "route": "/events/{c}", "stream": 7, "topic": "orders", "partition": 3,
     }  # fmt: skip
 
@@ -60,19 +60,19 @@ def test_a_traceback_and_a_line_break_stay_within_their_object(out: StringIO):
 def test_the_console_keeps_the_phrases_and_says_what_they_are_about_behind_them(out: StringIO):
     logs.configure("console", "info", {"kafka": "debug"}, stream=out, worker=3)
     phrase = "FETCH reconnect in %.3fs topic=%s partition=%s cause=%s"
-    with about(stream=7):
+    with log_context(stream=7):
         log.debug(phrase, 0.4, "orders", 3, "timeout")
     log.debug("partition ready after %.3fs", 0.2)
     first, second = out.getvalue().splitlines()
     text = "FETCH reconnect in 0.400s topic=orders partition=3 cause=timeout [stream=7]"
-    assert first.endswith(f"DEBUG worker 3 gateway.kafka.fetch.broker_lane: {text}")
-    assert second.endswith("gateway.kafka.fetch.broker_lane: partition ready after 0.200s")
+    assert first.endswith(f"DEBUG worker 3 gateway.kafka.fetch.broker_fetch_loop: {text}")
+    assert second.endswith("gateway.kafka.fetch.broker_fetch_loop: partition ready after 0.200s")
 
 
 @pytest.mark.parametrize("format", ["console", "json"])
 def test_no_secret_is_in_any_part_of_a_line(out: StringIO, format: Any):
     logs.configure(format, stream=out)
-    with about(route=f"/a?token={JWT}"):
+    with log_context(route=f"/a?token={JWT}"):
         try:
             raise ValueError(f"Bearer {JWT}")
         except ValueError:
@@ -87,15 +87,15 @@ def levels(name: str) -> str:
 
 def test_levels_of_rooms_and_libraries_can_be_changed_at_any_time(out: StringIO):
     logs.configure(level="warning", levels={"kafka": "debug", "uvicorn": "error"}, stream=out)
-    assert levels("gateway.kafka.fetch.broker_lane") == "debug"
+    assert levels("gateway.kafka.fetch.broker_fetch_loop") == "debug"
     assert levels("gateway.web.app.app") == "warning"
     assert levels("uvicorn.error") == "error"
-    assert logs.current_levels() == {
+    assert logs.get_levels() == {
         "": "warning", "aiokafka": "warning", "httpx": "warning", "kafka": "debug",
         "uvicorn": "error",
     }  # fmt: skip
     logs.set_levels("info", {"hub": "debug"})
-    assert (levels("gateway.kafka.fetch.broker_lane"), levels("gateway.hub.fanout.hub")) == (
+    assert (levels("gateway.kafka.fetch.broker_fetch_loop"), levels("gateway.hub.fanout.hub")) == (
         "info",
         "debug",
     )
@@ -104,19 +104,19 @@ def test_levels_of_rooms_and_libraries_can_be_changed_at_any_time(out: StringIO)
 
 def test_a_level_that_is_none_changes_nothing(out: StringIO):
     logs.configure(levels={"kafka": "debug"}, stream=out)
-    before = logs.current_levels()
+    before = logs.get_levels()
     with pytest.raises(ValueError, match="'loud' is no level; use one of debug, info"):
         logs.set_levels("info", {"kafka": "loud"})
-    assert logs.current_levels() == before
+    assert logs.get_levels() == before
 
 
 def test_lines_are_counted_by_level_and_written_once_however_often_it_is_configured(out: StringIO):
     logs.configure(stream=out)
     logs.configure(stream=out)
-    before = logs.lines["warning"]
+    before = logs.line_counts["warning"]
     log.warning("once")
     assert out.getvalue().count("once") == 1
-    assert logs.lines["warning"] == before + 1
+    assert logs.line_counts["warning"] == before + 1
 
 
 FORGED = "a\r\n2026-11-21 10:00:00,000 INFO gateway.web.admin: admin: revoke"
@@ -133,7 +133,7 @@ def test_what_a_client_writes_stays_within_its_line(out: StringIO, format: Any, 
     logs.configure(format, stream=out)
     library = logging.getLogger("aiokafka")  # uvicorn's may have handlers of their own by now
     for each in (log, library):
-        with about(route=odd):
+        with log_context(route=odd):
             each.warning("stream asked url=%s", odd, extra={"topic": odd})
     text = out.getvalue()
     assert len(text.splitlines()) == text.count("\n") == 2

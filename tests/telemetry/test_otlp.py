@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from support.otlp import collector
+from support.otlp import running_collector
 
 from gateway.telemetry import catalog
-from gateway.telemetry.figures import Figures
 from gateway.telemetry.histogram import Histogram
-from gateway.telemetry.otlp import Push, endpoint, resource
+from gateway.telemetry.otlp import OtlpExporter, build_endpoint, build_resource
+from gateway.telemetry.samples import MetricSamples
 
 
 @pytest.mark.parametrize(
@@ -20,25 +20,25 @@ from gateway.telemetry.otlp import Push, endpoint, resource
     ],
 )
 def test_an_endpoint_without_a_path_gets_the_signals_own(url: str, sent: str):
-    assert endpoint(url, "metrics") == sent
+    assert build_endpoint(url, "metrics") == sent
 
 
 def test_figures_arrive_as_sums_gauges_and_histograms_with_who_sends_them():
-    figures, latency = Figures(), Histogram()
+    figures, latency = MetricSamples(), Histogram()
     figures.add(catalog.CLIENTS, 3, "/a", "sse")
-    figures.add(catalog.OPENED, 5, "/a", "sse")
+    figures.add(catalog.STREAMS_OPENED, 5, "/a", "sse")
     latency.observe(0.0004, 2)
     latency.observe(100.0)
-    figures.observed(catalog.DELIVERY_LATENCY, latency, "/a", "sse")
-    with collector() as back:
-        push = Push(back.url, {"authorization": "key"}, resource("orders", "1.2"))
+    figures.add_histogram(catalog.DELIVERY_LATENCY_SECONDS, latency, "/a", "sse")
+    with running_collector() as back:
+        push = OtlpExporter(back.url, {"authorization": "key"}, build_resource("orders", "1.2"))
         assert push.send(figures)
         push.close()
         ((path, headers, _),) = back.requests
         assert (path, headers["authorization"]) == ("/v1/metrics", "key")
         who = back.resource
         assert (who["service.name"], who["service.version"]) == ("orders", "1.2")
-        assert back.value("gateway_clients", route="/a", wire="sse") == 3
+        assert back.get_value("gateway_clients", route="/a", wire="sse") == 3
         opened = back.metrics["gateway_streams_opened"].sum
         assert opened.is_monotonic and opened.aggregation_temporality == 2
         told = back.metrics["gateway_delivery_latency_seconds"]
@@ -51,8 +51,8 @@ def test_figures_arrive_as_sums_gauges_and_histograms_with_who_sends_them():
 
 
 def test_a_back_end_that_refuses_is_told_from_one_that_takes_them():
-    with collector() as back:
+    with running_collector() as back:
         back.status = 400
-        push = Push(back.url, {}, resource("orders", "1"))
-        assert not push.send(Figures())
+        push = OtlpExporter(back.url, {}, build_resource("orders", "1"))
+        assert not push.send(MetricSamples())
         push.close()

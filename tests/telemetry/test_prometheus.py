@@ -10,27 +10,27 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 from gateway.telemetry import catalog, prometheus
-from gateway.telemetry.catalog import METRICS, Kind, Metric
-from gateway.telemetry.figures import Figures
+from gateway.telemetry.catalog import METRICS, Metric, MetricKind
 from gateway.telemetry.histogram import Histogram
 from gateway.telemetry.prometheus import expose
+from gateway.telemetry.samples import MetricSamples
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 PARSERS = {"text/plain": plain, OPENMETRICS: openmetrics}
 
 
-def told(figures: Figures, accept: str) -> str:
+def told(figures: MetricSamples, accept: str) -> str:
     return b"".join(expose(figures, accept).pieces).decode()
 
 
-def every_metric() -> Figures:
-    figures = Figures()
+def every_metric() -> MetricSamples:
+    figures = MetricSamples()
     for metric in METRICS:
         labels = [f'a "{name}"\n' for name in metric.labels]
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             histogram = Histogram(metric.bounds)
             histogram.observe(0.3, 4)
-            figures.observed(metric, histogram, *labels)
+            figures.add_histogram(metric, histogram, *labels)
         else:
             figures.add(metric, 7, *labels)
     return figures
@@ -55,11 +55,11 @@ def test_all_metrics_are_read_as_they_are_meant(accept: str):
 
 @pytest.mark.parametrize("accept", PARSERS)
 def test_a_histogram_is_cumulative_and_has_sum_and_count(accept: str):
-    figures, histogram = Figures(), Histogram()
+    figures, histogram = MetricSamples(), Histogram()
     histogram.observe(0.0004, 5)
     histogram.observe(0.3, 2)
     histogram.observe(100.0, 1)
-    figures.observed(catalog.READY_SECONDS, histogram, "orders")
+    figures.add_histogram(catalog.PARTITION_READY_SECONDS, histogram, "orders")
     family = families(told(figures, accept), PARSERS[accept])["gateway_partition_ready_seconds"]
     values = {
         (each.name.rpartition("_")[2], each.labels.get("le")): each.value for each in family.samples
@@ -72,11 +72,11 @@ def test_a_histogram_is_cumulative_and_has_sum_and_count(accept: str):
 
 @pytest.mark.parametrize("accept", PARSERS)
 def test_many_series_in_pieces_are_what_they_are_in_one(accept: str, monkeypatch):
-    figures = Figures()
+    figures = MetricSamples()
     for partition in range(25):
-        figures.add(catalog.LAG, partition, "orders", partition)
+        figures.add(catalog.PARTITION_LAG_RECORDS, partition, "orders", partition)
     whole = told(figures, accept)
-    monkeypatch.setattr(prometheus, "PIECE", 10)
+    monkeypatch.setattr(prometheus, "MAX_SERIES_PER_PIECE", 10)
     pieces = list(expose(figures, accept).pieces)
     assert len(pieces) >= 3
     assert b"".join(pieces).decode() == whole
@@ -85,9 +85,11 @@ def test_many_series_in_pieces_are_what_they_are_in_one(accept: str, monkeypatch
 
 
 def test_who_asks_for_openmetrics_gets_it_and_all_others_the_text():
-    assert expose(Figures(), OPENMETRICS).media_type.startswith("application/openmetrics-text")
-    assert expose(Figures(), "*/*").media_type.startswith("text/plain; version=0.0.4")
-    assert told(Figures(), OPENMETRICS) == "# EOF\n"
+    assert expose(MetricSamples(), OPENMETRICS).media_type.startswith(
+        "application/openmetrics-text"
+    )
+    assert expose(MetricSamples(), "*/*").media_type.startswith("text/plain; version=0.0.4")
+    assert told(MetricSamples(), OPENMETRICS) == "# EOF\n"
 
 
 def conventional(metric: Metric) -> bool:

@@ -15,7 +15,7 @@ ROW = re.compile(r"\| `(\w+)` \| (\w+) \| (\w+) \| (.*?) \| (.*) \|")
 def test_every_metric_is_in_the_readme_with_its_type_unit_labels_and_meaning():
     said = {row[1]: row.groups()[1:] for row in map(ROW.fullmatch, README.splitlines()) if row}
     wanted = {
-        metric.shown: (
+        metric.exposed_name: (
             str(metric.kind),
             metric.unit or "none",
             ", ".join(f"`{label}`" for label in metric.labels) or "none",

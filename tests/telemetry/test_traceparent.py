@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.traceparent import Traceparent, of_headers, parse
+from gateway.telemetry.traceparent import Traceparent, parse, parse_headers
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -44,8 +44,8 @@ def test_of_a_later_version_what_this_one_knows_counts():
 
 def test_of_a_records_headers_the_last_one_counts_and_a_null_is_none():
     good = f"00-{TRACE}-{SPAN}-00".encode()
-    found = of_headers([("traceparent", b"junk"), ("a", b"b"), ("traceparent", good)])
+    found = parse_headers([("traceparent", b"junk"), ("a", b"b"), ("traceparent", good)])
     assert found is not None and not found.sampled
-    assert of_headers([("traceparent", good), ("traceparent", None)]) is None
-    assert of_headers([("Traceparent", good)]) is None
-    assert of_headers([]) is None
+    assert parse_headers([("traceparent", good), ("traceparent", None)]) is None
+    assert parse_headers([("Traceparent", good)]) is None
+    assert parse_headers([]) is None

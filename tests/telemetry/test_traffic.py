@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.telemetry import traffic as module
-from gateway.telemetry.histogram import LATENCY, Histogram
-from gateway.telemetry.traffic import Behind, Event, Traffic, Traffics
+from gateway.telemetry.histogram import LATENCY_BUCKETS_S, Histogram
+from gateway.telemetry.traffic import ClientsBehind, SentEvent, StreamCounts, StreamCountsByRoute
 
 NOW = 1_700_000_000.0
 STAMPS = st.lists(st.none() | st.integers(-1, 5) | st.integers(0, 10**6), max_size=12)
 
 
-def events(stamps: Sequence[int | None]) -> list[Event]:
+def events(stamps: Sequence[int | None]) -> list[SentEvent]:
     """stamps: milliseconds before NOW, -1 for a record without a timestamp."""
     before = int(NOW * 1000)
     at = [each if each is None or each < 0 else before - each for each in stamps]
@@ -25,17 +25,17 @@ def events(stamps: Sequence[int | None]) -> list[Event]:
 
 
 @pytest.fixture
-def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
+def traffic(monkeypatch: pytest.MonkeyPatch) -> StreamCounts:
     monkeypatch.setattr(module, "time", lambda: NOW)
-    return Traffic()
+    return StreamCounts()
 
 
 @given(stamps=STAMPS, times=st.integers(1, 1000))
 def test_every_record_is_counted_once_a_client_with_its_own_latency(stamps, times):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "time", lambda: NOW)
-        traffic, wanted = Traffic(), Histogram(LATENCY)
-        traffic.sent(events(stamps), times)
+        traffic, wanted = StreamCounts(), Histogram(LATENCY_BUCKETS_S)
+        traffic.count_sent(events(stamps), times)
         now = [each for _, _, _, each in events(stamps)]
         for stamp in now:
             if stamp is not None and stamp >= 0:
@@ -46,13 +46,13 @@ def test_every_record_is_counted_once_a_client_with_its_own_latency(stamps, time
         assert traffic.records == times * sum(each is not None for each in now)
 
 
-def test_a_producer_whose_clock_is_ahead_is_no_latency_at_all(traffic: Traffic):
-    traffic.sent([(None, b"", None, int(NOW * 1000) + 5000)], 3)
+def test_a_producer_whose_clock_is_ahead_is_no_latency_at_all(traffic: StreamCounts):
+    traffic.count_sent([(None, b"", None, int(NOW * 1000) + 5000)], 3)
     assert (traffic.latency.counts[0], traffic.latency.sum) == (3, 0.0)
 
 
 def test_what_is_open_is_what_was_opened_and_has_not_ended():
-    traffic = Traffic()
+    traffic = StreamCounts()
     traffic.opened = 5
     traffic.ended["drain"] += 2
     traffic.ended["left"] += 1
@@ -60,28 +60,28 @@ def test_what_is_open_is_what_was_opened_and_has_not_ended():
 
 
 def test_what_one_reads_for_others_is_read_for_its_route_and_drained_for_whom_it_goes_to():
-    traffic = Traffic("/a", "sse")
-    reader = traffic.twin()
-    reader.read["kafka"] += 7
+    traffic = StreamCounts("/a", "sse")
+    reader = traffic.create_reader_counts()
+    reader.catch_up_records["kafka"] += 7
     reader.untimed += 4
-    reader.sent([(None, b"", None, int(time.time() * 1000))])
-    reader.told(["retention"])
-    assert traffic.read == {"kafka": 7}
+    reader.count_sent([(None, b"", None, int(time.time() * 1000))])
+    reader.count_gaps(["retention"])
+    assert traffic.catch_up_records == {"kafka": 7}
     assert reader.drain() == (5, {"retention": 1})
     assert reader.drain() == (0, {})
     assert traffic.records == 0
 
 
 def test_one_route_on_one_wire_is_counted_in_one_place():
-    traffics = Traffics()
-    assert traffics.of("/a", "sse") is traffics.of("/a", "sse")
-    assert traffics.of("/a", "sse") is not traffics.of("/a", "ndjson")
+    traffics = StreamCountsByRoute()
+    assert traffics.get_counts("/a", "sse") is traffics.get_counts("/a", "sse")
+    assert traffics.get_counts("/a", "sse") is not traffics.get_counts("/a", "ndjson")
     assert [(each.route, each.wire) for each in traffics] == [("/a", "sse"), ("/a", "ndjson")]
 
 
 def test_who_is_behind_is_told_in_all_and_by_the_last_one():
-    behind = Behind()
+    behind = ClientsBehind()
     for records in (3, 10, 1):
         behind.add("/a", "slow", records)
     assert behind.clients["/a", "slow"] == 3
-    assert (behind.records["/a", "slow"], behind.most["/a", "slow"]) == (14, 10)
+    assert (behind.records["/a", "slow"], behind.max_records["/a", "slow"]) == (14, 10)

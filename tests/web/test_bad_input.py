@@ -12,20 +12,20 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from confluent_kafka import Producer
-from support.any_topic import serving
-from support.bad_requests import BODIES, HEADS
+from support.bad_requests import BAD_BODIES, BAD_HEADS
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, config_for
-from support.neighbour import CALM, Neighbour
-from support.raw_http import Answer, Wire, exchange, get
-from support.sse import Event, Parser
-from support.until import PATIENCE
+from support.gateways import GatewayProcess, build_config
+from support.raw_http import RawConnection, RawResponse, build_request, send_request
+from support.reference_stream import REFERENCE_TOPICS, ReferenceStream
+from support.sse import SseEvent, SseParser
+from support.topic_gateway import run_gateway_sync
+from support.waiting import WAIT_TIMEOUT_S
 
-from gateway.core.token.resume_token import TokenWriter, TopicPlaces, seal, varint
+from gateway.core.token.resume_token import TokenWriter, TopicPositions, encode_varint, seal_token
 from gateway.kafka.embedded import EmbeddedKafka
 
 MIB = 1024 * 1024
-TOPICS = {"orders": 3, "other": 3, "odd": 1, "busy": 1, **CALM}
+TOPICS = {"orders": 3, "other": 3, "odd": 1, "busy": 1, **REFERENCE_TOPICS}
 EVENT_SOURCE = (b"Accept: text/event-stream", b"Sec-Fetch-Mode: cors")
 
 pytestmark = pytest.mark.usefixtures("unharmed")
@@ -33,15 +33,15 @@ kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
-    config = config_for(kafka.bootstrap, TOPICS, kafka={"bootstrap": list(TOPICS)})
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+    config = build_config(kafka.bootstrap, TOPICS, kafka={"bootstrap": list(TOPICS)})
     by_key = {"topic": "orders", "filters": [{"key": "${params.customer}"}]}
     config["routes"] += [
         {"when": [{"path": "/events/orders/{customer}"}], "with": by_key},
         {"when": [{"path": "/any/{topic}"}], "with": {"topic": "${params.topic}"}},
         {"when": [{"path": "/cloud/odd"}], "with": {"topic": "odd", "format": "cloudevents"}},
     ]
-    with serving(config) as gateway:
+    with run_gateway_sync(config) as gateway:
         yield gateway
 
 
@@ -55,49 +55,49 @@ def produce(kafka: EmbeddedKafka) -> Iterator[Callable[..., None]]:
         for value in values:
             told = {"on_delivery": lambda error, _: failed.append(error) if error else None}
             producer.produce(topic, value, **options, **told)  # type: ignore[arg-type]
-        assert producer.flush(PATIENCE) == 0 and not failed, failed
+        assert producer.flush(WAIT_TIMEOUT_S) == 0 and not failed, failed
 
     yield produce
 
 
-class Stream:
+class SseStream:
     """An SSE response, event by event; `head` is its status line and headers."""
 
-    def __init__(self, wire: Wire, request: bytes) -> None:
+    def __init__(self, wire: RawConnection, request: bytes) -> None:
         self.wire = wire
-        wire.send(request)
-        self.head = wire.answer_head()
-        assert self.head.status == 200, (self.head, wire._body(self.head.headers))
+        wire.send_bytes(request)
+        self.head = wire.read_head()
+        assert self.head.status == 200, (self.head, wire._read_body(self.head.headers))
         assert self.head.headers["content-type"].startswith("text/event-stream")
-        self._parser = Parser()
-        self._events: list[Event] = []
+        self._parser = SseParser()
+        self._events: list[SseEvent] = []
 
-    def event(self) -> Event:
+    def next_event(self) -> SseEvent:
         while not self._events:
-            self._events = self._parser.feed(self.wire.chunk())
+            self._events = self._parser.feed(self.wire.read_chunk())
         return self._events.pop(0)
 
-    def record(self) -> Event:
+    def next_record(self) -> SseEvent:
         """The next one that says more than where the stream stands."""
-        while (event := self.event()).type == "position":
+        while (event := self.next_event()).event_type == "position":
             pass
         return event
 
 
-def ask(gateway: Gateway, request: bytes) -> Answer:
-    with Wire(gateway.port) as wire:
-        wire.send(request)
-        return wire.answer()
+def get_answer(gateway: GatewayProcess, request: bytes) -> RawResponse:
+    with RawConnection(gateway.port) as wire:
+        wire.send_bytes(request)
+        return wire.read_response()
 
 
-def streams(gateway: Gateway, request: bytes) -> list[str]:
+def get_first_event(gateway: GatewayProcess, request: bytes) -> list[str]:
     """The stream's first event, after which it is still open."""
-    with Wire(gateway.port) as wire:
-        return [Stream(wire, request).event().type]
+    with RawConnection(gateway.port) as wire:
+        return [SseStream(wire, request).next_event().event_type]
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -106,31 +106,41 @@ def eventually(condition: Callable[[], object], what: str) -> None:
 # Tokens
 
 
-def token_of(gateway: Gateway, topic: str) -> bytes:
+def get_token(gateway: GatewayProcess, topic: str) -> bytes:
     """The id that a stream begins with."""
-    with Wire(gateway.port) as wire:
-        return Stream(wire, get(f"/events/{topic}")).event().last_event_id.encode()
+    with RawConnection(gateway.port) as wire:
+        return (
+            SseStream(wire, build_request(f"/events/{topic}")).next_event().last_event_id.encode()
+        )
 
 
-def changed(token: bytes, at: int) -> bytes:
+def change_character(token: bytes, at: int) -> bytes:
     old = token[at : at + 1]
     return token[:at] + (b"A" if old != b"A" else b"B") + token[at + 1 :]
 
 
-def foreign(token: bytes) -> bytes:
-    places = TopicPlaces("orders", "", [5, 5, 5], [0, 0, 0])
-    return seal(TokenWriter("elsewhere", [places], 1).text(), token[1:6])
+def build_foreign_token(token: bytes) -> bytes:
+    places = TopicPositions("orders", "", [5, 5, 5], [0, 0, 0])
+    return seal_token(TokenWriter("elsewhere", [places], 1).to_text(), token[1:6])
 
 
-def topics_head(token: bytes, count: int) -> bytes:
+def build_topics_token(token: bytes, count: int) -> bytes:
     """A whole token of the right cluster that says it has `count` topics, and has none."""
-    return seal(token[6:17] + varint(count), token[1:6])
+    return seal_token(token[6:17] + encode_varint(count), token[1:6])
 
 
-def partitions_head(token: bytes, count: int) -> bytes:
+def build_partitions_token(token: bytes, count: int) -> bytes:
     """Of the right cluster and topic, with `count` partitions and no offsets."""
     topic = token[18:31]
-    return seal(token[6:17] + varint(1) + topic + varint(count) + varint(1) + varint(0), b"AAAAA")
+    return seal_token(
+        token[6:17]
+        + encode_varint(1)
+        + topic
+        + encode_varint(count)
+        + encode_varint(1)
+        + encode_varint(0),
+        b"AAAAA",
+    )
 
 
 # Where a token's parts begin: version, view, time of issue, cluster, number of topics, topic
@@ -138,7 +148,7 @@ def partitions_head(token: bytes, count: int) -> bytes:
 PARTS = [0, 1, 6, 12, 17, 18, 23, 31, 32, 33, 34, 35, -6, -1]
 
 TOKENS: dict[str, Callable[[bytes], bytes]] = {
-    **{f"changed at {at}": lambda token, at=at: changed(token, at) for at in PARTS},  # type: ignore[misc]
+    **{f"changed at {at}": lambda token, at=at: change_character(token, at) for at in PARTS},  # type: ignore[misc]
     "cut by one": lambda token: token[:-1],
     "cut in half": lambda token: token[: len(token) // 2],
     "first character only": lambda token: token[:1],
@@ -149,14 +159,14 @@ TOKENS: dict[str, Callable[[bytes], bytes]] = {
     "a space within": lambda token: token[:9] + b" " + token[9:],
     "in lower case": lambda token: token.lower(),
     "of a later version": lambda token: b"2" + token[1:],
-    "of another cluster": foreign,
-    "no content but a checksum": lambda token: seal(b"", token[1:6]),
-    "no topics": lambda token: topics_head(token, 0),
-    "100,000 topics": lambda token: topics_head(token, 100_000),
-    "2^59 topics": lambda token: topics_head(token, 1 << 59),
-    "100,000 partitions without offsets": lambda token: partitions_head(token, 100_000),
-    "2^59 partitions": lambda token: partitions_head(token, 1 << 59),
-    "an endless number": lambda token: seal(token[6:17] + b"_" * 100, token[1:6]),
+    "of another cluster": build_foreign_token,
+    "no content but a checksum": lambda token: seal_token(b"", token[1:6]),
+    "no topics": lambda token: build_topics_token(token, 0),
+    "100,000 topics": lambda token: build_topics_token(token, 100_000),
+    "2^59 topics": lambda token: build_topics_token(token, 1 << 59),
+    "100,000 partitions without offsets": lambda token: build_partitions_token(token, 100_000),
+    "2^59 partitions": lambda token: build_partitions_token(token, 1 << 59),
+    "an endless number": lambda token: seal_token(token[6:17] + b"_" * 100, token[1:6]),
     "null": lambda _: b"null",
     "an offset": lambda _: b"42",
     "JSON": lambda _: b'[{"topic":"orders","partition":0,"offset":1}]',
@@ -168,67 +178,81 @@ TOKENS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.fixture(scope="module")
-def token(gateway: Gateway) -> bytes:
-    return token_of(gateway, "orders")
+def token(gateway: GatewayProcess) -> bytes:
+    return get_token(gateway, "orders")
 
 
-def quoted(data: bytes) -> bytes:
+def quote_bytes(data: bytes) -> bytes:
     return b"".join([b"%%%02X" % byte for byte in data])
 
 
 @pytest.mark.parametrize("case", TOKENS)
-def test_a_bad_token_is_refused_to_programs(gateway: Gateway, token: bytes, case: str) -> None:
+def test_a_bad_token_is_refused_to_programs(
+    gateway: GatewayProcess, token: bytes, case: str
+) -> None:
     bad = TOKENS[case](token)
-    answer = ask(gateway, get("/events/orders", b"Last-Event-ID: " + bad))
+    answer = get_answer(gateway, build_request("/events/orders", b"Last-Event-ID: " + bad))
     assert answer.status == 400
     assert "connect without" in answer.problem["detail"]
 
 
 @pytest.mark.parametrize("case", [case for case in TOKENS if case != "60 KB"])
 def test_a_bad_token_in_the_query_is_refused_to_everyone(
-    gateway: Gateway, token: bytes, case: str
+    gateway: GatewayProcess, token: bytes, case: str
 ) -> None:
-    target = b"/events/orders?lastEventId=" + quoted(TOKENS[case](token))
+    target = b"/events/orders?lastEventId=" + quote_bytes(TOKENS[case](token))
     for headers in ((), EVENT_SOURCE):
-        assert ask(gateway, get(target, *headers)).problem["status"] == 400
+        assert get_answer(gateway, build_request(target, *headers)).problem["status"] == 400
 
 
 @pytest.mark.parametrize("case", TOKENS)
 def test_a_bad_token_is_told_to_an_event_source_as_a_gap(
-    gateway: Gateway, token: bytes, case: str
+    gateway: GatewayProcess, token: bytes, case: str
 ) -> None:
     bad = TOKENS[case](token)
-    with Wire(gateway.port) as wire:
-        stream = Stream(wire, get("/events/orders", b"Last-Event-ID: " + bad, *EVENT_SOURCE))
-        assert stream.event().type == "begin"
-        gap = stream.event()
-        assert (gap.type, gap.json()["reason"]) == ("gap", "position-refused")
+    with RawConnection(gateway.port) as wire:
+        stream = SseStream(
+            wire, build_request("/events/orders", b"Last-Event-ID: " + bad, *EVENT_SOURCE)
+        )
+        assert stream.next_event().event_type == "begin"
+        gap = stream.next_event()
+        assert (gap.event_type, gap.parse_json()["reason"]) == ("gap", "position-refused")
         assert gap.last_event_id, "the gap is told again after the next cut"
 
 
-def test_no_character_of_a_token_can_be_changed(gateway: Gateway, token: bytes) -> None:
-    with Wire(gateway.port) as wire:
+def test_no_character_of_a_token_can_be_changed(gateway: GatewayProcess, token: bytes) -> None:
+    with RawConnection(gateway.port) as wire:
         for at in range(len(token)):
-            wire.send(get("/events/orders", b"Last-Event-ID: " + changed(token, at)))
-            assert wire.answer().status == 400, at
+            wire.send_bytes(
+                build_request("/events/orders", b"Last-Event-ID: " + change_character(token, at))
+            )
+            assert wire.read_response().status == 400, at
 
 
-def test_the_token_of_another_topic_is_refused(gateway: Gateway) -> None:
-    line = b"Last-Event-ID: " + token_of(gateway, "other")
-    assert ask(gateway, get("/events/orders", line)).problem["status"] == 400
+def test_the_token_of_another_topic_is_refused(gateway: GatewayProcess) -> None:
+    line = b"Last-Event-ID: " + get_token(gateway, "other")
+    assert get_answer(gateway, build_request("/events/orders", line)).problem["status"] == 400
 
 
-def test_a_token_too_long_for_a_head_is_refused_by_its_length(gateway: Gateway) -> None:
+def test_a_token_too_long_for_a_head_is_refused_by_its_length(gateway: GatewayProcess) -> None:
     long = b"1" + b"A" * 65 * 1024
-    assert exchange(gateway.port, get("/events/orders", b"Last-Event-ID: " + long)).status == 431
-    assert exchange(gateway.port, get(b"/events/orders?lastEventId=" + long)).status == 414
+    assert (
+        send_request(
+            gateway.port, build_request("/events/orders", b"Last-Event-ID: " + long)
+        ).status
+        == 431
+    )
+    assert (
+        send_request(gateway.port, build_request(b"/events/orders?lastEventId=" + long)).status
+        == 414
+    )
 
 
-def test_the_header_beats_the_query(gateway: Gateway, token: bytes) -> None:
+def test_the_header_beats_the_query(gateway: GatewayProcess, token: bytes) -> None:
     good, bad = token, b"nonsense"
     line, query = b"Last-Event-ID: ", b"/events/orders?lastEventId="
-    assert streams(gateway, get(query + bad, line + good)) == ["begin"]
-    assert ask(gateway, get(query + good, line + bad)).status == 400
+    assert get_first_event(gateway, build_request(query + bad, line + good)) == ["begin"]
+    assert get_answer(gateway, build_request(query + good, line + bad)).status == 400
 
 
 # Where to start and to end
@@ -282,11 +306,13 @@ QUERIES = [
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query[:40].decode())
-def test_a_start_or_end_without_sense_is_refused(gateway: Gateway, query: bytes) -> None:
-    problem = ask(gateway, get(b"/events/orders?" + query)).problem
+def test_a_start_or_end_without_sense_is_refused(gateway: GatewayProcess, query: bytes) -> None:
+    problem = get_answer(gateway, build_request(b"/events/orders?" + query)).problem
     assert problem["status"] == 400
     assert len(problem["detail"]) < 500
-    assert ask(gateway, get(b"/events/orders?" + query, *EVENT_SOURCE)).status == 400
+    assert (
+        get_answer(gateway, build_request(b"/events/orders?" + query, *EVENT_SOURCE)).status == 400
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,12 +332,12 @@ def test_a_start_or_end_without_sense_is_refused(gateway: Gateway, query: bytes)
     ],
     ids=lambda query: query[:40].decode(),
 )
-def test_a_query_of_no_meaning_is_no_harm(gateway: Gateway, query: bytes) -> None:
-    assert streams(gateway, get(b"/events/orders?" + query)) == ["begin"]
+def test_a_query_of_no_meaning_is_no_harm(gateway: GatewayProcess, query: bytes) -> None:
+    assert get_first_event(gateway, build_request(b"/events/orders?" + query)) == ["begin"]
 
 
-def test_a_query_of_too_many_parameters_is_refused_unread(gateway: Gateway) -> None:
-    answer = ask(gateway, get(b"/events/orders?" + b"&".join([b"a=b"] * 257)))
+def test_a_query_of_too_many_parameters_is_refused_unread(gateway: GatewayProcess) -> None:
+    answer = get_answer(gateway, build_request(b"/events/orders?" + b"&".join([b"a=b"] * 257)))
     assert answer.status == 400 and b"more than 256 parameters" in answer.body
 
 
@@ -322,25 +348,27 @@ METHODS = ["POST", "PUT", "DELETE", "PATCH", "TRACE", "QUERY", "PROPFIND", "SUBS
 
 @pytest.mark.parametrize("path", ["/events/orders", "/health/live"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_of_no_use_here_is_refused(gateway: Gateway, method: str, path: str) -> None:
-    answer = ask(gateway, get(path, b"X-Secret: mirror", method=method))
+def test_a_method_of_no_use_here_is_refused(
+    gateway: GatewayProcess, method: str, path: str
+) -> None:
+    answer = get_answer(gateway, build_request(path, b"X-Secret: mirror", method=method))
     assert answer.problem["status"] == 405
     assert "GET" in answer.headers["allow"]
     assert b"mirror" not in answer.body  # TRACE
 
 
-def test_options_is_answered_without_a_preflight(gateway: Gateway) -> None:
-    answer = ask(gateway, get("/events/orders", method="OPTIONS"))
+def test_options_is_answered_without_a_preflight(gateway: GatewayProcess) -> None:
+    answer = get_answer(gateway, build_request("/events/orders", method="OPTIONS"))
     assert (answer.status, answer.body) == (204, b"")
-    assert ask(gateway, get("*", method="OPTIONS")).status == 404
+    assert get_answer(gateway, build_request("*", method="OPTIONS")).status == 404
 
 
-def test_a_refused_body_is_read_to_its_end(gateway: Gateway) -> None:
-    with Wire(gateway.port) as wire:
+def test_a_refused_body_is_read_to_its_end(gateway: GatewayProcess) -> None:
+    with RawConnection(gateway.port) as wire:
         for _ in range(3):
-            head = get("/events/orders", b"Content-Length: 65536", method="POST")
-            wire.send(head + b"x" * 65536)
-            assert wire.answer().status == 405
+            head = build_request("/events/orders", b"Content-Length: 65536", method="POST")
+            wire.send_bytes(head + b"x" * 65536)
+            assert wire.read_response().status == 405
 
 
 PATHS = [
@@ -387,35 +415,38 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:40].decode())
-def test_a_path_to_nowhere_is_not_found(gateway: Gateway, path: bytes) -> None:
-    answer = ask(gateway, get(path))
+def test_a_path_to_nowhere_is_not_found(gateway: GatewayProcess, path: bytes) -> None:
+    answer = get_answer(gateway, build_request(path))
     assert answer.problem["status"] == 404
     assert b"root:" not in answer.body
-    assert ask(gateway, get(path, *EVENT_SOURCE)).status == 404
+    assert get_answer(gateway, build_request(path, *EVENT_SOURCE)).status == 404
 
 
 @pytest.mark.parametrize("key", [b"%00", b"a%2Fb", b"%0A%0D", b"..", b"%", b"a" * 60_000])
-def test_any_text_may_be_the_key_in_a_path(gateway: Gateway, key: bytes) -> None:
-    assert streams(gateway, get(b"/events/orders/" + key)) == ["begin"]
+def test_any_text_may_be_the_key_in_a_path(gateway: GatewayProcess, key: bytes) -> None:
+    assert get_first_event(gateway, build_request(b"/events/orders/" + key)) == ["begin"]
 
 
 # Requests that are none
 
 
-@pytest.mark.parametrize("case", HEADS)
-def test_a_bad_head_is_refused(gateway: Gateway, case: str) -> None:
-    status, request = HEADS[case]
-    assert exchange(gateway.port, request).problem["status"] == status
+@pytest.mark.parametrize("case", BAD_HEADS)
+def test_a_bad_head_is_refused(gateway: GatewayProcess, case: str) -> None:
+    status, request = BAD_HEADS[case]
+    assert send_request(gateway.port, request).problem["status"] == status
 
 
-@pytest.mark.parametrize("case", BODIES)
-def test_a_bad_body_ends_the_connection(gateway: Gateway, case: str) -> None:
-    status, request = BODIES[case]
-    with Wire(gateway.port) as wire:
-        wire.send(request)
-        assert wire.answer().problem["status"] in (404, status)  # 404: answered before its body
-        if wire.send(get("/health/live")):
-            wire.closes()
+@pytest.mark.parametrize("case", BAD_BODIES)
+def test_a_bad_body_ends_the_connection(gateway: GatewayProcess, case: str) -> None:
+    status, request = BAD_BODIES[case]
+    with RawConnection(gateway.port) as wire:
+        wire.send_bytes(request)
+        assert wire.read_response().problem["status"] in (
+            404,
+            status,
+        )  # 404: answered before its body
+        if wire.send_bytes(build_request("/health/live")):
+            wire.read_close()
 
 
 UPGRADES = {
@@ -425,14 +456,16 @@ UPGRADES = {
 
 
 @pytest.mark.parametrize("case", UPGRADES)
-def test_an_upgrade_that_is_not_offered_is_ignored(gateway: Gateway, case: str) -> None:
+def test_an_upgrade_that_is_not_offered_is_ignored(gateway: GatewayProcess, case: str) -> None:
     lines = (b"Connection: Upgrade", b"Upgrade: " + UPGRADES[case])
-    assert ask(gateway, get("/health/live", *lines)).status == 200
+    assert get_answer(gateway, build_request("/health/live", *lines)).status == 200
 
 
-def test_a_websocket_without_its_headers_is_told_which_version_is_spoken(gateway: Gateway) -> None:
+def test_a_websocket_without_its_headers_is_told_which_version_is_spoken(
+    gateway: GatewayProcess,
+) -> None:
     lines = (b"Connection: Upgrade", b"Upgrade: websocket")
-    answer = ask(gateway, get("/events/orders", *lines))
+    answer = get_answer(gateway, build_request("/events/orders", *lines))
     assert answer.status == 426
     assert answer.headers["sec-websocket-version"] == "13"
 
@@ -440,113 +473,119 @@ def test_a_websocket_without_its_headers_is_told_which_version_is_spoken(gateway
 # Time
 
 
-def test_what_is_not_said_to_its_end_in_ten_seconds_is_refused(gateway: Gateway) -> None:
+def test_what_is_not_said_to_its_end_in_ten_seconds_is_refused(gateway: GatewayProcess) -> None:
     """All at once, for each takes its ten seconds; some send a byte now and then."""
-    head = get("/events/orders")[:-4]
-    post = get("/events/orders", b"Content-Length: 5", method="POST")
+    head = build_request("/events/orders")[:-4]
+    post = build_request("/events/orders", b"Content-Length: 5", method="POST")
     told = {b"G": 408, b"GET / HTTP/1.1\r\nHo": 408, head: 408, head + b"\r\n\r": 408, b"PRI": 408}
     with ExitStack() as stack:
-        silent = [(stack.enter_context(Wire(gateway.port)), sent) for sent in told]
-        drops = [stack.enter_context(Wire(gateway.port)) for _ in range(5)]
-        idle = [stack.enter_context(Wire(gateway.port)) for _ in range(5)]
-        answered = stack.enter_context(Wire(gateway.port))
-        answered.send(post)
-        assert answered.answer().status == 405
+        silent = [(stack.enter_context(RawConnection(gateway.port)), sent) for sent in told]
+        drops = [stack.enter_context(RawConnection(gateway.port)) for _ in range(5)]
+        idle = [stack.enter_context(RawConnection(gateway.port)) for _ in range(5)]
+        answered = stack.enter_context(RawConnection(gateway.port))
+        answered.send_bytes(post)
+        assert answered.read_response().status == 405
         for wire, sent in silent:
-            wire.send(sent)
+            wire.send_bytes(sent)
         for wire in drops:
-            wire.send(head)
-        deadline = time.monotonic() + PATIENCE
-        while all([wire.send(b"\r\nX: y") for wire in drops]):
+            wire.send_bytes(head)
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
+        while all([wire.send_bytes(b"\r\nX: y") for wire in drops]):
             assert time.monotonic() < deadline, "slow heads are listened to for ever"
             time.sleep(0.25)
         for wire, sent in silent:
-            assert wire.last_answer().problem["status"] == told[sent]
+            assert wire.read_last_response().problem["status"] == told[sent]
         for wire in drops:
-            assert wire.answer().status == 408
+            assert wire.read_response().status == 408
         for wire in (*idle, answered):
-            wire.closes()
+            wire.read_close()
 
 
-def test_a_stream_with_a_request_body_that_never_comes_harms_itself_only(gateway: Gateway) -> None:
-    with Wire(gateway.port) as wire:
-        stream = Stream(wire, get("/events/orders", b"Content-Length: 5"))
-        assert stream.event().type == "begin"
+def test_a_stream_with_a_request_body_that_never_comes_harms_itself_only(
+    gateway: GatewayProcess,
+) -> None:
+    with RawConnection(gateway.port) as wire:
+        stream = SseStream(wire, build_request("/events/orders", b"Content-Length: 5"))
+        assert stream.next_event().event_type == "begin"
 
 
 # Many
 
 
-def clients_of(gateway: Gateway) -> int:
+def count_clients(gateway: GatewayProcess) -> int:
     """Connections that it has accepted and not closed."""
     sockets = psutil.Process(gateway.pid).net_connections("tcp")
     return sum(1 for each in sockets if each.laddr.port == gateway.port and each.raddr)
 
 
-def test_two_hundred_connections_that_ask_nothing(gateway: Gateway, calm: Neighbour) -> None:
+def test_two_hundred_connections_that_ask_nothing(
+    gateway: GatewayProcess, calm: ReferenceStream
+) -> None:
     with ExitStack() as stack:
         for _ in range(200):
-            stack.enter_context(Wire(gateway.port))
-        eventually(lambda: clients_of(gateway) >= 200, "they are not accepted")
-        calm.unharmed()
-        assert streams(gateway, get("/events/orders")) == ["begin"]
-    eventually(lambda: clients_of(gateway) <= 10, "they stay open")
+            stack.enter_context(RawConnection(gateway.port))
+        wait_until(lambda: count_clients(gateway) >= 200, "they are not accepted")
+        calm.check_unharmed()
+        assert get_first_event(gateway, build_request("/events/orders")) == ["begin"]
+    wait_until(lambda: count_clients(gateway) <= 10, "they stay open")
 
 
-def test_two_hundred_streams_cut_by_a_reset_leave_nothing(gateway: Gateway) -> None:
+def test_two_hundred_streams_cut_by_a_reset_leave_nothing(gateway: GatewayProcess) -> None:
     for n in range(200):
-        with Wire(gateway.port) as wire:
-            wire.send(get("/events/orders"))
+        with RawConnection(gateway.port) as wire:
+            wire.send_bytes(build_request("/events/orders"))
             if n % 2:
-                wire.answer_head()
+                wire.read_head()
             reset = struct.pack("ii", 1, 0)
             wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-    eventually(lambda: clients_of(gateway) <= 10, "they stay open")
+    wait_until(lambda: count_clients(gateway) <= 10, "they stay open")
 
 
-def test_requests_pipelined_behind_a_stream_take_no_memory(gateway: Gateway) -> None:
-    with Wire(gateway.port) as wire:
-        assert Stream(wire, get("/events/orders")).event().type == "begin"
-        before = gateway.memory
+def test_requests_pipelined_behind_a_stream_take_no_memory(gateway: GatewayProcess) -> None:
+    with RawConnection(gateway.port) as wire:
+        assert SseStream(wire, build_request("/events/orders")).next_event().event_type == "begin"
+        before = gateway.memory_bytes
         wire.socket.settimeout(1)
         with pytest.raises(TimeoutError):
-            wire.socket.sendall(get("/events/orders") * 1_000_000)
-        assert gateway.memory < before + 16 * MIB
+            wire.socket.sendall(build_request("/events/orders") * 1_000_000)
+        assert gateway.memory_bytes < before + 16 * MIB
 
 
 def test_clients_that_never_read_take_bounded_memory(
-    gateway: Gateway, produce: Callable[..., None], calm: Neighbour
+    gateway: GatewayProcess, produce: Callable[..., None], calm: ReferenceStream
 ) -> None:
     with ExitStack() as stack:
-        stuck: list[Stream] = []
+        stuck: list[SseStream] = []
         for _ in range(20):
-            wire = stack.enter_context(Wire(gateway.port, receive_buffer=4096))
-            stuck.append(Stream(wire, get("/events/busy")))
-            assert stuck[-1].event().type == "begin"
-        reads = Stream(stack.enter_context(Wire(gateway.port)), get("/events/busy"))
-        assert reads.event().type == "begin"
-        before = gateway.memory
+            wire = stack.enter_context(RawConnection(gateway.port, receive_buffer=4096))
+            stuck.append(SseStream(wire, build_request("/events/busy")))
+            assert stuck[-1].next_event().event_type == "begin"
+        reads = SseStream(
+            stack.enter_context(RawConnection(gateway.port)), build_request("/events/busy")
+        )
+        assert reads.next_event().event_type == "begin"
+        before = gateway.memory_bytes
         for _ in range(20):
             produce("busy", *[b"x" * 20_000] * 50)  # 20 MB in all, 400 MB to write
-            assert [reads.record().type for _ in range(50)] == ["message"] * 50
-            calm.unharmed()
-        assert gateway.memory < before + 128 * MIB
+            assert [reads.next_record().event_type for _ in range(50)] == ["message"] * 50
+            calm.check_unharmed()
+        assert gateway.memory_bytes < before + 128 * MIB
         for stream in stuck:
-            assert stream.record().type in ("message", "gap")
+            assert stream.next_record().event_type in ("message", "gap")
 
 
 # Records
 
 
 @pytest.fixture(scope="module")
-def odd(gateway: Gateway) -> Iterator[dict[str, Stream]]:
+def odd(gateway: GatewayProcess) -> Iterator[dict[str, SseStream]]:
     """Streams of one topic in every format, open over all records."""
     with ExitStack() as stack:
-        made: dict[str, Stream] = {}
+        made: dict[str, SseStream] = {}
         for path in ("/events/odd", "/records/odd", "/cloud/odd"):
-            wire = stack.enter_context(Wire(gateway.port))
-            made[path] = Stream(wire, get(path))
-            assert made[path].event().type == "begin"
+            wire = stack.enter_context(RawConnection(gateway.port))
+            made[path] = SseStream(wire, build_request(path))
+            assert made[path].next_event().event_type == "begin"
         yield made
 
 
@@ -563,16 +602,16 @@ NOT_TEXT = {
 
 @pytest.mark.parametrize("case", NOT_TEXT)
 def test_a_value_that_is_no_text_is_an_error_where_text_is_promised(
-    odd: dict[str, Stream], produce: Callable[..., None], case: str
+    odd: dict[str, SseStream], produce: Callable[..., None], case: str
 ) -> None:
     produce("odd", NOT_TEXT[case])
-    error = odd["/events/odd"].record()
-    assert (error.type, error.json()["code"]) == ("error", "value-not-text")
-    exact = odd["/records/odd"].record()
-    assert exact.type == "message" and "base64" in exact.json()["value"]
-    assert "data_base64" in odd["/cloud/odd"].record().json()
+    error = odd["/events/odd"].next_record()
+    assert (error.event_type, error.parse_json()["code"]) == ("error", "value-not-text")
+    exact = odd["/records/odd"].next_record()
+    assert exact.event_type == "message" and "base64" in exact.parse_json()["value"]
+    assert "data_base64" in odd["/cloud/odd"].next_record().parse_json()
     produce("odd", b"next")
-    assert {stream.record().type for stream in odd.values()} == {"message"}
+    assert {stream.next_record().event_type for stream in odd.values()} == {"message"}
 
 
 TEXTS = {
@@ -596,17 +635,17 @@ TEXTS = {
 
 @pytest.mark.parametrize("case", TEXTS)
 def test_text_of_any_kind_is_one_event(
-    odd: dict[str, Stream], produce: Callable[..., None], case: str
+    odd: dict[str, SseStream], produce: Callable[..., None], case: str
 ) -> None:
     value = TEXTS[case]
     produce("odd", value)
-    plain = odd["/events/odd"].record()
+    plain = odd["/events/odd"].next_record()
     folded = value.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    assert (plain.type, plain.raw) == ("message", folded)
+    assert (plain.event_type, plain.raw_data) == ("message", folded)
     assert plain.last_event_id.startswith("1")
-    exact = odd["/records/odd"].record()
-    assert exact.json()["value"].encode() == value
-    assert odd["/cloud/odd"].record().type == "message"
+    exact = odd["/records/odd"].next_record()
+    assert exact.parse_json()["value"].encode() == value
+    assert odd["/cloud/odd"].next_record().event_type == "message"
 
 
 KEYS = {
@@ -622,28 +661,32 @@ KEYS = {
 @pytest.mark.parametrize("value", [b"v", None], ids=["value", "tombstone"])
 @pytest.mark.parametrize("case", KEYS)
 def test_keys_of_any_kind_are_one_event(
-    odd: dict[str, Stream], produce: Callable[..., None], case: str, value: bytes | None
+    odd: dict[str, SseStream], produce: Callable[..., None], case: str, value: bytes | None
 ) -> None:
     produce("odd", value, key=KEYS[case])
     type_ = "delete" if value is None else "message"
-    assert [stream.record().type for stream in odd.values()] == [type_] * 3
+    assert [stream.next_record().event_type for stream in odd.values()] == [type_] * 3
 
 
-def test_headers_of_any_kind_are_told(odd: dict[str, Stream], produce: Callable[..., None]) -> None:
+def test_headers_of_any_kind_are_told(
+    odd: dict[str, SseStream], produce: Callable[..., None]
+) -> None:
     pairs = [("", b""), ("a\r\n\r\nb", b"\xff"), ("a", None), ("a", b"twice"), ("ce_id", b"\0")]
     pairs += [("ce_specversion", b"1.0"), ("ce_time", b"never"), ("content-type", b"a/b; =\xff")]
     produce("odd", b"v", headers=pairs)
-    assert [stream.record().type for stream in odd.values()] == ["message"] * 3
+    assert [stream.next_record().event_type for stream in odd.values()] == ["message"] * 3
 
 
 def test_a_record_larger_than_any_fetch_goes_through(
-    odd: dict[str, Stream], produce: Callable[..., None]
+    odd: dict[str, SseStream], produce: Callable[..., None]
 ) -> None:
     value = json.dumps({"a": "b" * 4 * MIB}).encode()
     produce("odd", value)
-    assert odd["/events/odd"].record().raw == value
-    assert odd["/records/odd"].record().json()["value"].encode() == value
-    assert odd["/cloud/odd"].record().json()["type"]
+    assert odd["/events/odd"].next_record().raw_data == value
+    assert odd["/records/odd"].next_record().parse_json()["value"].encode() == value
+    assert odd["/cloud/odd"].next_record().parse_json()["type"]
     produce("odd", b"next")
-    assert odd["/events/odd"].record().raw == b"next"
-    assert [odd[path].record().type for path in ("/records/odd", "/cloud/odd")] == ["message"] * 2
+    assert odd["/events/odd"].next_record().raw_data == b"next"
+    assert [odd[path].next_record().event_type for path in ("/records/odd", "/cloud/odd")] == [
+        "message"
+    ] * 2

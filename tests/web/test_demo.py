@@ -17,14 +17,14 @@ from gateway.web.app.app import create_app
 
 
 async def test_both_topics_are_written_to_until_it_is_cancelled():
-    with EmbeddedKafka(topics=demo.TOPICS) as kafka:
-        publisher = asyncio.create_task(demo.publish(kafka.bootstrap))
+    with EmbeddedKafka(topics=demo.TOPIC_PARTITIONS) as kafka:
+        publisher = asyncio.create_task(demo.publish_records(kafka.bootstrap))
         consumer = AIOKafkaConsumer(
-            *demo.TOPICS, bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest"
+            *demo.TOPIC_PARTITIONS, bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest"
         )
         await consumer.start()
         try:
-            seen: dict[str, set[str]] = {topic: set() for topic in demo.TOPICS}
+            seen: dict[str, set[str]] = {topic: set() for topic in demo.TOPIC_PARTITIONS}
             async with asyncio.timeout(30):
                 while len(seen["host"]) < 4 or len(seen["orders"]) < 3:
                     record = await consumer.getone()
@@ -39,7 +39,7 @@ async def test_both_topics_are_written_to_until_it_is_cancelled():
 
 
 def test_a_run_has_its_own_servers_and_address():
-    text = demo.config(["127.0.0.1:4711"], "::1", 9000)
+    text = demo.build_config(["127.0.0.1:4711"], "::1", 9000)
     settings = loads(text)
     assert (settings.listen.host, settings.listen.port) == ("::1", 9000)
     assert settings.kafka.servers == ("127.0.0.1:4711",)
@@ -51,7 +51,7 @@ def test_the_printed_configuration_is_a_valid_one():
 
 def test_the_routes_the_page_and_the_terminal_name_are_those_of_the_configuration():
     paths = set(re.findall(r'path: "?(/[\w/]+)', demo.CONFIG))
-    asked = demo.invitation("http://x") + demo.PAGES["/demo.js"].read_text()
+    asked = demo.format_invitation("http://x") + demo.PAGES["/demo.js"].read_text()
     named = set(re.findall(r"(/(?:events|records)/\w+)", asked))
     assert named == {path.rstrip("/") for path in paths}
 
@@ -61,7 +61,7 @@ def test_the_page_asks_for_nothing_that_is_not_in_the_package():
         text = path.read_text()
         assert not re.search(r"""(?:src|href|url|@import)\s*[=(]?\s*["']?(?:https?:)?//""", text)
     asked = re.findall(r'(?:src|href)="([^":]+)"', demo.PAGES["/"].read_text())
-    assert {f"/{name}" for name in asked} | {"/"} == {*demo.PAGES, discovery.ELSEWHERE}
+    assert {f"/{name}" for name in asked} | {"/"} == {*demo.PAGES, discovery.STREAMS_PATH}
 
 
 def test_every_element_the_script_looks_for_is_in_the_page():
@@ -74,7 +74,7 @@ def test_every_element_the_script_looks_for_is_in_the_page():
 async def test_the_page_is_opened_when_the_server_answers(monkeypatch: pytest.MonkeyPatch):
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    port = demo.free_port("127.0.0.1")
+    port = demo.find_free_port("127.0.0.1")
     opening = asyncio.create_task(demo.open_page(f"http://127.0.0.1:{port}"))
     await asyncio.sleep(0)
     assert opened == []
@@ -93,14 +93,14 @@ async def test_the_page_is_opened_when_the_server_answers(monkeypatch: pytest.Mo
     ],
 )
 def test_the_address_printed_is_one_a_browser_can_use(host: str, url: str):
-    assert demo.page_url(host, 80) == url
+    assert demo.build_page_url(host, 80) == url
 
 
 async def test_a_folder_is_served_as_it_is_by_now_and_nothing_beside_it(tmp_path: Path):
     (tmp_path / "secret").write_text("no")
     page = tmp_path / "mine" / "page"
     page.mkdir(parents=True)
-    settings = loads(demo.config(["127.0.0.1:1"], "127.0.0.1", 1))
+    settings = loads(demo.build_config(["127.0.0.1:1"], "127.0.0.1", 1))
     transport = httpx.ASGITransport(create_app(settings, pages={"/pages": page.parent}))
     async with httpx.AsyncClient(transport=transport, base_url="http://demo") as http:
         for text in ("one", "another"):

@@ -13,36 +13,36 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
-from support.asyncapi import faults, holds, messages
-from support.sse import parse
+from support.asyncapi import check_payload, find_faults, get_messages
+from support.sse import parse_stream
 
 from gateway import __version__
 from gateway.config import Settings, loads
-from gateway.config.checks.crosscheck import RESERVED
-from gateway.core.channel.channel import Event
+from gateway.config.checks.crosscheck import RESERVED_PATHS
+from gateway.core.channel.channel import ChannelEvent
 from gateway.core.log.record import (
     Entry,
     Fault,
     Gap,
+    GapReason,
     Ready,
-    Reason,
     Record,
     SnapshotEnd,
     TopicPartition,
 )
-from gateway.formats import Format, format_for
-from gateway.hub.wires.lines import Ndjson
-from gateway.hub.wires.sse import Sse
-from gateway.hub.wires.websocket import WebSocket, label_member
+from gateway.formats import Format, create_format
+from gateway.hub.wires.ndjson import NdjsonWire
+from gateway.hub.wires.sse import SseWire
+from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.hub.wires.wire import Wire
 from gateway.web import demo, discovery
 from gateway.web.app.app import create_app
-from gateway.web.discovery.asyncapi import document
-from gateway.web.discovery.description import description
-from gateway.web.discovery.html import SEARCH_FROM, render
-from gateway.web.websocket.messages import read
+from gateway.web.discovery.asyncapi import build_document
+from gateway.web.discovery.description import build_description
+from gateway.web.discovery.html import MIN_STREAMS_FOR_SEARCH, render_page
+from gateway.web.websocket.messages import parse_message
 from gateway.wire.websocket import insert_member
-from gateway.wire.websocket import messages as frames
+from gateway.wire.websocket import iter_texts as frames
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 SHOP = """
@@ -73,23 +73,23 @@ DEMO = demo.PAGES["/"].read_text()
 NONE = "name: empty\nkafka: {servers: [localhost:9092]}\n"
 
 
-def asking(app: Any, base: str = "http://gw:8080") -> httpx.AsyncClient:
+def open_client(app: Any, base: str = "http://gw:8080") -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base)
 
 
 @pytest.fixture
 async def shop() -> AsyncIterator[httpx.AsyncClient]:
-    async with asking(create_app(loads(SHOP))) as http:
+    async with open_client(create_app(loads(SHOP))) as http:
         yield http
 
 
-def streams(settings: Settings) -> dict[str, dict[str, Any]]:
+def describe_streams(settings: Settings) -> dict[str, dict[str, Any]]:
     """By their first path."""
-    told = json.loads(discovery.pretty(description(settings, "http://gw")))
+    told = json.loads(discovery.format_json(build_description(settings, "http://gw")))
     return {each["paths"][0]: each for each in told["streams"]}
 
 
-def names(stream: dict[str, Any]) -> list[str]:
+def list_parameters(stream: dict[str, Any]) -> list[str]:
     return [each["name"] for each in stream["parameters"]]
 
 
@@ -171,13 +171,13 @@ async def test_streams_have_what_a_client_needs(shop: httpx.AsyncClient):
 
 
 def test_parameters_are_those_that_the_route_takes():
-    told = streams(loads(SHOP))
+    told = describe_streams(loads(SHOP))
     always = ["until", "lastEventId", "wait", "positions", "grouped", "credit"]
-    assert names(told["/events/orders"]) == ["customer", "from", *always]
-    assert names(told["/pay/{region}"]) == ["region", "card", "from", *always]
-    assert names(told["/live"]) == always, "it has no history to begin in"
+    assert list_parameters(told["/events/orders"]) == ["customer", "from", *always]
+    assert list_parameters(told["/pay/{region}"]) == ["region", "card", "from", *always]
+    assert list_parameters(told["/live"]) == always, "it has no history to begin in"
     chosen = ["from", "until", "lastEventId", "filter", "fields"]
-    assert names(told["/part"]) == [*chosen, "wait", "positions", "grouped", "credit"]
+    assert list_parameters(told["/part"]) == [*chosen, "wait", "positions", "grouped", "credit"]
     assert "Allowed: orders, pay-*" in told["/topics/{names}"]["parameters"][0]["description"]
     customer, begin, *_ = told["/events/orders"]["parameters"]
     assert "required" not in customer, "one of the two paths does without"
@@ -193,17 +193,17 @@ def test_parameters_are_those_that_the_route_takes():
 def test_the_lines_are_words_of_a_shell_whoever_wrote_the_path():
     text = SHOP.replace("/live}", "/li'v&e;$(id)}")
     path = "/li'v&e;$(id)"
-    lines = [each["line"] for each in streams(loads(text))[path]["examples"]]
+    lines = [each["line"] for each in describe_streams(loads(text))[path]["examples"]]
     assert shlex.split(lines[0]) == ["curl", "-N", f"http://gw{path}"]
     assert shlex.split(lines[1])[-2:] == ["Accept: application/x-ndjson", f"http://gw{path}"]
     assert shlex.split(lines[2]) == ["npx", "wscat", "-c", f"ws://gw{path}"]
-    lines = [each["line"] for each in streams(loads(SHOP))["/pay/{region}"]["examples"]]
+    lines = [each["line"] for each in describe_streams(loads(SHOP))["/pay/{region}"]["examples"]]
     assert shlex.split(lines[0])[-1] == "http://gw/pay/{region}?card={card}"
 
 
 async def test_the_address_is_the_one_the_client_came_by():
     app = Starlette(routes=[Mount("/kafka", app=create_app(loads(SHOP)))])
-    async with asking(app, "https://shop.example") as http:
+    async with open_client(app, "https://shop.example") as http:
         told = (await http.get("/kafka/")).json()
         line = told["streams"][0]["examples"][0]["line"]
         assert line == "curl -N https://shop.example/kafka/events/orders"
@@ -221,13 +221,13 @@ async def test_a_host_that_is_none_is_not_repeated_for_each_stream(shop: httpx.A
 
 
 async def test_a_gateway_without_routes_says_so_and_what_to_do():
-    async with asking(create_app(loads(NONE))) as http:
+    async with open_client(create_app(loads(NONE))) as http:
         told = (await http.get("/")).json()
         page = (await http.get("/", headers={"accept": BROWSER})).text
         assert told["streams"] == []
         assert "has no routes; add one" in told["hint"]
         assert "This gateway has no routes; add one" in page
-        assert faults((await http.get("/asyncapi.json")).json()) == []
+        assert find_faults((await http.get("/asyncapi.json")).json()) == []
 
 
 SECRETS = """
@@ -262,9 +262,9 @@ telemetry: {traces: {otlp: "https://covert.example/v1"}}
 def test_nothing_is_told_that_a_client_must_not_know():
     settings = loads(SECRETS, environ={"KEY": "covert-value"})
     for told in (
-        render(settings, "http://gw"),
-        discovery.pretty(description(settings, "http://gw")),
-        discovery.pretty(document(settings, "http://gw")),
+        render_page(settings, "http://gw"),
+        discovery.format_json(build_description(settings, "http://gw")),
+        discovery.format_json(build_document(settings, "http://gw")),
     ):
         assert "orders" in told
         assert re.findall(r"\S*covert\S*", told, re.IGNORECASE) == []
@@ -272,13 +272,13 @@ def test_nothing_is_told_that_a_client_must_not_know():
 
 def test_a_guarded_stream_names_its_guard_and_its_lines_have_a_token():
     settings = loads(SECRETS, environ={"KEY": "covert-value"})
-    told = streams(settings)["/orders"]
+    told = describe_streams(settings)["/orders"]
     assert told["guarded"] == ["jwt0"]
     assert "Authorization: Bearer TOKEN" in told["examples"][0]["line"]
-    asyncapi = document(settings, "http://gw")
-    assert faults(asyncapi) == []
+    asyncapi = build_document(settings, "http://gw")
+    assert find_faults(asyncapi) == []
     assert asyncapi["operations"]["orders.sse"]["security"]
-    assert "sends no token" in render(settings, "http://gw")
+    assert "sends no token" in render_page(settings, "http://gw")
 
 
 GUARDS = """
@@ -321,22 +321,22 @@ def test_a_guarded_stream_says_how_to_show_who_one_is(
     named = ", ".join(f"{name}: []" for name in guards)
     route = f"  - {{when: [{{path: /orders}}], guarded: {{{named}}}, with: {{topic: orders}}}}\n"
     settings = loads(GUARDS + route)
-    examples = streams(settings)["/orders"]["examples"]
+    examples = describe_streams(settings)["/orders"]["examples"]
     assert examples[0]["line"].startswith(lines[0]) and lines[1] in examples[2]["line"]
-    asyncapi = document(settings, "http://gw")
-    assert faults(asyncapi) == []
+    asyncapi = build_document(settings, "http://gw")
+    assert find_faults(asyncapi) == []
     told = [each["$ref"] for each in asyncapi["operations"]["orders.sse"]["security"]]
     schemes = asyncapi["components"]["securitySchemes"]
     assert {each.rpartition("/")[2] for each in told} == set(schemes)
-    assert ("sends no token" not in render(settings, "http://gw")) == by_page
-    for page in (render(settings, "http://gw"), str(asyncapi), str(examples)):
+    assert ("sends no token" not in render_page(settings, "http://gw")) == by_page
+    for page in (render_page(settings, "http://gw"), str(asyncapi), str(examples)):
         assert "covert" not in page
 
 
 async def test_every_path_of_the_gateway_itself_is_refused_to_routes():
     served = [each for each in create_app(loads(SHOP)).routes if isinstance(each, Route)]
     assert served
-    assert {each.path for each in served} <= RESERVED | {"/metrics"}  # by its own option
+    assert {each.path for each in served} <= RESERVED_PATHS | {"/metrics"}  # by its own option
 
 
 # AsyncAPI
@@ -344,10 +344,10 @@ async def test_every_path_of_the_gateway_itself_is_refused_to_routes():
 
 async def test_the_asyncapi_document_is_one_by_the_standards_own_schema(shop: httpx.AsyncClient):
     told = (await shop.get("/asyncapi.json")).json()
-    assert faults(told) == []
+    assert find_faults(told) == []
     assert told["servers"]["http"] == {"host": "gw:8080", "protocol": "http"}
     addresses = {each["address"] for each in told["channels"].values()}
-    paths = {path for stream in streams(loads(SHOP)).values() for path in stream["paths"]}
+    paths = {path for stream in describe_streams(loads(SHOP)).values() for path in stream["paths"]}
     assert addresses == paths | {"/ws"}
     actions = {name: each["action"] for name, each in told["operations"].items()}
     assert actions["events-orders-customer.sse"] == "send", "the gateway sends"
@@ -370,12 +370,12 @@ async def test_the_asyncapi_document_is_one_by_the_standards_own_schema(shop: ht
     ids=lambda value: ".".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_wrong_document_would_be_found(where: tuple[str, ...], what: Any):
-    told = json.loads(json.dumps(document(loads(SHOP), "http://gw")))
+    told = json.loads(json.dumps(build_document(loads(SHOP), "http://gw")))
     node = told
     for step in where[:-1]:
         node = node[step]
     node[where[-1]] = what
-    assert faults(told) != []
+    assert find_faults(told) != []
 
 
 @pytest.mark.parametrize(
@@ -390,8 +390,8 @@ def test_a_wrong_document_would_be_found(where: tuple[str, ...], what: Any):
     ],
 )
 def test_records_have_the_schema_of_their_format(operation: str, schema: str):
-    told = document(loads(SHOP), "http://gw")
-    record = messages(told, f"{operation}.sse")["message"]
+    told = build_document(loads(SHOP), "http://gw")
+    record = get_messages(told, f"{operation}.sse")["message"]
     assert record["payload"] == {"$ref": f"#/components/schemas/{schema}"}
 
 
@@ -400,7 +400,7 @@ ENTRIES: list[Entry] = [
     Record(TP, 0, 1, 1_000, b"ada", b'{"order": 1, "total": 1.5}', (("a", b"b"), ("c", None))),
     Record(TP, 1, 1, 1_000, b"ada", None),
     Record(TP, 2, 1, -1, None, b'{"order": "\xc3\xa9"}', (("raw", b"\xff"),)),
-    Gap(TP, 3, 9, 1, Reason.RETENTION),
+    Gap(TP, 3, 9, 1, GapReason.RETENTION),
     Ready(TP, 9, 9, 1, approximate=True),
     Fault(TP, 9, 9, 1, "not-authorized"),
 ]
@@ -414,29 +414,31 @@ BEGIN = {
 }
 CHALLENGE = {"guard": "jwt0", "expires": 1_700_000_000.5, "url": "/streams/x/token"}
 WIRES: dict[str, list[Wire]] = {
-    "sse": [Sse(), Sse(grouped=True)],
-    "ndjson": [Ndjson(), Ndjson(positions=True), Ndjson(positions=True, grouped=True)],
-    "websocket.send": [WebSocket(), WebSocket(labelled=True), WebSocket(grouped=True)],
+    "sse": [SseWire(), SseWire(grouped=True)],
+    "ndjson": [NdjsonWire(), NdjsonWire(positions=True), NdjsonWire(positions=True, grouped=True)],
+    "websocket.send": [WebSocketWire(), WebSocketWire(labelled=True), WebSocketWire(grouped=True)],
 }
 
 
-def sent(wire: Wire, format: Format) -> list[tuple[str, Any]]:
+def encode_entries(wire: Wire, format: Format) -> list[tuple[str, Any]]:
     """All that a client hears, by the names that tell it apart."""
-    encoder = wire.encoder(format)
+    encoder = wire.create_encoder(format)
     entries = [entry._replace(tp=tp) for entry in ENTRIES for tp in (TP, OTHER)]
-    heads = [(entry.tp, encoder.head(entry)) for entry in entries]
-    events = [Event(tp, head, b"AAAA") for tp, head in heads if head is not None]
-    events.append(Event(TP, encoder.position(), b"AAAB"))
-    data = wire.begin(BEGIN, b"AAA", refused=True) + encoder.render(events, b"AAAAA")
-    return told(wire, data + wire.end("until", b"AAA"))
+    heads = [(entry.tp, encoder.encode_entry(entry)) for entry in entries]
+    events = [ChannelEvent(tp, head, b"AAAA") for tp, head in heads if head is not None]
+    events.append(ChannelEvent(TP, encoder.encode_position(), b"AAAB"))
+    data = wire.encode_begin(BEGIN, b"AAA", position_refused=True) + encoder.encode_events(
+        events, b"AAAAA"
+    )
+    return decode_entries(wire, data + wire.encode_end("until", b"AAA"))
 
 
-def told(wire: Wire, data: bytes) -> list[tuple[str, Any]]:
-    if isinstance(wire, Sse):
-        return [(each.type, each.data) for each in parse(data)]
-    if isinstance(wire, WebSocket):
+def decode_entries(wire: Wire, data: bytes) -> list[tuple[str, Any]]:
+    if isinstance(wire, SseWire):
+        return [(each.event_type, each.data) for each in parse_stream(data)]
+    if isinstance(wire, WebSocketWire):
         if wire.labelled:
-            data = insert_member(data, label_member("a"))
+            data = insert_member(data, encode_label("a"))
         heard = [json.loads(each) for each in frames(data)]
         return [(each["type"], each) for each in heard]
     lines = [json.loads(line) for line in data.splitlines() if line]
@@ -447,22 +449,24 @@ def told(wire: Wire, data: bytes) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize(
     ("path", "format"),
     [
-        ("events-orders", format_for("value")),
-        ("part", format_for("value", fields=["/order"])),
-        ("raw", format_for("value", binary="base64")),
-        ("pay-region", format_for("envelope")),
-        ("live", format_for("cloudevents")),
+        ("events-orders", create_format("value")),
+        ("part", create_format("value", fields=["/order"])),
+        ("raw", create_format("value", binary="base64")),
+        ("pay-region", create_format("envelope")),
+        ("live", create_format("cloudevents")),
     ],
     ids=["value", "fields", "base64", "envelope", "cloudevents"],
 )
 def test_every_wire_sends_what_is_published_of_it(path: str, format: Format, kind: str):
-    told = document(loads(SHOP), "http://gw")
-    known = messages(told, f"{path}.{kind}")
+    told = build_document(loads(SHOP), "http://gw")
+    known = get_messages(told, f"{path}.{kind}")
     heard = set()
     for wire in WIRES[kind]:
-        for name, payload in sent(wire, format):
+        for name, payload in encode_entries(wire, format):
             text = kind == "sse" and known[name]["contentType"] == "text/plain"
-            holds(told, known[name], json.loads(payload) if kind == "sse" and not text else payload)
+            check_payload(
+                told, known[name], json.loads(payload) if kind == "sse" and not text else payload
+            )
             heard.add(name)
     assert known.keys() - heard <= {"renewed", "pong", "produced"}
 
@@ -477,15 +481,15 @@ def test_a_stream_that_asks_for_new_tokens_publishes_how_and_no_other_does(kind:
         - {when: [{path: /dev}], guarded: {dev: []}, with: {topic: t}}
         - {when: [{path: /open}], with: {topic: t}}
     """
-    whole = document(loads(text), "http://gw")
+    whole = build_document(loads(text), "http://gw")
     name = "@challenge" if kind == "ndjson" else "challenge"
     for wire in WIRES[kind]:
-        ((heard, payload),) = told(wire, wire.tell("challenge", CHALLENGE))
+        ((heard, payload),) = decode_entries(wire, wire.encode_event("challenge", CHALLENGE))
         assert heard == name
-        known = messages(whole, f"asks.{kind}")[name]
-        holds(whole, known, json.loads(payload) if kind == "sse" else payload)
+        known = get_messages(whole, f"asks.{kind}")[name]
+        check_payload(whole, known, json.loads(payload) if kind == "sse" else payload)
     for path in ("dev", "open"):
-        assert name not in messages(whole, f"{path}.{kind}")
+        assert name not in get_messages(whole, f"{path}.{kind}")
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -496,40 +500,40 @@ def test_a_stream_that_begins_with_a_snapshot_publishes_its_end_and_no_other_doe
         - {when: [{path: /table}], with: {topic: t, mode: snapshot}}
         - {when: [{path: /live}], with: {topic: t}}
     """
-    told = document(loads(text), "http://gw")
+    told = build_document(loads(text), "http://gw")
     name = "@snapshot-end" if kind == "ndjson" else "snapshot-end"
-    known = messages(told, f"table.{kind}")[name]
-    assert name not in messages(told, f"live.{kind}")
+    known = get_messages(told, f"table.{kind}")[name]
+    assert name not in get_messages(told, f"live.{kind}")
     for wire in WIRES[kind]:
-        encoder = wire.encoder(format_for("value"))
-        head = encoder.head(SnapshotEnd(("t",), 3, (TP,)))
+        encoder = wire.create_encoder(create_format("value"))
+        head = encoder.encode_entry(SnapshotEnd(("t",), 3, (TP,)))
         assert head is not None
-        data = encoder.render([Event(None, head, b"AAAA")], b"AAAAA")
-        if isinstance(wire, WebSocket) and wire.labelled:
-            data = insert_member(data, label_member("a"))
+        data = encoder.encode_events([ChannelEvent(None, head, b"AAAA")], b"AAAAA")
+        if isinstance(wire, WebSocketWire) and wire.labelled:
+            data = insert_member(data, encode_label("a"))
         if kind == "sse":
-            payload = json.loads(parse(data)[0].data)
+            payload = json.loads(parse_stream(data)[0].data)
         else:
             (payload,) = [json.loads(each) for each in (frames(data) if kind[0] == "w" else [data])]
-        holds(told, known, payload)
+        check_payload(told, known, payload)
 
 
 def test_what_clients_say_is_published_as_it_is_read():
-    told = document(loads(SHOP), "http://gw")
-    known = messages(told, "multiplex.receive")
+    told = build_document(loads(SHOP), "http://gw")
+    known = get_messages(told, "multiplex.receive")
     for text in (
         '{"type": "subscribe", "id": "a", "path": "/part", "credit": 1, "until": 3}',
         '{"type": "change", "id": "a", "filter": {"key": "ada"}, "fields": ["/order"]}',
         '{"type": "produce", "id": "p", "path": "/part", "value": null, "key": "ada"}',
     ):
-        read(text)
-        holds(told, known[json.loads(text)["type"]], json.loads(text))
+        parse_message(text)
+        check_payload(told, known[json.loads(text)["type"]], json.loads(text))
     with pytest.raises(AssertionError):
-        holds(told, known["credit"], {"type": "credit", "id": "a", "n": 0})
+        check_payload(told, known["credit"], {"type": "credit", "id": "a", "n": 0})
 
 
 def test_a_route_that_may_be_written_to_says_how():
-    told = document(loads(SHOP), "http://gw")
+    told = build_document(loads(SHOP), "http://gw")
     produce = told["operations"]["topics-names.websocket.produce"]
     assert produce["action"] == "receive"
     assert [each["$ref"].rpartition("/")[2] for each in produce["reply"]["messages"]] == [
@@ -542,30 +546,30 @@ def test_a_route_that_may_be_written_to_says_how():
 def test_paths_that_read_alike_have_channels_of_their_own():
     alike = "[{path: /e/a}, {path: '/e/{a}'}, {path: /multiplex}]"
     text = SHOP.replace("[{path: /live}]", alike)
-    told = document(loads(text), "http://gw")
-    assert faults(told) == []
+    told = build_document(loads(text), "http://gw")
+    assert find_faults(told) == []
     assert {"e-a.http", "e-a-2.http", "multiplex-2.http", "multiplex"} <= told["channels"].keys()
 
 
 # The page
 
 
-class Read(HTMLParser):
+class PageParser(HTMLParser):
     """Its elements, their attributes and all text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.said = ""
+        self.text = ""
         self.feed(page)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attributes)))
 
     def handle_data(self, data: str) -> None:
-        self.said += data
+        self.text += data
 
-    def all(self, tag: str) -> list[dict[str, str | None]]:
+    def find_all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
 
 
@@ -573,41 +577,41 @@ def test_what_an_operator_wrote_is_text_in_the_page():
     odd = """<script>alert(1)</script>"'$name"""
     text = SHOP.replace("name: shop", f"name: {json.dumps(odd)}")
     text = text.replace("/live}", "/li'v&e}")
-    page = Read(render(loads(text), "http://gw"))
-    assert odd in page.said
-    assert [each.get("src") for each in page.all("script")] == ["discovery.js"]
-    assert "/li'v&e" in [each["data-path"] for each in page.all("article")]
-    assert "/li'v&e" in page.said
+    page = PageParser(render_page(loads(text), "http://gw"))
+    assert odd in page.text
+    assert [each.get("src") for each in page.find_all("script")] == ["discovery.js"]
+    assert "/li'v&e" in [each["data-path"] for each in page.find_all("article")]
+    assert "/li'v&e" in page.text
 
 
 def test_every_path_has_a_card_with_a_field_for_what_it_needs():
-    page = Read(render(loads(SHOP), "http://gw"))
-    paths = [each["data-path"] for each in page.all("article")]
+    page = PageParser(render_page(loads(SHOP), "http://gw"))
+    paths = [each["data-path"] for each in page.find_all("article")]
     assert paths[:3] == ["/events/orders", "/events/orders/{customer}", "/pay/{region}"]
-    required = [each["name"] for each in page.all("input") if "required" in each]
+    required = [each["name"] for each in page.find_all("input") if "required" in each]
     assert required == ["customer", "region", "card", "names"]
-    labels = {each["for"] for each in page.all("label")}
-    fields = [each["id"] for each in page.all("input")]
+    labels = {each["for"] for each in page.find_all("label")}
+    fields = [each["id"] for each in page.find_all("input")]
     assert labels == set(fields) and len(labels) == len(fields)
 
 
-@pytest.mark.parametrize("count", [SEARCH_FROM - 1, SEARCH_FROM])
+@pytest.mark.parametrize("count", [MIN_STREAMS_FOR_SEARCH - 1, MIN_STREAMS_FOR_SEARCH])
 def test_there_is_a_search_where_there_are_many_streams(count: int):
     routes = "".join(
         f"\n  - {{when: [{{path: /e/{n}}}], with: {{topic: orders}}}}" for n in range(count)
     )
     text = SHOP[: SHOP.index("routes:")] + "routes:" + routes
-    page = Read(render(loads(text), "http://gw"))
-    search = next(each for each in page.all("div") if each.get("role") == "search")
-    assert ("hidden" in search) is (count < SEARCH_FROM)
+    page = PageParser(render_page(loads(text), "http://gw"))
+    search = next(each for each in page.find_all("div") if each.get("role") == "search")
+    assert ("hidden" in search) is (count < MIN_STREAMS_FOR_SEARCH)
 
 
 async def test_the_page_needs_nothing_that_its_policy_forbids(shop: httpx.AsyncClient):
     answer = await shop.get("/", headers={"accept": BROWSER})
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
-    page = Read(answer.text)
-    asked = [*page.all("link"), *page.all("script")]
+    page = PageParser(answer.text)
+    asked = [*page.find_all("link"), *page.find_all("script")]
     wanted = [each.get("href") or each.get("src") for each in asked]
     for path in (each for each in wanted if each and not each.startswith("data:")):
         assert "//" not in path and not path.startswith("/")
@@ -624,14 +628,14 @@ async def test_the_page_needs_nothing_that_its_policy_forbids(shop: httpx.AsyncC
 
 async def test_the_demo_has_its_own_page_and_programs_find_the_streams():
     app = create_app(loads(demo.CONFIG), pages=demo.PAGES)
-    async with asking(app) as http:
+    async with open_client(app) as http:
         home = await http.get("/", headers={"accept": BROWSER})
         assert home.text == DEMO
         assert home.headers["vary"] == "Accept"
         assert len((await http.get("/")).json()["streams"]) == 4
-        page = await http.get(discovery.ELSEWHERE, headers={"accept": BROWSER})
-        assert len(Read(page.text).all("article")) == 4
+        page = await http.get(discovery.STREAMS_PATH, headers={"accept": BROWSER})
+        assert len(PageParser(page.text).find_all("article")) == 4
 
 
 async def test_elsewhere_that_path_is_free_for_a_route(shop: httpx.AsyncClient):
-    assert (await shop.get(discovery.ELSEWHERE)).status_code == 404
+    assert (await shop.get(discovery.STREAMS_PATH)).status_code == 404

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.config import Settings
 from gateway.web import discovery
-from gateway.web.discovery.description import description
-from gateway.web.discovery.html import render
+from gateway.web.discovery.description import build_description
+from gateway.web.discovery.html import render_page
 
 COMMAND = {"capability": "produce", "topic": "orders"}
 BY_ID = [{"key": "${params.id}"}]
@@ -24,20 +24,22 @@ ROUTES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def settings(*routes: dict[str, Any]) -> Settings:
+def build_settings(*routes: dict[str, Any]) -> Settings:
     kafka = {"servers": ["a:1"], "topics": [{"name": "orders"}, {"name": "replies"}]}
     users = {"ada": {"token": "secret-of-ada"}}
     guards = {"<dev>": {"type": "inline", "users": users}}
     return Settings.model_validate({"kafka": kafka, "routes": routes, "guards": guards})
 
 
-def told(*routes: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(discovery.pretty(description(settings(*routes), "http://gw")))
+def describe_routes(*routes: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(
+        discovery.format_json(build_description(build_settings(*routes), "http://gw"))
+    )
     return made
 
 
 def test_requests_that_are_no_streams_are_listed_apart():
-    said = told(*ROUTES)
+    said = describe_routes(*ROUTES)
     assert (said["streams"], "hint" in said) == ([], False)
     listed = [(each["method"], each["path"], each["capability"]) for each in said["requests"]]
     assert listed == [
@@ -52,7 +54,7 @@ def test_requests_that_are_no_streams_are_listed_apart():
 
 
 def test_where_all_are_streams_nothing_is_said_of_others():
-    said = told({"when": [{"path": "/events"}], "with": {"topic": "orders"}})
+    said = describe_routes({"when": [{"path": "/events"}], "with": {"topic": "orders"}})
     assert "requests" not in said and len(said["streams"]) == 1
 
 
@@ -67,11 +69,11 @@ def test_where_all_are_streams_nothing_is_said_of_others():
     ],
 )  # fmt: skip
 def test_each_has_a_line_to_try(number: int, line: str):
-    assert told(*ROUTES)["requests"][number]["line"] == line
+    assert describe_routes(*ROUTES)["requests"][number]["line"] == line
 
 
 def test_the_page_has_them_as_text_and_no_secret():
-    page = render(settings(*ROUTES), "http://gw")
+    page = render_page(build_settings(*ROUTES), "http://gw")
     assert page.count('<article class="exchange"') == 4
     assert "DELETE /orders/{id}" in page and "answers with its reply" in page
     assert "<dev>" not in page and "&lt;dev&gt;" in page

@@ -23,14 +23,14 @@ import uvicorn
 import uvloop
 from packaging.requirements import Requirement
 from packaging.version import Version
-from support.certificates import Authority
-from support.raw_http import get
-from support.until import PATIENCE, until
+from support.certificates import CertificateAuthority
+from support.raw_http import build_request
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from gateway.web.http.outlet import Cork
+from gateway.web.http.outlet import BufferedHead
 from gateway.web.http.transport import GatewayProtocol
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
@@ -91,55 +91,55 @@ def test_a_cycle_has_the_state_that_is_read_and_set():
 
 
 def test_the_parser_keeps_the_cause_of_a_refusal():
-    class Refusing:
+    class FailingProtocol:
         def on_headers_complete(self) -> None:
             raise LookupError("why")
 
-    parser = httptools.HttpRequestParser(Refusing())
+    parser = httptools.HttpRequestParser(FailingProtocol())
     with pytest.raises(httptools.HttpParserCallbackError) as told:
-        parser.feed_data(get("/"))
+        parser.feed_data(build_request("/"))
     assert isinstance(told.value.__context__, LookupError), "httptools; read `_refusal_of`"
 
 
 # A protocol by itself
 
 
-class Written(asyncio.Transport):
+class RecordingTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
-        self.data = b""
-        self.closed = False
+        self.written = b""
+        self.is_closed = False
 
     def write(self, data) -> None:
-        self.data += data
+        self.written += data
 
     def close(self) -> None:
-        self.closed = True
+        self.is_closed = True
 
     def is_closing(self) -> bool:
-        return self.closed
+        return self.is_closed
 
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
 
 
-class Stage:
+class ProtocolStage:
     """uvicorn's protocol with one connection, and an app that does what a test says."""
 
     def __init__(self, app: Any) -> None:
         self.config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_keep_alive=60)
         self.state = ServerState()
         self.protocol = HttpToolsProtocol(self.config, self.state, {})
-        self.transport = Written()
+        self.transport = RecordingTransport()
         self.protocol.connection_made(self.transport)
 
-    async def ask(self, *headers: bytes, method: str = "GET") -> RequestResponseCycle:
-        self.protocol.data_received(get("/", *headers, method=method))
+    async def send_request(self, *headers: bytes, method: str = "GET") -> RequestResponseCycle:
+        self.protocol.data_received(build_request("/", *headers, method=method))
         cycle = self.protocol.cycle
         tasks = set(self.state.tasks)
         assert len(tasks) == 1, HTTP + "server_state.tasks"
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             await asyncio.gather(*tasks)
         return cycle
 
@@ -149,7 +149,7 @@ MORE = {"type": "http.response.body", "body": b"x", "more_body": True}
 
 
 async def test_a_connection_has_the_state_that_is_read_and_set():
-    stage = Stage(None)
+    stage = ProtocolStage(None)
     protocol, state = stage.protocol, stage.state
     assert state.connections == {protocol}, LEAN + "server_state.connections"
     assert state.total_requests == 0, LEAN + "server_state.total_requests"
@@ -176,7 +176,7 @@ async def test_a_connection_has_the_state_that_is_read_and_set():
 def test_a_connection_is_known_by_the_addresses_that_uvicorn_finds(loop, host, tmp_path):
     """`_connected` stands for its `connection_made`."""
 
-    async def connected(protocol: type[HttpToolsProtocol]) -> dict[str, Any]:
+    async def connect_protocol(protocol: type[HttpToolsProtocol]) -> dict[str, Any]:
         config = uvicorn.Config(None, lifespan="off", log_config=None)
         config.load()
         made: list[HttpToolsProtocol] = []
@@ -194,7 +194,7 @@ def test_a_connection_is_known_by_the_addresses_that_uvicorn_finds(loop, host, t
             server = await loop.create_server(make, host)
             wire = socket.create_connection(server.sockets[0].getsockname()[:2])
         with wire:
-            await until(lambda: made and made[0].transport, HTTP + "connection_made")
+            await wait_until(lambda: made and made[0].transport, HTTP + "connection_made")
             (one,) = made
             assert one.server_state.connections == {one}
             seen = {name: type(value).__name__ for name, value in vars(one).items()}
@@ -205,8 +205,8 @@ def test_a_connection_is_known_by_the_addresses_that_uvicorn_finds(loop, host, t
         return seen | {"scheme": one.scheme}
 
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        uvicorns = runner.run(connected(HttpToolsProtocol))
-        ours = runner.run(connected(GatewayProtocol))
+        uvicorns = runner.run(connect_protocol(HttpToolsProtocol))
+        ours = runner.run(connect_protocol(GatewayProtocol))
     assert {name: ours[name] for name in uvicorns} == uvicorns, HTTP + "connection_made"
 
 
@@ -216,19 +216,19 @@ async def test_the_head_of_a_response_can_be_held_back(leaves):
 
     async def app(scope, receive, send) -> None:
         cycle = stage.protocol.cycle
-        with Cork(cycle) as cork:
+        with BufferedHead(cycle) as cork:
             await send(START)
-            assert stage.transport.data == b"", LEAN + "cycle.transport"
-            head = cork.drawn() if leaves else b""
+            assert stage.transport.written == b"", LEAN + "cycle.transport"
+            head = cork.take_bytes() if leaves else b""
         assert cycle.transport is stage.transport
         stage.transport.write(head)
-        assert stage.transport.data.startswith(b"HTTP/1.1 200 "), LEAN + "cycle.transport"
+        assert stage.transport.written.startswith(b"HTTP/1.1 200 "), LEAN + "cycle.transport"
         await send({**MORE, "more_body": False})
 
-    stage = Stage(app)
-    await stage.ask()
-    assert stage.transport.data.count(b"HTTP/1.1 200 ") == 1
-    assert stage.transport.data.endswith(b"\r\n\r\n1\r\nx\r\n0\r\n\r\n")
+    stage = ProtocolStage(app)
+    await stage.send_request()
+    assert stage.transport.written.count(b"HTTP/1.1 200 ") == 1
+    assert stage.transport.written.endswith(b"\r\n\r\n1\r\nx\r\n0\r\n\r\n")
 
 
 async def test_requests_wait_in_the_pipeline_in_order():
@@ -236,9 +236,9 @@ async def test_requests_wait_in_the_pipeline_in_order():
         await asyncio.sleep(0)
         raise asyncio.CancelledError
 
-    stage = Stage(never)
+    stage = ProtocolStage(never)
     for _ in range(3):
-        stage.protocol.data_received(get("/"))
+        stage.protocol.data_received(build_request("/"))
     waiting = list(stage.protocol.pipeline)
     told = HTTP + "`_refuse_body` takes the latest from the left"
     assert len(waiting) == 2 and waiting[0][0] is stage.protocol.cycle, told
@@ -258,11 +258,13 @@ async def test_chunks_are_known_by_the_start_of_a_response(method, headers, chun
         seen.append(cycle.chunked_encoding)
         await send({**START, "headers": headers})
         seen.append(cycle.chunked_encoding)
-        assert stage.transport.data.startswith(b"HTTP/1.1 200 "), LEAN + "the start is written late"
+        assert stage.transport.written.startswith(b"HTTP/1.1 200 "), (
+            LEAN + "the start is written late"
+        )
         await send({**MORE, "more_body": False})
 
-    stage = Stage(app)
-    await stage.ask(method=method)
+    stage = ProtocolStage(app)
+    await stage.send_request(method=method)
     assert seen == [None, chunked], LEAN + "cycle.chunked_encoding"
 
 
@@ -282,17 +284,17 @@ async def test_a_cycle_that_was_left_ends_quietly(complaints):
         await receive()
         await send(START)
         cycle = stage.protocol.cycle
-        before = stage.transport.data
+        before = stage.transport.written
         cycle.disconnected = cycle.response_complete = True
         cycle.message_event.set()
         await send(MORE)
         await send({**MORE, "more_body": False})
         assert (await receive())["type"] == "http.disconnect", LEAN + "receive"
-        assert stage.transport.data == before, LEAN + "something was written"
+        assert stage.transport.written == before, LEAN + "something was written"
 
-    stage = Stage(app)
-    cycle = await stage.ask()
-    assert not stage.transport.closed, LEAN + "the connection was closed"
+    stage = ProtocolStage(app)
+    cycle = await stage.send_request()
+    assert not stage.transport.is_closed, LEAN + "the connection was closed"
     assert stage.state.total_requests == 0, LEAN + "it was counted: the outlet counts as well"
     assert getattr(cycle.on_response, "__self__", None) is None, LEAN + "it keeps the protocol"
     assert not stage.state.tasks, LEAN + "the task is kept"
@@ -305,9 +307,9 @@ async def test_a_cycle_that_was_not_left_does_not(complaints):
         await send(START)
 
     complaints.append("without completing response")
-    stage = Stage(app)
-    await stage.ask()
-    assert stage.transport.closed
+    stage = ProtocolStage(app)
+    await stage.send_request()
+    assert stage.transport.is_closed
 
 
 async def test_a_cycle_that_fails_after_its_start_closes_the_connection(complaints):
@@ -317,9 +319,9 @@ async def test_a_cycle_that_fails_after_its_start_closes_the_connection(complain
         raise LookupError("on purpose")
 
     complaints.append("Exception in ASGI application")
-    stage = Stage(app)
-    await stage.ask()
-    assert stage.transport.closed, LEAN + "a stream whose client never came would stay for ever"
+    stage = ProtocolStage(app)
+    await stage.send_request()
+    assert stage.transport.is_closed, LEAN + "a stream whose client never came would stay for ever"
 
 
 @pytest.mark.parametrize("header, kept", [(b"X: y", True), (b"Connection: close", False)])
@@ -328,7 +330,7 @@ async def test_a_cycle_knows_whether_its_connection_lasts(header, kept):
         await send(START)
         await send({**MORE, "more_body": False})
 
-    cycle = await Stage(app).ask(header)
+    cycle = await ProtocolStage(app).send_request(header)
     assert cycle.keep_alive is kept, LEAN + "cycle.keep_alive"
 
 
@@ -337,8 +339,8 @@ async def test_an_idle_connection_has_a_timer_that_a_request_stops():
         await send(START)
         await send({**MORE, "more_body": False})
 
-    stage = Stage(app)
-    await stage.ask()
+    stage = ProtocolStage(app)
+    await stage.send_request()
     timer = stage.protocol.timeout_keep_alive_task
     assert timer is not None and not timer.cancelled(), LEAN + "timeout_keep_alive_task"
     assert stage.state.total_requests == 1, LEAN + "server_state.total_requests"
@@ -347,48 +349,48 @@ async def test_an_idle_connection_has_a_timer_that_a_request_stops():
 
 
 async def test_a_server_tells_every_connection_to_end_and_waits_for_all():
-    class Connection:
-        told = 0
+    class FakeConnection:
+        shutdown_count = 0
 
         def shutdown(self) -> None:
-            self.told += 1
+            self.shutdown_count += 1
 
-    one = Connection()
+    one = FakeConnection()
     server = uvicorn.Server(uvicorn.Config(None, lifespan="off", log_config=None))
     server.config.load()
     server.lifespan = server.config.lifespan_class(server.config)
     server.servers = []
     server.server_state.connections.add(one)  # type: ignore[arg-type]
     ending = asyncio.create_task(server.shutdown())
-    await until(lambda: one.told, LEAN + "Server.shutdown")
+    await wait_until(lambda: one.shutdown_count, LEAN + "Server.shutdown")
     done, _ = await asyncio.wait([ending], timeout=0.5)
     assert not done, LEAN + "it does not wait for server_state.connections"
     server.server_state.connections.clear()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         await ending
-    assert one.told == 1
+    assert one.shutdown_count == 1
 
 
 # Transports
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
+def authority(tmp_path_factory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("authority"))
 
 
-class Flow(asyncio.Protocol):
+class FlowProtocol(asyncio.Protocol):
     """Notes what its transport tells, and whether that was within a write.
 
     tls: asyncio may pause out of a write then, when it hands on what waited for the socket. An
          outlet hears of that as well.
     """
 
-    def __init__(self, *, tls: bool = False) -> None:
-        self.tls = tls
+    def __init__(self, *, uses_tls: bool = False) -> None:
+        self.uses_tls = uses_tls
         self.transport: asyncio.Transport | None = None
-        self.told: list[str] = []
-        self.full = self.writing = False
+        self.violations: list[str] = []
+        self.is_full = self.is_writing = False
         self.received = b""
 
     def connection_made(self, transport) -> None:
@@ -398,39 +400,39 @@ class Flow(asyncio.Protocol):
         self.received += data
 
     def write(self, data) -> None:
-        self.writing = True
+        self.is_writing = True
         self.transport.write(data)
-        self.writing = False
-        if self.transport.get_write_buffer_size() and not self.full:
-            self.told.append("something is left, and it was not paused")
+        self.is_writing = False
+        if self.transport.get_write_buffer_size() and not self.is_full:
+            self.violations.append("something is left, and it was not paused")
 
     def pause_writing(self) -> None:
-        self.full = True
-        if not self.writing and not self.tls:
-            self.told.append("paused out of a write")
+        self.is_full = True
+        if not self.is_writing and not self.uses_tls:
+            self.violations.append("paused out of a write")
 
     def resume_writing(self) -> None:
-        self.full = False
+        self.is_full = False
         if self.transport.get_write_buffer_size():
-            self.told.append("resumed before all was sent")
+            self.violations.append("resumed before all was sent")
 
     def connection_lost(self, error) -> None:
         self.transport = None
 
 
-class Reader(threading.Thread):
+class ReaderThread(threading.Thread):
     """A client that reads to the end once it may. With less of a buffer the kernel would wait for
     0.2 s before each piece."""
 
     def __init__(self, port: int, context: ssl.SSLContext | None) -> None:
         super().__init__(daemon=True)
         self.port, self.context = port, context
-        self.may = threading.Event()
-        self.data = b""
+        self.may_read = threading.Event()
+        self.received = b""
 
     def run(self) -> None:
         with socket.socket() as plain:
-            plain.settimeout(PATIENCE)
+            plain.settimeout(WAIT_TIMEOUT_S)
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
             plain.connect(("127.0.0.1", self.port))
             wire: socket.socket = plain
@@ -438,9 +440,9 @@ class Reader(threading.Thread):
                 wire = self.context.wrap_socket(plain, server_hostname="localhost")
             with wire:
                 wire.sendall(b"hello")
-                self.may.wait(PATIENCE)
+                self.may_read.wait(WAIT_TIMEOUT_S)
                 while data := wire.recv(65536):
-                    self.data += data
+                    self.received += data
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
@@ -448,43 +450,48 @@ class Reader(threading.Thread):
 def test_a_transport_pauses_within_write_and_resumes_when_all_is_sent(loop, tls, authority):
     """With `high` 0, or 1 for TLS."""
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(pausing(authority if tls else None))
+        runner.run(running_flow(authority if tls else None))
 
 
-async def pausing(authority: Authority | None) -> None:
-    flow, sent = Flow(tls=authority is not None), b"".join(b"%08d" % n for n in range(60_000))
+async def running_flow(authority: CertificateAuthority | None) -> None:
+    flow, sent = (
+        FlowProtocol(uses_tls=authority is not None),
+        b"".join(b"%08d" % n for n in range(60_000)),
+    )
     context = None
     if authority is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(str(authority.signed("server")))
+        context.load_cert_chain(str(authority.issue_certificate("server")))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: flow, sock=listener, ssl=context)
-    reader = Reader(listener.getsockname()[1], authority.context() if authority else None)
+    reader = ReaderThread(
+        listener.getsockname()[1], authority.create_client_context() if authority else None
+    )
     reader.start()
     try:
-        await until(lambda: flow.received == b"hello")
+        await wait_until(lambda: flow.received == b"hello")
         flow.transport.set_write_buffer_limits(high=0 if authority is None else 1)
-        assert not flow.full, LOOP + "limits pause a transport that has nothing to write"
-        await push(flow, sent, reader)
+        assert not flow.is_full, LOOP + "limits pause a transport that has nothing to write"
+        await push_pieces(flow, sent, reader)
         flow.transport.close()
-        await asyncio.to_thread(reader.join, PATIENCE)
+        await asyncio.to_thread(reader.join, WAIT_TIMEOUT_S)
     finally:
-        reader.may.set()
+        reader.may_read.set()
         server.close()
-    assert reader.data == sent, LOOP + "bytes in another order"
-    assert not flow.told, LOOP + flow.told[0]
+    assert reader.received == sent, LOOP + "bytes in another order"
+    assert not flow.violations, LOOP + flow.violations[0]
 
 
-async def push(flow: Flow, sent: bytes, reader: Reader) -> None:
+async def push_pieces(flow: FlowProtocol, sent: bytes, reader: ReaderThread) -> None:
     pauses = 0
     for at in range(0, len(sent), 1000):
         flow.write(sent[at : at + 1000])
-        if flow.full:
+        if flow.is_full:
             pauses += 1
-            reader.may.set()
-            await until(lambda: not flow.full, LOOP + "it is not resumed", every=0.001)
+            reader.may_read.set()
+            await wait_until(lambda: not flow.is_full, LOOP + "it is not resumed", interval_s=0.001)
     assert pauses, "it was never paused: the test shows nothing"
 
 
@@ -493,18 +500,18 @@ async def push(flow: Flow, sent: bytes, reader: Reader) -> None:
 def test_a_transport_says_at_once_that_it_closes(loop, end):
     """What is written to one that is closed raises with uvloop."""
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(ending(end))
+        runner.run(end_connection(end))
 
 
-async def ending(end: str) -> None:
-    flow, loop = Flow(), asyncio.get_running_loop()
+async def end_connection(end: str) -> None:
+    flow, loop = FlowProtocol(), asyncio.get_running_loop()
     server = await loop.create_server(lambda: flow, "127.0.0.1", 0)
     with socket.create_connection(server.sockets[0].getsockname()):
-        await until(lambda: flow.transport)
+        await wait_until(lambda: flow.transport)
         transport = flow.transport
         getattr(transport, end)()
         assert transport.is_closing(), LOOP + "is_closing comes late"
-        await until(lambda: flow.transport is None, LOOP + "connection_lost")
+        await wait_until(lambda: flow.transport is None, LOOP + "connection_lost")
         assert transport.is_closing(), LOOP + "is_closing ends"
     server.close()
 
@@ -512,20 +519,20 @@ async def ending(end: str) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_another_protocol_hears_what_comes_next(loop):
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(handing())
+        runner.run(hand_over_transport())
 
 
-async def handing() -> None:
-    first, second = Flow(), Flow()
+async def hand_over_transport() -> None:
+    first, second = FlowProtocol(), FlowProtocol()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: first, "127.0.0.1", 0)
     with socket.create_connection(server.sockets[0].getsockname()) as wire:
         wire.sendall(b"a")
-        await until(lambda: first.received == b"a")
+        await wait_until(lambda: first.received == b"a")
         second.connection_made(first.transport)
         first.transport.set_protocol(second)
         wire.sendall(b"b")
-        await until(lambda: second.received == b"b", LOOP + "set_protocol")
-    await until(lambda: second.transport is None, LOOP + "set_protocol")
+        await wait_until(lambda: second.received == b"b", LOOP + "set_protocol")
+    await wait_until(lambda: second.transport is None, LOOP + "set_protocol")
     server.close()
     assert first.transport is not None and first.received == b"a", LOOP + "set_protocol"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sse import Event, Parser, parse
+from support.sse import SseEvent, SseParser, parse_stream
 
 from gateway.wire import sse
 
@@ -20,23 +20,23 @@ def folded(payload: bytes) -> bytes:
 
 
 def test_a_record_is_one_data_line_an_id_and_a_blank_line():
-    assert sse.event(None, b"hello", TOKEN) == b"data: hello\nid: 1.abc-_123\n\n"
+    assert sse.encode_event(None, b"hello", TOKEN) == b"data: hello\nid: 1.abc-_123\n\n"
 
 
 def test_the_id_comes_after_the_data_so_that_a_cut_event_is_not_skipped():
-    whole = sse.event("gap", b"one\ntwo", TOKEN)
+    whole = sse.encode_event("gap", b"one\ntwo", TOKEN)
     assert whole.index(b"\nid: ") > whole.rindex(b"data: ")
 
 
 def test_the_shared_block_and_an_id_of_ones_own_make_the_same_event():
-    block = sse.data_block(b"{}", "position")
-    assert block + sse.close_block(TOKEN) == sse.event("position", b"{}", TOKEN)
+    block = sse.encode_data(b"{}", "position")
+    assert block + sse.encode_id(TOKEN) == sse.encode_event("position", b"{}", TOKEN)
 
 
 @given(payload=payloads, name=names)
 def test_any_payload_arrives_with_only_its_line_breaks_folded(payload: bytes, name: str | None):
-    [event] = parse(sse.event(name, payload, TOKEN))
-    assert event == Event(name or "message", folded(payload), TOKEN.decode())
+    [event] = parse_stream(sse.encode_event(name, payload, TOKEN))
+    assert event == SseEvent(name or "message", folded(payload), TOKEN.decode())
 
 
 @given(
@@ -44,57 +44,59 @@ def test_any_payload_arrives_with_only_its_line_breaks_folded(payload: bytes, na
     data=st.data(),
 )
 def test_events_are_the_same_wherever_the_bytes_are_cut(sent: list, data: st.DataObject):
-    stream = b"".join(sse.event(*each) + sse.comment() for each in sent)
+    stream = b"".join(sse.encode_event(*each) + sse.encode_comment() for each in sent)
     cut = data.draw(st.integers(0, len(stream)))
-    parser = Parser()
-    assert parser.feed(stream[:cut]) + parser.feed(stream[cut:]) == parse(stream)
-    assert [e.raw for e in parse(stream)] == [folded(payload) for _, payload, _ in sent]
+    parser = SseParser()
+    assert parser.feed(stream[:cut]) + parser.feed(stream[cut:]) == parse_stream(stream)
+    assert [e.raw_data for e in parse_stream(stream)] == [folded(payload) for _, payload, _ in sent]
 
 
 @given(payload=payloads, data=st.data())
 def test_a_cut_event_is_not_dispatched_and_does_not_move_the_id(
     payload: bytes, data: st.DataObject
 ):
-    stream = sse.event("begin", b"{}", b"1.before")
-    last = sse.event(None, payload, b"1.after")
+    stream = sse.encode_event("begin", b"{}", b"1.before")
+    last = sse.encode_event(None, payload, b"1.after")
     cut = data.draw(st.integers(0, len(last) - 1))
-    parser = Parser()
-    assert [e.type for e in parser.feed(stream + last[:cut])] == ["begin"]
+    parser = SseParser()
+    assert [e.event_type for e in parser.feed(stream + last[:cut])] == ["begin"]
     assert parser.last_event_id == "1.before"
 
 
 def test_an_empty_payload_is_still_an_event():
-    assert parse(sse.event(None, b"", TOKEN)) == [Event("message", b"", TOKEN.decode())]
+    assert parse_stream(sse.encode_event(None, b"", TOKEN)) == [
+        SseEvent("message", b"", TOKEN.decode())
+    ]
 
 
 def test_an_event_without_a_token_leaves_the_id_as_it_was():
-    events = parse(sse.event(None, b"a", TOKEN) + sse.event("ready", b"{}"))
+    events = parse_stream(sse.encode_event(None, b"a", TOKEN) + sse.encode_event("ready", b"{}"))
     assert [e.last_event_id for e in events] == [TOKEN.decode()] * 2
 
 
 def test_a_heartbeat_is_a_comment_that_ends_in_one_newline():
-    parser = Parser()
-    assert parser.feed(sse.comment()) == []
-    assert parser.comments == 1
-    assert sse.comment().count(b"\n") == 1
+    parser = SseParser()
+    assert parser.feed(sse.encode_comment()) == []
+    assert parser.comment_count == 1
+    assert sse.encode_comment().count(b"\n") == 1
 
 
 def test_a_heartbeat_inside_an_event_does_no_harm():
-    stream = sse.data_block(b"a") + sse.comment() + sse.close_block(TOKEN)
-    assert parse(stream) == [Event("message", b"a", TOKEN.decode())]
+    stream = sse.encode_data(b"a") + sse.encode_comment() + sse.encode_id(TOKEN)
+    assert parse_stream(stream) == [SseEvent("message", b"a", TOKEN.decode())]
 
 
 def test_retry_holds_from_the_moment_its_line_is_read():
-    parser = Parser()
-    parser.feed(sse.retry(1500))
+    parser = SseParser()
+    parser.feed(sse.encode_retry(1500))
     assert parser.retry_ms == 1500
-    assert sse.event("begin", b"{}", TOKEN, retry_ms=20).startswith(b"retry: 20\n")
+    assert sse.encode_event("begin", b"{}", TOKEN, retry_ms=20).startswith(b"retry: 20\n")
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\rb", "x\n\ndata: forged"])
 def test_an_event_name_cannot_smuggle_in_another_line(name: str):
     with pytest.raises(ValueError, match="one line"):
-        sse.data_block(b"", name)
+        sse.encode_data(b"", name)
 
 
 # The reader the tests rely on, by the examples of WHATWG HTML 9.2.6.
@@ -117,10 +119,10 @@ def test_an_event_name_cannot_smuggle_in_another_line(name: str):
     ],
 )
 def test_the_reader_follows_the_standard(stream: bytes, expected: list):
-    assert parse(stream) == [Event(*each) for each in expected]
-    parser = Parser()
+    assert parse_stream(stream) == [SseEvent(*each) for each in expected]
+    parser = SseParser()
     singly = [event for i in range(len(stream)) for event in parser.feed(stream[i : i + 1])]
-    assert singly == parse(stream)
+    assert singly == parse_stream(stream)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +130,6 @@ def test_the_reader_follows_the_standard(stream: bytes, expected: list):
     [(b"retry: 5\n", 5), (b"retry: 5s\n", None), (b"retry:\n", None), (b"retry: -1\n", None)],
 )
 def test_the_reader_takes_only_digits_for_a_retry(line: bytes, ms: int | None):
-    parser = Parser()
+    parser = SseParser()
     parser.feed(line)
     assert parser.retry_ms == ms

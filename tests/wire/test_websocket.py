@@ -14,14 +14,14 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from gateway.wire.websocket import (
+    MIN_COMPRESS_BYTES,
     WINDOW_BITS,
-    WORTHWHILE,
-    deflated,
-    frame,
+    encode_deflated_text,
+    encode_open_deflated_text,
+    encode_open_text,
+    encode_text,
     insert_member,
-    messages,
-    open_deflated,
-    open_frame,
+    iter_texts,
 )
 
 # Lengths on both sides of where the header grows.
@@ -51,12 +51,12 @@ def read_texts(data: bytes, *, window: int | None = None, fresh: bool = False) -
 
 @given(st.lists(texts, max_size=5))
 def test_the_library_reads_what_we_frame(sent: list[str]):
-    assert read_texts(b"".join(frame(each.encode()) for each in sent)) == sent
+    assert read_texts(b"".join(encode_text(each.encode()) for each in sent)) == sent
 
 
 @pytest.mark.parametrize("length", EDGES)
 def test_a_header_is_as_short_as_it_can_be(length: int):
-    ours = frame(b"a" * length)
+    ours = encode_text(b"a" * length)
     assert ours == Frame(Opcode.TEXT, b"a" * length).serialize(mask=False)
 
 
@@ -65,7 +65,7 @@ def test_compressed_frames_are_read_by_every_client_with_the_window(
     sent: list[str], window: int, fresh: bool
 ):
     """Whether the client keeps its context between messages or not."""
-    shared = b"".join(deflated(each.encode()) for each in sent)
+    shared = b"".join(encode_deflated_text(each.encode()) for each in sent)
     assert read_texts(shared, window=window, fresh=fresh) == sent
 
 
@@ -73,41 +73,45 @@ def test_a_compressed_frame_holds_no_reference_beyond_its_window():
     """Far repetitions of what cannot be compressed by itself: a wider window would use them."""
     noise = "".join(f"{zlib.crc32(b'%d' % n):08x}" for n in range(1000))
     sent = json.dumps([noise, noise])
-    assert read_texts(deflated(sent.encode()), window=WINDOW_BITS) == [sent]
-    assert len(deflated(sent.encode())) > len(noise)
+    assert read_texts(encode_deflated_text(sent.encode()), window=WINDOW_BITS) == [sent]
+    assert len(encode_deflated_text(sent.encode())) > len(noise)
 
 
 def test_compressed_and_plain_frames_take_turns():
-    long, short = "b" * 5000, "a" * (WORTHWHILE - 1)
-    sent = deflated(long.encode()) + frame(long.encode()) + deflated(short.encode())
+    long, short = "b" * 5000, "a" * (MIN_COMPRESS_BYTES - 1)
+    sent = (
+        encode_deflated_text(long.encode())
+        + encode_text(long.encode())
+        + encode_deflated_text(short.encode())
+    )
     assert read_texts(sent * 2, window=WINDOW_BITS) == [long, long, short] * 2
 
 
 def test_short_messages_and_those_that_would_grow_go_as_they_are():
-    short = b"a" * (WORTHWHILE - 1)
+    short = b"a" * (MIN_COMPRESS_BYTES - 1)
     dense = Random(1).randbytes(2000)
-    assert deflated(short) == frame(short)
-    assert deflated(dense) == frame(dense)
-    assert len(deflated(b"a" * 10_000)) < 100
+    assert encode_deflated_text(short) == encode_text(short)
+    assert encode_deflated_text(dense) == encode_text(dense)
+    assert len(encode_deflated_text(b"a" * 10_000)) < 100
 
 
 @given(st.lists(texts, max_size=5))
 def test_messages_are_what_was_framed(sent: list[str]):
-    assert list(messages(b"".join(frame(each.encode()) for each in sent))) == sent
+    assert list(iter_texts(b"".join(encode_text(each.encode()) for each in sent))) == sent
 
 
 @given(texts, st.data())
 def test_a_cut_frame_is_an_error_and_not_a_shorter_message(sent: str, data: st.DataObject):
-    whole = frame(sent.encode())
+    whole = encode_text(sent.encode())
     cut = data.draw(st.integers(1, len(whole) - 1))
     with pytest.raises(ValueError, match="cut off"):
-        list(messages(whole[:cut]))
+        list(iter_texts(whole[:cut]))
 
 
 def test_only_plain_text_messages_are_read_back():
-    for foreign in (deflated(b"a" * 1000), b"\x82\x01a", b"\x01\x01a", b"a"):
+    for foreign in (encode_deflated_text(b"a" * 1000), b"\x82\x01a", b"\x01\x01a", b"a"):
         with pytest.raises(ValueError, match="no unmasked text"):
-            list(messages(foreign))
+            list(iter_texts(foreign))
 
 
 @given(
@@ -121,7 +125,9 @@ def test_a_member_is_inserted_into_every_frame(
 ):
     """Whether a frame is compressed or not, and whether the client keeps its context."""
     shared = b"".join(
-        make(json.dumps(each).encode()) for each in sent for make in (open_frame, open_deflated)
+        make(json.dumps(each).encode())
+        for each in sent
+        for make in (encode_open_text, encode_open_deflated_text)
     )
     member = b'"label":%b,' % json.dumps(label).encode()
     read = [
@@ -132,5 +138,5 @@ def test_a_member_is_inserted_into_every_frame(
 
 
 def test_an_inserted_member_comes_first():
-    framed = insert_member(open_frame(b'{"type":"records"}'), b'"id":"a",')
-    assert list(messages(framed)) == ['{"id":"a","type":"records"}']
+    framed = insert_member(encode_open_text(b'{"type":"records"}'), b'"id":"a",')
+    assert list(iter_texts(framed)) == ['{"id":"a","type":"records"}']

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.commands import FAILURE
-from gateway.cli.run import File
+from gateway.cli.commands import EXIT_FAILURE
+from gateway.cli.run import ConfigFileOption
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,17 +21,17 @@ dlq = typer.Typer(
     "configuration, 130 by ^C.",
 )
 
-Topic = Annotated[
+TopicArgument = Annotated[
     str, typer.Argument(show_default=False, help="Whose dead letters; `orders` or `orders.dlq`.")
 ]
-Group = Annotated[
+GroupOption = Annotated[
     str | None,
     typer.Option("--group", "-g", metavar="GROUP", help="That gave them up; needed for several."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="A JSON object for each line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object for each line.")]
 
 
-class To(StrEnum):
+class RetryTarget(StrEnum):
     TOPIC = "topic"
     BACKEND = "backend"
 
@@ -53,45 +53,45 @@ def _dlq() -> None:
 
 
 @dlq.command("list")
-def list_(config: File, group: Group = None, as_json: AsJson = False) -> None:
+def list_(config: ConfigFileOption, group: GroupOption = None, as_json: JsonOption = False) -> None:
     """What dead letters there are: how many, since when, and the most frequent reason.
 
     WAITING are those that were neither retried nor dropped, TOTAL all that the topic still holds.
     """
-    asyncio.run(_list(config, group, as_json))
+    asyncio.run(_print_counts(config, group, as_json))
 
 
-async def _list(config: Path, group: str | None, as_json: bool) -> None:
-    from gateway.sidecar.backends import ext_of
-    from gateway.sidecar.deadletter.census import census
+async def _print_counts(config: Path, group: str | None, as_json: bool) -> None:
+    from gateway.sidecar.backends import get_dead_letter_ext
+    from gateway.sidecar.deadletter.counts import count_dead_letters
 
-    from .opened import opened
-    from .shown import count_json, table
+    from .context import open_context
+    from .report import format_count_json, format_table
 
-    async with opened(config) as context:
-        ext = ext_of(context.section, group)
-        names = sorted(each for each in await context.cluster.topics() if each.endswith(ext))
+    async with open_context(config) as context:
+        ext = get_dead_letter_ext(context.section, group)
+        names = sorted(each for each in await context.cluster.list_topics() if each.endswith(ext))
         counts = []
         for name in names:
-            await context.topic(name)
-            counts += await census(context.cluster, name, ext, [group] if group else [])
+            await context.get_topic(name)
+            counts += await count_dead_letters(context.cluster, name, ext, [group] if group else [])
     if as_json:
         for each in counts:
-            typer.echo(count_json(each))
+            typer.echo(format_count_json(each))
     else:
-        typer.echo(table(counts) if counts else "no dead letters")
+        typer.echo(format_table(counts) if counts else "no dead letters")
 
 
 @dlq.command()
 def show(
-    topic: Topic,
-    config: File,
-    group: Group = None,
+    topic: TopicArgument,
+    config: ConfigFileOption,
+    group: GroupOption = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The most to show.")] = 20,
     everything: Annotated[
         bool, typer.Option("--all", help="Also those that were retried or dropped.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """The records, where they are from, and why they are here; oldest first in each partition.
 
@@ -99,29 +99,29 @@ def show(
     gateway dlq show orders -c gateway.yaml
     gateway dlq show orders -c gateway.yaml --json -n 1000 | jq .stacktrace
     """
-    asyncio.run(_show(config, topic, group, limit, everything, as_json))
+    asyncio.run(_print_dead_letters(config, topic, group, limit, everything, as_json))
 
 
-async def _show(
+async def _print_dead_letters(
     config: Path, topic: str, group: str | None, limit: int, everything: bool, as_json: bool
 ) -> None:
     from gateway.core.log.record import TopicPartition
-    from gateway.kafka.fetch.piece import bounds
+    from gateway.kafka.fetch.committed_read import fetch_log_bounds
 
-    from .opened import opened, queue_of
-    from .shown import letter_json, letter_text
+    from .context import find_queue, open_context
+    from .report import format_dead_letter, format_dead_letter_json
 
-    async with opened(config) as context:
-        queue = await queue_of(context, topic, group)
-        ranges = await queue.ranges()
+    async with open_context(config) as context:
+        queue = await find_queue(context, topic, group)
+        ranges = await queue.fetch_ranges()
         if everything:
-            known = await context.topic(queue.topic)
+            known = await context.get_topic(queue.topic)
             tps = [TopicPartition(queue.topic, each) for each in sorted(known.partitions)]
-            ranges = await bounds(context.cluster, tps)
+            ranges = await fetch_log_bounds(context.cluster, tps)
         left = limit
-        async for letters, _ in queue.letters(ranges):
+        async for letters, _ in queue.iter_letters(ranges):
             for each in letters[:left]:
-                typer.echo(letter_json(each) if as_json else letter_text(each))
+                typer.echo(format_dead_letter_json(each) if as_json else format_dead_letter(each))
             left -= len(letters)
             if left <= 0:
                 break
@@ -131,12 +131,12 @@ async def _show(
 
 @dlq.command()
 def retry(
-    topic: Topic,
-    config: File,
+    topic: TopicArgument,
+    config: ConfigFileOption,
     to: Annotated[
-        To, typer.Option(help="The back end of the group, or the topic they are from.")
-    ] = To.BACKEND,
-    group: Group = None,
+        RetryTarget, typer.Option(help="The back end of the group, or the topic they are from.")
+    ] = RetryTarget.BACKEND,
+    group: GroupOption = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=1, help="The most to retry.")
     ] = None,
@@ -156,18 +156,18 @@ def retry(
     gateway dlq retry orders -c gateway.yaml --to topic
     gateway dlq retry orders -c gateway.yaml --limit 1        # try one first
     """
-    if last and to is To.TOPIC:
+    if last and to is RetryTarget.TOPIC:
         raise typer.BadParameter("is for --to backend", param_hint="--last")
-    from .retrying import retried
+    from .actions import retry_dead_letters
 
-    asyncio.run(retried(config, topic, group, to is To.BACKEND, limit, last))
+    asyncio.run(retry_dead_letters(config, topic, group, to is RetryTarget.BACKEND, limit, last))
 
 
 @dlq.command()
 def drop(
-    topic: Topic,
-    config: File,
-    group: Group = None,
+    topic: TopicArgument,
+    config: ConfigFileOption,
+    group: GroupOption = None,
     purge: Annotated[
         bool, typer.Option("--purge", help="Delete the records, of all groups; not to be undone.")
     ] = False,
@@ -177,7 +177,7 @@ def drop(
 
     Without --purge the topic keeps the records for its retention, and `show --all` shows them.
     """
-    from .retrying import dropped
+    from .actions import drop_dead_letters
 
-    if not asyncio.run(dropped(config, topic, group, purge, yes)):
-        raise typer.Exit(FAILURE)
+    if not asyncio.run(drop_dead_letters(config, topic, group, purge, yes)):
+        raise typer.Exit(EXIT_FAILURE)

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import File, Name, job_of, settings_of
+from .options import ConfigFileOption, JobArgument, find_job, load_pipelines
 
 if TYPE_CHECKING:
     from gateway.config import Pipelines
 
-To = Annotated[
+BackupTargetOption = Annotated[
     str, typer.Option("--to", metavar="DIR", help="An empty directory, or a URL Hadoop reads.")
 ]
-From = Annotated[str, typer.Option("--from", metavar="DIR", help="What backup was given as --to.")]
-Same = Annotated[
+BackupSourceOption = Annotated[
+    str, typer.Option("--from", metavar="DIR", help="What backup was given as --to.")
+]
+KeepIdentityOption = Annotated[
     bool,
     typer.Option(
         "--same",
@@ -24,7 +26,7 @@ Same = Annotated[
         "moves. Its exactly-once output goes on without a repeat.",
     ),
 ]
-Force = Annotated[
+ForceOption = Annotated[
     bool,
     typer.Option(
         "--force", help="The job has ended: say so where its checkpoint is no local directory."
@@ -32,7 +34,7 @@ Force = Annotated[
 ]
 
 
-def backup(name: Name, config: File, to: To) -> None:
+def backup(name: JobArgument, config: ConfigFileOption, to: BackupTargetOption) -> None:
     """Copy what a job needs to go on after its newest finished batch. It may run meanwhile.
 
     Every file is looked at before, and read again after it was copied.
@@ -42,20 +44,26 @@ def backup(name: Name, config: File, to: To) -> None:
     gateway pipeline backup sessions -c gateway.yaml --to s3a://backups/sessions/1
     """
     from gateway.pipeline.state import backup as room
-    from gateway.pipeline.state import place
-    from gateway.pipeline.state.files import files
+    from gateway.pipeline.state import location
+    from gateway.pipeline.state.files import open_files
 
-    _, pipelines = settings_of(config)
-    job_of(pipelines, name)
+    _, pipelines = load_pipelines(config)
+    find_job(pipelines, name)
     with ExitStack() as stack:
-        spark = _spark(pipelines, stack, pipelines.checkpoints, to)
-        source = place.current(pipelines.checkpoints, name, spark)
-        copy = room.backup(source, files(to, spark), name)
-    typer.echo(f"{name}: batch {copy.batch}, {len(copy.files)} files, {copy.bytes} bytes in {to}")
+        spark = _start_spark(pipelines, stack, pipelines.checkpoints, to)
+        source = location.open_current(pipelines.checkpoints, name, spark)
+        copy = room.create_backup(source, open_files(to, spark), name)
+    typer.echo(
+        f"{name}: batch {copy.batch}, {len(copy.files)} files, {copy.total_bytes} bytes in {to}"
+    )
 
 
 def restore(
-    name: Name, config: File, from_: From, same: Same = False, force: Force = False
+    name: JobArgument,
+    config: ConfigFileOption,
+    from_: BackupSourceOption,
+    same: KeepIdentityOption = False,
+    force: ForceOption = False,
 ) -> None:
     """Make a copy the next version of a job's checkpoint; older versions stay. The job must not
     run; started again it goes on after the batch of the copy.
@@ -68,30 +76,30 @@ def restore(
     """
     from gateway.errors import PipelineError
     from gateway.pipeline.state import backup as room
-    from gateway.pipeline.state import place
-    from gateway.pipeline.state.files import files
+    from gateway.pipeline.state import location
+    from gateway.pipeline.state.files import open_files
 
-    _, pipelines = settings_of(config)
-    job_of(pipelines, name)
+    _, pipelines = load_pipelines(config)
+    find_job(pipelines, name)
     root = pipelines.checkpoints
     with ExitStack() as stack:
-        spark = _spark(pipelines, stack, root, from_)
-        source = files(from_, spark)
-        if (of := room.manifest(source).job) != name:
+        spark = _start_spark(pipelines, stack, root, from_)
+        source = open_files(from_, spark)
+        if (of := room.read_manifest(source).job) != name:
             raise PipelineError(f"{from_} is a copy of {of}, not of {name}")
-        stack.enter_context(place.idle(root, name, spark, force=force))
-        target, path = place.following(root, name, spark)
-        copy = room.restore(source, target, path, same=same)
+        stack.enter_context(location.require_idle(root, name, spark, force=force))
+        target, path = location.open_next(root, name, spark)
+        copy = room.restore_backup(source, target, path, keep_identity=same)
     typer.echo(f"{name}: goes on after batch {copy.batch}, from {path}")
 
 
-def _spark(pipelines: Pipelines, stack: ExitStack, *places: str) -> Any:
+def _start_spark(pipelines: Pipelines, stack: ExitStack, *paths: str) -> Any:
     """A session, where one of the places needs it."""
-    from gateway.pipeline.spark.session import session
-    from gateway.pipeline.state import place
+    from gateway.pipeline.spark.session import create_session
+    from gateway.pipeline.state import location
 
-    if not any(map(place.remote, places)):
+    if not any(map(location.is_remote, paths)):
         return None
-    spark = session(pipelines.spark, "backup")
+    spark = create_session(pipelines.spark, "backup")
     stack.callback(spark.stop)
     return spark

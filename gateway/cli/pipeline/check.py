@@ -6,23 +6,25 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.commands import CONFIG
+from gateway.cli.commands import EXIT_CONFIG_ERROR
 
-from .completion import names_or_all
-from .options import File, jobs_of, settings_of
+from .completion import complete_job_or_all
+from .options import ConfigFileOption, find_jobs, load_pipelines
 
-Jobs = Annotated[
+JobsArgument = Annotated[
     str,
     typer.Argument(
-        metavar="[NAME|all]", help="Of a job, or all of them.", autocompletion=names_or_all
+        metavar="[NAME|all]", help="Of a job, or all of them.", autocompletion=complete_job_or_all
     ),
 ]
-Offline = Annotated[
+OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Ask neither Kafka nor registries.", show_default=False)
 ]
 
 
-def check(config: File, name: Jobs = "all", offline: Offline = False) -> None:
+def check(
+    config: ConfigFileOption, name: JobsArgument = "all", offline: OfflineOption = False
+) -> None:
     """Say everything that is wrong with jobs, before Spark starts; needs no Java.
 
     Columns that a job names must be there, types be types, plans be such as Spark allows; topics
@@ -35,14 +37,14 @@ def check(config: File, name: Jobs = "all", offline: Offline = False) -> None:
     """
     from gateway.pipeline import check as rules
 
-    settings, pipelines = settings_of(config)
-    jobs = jobs_of(pipelines, name)
-    rules.refuse(config, settings, jobs)
-    found = rules.asked(settings, jobs) if not offline else rules.Asked([], [])
-    for why in found.unknown:
+    settings, pipelines = load_pipelines(config)
+    jobs = find_jobs(pipelines, name)
+    rules.raise_for_problems(config, settings, jobs)
+    found = rules.check_externals(settings, jobs) if not offline else rules.ExternalCheck([], [])
+    for why in found.skipped_checks:
         typer.echo(f"{config}: not checked: {why}", err=True)
-    for line in rules.lines(config, found.problems):
+    for line in rules.format_problems(config, found.problems):
         typer.echo(line, err=True)
     if found.problems:
-        raise typer.Exit(CONFIG)
+        raise typer.Exit(EXIT_CONFIG_ERROR)
     typer.echo(f"{config}: {len(jobs)} job{'s' * (len(jobs) != 1)}: ok")

@@ -14,20 +14,20 @@ from typing import Any
 
 import typer
 
-_USUAL = "gateway.yaml"
+_DEFAULT_FILE = "gateway.yaml"
 
 
-def names(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
     """Of the jobs in the file of `-c`, before or behind the cursor; else of gateway.yaml here."""
-    file = ctx.params.get("config") or _named(_words()) or _USUAL
-    return [name for name in _jobs(Path(file)) if name.startswith(incomplete)]
+    file = ctx.params.get("config") or _find_config_option(_read_command_line()) or _DEFAULT_FILE
+    return [name for name in _iter_job_names(Path(file)) if name.startswith(incomplete)]
 
 
-def names_or_all(ctx: typer.Context, incomplete: str) -> list[str]:
-    return [*names(ctx, incomplete), *(["all"] if "all".startswith(incomplete) else [])]
+def complete_job_or_all(ctx: typer.Context, incomplete: str) -> list[str]:
+    return [*complete_job(ctx, incomplete), *(["all"] if "all".startswith(incomplete) else [])]
 
 
-def _words() -> list[str]:
+def _read_command_line() -> list[str]:
     """The whole line, as bash, or zsh and fish, hand it over."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     try:
@@ -36,7 +36,7 @@ def _words() -> list[str]:
         return line.split()
 
 
-def _named(words: Sequence[str]) -> str | None:
+def _find_config_option(words: Sequence[str]) -> str | None:
     for word, after in zip(words, [*words[1:], None], strict=True):
         if word in ("-c", "--config"):
             return after
@@ -45,7 +45,7 @@ def _named(words: Sequence[str]) -> str | None:
     return None
 
 
-def _jobs(file: Path) -> Iterator[str]:
+def _iter_job_names(file: Path) -> Iterator[str]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 

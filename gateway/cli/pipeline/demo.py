@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-Rate = Annotated[float, typer.Option(min=0, max=10_000, help="A second.")]
+RateOption = Annotated[float, typer.Option(min=0, max=10_000, help="A second.")]
 
 
 def demo(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8080,
     browser: Annotated[bool, typer.Option(help="Open the page.")] = True,
-    clicks: Rate = 40.0,
-    orders: Rate = 8.0,
+    clicks: RateOption = 40.0,
+    orders: RateOption = 8.0,
     users: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many there are.")] = 500,
     skew: Annotated[
         float, typer.Option(min=0, max=5, help="Exponent of Zipf's law: 0 for none.")
@@ -38,17 +38,17 @@ def demo(
     gateway pipeline demo --port 9000 --clicks 500 --late 0.2
     gateway pipeline demo --print-config > pipeline.yaml
     """
-    from gateway.cli.demo import must_be_free
-    from gateway.pipeline.generate import Traffic
-    from gateway.web.shop import CONFIG, shop
+    from gateway.cli.demo import require_free_port
+    from gateway.pipeline.generate import ShopTraffic
+    from gateway.web.shop import CONFIG, run_shop_demo
 
     if print_config:
         typer.echo(CONFIG, nl=False)
         return
-    must_be_free(host, port)
-    traffic = Traffic(
+    require_free_port(host, port)
+    traffic = ShopTraffic(
         clicks=clicks, orders=orders, users=users, skew=skew, disorder=disorder, late=late,
         paid=paid, seed=seed,
     )  # fmt: skip
-    if status := shop(host=host, port=port, browser=browser, traffic=traffic):
+    if status := run_shop_demo(host=host, port=port, browser=browser, traffic=traffic):
         raise typer.Exit(status)

@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.commands import FAILURE
+from gateway.cli.commands import EXIT_FAILURE
 from gateway.errors import PipelineError
 
-from .completion import names
-from .options import job_of, settings_of
+from .completion import complete_job
+from .options import find_job, load_pipelines
 
 if TYPE_CHECKING:
-    from gateway.pipeline.doctor.cause import Limits
-    from gateway.pipeline.doctor.ranking import Diagnosis
+    from gateway.pipeline.doctor.cause import Thresholds
+    from gateway.pipeline.doctor.diagnosis import Diagnosis
 
 
 def doctor(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", show_default=False, help="Of a job.", autocompletion=names
+            metavar="[NAME]", show_default=False, help="Of a job.", autocompletion=complete_job
         ),
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False),
     ] = None,
-    saved: Annotated[
+    source_file: Annotated[
         Path | None,
         typer.Option(
             "--from",
@@ -60,60 +60,66 @@ def doctor(
     gateway pipeline doctor --from spark-events/eventlog_v2_app-1
     gateway pipeline doctor --from progress.json --cores 16 --json | jq '.causes[0].name'
     """
-    if saved is None and (name is None or config is None):
+    if source_file is None and (name is None or config is None):
         raise typer.BadParameter("give NAME and --config, or --from FILE")
-    found = _saved(saved, name, cores, above) if saved else _job(name, config, cores, above)
+    found = (
+        _diagnose_file(source_file, name, cores, above)
+        if source_file
+        else _diagnose_job(name, config, cores, above)
+    )
     for at, each in enumerate(found):
-        _print(each, as_json=as_json, first=at == 0)
+        _print_diagnosis(each, as_json=as_json, first=at == 0)
     if any(each.causes for each in found):
-        raise typer.Exit(FAILURE)
+        raise typer.Exit(EXIT_FAILURE)
 
 
-def _print(found: Diagnosis, *, as_json: bool, first: bool) -> None:
-    from gateway.pipeline.doctor.report import as_json as plain
-    from gateway.pipeline.doctor.report import as_text
+def _print_diagnosis(diagnosis: Diagnosis, *, as_json: bool, first: bool) -> None:
+    from gateway.pipeline.doctor.report import render_text
+    from gateway.pipeline.doctor.report import to_json as plain
 
     if as_json:
-        typer.echo(json.dumps(plain(found)))
+        typer.echo(json.dumps(plain(diagnosis)))
     else:
-        typer.echo(("" if first else "\n") + as_text(found))
+        typer.echo(("" if first else "\n") + render_text(diagnosis))
 
 
-def _saved(path: Path, name: str | None, cores: int | None, above: str) -> list[Diagnosis]:
-    from gateway.pipeline.doctor.opened import opened, queries
-    from gateway.pipeline.doctor.ranking import diagnose
-    from gateway.pipeline.doctor.reading import run
+def _diagnose_file(path: Path, name: str | None, cores: int | None, above: str) -> list[Diagnosis]:
+    from gateway.pipeline.doctor.diagnosis import diagnose
+    from gateway.pipeline.doctor.progress_records import group_by_query, load_records
+    from gateway.pipeline.doctor.query_run import build_run
 
-    by_name = queries(opened(path))
+    by_name = group_by_query(load_records(path))
     if name is not None and name not in by_name:
         raise PipelineError(f"{path} has no query '{name}'; it has {', '.join(by_name)}")
     chosen = [by_name[name]] if name is not None else list(by_name.values())
-    limits = _limits(above)
-    return [diagnose(run(records, cores), limits) for records in chosen]
+    limits = _parse_limits(above)
+    return [diagnose(build_run(records, cores), limits) for records in chosen]
 
 
-def _job(name: str | None, config: Path | None, cores: int | None, above: str) -> list[Diagnosis]:
-    from gateway.pipeline.doctor.ranking import diagnose
-    from gateway.pipeline.doctor.reading import run
-    from gateway.pipeline.progress.progress import place, read
+def _diagnose_job(
+    name: str | None, config: Path | None, cores: int | None, above: str
+) -> list[Diagnosis]:
+    from gateway.pipeline.doctor.diagnosis import diagnose
+    from gateway.pipeline.doctor.query_run import build_run
+    from gateway.pipeline.progress.progress_file import get_progress_path, read_records
 
     assert name is not None and config is not None
-    _, pipelines = settings_of(config)
-    job = job_of(pipelines, name)
-    path = place(pipelines.checkpoints, name)
-    records = read(path)
+    _, pipelines = load_pipelines(config)
+    job = find_job(pipelines, name)
+    path = get_progress_path(pipelines.checkpoints, name)
+    records = read_records(path)
     if not records:
         what = "run it on this machine, or give --from with an event log or saved progress"
         raise PipelineError(f"job '{name}' has told nothing yet ({path} is missing); {what}")
-    limits = _limits(above)._replace(late=job.alert_late)
-    return [diagnose(run(records, cores), limits)]
+    limits = _parse_limits(above)._replace(max_late_share=job.alert_late)
+    return [diagnose(build_run(records, cores), limits)]
 
 
-def _limits(above: str) -> Limits:
-    from gateway.config.types.units import duration
-    from gateway.pipeline.doctor.cause import Limits
+def _parse_limits(above: str) -> Thresholds:
+    from gateway.config.types.units import parse_duration
+    from gateway.pipeline.doctor.cause import Thresholds
 
     try:
-        return Limits(seconds=duration(above))
+        return Thresholds(min_seconds=parse_duration(above))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--above") from None

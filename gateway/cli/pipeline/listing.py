@@ -6,10 +6,10 @@ import json
 
 import typer
 
-from .options import AsJson, File, settings_of
+from .options import ConfigFileOption, JsonOption, load_pipelines
 
 
-def list_(config: File, as_json: AsJson = False) -> None:
+def list_(config: ConfigFileOption, as_json: JsonOption = False) -> None:
     """The jobs: what kind, from and to which topics, how often, what they promise, and how far
     they are.
 
@@ -17,12 +17,12 @@ def list_(config: File, as_json: AsJson = False) -> None:
     gateway pipeline list -c gateway.yaml
     gateway pipeline list -c gateway.yaml --json | jq -r .name
     """
-    from gateway.pipeline.listing import rows, table
+    from gateway.pipeline.listing import format_table, list_jobs
 
-    _, pipelines = settings_of(config)
-    found = rows(pipelines)
+    _, pipelines = load_pipelines(config)
+    found = list_jobs(pipelines)
     if as_json:
         for row in found:
             typer.echo(json.dumps(row._asdict()))
     else:
-        typer.echo(table(found))
+        typer.echo(format_table(found))

@@ -7,34 +7,44 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.run import File
+from gateway.cli.run import ConfigFileOption
 from gateway.errors import PipelineError
 
-from .completion import names, names_or_all
+from .completion import complete_job, complete_job_or_all
 
 if TYPE_CHECKING:
     from gateway.config import Pipelines, Settings
-    from gateway.config.sections.pipeline import Job
+    from gateway.config.sections.job import Job
 
-__all__ = ["AsJson", "File", "Jobs", "Name", "job_of", "jobs_of", "settings_of"]
-
-Name = Annotated[
-    str,
-    typer.Argument(metavar="NAME", show_default=False, help="Of a job.", autocompletion=names),
+__all__ = [
+    "ConfigFileOption",
+    "JobArgument",
+    "JobsArgument",
+    "JsonOption",
+    "find_job",
+    "find_jobs",
+    "load_pipelines",
 ]
-Jobs = Annotated[
+
+JobArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", show_default=False, help="Of a job.", autocompletion=complete_job
+    ),
+]
+JobsArgument = Annotated[
     str,
     typer.Argument(
         metavar="NAME|all",
         show_default=False,
         help="Of a job, or all of them.",
-        autocompletion=names_or_all,
+        autocompletion=complete_job_or_all,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="A JSON object for each line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object for each line.")]
 
 
-def settings_of(file: Path) -> tuple[Settings, Pipelines]:
+def load_pipelines(file: Path) -> tuple[Settings, Pipelines]:
     """The whole, and its pipelines. Raises ConfigError; PipelineError: there are none."""
     from gateway.config import load
 
@@ -44,17 +54,17 @@ def settings_of(file: Path) -> tuple[Settings, Pipelines]:
     return settings, settings.pipelines
 
 
-def job_of(pipelines: Pipelines, name: str) -> Job:
+def find_job(pipelines: Pipelines, name: str) -> Job:
     """By its name. Raises PipelineError, with the nearest one there is."""
-    from gateway.config.source.expression import nearest
+    from gateway.config.source.expression import suggest
 
-    found = pipelines.job(name)
+    found = pipelines.find_job(name)
     if found is None:
-        near = nearest(name, [job.name for job in pipelines.jobs], "see `gateway pipeline list`")
+        near = suggest(name, [job.name for job in pipelines.jobs], "see `gateway pipeline list`")
         raise PipelineError(f"there is no job '{name}'; {near}")
     return found
 
 
-def jobs_of(pipelines: Pipelines, name: str) -> list[Job]:
+def find_jobs(pipelines: Pipelines, name: str) -> list[Job]:
     """One, or `all`. Raises PipelineError, with the nearest one there is."""
-    return list(pipelines.jobs) if name == "all" else [job_of(pipelines, name)]
+    return list(pipelines.jobs) if name == "all" else [find_job(pipelines, name)]

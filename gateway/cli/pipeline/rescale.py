@@ -7,13 +7,18 @@ from typing import Annotated
 
 import typer
 
-from .backup import Force
-from .options import File, Name, job_of, settings_of
+from .backup import ForceOption
+from .options import ConfigFileOption, JobArgument, find_job, load_pipelines
 
-Partitions = Annotated[int, typer.Option("--partitions", min=1, max=10_000, help="How many.")]
+PartitionsOption = Annotated[int, typer.Option("--partitions", min=1, max=10_000, help="How many.")]
 
 
-def rescale(name: Name, config: File, partitions: Partitions, force: Force = False) -> None:
+def rescale(
+    name: JobArgument,
+    config: ConfigFileOption,
+    partitions: PartitionsOption,
+    force: ForceOption = False,
+) -> None:
     """Divide a job's state among another number of partitions. The job must have ended, after a
     batch; then set state.partitions to the same number.
 
@@ -22,20 +27,20 @@ def rescale(name: Name, config: File, partitions: Partitions, force: Force = Fal
     \b
     gateway pipeline rescale sessions -c gateway.yaml --partitions 8
     """
-    from gateway.pipeline.spark.session import session
-    from gateway.pipeline.state import place
+    from gateway.pipeline.spark.session import create_session
+    from gateway.pipeline.state import location
     from gateway.pipeline.state import rescale as room
 
-    _, pipelines = settings_of(config)
-    job = job_of(pipelines, name)
+    _, pipelines = load_pipelines(config)
+    job = find_job(pipelines, name)
     with ExitStack() as stack:
-        spark = session(pipelines.spark, f"rescale {name}")
+        spark = create_session(pipelines.spark, f"rescale {name}")
         stack.callback(spark.stop)
-        stack.enter_context(place.idle(pipelines.checkpoints, name, spark, force=force))
-        files = place.current(pipelines.checkpoints, name, spark)
-        done = room.rescale(spark, files, partitions)
+        stack.enter_context(location.require_idle(pipelines.checkpoints, name, spark, force=force))
+        files = location.open_current(pipelines.checkpoints, name, spark)
+        done = room.rescale_state(spark, files, partitions)
     typer.echo(
-        f"{name}: {done.before} -> {done.after} partitions in {done.seconds:.1f} s (batch "
+        f"{name}: {done.old_partitions} -> {done.new_partitions} partitions in {done.seconds:.1f} s (batch "
         f"{done.batch})"
     )
     if job.state.partitions != partitions:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from .options import File, Jobs, jobs_of, settings_of
+from .options import ConfigFileOption, JobsArgument, find_jobs, load_pipelines
 
-Fresh = Annotated[
+FreshOption = Annotated[
     bool,
     typer.Option(
         "--fresh", help="Begin a new checkpoint, from the job's `start`; the old one stays."
@@ -16,7 +16,7 @@ Fresh = Annotated[
 ]
 
 
-def run(name: Jobs, config: File, fresh: Fresh = False) -> None:
+def run(name: JobsArgument, config: ConfigFileOption, fresh: FreshOption = False) -> None:
     """Run a job, or all of a configuration in one Spark session, until SIGTERM or ^C: it then
     ends after the batch that is under way.
 
@@ -28,14 +28,14 @@ def run(name: Jobs, config: File, fresh: Fresh = False) -> None:
     gateway pipeline run all -c gateway.yaml
     """
     from gateway.pipeline import check
-    from gateway.pipeline.run.runner import run as run_jobs
+    from gateway.pipeline.run.runner import run_jobs as run_jobs
     from gateway.telemetry import logs
 
-    settings, pipelines = settings_of(config)
-    jobs = jobs_of(pipelines, name)
+    settings, pipelines = load_pipelines(config)
+    jobs = find_jobs(pipelines, name)
     configured = settings.telemetry.logs
     levels = {str(room): str(level) for room, level in configured.levels.items()}
     logs.configure(configured.format, configured.level, levels)
-    check.refuse(config, settings, jobs)
+    check.raise_for_problems(config, settings, jobs)
     if status := run_jobs(settings, pipelines, jobs, fresh=fresh):
         raise typer.Exit(status)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from .options import AsJson, File, Name, job_of, settings_of
+from .options import ConfigFileOption, JobArgument, JsonOption, find_job, load_pipelines
 
-Last = Annotated[
+LastOption = Annotated[
     int,
     typer.Option(
         "--last",
@@ -20,7 +20,12 @@ Last = Annotated[
 ]
 
 
-def skew(name: Name, config: File, last: Last = 10_000, as_json: AsJson = False) -> None:
+def skew(
+    name: JobArgument,
+    config: ConfigFileOption,
+    last: LastOption = 10_000,
+    as_json: JsonOption = False,
+) -> None:
     """Is the load of a job's inputs even, over partitions and over the keys that it gathers by?
     With what to set where it is not. Reads the newest records; changes nothing.
 
@@ -28,15 +33,15 @@ def skew(name: Name, config: File, last: Last = 10_000, as_json: AsJson = False)
     gateway pipeline skew paid -c gateway.yaml
     gateway pipeline skew paid -c gateway.yaml --json | jq -r '.keys[0].key'
     """
-    from gateway.pipeline.skew import measured, table
-    from gateway.pipeline.spark.session import session
+    from gateway.pipeline.skew import measure_skew, render_report
+    from gateway.pipeline.spark.session import create_session
 
-    settings, pipelines = settings_of(config)
-    job = job_of(pipelines, name)
-    spark = session(pipelines.spark, f"skew {name}")
+    settings, pipelines = load_pipelines(config)
+    job = find_job(pipelines, name)
+    spark = create_session(pipelines.spark, f"skew {name}")
     try:
-        found = measured(spark, job, settings.clusters, settings.catalogs, last)
+        found = measure_skew(spark, job, settings.clusters, settings.catalogs, last)
     finally:
         spark.stop()
     for each in found:
-        typer.echo(json.dumps(each.json()) if as_json else table(each) + "\n")
+        typer.echo(json.dumps(each.to_json()) if as_json else render_report(each) + "\n")

@@ -7,23 +7,27 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.commands import FAILURE
+from gateway.cli.commands import EXIT_FAILURE
 
-from .options import File, Name, job_of, settings_of
+from .options import ConfigFileOption, JobArgument, find_job, load_pipelines
 
-Keys = Annotated[
+KeysOption = Annotated[
     int | None,
     typer.Option("--keys", min=0, help="Read back how many keys there are, and show so many."),
 ]
-Verify = Annotated[
+VerifyOption = Annotated[
     bool,
     typer.Option("--verify", help="Read every file that a restart needs; 1 if one is damaged."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
 def state(
-    name: Name, config: File, keys: Keys = None, verify: Verify = False, as_json: AsJson = False
+    name: JobArgument,
+    config: ConfigFileOption,
+    keys: KeysOption = None,
+    verify: VerifyOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """What a job remembers, by operator and partition: bytes, the newest snapshot and how many
     changelogs a restart replays after it. The job may run meanwhile.
@@ -37,22 +41,22 @@ def state(
     """
     from contextlib import ExitStack
 
-    from gateway.pipeline.spark.session import session
-    from gateway.pipeline.state import place, read, whole
+    from gateway.pipeline.spark.session import create_session
+    from gateway.pipeline.state import integrity, location, report
 
-    _, pipelines = settings_of(config)
-    job_of(pipelines, name)
+    _, pipelines = load_pipelines(config)
+    find_job(pipelines, name)
     root = pipelines.checkpoints
     with ExitStack() as stack:
         spark = None
-        if keys is not None or place.remote(root):
-            spark = session(pipelines.spark, f"state {name}")
+        if keys is not None or location.is_remote(root):
+            spark = create_session(pipelines.spark, f"state {name}")
             stack.callback(spark.stop)
-        files = place.current(root, name, spark)
-        deep = whole.by_jvm(spark._jvm) if verify and spark is not None else None
-        found = read.state(files, name, verify=verify, deep=deep)
+        files = location.open_current(root, name, spark)
+        deep = integrity.create_content_check(spark._jvm) if verify and spark is not None else None
+        found = report.read_state(files, name, verify=verify, check_content=deep)
         if keys is not None and spark is not None:
-            read.read(spark, found, files.where, keys)
-    typer.echo(json.dumps(found.json()) if as_json else read.table(found))
+            report.count_keys(spark, found, files.location, keys)
+    typer.echo(json.dumps(found.to_json()) if as_json else report.format_table(found))
     if any(each.damage for each in found.partitions):
-        raise typer.Exit(FAILURE)
+        raise typer.Exit(EXIT_FAILURE)

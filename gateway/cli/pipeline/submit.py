@@ -8,18 +8,24 @@ from typing import Annotated
 
 import typer
 
-from .options import File, Jobs, jobs_of, settings_of
-from .run import Fresh
+from .options import ConfigFileOption, JobsArgument, find_jobs, load_pipelines
+from .run import FreshOption
 
-Master = Annotated[
+MasterOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help="spark://host:port, k8s://.., yarn.  [pipelines.spark]"),
 ]
-Print = Annotated[bool, typer.Option("--print", help="Only print the line.", show_default=False)]
+PrintOption = Annotated[
+    bool, typer.Option("--print", help="Only print the line.", show_default=False)
+]
 
 
 def submit(
-    name: Jobs, config: File, master: Master = None, fresh: Fresh = False, only: Print = False
+    name: JobsArgument,
+    config: ConfigFileOption,
+    master: MasterOption = None,
+    fresh: FreshOption = False,
+    print_only: PrintOption = False,
 ) -> None:
     """Run jobs on a Spark cluster, by spark-submit: with the jars of the Kafka connector, this
     package and the settings of the configuration; prints the line first.
@@ -33,19 +39,21 @@ def submit(
     gateway pipeline submit all -c gateway.yaml --print
     """
     from gateway.pipeline import check
-    from gateway.pipeline.spark.jars import connector
-    from gateway.pipeline.spark.package import archive
-    from gateway.pipeline.spark.submit import command, run
+    from gateway.pipeline.spark.jars import fetch_connector_jars
+    from gateway.pipeline.spark.package import build_archive
+    from gateway.pipeline.spark.submit import build_command, run_command
 
-    settings, pipelines = settings_of(config)
-    jobs = jobs_of(pipelines, name)
-    check.refuse(config, settings, jobs)
+    settings, pipelines = load_pipelines(config)
+    jobs = find_jobs(pipelines, name)
+    check.raise_for_problems(config, settings, jobs)
     spark = pipelines.spark
     if master is not None:
         spark = spark.model_copy(update={"master": master})
     arguments = [name, "-c", str(config.resolve()), *(["--fresh"] if fresh else [])]
     driver = Path(__file__).with_name("driver.py")
-    line = command(spark, arguments, driver=driver, jars=connector(), package=archive())
+    line = build_command(
+        spark, arguments, driver=driver, jars=fetch_connector_jars(), package=build_archive()
+    )
     typer.echo(shlex.join(line))
-    if not only and (status := run(line, master=spark.master)):
+    if not print_only and (status := run_command(line, master=spark.master)):
         raise typer.Exit(status)

@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.options import LOCAL, Config, Servers, listed
+from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, ServersOption, split_list
 
-from .style import Style
+from .output_format import OutputFormat
 
 
-def _beginnings() -> list[str]:
+def _complete_from() -> list[str]:
     return ["live", "earliest", "-5m", "-1h", "-1d"]
 
 
-def _ends() -> list[str]:
+def _complete_until() -> list[str]:
     return ["latest", "-5m"]
 
 
@@ -35,14 +35,16 @@ def tail(
         typer.Option(
             "--from",
             metavar="WHERE",
-            autocompletion=_beginnings,
+            autocompletion=_complete_from,
             help="live, earliest, -5m, an ISO 8601 time, or a position as ^C prints it.",
         ),
     ] = None,
     until: Annotated[
         str | None,
         typer.Option(
-            metavar="WHERE", autocompletion=_ends, help="End there: latest, or a time as above."
+            metavar="WHERE",
+            autocompletion=_complete_until,
+            help="End there: latest, or a time as above.",
         ),
     ] = None,
     count: Annotated[
@@ -60,7 +62,7 @@ def tail(
         str | None, typer.Option(metavar="POINTERS", help="Only these: /id,/customer/name.")
     ] = None,
     style: Annotated[
-        Style | None,
+        OutputFormat | None,
         typer.Option(
             "--format", show_default=False, help="[default: pretty on a terminal, else json]"
         ),
@@ -99,8 +101,8 @@ def tail(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Take any certificate. Tokens may be stolen.")
     ] = False,
-    servers: Servers = LOCAL,
-    config: Config = None,
+    servers: ServersOption = DEFAULT_SERVERS,
+    config: KafkaConfigOption = None,
 ) -> None:
     """Follow a stream of a gateway, or topics of a Kafka without one.
 
@@ -119,8 +121,8 @@ def tail(
     gateway tail orders --servers localhost:9092 --from earliest --until latest | jq .value
     gateway tail orders --position orders.position --format value >> orders.jsonl
     """
-    from .run import Options
-    from .run import tail as follow
+    from .run import TailOptions
+    from .run import run_tail as follow
     from .target import Target
 
     try:
@@ -129,24 +131,24 @@ def tail(
         raise typer.BadParameter(str(exc), param_hint="URL|TOPIC") from None
     if target.scheme and config is not None:
         raise typer.BadParameter("is for topics; a URL needs none", param_hint="--config")
-    query = target.query.begin(begin).end(until).only(filters or [], fields)
+    query = target.query.with_start(begin).with_end(until).with_selection(filters or [], fields)
     if count is not None:
         query = replace(query, count=count)
-    options = Options(
-        servers=listed(servers),
+    options = TailOptions(
+        servers=split_list(servers),
         config=config,
         style=style,
         quiet=quiet,
         strict=strict,
         position=position,
-        headers=_headers(headers or [], token),
+        headers=_parse_headers(headers or [], token),
         cacert=cacert,
         insecure=insecure,
     )
     follow(replace(target, query=query), options)
 
 
-def _headers(texts: list[str], token: str | None) -> dict[str, str]:
+def _parse_headers(texts: list[str], token: str | None) -> dict[str, str]:
     headers: dict[str, str] = {}
     for text in texts:
         name, colon, value = text.partition(":")

@@ -10,56 +10,58 @@ import stat
 PIPE_BUF = 4096  # bytes; a pipe that is writable takes so many at once (POSIX)
 
 
-class Closed(Exception):
+class OutputClosed(Exception):
     """Nobody reads any more, as after `| head`."""
 
 
-class Output:
+class OutputWriter:
     """Writes to a descriptor that others may share: it is left blocking, and written to only
     when it is ready, so that ^C and the network are never kept waiting by a full pipe."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         kind = os.fstat(fd).st_mode
-        self._pipe = stat.S_ISFIFO(kind)
-        self._waits = self._pipe or stat.S_ISSOCK(kind) or os.isatty(fd)
+        self._is_pipe = stat.S_ISFIFO(kind)
+        self._must_poll = self._is_pipe or stat.S_ISSOCK(kind) or os.isatty(fd)
 
     async def write(self, data: bytes) -> None:
         """Raises Closed."""
         view = memoryview(data)
         try:
             while view:
-                if not self._waits:
+                if not self._must_poll:
                     view = view[os.write(self._fd, view) :]
                     continue
                 if not select.select((), (self._fd,), (), 0)[1]:
-                    await self._event(reading=False)
+                    await self._wait_ready(for_read=False)
                 view = view[os.write(self._fd, view[:PIPE_BUF]) :]
         except BrokenPipeError:
-            raise Closed from None
+            raise OutputClosed from None
 
-    async def closed(self) -> None:
+    async def wait_closed(self) -> None:
         """Return when the reader has gone, also with nothing to write. Only pipes tell."""
-        if self._pipe:
-            await self._event(reading=True)  # the writing end of a pipe is readable in error only
+        if self._is_pipe:
+            await self._wait_ready(
+                for_read=True
+            )  # the writing end of a pipe is readable in error only
         else:
             await asyncio.get_running_loop().create_future()
 
-    async def _event(self, *, reading: bool) -> None:
+    async def _wait_ready(self, *, for_read: bool) -> None:
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
         add, remove = (
             (loop.add_reader, loop.remove_reader)
-            if reading
+            if for_read
             else (loop.add_writer, loop.remove_writer)
         )
-        add(self._fd, _settle, ready)
+        add(self._fd, _set_ready, ready)
         try:
             await ready
         finally:
             remove(self._fd)
 
 
-def _settle(ready: asyncio.Future[None]) -> None:
+def _set_ready(ready: asyncio.Future[None]) -> None:
     if not ready.done():
         ready.set_result(None)

@@ -16,28 +16,28 @@ from pathlib import Path
 from gateway.core.log.recovery import Cause
 from gateway.errors import GatewayError
 
-from .follow import Follower
-from .item import Source
-from .notes import Notes
-from .output import Closed, Output
-from .place import PositionFile
-from .printing import Printer
-from .screen import colours_for
-from .style import Style
+from .follower import StreamFollower
+from .output import OutputClosed, OutputWriter
+from .output_format import OutputFormat
+from .position_file import PositionFile
+from .printer import Printer
+from .source import StreamSource
+from .status import StatusReporter
 from .target import Target
+from .terminal import select_colours
 
-KEEP = 1.0  # seconds between two writes of the position
-SHORT = 4096  # characters of a position that may be shown
-NO_KAFKA = "this Kafka does not answer, or refuses us; see --servers and --config"
+SAVE_INTERVAL_S = 1.0  # seconds between two writes of the position
+MAX_PRINTED_POSITION_CHARS = 4096  # characters of a position that may be shown
+NO_KAFKA_MESSAGE = "this Kafka does not answer, or refuses us; see --servers and --config"
 
 
 @dataclass(frozen=True)
-class Options:
+class TailOptions:
     """servers, config: where topics are. cacert: a file. insecure: no certificate is checked."""
 
     servers: Sequence[str] = ()
     config: Path | None = None
-    style: Style | None = None
+    style: OutputFormat | None = None
     quiet: bool = False
     strict: bool = False
     position: Path | None = None
@@ -46,100 +46,104 @@ class Options:
     insecure: bool = False
 
 
-def tail(target: Target, options: Options) -> None:
+def run_tail(target: Target, options: TailOptions) -> None:
     """Follow it until its end, until standard output is closed, or SIGTERM.
 
     Raises GatewayError, and KeyboardInterrupt after saying how to go on.
     """
-    asyncio.run(_Tail(target, options).run())
+    asyncio.run(_TailSession(target, options).run())
 
 
-class _Tail:
-    def __init__(self, target: Target, options: Options) -> None:
+class _TailSession:
+    def __init__(self, target: Target, options: TailOptions) -> None:
         self._target = target
         self._options = options
-        self._notes = Notes(quiet=options.quiet, colours=colours_for(sys.stderr))
-        self._file = PositionFile(options.position) if options.position else None
-        self._told_to_end = False
+        self._notes = StatusReporter(quiet=options.quiet, colours=select_colours(sys.stderr))
+        self._position_file = PositionFile(options.position) if options.position else None
+        self._is_ending = False
 
     async def run(self) -> None:
         query = self._target.query
-        position = (self._file.read() if self._file else None) or query.position
-        output = Output(sys.stdout.fileno())
+        position = (self._position_file.read() if self._position_file else None) or query.position
+        output = OutputWriter(sys.stdout.fileno())
         tty = sys.stdout.isatty()
-        style = self._options.style or (Style.PRETTY if tty else Style.JSON)
-        async with self._source() as source:
-            follower = Follower(
+        style = self._options.style or (OutputFormat.PRETTY if tty else OutputFormat.JSON)
+        async with self._open_source() as source:
+            follower = StreamFollower(
                 source,
-                Printer(style, tty=tty, colours=colours_for(sys.stdout)),
+                Printer(style, tty=tty, colours=select_colours(sys.stdout)),
                 output,
                 self._notes,
                 position=position,
                 count=query.count,
                 strict=self._options.strict,
-                absent=None if self._target.scheme else NO_KAFKA,
+                absent_message=None if self._target.scheme else NO_KAFKA_MESSAGE,
             )
             await self._follow(follower, output)
 
-    async def _follow(self, follower: Follower, output: Output) -> None:
+    async def _follow(self, follower: StreamFollower, output: OutputWriter) -> None:
         """The position is kept whatever happens."""
         tasks = [
             asyncio.ensure_future(work)
-            for work in (follower.run(), output.closed(), self._keep_forever(follower))
+            for work in (
+                follower.run(),
+                output.wait_closed(),
+                self._save_position_periodically(follower),
+            )
         ]
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, tasks[0].cancel)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done() and not task.cancelled():
-                    with contextlib.suppress(Closed):
+                    with contextlib.suppress(OutputClosed):
                         task.result()
         except asyncio.CancelledError:
-            self._say_how_to_go_on(follower.position)
+            self._report_how_to_resume(follower.position)
             raise
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._keep(follower)
+            self._save_position(follower)
 
-    async def _keep_forever(self, follower: Follower) -> None:
+    async def _save_position_periodically(self, follower: StreamFollower) -> None:
         while True:
-            await asyncio.sleep(KEEP)
-            self._keep(follower)
+            await asyncio.sleep(SAVE_INTERVAL_S)
+            self._save_position(follower)
 
-    def _keep(self, follower: Follower) -> None:
-        if self._file is not None:
-            self._file.keep(follower.position)
+    def _save_position(self, follower: StreamFollower) -> None:
+        if self._position_file is not None:
+            self._position_file.write(follower.position)
 
-    def _say_how_to_go_on(self, position: str | None) -> None:
-        if self._file is not None:
-            self._notes.say(
-                f"the same command goes on here, from the position in {self._file.path}"
+    def _report_how_to_resume(self, position: str | None) -> None:
+        if self._position_file is not None:
+            self._notes.report(
+                f"the same command goes on here, from the position in {self._position_file.path}"
             )
-        elif position is not None and len(position) <= SHORT:
-            self._notes.say(f"to go on here: --from {position}")
+        elif position is not None and len(position) <= MAX_PRINTED_POSITION_CHARS:
+            self._notes.report(f"to go on here: --from {position}")
         elif position is not None:
-            self._notes.say("to go on where it stopped, use --position FILE from the start")
+            self._notes.report("to go on where it stopped, use --position FILE from the start")
 
     # sources
 
     @asynccontextmanager
-    async def _source(self) -> AsyncIterator[Source]:
+    async def _open_source(self) -> AsyncIterator[StreamSource]:
         target, headers = self._target, self._options.headers or {}
         if not target.scheme:
-            async with self._topics() as source:
+            async with self._open_topics() as source:
                 yield source
             return
-        source = await asyncio.to_thread(self._remote, target, headers)
+        source = await asyncio.to_thread(self._create_remote_source, target, headers)
         try:
             yield source
         finally:
             await source.close()
 
-    def _remote(self, target: Target, headers: Mapping[str, str]) -> Source:
+    def _create_remote_source(self, target: Target, headers: Mapping[str, str]) -> StreamSource:
         secure = target.scheme in ("https", "wss")
-        tls = self._tls() if secure else None
+        tls = self._create_ssl_context() if secure else None
         if target.scheme in ("ws", "wss"):
             from .websocket import WebSocketSource
 
@@ -149,26 +153,26 @@ class _Tail:
         return SseSource(target, headers=headers, tls=tls or True)
 
     @asynccontextmanager
-    async def _topics(self) -> AsyncIterator[Source]:
-        from .local import PATH, serving, settings_for
+    async def _open_topics(self) -> AsyncIterator[StreamSource]:
+        from .in_process import STREAM_PATH, build_settings, serve_in_process
         from .sse import SseSource
 
         options, topics = self._options, self._target.topics
-        settings = settings_for(topics, options.servers, options.config)
-        target = replace(self._target, scheme="http", place="in-process", path=PATH)
+        settings = build_settings(topics, options.servers, options.config)
+        target = replace(self._target, scheme="http", location="in-process", path=STREAM_PATH)
         shown = ",".join(settings.clusters[""].servers)
         if options.quiet:
             logging.getLogger().addHandler(logging.NullHandler())
         logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # ours are enough
-        logging.getLogger("gateway.kafka.client.outages").addFilter(_is_not_of_topic)
-        async with serving(settings) as transport:
-            source = SseSource(target, headers={}, transport=transport, shown=shown)
+        logging.getLogger("gateway.kafka.client.outages").addFilter(_is_not_topic_error)
+        async with serve_in_process(settings) as transport:
+            source = SseSource(target, headers={}, transport=transport, display_name=shown)
             try:
                 yield source
             finally:
                 await source.close()
 
-    def _tls(self) -> ssl.SSLContext:
+    def _create_ssl_context(self) -> ssl.SSLContext:
         """Of the system's certificates, or those of the file alone."""
         cacert = self._options.cacert
         try:
@@ -181,6 +185,6 @@ class _Tail:
         return context
 
 
-def _is_not_of_topic(record: logging.LogRecord) -> bool:
+def _is_not_topic_error(record: logging.LogRecord) -> bool:
     """Return whether a line of the log says more than the answer of the stream does."""
     return getattr(record, "cause", None) not in (Cause.UNKNOWN_TOPIC, Cause.DENIED)

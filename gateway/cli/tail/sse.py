@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, Mapping
 
 import httpx
 
-from .answer import cause, nearest, refusal
-from .events import EventReader
-from .item import Item, Lost, Refused
+from .errors import build_error, describe_cause, suggest_path
+from .event_reader import EventReader
+from .source import ConnectionLost, StreamEvent, StreamRefused
 from .target import Target
 
-CONNECT = 10.0  # seconds
-SILENCE = 60.0  # seconds; the gateway writes every 15 unless a route says otherwise
-BODY = 64 * 1024  # bytes of an error that are read
+CONNECT_TIMEOUT_S = 10.0  # seconds
+IDLE_TIMEOUT_S = 60.0  # seconds; the gateway writes every 15 unless a route says otherwise
+MAX_ERROR_BODY_BYTES = 64 * 1024  # bytes of an error that are read
 
 
 class SseSource:
@@ -27,14 +27,14 @@ class SseSource:
         headers: Mapping[str, str],
         tls: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
-        shown: str = "",
+        display_name: str = "",
     ) -> None:
         self.retry: float | None = None
-        self.shown = shown or target.shown
+        self.display_name = display_name or target.display_name
         self._target = target
         self._http = httpx.AsyncClient(
             headers={"Accept-Encoding": "identity", **headers},
-            timeout=httpx.Timeout(CONNECT, read=SILENCE),
+            timeout=httpx.Timeout(CONNECT_TIMEOUT_S, read=IDLE_TIMEOUT_S),
             verify=tls,
             transport=transport,
             follow_redirects=True,
@@ -43,46 +43,50 @@ class SseSource:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def items(
-        self, position: str | None, left: int | None
-    ) -> AsyncGenerator[list[Item], None]:
-        url = self._target.url(self._target.query.text(position))
+    async def iter_events(
+        self, position: str | None, remaining: int | None
+    ) -> AsyncGenerator[list[StreamEvent], None]:
+        url = self._target.build_url(self._target.query.encode(position))
         own = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if position is not None:
             own["Last-Event-ID"] = position
         reader = EventReader()
         try:
             async with self._http.stream("GET", url, headers=own) as answer:
-                await self._check(answer)
+                await self._check_response(answer)
                 async for chunk in answer.aiter_raw():
                     items = reader.feed(chunk)
                     self.retry = reader.retry if reader.retry is not None else self.retry
                     if items:
                         yield items
         except httpx.ReadTimeout:
-            raise Lost(f"nothing heard for {SILENCE:.0f} s") from None
+            raise ConnectionLost(f"nothing heard for {IDLE_TIMEOUT_S:.0f} s") from None
         except httpx.TransportError as exc:
             away = isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError)
-            raise Lost(cause(exc), answered=not away) from exc
+            raise ConnectionLost(describe_cause(exc), was_reached=not away) from exc
         except httpx.RequestError as exc:  # redirects without end
-            raise Refused(f"{self.shown}: {exc}") from exc
-        raise Lost("the connection was closed")
+            raise StreamRefused(f"{self.display_name}: {exc}") from exc
+        raise ConnectionLost("the connection was closed")
 
-    async def _check(self, answer: httpx.Response) -> None:
-        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if answer.status_code == 200 and kind == "text/event-stream":
+    async def _check_response(self, response: httpx.Response) -> None:
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if response.status_code == 200 and kind == "text/event-stream":
             return
-        if answer.status_code == 200:
-            raise Refused(
-                f"{answer.url.path} answers with {kind or 'something'}, not with a stream"
-                + await nearest(self._http, self._target.url(path="/"), self._target.path)
+        if response.status_code == 200:
+            raise StreamRefused(
+                f"{response.url.path} answers with {kind or 'something'}, not with a stream"
+                + await suggest_path(
+                    self._http, self._target.build_url(path="/"), self._target.path
+                )
             )
         body = b""
-        async for chunk in answer.aiter_bytes():
+        async for chunk in response.aiter_bytes():
             body += chunk
-            if len(body) > BODY:
+            if len(body) > MAX_ERROR_BODY_BYTES:
                 break
         hint = ""
-        if answer.status_code == 404:
-            hint = await nearest(self._http, self._target.url(path="/"), self._target.path)
-        raise refusal(answer.status_code, answer.headers, body, hint=hint)
+        if response.status_code == 404:
+            hint = await suggest_path(
+                self._http, self._target.build_url(path="/"), self._target.path
+            )
+        raise build_error(response.status_code, response.headers, body, hint=hint)

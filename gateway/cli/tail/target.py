@@ -18,7 +18,7 @@ _COUNT = re.compile(r"[0-9]{1,12}")
 
 
 @dataclass(frozen=True)
-class Query:
+class StreamQuery:
     """Where to begin and to end, and what is let through.
 
     origin:   live, earliest, a time. position: a resume token, which beats it.
@@ -26,29 +26,29 @@ class Query:
     rest:     of the address, and `filter` and `fields`.
     """
 
-    origin: str | None = None
+    start: str | None = None
     position: str | None = None
     until: str | None = None
     count: int | None = None
-    rest: tuple[tuple[str, str], ...] = ()
+    other_parameters: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def read(cls, text: str) -> Self:
+    def parse(cls, text: str) -> Self:
         pairs = parse_qsl(text, keep_blank_values=True)
         own = {name: value for name, value in pairs if name in ("from", "until", "lastEventId")}
         rest = tuple((name, value) for name, value in pairs if name not in own)
-        read = cls(rest=rest).begin(own.get("from")).end(own.get("until"))
+        read = cls(other_parameters=rest).with_start(own.get("from")).with_end(own.get("until"))
         return replace(read, position=own.get("lastEventId") or read.position)
 
-    def begin(self, text: str | None) -> Self:
+    def with_start(self, text: str | None) -> Self:
         """From a time, or from a position, as it was printed at ^C."""
         if not text:
             return self
         if _POSITION.fullmatch(text):
             return replace(self, position=text)
-        return replace(self, origin=text, position=None)
+        return replace(self, start=text, position=None)
 
-    def end(self, text: str | None) -> Self:
+    def with_end(self, text: str | None) -> Self:
         """At a time, or after so many records."""
         if not text:
             return self
@@ -56,16 +56,16 @@ class Query:
             return replace(self, count=int(text), until=None)
         return replace(self, until=text, count=None)
 
-    def only(self, filters: list[str], fields: str | None) -> Self:
+    def with_selection(self, filters: list[str], fields: str | None) -> Self:
         more = [("filter", each) for each in filters]
         more += [("fields", fields)] if fields else []
-        return replace(self, rest=(*self.rest, *more))
+        return replace(self, other_parameters=(*self.other_parameters, *more))
 
-    def text(self, position: str | None, **own: str) -> str:
+    def encode(self, position: str | None, **own: str) -> str:
         """For a connection; with a position, where to begin is not asked for any more."""
-        pairs = [*self.rest, *own.items()]
-        if self.origin and position is None:
-            pairs.append(("from", self.origin))
+        pairs = [*self.other_parameters, *own.items()]
+        if self.start and position is None:
+            pairs.append(("from", self.start))
         if self.until:
             pairs.append(("until", self.until))
         return urlencode(pairs)
@@ -80,46 +80,50 @@ class Target:
     """
 
     scheme: str
-    place: str
+    location: str
     path: str = ""
-    socket: str | None = None
-    query: Query = field(default_factory=Query)
+    socket_path: str | None = None
+    query: StreamQuery = field(default_factory=StreamQuery)
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises ValueError that says how to write it."""
         scheme = _SCHEME.match(text)
         if scheme is None:
-            return cls("", cls._topics(text))
+            return cls("", cls._check_topics(text))
         if scheme[1].lower() not in ("http", "https", "ws", "wss"):
             raise ValueError(f"'{scheme[1]}://' is none of http, https, ws, wss")
         parts = urlsplit(text)
         if not parts.hostname or parts.port == 0:
             raise ValueError(f"'{text}' has no host; write such as http://localhost:8080/events/a")
         if parts.scheme.startswith("http"):
-            return cls(parts.scheme, parts.netloc, parts.path or "/", None, Query.read(parts.query))
+            return cls(
+                parts.scheme, parts.netloc, parts.path or "/", None, StreamQuery.parse(parts.query)
+            )
         if parts.fragment:
             stream = urlsplit(parts.fragment)
-            query = Query.read(stream.query)
+            query = StreamQuery.parse(stream.query)
             return cls(parts.scheme, parts.netloc, stream.path, parts.path or "/ws", query)
         if parts.path == "/ws":
             raise ValueError("/ws is for many streams; name one: /ws#/events/orders")
-        return cls(parts.scheme, parts.netloc, parts.path or "/", None, Query.read(parts.query))
+        return cls(
+            parts.scheme, parts.netloc, parts.path or "/", None, StreamQuery.parse(parts.query)
+        )
 
     @staticmethod
-    def _topics(text: str) -> str:
+    def _check_topics(text: str) -> str:
         if not _TOPICS.fullmatch(text):
             raise ValueError(f"'{text}' is neither a URL nor a topic; a URL begins with http://")
         return text
 
     @property
     def topics(self) -> list[str]:
-        return self.place.split(",")
+        return self.location.split(",")
 
-    def url(self, query: str = "", path: str | None = None) -> str:
-        return urlunsplit((self.scheme, self.place, path or self.path, query, ""))
+    def build_url(self, query: str = "", path: str | None = None) -> str:
+        return urlunsplit((self.scheme, self.location, path or self.path, query, ""))
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """Where that is, without credentials."""
-        return self.place.rpartition("@")[2]
+        return self.location.rpartition("@")[2]

@@ -8,28 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gateway.config.sections.kafka import several
-from gateway.config.source.expression import nearest
-from gateway.config.source.substitution import Unsettled, shown
+from gateway.config.sections.kafka import is_cluster_mapping
+from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import UnresolvedText, safe_repr
 from gateway.config.source.template import Template
 from gateway.config.types.section import Problem
 
-Way = tuple[str | int, ...]
+Loc = tuple[str | int, ...]
 
 
-def sections(raw: Mapping[str, Any]) -> Iterator[tuple[Way, str, Mapping[Any, Any]]]:
+def iter_clusters(raw: Mapping[str, Any]) -> Iterator[tuple[Loc, str, Mapping[Any, Any]]]:
     """The way to each cluster, its name (empty for one without), and what is written of it."""
     written = raw.get("kafka")
-    if several(written):
-        for name, each in _map(written).items():
-            yield ("kafka", name), str(name), _map(each)
+    if is_cluster_mapping(written):
+        for name, each in _as_mapping(written).items():
+            yield ("kafka", name), str(name), _as_mapping(each)
     else:
-        yield ("kafka",), "", _map(written)
+        yield ("kafka",), "", _as_mapping(written)
 
 
-def having(topics: Mapping[str, Sequence[str]], sources: Iterable[Template]) -> list[str]:
+def find_clusters(topics: Mapping[str, Sequence[str]], templates: Iterable[Template]) -> list[str]:
     """The clusters of which a route with these topics may be. topics: by cluster."""
-    wanted = list(sources)
+    wanted = list(templates)
     return [
         name
         for name, known in topics.items()
@@ -38,54 +38,54 @@ def having(topics: Mapping[str, Sequence[str]], sources: Iterable[Template]) -> 
 
 
 def matches(template: Template, topic: str) -> bool:
-    return isinstance(topic, Unsettled) or template.may_be(topic)
+    return isinstance(topic, UnresolvedText) or template.can_render(topic)
 
 
-def problems(
+def check_cluster_choice(
     topics: Mapping[str, Sequence[str]],
     options: Mapping[Any, Any],
-    sources: Sequence[tuple[Way, Template]],
+    sources: Sequence[tuple[Loc, Template]],
 ) -> Iterator[Problem]:
     """What is wrong with the choice of a route. options: its `with`."""
     wanted = options.get("kafka")
     if "" in topics:
         if wanted is not None:
             what = "'kafka' chooses among several, and there is one; remove it"
-            yield Problem(("with", "kafka"), what, key=True)
-    elif isinstance(wanted, str) and not isinstance(wanted, Unsettled):
+            yield Problem(("with", "kafka"), what, is_key=True)
+    elif isinstance(wanted, str) and not isinstance(wanted, UnresolvedText):
         if wanted not in topics:
-            near = nearest(wanted, topics, "add it to kafka")
-            yield Problem(("with", "kafka"), f"unknown cluster {shown(wanted)}; {near}")
+            near = suggest(wanted, topics, "add it to kafka")
+            yield Problem(("with", "kafka"), f"unknown cluster {safe_repr(wanted)}; {near}")
     elif wanted is None and len(topics) > 1:
-        yield from _open(topics, options, sources)
+        yield from _check_implicit_choice(topics, options, sources)
 
 
-def _open(
+def _check_implicit_choice(
     topics: Mapping[str, Sequence[str]],
     options: Mapping[Any, Any],
-    sources: Sequence[tuple[Way, Template]],
+    sources: Sequence[tuple[Loc, Template]],
 ) -> Iterator[Problem]:
     names = " or ".join(f"kafka: {name}" for name in topics)
     if options.get("allow") is not None:
         what = "'allow' may mean topics of several clusters"
-        yield Problem(("with", "allow"), f"{what}; add {names}", key=True)
+        yield Problem(("with", "allow"), f"{what}; add {names}", is_key=True)
         return
-    found = having(topics, (template for _, template in sources))
+    found = find_clusters(topics, (template for _, template in sources))
     if len(found) > 1 and sources:
         way, template = sources[0]
         which, choice = " and ".join(found), " or ".join(f"kafka: {name}" for name in found)
         yield Problem(way, f"topic '{template}' is in {which}; add {choice}")
-    elif not found and all(having(topics, [template]) for _, template in sources):
+    elif not found and all(find_clusters(topics, [template]) for _, template in sources):
         what = "no cluster has all of these topics, and a stream is of one; split the route"
-        yield Problem(("with", "topics"), what, key=True)
+        yield Problem(("with", "topics"), what, is_key=True)
 
 
-def topics_for(topics: Mapping[str, Sequence[str]], wanted: object) -> list[str]:
+def list_topics(topics: Mapping[str, Sequence[str]], cluster: object) -> list[str]:
     """Those that a route may name."""
-    if isinstance(wanted, str) and wanted in topics:
-        return list(topics[wanted])
+    if isinstance(cluster, str) and cluster in topics:
+        return list(topics[cluster])
     return list(dict.fromkeys(name for known in topics.values() for name in known))
 
 
-def _map(value: object) -> Mapping[Any, Any]:
+def _as_mapping(value: object) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}

@@ -17,14 +17,14 @@ from gateway.config.sections.settings import Settings
 from gateway.config.types.section import Section
 from gateway.errors import ConfigError
 
-LISTEN = frozenset({"access_control"})
-KAFKA = frozenset({"topics", "bootstrap", "reconnect"})
-LOGS = frozenset({"level", "levels"})
+RELOADABLE_LISTEN_OPTIONS = frozenset({"access_control"})
+RELOADABLE_KAFKA_OPTIONS = frozenset({"topics", "bootstrap", "reconnect"})
+RELOADABLE_LOG_OPTIONS = frozenset({"level", "levels"})
 
-S = TypeVar("S", bound=Section)
+SectionT = TypeVar("SectionT", bound=Section)
 
 
-class Reloaded(NamedTuple):
+class ReloadedSettings(NamedTuple):
     """settings: those to run with from now on. kept: the options that need a restart, as in the
     file."""
 
@@ -32,67 +32,79 @@ class Reloaded(NamedTuple):
     kept: tuple[str, ...]
 
 
-def reloaded(running: Settings, written: Settings) -> Reloaded:
+def apply_reload(running: Settings, loaded: Settings) -> ReloadedSettings:
     """What of `written` a gateway with the settings `running` takes over. Raises ConfigError for a
     cluster that is new."""
     kept: list[str] = []
     telemetry = running.telemetry
-    logs = _taken(telemetry.logs, written.telemetry.logs, LOGS, "telemetry.logs.", kept)
+    logs = _reload_section(
+        telemetry.logs, loaded.telemetry.logs, RELOADABLE_LOG_OPTIONS, "telemetry.logs.", kept
+    )
     parts: Mapping[str, Any] = {
-        "name": _kept(running.name, written.name, "name", kept),
-        "admin": _admin(running.admin, written.admin, kept),
-        "sidecar": _kept(running.sidecar, written.sidecar, "sidecar", kept),
-        "tokens": _kept(running.tokens, written.tokens, "tokens", kept),
-        "listen": _taken(running.listen, written.listen, LISTEN, "listen.", kept),
-        "kafka": _clusters(running, written, kept),
-        "telemetry": _taken(
+        "name": _keep_running(running.name, loaded.name, "name", kept),
+        "admin": _reload_admin(running.admin, loaded.admin, kept),
+        "sidecar": _keep_running(running.sidecar, loaded.sidecar, "sidecar", kept),
+        "tokens": _keep_running(running.tokens, loaded.tokens, "tokens", kept),
+        "listen": _reload_section(
+            running.listen, loaded.listen, RELOADABLE_LISTEN_OPTIONS, "listen.", kept
+        ),
+        "kafka": _reload_clusters(running, loaded, kept),
+        "telemetry": _reload_section(
             telemetry.model_copy(update={"logs": logs}),
-            written.telemetry.model_copy(update={"logs": logs}),
+            loaded.telemetry.model_copy(update={"logs": logs}),
             frozenset(),
             "telemetry.",
             kept,
         ),
     }
-    return Reloaded(written.model_copy(update=dict(parts)), tuple(kept))
+    return ReloadedSettings(loaded.model_copy(update=dict(parts)), tuple(kept))
 
 
-def _admin(running: Admin | None, written: Admin | None, kept: list[str]) -> Admin | None:
+def _reload_admin(running: Admin | None, loaded: Admin | None, kept: list[str]) -> Admin | None:
     """Its guards with its address or not at all: they are what that one needs."""
-    if running is None or written is None:
-        return cast("Admin | None", _kept(running, written, "admin", kept))
-    if (running.host, running.port) != (written.host, written.port):
+    if running is None or loaded is None:
+        return cast("Admin | None", _keep_running(running, loaded, "admin", kept))
+    if (running.host, running.port) != (loaded.host, loaded.port):
         kept.append("admin")
         return running
-    return written
+    return loaded
 
 
-def _clusters(running: Settings, written: Settings, kept: list[str]) -> Kafka | dict[str, Kafka]:
+def _reload_clusters(
+    running: Settings, loaded: Settings, kept: list[str]
+) -> Kafka | dict[str, Kafka]:
     """One that is gone is kept, without topics. Raises ConfigError for one that is new."""
-    new = written.clusters.keys() - running.clusters.keys()
+    new = loaded.clusters.keys() - running.clusters.keys()
     if new:
         what = "it is new, and needs a restart"
         raise ConfigError([f"kafka{f'.{name}' if name else ''}: {what}" for name in sorted(new)])
     made: dict[str, Kafka] = {}
     for name, kafka in running.clusters.items():
         way = f"kafka.{name}" if name else "kafka"
-        if name in written.clusters:
-            made[name] = _taken(kafka, written.clusters[name], KAFKA, f"{way}.", kept)
+        if name in loaded.clusters:
+            made[name] = _reload_section(
+                kafka, loaded.clusters[name], RELOADABLE_KAFKA_OPTIONS, f"{way}.", kept
+            )
         else:
             kept.append(way)
             made[name] = kafka.model_copy(update={"topics": (), "bootstrap": ()})
     return made.get("", made)
 
 
-def _taken(running: S, written: S, taken: frozenset[str], way: str, kept: list[str]) -> S:
+def _reload_section(
+    running: SectionT, loaded: SectionT, reloadable: frozenset[str], prefix: str, kept: list[str]
+) -> SectionT:
     """With the options `taken` as written, and all others as they were."""
     update = {}
     for name in type(running).model_fields:
-        before, now = getattr(running, name), getattr(written, name)
-        update[name] = now if name in taken else _kept(before, now, way + to_camel(name), kept)
+        before, now = getattr(running, name), getattr(loaded, name)
+        update[name] = (
+            now if name in reloadable else _keep_running(before, now, prefix + to_camel(name), kept)
+        )
     return running.model_copy(update=update)
 
 
-def _kept(before: Any, now: Any, way: str, kept: list[str]) -> Any:
-    if before != now:
-        kept.append(way)
-    return before
+def _keep_running(running: Any, loaded: Any, option: str, kept: list[str]) -> Any:
+    if running != loaded:
+        kept.append(option)
+    return running

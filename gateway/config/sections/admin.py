@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.config.types.address import Host
-from gateway.config.types.fields import Number, Text, within
+from gateway.config.types.fields import Number, Text, in_range
 from gateway.config.types.section import Section
 
 from .route import Route
@@ -20,7 +20,7 @@ class Admin(Section):
         default="127.0.0.1",
         description="Address to bind; one that other machines reach needs guarded. For operators.",
     )
-    port: Annotated[Number, within(0, 65_535, str)] = Field(
+    port: Annotated[Number, in_range(0, 65_535, str)] = Field(
         default=9901, description="Port to bind, 0 for a free one. For operators and tests."
     )
     guarded: dict[Text, tuple[Text, ...]] = Field(

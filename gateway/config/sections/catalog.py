@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.config.types.address import Urls
-from gateway.config.types.fields import Duration, Flag, SecretText, Text, within
+from gateway.config.types.fields import Duration, Flag, SecretText, Text, in_range
 from gateway.config.types.section import Problem, Section
 
 from .security import Tls
@@ -31,10 +31,10 @@ class SchemaRegistry(Section):
     tls: Tls | None = Field(
         default=None, description="Other authorities, a certificate. For registries with their own."
     )
-    timeout: Annotated[Duration, within(0.1, 60)] = Field(
+    timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
         default=5.0, description="When a silent registry counts as away. For slow networks."
     )
-    max_age: Annotated[Duration, within(0, 86_400)] = Field(
+    max_age: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=60.0,
         description="How long a subject's latest schema is taken for it. For who evolves them.",
     )
@@ -43,9 +43,9 @@ class SchemaRegistry(Section):
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         for one, other in (("username", "password"), ("password", "username")):
             if one in raw and other not in raw:
-                yield Problem((one,), f"'{one}' needs '{other}' too; add it", key=True)
+                yield Problem((one,), f"'{one}' needs '{other}' too; add it", is_key=True)
         if "token" in raw and "username" in raw:
-            yield Problem(("token",), "'token' excludes 'username'; keep one", key=True)
+            yield Problem(("token",), "'token' excludes 'username'; keep one", is_key=True)

@@ -8,60 +8,66 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from gateway.config.source.substitution import shown
-from gateway.config.types.fields import text
-from gateway.config.types.section import Problem, Section, refused
+from gateway.config.source.substitution import safe_repr
+from gateway.config.types.fields import validate_text
+from gateway.config.types.section import Problem, Section, create_value_error
 
-PLACE = "{credentials}"
-OWN_QUERY = frozenset(
+CREDENTIALS_PLACEHOLDER = "{credentials}"
+RESERVED_QUERY_PARAMETERS = frozenset(
     {"credit", "fields", "filter", "from", "lastEventId", "positions", "until", "wait"}
 )
 """What the gateway reads of a query itself."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_FRAMING = frozenset(
+_FRAMING_HEADERS = frozenset(
     {"connection", "content-length", "content-type", "expect", "host", "keep-alive", "te"}
     | {"trailer", "transfer-encoding", "upgrade"}
 )
 
 
-def _form(value: object) -> str:
-    given = text(value)
-    if given.count(PLACE) != 1:
-        raise refused(f"{shown(value)} says not where the credentials are; write {PLACE} once")
+def _validate_form(value: object) -> str:
+    given = validate_text(value)
+    if given.count(CREDENTIALS_PLACEHOLDER) != 1:
+        raise create_value_error(
+            f"{safe_repr(value)} says not where the credentials are; write {CREDENTIALS_PLACEHOLDER} once"
+        )
     return given
 
 
-def _header(value: object) -> str:
-    given = text(value).lower()
-    if not _TOKEN.fullmatch(given) or given in _FRAMING:
-        raise refused(f"{shown(value)} is no header to look into; write such as authorization")
+def _validate_header_name(value: object) -> str:
+    given = validate_text(value).lower()
+    if not _TOKEN.fullmatch(given) or given in _FRAMING_HEADERS:
+        raise create_value_error(
+            f"{safe_repr(value)} is no header to look into; write such as authorization"
+        )
     return given
 
 
-def _cookie(value: object) -> str:
-    given = text(value)
+def _validate_cookie_name(value: object) -> str:
+    given = validate_text(value)
     if not _TOKEN.fullmatch(given):
-        raise refused(f"{shown(value)} is no name of a cookie; use letters, digits, '-' and '_'")
+        raise create_value_error(
+            f"{safe_repr(value)} is no name of a cookie; use letters, digits, '-' and '_'"
+        )
     return given
 
 
-def _parameter(value: object) -> str:
-    given = text(value)
-    if given in OWN_QUERY:
-        raise refused(f"?{given}= is read by the gateway itself; use another name")
+def _validate_query_name(value: object) -> str:
+    given = validate_text(value)
+    if given in RESERVED_QUERY_PARAMETERS:
+        raise create_value_error(f"?{given}= is read by the gateway itself; use another name")
     return given
 
 
-Form: TypeAlias = Annotated[
+CredentialsForm: TypeAlias = Annotated[
     str,
-    BeforeValidator(_form),
+    BeforeValidator(_validate_form),
     WithJsonSchema({"type": "string", "pattern": r"\{credentials\}"}),
 ]
-_NAMED = WithJsonSchema({"type": "string", "minLength": 1})
-HeaderName: TypeAlias = Annotated[str, BeforeValidator(_header), _NAMED]
-CookieName: TypeAlias = Annotated[str, BeforeValidator(_cookie), _NAMED]
-QueryName: TypeAlias = Annotated[str, BeforeValidator(_parameter), _NAMED]
+_NAME_SCHEMA = WithJsonSchema({"type": "string", "minLength": 1})
+HeaderName: TypeAlias = Annotated[str, BeforeValidator(_validate_header_name), _NAME_SCHEMA]
+CookieName: TypeAlias = Annotated[str, BeforeValidator(_validate_cookie_name), _NAME_SCHEMA]
+QueryName: TypeAlias = Annotated[str, BeforeValidator(_validate_query_name), _NAME_SCHEMA]
 
 
 class Credentials(Section):
@@ -71,23 +77,23 @@ class Credentials(Section):
     a browser sets no headers on one.
     """
 
-    headers: dict[HeaderName, Form] = Field(
+    headers: dict[HeaderName, CredentialsForm] = Field(
         default={},
         description="By name, such as authorization: Bearer {credentials}. For programs.",
     )
-    cookies: dict[CookieName, Form] = Field(
+    cookies: dict[CookieName, CredentialsForm] = Field(
         default={}, description="By name. For pages of the same site."
     )
-    query: dict[QueryName, Form] = Field(
+    query: dict[QueryName, CredentialsForm] = Field(
         default={},
         description="By name; what is in a URL ends up in histories. For EventSource elsewhere.",
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if not any(raw.get(part) for part in ("headers", "cookies", "query")):
             yield Problem((), "says nothing; add headers, cookies or query, or leave it out")
 
 
-BEARER = Credentials(headers={"authorization": f"Bearer {PLACE}"})
+BEARER_CREDENTIALS = Credentials(headers={"authorization": f"Bearer {CREDENTIALS_PLACEHOLDER}"})
 """Where nothing is said."""

@@ -13,14 +13,14 @@ from pydantic import (
     ValidationInfo,
 )
 
-from gateway.config.source.substitution import shown
+from gateway.config.source.substitution import safe_repr
 from gateway.config.types.address import Url
-from gateway.config.types.fields import Duration, Flag, SecretText, Text, text, within
-from gateway.config.types.kinds import of_kind, written
-from gateway.config.types.section import Problem, Section, refused
+from gateway.config.types.discriminator import serialize_section, validate_by_type
+from gateway.config.types.fields import Duration, Flag, SecretText, Text, in_range, validate_text
+from gateway.config.types.section import Problem, Section, create_value_error
 
-from .credentials import BEARER, Credentials, HeaderName, QueryName
-from .jwt import Challenge, Jwt
+from .credentials import BEARER_CREDENTIALS, Credentials, HeaderName, QueryName
+from .jwt import ChallengeDuration, Jwt
 
 CertificateField = Literal[
     "CN", "O", "OU", "C", "L", "ST", "DC", "UID", "serialNumber", "email", "dns", "uri"
@@ -28,7 +28,7 @@ CertificateField = Literal[
 """Of the subject, or with small letters of its alternative names (RFC 5280 4.2.1.6)."""
 
 
-TOLD = frozenset({"x-forwarded-method", "x-forwarded-uri"})
+FORWARDED_HEADERS = frozenset({"x-forwarded-method", "x-forwarded-uri"})
 """Headers of which a client's own, beside the gateway's, could be taken for them."""
 
 
@@ -53,29 +53,29 @@ class Http(Section):
     forward: Forward = Field(
         default=Forward(), description="What it is shown. For applications with sessions."
     )
-    timeout: Annotated[Duration, within(0.1, 60)] = Field(
+    timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
         default=2.0, description="How long it may take to answer. For operators."
     )
-    cache: Annotated[Duration, within(0, 3600)] = Field(
+    cache: Annotated[Duration, in_range(0, 3600)] = Field(
         default=10.0, description="How long its answer holds. For applications under load."
     )
     attributes: tuple[Text, ...] = Field(
         default=(), description="The attributes that are used of its answers. For templates."
     )
-    challenge: Challenge = Field(
+    challenge: ChallengeDuration = Field(
         default=30.0,
         description="How long before expiry a new token is asked for. For long streams.",
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         forward = raw.get("forward")
         shown = forward if isinstance(forward, Mapping) else {}
         if shown.get("headers") in ([], ()) and not shown.get("query"):
             yield Problem(("forward",), "shows it nothing; add headers or query")
         listed = shown.get("headers")
         for index, name in enumerate(listed if isinstance(listed, (list, tuple)) else ()):
-            if isinstance(name, str) and name.lower() in TOLD:
+            if isinstance(name, str) and name.lower() in FORWARDED_HEADERS:
                 what = f"{name.lower()} is what the gateway itself tells the application; remove it"
                 yield Problem(("forward", "headers", index), what)
 
@@ -109,15 +109,17 @@ class User(Section):
     attributes: dict[Text, Text] = Field(default={}, description="By name. For templates.")
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if "password" not in raw and "token" not in raw:
-            yield Problem((), "has neither password nor token; add one", key=True)
+            yield Problem((), "has neither password nor token; add one", is_key=True)
 
 
-def _user(value: object) -> str:
-    given = text(value)
+def _validate_user_name(value: object) -> str:
+    given = validate_text(value)
     if ":" in given:
-        raise refused(f"{shown(value)} is no name of a user; leave out ':' (RFC 7617 2)")
+        raise create_value_error(
+            f"{safe_repr(value)} is no name of a user; leave out ':' (RFC 7617 2)"
+        )
     return given
 
 
@@ -125,12 +127,12 @@ class Inline(Section):
     """Users of this file, for whoever develops against a guarded route."""
 
     type: Literal["inline"] = Field(description="The kind of guard. For development.")
-    users: dict[Annotated[Text, BeforeValidator(_user)], User] = Field(
+    users: dict[Annotated[Text, BeforeValidator(_validate_user_name)], User] = Field(
         description="By name, which is their identity. For development.",
         json_schema_extra={"minProperties": 1},
     )
     credentials: Credentials = Field(
-        default=BEARER, description="From where their tokens are taken. For pages."
+        default=BEARER_CREDENTIALS, description="From where their tokens are taken. For pages."
     )
     exposed: Flag = Field(
         default=False,
@@ -138,22 +140,29 @@ class Inline(Section):
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if raw.get("users") in ({}, [], ()):
             yield Problem(("users",), "is empty; add one")
 
 
-_KINDS: Mapping[str, type[Section]] = {"jwt": Jwt, "http": Http, "x509": X509, "inline": Inline}
+_GUARD_TYPES: Mapping[str, type[Section]] = {
+    "jwt": Jwt,
+    "http": Http,
+    "x509": X509,
+    "inline": Inline,
+}
 
 
-def _guard(value: object, info: ValidationInfo) -> Section:
-    return of_kind(value, info, _KINDS, "guard")
+def _validate_guard(value: object, info: ValidationInfo) -> Section:
+    return validate_by_type(value, info, _GUARD_TYPES, "guard")
 
 
-_Any = Jwt | Http | X509 | Inline
+_AnyGuard = Jwt | Http | X509 | Inline
 
 Guard: TypeAlias = Annotated[
-    _Any,
-    PlainValidator(_guard, json_schema_input_type=Annotated[_Any, Field(discriminator="type")]),
-    PlainSerializer(written, return_type=Any),
+    _AnyGuard,
+    PlainValidator(
+        _validate_guard, json_schema_input_type=Annotated[_AnyGuard, Field(discriminator="type")]
+    ),
+    PlainSerializer(serialize_section, return_type=Any),
 ]

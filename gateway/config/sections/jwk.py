@@ -15,21 +15,21 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.config.source.substitution import shown
-from gateway.config.types.address import url
+from gateway.config.source.substitution import safe_repr
+from gateway.config.types.address import validate_url
 from gateway.config.types.fields import SecretText, Text
-from gateway.config.types.section import Problem, Section, refusal, refused
+from gateway.config.types.section import Problem, Section, create_section_error, create_value_error
 
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512",
     "ES256", "ES384", "ES512", "EdDSA", "HS256", "HS384", "HS512",
 ]  # fmt: skip
 
-_RSA: tuple[Algorithm, ...] = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-SHARED: tuple[Algorithm, ...] = ("HS256", "HS384", "HS512")
+_RSA_ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+SHARED_SECRET_ALGORITHMS: tuple[Algorithm, ...] = ("HS256", "HS384", "HS512")
 """Whoever can check such a signature can make one."""
 
-_NEEDED = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x"), "oct": ("k",)}
+_REQUIRED_MEMBERS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x"), "oct": ("k",)}
 _CURVES: Mapping[str, Mapping[str, Algorithm]] = {
     "EC": {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"},
     "OKP": {"Ed25519": "EdDSA", "Ed448": "EdDSA"},
@@ -53,27 +53,31 @@ class Jwk(Section):
     k: SecretText | None = Field(default=None, description="Shared secret, base64url. For oct.")
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         kind = raw.get("kty")
-        for name in _NEEDED.get(kind, ()) if isinstance(kind, str) else ():
+        for name in _REQUIRED_MEMBERS.get(kind, ()) if isinstance(kind, str) else ():
             if name not in raw:
-                yield Problem((), f"'{name}' is missing, kty {kind} needs it; add it", key=True)
+                yield Problem((), f"'{name}' is missing, kty {kind} needs it; add it", is_key=True)
         if "d" in raw:
-            yield Problem(("d",), "a private key does not belong here; remove 'd'", key=True)
+            yield Problem(("d",), "a private key does not belong here; remove 'd'", is_key=True)
 
     @model_validator(mode="after")
-    def _readable(self) -> Self:
-        able = _able(self.kty, self.crv)
+    def _check_key(self) -> Self:
+        able = _list_algorithms(self.kty, self.crv)
         if not able:
             curves = ", ".join(_CURVES[self.kty])
-            raise refusal(Problem(("crv",), f"{self.crv!r} is not known here; use {curves}"))
+            raise create_section_error(
+                Problem(("crv",), f"{self.crv!r} is not known here; use {curves}")
+            )
         if self.alg is not None and self.alg not in able:
             what = f"a key of this type signs no {self.alg}; use {', '.join(able)}, or leave it out"
-            raise refusal(Problem(("alg",), what))
+            raise create_section_error(Problem(("alg",), what))
         try:
-            self.key()
+            self.load_key()
         except ValueError:
-            raise refusal(Problem((), "holds no key; copy it whole from who issued it")) from None
+            raise create_section_error(
+                Problem((), "holds no key; copy it whole from who issued it")
+            ) from None
         return self
 
     @property
@@ -82,10 +86,12 @@ class Jwk(Section):
         encryption."""
         if self.use not in (None, "sig"):
             return ()
-        return tuple(each for each in _able(self.kty, self.crv) if self.alg in (None, each))
+        return tuple(
+            each for each in _list_algorithms(self.kty, self.crv) if self.alg in (None, each)
+        )
 
     @property
-    def bits(self) -> int:
+    def key_bits(self) -> int:
         """Of the modulus, or of the shared secret; 0 for keys whose curve says it."""
         from jwt.utils import base64url_decode
 
@@ -93,7 +99,7 @@ class Jwk(Section):
         held = self.n if self.kty == "RSA" else secret
         return 0 if held is None else 8 * len(base64url_decode(held).lstrip(b"\0"))
 
-    def key(self) -> Any:
+    def load_key(self) -> Any:
         """What PyJWT checks signatures with. Raises ValueError if there is none in it."""
         from jwt import PyJWK
         from jwt.exceptions import PyJWTError
@@ -103,48 +109,48 @@ class Jwk(Section):
         if self.k is not None:
             made["k"] = self.k.get_secret_value()
         try:
-            return PyJWK(made, algorithm=_able(self.kty, self.crv)[0]).key
+            return PyJWK(made, algorithm=_list_algorithms(self.kty, self.crv)[0]).key
         except (PyJWTError, ValueError, TypeError, ArithmeticError) as error:
             raise ValueError(f"no key: {error}") from None
 
 
-def _able(kind: str, curve: str | None) -> tuple[Algorithm, ...]:
+def _list_algorithms(kind: str, curve: str | None) -> tuple[Algorithm, ...]:
     if kind in _CURVES:
         found = _CURVES[kind].get(curve or "")
         return () if found is None else (found,)
-    return _RSA if kind == "RSA" else SHARED
+    return _RSA_ALGORITHMS if kind == "RSA" else SHARED_SECRET_ALGORITHMS
 
 
-def _keys(value: object) -> tuple[Jwk, ...] | str:
+def _validate_keys(value: object) -> tuple[Jwk, ...] | str:
     """A list of keys, a JWKS text (as `${file:jwks.json}` gives), or a URL of one."""
     if isinstance(value, str) and value.startswith(("http://", "https://")):
-        return url(value)
-    keys = _of_text(value) if isinstance(value, str) else value
+        return validate_url(value)
+    keys = _parse_jwks(value) if isinstance(value, str) else value
     if not isinstance(keys, (list, tuple)) or not keys:
-        raise refused("holds no key; use a URL, a list of keys or ${file:jwks.json}")
-    return _LIST.validate_python(keys)
+        raise create_value_error("holds no key; use a URL, a list of keys or ${file:jwks.json}")
+    return _KEY_LIST_ADAPTER.validate_python(keys)
 
 
-def _of_text(value: str) -> list[object]:
+def _parse_jwks(value: str) -> list[object]:
     try:
         read = json.loads(value)
     except (ValueError, RecursionError):
         read = None
     keys = read.get("keys") if isinstance(read, dict) else None
     if not isinstance(keys, list):
-        raise refused(f"{shown(value)} is no JWKS; use a URL or ${{file:jwks.json}}")
+        raise create_value_error(f"{safe_repr(value)} is no JWKS; use a URL or ${{file:jwks.json}}")
     return keys
 
 
-def _written(keys: tuple[Jwk, ...] | str) -> object:
+def _serialize_keys(keys: tuple[Jwk, ...] | str) -> object:
     return keys if isinstance(keys, str) else [key.model_dump() for key in keys]
 
 
-_LIST = TypeAdapter(tuple[Jwk, ...])
+_KEY_LIST_ADAPTER = TypeAdapter(tuple[Jwk, ...])
 
 Keys: TypeAlias = Annotated[
     tuple[Jwk, ...] | str,
-    PlainValidator(_keys, json_schema_input_type=tuple[Jwk, ...] | str),
-    PlainSerializer(_written, return_type=Any),
+    PlainValidator(_validate_keys, json_schema_input_type=tuple[Jwk, ...] | str),
+    PlainSerializer(_serialize_keys, return_type=Any),
 ]
 """Keys, or the URL of a JWKS."""

@@ -7,40 +7,40 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.config.types.fields import Duration, Flag, Text, within
-from gateway.config.types.section import Problem, Section, refusal
-from gateway.config.types.units import show_duration
+from gateway.config.types.fields import Duration, Flag, Text, in_range
+from gateway.config.types.section import Problem, Section, create_section_error
+from gateway.config.types.units import format_duration
 
-from .credentials import BEARER, Credentials
-from .jwk import SHARED, Algorithm, Keys
+from .credentials import BEARER_CREDENTIALS, Credentials
+from .jwk import SHARED_SECRET_ALGORITHMS, Algorithm, Keys
 
-Challenge = Annotated[Duration, within(0, 86_400)]
+ChallengeDuration = Annotated[Duration, in_range(0, 86_400)]
 
 
 class Jwks(Section):
     """How the keys of a URL are kept."""
 
-    refresh: Annotated[Duration, within(0.1, 86_400)] = Field(
+    refresh: Annotated[Duration, in_range(0.1, 86_400)] = Field(
         default=600.0, description="How old they get before they are fetched anew. For rotation."
     )
-    cooldown: Annotated[Duration, within(0.1, 3600)] = Field(
+    cooldown: Annotated[Duration, in_range(0.1, 3600)] = Field(
         default=10.0,
         description="How soon a token with an unknown key has them fetched again. For rotation.",
     )
-    timeout: Annotated[Duration, within(0.1, 60)] = Field(
+    timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
         default=5.0, description="How long fetching may take. For operators of slow issuers."
     )
-    max_age: Annotated[Duration, within(1, 30 * 86_400)] = Field(
+    max_age: Annotated[Duration, in_range(1, 30 * 86_400)] = Field(
         default=86_400.0,
         description="How long they serve while the issuer is away. For operators.",
     )
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_order(self) -> Self:
         if self.max_age < self.refresh:
-            least = show_duration(self.refresh)
+            least = format_duration(self.refresh)
             way = ("maxAge",) if "max_age" in self.model_fields_set else ("refresh",)
-            raise refusal(
+            raise create_section_error(
                 Problem(way, f"maxAge is less than refresh, {least}; use {least} or more")
             )
         return self
@@ -57,7 +57,7 @@ class Jwt(Section):
         description="Signatures that are taken; default all that a key is good for, and of a URL "
         "none with a shared secret. For access control.",
     )
-    leeway: Annotated[Duration, within(0, 300)] = Field(
+    leeway: Annotated[Duration, in_range(0, 300)] = Field(
         default=0.0,
         description="How wrong the issuer's clock may be, for `exp` and `nbf`. For operators.",
     )
@@ -65,20 +65,21 @@ class Jwt(Section):
         default=False,
         description="Refuse tokens without `exp`. For access control.",
     )
-    max_lifetime: Annotated[Duration, within(1, 10 * 365 * 86_400)] = Field(
+    max_lifetime: Annotated[Duration, in_range(1, 10 * 365 * 86_400)] = Field(
         default=86_400.0,
         description="How long a token without `exp` is good, from its `iat` on; one without `iat` "
         "from each connect on. For access control.",
     )
     credentials: Credentials = Field(
-        default=BEARER, description="From where a token is taken. For clients without headers."
+        default=BEARER_CREDENTIALS,
+        description="From where a token is taken. For clients without headers.",
     )
     roles: Text = Field(
         default="scope",
         description="The claim with the roles, a list or a text with spaces; dots lead into it. "
         "For `guarded` of routes.",
     )
-    challenge: Challenge = Field(
+    challenge: ChallengeDuration = Field(
         default=30.0,
         description="How long before expiry a new token is asked for. For long streams.",
     )
@@ -90,27 +91,27 @@ class Jwt(Section):
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if raw.get("algorithms") in ([], ()):
             yield Problem(("algorithms",), "is empty; list at least one, or leave it out")
         if raw.get("requireExpiry") in (True, "true") and "maxLifetime" in raw:
             what = "'maxLifetime' is for tokens without `exp`, which requireExpiry refuses"
-            yield Problem(("maxLifetime",), f"{what}; remove it", key=True)
+            yield Problem(("maxLifetime",), f"{what}; remove it", is_key=True)
 
     @model_validator(mode="after")
-    def _agreed(self) -> Self:
-        problems = list(self._disagreements())
+    def _check_agreement(self) -> Self:
+        problems = list(self._iter_disagreements())
         if problems:
-            raise refusal(*problems)
+            raise create_section_error(*problems)
         return self
 
-    def _disagreements(self) -> Iterable[Problem]:
+    def _iter_disagreements(self) -> Iterable[Problem]:
         listed = self.keys if not isinstance(self.keys, str) else None
         if listed is not None and self.jwks != Jwks():
-            yield Problem(("jwks",), "is for keys of a URL; remove it", key=True)
+            yield Problem(("jwks",), "is for keys of a URL; remove it", is_key=True)
         for index, algorithm in enumerate(self.algorithms):
             way = ("algorithms", index)
-            if listed is None and algorithm in SHARED:
+            if listed is None and algorithm in SHARED_SECRET_ALGORITHMS:
                 what = f"{algorithm} is a shared secret, which no URL gives to everybody"
                 yield Problem(way, f"{what}; list the key, or use another")
             elif listed is not None and not any(algorithm in key.algorithms for key in listed):

@@ -18,11 +18,11 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.config.source.template import MESSAGE, Template, only
+from gateway.config.source.template import MESSAGE_ROOTS, Template, require_roots
 from gateway.config.types.address import Servers
-from gateway.config.types.fields import Duration, Size, Text, TopicName, text, within
-from gateway.config.types.section import Problem, Section, refusal, refused
-from gateway.config.types.units import show_duration
+from gateway.config.types.fields import Duration, Size, Text, TopicName, in_range, validate_text
+from gateway.config.types.section import Problem, Section, create_section_error, create_value_error
+from gateway.config.types.units import format_duration
 
 from .security import Security
 
@@ -30,45 +30,45 @@ ModelName = Literal[
     "string", "json", "bytes", "int", "long", "float", "double", "boolean",
     "avro", "protobuf", "jsonschema",
 ]  # fmt: skip
-WITH_CATALOG = frozenset({"avro", "protobuf", "jsonschema"})
-UNCHECKED = frozenset({"string", "json", "bytes"})
+CATALOG_MODELS = frozenset({"avro", "protobuf", "jsonschema"})
+RAW_MODELS = frozenset({"string", "json", "bytes"})
 """What is passed on as it is."""
 
 
-def _of_message(template: Template) -> Template:
-    return only(template, MESSAGE, "${message.value.field}")
+def _validate_message_template(template: Template) -> Template:
+    return require_roots(template, MESSAGE_ROOTS, "${message.value.field}")
 
 
-MessageTemplate = Annotated[Template, AfterValidator(_of_message)]
+MessageTemplate = Annotated[Template, AfterValidator(_validate_message_template)]
 
 
 class Reconnect(Section):
-    initial: Annotated[Duration, within(0.001, 60)] = Field(
+    initial: Annotated[Duration, in_range(0.001, 60)] = Field(
         default=0.05,
         description="The first wait after a lost connection. For operators of flaky networks.",
     )
-    max: Annotated[Duration, within(0.001, 600)] = Field(
+    max: Annotated[Duration, in_range(0.001, 600)] = Field(
         default=1.0,
         description="The longest wait between attempts. For operators of flaky networks.",
     )
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_order(self) -> Self:
         if self.max < self.initial:
-            low, high = show_duration(self.initial), show_duration(self.max)
+            low, high = format_duration(self.initial), format_duration(self.max)
             what = f"{high} is less than initial, {low}; use {low} or more"
-            raise refusal(
+            raise create_section_error(
                 Problem(("max",) if "max" in self.model_fields_set else ("initial",), what)
             )
         return self
 
 
 class Cache(Section):
-    bytes: Annotated[Size, within(1, 1024**4, str)] = Field(
+    bytes: Annotated[Size, in_range(1, 1024**4, str)] = Field(
         default=64 * 1024**2,
         description="Memory for recent records. For late joiners and reconnects.",
     )
-    age: Annotated[Duration, within(0, 30 * 86_400)] = Field(
+    age: Annotated[Duration, in_range(0, 30 * 86_400)] = Field(
         default=600.0, description="How long they are kept. For late joiners and reconnects."
     )
 
@@ -89,21 +89,21 @@ class Model(Section):
     )
 
     @property
-    def decodes(self) -> bool:
+    def is_decoded(self) -> bool:
         """Are bytes something else than what is shown?"""
-        return self.model not in UNCHECKED
+        return self.model not in RAW_MODELS
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         model = raw.get("model")
-        if isinstance(model, str) and model in WITH_CATALOG and "catalog" not in raw:
+        if isinstance(model, str) and model in CATALOG_MODELS and "catalog" not in raw:
             what = f"model {model} needs a schema; add catalog: and a name of catalogs"
             yield Problem(("model",), what)
-        if "catalog" in raw and isinstance(model, str) and model not in WITH_CATALOG:
-            yield Problem(("catalog",), f"model {model} has no schema; remove catalog", key=True)
-        if raw.get("onInvalid", "error") != "error" and raw.get("model", "bytes") in UNCHECKED:
+        if "catalog" in raw and isinstance(model, str) and model not in CATALOG_MODELS:
+            yield Problem(("catalog",), f"model {model} has no schema; remove catalog", is_key=True)
+        if raw.get("onInvalid", "error") != "error" and raw.get("model", "bytes") in RAW_MODELS:
             what = f"model {raw.get('model', 'bytes')} is passed on as it is; remove onInvalid"
-            yield Problem(("onInvalid",), what, key=True)
+            yield Problem(("onInvalid",), what, is_key=True)
 
 
 class Transform(Section):
@@ -121,7 +121,7 @@ class Transform(Section):
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if not raw:
             yield Problem((), "an empty transform; add extract-key or extract-headers")
 
@@ -131,7 +131,7 @@ class Topic(Section):
     default_offset: Literal["live", "historical"] = Field(
         default="live", description="Where a client without a position starts. For route owners."
     )
-    partition_ready_timeout: Annotated[Duration, within(0, 300)] = Field(
+    partition_ready_timeout: Annotated[Duration, in_range(0, 300)] = Field(
         default=5.0,
         description="When BEGIN goes out with none ready. For clients of slow clusters.",
     )
@@ -148,7 +148,7 @@ class Topic(Section):
         default="read_committed",
         description="Whether open transactions are seen. For producers of them.",
     )
-    clock_skew: Annotated[Duration, within(0, 86_400)] = Field(
+    clock_skew: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=60.0, description="How wrong the producers' clocks may be. For starts by time."
     )
     key: Model = Field(default=Model(), description="How keys are read. For clients that filter.")
@@ -162,11 +162,11 @@ class Topic(Section):
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if raw.get("partitioner") is None:
             return
         key = raw.get("key")
-        if isinstance(key, Mapping) and key.get("model", "bytes") not in UNCHECKED:
+        if isinstance(key, Mapping) and key.get("model", "bytes") not in RAW_MODELS:
             what = "partitions hold keys as they are written, not as they are shown; remove one"
             yield Problem(("partitioner",), what)
         transforms = raw.get("transforms")
@@ -197,11 +197,11 @@ class Kafka(Section):
     security: Security = Field(
         default=Security(), description="TLS and SASL. For secured clusters."
     )
-    request_timeout: Annotated[Duration, within(0.1, 300)] = Field(
+    request_timeout: Annotated[Duration, in_range(0.1, 300)] = Field(
         default=5.0,
         description="When a silent broker counts as lost. For operators of slow networks.",
     )
-    metadata_max_age: Annotated[Duration, within(0.05, 3600)] = Field(
+    metadata_max_age: Annotated[Duration, in_range(0.05, 3600)] = Field(
         default=2.0,
         description="How soon a new leader is noticed. For operators of large clusters.",
     )
@@ -210,7 +210,7 @@ class Kafka(Section):
     )
 
     @model_validator(mode="after")
-    def _inherited(self) -> Self:
+    def _inherit_reconnect(self) -> Self:
         """Topics without a `reconnect` of their own have this one."""
         topics = tuple(
             topic
@@ -221,45 +221,49 @@ class Kafka(Section):
         object.__setattr__(self, "topics", topics)
         return self
 
-    def topic(self, name: str) -> Topic | None:
+    def find_topic(self, name: str) -> Topic | None:
         return next((topic for topic in self.topics if topic.name == name), None)
 
 
-OPTIONS = frozenset(field.alias or name for name, field in Kafka.model_fields.items())
+KAFKA_OPTIONS = frozenset(field.alias or name for name, field in Kafka.model_fields.items())
 
 
-def several(written: object) -> bool:
+def is_cluster_mapping(value: object) -> bool:
     """Are these clusters by name, and not the options of one?"""
-    if not isinstance(written, Mapping) or OPTIONS & written.keys():
+    if not isinstance(value, Mapping) or KAFKA_OPTIONS & value.keys():
         return False
-    return any(isinstance(each, (Mapping, Kafka)) for each in written.values())
+    return any(isinstance(each, (Mapping, Kafka)) for each in value.values())
 
 
-def _cluster(value: object) -> str:
-    given = text(value)
+def _validate_cluster_name(value: object) -> str:
+    given = validate_text(value)
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", given):
-        raise refused(f"'{given}' is no name of a cluster; use letters, digits, '-' and '_'")
+        raise create_value_error(
+            f"'{given}' is no name of a cluster; use letters, digits, '-' and '_'"
+        )
     return given
 
 
-def _clusters(value: object, info: ValidationInfo) -> Kafka | dict[str, Kafka]:
+def _validate_clusters(value: object, info: ValidationInfo) -> Kafka | dict[str, Kafka]:
     """Told apart here: a union would tell what is wrong as seen by each of its members."""
-    if several(value):
-        return _NAMED.validate_python(value, context=info.context)
+    if is_cluster_mapping(value):
+        return _CLUSTERS_ADAPTER.validate_python(value, context=info.context)
     return Kafka.model_validate(value, context=info.context)
 
 
-def _written(value: Kafka | dict[str, Kafka], info: SerializationInfo) -> Any:
+def _serialize_clusters(value: Kafka | dict[str, Kafka], info: SerializationInfo) -> Any:
     if isinstance(value, Kafka):
         return value.model_dump(mode=info.mode, by_alias=bool(info.by_alias))
-    return {name: _written(each, info) for name, each in value.items()}
+    return {name: _serialize_clusters(each, info) for name, each in value.items()}
 
 
-_NAMED = TypeAdapter(dict[Annotated[str, BeforeValidator(_cluster)], Kafka])
+_CLUSTERS_ADAPTER = TypeAdapter(
+    dict[Annotated[str, BeforeValidator(_validate_cluster_name)], Kafka]
+)
 
 Clusters: TypeAlias = Annotated[
     Kafka | dict[str, Kafka],
-    PlainValidator(_clusters, json_schema_input_type=Kafka | dict[str, Kafka]),
-    PlainSerializer(_written, return_type=Any),
+    PlainValidator(_validate_clusters, json_schema_input_type=Kafka | dict[str, Kafka]),
+    PlainSerializer(_serialize_clusters, return_type=Any),
 ]
 """One, or several by name."""

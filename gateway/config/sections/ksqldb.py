@@ -17,24 +17,24 @@ from gateway.config.types.fields import (
     SecretText,
     Size,
     Text,
-    text,
-    within,
+    in_range,
+    validate_text,
 )
 from gateway.config.types.section import Problem, Section
-from gateway.config.types.units import show_size
+from gateway.config.types.units import format_size
 
 from .kafka import Reconnect
 
 _LIMIT = re.compile(r"\blimit\s+\d+\s*;?\s*$", re.IGNORECASE)
 
 
-def _sql(value: object) -> str:
+def _validate_sql(value: object) -> str:
     """On as many lines as one likes."""
-    return text(" ".join(value.split()) if isinstance(value, str) else value)
+    return validate_text(" ".join(value.split()) if isinstance(value, str) else value)
 
 
 Sql: TypeAlias = Annotated[
-    str, BeforeValidator(_sql), WithJsonSchema({"type": "string", "minLength": 1})
+    str, BeforeValidator(_validate_sql), WithJsonSchema({"type": "string", "minLength": 1})
 ]
 
 
@@ -47,25 +47,25 @@ class RowsBackend(Section):
     path: Text = Field(
         default="/kafka/ksqldb", description="Where batches of rows are POSTed to. For back ends."
     )
-    timeout: Annotated[Duration, within(0.001, 3600)] = Field(
+    timeout: Annotated[Duration, in_range(0.001, 3600)] = Field(
         default=30.0, description="How long one answer may take. For slow back ends."
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         path = raw.get("path", "/")
         if isinstance(path, str) and not path.startswith(("/", "${")):
             yield Problem(("path",), f"'{path}' is no path; write '/{path}'")
 
 
 class RowsBatch(Section):
-    rows: Annotated[Number, within(1, 100_000, str)] = Field(
+    rows: Annotated[Number, in_range(1, 100_000, str)] = Field(
         default=100, description="The most in one. For the pace of back ends."
     )
-    size: Annotated[Size, within(1, 1 << 30, show_size)] = Field(
+    size: Annotated[Size, in_range(1, 1 << 30, format_size)] = Field(
         default=204_800, description="The most bytes of rows in one. For back ends."
     )
-    linger: Annotated[Duration, within(0, 3600)] = Field(
+    linger: Annotated[Duration, in_range(0, 3600)] = Field(
         default=0.1, description="How long a row waits for others. For delay against load."
     )
 
@@ -95,13 +95,13 @@ class KsqlQuery(Section):
     backend: RowsBackend | None = Field(
         default=None, description="Who gets them; default ksqldb.backend. For several back ends."
     )
-    max_retries: Annotated[Number, within(0, 1000, str)] = Field(
+    max_retries: Annotated[Number, in_range(0, 1000, str)] = Field(
         default=3,
         description="Of a batch that is refused, before it is taken apart. For back ends.",
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         query, kind = raw.get("query"), raw.get("queryType", "push")
         if kind == "push" and isinstance(query, str) and _LIMIT.search(query):
             what = "ends after some rows, and would be begun again for ever; remove LIMIT"
@@ -123,7 +123,7 @@ class Ksqldb(Section):
         description="PEM file of the authorities whose certificates are believed; default the "
         "system's. For servers with one of their own.",
     )
-    begin_timeout: Annotated[Duration, within(0.1, 600)] = Field(
+    begin_timeout: Annotated[Duration, in_range(0.1, 600)] = Field(
         default=30.0, description="Until a query has columns. For servers that plan long."
     )
     reconnect: Reconnect = Field(
@@ -138,9 +138,9 @@ class Ksqldb(Section):
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if "password" in raw and "username" not in raw:
-            yield Problem(("password",), "'password' needs 'username' too; add it", key=True)
+            yield Problem(("password",), "'password' needs 'username' too; add it", is_key=True)
         seen: set[object] = set()
         queries = raw.get("queries")
         for index, each in enumerate(queries if isinstance(queries, (list, tuple)) else ()):

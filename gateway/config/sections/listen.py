@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.config.types.address import Host, HostName, Origin, Proxies
-from gateway.config.types.fields import Duration, File, Flag, Number, Rate, Text, within
+from gateway.config.types.fields import Duration, File, Flag, Number, Rate, Text, in_range
 from gateway.config.types.section import Problem, Section
 
 
@@ -47,7 +47,7 @@ class AccessControl(Section):
     allow: Allow = Field(
         default=Allow(), description="What other sites may do. For cross-origin pages."
     )
-    max_age: Annotated[Duration, within(0, 86_400)] = Field(
+    max_age: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=600.0,
         alias="max-age",
         description="How long a preflight is remembered. For busy pages.",
@@ -57,7 +57,7 @@ class AccessControl(Section):
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         allow = raw.get("allow")
         if isinstance(allow, Mapping) and allow.get("credentials") in (True, "true"):
             origins = allow.get("origins")
@@ -87,25 +87,27 @@ class ListenTls(Section):
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if "mutual" in raw and "trust" not in raw:
-            yield Problem(("mutual",), "'mutual' needs 'trust', the authorities; add it", key=True)
+            yield Problem(
+                ("mutual",), "'mutual' needs 'trust', the authorities; add it", is_key=True
+            )
 
 
 class Limits(Section):
     """A stream over HTTP is a connection, and so is a WebSocket, whatever runs on it."""
 
-    connections: Annotated[Number, within(1, 10**7, str)] | None = Field(
+    connections: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
         description="Connections at once, of all workers together; those beyond are told to come "
         "back. For whoever sizes hosts.",
     )
-    per_address: Annotated[Number, within(1, 10**7, str)] | None = Field(
+    per_address: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
         description="Connections of one address at once (of IPv6, of one /64 network). For "
         "gateways that strangers reach.",
     )
-    per_identity: Annotated[Number, within(1, 10**7, str)] | None = Field(
+    per_identity: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
         description="Connections at once of one who is known to the first guard of a route. For "
         "fairness among users.",
@@ -115,16 +117,16 @@ class Limits(Section):
         description="Requests of one address in so much time, such as 20/s, also those that guards "
         "refuse, and what sockets ask beyond 100 messages. For gateways that strangers reach.",
     )
-    burst: Annotated[Number, within(1, 10**7, str)] | None = Field(
+    burst: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
         description="How many of these may come at once; default the number of `rate`. For pages "
         "of many streams.",
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if "burst" in raw and "rate" not in raw:
-            yield Problem(("burst",), "'burst' needs 'rate'; add it", key=True)
+            yield Problem(("burst",), "'burst' needs 'rate'; add it", is_key=True)
 
 
 class Listen(Section):
@@ -135,7 +137,7 @@ class Listen(Section):
         "'*' for any. Without it a loopback `host` takes no others, and any other `host` takes "
         "all. Against pages whose name is made to lead here.",
     )
-    port: Annotated[Number, within(0, 65_535, str)] = Field(
+    port: Annotated[Number, in_range(0, 65_535, str)] = Field(
         default=8080, description="Port to bind, 0 for a free one. For operators and tests."
     )
     access_control: AccessControl = Field(
@@ -149,7 +151,7 @@ class Listen(Section):
     tls: ListenTls | None = Field(
         default=None, description="HTTPS by the gateway itself. For gateways without a proxy."
     )
-    workers: Annotated[Number, within(1, 256, str)] = Field(
+    workers: Annotated[Number, in_range(1, 256, str)] = Field(
         default=1,
         description="Processes that share the port; each reads Kafka on its own. For hosts with "
         "several cores.",
@@ -162,7 +164,7 @@ class Listen(Section):
         description="Whose X-Forwarded-For and X-Forwarded-Proto are believed: the listed "
         "addresses' and networks', or everybody's. For gateways behind a proxy.",
     )
-    drain_timeout: Annotated[Duration, within(0.1, 3600)] = Field(
+    drain_timeout: Annotated[Duration, in_range(0.1, 3600)] = Field(
         default=5.0,
         description="How long clients have to take the end of their streams when the gateway "
         "ends. For operators.",

@@ -13,11 +13,11 @@ from pydantic import (
     ValidationInfo,
 )
 
-from gateway.config.types.fields import Duration, Number, SecretText, Text, TopicName, within
-from gateway.config.types.kinds import of_kind, written
-from gateway.config.types.section import Problem, Section, refused
+from gateway.config.types.discriminator import serialize_section, validate_by_type
+from gateway.config.types.fields import Duration, Number, SecretText, Text, TopicName, in_range
+from gateway.config.types.section import Problem, Section, create_value_error
 
-from .pipeline import (
+from .job import (
     Column,
     Count,
     Input,
@@ -34,9 +34,9 @@ from .pipeline import (
 T = TypeVar("T")
 
 
-def _some(value: T) -> T:
+def _require_non_empty(value: T) -> T:
     if not value:
-        raise refused("is empty; give it one at least")
+        raise create_value_error("is empty; give it one at least")
     return value
 
 
@@ -51,7 +51,7 @@ class Sessions(Job):
 
     type: Literal["sessions"] = Field(description="The kind of job. For all.")
     from_: Input = Field(alias="from", description="The events. For sessions.")
-    by: Annotated[tuple[Column, ...], AfterValidator(_some)] = Field(
+    by: Annotated[tuple[Column, ...], AfterValidator(_require_non_empty)] = Field(
         description="Whose sessions. For sessions."
     )
     gap: Span = Field(
@@ -75,7 +75,7 @@ class Salt(Section):
         default="auto", description="Which: those found hot, all, or these. For skewed joins."
     )
     buckets: Partitions = Field(default=8, description="Over how many. For skewed joins.")
-    share: Annotated[Number, within(1, 100, str)] = Field(
+    share: Annotated[Number, in_range(1, 100, str)] = Field(
         default=10, description="Percent of the records that make a key hot. For skewed joins."
     )
 
@@ -87,13 +87,13 @@ class Join(Job):
     type: Literal["join"] = Field(description="The kind of job. For all.")
     left: Input = Field(description="Such as orders. For joins.")
     right: Input = Field(description="Such as payments. For joins.")
-    on: Annotated[dict[Column, Column], AfterValidator(_some)] = Field(
+    on: Annotated[dict[Column, Column], AfterValidator(_require_non_empty)] = Field(
         description="Columns of left and what they equal of right. For joins."
     )
-    before: Annotated[Duration, within(0, 366 * 86_400)] = Field(
+    before: Annotated[Duration, in_range(0, 366 * 86_400)] = Field(
         default=0.0, description="How long before left a right one may be. For joins."
     )
-    after: Annotated[Duration, within(0, 366 * 86_400)] = Field(
+    after: Annotated[Duration, in_range(0, 366 * 86_400)] = Field(
         default=3600.0, description="How long after left a right one may be. For joins."
     )
     kind: Literal["inner", "left"] = Field(
@@ -126,9 +126,9 @@ class Broadcast(Section):
     refresh: Span = Field(default=60.0, description="How old it may be. For tables that change.")
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if ("topic" in raw) == ("path" in raw):
-            yield Problem((), "has no source, or two; give it either topic or path", key=True)
+            yield Problem((), "has no source, or two; give it either topic or path", is_key=True)
 
 
 class Redis(Section):
@@ -139,16 +139,16 @@ class Redis(Section):
     password: SecretText | None = Field(default=None, description="Its password. For secured ones.")
     prefix: Text = Field(default="table:", description="Before each key. For shared servers.")
     fields: dict[Column, Text] = Field(description="Columns of its JSON values. For enrichment.")
-    batch: Annotated[Number, within(1, 100_000, str)] = Field(
+    batch: Annotated[Number, in_range(1, 100_000, str)] = Field(
         default=2000, description="Keys of one MGET. For distant servers."
     )
-    cache: Annotated[Number, within(0, 10**8, str)] = Field(
+    cache: Annotated[Number, in_range(0, 10**8, str)] = Field(
         default=100_000, description="Values a task keeps, the latest used. For hot keys."
     )
-    staleness: Annotated[Duration, within(0, 86_400)] = Field(
+    staleness: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=5.0, description="How old a value may be when it is used. For changing tables."
     )
-    negative: Annotated[Duration, within(0, 86_400)] = Field(
+    negative: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=1.0, description="How long it is kept that a key has none. For missing keys."
     )
     fallback: Text | None = Field(
@@ -189,7 +189,7 @@ class Top(Section):
     """The most frequent values of a column in each window."""
 
     of: Column = Field(description="The column. For rankings.")
-    k: Annotated[Number, within(1, 10_000, str)] = Field(
+    k: Annotated[Number, in_range(1, 10_000, str)] = Field(
         default=10, description="How many. For rankings."
     )
 
@@ -227,18 +227,18 @@ class Aggregate(Job):
     to: Output = Field(description="Where results go. For readers.")
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         asked = [name for name in ("measures", "top", "distinct") if raw.get(name)]
         if len(asked) != 1:
             what = "asks for nothing" if not asked else f"asks for {' and '.join(asked)}"
-            yield Problem((), f"{what}; use one of measures, top and distinct", key=True)
+            yield Problem((), f"{what}; use one of measures, top and distinct", is_key=True)
 
 
 class Query(Job):
     """SQL over topics as tables."""
 
     type: Literal["query"] = Field(description="The kind of job. For all.")
-    tables: Annotated[dict[Column, Input], AfterValidator(_some)] = Field(
+    tables: Annotated[dict[Column, Input], AfterValidator(_require_non_empty)] = Field(
         description="Their names in the query. For queries."
     )
     sql: Sql = Field(description="A SELECT. For queries.")
@@ -248,7 +248,7 @@ class Query(Job):
     to: Output = Field(description="Where results go. For readers.")
 
 
-_KINDS: Mapping[str, type[Job]] = {
+_JOB_TYPES: Mapping[str, type[Job]] = {
     "sessions": Sessions,
     "join": Join,
     "enrich": Enrich,
@@ -258,16 +258,18 @@ _KINDS: Mapping[str, type[Job]] = {
 }
 
 
-def _job(value: object, info: ValidationInfo) -> Section:
-    return of_kind(value, info, _KINDS, "job")
+def _validate_job(value: object, info: ValidationInfo) -> Section:
+    return validate_by_type(value, info, _JOB_TYPES, "job")
 
 
-_Any = Sessions | Join | Enrich | Load | Aggregate | Query
+_JobUnion = Sessions | Join | Enrich | Load | Aggregate | Query
 
 AnyJob: TypeAlias = Annotated[
-    _Any,
-    PlainValidator(_job, json_schema_input_type=Annotated[_Any, Field(discriminator="type")]),
-    PlainSerializer(written, return_type=Any),
+    _JobUnion,
+    PlainValidator(
+        _validate_job, json_schema_input_type=Annotated[_JobUnion, Field(discriminator="type")]
+    ),
+    PlainSerializer(serialize_section, return_type=Any),
 ]
 
 
@@ -283,7 +285,7 @@ class Pipelines(Section):
     )
     jobs: tuple[AnyJob, ...] = Field(default=(), description="What is done. For data teams.")
 
-    def job(self, name: str) -> Job | None:
+    def find_job(self, name: str) -> Job | None:
         """By its name."""
         return next((job for job in self.jobs if job.name == name), None)
 

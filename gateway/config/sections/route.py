@@ -18,27 +18,26 @@ from gateway.config.types.fields import (
     Text,
     TopicGlob,
     TopicName,
-    text,
-    within,
+    in_range,
+    validate_text,
 )
 from gateway.config.types.path import PathPattern
-from gateway.config.types.section import Problem, Section, refused
+from gateway.config.types.section import Problem, Section, create_value_error
 
-from . import producing
 from .listen import AccessControl
-from .producing import Async, Correlation, WrittenTemplate
+from .produce import Async, Correlation, WriteTemplate, check_methods, check_with
 
 
-def _path(value: object) -> str:
-    given = text(value)
+def _validate_path(value: object) -> str:
+    given = validate_text(value)
     try:
         PathPattern.parse(given)
     except ValueError as error:
-        raise refused(str(error)) from None
+        raise create_value_error(str(error)) from None
     return given
 
 
-RoutePath = Annotated[str, BeforeValidator(_path)]
+RoutePath = Annotated[str, BeforeValidator(_validate_path)]
 
 
 class When(Section):
@@ -66,22 +65,24 @@ class Shown(Section):
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if raw.get("guarded") == {}:
             yield Problem(("guarded",), "is empty; name a guard, or write the pointer alone")
 
 
-_POINTER = TypeAdapter(Pointer)
+_POINTER_ADAPTER = TypeAdapter(Pointer)
 
 
-def _shown(value: object) -> str | Shown:
+def _validate_shown_field(value: object) -> str | Shown:
     """Told apart here: a union would tell what is wrong as seen by each of its members."""
     if isinstance(value, (Shown, Mapping)):
         return Shown.model_validate(value)
-    return _POINTER.validate_python(value)
+    return _POINTER_ADAPTER.validate_python(value)
 
 
-ShownField = Annotated[str | Shown, PlainValidator(_shown, json_schema_input_type=Pointer | Shown)]
+ShownField = Annotated[
+    str | Shown, PlainValidator(_validate_shown_field, json_schema_input_type=Pointer | Shown)
+]
 
 
 class With(Section):
@@ -127,7 +128,7 @@ class With(Section):
     binary: Literal["error", "base64"] = Field(
         default="error", description="Values that are no UTF-8, in format value. For binary topics."
     )
-    heartbeat: Annotated[Duration, within(0.1, 600)] = Field(
+    heartbeat: Annotated[Duration, in_range(0.1, 600)] = Field(
         default=15.0,
         description="How often an idle stream is written to. For proxies that cut idle ones.",
     )
@@ -143,7 +144,7 @@ class With(Section):
         description="What comes first: snapshot is the latest record of each key, then live. For "
         "compacted topics.",
     )
-    interval: Annotated[Duration, within(0.01, 60)] | None = Field(
+    interval: Annotated[Duration, in_range(0.01, 60)] | None = Field(
         default=None,
         description="At most the latest record of each key in so much time; default every record. "
         "For displays.",
@@ -158,7 +159,7 @@ class With(Section):
         description="At most so many records in any such time, for each client, such as 100/s; "
         "what is beyond is as slowClient says. For displays, and for small devices.",
     )
-    max_lifetime: Annotated[Duration, within(1, 30 * 86_400)] | None = Field(
+    max_lifetime: Annotated[Duration, in_range(1, 30 * 86_400)] | None = Field(
         default=None, description="When a stream is ended and reconnects. For load balancers."
     )
 
@@ -167,12 +168,12 @@ class With(Section):
         description="Whether clients may write records, over WebSocket. For their commands.",
     )
 
-    key: WrittenTemplate | None = Field(
+    key: WriteTemplate | None = Field(
         default=None,
         description="The key of what is written, such as ${params.id} or ${idempotencyKey}. For "
         "order, and for compacted topics.",
     )
-    overrides: dict[Text, WrittenTemplate] = Field(
+    overrides: dict[Text, WriteTemplate] = Field(
         default={},
         description="Headers of what is written, over those of the request. For services that "
         "must know who asked.",
@@ -190,7 +191,7 @@ class With(Section):
     correlation: Correlation | None = Field(
         default=None, description="How a reply is found. For services that answer."
     )
-    timeout: Annotated[Duration, within(0.1, 300)] | None = Field(
+    timeout: Annotated[Duration, in_range(0.1, 300)] | None = Field(
         default=None,
         description="How long a reply is waited for, before 504; default 30s. For slow services.",
     )
@@ -201,21 +202,21 @@ class With(Section):
     )
 
     @property
-    def sources(self) -> tuple[Template, ...]:
+    def topic_templates(self) -> tuple[Template, ...]:
         """The topics, however they were written."""
         return (self.topic,) if self.topic is not None else self.topics
 
     @property
-    def writes(self) -> bool:
+    def can_write(self) -> bool:
         """Whether clients may write records."""
         return self.produce or self.capability == "produce"
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if "topic" in raw and "topics" in raw:
-            yield Problem(("topics",), "'topics' excludes 'topic'; keep one of them", key=True)
+            yield Problem(("topics",), "'topics' excludes 'topic'; keep one of them", is_key=True)
         elif "topic" not in raw and "topics" not in raw:
-            yield Problem((), "'topic' is missing; add topic or topics", key=True)
+            yield Problem((), "'topic' is missing; add topic or topics", is_key=True)
         elif raw.get("topics") in ([], ()):
             yield Problem(("topics",), "is empty; list at least one topic")
         for name, what in (("allow", "topic or pattern"), ("fields", "JSON pointer")):
@@ -224,7 +225,7 @@ class With(Section):
         if raw.get("mode") == "snapshot" and raw.get("slowClient") == "skip":
             what = "skip leaves out what mode: snapshot promises, the latest record of each key"
             yield Problem(("slowClient",), f"{what}; use conflate")
-        yield from producing.look(raw)
+        yield from check_with(raw)
 
 
 class Route(Section):
@@ -244,12 +245,12 @@ class Route(Section):
         alias="with", description="What is streamed, shown or written. For clients."
     )
 
-    def method(self, when: When) -> str:
+    def get_method(self, when: When) -> str:
         """The HTTP method of one of its paths."""
         return when.method or ("POST" if self.with_.capability == "produce" else "GET")
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if raw.get("when") in ([], ()):
             yield Problem(("when",), "is empty; list at least one path")
-        yield from producing.methods(raw)
+        yield from check_methods(raw)

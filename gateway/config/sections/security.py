@@ -31,10 +31,10 @@ class Tls(Section):
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         for one, other in (("certificate", "key"), ("key", "certificate"), ("keyPassword", "key")):
             if one in raw and other not in raw:
-                yield Problem((one,), f"'{one}' needs '{other}' too; add it", key=True)
+                yield Problem((one,), f"'{one}' needs '{other}' too; add it", is_key=True)
 
 
 class Sasl(Section):
@@ -61,37 +61,37 @@ class Sasl(Section):
     scope: Text | None = Field(default=None, description="For oauthbearer client credentials.")
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         mechanism = raw.get("mechanism")
         names = {"username", "password"}
         oauth = {"token", "tokenFile", "tokenUrl", "clientId", "clientSecret", "scope"}
         if mechanism == "oauthbearer":
-            yield from _foreign(raw, names, "oauthbearer")
-            yield from _oauth(raw)
+            yield from _check_unused(raw, names, "oauthbearer")
+            yield from _check_oauth(raw)
         elif mechanism in get_args(Mechanism):
-            yield from _foreign(raw, oauth, str(mechanism))
+            yield from _check_unused(raw, oauth, str(mechanism))
             for name in sorted(names - raw.keys()):
-                yield Problem((), f"'{name}' is missing, {mechanism} needs it; add it", key=True)
+                yield Problem((), f"'{name}' is missing, {mechanism} needs it; add it", is_key=True)
 
 
-def _foreign(raw: Mapping[str, Any], names: set[str], mechanism: str) -> Iterable[Problem]:
+def _check_unused(raw: Mapping[str, Any], names: set[str], mechanism: str) -> Iterable[Problem]:
     for name in sorted(names & raw.keys()):
-        yield Problem((name,), f"'{name}' is not used by {mechanism}; remove it", key=True)
+        yield Problem((name,), f"'{name}' is not used by {mechanism}; remove it", is_key=True)
 
 
-def _oauth(raw: Mapping[str, Any]) -> Iterable[Problem]:
+def _check_oauth(raw: Mapping[str, Any]) -> Iterable[Problem]:
     ways = [name for name in ("token", "tokenFile", "tokenUrl") if name in raw]
     if not ways:
-        yield Problem((), "oauthbearer has no token; add tokenUrl, tokenFile or token", key=True)
+        yield Problem((), "oauthbearer has no token; add tokenUrl, tokenFile or token", is_key=True)
     for name in ways[1:]:
-        yield Problem((name,), f"'{name}' excludes '{ways[0]}'; keep one", key=True)
+        yield Problem((name,), f"'{name}' excludes '{ways[0]}'; keep one", is_key=True)
     needed = {"clientId", "clientSecret"}
     if "tokenUrl" in raw:
         for name in sorted(needed - raw.keys()):
-            yield Problem((), f"'{name}' is missing, tokenUrl needs it; add it", key=True)
+            yield Problem((), f"'{name}' is missing, tokenUrl needs it; add it", is_key=True)
     elif ways:
         for name in sorted((needed | {"scope"}) & raw.keys()):
-            yield Problem((name,), f"'{name}' is used with tokenUrl only; remove it", key=True)
+            yield Problem((name,), f"'{name}' is used with tokenUrl only; remove it", is_key=True)
 
 
 class Security(Section):

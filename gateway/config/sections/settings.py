@@ -7,12 +7,12 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from gateway.config.checks.clusters import having
-from gateway.config.checks.crosscheck import crosscheck
-from gateway.config.checks.warning import warnings
-from gateway.config.types.fields import Size, Text, within
+from gateway.config.checks.clusters import find_clusters
+from gateway.config.checks.crosscheck import check_settings
+from gateway.config.checks.warnings import iter_warnings
+from gateway.config.types.fields import Size, Text, in_range
 from gateway.config.types.section import Problem, Section
-from gateway.config.types.units import show_size
+from gateway.config.types.units import format_size
 
 from .admin import Admin
 from .catalog import SchemaRegistry
@@ -63,18 +63,18 @@ class Settings(Section):
     tokens: Tokens = Field(
         default=Tokens(), description="What resume tokens are trusted by. For public gateways."
     )
-    memory: Annotated[Size, within(1024**2, 1024**5, show_size)] = Field(
+    memory: Annotated[Size, in_range(1024**2, 1024**5, format_size)] = Field(
         default=1024**3,
         description="Bound of all caches and buffers together. For whoever sizes hosts.",
     )
 
     @model_validator(mode="after")
-    def _named(self) -> Self:
-        named = {name: self._client(kafka) for name, kafka in self.clusters.items()}
+    def _assign_client_ids(self) -> Self:
+        named = {name: self._with_client_id(kafka) for name, kafka in self.clusters.items()}
         object.__setattr__(self, "kafka", named.get("", named))
         return self
 
-    def _client(self, kafka: Kafka) -> Kafka:
+    def _with_client_id(self, kafka: Kafka) -> Kafka:
         if kafka.client_id:
             return kafka
         return kafka.model_copy(update={"client_id": f"gateway-{self.name}"})
@@ -89,7 +89,9 @@ class Settings(Section):
         topics = {
             name: [topic.name for topic in kafka.topics] for name, kafka in self.clusters.items()
         }
-        found = having(topics, route.with_.sources) if len(topics) > 1 else list(topics)
+        found = (
+            find_clusters(topics, route.with_.topic_templates) if len(topics) > 1 else list(topics)
+        )
         return route.with_.kafka or (found or list(topics))[0]
 
     def clusters_of(self, topics: Iterable[str]) -> list[str]:
@@ -99,7 +101,7 @@ class Settings(Section):
         return [
             name
             for name, kafka in self.clusters.items()
-            if not several or all(kafka.topic(topic) for topic in wanted)
+            if not several or all(kafka.find_topic(topic) for topic in wanted)
         ]
 
     def kafka_of(self, route: Route) -> Kafka:
@@ -107,10 +109,10 @@ class Settings(Section):
         return self.clusters[self.cluster_of(route)]
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        return crosscheck(raw)
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        return check_settings(raw)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What works, but perhaps not as meant; one line each."""
-        return tuple(warnings(self))
+        return tuple(iter_warnings(self))

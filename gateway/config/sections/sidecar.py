@@ -9,40 +9,42 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from gateway.config.source.substitution import shown
+from gateway.config.source.substitution import safe_repr
 from gateway.config.types.address import Url
-from gateway.config.types.fields import Duration, Flag, Number, Size, Text, TopicName, within
-from gateway.config.types.section import Problem, Section, refused
-from gateway.config.types.units import show_share, show_size
+from gateway.config.types.fields import Duration, Flag, Number, Size, Text, TopicName, in_range
+from gateway.config.types.section import Problem, Section, create_value_error
+from gateway.config.types.units import format_share, format_size
 
 from .ksqldb import Ksqldb
 from .telemetry import Share
 
-FORMATS = ("binary", "avro", "json", "jsonschema", "protobuf", "string")
+FORMAT_NAMES = ("binary", "avro", "json", "jsonschema", "protobuf", "string")
 """As numbers their places in here."""
 
 GroupProtocol: TypeAlias = Literal["auto", "consumer", "classic"]
 OffsetReset: TypeAlias = Literal["latest", "earliest", "none"]
 
 
-def _format(value: object) -> str:
+def _validate_format(value: object) -> str:
     """A name, or its number."""
-    if isinstance(value, str) and value in FORMATS:
+    if isinstance(value, str) and value in FORMAT_NAMES:
         return str(value)
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(FORMATS):
-        return FORMATS[number]
-    raise refused(f"{shown(value)} is no format; use one of {', '.join(FORMATS)}, or 0 to 5")
+    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(FORMAT_NAMES):
+        return FORMAT_NAMES[number]
+    raise create_value_error(
+        f"{safe_repr(value)} is no format; use one of {', '.join(FORMAT_NAMES)}, or 0 to 5"
+    )
 
 
 FormatName: TypeAlias = Annotated[
     str,
-    PlainValidator(_format),
-    WithJsonSchema({"enum": [*FORMATS, *range(len(FORMATS))]}),
+    PlainValidator(_validate_format),
+    WithJsonSchema({"enum": [*FORMAT_NAMES, *range(len(FORMAT_NAMES))]}),
 ]
-Bytes: TypeAlias = Annotated[Size, within(1, 1 << 30, show_size)]
-Wait: TypeAlias = Annotated[Duration, within(0.001, 86_400)]
-Count: TypeAlias = Annotated[Number, within(1, 10**7, str)]
+ByteLimit: TypeAlias = Annotated[Size, in_range(1, 1 << 30, format_size)]
+WaitDuration: TypeAlias = Annotated[Duration, in_range(0.001, 86_400)]
+Count: TypeAlias = Annotated[Number, in_range(1, 10**7, str)]
 
 
 class Formats(Section):
@@ -65,7 +67,7 @@ class Backend(Section):
     path: Text = Field(
         default="/kafka/records", description="Where batches are POSTed to. For back ends."
     )
-    timeout: Wait = Field(
+    timeout: WaitDuration = Field(
         default=30.0, description="How long one answer may take. For slow back ends."
     )
     health_path: Text | None = Field(
@@ -81,16 +83,16 @@ class Idempotency(Section):
         description="Where it is kept which requests were done; made if it is missing. For all "
         "replicas of a sidecar.",
     )
-    partitions: Annotated[Number, within(1, 1000, str)] = Field(
+    partitions: Annotated[Number, in_range(1, 1000, str)] = Field(
         default=4,
         description="Of that topic, when it is made, and at most so many are used; half of them "
         "for claims. The same for all replicas. For busy producers.",
     )
-    replication: Annotated[Number, within(1, 100, str)] | None = Field(
+    replication: Annotated[Number, in_range(1, 100, str)] | None = Field(
         default=None,
         description="Of that topic, when it is made; default that of the cluster. For operators.",
     )
-    window: Annotated[Duration, within(1, 30 * 86_400)] = Field(
+    window: Annotated[Duration, in_range(1, 30 * 86_400)] = Field(
         default=86_400.0,
         description="How long a key is remembered. For back ends that try again late.",
     )
@@ -108,10 +110,10 @@ class Producer(Section):
     value_format: FormatName = Field(
         default="binary", description="Of values, where a request names none. For back ends."
     )
-    max_bytes: Bytes = Field(
+    max_bytes: ByteLimit = Field(
         default=1_000_000, description="Of a request's body. For batches of large records."
     )
-    timeout: Wait = Field(
+    timeout: WaitDuration = Field(
         default=10.0,
         description="When a request is answered, if Kafka says nothing. For back ends that wait.",
     )
@@ -121,7 +123,7 @@ class Producer(Section):
     idempotency: Idempotency = Field(
         default=Idempotency(), description="What Idempotency-Key does. For back ends that repeat."
     )
-    transaction_timeout: Annotated[Duration, within(1, 900)] = Field(
+    transaction_timeout: Annotated[Duration, in_range(1, 900)] = Field(
         default=30.0,
         description="When Kafka gives up a transaction whose writer is gone. For readers, who wait "
         "for it.",
@@ -139,13 +141,13 @@ class Membership(Section):
         description="consumer (KIP-848, brokers from 4.0 on), classic, or what the broker speaks. "
         "For groups with other clients.",
     )
-    session_timeout: Wait = Field(
+    session_timeout: WaitDuration = Field(
         default=45.0, description="When a silent member is lost. For operators."
     )
-    heartbeat_interval: Wait = Field(
+    heartbeat_interval: WaitDuration = Field(
         default=3.0, description="How often a member says that it is there. For operators."
     )
-    max_poll_interval: Wait = Field(
+    max_poll_interval: WaitDuration = Field(
         default=300.0,
         description="How long a lane may stand still before readiness fails. For slow back ends.",
     )
@@ -160,16 +162,16 @@ class Membership(Section):
         default="read_committed",
         description="Whether open transactions are seen. For producers of them.",
     )
-    fetch_max_bytes: Bytes = Field(
+    fetch_max_bytes: ByteLimit = Field(
         default=102_400, description="Of one fetch from Kafka. For whoever sizes hosts."
     )
-    max_partition_fetch_bytes: Bytes = Field(
+    max_partition_fetch_bytes: ByteLimit = Field(
         default=102_400, description="Of one partition in it. For whoever sizes hosts."
     )
     max_poll_records: Count = Field(
         default=100, description="Records of one batch. For the pace of back ends."
     )
-    request_max_bytes: Bytes = Field(
+    request_max_bytes: ByteLimit = Field(
         default=204_800, description="Keys and values of one answer or batch. For back ends."
     )
 
@@ -181,13 +183,13 @@ class Consumer(Membership):
     value_format: FormatName = Field(
         default="binary", description="Of values, where an instance names none. For back ends."
     )
-    instance_timeout: Wait = Field(
+    instance_timeout: WaitDuration = Field(
         default=300.0, description="When an instance that nobody asks is closed. For operators."
     )
     instances: Count = Field(
         default=10_000, description="How many there may be. For whoever sizes hosts."
     )
-    request_timeout: Wait = Field(
+    request_timeout: WaitDuration = Field(
         default=1.0, description="How long records are waited for by default. For long polls."
     )
     base_uri: Url | None = Field(
@@ -215,22 +217,22 @@ class Group(Membership):
     )
     # A member hears of a rebalance with its next heartbeat: partitions of one that was restarted
     # are silent for 2.0 s with 3 s, and for 0.2 s with this (bench/rebalance.py).
-    heartbeat_interval: Wait = Field(
+    heartbeat_interval: WaitDuration = Field(
         default=0.3, description="How often a member says that it is there. For rolling restarts."
     )
     key_format: FormatName = Field(default="string", description="Of keys. For back ends.")
     value_format: FormatName = Field(default="binary", description="Of values. For back ends.")
     backend: Backend = Field(default=Backend(), description="Who is called. For back ends.")
-    max_retries: Annotated[Number, within(0, 1000, str)] = Field(
+    max_retries: Annotated[Number, in_range(0, 1000, str)] = Field(
         default=3, description="Of a batch that fails, before it is taken apart. For back ends."
     )
-    retry_delay: Wait = Field(
+    retry_delay: WaitDuration = Field(
         default=1.0, description="Before a batch is tried again; it grows. For back ends."
     )
-    retry_delay_max: Wait = Field(
+    retry_delay_max: WaitDuration = Field(
         default=30.0, description="The longest of these waits. For back ends that restart."
     )
-    parallelism: Annotated[Number, within(1, 1000, str)] = Field(
+    parallelism: Annotated[Number, in_range(1, 1000, str)] = Field(
         default=1,
         description="Batches under way at a time, each of other partitions. For busy topics.",
     )
@@ -239,10 +241,10 @@ class Group(Membership):
         description="Whether success without a body means that all records are processed. For back "
         "ends that do not tell them apart.",
     )
-    revoke_timeout: Wait = Field(
+    revoke_timeout: WaitDuration = Field(
         default=10.0, description="How long a batch holds up a rebalance. For slow back ends."
     )
-    batch_rollback_threshold: Annotated[Share, within(0.0, 1.0, show_share)] = Field(
+    batch_rollback_threshold: Annotated[Share, in_range(0.0, 1.0, format_share)] = Field(
         default=1.0,
         description="Share of failed records from which the whole batch is tried again. For back "
         "ends that fail at large.",
@@ -260,38 +262,42 @@ class Group(Membership):
     )
 
     @property
-    def matching(self) -> re.Pattern[str] | None:
+    def topic_pattern(self) -> re.Pattern[str] | None:
         """Of `pattern`: it does not match dead letters, or they would come again and again."""
-        return _matching(self.pattern, self.dead_letter_topic_ext) if self.pattern else None
+        return (
+            _compile_topic_pattern(self.pattern, self.dead_letter_topic_ext)
+            if self.pattern
+            else None
+        )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         pattern = raw.get("pattern")
         if bool(raw.get("topics")) == bool(pattern):
             yield Problem((), "reads nothing, or two things; give it either topics or pattern")
         if isinstance(pattern, str):
             try:
-                _matching(pattern, ".dlq")
+                _compile_topic_pattern(pattern, ".dlq")
             except re.error as error:
-                what = f"{shown(pattern)} is no regular expression: {error}; correct it"
+                what = f"{safe_repr(pattern)} is no regular expression: {error}; correct it"
                 yield Problem(("pattern",), what)
 
 
-def _matching(pattern: str, unless: str) -> re.Pattern[str]:
-    return re.compile(f"(?:{pattern})(?<!{re.escape(unless)})")
+def _compile_topic_pattern(pattern: str, excluded_suffix: str) -> re.Pattern[str]:
+    return re.compile(f"(?:{pattern})(?<!{re.escape(excluded_suffix)})")
 
 
-def _several(value: object) -> object:
+def _wrap_single(value: object) -> object:
     return (value,) if isinstance(value, (Mapping, Group)) else value
 
 
 class Reactive(Section):
-    groups: Annotated[tuple[Group, ...], BeforeValidator(_several)] = Field(
+    groups: Annotated[tuple[Group, ...], BeforeValidator(_wrap_single)] = Field(
         default=(), description="The groups, a list or one. For back ends that are called."
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         seen: set[object] = set()
         groups = raw.get("groups")
         for index, each in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
@@ -336,7 +342,7 @@ class Replay(Section):
 class Health(Section):
     enabled: Flag = Field(default=True, description="Whether it is served. For Kubernetes.")
     use_json: Flag = Field(default=False, description="JSON, not OK as text. For monitors.")
-    timeout: Wait = Field(default=0.5, description="For all checks together. For probes.")
+    timeout: WaitDuration = Field(default=0.5, description="For all checks together. For probes.")
     downstream_enabled: Flag = Field(
         default=False, description="Whether the back end is asked, too. For pods."
     )
@@ -346,7 +352,7 @@ class Health(Section):
     downstream_path: Text = Field(default="/health", description="Its path. For pods.")
 
 
-_SERVED = (
+_SERVED_SECTIONS = (
     "producer", "consumer", "reactive", "ksqldb", "admin", "audit", "dead_letter", "replay",
 )  # fmt: skip
 
@@ -392,13 +398,13 @@ class Sidecar(Section):
     @property
     def is_open(self) -> bool:
         """Whether it answers anybody who reaches it, and nobody said that it may."""
-        served = any(getattr(self, name) is not None for name in _SERVED)
+        served = any(getattr(self, name) is not None for name in _SERVED_SECTIONS)
         return served and not self.guarded and not self.exposed
 
-    def key_format(self, topic: str, otherwise: str) -> str:
+    def get_key_format(self, topic: str, default: str) -> str:
         """Of the keys of a topic."""
-        return (topic in self.topics and self.topics[topic].key_format) or otherwise
+        return (topic in self.topics and self.topics[topic].key_format) or default
 
-    def value_format(self, topic: str, otherwise: str) -> str:
+    def get_value_format(self, topic: str, default: str) -> str:
         """Of the values of a topic."""
-        return (topic in self.topics and self.topics[topic].value_format) or otherwise
+        return (topic in self.topics and self.topics[topic].value_format) or default

@@ -7,46 +7,48 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
-from gateway.config.checks.crosscheck import RESERVED
-from gateway.config.source.substitution import shown
+from gateway.config.checks.crosscheck import RESERVED_PATHS
+from gateway.config.source.substitution import safe_repr
 from gateway.config.types.address import Url
-from gateway.config.types.fields import Duration, SecretText, Text, within
+from gateway.config.types.fields import Duration, SecretText, Text, in_range
 from gateway.config.types.path import PathPattern
-from gateway.config.types.section import Problem, Section, refused
-from gateway.config.types.units import share, show_share
+from gateway.config.types.section import Problem, Section, create_value_error
+from gateway.config.types.units import format_share, parse_share
 
-SHARE = r"^[0-9]+(\.[0-9]+)?%$"
+SHARE_PATTERN = r"^[0-9]+(\.[0-9]+)?%$"
 
 
-def _metrics_path(path: str) -> str:
+def _validate_metrics_path(path: str) -> str:
     try:
         pattern = PathPattern.parse(path)
     except ValueError as error:
-        raise refused(str(error)) from None
-    if pattern.params or pattern.rest or path == "/":
-        raise refused(f"path {path!r} is no fixed path; write such as /metrics")
-    if path in RESERVED:
-        raise refused(f"path {path!r} is the gateway's own; use another, such as /metrics")
+        raise create_value_error(str(error)) from None
+    if pattern.params or pattern.has_wildcard or path == "/":
+        raise create_value_error(f"path {path!r} is no fixed path; write such as /metrics")
+    if path in RESERVED_PATHS:
+        raise create_value_error(
+            f"path {path!r} is the gateway's own; use another, such as /metrics"
+        )
     return path
 
 
-def _share(value: object) -> float:
+def _validate_share(value: object) -> float:
     if not isinstance(value, str):
-        raise refused(f"{shown(value)} is no share; write such as 1%")
+        raise create_value_error(f"{safe_repr(value)} is no share; write such as 1%")
     try:
-        return share(value)
+        return parse_share(value)
     except ValueError as error:
-        raise refused(str(error)) from None
+        raise create_value_error(str(error)) from None
 
 
 Share: TypeAlias = Annotated[
     float,
-    PlainValidator(_share),
-    PlainSerializer(show_share),
-    WithJsonSchema({"type": "string", "pattern": SHARE}),
+    PlainValidator(_validate_share),
+    PlainSerializer(format_share),
+    WithJsonSchema({"type": "string", "pattern": SHARE_PATTERN}),
 ]
-Level: TypeAlias = Literal["debug", "info", "warning", "error"]
-Room: TypeAlias = Literal[
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+LoggerName: TypeAlias = Literal[
     "kafka", "hub", "web", "api", "sidecar", "formats", "telemetry",
     "aiokafka", "httpx", "uvicorn", "opentelemetry",
 ]  # fmt: skip
@@ -65,12 +67,12 @@ class Influx(Section):
         default=None,
         description="API token; of InfluxDB 1 `user:password`. For those that ask for one.",
     )
-    interval: Annotated[Duration, within(1, 3600)] = Field(
+    interval: Annotated[Duration, in_range(1, 3600)] = Field(
         default=30.0, description="How often figures are sent there. For the same."
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if bool(raw.get("bucket")) == bool(raw.get("db")):
             yield Problem((), "is written to nothing, or to two; give it either bucket or db")
         if raw.get("db") and raw.get("org"):
@@ -78,7 +80,7 @@ class Influx(Section):
 
 
 class Metrics(Section):
-    prometheus: Annotated[Text, AfterValidator(_metrics_path)] | None = Field(
+    prometheus: Annotated[Text, AfterValidator(_validate_metrics_path)] | None = Field(
         default="/metrics", description="Path to scrape, null for none. For Prometheus."
     )
     otlp: Url | None = Field(
@@ -86,7 +88,7 @@ class Metrics(Section):
         description="OTLP/HTTP endpoint that they are sent to, such as http://collector:4318. For "
         "back ends that do not scrape.",
     )
-    interval: Annotated[Duration, within(1, 3600)] = Field(
+    interval: Annotated[Duration, in_range(1, 3600)] = Field(
         default=30.0, description="How often they are sent there. For the same."
     )
     influx: Influx | None = Field(
@@ -110,8 +112,8 @@ class Logs(Section):
     format: Literal["console", "json"] = Field(
         default="console", description="Lines to read, or JSON objects. For collectors of logs."
     )
-    level: Level = Field(default="info", description="What is logged at all. For operators.")
-    levels: dict[Room, Level] = Field(
+    level: LogLevel = Field(default="info", description="What is logged at all. For operators.")
+    levels: dict[LoggerName, LogLevel] = Field(
         default={}, description="Of single rooms, such as kafka: debug. For finding causes."
     )
 

@@ -21,16 +21,16 @@ from .template import Template
 if TYPE_CHECKING:
     from gateway.config.sections.settings import Settings
 
-_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*|[0-9]+[A-Za-z]+")
-_RESERVED = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+_PLAIN_SCALAR = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*|[0-9]+[A-Za-z]+")
+_RESERVED_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 
 
-def dump(settings: Settings) -> str:
+def dumps(settings: Settings) -> str:
     """The effective configuration, defaults written out."""
-    return "\n".join(_mapping(_section(settings, ()), 0)) + "\n"
+    return "\n".join(_iter_mapping_lines(_dump_section(settings, ()), 0)) + "\n"
 
 
-def _section(section: Section, way: tuple[str, ...]) -> dict[str, Any]:
+def _dump_section(section: Section, loc: tuple[str, ...]) -> dict[str, Any]:
     """A section in the YAML's words, with what needs no serializer left as it is."""
     written = section.model_dump(mode="json", by_alias=True)
     made: dict[str, Any] = {}
@@ -39,69 +39,69 @@ def _section(section: Section, way: tuple[str, ...]) -> dict[str, Any]:
         value = getattr(section, name)
         if (value is None and field.default is None) or value in ((), {}):
             continue
-        shown = _value(value, written[word], (*way, word))
+        shown = _dump_value(value, written[word], (*loc, word))
         if shown != {} or field.default is None:  # `tls: {}` says something, `traces: {}` nothing
             made[word] = shown
     return made
 
 
-def _value(value: object, written: Any, way: tuple[str, ...]) -> Any:
+def _dump_value(value: object, dumped: Any, loc: tuple[str, ...]) -> Any:
     if isinstance(value, Section):
-        return _section(value, way)
+        return _dump_section(value, loc)
     if isinstance(value, Secret):
-        return _Raw(value.source or f"${{env.{_variable(way)}}}")
+        return _RawText(value.source or f"${{env.{_build_variable_name(loc)}}}")
     if isinstance(value, Template):
-        return _Raw(str(value))
+        return _RawText(str(value))
     if isinstance(value, tuple):
         return [
-            _value(item, item_written, (*way, str(index)))
-            for index, (item, item_written) in enumerate(zip(value, written, strict=True))
+            _dump_value(item, item_written, (*loc, str(index)))
+            for index, (item, item_written) in enumerate(zip(value, dumped, strict=True))
         ]
     if isinstance(value, Mapping):
-        return {key: _value(item, written[key], (*way, key)) for key, item in value.items()}
-    return written
+        return {key: _dump_value(item, dumped[key], (*loc, key)) for key, item in value.items()}
+    return dumped
 
 
-def _variable(way: tuple[str, ...]) -> str:
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", "_".join(way))
+def _build_variable_name(loc: tuple[str, ...]) -> str:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", "_".join(loc))
     return re.sub(r"[^A-Za-z0-9]+", "_", words).upper()
 
 
-class _Raw(str):
+class _RawText(str):
     """A text whose `${...}` is meant."""
 
 
-def _mapping(values: Mapping[str, Any], depth: int) -> Iterator[str]:
+def _iter_mapping_lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:
     for key, value in values.items():
-        yield from _entry(f"{_scalar(_Raw(key))}:", value, depth)
+        yield from _iter_entry_lines(f"{_format_scalar(_RawText(key))}:", value, depth)
 
 
-def _entry(head: str, value: Any, depth: int) -> Iterator[str]:
+def _iter_entry_lines(head: str, value: Any, depth: int) -> Iterator[str]:
     indent = "  " * depth
     if isinstance(value, dict) and value:
         yield indent + head
-        yield from _mapping(value, depth + 1)
+        yield from _iter_mapping_lines(value, depth + 1)
     elif isinstance(value, list) and value:
         yield indent + head
         for item in value:
-            yield from _item(item, depth + 1)
+            yield from _iter_item_lines(item, depth + 1)
     else:
-        yield f"{indent}{head} {_scalar(value)}"
+        yield f"{indent}{head} {_format_scalar(value)}"
 
 
-def _item(value: Any, depth: int) -> Iterator[str]:
+def _iter_item_lines(value: Any, depth: int) -> Iterator[str]:
     if isinstance(value, dict) and value:
-        first, *rest = _mapping(value, depth + 1)
+        first, *rest = _iter_mapping_lines(value, depth + 1)
         yield "  " * depth + "- " + first.lstrip(" ")
         yield from rest
     else:
-        yield "  " * depth + "- " + _scalar(value)
+        yield "  " * depth + "- " + _format_scalar(value)
 
 
-def _scalar(value: Any) -> str:
+def _format_scalar(value: Any) -> str:
     if isinstance(value, str):
-        text = value if isinstance(value, _Raw) else escape(value)
-        if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
+        text = value if isinstance(value, _RawText) else escape(value)
+        if _PLAIN_SCALAR.fullmatch(text) and text.lower() not in _RESERVED_WORDS:
             return text
         return "".join(
             char if char.isprintable() else f"\\U{ord(char):08X}"

@@ -18,13 +18,13 @@ ROOTS = (
     *("idempotencyKey", "correlationId"),
 )
 
-GIVEN = ("kafka-producer", "kafka-consumer", "health", "server")
+VALUES_FILE_ROOTS = ("kafka-producer", "kafka-consumer", "health", "server")
 """Of values in a file of their own; see `values`."""
 
-MAX_COMPARED = 50_000
+MAX_COMPARED_PAIRS = 50_000
 """Pairs of characters that `closest` compares at most: some 8 ms."""
 
-_OPEN = re.compile(r"\$\{([^{}]*)(\}?)")
+_EXPRESSION = re.compile(r"\$\{([^{}]*)(\}?)")
 _ROOT = re.compile(r"[A-Za-z_$-]*")
 
 
@@ -43,27 +43,27 @@ class Expression(NamedTuple):
         return f"${{{self.text}}}"
 
 
-Part: TypeAlias = str | Expression
+ExpressionPart: TypeAlias = str | Expression
 
 
-def split(text: str) -> tuple[Part, ...]:
+def parse_expressions(text: str) -> tuple[ExpressionPart, ...]:
     """The literal pieces and the expressions of a text, in order.
 
     Raises ValueError where a `${` is not closed or starts with an unknown word.
     """
-    parts: list[Part] = []
+    parts: list[ExpressionPart] = []
     at = 0
-    for match in _OPEN.finditer(text):
+    for match in _EXPRESSION.finditer(text):
         if not match.group(2):
             raise ValueError(f"'{match.group()[:40]}' is not closed; add '}}' or write ${{$}}{{")
-        parts += text[at : match.start()], _known(Expression(match.group(1)))
+        parts += text[at : match.start()], _check_root(Expression(match.group(1)))
         at = match.end()
-    return join([*parts, text[at:]])
+    return merge_literals([*parts, text[at:]])
 
 
-def join(parts: Iterable[Part]) -> tuple[Part, ...]:
+def merge_literals(parts: Iterable[ExpressionPart]) -> tuple[ExpressionPart, ...]:
     """The same parts with neighbouring literals made one and empty ones dropped."""
-    joined: list[Part] = []
+    joined: list[ExpressionPart] = []
     for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
             joined[-1] += part
@@ -72,7 +72,7 @@ def join(parts: Iterable[Part]) -> tuple[Part, ...]:
     return tuple(joined)
 
 
-def show(parts: Iterable[Part]) -> str:
+def format_parts(parts: Iterable[ExpressionPart]) -> str:
     """The text that `split` reads as these parts."""
     return "".join(
         part.replace("$", "${$}") if isinstance(part, str) else str(part) for part in parts
@@ -84,19 +84,19 @@ def escape(text: str) -> str:
     return text.replace("${", "${$}{")
 
 
-def nearest(word: str, known: Iterable[str], otherwise: str = "remove it") -> str:
+def suggest(word: str, candidates: Iterable[str], fallback: str = "remove it") -> str:
     """`did you mean 'x'?` or, when nothing is near, the words there are, or what else to do."""
-    known = sorted(known)
-    folded = {name.lower(): name for name in known}
-    if close := closest(word.lower(), folded):
+    candidates = sorted(candidates)
+    folded = {name.lower(): name for name in candidates}
+    if close := find_closest(word.lower(), folded):
         return f"did you mean '{folded[close]}'?"
-    if not known:
-        return otherwise
-    listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
-    return f"use {listed}" if len(known) == 1 else f"use one of {listed}"
+    if not candidates:
+        return fallback
+    listed = ", ".join(candidates[:12]) + (", ..." if len(candidates) > 12 else "")
+    return f"use {listed}" if len(candidates) == 1 else f"use one of {listed}"
 
 
-def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+def find_closest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word that is most like another, or None if none is near.
 
     Any client's text may be the word. difflib looks at each of its characters (0.15 s for 1 MB)
@@ -109,9 +109,9 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
         cutoff: How alike they must be: difflib's ratio, 0 to 1.
     """
     size = len(word)
-    near = [each for each in known if cutoff * (len(each) + size) <= 2 * min(len(each), size)]
+    near = [each for each in candidates if cutoff * (len(each) + size) <= 2 * min(len(each), size)]
     near.sort(key=lambda each: abs(len(each) - size))
-    compared, left = [], MAX_COMPARED
+    compared, left = [], MAX_COMPARED_PAIRS
     for each in near:
         left -= size * len(each)
         if left < 0:
@@ -121,11 +121,11 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return found[0] if found else None
 
 
-def _known(expression: Expression) -> Part:
+def _check_root(expression: Expression) -> ExpressionPart:
     if expression.text == "$":
         return "$"
-    if expression.root in ROOTS or expression.root in GIVEN:
+    if expression.root in ROOTS or expression.root in VALUES_FILE_ROOTS:
         return expression
     if re.fullmatch(r"[A-Z][A-Z0-9_]*", expression.text):
         raise ValueError(f"'{expression}' is unknown; did you mean '${{env.{expression.text}}}'?")
-    raise ValueError(f"'{expression}' is unknown; {nearest(expression.root, ROOTS)}")
+    raise ValueError(f"'{expression}' is unknown; {suggest(expression.root, ROOTS)}")

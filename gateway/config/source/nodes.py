@@ -25,50 +25,50 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-DEEPEST = 32  # levels; a valid file has 8
-LONGEST = 1024 * 1024  # characters
+MAX_DEPTH = 32  # levels; a valid file has 8
+MAX_TEXT_CHARS = 1024 * 1024  # characters
 
 
 # ruamel.yaml lets a few of Python's slip, such as OverflowError for "\UFFFFFFFF".
-_SLIPS = (YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
+_PARSER_ERRORS = (YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
 
 
-class Mark(NamedTuple):
+class SourceMark(NamedTuple):
     """A place in the file; line and column count from 1."""
 
     line: int
     column: int
 
 
-START = Mark(1, 1)
+START_MARK = SourceMark(1, 1)
 
 
 @dataclass(slots=True)
-class Scalar:
-    mark: Mark
+class ScalarNode:
+    mark: SourceMark
     text: str
-    plain: bool
+    is_plain: bool
 
 
 @dataclass(slots=True)
-class Sequence:
-    mark: Mark
+class SequenceNode:
+    mark: SourceMark
     items: list[Node] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Mapping:
-    mark: Mark
-    items: list[tuple[Scalar, Node]] = field(default_factory=list)
+class MappingNode:
+    mark: SourceMark
+    items: list[tuple[ScalarNode, Node]] = field(default_factory=list)
 
 
-Node: TypeAlias = Scalar | Sequence | Mapping
+Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 
-class Malformed(Exception):
+class MalformedYamlError(Exception):
     """The text is no YAML, or none that is read here."""
 
-    def __init__(self, mark: Mark, message: str) -> None:
+    def __init__(self, mark: SourceMark, message: str) -> None:
         super().__init__(message)
         self.mark = mark
         self.message = message
@@ -76,15 +76,17 @@ class Malformed(Exception):
 
 def compose(text: str) -> Node:
     """The one document of a text. Raises Malformed."""
-    if len(text) > LONGEST:
-        raise Malformed(START, "the file is longer than 1MiB; is it the right one?")
+    if len(text) > MAX_TEXT_CHARS:
+        raise MalformedYamlError(START_MARK, "the file is longer than 1MiB; is it the right one?")
     composer = _Composer()
     try:
-        return composer.document(YAML(typ="safe", pure=True).parse(text.removeprefix("\ufeff")))
+        return composer.compose_document(
+            YAML(typ="safe", pure=True).parse(text.removeprefix("\ufeff"))
+        )
     except MarkedYAMLError as error:
-        raise _syntax(error, text) from None
+        raise _build_syntax_error(error, text) from None
     except ReaderError as error:
-        raise _character(error, text) from None
+        raise _build_character_error(error, text) from None
     except (
         YAMLError,
         ValueError,
@@ -93,105 +95,125 @@ def compose(text: str) -> Node:
         AttributeError,
         TypeError,
     ) as error:
-        raise Malformed(composer.last, f"no valid YAML from here on ({error}); check it") from None
+        raise MalformedYamlError(
+            composer.last_mark, f"no valid YAML from here on ({error}); check it"
+        ) from None
 
 
 class _Composer:
     def __init__(self) -> None:
-        self.last = START
+        self.last_mark = START_MARK
         self.events: Iterator[Event] = iter(())
         self.anchors: dict[str, Node | None] = {}
 
-    def document(self, events: Iterator[Event]) -> Node:
+    def compose_document(self, events: Iterator[Event]) -> Node:
         self.events = events
         root: Node | None = None
         for event in events:
             if not isinstance(event, DocumentStartEvent):
                 continue
             if root is not None:
-                raise Malformed(_mark(event), "a second document starts here; keep one a file")
-            root = self.node(self.next(), 0)
-        if root is None or (isinstance(root, Scalar) and root.plain and not root.text):
-            raise Malformed(START, "the file is empty; it needs at least kafka.servers")
+                raise MalformedYamlError(
+                    _start_mark(event), "a second document starts here; keep one a file"
+                )
+            root = self.compose_node(self.next_event(), 0)
+        if root is None or (isinstance(root, ScalarNode) and root.is_plain and not root.text):
+            raise MalformedYamlError(
+                START_MARK, "the file is empty; it needs at least kafka.servers"
+            )
         return root
 
-    def next(self) -> Event:
+    def next_event(self) -> Event:
         event = next(self.events)
-        self.last = _mark(event)
+        self.last_mark = _start_mark(event)
         return event
 
-    def node(self, event: Any, depth: int) -> Node:
-        mark = _mark(event)
-        if depth > DEEPEST:
-            raise Malformed(mark, f"nested deeper than {DEEPEST} levels; check the brackets")
+    def compose_node(self, event: Any, depth: int) -> Node:
+        mark = _start_mark(event)
+        if depth > MAX_DEPTH:
+            raise MalformedYamlError(
+                mark, f"nested deeper than {MAX_DEPTH} levels; check the brackets"
+            )
         if isinstance(event, AliasEvent):
-            return self.alias(str(event.anchor), mark)
+            return self.resolve_alias(str(event.anchor), mark)
         if event.tag is not None:
-            raise Malformed(mark, f"the tag '{event.tag}' means nothing here; remove it")
+            raise MalformedYamlError(mark, f"the tag '{event.tag}' means nothing here; remove it")
         if event.anchor is not None:
             self.anchors[event.anchor] = None
-        made = self.content(event, mark, depth)
+        made = self.compose_content(event, mark, depth)
         if event.anchor is not None:
             self.anchors[event.anchor] = made
         return made
 
-    def alias(self, anchor: str, mark: Mark) -> Node:
+    def resolve_alias(self, anchor: str, mark: SourceMark) -> Node:
         if anchor not in self.anchors:
-            raise Malformed(mark, f"no anchor '&{anchor}' stands before this alias; check the name")
+            raise MalformedYamlError(
+                mark, f"no anchor '&{anchor}' stands before this alias; check the name"
+            )
         node = self.anchors[anchor]
         if node is None:
-            raise Malformed(mark, f"'*{anchor}' stands inside its own anchor; remove it")
+            raise MalformedYamlError(mark, f"'*{anchor}' stands inside its own anchor; remove it")
         return node
 
-    def content(self, event: Event, mark: Mark, depth: int) -> Node:
+    def compose_content(self, event: Event, mark: SourceMark, depth: int) -> Node:
         if isinstance(event, SequenceStartEvent):
-            sequence = Sequence(mark)
-            while not isinstance(item := self.next(), SequenceEndEvent):
-                sequence.items.append(self.node(item, depth + 1))
+            sequence = SequenceNode(mark)
+            while not isinstance(item := self.next_event(), SequenceEndEvent):
+                sequence.items.append(self.compose_node(item, depth + 1))
             return sequence
         if isinstance(event, MappingStartEvent):
-            mapping = Mapping(mark)
-            while not isinstance(item := self.next(), MappingEndEvent):
-                key = self.key(item, depth)
-                mapping.items.append((key, self.node(self.next(), depth + 1)))
+            mapping = MappingNode(mark)
+            while not isinstance(item := self.next_event(), MappingEndEvent):
+                key = self.compose_key(item, depth)
+                mapping.items.append((key, self.compose_node(self.next_event(), depth + 1)))
             return mapping
         assert isinstance(event, ScalarEvent)
-        return Scalar(mark, str(event.value), not event.style)
+        return ScalarNode(mark, str(event.value), not event.style)
 
-    def key(self, event: Event, depth: int) -> Scalar:
-        key = self.node(event, depth + 1)
-        if not isinstance(key, Scalar):
-            raise Malformed(key.mark, "a key must be text, not a list or a mapping; check for '?'")
-        return Scalar(_mark(event), key.text, key.plain)
-
-
-def _mark(event: Event) -> Mark:
-    return Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+    def compose_key(self, event: Event, depth: int) -> ScalarNode:
+        key = self.compose_node(event, depth + 1)
+        if not isinstance(key, ScalarNode):
+            raise MalformedYamlError(
+                key.mark, "a key must be text, not a list or a mapping; check for '?'"
+            )
+        return ScalarNode(_start_mark(event), key.text, key.is_plain)
 
 
-def _syntax(error: MarkedYAMLError, text: str) -> Malformed:
+def _start_mark(event: Event) -> SourceMark:
+    return SourceMark(event.start_mark.line + 1, event.start_mark.column + 1)
+
+
+def _build_syntax_error(error: MarkedYAMLError, text: str) -> MalformedYamlError:
     """What the parser found wrong, in the words of one who edits the file."""
     found = error.problem_mark or error.context_mark
-    mark = Mark(found.line + 1, found.column + 1) if found else START
+    mark = SourceMark(found.line + 1, found.column + 1) if found else START_MARK
     lines = text.split("\n")
     line = lines[mark.line - 1] if mark.line <= len(lines) else ""
     before = line[: mark.column]
     if "\t" in before and not before.strip():
-        return Malformed(mark, "a tab indents this line; indent with spaces")
+        return MalformedYamlError(mark, "a tab indents this line; indent with spaces")
     what = " ".join(part for part in (error.problem, error.context) if part)
     if "stream end" in what or "end of stream" in what:
         start = error.context_mark
-        at = Mark(start.line + 1, start.column + 1) if start else mark
-        return Malformed(at, "what opens here is never closed; add the closing quote or bracket")
+        at = SourceMark(start.line + 1, start.column + 1) if start else mark
+        return MalformedYamlError(
+            at, "what opens here is never closed; add the closing quote or bracket"
+        )
     if "mapping values are not allowed" in what:
-        return Malformed(mark, "a ':' is not allowed here; check indentation, or quote the text")
+        return MalformedYamlError(
+            mark, "a ':' is not allowed here; check indentation, or quote the text"
+        )
     if "${" in line:
-        return Malformed(mark, "a '{' is not allowed here; in [..] and {..} put ${..} in quotes")
-    return Malformed(mark, f"no valid YAML: {what}; check indentation and quotes")
+        return MalformedYamlError(
+            mark, "a '{' is not allowed here; in [..] and {..} put ${..} in quotes"
+        )
+    return MalformedYamlError(mark, f"no valid YAML: {what}; check indentation and quotes")
 
 
-def _character(error: ReaderError, text: str) -> Malformed:
+def _build_character_error(error: ReaderError, text: str) -> MalformedYamlError:
     before = text[: error.position]
-    mark = Mark(before.count("\n") + 1, len(before) - before.rfind("\n"))
+    mark = SourceMark(before.count("\n") + 1, len(before) - before.rfind("\n"))
     code = ord(error.character) if isinstance(error.character, str) else error.character
-    return Malformed(mark, f"character U+{code:04X} is not allowed in YAML; remove or escape it")
+    return MalformedYamlError(
+        mark, f"character U+{code:04X} is not allowed in YAML; remove or escape it"
+    )

@@ -17,37 +17,37 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from gateway.config.types.section import refused
+from gateway.config.types.section import create_value_error
 from gateway.errors import RequestError
 
-from .expression import Expression, nearest, show
-from .substitution import parts_of, shown
+from .expression import Expression, format_parts, suggest
+from .substitution import parse_parts, safe_repr
 
-_NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
-_FORMS: tuple[tuple[str, re.Pattern[str], str], ...] = (
-    ("params", re.compile(rf"params\.({_NAME})"), "${params.name}"),
-    ("query", re.compile(rf"query\.({_NAME})"), "${query.name}"),
+_NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]*"
+_PLACEHOLDER_FORMS: tuple[tuple[str, re.Pattern[str], str], ...] = (
+    ("params", re.compile(rf"params\.({_NAME_PATTERN})"), "${params.name}"),
+    ("query", re.compile(rf"query\.({_NAME_PATTERN})"), "${query.name}"),
     (
         "guarded",
-        re.compile(rf"guarded\['([^']+)'\]\.(?:identity|attributes\.({_NAME}))"),
+        re.compile(rf"guarded\['([^']+)'\]\.(?:identity|attributes\.({_NAME_PATTERN}))"),
         "${guarded['guard'].identity} or ${guarded['guard'].attributes.name}",
     ),
     (
         "message",
-        re.compile(rf"message\.(key|value)((?:\.{_NAME})*)"),
+        re.compile(rf"message\.(key|value)((?:\.{_NAME_PATTERN})*)"),
         "${message.key} or ${message.value.field}",
     ),
     ("idempotencyKey", re.compile("(idempotencyKey)"), "${idempotencyKey}"),
     ("correlationId", re.compile("(correlationId)"), "${correlationId}"),
 )
-REQUEST = frozenset({"params", "query", "guarded"})
-MESSAGE = frozenset({"message"})
-WRITTEN = REQUEST | {"idempotencyKey"}
-LOCATION = frozenset({"params", "correlationId"})
-_WORDS = {"idempotencyKey": "header Idempotency-Key", "correlationId": "correlation id"}
+REQUEST_ROOTS = frozenset({"params", "query", "guarded"})
+MESSAGE_ROOTS = frozenset({"message"})
+WRITE_ROOTS = REQUEST_ROOTS | {"idempotencyKey"}
+LOCATION_ROOTS = frozenset({"params", "correlationId"})
+_WORD_DESCRIPTIONS = {"idempotencyKey": "header Idempotency-Key", "correlationId": "correlation id"}
 
 
-class Hole(NamedTuple):
+class Placeholder(NamedTuple):
     """One `${...}` of a template.
 
     root: params, query, guarded, message, or a word by itself, which is its name, too.
@@ -61,50 +61,55 @@ class Hole(NamedTuple):
     text: str
 
 
-Piece: TypeAlias = str | Hole
-_Empty: Mapping[str, Any] = {}
+TemplatePart: TypeAlias = str | Placeholder
+_EMPTY: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
     """A parsed text; `str()` gives it back as it would be written."""
 
-    pieces: tuple[Piece, ...]
+    parts: tuple[TemplatePart, ...]
 
     @classmethod
     def parse(cls, text: str) -> Template:
         """Raises ValueError saying what to write."""
-        return cls(tuple(part if isinstance(part, str) else _hole(part) for part in parts_of(text)))
+        return cls(
+            tuple(
+                part if isinstance(part, str) else _parse_placeholder(part)
+                for part in parse_parts(text)
+            )
+        )
 
     def __str__(self) -> str:
-        return show(
-            piece if isinstance(piece, str) else Expression(piece.text) for piece in self.pieces
+        return format_parts(
+            piece if isinstance(piece, str) else Expression(piece.text) for piece in self.parts
         )
 
     @property
-    def holes(self) -> tuple[Hole, ...]:
-        return tuple(piece for piece in self.pieces if isinstance(piece, Hole))
+    def placeholders(self) -> tuple[Placeholder, ...]:
+        return tuple(piece for piece in self.parts if isinstance(piece, Placeholder))
 
     @property
     def literal(self) -> str | None:
         """The whole text, when there is nothing to fill in."""
-        return None if self.holes else "".join(str(piece) for piece in self.pieces)
+        return None if self.placeholders else "".join(str(piece) for piece in self.parts)
 
-    def may_be(self, text: str) -> bool:
+    def can_render(self, text: str) -> bool:
         """Some filling of the holes, none of them empty, gives this text."""
         pattern = "".join(
-            re.escape(piece) if isinstance(piece, str) else ".+" for piece in self.pieces
+            re.escape(piece) if isinstance(piece, str) else ".+" for piece in self.parts
         )
         return re.fullmatch(pattern, text, re.DOTALL) is not None
 
     def render(
         self,
         *,
-        params: Mapping[str, str] = _Empty,
-        query: Mapping[str, str] = _Empty,
-        identity: Mapping[str, str] = _Empty,
-        attributes: Mapping[str, Mapping[str, str]] = _Empty,
-        words: Mapping[str, str] = _Empty,
+        params: Mapping[str, str] = _EMPTY,
+        query: Mapping[str, str] = _EMPTY,
+        identity: Mapping[str, str] = _EMPTY,
+        attributes: Mapping[str, Mapping[str, str]] = _EMPTY,
+        words: Mapping[str, str] = _EMPTY,
     ) -> str:
         """The text for one request. `identity` and `attributes` are by guard; `words` are what
         stands by itself, such as `idempotencyKey`.
@@ -112,30 +117,31 @@ class Template:
         Raises RequestError: 400 for a missing parameter, 403 for a missing claim.
         """
 
-        def fill(hole: Hole) -> str:
+        def fill(hole: Placeholder) -> str:
             if hole.root == "params":
-                return _found(params, hole.name, 400, f"path parameter '{hole.name}'")
+                return _get_value(params, hole.name, 400, f"path parameter '{hole.name}'")
             if hole.root == "query":
-                return _found(query, hole.name, 400, f"query parameter '{hole.name}'")
-            if hole.root in _WORDS:
-                return _found(words, hole.name, 400, _WORDS[hole.root])
+                return _get_value(query, hole.name, 400, f"query parameter '{hole.name}'")
+            if hole.root in _WORD_DESCRIPTIONS:
+                return _get_value(words, hole.name, 400, _WORD_DESCRIPTIONS[hole.root])
             if not hole.detail:
-                return _claimed(identity, hole.name, f"identity of guard '{hole.name}'")
-            claims = attributes.get(hole.name, _Empty)
-            return _claimed(claims, hole.detail, f"attribute '{hole.detail}' of the token")
+                return _get_claim(identity, hole.name, f"identity of guard '{hole.name}'")
+            claims = attributes.get(hole.name, _EMPTY)
+            return _get_claim(claims, hole.detail, f"attribute '{hole.detail}' of the token")
 
-        return self._filled(fill)
+        return self._fill(fill)
 
     def extract(self, key: Any, value: Any) -> str | None:
         """The text for one record, from its decoded key and value; None where a field lacks."""
         filled = [
-            piece if isinstance(piece, str) else _field(piece, key, value) for piece in self.pieces
+            piece if isinstance(piece, str) else _get_field(piece, key, value)
+            for piece in self.parts
         ]
         texts = [text for text in filled if text is not None]
         return "".join(texts) if len(texts) == len(filled) else None
 
-    def _filled(self, fill: Callable[[Hole], str]) -> str:
-        return "".join(piece if isinstance(piece, str) else fill(piece) for piece in self.pieces)
+    def _fill(self, fill: Callable[[Placeholder], str]) -> str:
+        return "".join(piece if isinstance(piece, str) else fill(piece) for piece in self.parts)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -156,42 +162,42 @@ class Template:
         if isinstance(value, Template):
             return value
         if not isinstance(value, str):
-            raise refused(f"expects text, not {shown(value)}; put it in quotes")
+            raise create_value_error(f"expects text, not {safe_repr(value)}; put it in quotes")
         if not value:
-            raise refused("is empty; give it a text or remove it")
+            raise create_value_error("is empty; give it a text or remove it")
         try:
             return cls.parse(value)
         except ValueError as error:
-            raise refused(str(error)) from None
+            raise create_value_error(str(error)) from None
 
 
-def _hole(expression: Expression) -> Hole:
-    for root, form, example in _FORMS:
+def _parse_placeholder(expression: Expression) -> Placeholder:
+    for root, form, example in _PLACEHOLDER_FORMS:
         if root == expression.root:
             match = form.fullmatch(expression.text)
             if match is None:
                 raise ValueError(f"'{expression}' is malformed; write {example}")
             name, *detail = match.groups()
-            return Hole(
+            return Placeholder(
                 root, name, (detail[0] or "").lstrip(".") if detail else "", expression.text
             )
-    _unknown(expression)
+    _raise_unknown(expression)
 
 
-def only(template: Template, roots: Container[str], instead: str) -> Template:
+def require_roots(template: Template, roots: Container[str], hint: str) -> Template:
     """One whose holes are filled from these alone; instead: what to use. Raises for any other."""
-    for hole in template.holes:
+    for hole in template.placeholders:
         if hole.root not in roots:
-            raise refused(f"'${{{hole.text}}}' is unknown here; use {instead}")
+            raise create_value_error(f"'${{{hole.text}}}' is unknown here; use {hint}")
     return template
 
 
-def _unknown(expression: Expression) -> NoReturn:
-    roots = [root for root, _, _ in _FORMS]
-    raise ValueError(f"'{expression}' is unknown here; {nearest(expression.root, roots)}")
+def _raise_unknown(expression: Expression) -> NoReturn:
+    roots = [root for root, _, _ in _PLACEHOLDER_FORMS]
+    raise ValueError(f"'{expression}' is unknown here; {suggest(expression.root, roots)}")
 
 
-def _found(values: Mapping[str, str], name: str, status: int, what: str) -> str:
+def _get_value(values: Mapping[str, str], name: str, status: int, what: str) -> str:
     try:
         return values[name]
     except KeyError:
@@ -199,17 +205,17 @@ def _found(values: Mapping[str, str], name: str, status: int, what: str) -> str:
         raise RequestError(status, title, f"the {what} is missing; this route needs it") from None
 
 
-def _claimed(values: Mapping[str, str], name: str, what: str) -> str:
+def _get_claim(values: Mapping[str, str], name: str, what: str) -> str:
     """An empty claim is none: it would be everybody's who has it empty."""
-    found = _found(values, name, 403, what)
+    found = _get_value(values, name, 403, what)
     if not found:
         raise RequestError(403, "Forbidden", f"the {what} is empty; this route needs it")
     return found
 
 
-def _field(hole: Hole, key: Any, value: Any) -> str | None:
-    found = key if hole.name == "key" else value
-    for step in hole.detail.split(".") if hole.detail else ():
+def _get_field(placeholder: Placeholder, key: Any, value: Any) -> str | None:
+    found = key if placeholder.name == "key" else value
+    for step in placeholder.detail.split(".") if placeholder.detail else ():
         found = found.get(step) if isinstance(found, Mapping) else None
     if found is None or isinstance(found, (Mapping, list)):
         return None

@@ -9,17 +9,17 @@ from typing import Annotated, Any
 import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, WrapValidator
 
-from gateway.config.source.substitution import shown
-from gateway.config.source.template import REQUEST, Template, only
-from gateway.core.channel.exact_json import number_of
+from gateway.config.source.substitution import safe_repr
+from gateway.config.source.template import REQUEST_ROOTS, Template, require_roots
+from gateway.core.channel.exact_json import parse_number
 
 from .fields import Flag, Pointer, Text
-from .section import Problem, Section, refused
+from .section import Problem, Section, create_value_error
 
-Render = Callable[[Template], str]
+TemplateRenderer = Callable[[Template], str]
 
 
-def scalar(value: str | bool | int | float | Decimal) -> str:
+def format_scalar(value: str | bool | int | float | Decimal) -> str:
     """The text that a text, number or boolean is compared as. Raises ValueError for NaN and what
     is too large for a double: no value of a record is."""
     if isinstance(value, str):
@@ -32,53 +32,53 @@ def scalar(value: str | bool | int | float | Decimal) -> str:
     return text
 
 
-def _scalar(value: object) -> object:
+def _validate_scalar(value: object) -> object:
     if isinstance(value, bool | int | float):
         try:
-            return scalar(value)
+            return format_scalar(value)
         except ValueError as error:
-            raise refused(str(error)) from None
+            raise create_value_error(str(error)) from None
     return value
 
 
-def _of_request(template: Template) -> Template:
-    return only(template, REQUEST, "${params.name}")
+def _validate_request_template(template: Template) -> Template:
+    return require_roots(template, REQUEST_ROOTS, "${params.name}")
 
 
-def _number(value: object) -> object:
+def _validate_number(value: object) -> object:
     if isinstance(value, bool):
-        raise refused(f"{str(value).lower()} is no number; write such as 10 or 0.5")
-    return _scalar(value)
+        raise create_value_error(f"{str(value).lower()} is no number; write such as 10 or 0.5")
+    return _validate_scalar(value)
 
 
-def _numeric(template: Template) -> Template:
+def _validate_numeric_template(template: Template) -> Template:
     literal = template.literal
-    if literal is not None and number_of(literal) is None:
-        raise refused(f"{shown(literal)} is no number; write such as 10 or 0.5")
+    if literal is not None and parse_number(literal) is None:
+        raise create_value_error(f"{safe_repr(literal)} is no number; write such as 10 or 0.5")
     return template
 
 
-RequestTemplate = Annotated[Template, AfterValidator(_of_request)]
-Scalar = Annotated[
+RequestTemplate = Annotated[Template, AfterValidator(_validate_request_template)]
+ScalarTemplate = Annotated[
     RequestTemplate,
-    BeforeValidator(_scalar),
+    BeforeValidator(_validate_scalar),
     WithJsonSchema({"type": ["string", "number", "boolean"]}),
 ]
-Bound = Annotated[
+BoundTemplate = Annotated[
     RequestTemplate,
-    BeforeValidator(_number),
-    AfterValidator(_numeric),
+    BeforeValidator(_validate_number),
+    AfterValidator(_validate_numeric_template),
     WithJsonSchema({"type": ["number", "string"]}),
 ]
 
 
-_TEXTS = ("prefix", "gt", "gte", "lt", "lte")
+_TEXT_OPERATORS = ("prefix", "gt", "gte", "lt", "lte")
 
 
 class Condition(Section):
     """What a key, header or field must be; all that is given must hold."""
 
-    in_: tuple[Scalar, ...] | None = Field(
+    in_: tuple[ScalarTemplate, ...] | None = Field(
         default=None, alias="in", description="Any of these texts. For choices."
     )
     prefix: RequestTemplate | None = Field(
@@ -87,75 +87,77 @@ class Condition(Section):
     exists: Flag | None = Field(
         default=None, description="Whether it is there at all. For optional fields."
     )
-    gt: Bound | None = Field(default=None, description="Numbers above it. For thresholds.")
-    gte: Bound | None = Field(default=None, description="Numbers from it on. For thresholds.")
-    lt: Bound | None = Field(default=None, description="Numbers below it. For thresholds.")
-    lte: Bound | None = Field(default=None, description="Numbers up to it. For thresholds.")
+    gt: BoundTemplate | None = Field(default=None, description="Numbers above it. For thresholds.")
+    gte: BoundTemplate | None = Field(
+        default=None, description="Numbers from it on. For thresholds."
+    )
+    lt: BoundTemplate | None = Field(default=None, description="Numbers below it. For thresholds.")
+    lte: BoundTemplate | None = Field(default=None, description="Numbers up to it. For thresholds.")
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if not raw:
             yield Problem((), "an empty condition holds always; add in, prefix, exists, gt or lt")
         if raw.get("in") in ([], ()):
             yield Problem(("in",), "is empty; list at least one text")
         if raw.get("exists") in (False, "false") and len(raw) > 1:
             what = "'exists: false' excludes all else; what is not there has no text"
-            yield Problem(("exists",), what, key=True)
+            yield Problem(("exists",), what, is_key=True)
 
     @property
     def templates(self) -> Iterator[Template]:
         """All of its texts."""
         yield from self.in_ or ()
-        for name in _TEXTS:
+        for name in _TEXT_OPERATORS:
             if (template := getattr(self, name)) is not None:
                 yield template
 
-    def written(self, render: Render) -> dict[str, Any]:
+    def render(self, render_template: TemplateRenderer) -> dict[str, Any]:
         """As a client would write it, its holes filled in."""
         texts: dict[str, Any] = {
-            name: render(template)
-            for name in _TEXTS
+            name: render_template(template)
+            for name in _TEXT_OPERATORS
             if (template := getattr(self, name)) is not None
         }
         if self.in_ is not None:
-            texts["in"] = [render(template) for template in self.in_]
+            texts["in"] = [render_template(template) for template in self.in_]
         if self.exists is not None:
             texts["exists"] = self.exists
         return texts
 
 
-def _wanted(value: object, inner: Callable[[object], Any]) -> Condition | Template:
+def _validate_condition(value: object, handler: Callable[[object], Any]) -> Condition | Template:
     """A text, or the options of a condition. Told apart here: a union would tell what is wrong
     as seen by each of its members."""
     if isinstance(value, (Condition, Mapping)):
         return Condition.model_validate(value)
     if isinstance(value, list | tuple):
-        raise refused("expects one text, not a list; write {in: [..]}")
-    return _of_request(Template.validate(_scalar(value)))
+        raise create_value_error("expects one text, not a list; write {in: [..]}")
+    return _validate_request_template(Template.validate(_validate_scalar(value)))
 
 
-Wanted = Annotated[
+ConditionOrTemplate = Annotated[
     Condition | Annotated[Template, WithJsonSchema({"type": ["string", "number", "boolean"]})],
-    WrapValidator(_wanted),
+    WrapValidator(_validate_condition),
 ]
 
 
 class Filter(Section):
     """All of its parts must match."""
 
-    key: Wanted | None = Field(
+    key: ConditionOrTemplate | None = Field(
         default=None, description="The record's key, a text or a condition. For own records only."
     )
-    headers: dict[Text, Wanted] = Field(
+    headers: dict[Text, ConditionOrTemplate] = Field(
         default={}, description="Headers of the record, by name. For own records only."
     )
-    value: dict[Pointer, Wanted] = Field(
+    value: dict[Pointer, ConditionOrTemplate] = Field(
         default={},
         description="Fields of the value, by JSON pointer (RFC 6901). For own records only.",
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         known = raw.keys() <= {"key", "headers", "value"}
         if known and "key" not in raw and not (raw.get("headers") or raw.get("value")):
             yield Problem((), "an empty filter matches every record; add key, headers or value")
@@ -167,14 +169,18 @@ class Filter(Section):
         for wanted in (*keys, *self.headers.values(), *self.value.values()):
             yield from (wanted,) if isinstance(wanted, Template) else wanted.templates
 
-    def written(self, render: Render) -> dict[str, Any]:
+    def render(self, render_template: TemplateRenderer) -> dict[str, Any]:
         """As a client would write it, its holes filled in."""
 
-        def one(wanted: Condition | Template) -> Any:
-            return render(wanted) if isinstance(wanted, Template) else wanted.written(render)
+        def render_condition(condition: Condition | Template) -> Any:
+            return (
+                render_template(condition)
+                if isinstance(condition, Template)
+                else condition.render(render_template)
+            )
 
         return {
-            **({} if self.key is None else {"key": one(self.key)}),
-            "headers": {name: one(wanted) for name, wanted in self.headers.items()},
-            "value": {pointer: one(wanted) for pointer, wanted in self.value.items()},
+            **({} if self.key is None else {"key": render_condition(self.key)}),
+            "headers": {name: render_condition(wanted) for name, wanted in self.headers.items()},
+            "value": {pointer: render_condition(wanted) for pointer, wanted in self.value.items()},
         }

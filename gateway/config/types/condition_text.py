@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from gateway.config.source.substitution import shown
+from gateway.config.source.substitution import safe_repr
 
-_FORM = re.compile(
+_SHORT_FORM = re.compile(
     r"(!?)(?:(key)|header\.([^=<>^]+)|(/[^=<>^]*))(?:(\^=|>=|<=|=|<|>)(.*))?", re.DOTALL
 )
 _OPERATORS = {"^=": "prefix", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 
 
-class Short(NamedTuple):
+class ShortCondition(NamedTuple):
     """part: `key`, `headers` or `value`. name: of the header, or the pointer; empty for a key."""
 
     part: str
@@ -28,16 +28,16 @@ class Short(NamedTuple):
     condition: dict[str, Any]
 
     @classmethod
-    def parse(cls, text: str) -> Short:
+    def parse(cls, text: str) -> ShortCondition:
         """Raises ValueError saying what to write."""
-        found = _FORM.fullmatch(text)
+        found = _SHORT_FORM.fullmatch(text)
         if found is None or (found[1] and found[5]):
             raise ValueError(
-                f"{shown(text)} is not understood; write such as key=ada, key^=a, "
+                f"{safe_repr(text)} is not understood; write such as key=ada, key^=a, "
                 "header.region=eu, /amount>=10, /status=in(a,b), /email or !/email, "
                 'or JSON such as {"key": "ada"}'
             )
-        condition = _condition(found[5], found[6]) if found[5] else {"exists": not found[1]}
+        condition = _build_condition(found[5], found[6]) if found[5] else {"exists": not found[1]}
         if found[2]:
             return cls("key", "", condition)
         return (
@@ -45,7 +45,7 @@ class Short(NamedTuple):
         )
 
 
-def merged(given: Iterable[Short]) -> list[dict[str, Any]]:
+def merge_conditions(short_conditions: Iterable[ShortCondition]) -> list[dict[str, Any]]:
     """Filters, all of which must match, as few as can be: /a>=1 and /a<9 are one range.
 
     The first `/a>=` goes into the first of them, the second into the second: each has one place,
@@ -53,17 +53,17 @@ def merged(given: Iterable[Short]) -> list[dict[str, Any]]:
     """
     rounds: list[dict[tuple[str, str], dict[str, Any]]] = []
     before: Counter[tuple[str, str, str]] = Counter()
-    for part, name, condition in sorted(given, key=repr):
+    for part, name, condition in sorted(short_conditions, key=repr):
         (kind,) = condition
         at = before[part, name, kind]
         before[part, name, kind] += 1
         if at == len(rounds):
             rounds.append({})
         rounds[at].setdefault((part, name), {}).update(condition)
-    return [_filter(conditions) for conditions in rounds]
+    return [_build_filter(conditions) for conditions in rounds]
 
 
-def _condition(operator: str, text: str) -> dict[str, Any]:
+def _build_condition(operator: str, text: str) -> dict[str, Any]:
     if operator != "=":
         return {_OPERATORS[operator]: text}
     if text.startswith("in(") and text.endswith(")"):
@@ -71,7 +71,7 @@ def _condition(operator: str, text: str) -> dict[str, Any]:
     return {"in": [text]}
 
 
-def _filter(conditions: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+def _build_filter(conditions: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for (part, name), condition in conditions.items():
         if part == "key":

@@ -18,80 +18,83 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
-from gateway.config.source.expression import nearest
-from gateway.config.source.substitution import shown
-from gateway.core.channel.conditions import BOUNDS, Condition
-from gateway.core.channel.exact_json import Number, number_of
-from gateway.core.channel.filters import Filter, Filters, path_of
+from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import safe_repr
+from gateway.core.channel.conditions import BOUND_NAMES, Condition
+from gateway.core.channel.exact_json import Number, parse_number
+from gateway.core.channel.filters import Filter, Filters, parse_pointer
 
-from .condition import scalar
-from .condition_text import Short, merged
+from .condition import format_scalar
+from .condition_text import ShortCondition, merge_conditions
 
-LONGEST: Final = 16 * 1024  # characters of a client's filter
-LISTED: Final = 100  # values of an `in`; fields
-CONDITIONS: Final = 64  # of a client's filter in all
-MAX_FILTERS: Final = CONDITIONS  # repetitions of `?filter=`: each has a condition
-POINTER: Final = 1024  # characters
+MAX_FILTER_CHARS: Final = 16 * 1024  # characters of a client's filter
+MAX_LISTED_VALUES: Final = 100  # values of an `in`; fields
+MAX_CONDITIONS: Final = 64  # of a client's filter in all
+MAX_FILTERS: Final = MAX_CONDITIONS  # repetitions of `?filter=`: each has a condition
+MAX_POINTER_CHARS: Final = 1024  # characters
 
-_PARTS = ("key", "headers", "value")
-_KINDS = ("in", "prefix", "exists", *BOUNDS)
+_FILTER_KEYS = ("key", "headers", "value")
+_CONDITION_KEYS = ("in", "prefix", "exists", *BOUND_NAMES)
 
 
-def filters_of(given: object) -> Filters:
+def parse_filter(value: object) -> Filters:
     """What a client's filter lets through.
 
     given: text (JSON, or the short form), JSON as Python reads it, or None for no filter.
     Raises ValueError saying what to write.
     """
-    return filters_of_all([given])
+    return parse_filters([value])
 
 
-def filters_of_all(given: Iterable[object]) -> Filters:
+def parse_filters(values: Iterable[object]) -> Filters:
     """What all of several filters let through, as of a repeated `?filter=`.
 
     Raises ValueError saying what to write.
     """
-    read, made = _Reader(), Filters()
-    told = [one for one in given if one is not None]
+    read, made = _FilterParser(), Filters()
+    told = [one for one in values if one is not None]
     if len(told) > MAX_FILTERS:
         raise ValueError(f"{len(told)} filters are given; give at most {MAX_FILTERS}")
-    if sum(len(one) for one in told if isinstance(one, str)) > LONGEST:
-        raise ValueError(f"the filter has more than {LONGEST} characters; ask for less")
-    parsed = [_parsed(one) for one in told]
-    short = [one for one in parsed if isinstance(one, Short)]
-    for one in (*merged(short), *(one for one in parsed if not isinstance(one, Short))):
-        made = made.narrowed(read.filters(one))
+    if sum(len(one) for one in told if isinstance(one, str)) > MAX_FILTER_CHARS:
+        raise ValueError(f"the filter has more than {MAX_FILTER_CHARS} characters; ask for less")
+    parsed = [_decode_filter(one) for one in told]
+    short = [one for one in parsed if isinstance(one, ShortCondition)]
+    for one in (
+        *merge_conditions(short),
+        *(one for one in parsed if not isinstance(one, ShortCondition)),
+    ):
+        made = made.narrow(read.parse_filters(one))
     return made
 
 
-def filters_of_route(written: Iterable[Mapping[str, Any]]) -> Filters:
+def build_route_filters(filters: Iterable[Mapping[str, Any]]) -> Filters:
     """The filters of a route, their holes filled in.
 
     Raises ValueError where a range was given no number.
     """
-    read = _Reader(bounded=False)
-    return Filters(tuple(read.filter(one, "") for one in written))
+    read = _FilterParser(bounded=False)
+    return Filters(tuple(read.parse_filter(one, "") for one in filters))
 
 
-def fields_of(given: object) -> tuple[str, ...]:
+def parse_fields(value: object) -> tuple[str, ...]:
     """The fields that a client wants of a value, in the order of their pointers.
 
     given: `/id,/customer/name`, a list of pointers, or such a list as JSON; None and an empty
     text are no choice. Raises ValueError saying what to write.
     """
-    if given is None or given == "":
+    if value is None or value == "":
         return ()
-    if isinstance(given, str):
-        given = _parsed(given) if given.startswith("[") else given.split(",")
-    if not isinstance(given, list | tuple) or not given:
+    if isinstance(value, str):
+        value = _decode_filter(value) if value.startswith("[") else value.split(",")
+    if not isinstance(value, list | tuple) or not value:
         raise ValueError("expects JSON pointers; write such as /id,/customer/name")
-    if len(given) > LISTED:
-        raise ValueError(f"more than {LISTED} fields; ask for fewer")
-    read = _Reader()
-    return tuple(sorted({read.pointer(pointer, "") for pointer in given}))
+    if len(value) > MAX_LISTED_VALUES:
+        raise ValueError(f"more than {MAX_LISTED_VALUES} fields; ask for fewer")
+    read = _FilterParser()
+    return tuple(sorted({read.parse_pointer(pointer, "") for pointer in value}))
 
 
-class _Reader:
+class _FilterParser:
     """Reads filters, and counts what they cost where that is bounded."""
 
     def __init__(self, *, bounded: bool = True) -> None:
@@ -99,143 +102,162 @@ class _Reader:
         self._conditions = 0
         self._characters = 0
 
-    def filters(self, given: Any) -> Filters:
-        if not isinstance(given, list | tuple):
-            return Filters((self.filter(given, ""),))
-        if not given:
+    def parse_filters(self, value: Any) -> Filters:
+        if not isinstance(value, list | tuple):
+            return Filters((self.parse_filter(value, ""),))
+        if not value:
             raise ValueError("an empty list lets nothing through; leave the filter out")
-        made = {self.filter(one, f"[{index}]") for index, one in enumerate(given)}
+        made = {self.parse_filter(one, f"[{index}]") for index, one in enumerate(value)}
         return Filters(tuple(sorted(made, key=repr)))
 
-    def filter(self, given: Any, at: str) -> Filter:
-        if not isinstance(given, Mapping):
-            _refuse(at, f"expects an object, not {_what(given)}; write such as {{'key': 'ada'}}")
-        _only(given, _PARTS, at)
-        keys = [self.wanted(given["key"], _below(at, "key"))] if "key" in given else []
-        headers = self.each(given, "headers", at, self.text)
-        fields = self.each(given, "value", at, self.pointer)
+    def parse_filter(self, value: Any, at: str) -> Filter:
+        if not isinstance(value, Mapping):
+            _refuse(
+                at, f"expects an object, not {_describe(value)}; write such as {{'key': 'ada'}}"
+            )
+        _refuse_unknown_keys(value, _FILTER_KEYS, at)
+        keys = [self.parse_condition(value["key"], _join_path(at, "key"))] if "key" in value else []
+        headers = self.parse_conditions(value, "headers", at, self.parse_text)
+        fields = self.parse_conditions(value, "value", at, self.parse_pointer)
         if not (keys or headers or fields):
             _refuse(at, "an empty filter matches every record; add key, headers or value")
         return Filter(
-            key=_encoded(keys[0]) if keys else None,
-            headers=tuple((name, _encoded(wanted)) for name, wanted in headers),
+            key=_encode_text(keys[0]) if keys else None,
+            headers=tuple((name, _encode_text(wanted)) for name, wanted in headers),
             fields=tuple(fields),
         )
 
-    def each(
-        self, given: Mapping[str, Any], part: str, at: str, name_of: Callable[[Any, str], str]
+    def parse_conditions(
+        self, value: Mapping[str, Any], part: str, at: str, parse_name: Callable[[Any, str], str]
     ) -> list[tuple[str, str | Condition]]:
-        at, conditions = _below(at, part), given.get(part, {})
+        at, conditions = _join_path(at, part), value.get(part, {})
         if not isinstance(conditions, Mapping):
-            _refuse(at, f"expects an object, not {_what(conditions)}; write {{'name': 'text'}}")
-        named = [(name_of(name, at), wanted) for name, wanted in conditions.items()]
+            _refuse(at, f"expects an object, not {_describe(conditions)}; write {{'name': 'text'}}")
+        named = [(parse_name(name, at), wanted) for name, wanted in conditions.items()]
         named.sort(key=lambda each: each[0])
-        return [(name, self.wanted(wanted, f"{at}[{shown(name)}]")) for name, wanted in named]
+        return [
+            (name, self.parse_condition(wanted, f"{at}[{safe_repr(name)}]"))
+            for name, wanted in named
+        ]
 
-    def wanted(self, given: Any, at: str) -> str | Condition:
+    def parse_condition(self, value: Any, at: str) -> str | Condition:
         self._conditions += 1
-        if self._bounded and self._conditions > CONDITIONS:
-            _refuse(at, f"the filter has more than {CONDITIONS} conditions; ask for fewer")
-        if not isinstance(given, Mapping):
-            return self.scalar(given, at)
-        _only(given, _KINDS, at)
-        one_of = self.list(given["in"], _below(at, "in")) if "in" in given else None
-        if one_of is not None and len(set(one_of)) == 1 and given.keys() == {"in"}:
+        if self._bounded and self._conditions > MAX_CONDITIONS:
+            _refuse(at, f"the filter has more than {MAX_CONDITIONS} conditions; ask for fewer")
+        if not isinstance(value, Mapping):
+            return self.parse_scalar(value, at)
+        _refuse_unknown_keys(value, _CONDITION_KEYS, at)
+        one_of = self.parse_values(value["in"], _join_path(at, "in")) if "in" in value else None
+        if one_of is not None and len(set(one_of)) == 1 and value.keys() == {"in"}:
             return one_of[0]
-        prefix = self.text(given["prefix"], _below(at, "prefix")) if "prefix" in given else None
-        exists = _flag(given["exists"], _below(at, "exists")) if "exists" in given else None
-        there = [name for name in BOUNDS if name in given]
-        bounds = tuple((name, self.number(given[name], _below(at, name))) for name in there)
+        prefix = (
+            self.parse_text(value["prefix"], _join_path(at, "prefix"))
+            if "prefix" in value
+            else None
+        )
+        exists = (
+            _parse_flag(value["exists"], _join_path(at, "exists")) if "exists" in value else None
+        )
+        there = [name for name in BOUND_NAMES if name in value]
+        bounds = tuple(
+            (name, self.parse_number(value[name], _join_path(at, name))) for name in there
+        )
         try:
             return Condition(one_of=one_of, prefix=prefix, exists=exists, bounds=bounds)
         except ValueError as error:
             _refuse(at, str(error))
 
-    def list(self, given: Any, at: str) -> tuple[str, ...]:
-        if not isinstance(given, list | tuple) or not given:
-            _refuse(at, f"expects a list, not {_what(given)}; write such as ['a', 'b']")
-        if self._bounded and len(given) > LISTED:
-            _refuse(at, f"has {len(given)} values; give at most {LISTED}")
-        return tuple(self.scalar(each, at) for each in given)
+    def parse_values(self, value: Any, at: str) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple) or not value:
+            _refuse(at, f"expects a list, not {_describe(value)}; write such as ['a', 'b']")
+        if self._bounded and len(value) > MAX_LISTED_VALUES:
+            _refuse(at, f"has {len(value)} values; give at most {MAX_LISTED_VALUES}")
+        return tuple(self.parse_scalar(each, at) for each in value)
 
-    def number(self, given: Any, at: str) -> Number:
-        if isinstance(given, bool) or not isinstance(given, str | int | float | Decimal):
-            _refuse(at, f"expects a number, not {_what(given)}; write such as 10 or 0.5")
-        number = given if isinstance(given, Decimal) else number_of(self.scalar(given, at))
+    def parse_number(self, value: Any, at: str) -> Number:
+        if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+            _refuse(at, f"expects a number, not {_describe(value)}; write such as 10 or 0.5")
+        number = value if isinstance(value, Decimal) else parse_number(self.parse_scalar(value, at))
         if number is None:
-            _refuse(at, f"expects a number, not {_what(given)}; write such as 10 or 0.5")
+            _refuse(at, f"expects a number, not {_describe(value)}; write such as 10 or 0.5")
         return number
 
-    def scalar(self, given: Any, at: str) -> str:
-        if not isinstance(given, str | int | float | Decimal):
-            _refuse(at, f"expects text, not {_what(given)}; write a text, or {{'exists': false}}")
-        return self.text(scalar(given), at)
+    def parse_scalar(self, value: Any, at: str) -> str:
+        if not isinstance(value, str | int | float | Decimal):
+            _refuse(
+                at, f"expects text, not {_describe(value)}; write a text, or {{'exists': false}}"
+            )
+        return self.parse_text(format_scalar(value), at)
 
-    def pointer(self, given: Any, at: str) -> str:
-        pointer = self.text(given, at)
-        if len(pointer) > POINTER:
-            _refuse(at, f"has a pointer of {len(pointer)} characters; use at most {POINTER}")
+    def parse_pointer(self, value: Any, at: str) -> str:
+        pointer = self.parse_text(value, at)
+        if len(pointer) > MAX_POINTER_CHARS:
+            _refuse(
+                at, f"has a pointer of {len(pointer)} characters; use at most {MAX_POINTER_CHARS}"
+            )
         if not pointer.startswith("/"):
-            _refuse(at, f"{shown(pointer)} is no JSON pointer (RFC 6901); write such as /region")
-        path_of(pointer)
+            _refuse(
+                at, f"{safe_repr(pointer)} is no JSON pointer (RFC 6901); write such as /region"
+            )
+        parse_pointer(pointer)
         return pointer
 
-    def text(self, given: Any, at: str) -> str:
-        if not isinstance(given, str):
-            _refuse(at, f"expects text, not {_what(given)}; put it in quotes")
-        self._characters += len(given)
-        if self._bounded and self._characters > LONGEST:
-            _refuse(at, f"the filter has more than {LONGEST} characters; ask for less")
+    def parse_text(self, value: Any, at: str) -> str:
+        if not isinstance(value, str):
+            _refuse(at, f"expects text, not {_describe(value)}; put it in quotes")
+        self._characters += len(value)
+        if self._bounded and self._characters > MAX_FILTER_CHARS:
+            _refuse(at, f"the filter has more than {MAX_FILTER_CHARS} characters; ask for less")
         try:
-            given.encode()
+            value.encode()
         except UnicodeEncodeError:
             _refuse(at, "has half a surrogate pair, which is in no text; leave it out")
-        return given
+        return value
 
 
-def _parsed(given: object) -> object:
+def _decode_filter(value: object) -> object:
     """Text as JSON, or as a short form; anything else is JSON already."""
-    if not isinstance(given, str):
-        return given
-    text = given.lstrip()
-    if len(text) > LONGEST:
-        raise ValueError(f"the filter has more than {LONGEST} characters; ask for less")
+    if not isinstance(value, str):
+        return value
+    text = value.lstrip()
+    if len(text) > MAX_FILTER_CHARS:
+        raise ValueError(f"the filter has more than {MAX_FILTER_CHARS} characters; ask for less")
     if not text:
         raise ValueError("an empty filter; write such as key=ada, or leave it out")
     if text[0] not in "{[":
-        return Short.parse(text)
+        return ShortCondition.parse(text)
     try:
-        return json.loads(text, parse_float=Decimal, parse_constant=_no_number)
+        return json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"no JSON ({error}); check its quotes and brackets") from None
 
 
-def _no_number(text: str) -> NoReturn:
+def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
 
 
-def _only(given: Mapping[Any, Any], known: Iterable[str], at: str) -> None:
-    for name in given:
+def _refuse_unknown_keys(value: Mapping[Any, Any], known: Iterable[str], at: str) -> None:
+    for name in value:
         if name not in known:
-            _refuse(at, f"unknown key {shown(name)}; {nearest(str(name), known)}")
+            _refuse(at, f"unknown key {safe_repr(name)}; {suggest(str(name), known)}")
 
 
-def _flag(given: Any, at: str) -> bool:
-    if not isinstance(given, bool):
-        _refuse(at, f"expects true or false, not {_what(given)}; write one of them")
-    return given
+def _parse_flag(value: Any, at: str) -> bool:
+    if not isinstance(value, bool):
+        _refuse(at, f"expects true or false, not {_describe(value)}; write one of them")
+    return value
 
 
-def _encoded(wanted: str | Condition) -> bytes | Condition:
-    return wanted.encode() if isinstance(wanted, str) else wanted
+def _encode_text(condition: str | Condition) -> bytes | Condition:
+    return condition.encode() if isinstance(condition, str) else condition
 
 
-def _below(at: str, name: str) -> str:
+def _join_path(at: str, name: str) -> str:
     return f"{at}.{name}" if at else name
 
 
-def _what(given: object) -> str:
-    return "null" if given is None else shown(given)
+def _describe(value: object) -> str:
+    return "null" if value is None else safe_repr(value)
 
 
 def _refuse(at: str, what: str) -> NoReturn:

@@ -19,7 +19,7 @@ class PathPattern:
     """segments: literals and, in braces, parameters. rest: a `*` ends it."""
 
     segments: tuple[str, ...]
-    rest: bool
+    has_wildcard: bool
 
     @classmethod
     def parse(cls, text: str) -> PathPattern:
@@ -31,7 +31,7 @@ class PathPattern:
         if rest:
             segments.pop()
         for index, segment in enumerate(segments):
-            _check(segment, text, last=index == len(segments) - 1 and not rest)
+            _check_segment(segment, text, is_last=index == len(segments) - 1 and not rest)
         pattern = cls(tuple(segments), rest)
         for name in pattern.params:
             if pattern.params.count(name) > 1:
@@ -45,7 +45,7 @@ class PathPattern:
     @property
     def shape(self) -> tuple[object, ...]:
         """Equal for patterns that match the same paths."""
-        return (*("{}" if s[:1] == "{" else unquote(s) for s in self.segments), self.rest)
+        return (*("{}" if s[:1] == "{" else unquote(s) for s in self.segments), self.has_wildcard)
 
     def match(self, path: str) -> dict[str, str] | None:
         """The parameters of a raw (still percent-encoded) request path; None: no match."""
@@ -53,7 +53,7 @@ class PathPattern:
         if root:
             return None
         extra = len(given) - len(self.segments)
-        if extra < 1 if self.rest else extra != 0:
+        if extra < 1 if self.has_wildcard else extra != 0:
             return None
         params: dict[str, str] = {}
         for segment, raw in zip(self.segments, given, strict=False):
@@ -69,10 +69,10 @@ class PathPattern:
 
     def covers(self, other: PathPattern) -> bool:
         """Every path that `other` matches is matched by this one too."""
-        if self.rest:
-            if len(other.segments) + other.rest <= len(self.segments):
+        if self.has_wildcard:
+            if len(other.segments) + other.has_wildcard <= len(self.segments):
                 return False
-        elif other.rest or len(other.segments) != len(self.segments):
+        elif other.has_wildcard or len(other.segments) != len(self.segments):
             return False
         return all(
             (mine[:1] == "{" and theirs != "")
@@ -81,9 +81,9 @@ class PathPattern:
         )
 
 
-def _check(segment: str, text: str, *, last: bool) -> None:
+def _check_segment(segment: str, text: str, *, is_last: bool) -> None:
     if not segment:
-        if last and text == "/":
+        if is_last and text == "/":
             return
         fixed = re.sub(r"/+", "/", text).rstrip("/") or "/"
         raise ValueError(f"path {text!r} has an empty segment; write {fixed!r}")

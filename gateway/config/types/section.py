@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-REFUSED = "refused"  # the pydantic error type of what is said here in full
+PROBLEM_ERROR_TYPE = "refused"  # the pydantic error type of what is said here in full
 
 
 class Problem(NamedTuple):
@@ -29,9 +29,9 @@ class Problem(NamedTuple):
     key: it is about the key at the end of the way, not about its value.
     """
 
-    way: tuple[str | int, ...]
+    loc: tuple[str | int, ...]
     message: str
-    key: bool = False
+    is_key: bool = False
 
 
 class Section(BaseModel):
@@ -40,46 +40,46 @@ class Section(BaseModel):
     )
 
     @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         """Problems between options; `raw` is as written, nulls left out, and may be all wrong."""
         return ()
 
     @model_validator(mode="wrap")
     @classmethod
-    def _looked(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _validate_with_checks(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         problems: list[InitErrorDetails] = []
         if isinstance(data, Mapping):
             written = {key: value for key, value in data.items() if value is not None}
-            problems = [_detail(problem) for problem in cls.look(written)]
+            problems = [_build_error_details(problem) for problem in cls.check_raw(written)]
         try:
             made = handler(data)
         except ValidationError as error:
             if not problems:
                 raise
-            problems = [*_again(error), *problems]
+            problems = [*_iter_error_details(error), *problems]
         if problems:
             raise ValidationError.from_exception_data(cls.__name__, problems, hide_input=True)
         return made
 
 
-def refused(message: str) -> PydanticCustomError:
+def create_value_error(message: str) -> PydanticCustomError:
     """The error of a value, for a validator to raise: `what; what to do`."""
-    return PydanticCustomError(REFUSED, "{message}", {"message": message})
+    return PydanticCustomError(PROBLEM_ERROR_TYPE, "{message}", {"message": message})
 
 
-def refusal(*problems: Problem) -> ValidationError:
+def create_section_error(*problems: Problem) -> ValidationError:
     """The error of a section, for an `after` validator to raise."""
-    details = [_detail(problem) for problem in problems]
+    details = [_build_error_details(problem) for problem in problems]
     return ValidationError.from_exception_data("settings", details, hide_input=True)
 
 
-def _detail(problem: Problem) -> InitErrorDetails:
-    context = {"message": problem.message, "key": problem.key, "whole": not problem.way}
-    kind = PydanticCustomError(REFUSED, "{message}", context)
-    return InitErrorDetails(type=kind, loc=problem.way, input=None)
+def _build_error_details(problem: Problem) -> InitErrorDetails:
+    context = {"message": problem.message, "key": problem.is_key, "whole": not problem.loc}
+    kind = PydanticCustomError(PROBLEM_ERROR_TYPE, "{message}", context)
+    return InitErrorDetails(type=kind, loc=problem.loc, input=None)
 
 
-def _again(error: ValidationError) -> Iterable[InitErrorDetails]:
+def _iter_error_details(error: ValidationError) -> Iterable[InitErrorDetails]:
     """Errors of pydantic in a form that can be raised together with ours."""
     for found in error.errors(include_url=False):
         context = {**found.get("ctx", {}), "message": found["msg"]}

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from gateway.config.source.expression import closest
+from gateway.config.source.expression import find_closest
 
-DURATIONS: Mapping[str, Decimal] = {
+DURATION_UNITS: Mapping[str, Decimal] = {
     "ms": Decimal("0.001"),
     "s": Decimal(1),
     "m": Decimal(60),
     "h": Decimal(3600),
     "d": Decimal(86400),
 }
-SIZES: Mapping[str, Decimal] = {
+SIZE_UNITS: Mapping[str, Decimal] = {
     "B": Decimal(1),
     "kB": Decimal(1000),
     "MB": Decimal(1000**2),
@@ -31,16 +31,16 @@ SIZES: Mapping[str, Decimal] = {
     "GiB": Decimal(1024**3),
     "TiB": Decimal(1024**4),
 }
-LONGEST = 10_000 * 86_400  # seconds: about 27 years
-LARGEST = 1024**5  # bytes: 1 PiB
+MAX_DURATION_S = 10_000 * 86_400  # seconds: about 27 years
+MAX_SIZE_BYTES = 1024**5  # bytes: 1 PiB
 
-SHARES: Mapping[str, Decimal] = {"%": Decimal("0.01")}
-TIMES: Mapping[str, Decimal] = {unit: DURATIONS[unit] for unit in ("s", "m", "h")}
-MOST = 10**7  # in one time of a rate
+SHARE_UNITS: Mapping[str, Decimal] = {"%": Decimal("0.01")}
+RATE_UNITS: Mapping[str, Decimal] = {unit: DURATION_UNITS[unit] for unit in ("s", "m", "h")}
+MAX_RATE_COUNT = 10**7  # in one time of a rate
 
 _RATE = re.compile(r"([0-9]{1,18})\s*/\s*([^\s0-9./]+)")
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,15})?)(\s*)([^\s0-9.]*)")
-_WORDS: Mapping[str, str] = {
+_UNIT_SPELLINGS: Mapping[str, str] = {
     "sec": "s", "secs": "s", "second": "s", "seconds": "s",
     "min": "m", "mins": "m", "minute": "m", "minutes": "m",
     "hr": "h", "hour": "h", "hours": "h", "day": "d", "days": "d",
@@ -63,78 +63,80 @@ class Rate:
         return self.seconds / self.count
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Seconds, rounded to microseconds. Raises ValueError saying what to write."""
-    seconds = round(_quantity(text, DURATIONS, "duration", "5s"), 6)
-    if seconds > LONGEST:
+    seconds = round(_parse_quantity(text, DURATION_UNITS, "duration", "5s"), 6)
+    if seconds > MAX_DURATION_S:
         raise ValueError(f"{text!r} is too long; the longest duration is 10000d")
     return float(seconds)
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """Bytes. Raises ValueError saying what to write."""
-    count = _quantity(text, SIZES, "size", "64MiB")
+    count = _parse_quantity(text, SIZE_UNITS, "size", "64MiB")
     if count != int(count):
         raise ValueError(f"{text!r} is not a whole number of bytes; write such as 64MiB")
-    if count > LARGEST:
+    if count > MAX_SIZE_BYTES:
         raise ValueError(f"{text!r} is too large; the largest size is 1024TiB")
     return int(count)
 
 
-def share(text: str) -> float:
+def parse_share(text: str) -> float:
     """A share of 1. Raises ValueError saying what to write."""
-    part = _quantity(text, SHARES, "share", "1%")
+    part = _parse_quantity(text, SHARE_UNITS, "share", "1%")
     if part > 1:
         raise ValueError(f"{text!r} is more than all; the largest share is 100%")
     return float(part)
 
 
-def rate(text: str) -> Rate:
+def parse_rate(text: str) -> Rate:
     """Raises ValueError saying what to write."""
     match = _RATE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a rate; write a number and a time, such as 20/s")
     count, unit = int(match[1]), match[2]
-    if text != f"{match[1]}/{unit}" or unit not in TIMES:
-        meant = _nearest(unit, TIMES)
-        hint = f"did you mean '{count}/{meant}'?" if meant else f"use one of {', '.join(TIMES)}"
+    if text != f"{match[1]}/{unit}" or unit not in RATE_UNITS:
+        meant = _find_unit(unit, RATE_UNITS)
+        hint = (
+            f"did you mean '{count}/{meant}'?" if meant else f"use one of {', '.join(RATE_UNITS)}"
+        )
         raise ValueError(f"{text!r} is not a rate; {hint}")
-    if not 1 <= count <= MOST:
-        raise ValueError(f"{text!r} is out of range; use 1/{unit} to {MOST}/{unit}")
-    return Rate(count, float(TIMES[unit]))
+    if not 1 <= count <= MAX_RATE_COUNT:
+        raise ValueError(f"{text!r} is out of range; use 1/{unit} to {MAX_RATE_COUNT}/{unit}")
+    return Rate(count, float(RATE_UNITS[unit]))
 
 
-def show_rate(rate: Rate) -> str:
+def format_rate(rate: Rate) -> str:
     """The text that `rate` reads as this."""
-    unit = next(name for name, seconds in TIMES.items() if seconds == rate.seconds)
+    unit = next(name for name, seconds in RATE_UNITS.items() if seconds == rate.seconds)
     return f"{rate.count}/{unit}"
 
 
-def show_share(part: float) -> str:
+def format_share(share: float) -> str:
     """The shortest text that `share` reads as this."""
-    return f"{(Decimal(str(part)) * 100).normalize():f}%"
+    return f"{(Decimal(str(share)) * 100).normalize():f}%"
 
 
-def show_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """The shortest text that `duration` reads as these seconds."""
     micros = round(seconds * 1_000_000)
     for unit in ("d", "h", "m", "s", "ms"):
-        count, rest = divmod(micros, int(DURATIONS[unit] * 1_000_000))
+        count, rest = divmod(micros, int(DURATION_UNITS[unit] * 1_000_000))
         if not rest and (count or unit == "s"):
             return f"{count}{unit}"
     return f"{Decimal(micros) / 1000:f}ms"
 
 
-def show_size(count: int) -> str:
+def format_size(count: int) -> str:
     """The shortest text that `size` reads as this many bytes."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
-        whole, rest = divmod(count, int(SIZES[unit]))
+        whole, rest = divmod(count, int(SIZE_UNITS[unit]))
         if whole and not rest:
             return f"{whole}{unit}"
     return f"{count}B"
 
 
-def _quantity(text: str, units: Mapping[str, Decimal], noun: str, example: str) -> Decimal:
+def _parse_quantity(text: str, units: Mapping[str, Decimal], noun: str, example: str) -> Decimal:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a {noun}; write a number and a unit, such as {example}")
@@ -143,17 +145,17 @@ def _quantity(text: str, units: Mapping[str, Decimal], noun: str, example: str) 
         return Decimal(number) * units[unit]
     if not unit:
         raise ValueError(f"{text!r} has no unit; write a number and a unit, such as {example}")
-    if meant := _nearest(unit, units):
+    if meant := _find_unit(unit, units):
         raise ValueError(f"{text!r} is not a {noun}; did you mean '{number}{meant}'?")
     raise ValueError(f"{unit!r} is not a unit of {noun}; use one of {', '.join(units)}")
 
 
-def _nearest(unit: str, units: Mapping[str, Decimal]) -> str | None:
+def _find_unit(unit: str, units: Mapping[str, Decimal]) -> str | None:
     """The unit that was meant: another spelling, another case, or a slip of the finger."""
     if unit in units:
         return unit
-    if (word := _WORDS.get(unit.lower())) in units:
+    if (word := _UNIT_SPELLINGS.get(unit.lower())) in units:
         return word
     folded = {known.lower(): known for known in units}
-    close = closest(unit.lower(), folded, cutoff=0.5)
+    close = find_closest(unit.lower(), folded, cutoff=0.5)
     return folded[close] if close else None

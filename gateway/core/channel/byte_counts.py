@@ -10,56 +10,56 @@ from collections.abc import Iterable
 from typing import Any, Protocol, Self
 
 
-class Sum(Protocol):
+class ByteSum(Protocol):
     """Of bytes: their number and a checksum, or the like."""
 
     def __add__(self, other: Any, /) -> Self:
         """That of both, one after the other."""
 
-    def since(self, before: Any, /) -> Self:
+    def subtract(self, before: Any, /) -> Self:
         """That of what was added to `before` to come here."""
 
 
-class Counted(bytes):
+class CountedBytes(bytes):
     """Bytes on a wire, and the sum of what they say."""
 
     sum: Any
 
     @classmethod
-    def of(cls, data: bytes, sum: Sum) -> Counted:
+    def create(cls, data: bytes, sum: ByteSum) -> CountedBytes:
         counted = cls(data)
         counted.sum = sum
         return counted
 
 
-class Ledger:
+class ByteCounts:
     """What one client got. Totals are those of its channel. None: the sum of nothing.
 
     rides: it gets what its channel has. That is settled when it stops: 10 us.
     """
 
-    __slots__ = ("_from", "rides", "sum")
+    __slots__ = ("_shared_from", "is_shared", "sum")
 
-    def __init__(self, sum: Sum | None = None) -> None:
+    def __init__(self, sum: ByteSum | None = None) -> None:
         self.sum = sum
-        self._from: Sum | None = None
-        self.rides = False
+        self._shared_from: ByteSum | None = None
+        self.is_shared = False
 
-    def ride(self, total: Sum | None) -> None:
+    def start_shared(self, total: ByteSum | None) -> None:
         """From this total on it gets what its channel has."""
-        self._from, self.rides = total, True
+        self._shared_from, self.is_shared = total, True
 
-    def stop(self, total: Sum | None) -> None:
+    def stop_shared(self, total: ByteSum | None) -> None:
         """Up to this one it did."""
         if total is not None:
-            self._add(total if self._from is None else total.since(self._from))
-        self.rides = False
+            self._add_sum(total if self._shared_from is None else total.subtract(self._shared_from))
+        self.is_shared = False
 
     def add(self, pieces: Iterable[bytes]) -> None:
         """Its own, or a cohort's. What says nothing is not counted."""
         for piece in pieces:
-            if type(piece) is Counted:
-                self._add(piece.sum)
+            if type(piece) is CountedBytes:
+                self._add_sum(piece.sum)
 
-    def _add(self, sum: Sum) -> None:
+    def _add_sum(self, sum: ByteSum) -> None:
         self.sum = sum if self.sum is None else self.sum + sum

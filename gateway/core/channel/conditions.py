@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .exact_json import Number, canonical, number_of
+from .exact_json import Number, normalize_number, parse_number
 
-_COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
+_OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "gt": operator.gt,
     "gte": operator.ge,
     "lt": operator.lt,
     "lte": operator.le,
 }
-BOUNDS: Final = tuple(_COMPARE)
+BOUND_NAMES: Final = tuple(_OPERATORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Condition:
     _bounds: tuple[tuple[Callable[[Any, Any], bool], Number, float], ...] = field(
         init=False, repr=False, compare=False
     )
-    _looks: bool = field(init=False, repr=False, compare=False)
+    _checks_text: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         looks = self.one_of is not None or self.prefix is not None or bool(self.bounds)
@@ -51,55 +51,57 @@ class Condition:
             raise ValueError("a condition without any part; add in, prefix, exists or a range")
         if looks and self.exists is False:
             raise ValueError("what is not there is in no list or range; ask for one of the two")
-        bounds = tuple(sorted({(name, canonical(number)) for name, number in self.bounds}))
-        self._put(
+        bounds = tuple(sorted({(name, normalize_number(number)) for name, number in self.bounds}))
+        self._set_fields(
             one_of=None if self.one_of is None else tuple(sorted(set(self.one_of))),
             exists=None if looks else self.exists,  # what has a text is there
             bounds=bounds,
             _one_of=frozenset(text.encode() for text in self.one_of or ()),
             _prefix=(self.prefix or "").encode(),
-            _bounds=tuple((_COMPARE[name], at, float(at)) for name, at in bounds),
-            _looks=looks,
+            _bounds=tuple((_OPERATORS[name], at, float(at)) for name, at in bounds),
+            _checks_text=looks,
         )
 
-    def _put(self, **values: object) -> None:
+    def _set_fields(self, **values: object) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def any_of(self, found: Iterable[bytes | None]) -> bool:
+    def matches_any(self, found: Iterable[bytes | None]) -> bool:
         """Of what there is under one name, nothing perhaps; None has no text."""
-        if self._looks:
-            return any(each is not None and self._text(each) for each in found)
+        if self._checks_text:
+            return any(each is not None and self._matches_text(each) for each in found)
         return self.exists is any(True for _ in found)
 
-    def field(self, found: Any, text: bytes | None, exactly: Callable[[], str]) -> bool:
+    def matches_field(
+        self, found: Any, text: bytes | None, read_numeral: Callable[[], str]
+    ) -> bool:
         """Of a field that is there.
 
         found: as orjson reads it. text: None for an object or array.
         exactly: says how a number is written in the value.
         """
-        if not self._looks:
+        if not self._checks_text:
             return self.exists is True
         if text is None:
             return False
         if type(found) is int or type(found) is float:
-            return self._listed(text) and self._number(found, exactly)
-        return self._text(text)
+            return self._is_listed(text) and self._is_number_in_bounds(found, read_numeral)
+        return self._matches_text(text)
 
-    def _text(self, text: bytes) -> bool:
-        return self._listed(text) and (not self._bounds or self._numeral(text))
+    def _matches_text(self, text: bytes) -> bool:
+        return self._is_listed(text) and (not self._bounds or self._is_numeral_in_bounds(text))
 
-    def _listed(self, text: bytes) -> bool:
+    def _is_listed(self, text: bytes) -> bool:
         if self.one_of is not None and text not in self._one_of:
             return False
         return not self._prefix or text.startswith(self._prefix)
 
-    def _numeral(self, text: bytes) -> bool:
+    def _is_numeral_in_bounds(self, text: bytes) -> bool:
         # isascii() first: decoding what is no UTF-8 raises.
-        number = number_of(text.decode()) if text.isascii() else None
+        number = parse_number(text.decode()) if text.isascii() else None
         return number is not None and all(holds(number, at) for holds, at, _ in self._bounds)
 
-    def _number(self, found: int | float, exactly: Callable[[], str]) -> bool:
+    def _is_number_in_bounds(self, found: int | float, read_numeral: Callable[[], str]) -> bool:
         for holds, at, near in self._bounds:
             if type(found) is int:
                 if not holds(found, at):
@@ -109,7 +111,7 @@ class Condition:
                 if not holds(found, near):
                     return False
             else:
-                exact = number_of(exactly())
+                exact = parse_number(read_numeral())
                 if exact is None or not holds(exact, at):
                     return False
         return True

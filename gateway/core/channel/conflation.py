@@ -17,20 +17,22 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeAlias
 
-from gateway.core.log.partition_log import Log
+from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Entry, Record, Skip, TopicPartition
 
-from .rings import Rings
+from .ring_budget import RingBudget
 
-COST = 128  # bytes that a record of a stretch counts beside its key and value
-KEY_COST = 96  # bytes of a key and its latest offset; the key itself is the log's
-LOOK_ENTRIES = 4096  # that are looked at in one turn: 1.5 ms
+RECORD_OVERHEAD_BYTES = 128  # bytes that a record of a stretch counts beside its key and value
+KEY_OVERHEAD_BYTES = 96  # bytes of a key and its latest offset; the key itself is the log's
+MAX_SCAN_ENTRIES = 4096  # that are looked at in one turn: 1.5 ms
 
-Accepts: TypeAlias = Callable[[Record], bool] | None
-Key: TypeAlias = bytes | int | Entry  # an offset: a record without a key; itself: what is none
+RecordPredicate: TypeAlias = Callable[[Record], bool] | None
+ConflationKey: TypeAlias = (
+    bytes | int | Entry
+)  # an offset: a record without a key; itself: what is none
 
 
-def latest(entries: Sequence[Entry], accepts: Accepts = None) -> list[Entry]:
+def conflate(entries: Sequence[Entry], accepts: RecordPredicate = None) -> list[Entry]:
     """What is left of one flush, of any partitions: a key is one of its topic, wherever it is."""
     seen: set[tuple[str, bytes]] = set()
     kept: list[Entry] = []
@@ -48,7 +50,7 @@ def latest(entries: Sequence[Entry], accepts: Accepts = None) -> list[Entry]:
     return kept
 
 
-class Stretch:
+class KeyWindow:
     """Entries of one partition that follow each other, and what is left of them.
 
     most: bytes of records to be held; it is `full` from then on. What is added to a full one is
@@ -56,74 +58,79 @@ class Stretch:
     """
 
     __slots__ = (
-        "_accepts", "_held", "_left", "bytes", "end", "epoch", "full", "most", "start", "tp"
+        "_accepts", "_entries", "_remaining", "bytes", "end_offset", "epoch", "is_full", "max_bytes", "start_offset", "tp"
     )  # fmt: skip
 
     def __init__(
-        self, tp: TopicPartition, start: int, epoch: int, most: int, accepts: Accepts = None
+        self,
+        tp: TopicPartition,
+        start: int,
+        epoch: int,
+        max_bytes: int,
+        accepts: RecordPredicate = None,
     ) -> None:
         self.tp = tp
-        self.start = self.end = start
+        self.start_offset = self.end_offset = start
         self.epoch = epoch
-        self.most = most
+        self.max_bytes = max_bytes
         self.bytes = 0
-        self.full = False
+        self.is_full = False
         self._accepts = accepts
-        self._held: dict[Key, Entry] = {}
-        self._left: deque[Entry] | None = None
+        self._entries: dict[ConflationKey, Entry] = {}
+        self._remaining: deque[Entry] | None = None
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Nothing is added any more."""
-        return self._left is not None
+        return self._remaining is not None
 
     @property
-    def done(self) -> bool:
+    def is_drained(self) -> bool:
         """It is closed, and nothing is left."""
-        return self._left is not None and not self._left
+        return self._remaining is not None and not self._remaining
 
     def add(self, entry: Entry) -> None:
         """What comes next."""
-        if self.full:
-            self.replace(entry)
+        if self.is_full:
+            self.discard_replaced(entry)
             return
-        self.end, self.epoch = entry.next, entry.epoch
-        key: Key = entry
+        self.end_offset, self.epoch = entry.next_offset, entry.epoch
+        key: ConflationKey = entry
         if type(entry) is Skip:
             return
         if type(entry) is Record:
             if self._accepts is not None and not self._accepts(entry):
                 return
             key = entry.offset if entry.key is None else entry.key
-            before = self._held.pop(key, None)  # popped, so that the later one stands last
+            before = self._entries.pop(key, None)  # popped, so that the later one stands last
             if before is not None:
-                self.bytes -= weight(before)
-        self._held[key] = entry
-        self.bytes += weight(entry)
-        self.full = self.bytes >= self.most
+                self.bytes -= buffered_size(before)
+        self._entries[key] = entry
+        self.bytes += buffered_size(entry)
+        self.is_full = self.bytes >= self.max_bytes
 
-    def replace(self, entry: Entry) -> None:
+    def discard_replaced(self, entry: Entry) -> None:
         """What comes later: it is not held, but what it replaces is not the latest."""
-        if type(entry) is not Record or entry.key is None or entry.key not in self._held:
+        if type(entry) is not Record or entry.key is None or entry.key not in self._entries:
             return
         if self._accepts is None or self._accepts(entry):
-            self.bytes -= weight(self._held.pop(entry.key))
+            self.bytes -= buffered_size(self._entries.pop(entry.key))
 
     def close(self) -> Sequence[Entry]:
         """What is left, in the order of offsets; the last one leads to `end`."""
-        self._left = deque(self._held.values())
-        self._held.clear()
-        at = self._left[-1].next if self._left else self.start
-        if at != self.end:
-            self._left.append(Skip(self.tp, at, self.end, self.epoch))
-        return self._left
+        self._remaining = deque(self._entries.values())
+        self._entries.clear()
+        at = self._remaining[-1].next_offset if self._remaining else self.start_offset
+        if at != self.end_offset:
+            self._remaining.append(Skip(self.tp, at, self.end_offset, self.epoch))
+        return self._remaining
 
-    def take(self) -> Iterator[Entry]:
+    def drain(self) -> Iterator[Entry]:
         """What is left, which then is no longer."""
-        while self._left:
-            entry = self._left.popleft()
+        while self._remaining:
+            entry = self._remaining.popleft()
             if type(entry) is not Skip:
-                self.bytes -= weight(entry)
+                self.bytes -= buffered_size(entry)
             yield entry
 
 
@@ -141,17 +148,25 @@ class LatestOffsets:
         bytes: What it takes up, counted in `rings`.
     """
 
-    __slots__ = ("__weakref__", "_accepts", "_lineage", "_next", "_offsets", "_rings", "bytes")
+    __slots__ = (
+        "__weakref__",
+        "_accepts",
+        "_lineage",
+        "_next_offset",
+        "_offsets",
+        "_ring_budget",
+        "bytes",
+    )
 
-    def __init__(self, rings: Rings, accepts: Accepts = None) -> None:
+    def __init__(self, ring_budget: RingBudget, accepts: RecordPredicate = None) -> None:
         self.bytes = 0
-        self._rings = rings
+        self._ring_budget = ring_budget
         self._accepts = accepts
         self._offsets: dict[bytes, int] = {}
         self._lineage = -1
-        self._next = 0
+        self._next_offset = 0
 
-    def look(self, log: Log, offset: int, end: int | None) -> None:
+    def scan(self, log: PartitionLog, offset: int, end: int | None) -> None:
         """Take in what the log has got since the last look.
 
         Args:
@@ -160,26 +175,28 @@ class LatestOffsets:
             end: Where the tail stands. What the log has beyond is not sent yet, so that it has
                 replaced nothing.
         """
-        if log.start is None or end is None:
+        if log.start_offset is None or end is None:
             return
         if self._lineage != log.lineage:  # the log went back: what replaced a record may be gone
-            self._forget()
-            self._lineage, self._next = log.lineage, offset
-        if len(self._offsets) > 2 * len(log) + LOOK_ENTRIES:
-            self._offsets = {key: at for key, at in self._offsets.items() if at >= log.start}
-            self._count()
-        self._next = max(self._next, log.start)
-        if self._next >= end or not self._rings.has_room(LOOK_ENTRIES * KEY_COST):
+            self._clear()
+            self._lineage, self._next_offset = log.lineage, offset
+        if len(self._offsets) > 2 * len(log) + MAX_SCAN_ENTRIES:
+            self._offsets = {key: at for key, at in self._offsets.items() if at >= log.start_offset}
+            self._update_size()
+        self._next_offset = max(self._next_offset, log.start_offset)
+        if self._next_offset >= end or not self._ring_budget.has_capacity(
+            MAX_SCAN_ENTRIES * KEY_OVERHEAD_BYTES
+        ):
             return
-        for entry in islice(log.read(self._next), LOOK_ENTRIES):
-            if entry.next > end:
+        for entry in islice(log.iter_entries(self._next_offset), MAX_SCAN_ENTRIES):
+            if entry.next_offset > end:
                 break
-            self._next = entry.next
+            self._next_offset = entry.next_offset
             if type(entry) is not Record or entry.key is None:
                 continue
             if self._accepts is None or self._accepts(entry):
                 self._offsets[entry.key] = entry.offset
-        self._count()
+        self._update_size()
 
     def has_replaced(self, entry: Entry) -> bool:
         """Return whether the log holds a later record of the entry's key."""
@@ -191,19 +208,19 @@ class LatestOffsets:
         """Return the entry, or what passes over it where the log has replaced it."""
         if not self.has_replaced(entry):
             return entry
-        return Skip(entry.tp, entry.offset, entry.next, entry.epoch)
+        return Skip(entry.tp, entry.offset, entry.next_offset, entry.epoch)
 
-    def _count(self) -> None:
-        before, self.bytes = self.bytes, KEY_COST * len(self._offsets)
-        self._rings.bytes += self.bytes - before
+    def _update_size(self) -> None:
+        before, self.bytes = self.bytes, KEY_OVERHEAD_BYTES * len(self._offsets)
+        self._ring_budget.bytes += self.bytes - before
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._offsets = {}
-        self._count()
+        self._update_size()
 
 
-def weight(entry: object) -> int:
+def buffered_size(entry: object) -> int:
     """Bytes that an entry is taken to hold in memory; what is shared is as good as nothing."""
     if type(entry) is not Record:
-        return COST // 2
-    return COST + len(entry.key or b"") + len(entry.value or b"")
+        return RECORD_OVERHEAD_BYTES // 2
+    return RECORD_OVERHEAD_BYTES + len(entry.key or b"") + len(entry.value or b"")

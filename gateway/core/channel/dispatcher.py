@@ -12,89 +12,99 @@ from collections import deque
 from collections.abc import Iterable
 
 from gateway.core.log.record import Entry, Gap, Ready, Record, Skip
-from gateway.core.log.tail import Tail, Turn
+from gateway.core.log.tail import Tail, TailUpdate
 
-from .channel import Channel, Encoder, Event, event_of
-from .conflation import latest
-from .filter_index import Index
+from .channel import Channel, ChannelEvent, Encoder, build_event
+from .conflation import conflate
+from .filter_index import FilterIndex
 from .filters import Filters
 
-MOST_TURNS = 4096
+MAX_UPDATES = 4096
 
 
-class Spread:
+class ChannelDispatcher:
     """The channels of one tail."""
 
     def __init__(self, tail: Tail) -> None:
         self.tail = tail
-        self._whole: set[Channel] = set()
-        self._some: Index[Channel] = Index()
-        turns = range(tail.oldest, tail.seq + 1)
-        self._held: deque[list[Channel]] = deque([] for _ in turns)  # who has chunks of which
+        self._unfiltered: set[Channel] = set()
+        self._filter_index: FilterIndex[Channel] = FilterIndex()
+        turns = range(tail.oldest_seq, tail.seq + 1)
+        self._chunk_holders: deque[list[Channel]] = deque(
+            [] for _ in turns
+        )  # who has chunks of which
 
     def add(self, channel: Channel, filters: Filters) -> None:
         """filters: those that the channel accepts by."""
         if filters.filters:
-            self._some.add(channel, filters)
+            self._filter_index.add(channel, filters)
         else:
-            self._whole.add(channel)
+            self._unfiltered.add(channel)
 
     def remove(self, channel: Channel) -> None:
         """Nobody follows it."""
-        if channel in self._whole:
-            self._whole.remove(channel)
+        if channel in self._unfiltered:
+            self._unfiltered.remove(channel)
         else:
-            self._some.remove(channel)
-        channel.evict(self.tail.seq + 1)
+            self._filter_index.remove(channel)
+        channel.evict_before(self.tail.seq + 1)
 
-    def publish(self, turn: Turn) -> list[Channel]:
+    def publish(self, turn: TailUpdate) -> list[Channel]:
         """Tell what the tail has just taken over; those that have a new chunk."""
-        told = [each for each in self._whole if each.followers and each.publish(turn) is not None]
-        if self._some:
-            told += self._publish_some(turn)
-        self._held[-1] += told
-        self._held.append([])
-        self._trim()
+        told = [
+            each for each in self._unfiltered if each.followers and each.publish(turn) is not None
+        ]
+        if self._filter_index:
+            told += self._publish_filtered(turn)
+        self._chunk_holders[-1] += told
+        self._chunk_holders.append([])
+        self._trim_updates()
         return told
 
-    def announce(self, channel: Channel) -> bool:
+    def announce_position(self, channel: Channel) -> bool:
         """Tell a channel's idle clients where they are; False if they know."""
-        if channel.announce() is None:
+        if channel.announce_position() is None:
             return False
-        self._held[-1].append(channel)
+        self._chunk_holders[-1].append(channel)
         return True
 
-    def _publish_some(self, turn: Turn) -> list[Channel]:
-        of_all = [entry for entry, _ in turn.items if type(entry) not in (Record, Skip)]
+    def _publish_filtered(self, turn: TailUpdate) -> list[Channel]:
+        of_all = [entry for entry, _ in turn.entries if type(entry) not in (Record, Skip)]
         only_ready = all(type(entry) is Ready for entry in of_all)
         gaps = [entry for entry in of_all if type(entry) is Gap]
-        told = self._latest(turn) if self.tail.conflates else self._events(turn)
+        told = (
+            self._select_conflated_events(turn)
+            if self.tail.is_conflated
+            else self._select_events(turn)
+        )
         for channel, events in told.items():
-            chunk = channel.tell(turn, events)
+            chunk = channel.publish_events(turn, events)
             if of_all:
-                records = any(event.stamp is not None for event in events)
-                chunk.only_ready, chunk.gaps = only_ready and not records, gaps
-                chunk.ends = frozenset(entry.tp for entry in of_all if channel.ends_at(entry))
+                records = any(event.timestamp is not None for event in events)
+                chunk.is_only_ready, chunk.gaps = only_ready and not records, gaps
+                chunk.ending_partitions = frozenset(
+                    entry.tp for entry in of_all if channel.should_end_at(entry)
+                )
         return list(told)
 
-    def _events(self, turn: Turn) -> dict[Channel, list[Event]]:
+    def _select_events(self, turn: TailUpdate) -> dict[Channel, list[ChannelEvent]]:
         """What each channel sees. Where ids come in batches, an event has the last text before
         the next one of its channel: past what the channel does not see."""
-        told: dict[Channel, list[Event]] = {}
-        batched, last = not self.tail.exact, dict[Channel, int]()
+        told: dict[Channel, list[ChannelEvent]] = {}
+        batched, last = not self.tail.has_exact_tokens, dict[Channel, int]()
         marked, mark = -1, b""
-        for n, (entry, text) in enumerate(turn.items):
-            made: dict[Encoder, Event | None] = {}
-            for channel in self._concerned(entry):
+        for n, (entry, text) in enumerate(turn.entries):
+            made: dict[Encoder, ChannelEvent | None] = {}
+            for channel in self._find_channels(entry):
                 encoder = channel.encoder
                 if encoder not in made:
-                    made[encoder] = event_of(encoder, entry, text)
+                    made[encoder] = build_event(encoder, entry, text)
                 event = made[encoder]
                 if event is None or not channel.followers:
                     continue
                 events = told.setdefault(channel, [])
                 if batched and events and marked >= last[channel]:
-                    events[-1] = events[-1]._replace(text=mark)
+                    events[-1] = events[-1]._replace(token_text=mark)
                 if batched:
                     last[channel] = n
                 events.append(event)
@@ -102,31 +112,31 @@ class Spread:
                 marked, mark = n, text
         return told
 
-    def _latest(self, turn: Turn) -> dict[Channel, list[Event]]:
+    def _select_conflated_events(self, turn: TailUpdate) -> dict[Channel, list[ChannelEvent]]:
         """What each channel sees of a turn that is conflated."""
         seen: dict[Channel, list[Entry]] = {}
-        for entry, _ in turn.items:
-            for channel in self._concerned(entry):
+        for entry, _ in turn.entries:
+            for channel in self._find_channels(entry):
                 if channel.followers:
                     seen.setdefault(channel, []).append(entry)
-        made = ((channel, _events_of(channel, latest(some))) for channel, some in seen.items())
+        made = ((channel, _build_events(channel, conflate(some))) for channel, some in seen.items())
         return {channel: events for channel, events in made if events}
 
-    def _concerned(self, entry: Entry) -> Iterable[Channel]:
+    def _find_channels(self, entry: Entry) -> Iterable[Channel]:
         if type(entry) is Record:
-            return self._some.find(entry)
-        return () if type(entry) is Skip else self._some
+            return self._filter_index.find(entry)
+        return () if type(entry) is Skip else self._filter_index
 
-    def _trim(self) -> None:
+    def _trim_updates(self) -> None:
         """Keep a bounded number of turns; who holds older chunks lets go of them first."""
         tail = self.tail
-        while tail.seq - tail.oldest > MOST_TURNS:
-            before = tail.oldest + 1
-            for channel in self._held.popleft():
-                channel.evict(before)
-            tail.forget(before)
+        while tail.seq - tail.oldest_seq > MAX_UPDATES:
+            before = tail.oldest_seq + 1
+            for channel in self._chunk_holders.popleft():
+                channel.evict_before(before)
+            tail.forget_updates(before)
 
 
-def _events_of(channel: Channel, entries: Iterable[Entry]) -> list[Event]:
-    made = (event_of(channel.encoder, entry, None) for entry in entries)
+def _build_events(channel: Channel, entries: Iterable[Entry]) -> list[ChannelEvent]:
+    made = (build_event(channel.encoder, entry, None) for entry in entries)
     return [event for event in made if event is not None]

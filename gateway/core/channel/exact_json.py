@@ -16,21 +16,21 @@ from typing import Any, TypeAlias
 
 Number: TypeAlias = int | Decimal
 
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", re.ASCII)
-_INTEGRAL = 40  # digits up to which a number without a fraction is kept as an int
+_NUMBER_PATTERN = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", re.ASCII)
+_MAX_INT_DIGITS = 40  # digits up to which a number without a fraction is kept as an int
 
 
-def reread(data: bytes, number: Callable[[str], Any] = str) -> Any:
+def parse_exact(data: bytes, convert: Callable[[str], Any] = str) -> Any:
     """Strict JSON that orjson has read before, each number as `number` of its text.
 
     Raises RecursionError for what is nested about 1,000 levels deep: orjson reads up to 1,024.
     """
-    return json.loads(data, parse_int=number, parse_float=number)
+    return json.loads(data, parse_int=convert, parse_float=convert)
 
 
-def number_of(text: str) -> Decimal | None:
+def parse_number(text: str) -> Decimal | None:
     """The number that a text is by the grammar of JSON (RFC 8259 6), exactly; None: it is none."""
-    if not _NUMBER.fullmatch(text):
+    if not _NUMBER_PATTERN.fullmatch(text):
         return None
     try:
         return Decimal(text)
@@ -38,7 +38,7 @@ def number_of(text: str) -> Decimal | None:
         return None
 
 
-def canonical(number: Number) -> Number:
+def normalize_number(number: Number) -> Number:
     """The same number with the `repr` that all equal ones have: 10 for 10.0 and 1e1."""
     if not number:
         return 0
@@ -49,6 +49,6 @@ def canonical(number: Number) -> Number:
     while digits[kept - 1] == 0:
         kept -= 1
     exponent += len(digits) - kept
-    if exponent >= 0 and number.adjusted() < _INTEGRAL:
+    if exponent >= 0 and number.adjusted() < _MAX_INT_DIGITS:
         return int(number)
     return Decimal((sign, digits[:kept], exponent))

@@ -10,7 +10,7 @@ def is_glob(text: str) -> bool:
     return "*" in text
 
 
-def fits(pattern: str, name: str) -> bool:
+def matches_glob(pattern: str, name: str) -> bool:
     """Whether the whole name is what the pattern says, in a time linear in its length."""
     first, *rest = pattern.split("*")
     if not rest:

@@ -10,156 +10,172 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from gateway.core.log.partition_log import Log
-from gateway.core.log.position import UNVERIFIED, Place
-from gateway.core.log.record import Entry, Gap, Reason, TopicPartition
+from gateway.core.log.partition_log import PartitionLog
+from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
+from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
 
-from .private_positions import Own
-from .read_buffer import Backlog
-from .shared_cursor import Ride
+from .private_positions import PrivatePositions
+from .read_buffer import ReadBuffer
+from .shared_cursor import SharedCursor
 from .snapshot import Snapshot
-from .snapshot_blocks import Block
-from .write_batch import Portion
+from .snapshot_blocks import SnapshotBlock
+from .write_batch import WriteBatch
 
-QUANTUM = 16 * 1024  # bytes of one partition before another has its turn
-ENTRY_COST = 16  # of the budget, for an entry that may be filtered out
+QUANTUM_BYTES = 16 * 1024  # bytes of one partition before another has its turn
+ENTRY_COST_BYTES = 16  # of the budget, for an entry that may be filtered out
 
 
 class CatchUp:
     """See the module. What has to come from Kafka it `lacks`, and takes from the backlog."""
 
-    __slots__ = ("_backlog", "_conflated", "_own", "_ride", "_turns")
+    __slots__ = ("_buffer", "_conflated_partitions", "_cursor", "_positions", "_round_robin")
 
-    def __init__(self, ride: Ride, own: Own, backlog: Backlog) -> None:
-        self._ride = ride
-        self._own = own
-        self._backlog = backlog
-        self._conflated: set[TopicPartition] = set()  # of these the latest of each key is sent
-        self._turns: deque[TopicPartition] = deque()
+    def __init__(
+        self, cursor: SharedCursor, positions: PrivatePositions, buffer: ReadBuffer
+    ) -> None:
+        self._cursor = cursor
+        self._positions = positions
+        self._buffer = buffer
+        self._conflated_partitions: set[TopicPartition] = (
+            set()
+        )  # of these the latest of each key is sent
+        self._round_robin: deque[TopicPartition] = deque()
 
     def conflate(self, tps: Iterable[TopicPartition]) -> None:
         """Until it rides with these, it is sent the latest of each key."""
-        self._conflated.update(tps)
+        self._conflated_partitions.update(tps)
 
-    def lacks(self, tp: TopicPartition, place: Place) -> bool:
+    def needs_backfill(self, tp: TopicPartition, place: PartitionPosition) -> bool:
         """Does it go on with what no log holds any more?"""
-        tail, snapshot = self._ride.channel.tail, self._ride.snapshot
+        tail, snapshot = self._cursor.channel.tail, self._cursor.snapshot
         log = tail.logs.get(tp)
         if log is None or place.lineage != log.lineage or tail.is_retiring(tp):
             return False
-        if place.offset is None or self._backlog.has(tp) or self._own.is_through(tp):
+        if (
+            place.offset is None
+            or self._buffer.has_pieces(tp)
+            or self._positions.has_reached_end(tp)
+        ):
             return False
-        if snapshot is not None and snapshot.seeks(tp):
+        if snapshot is not None and snapshot.needs_data(tp):
             return True
-        if log.start is None or self._backlog.gathers(tp):
+        if log.start_offset is None or self._buffer.is_gathering(tp):
             return False
-        return place.offset < log.start
+        return place.offset < log.start_offset
 
-    def read(self, portion: Portion) -> None:
+    def read_into(self, portion: WriteBatch) -> None:
         """Send what there is, as much as the portion takes."""
-        ride, turns = self._ride, self._turns
-        conflates = ride.channel.tail.conflates or bool(self._conflated)
-        portion.flush = conflates or ride.snapshot is not None
-        self._turns = turns = deque(tp for tp in turns if tp in self._own)
-        turns.extend(sorted(self._own.keys() - set(turns)))
+        ride, turns = self._cursor, self._round_robin
+        conflates = ride.channel.tail.is_conflated or bool(self._conflated_partitions)
+        portion.has_single_id = conflates or ride.snapshot is not None
+        self._round_robin = turns = deque(tp for tp in turns if tp in self._positions)
+        turns.extend(sorted(self._positions.keys() - set(turns)))
         idle = 0
-        while portion.left > 0 and not ride.ended and idle < len(turns):
+        while portion.remaining_bytes > 0 and not ride.end_reason and idle < len(turns):
             tp = turns[0]
             turns.rotate(-1)
-            idle = 0 if tp in self._own and self._read(tp, portion) else idle + 1
+            idle = 0 if tp in self._positions and self._read_partition(tp, portion) else idle + 1
         if ride.snapshot is not None:
-            self._close(ride.snapshot, portion)
-        portion.sign()
-        if ride.until is not None and all(map(self._own.is_through, self._own)):
-            ride.ended = ride.ended or "until"
+            self._close_snapshot(ride.snapshot, portion)
+        portion.add_id()
+        if ride.end_offsets is not None and all(
+            map(self._positions.has_reached_end, self._positions)
+        ):
+            ride.end_reason = ride.end_reason or "until"
 
-    def join(self, tp: TopicPartition) -> bool:
+    def try_join(self, tp: TopicPartition) -> bool:
         """Give the partition back to the ride if it stands where the tail stands."""
-        ride, place = self._ride, self._own[tp]
+        ride, place = self._cursor, self._positions[tp]
         now = ride.channel.tail.position[tp]
-        if ride.bounded or (place.offset, place.lineage) != (now.offset, now.lineage):
+        if ride.is_bounded or (place.offset, place.lineage) != (now.offset, now.lineage):
             return False
-        if ride.snapshot is not None and (tp in ride.snapshot.left or not ride.snapshot.told):
+        if ride.snapshot is not None and (
+            tp in ride.snapshot.remaining or not ride.snapshot.is_closed
+        ):
             return False
-        self._own.give_back(tp)
-        self._conflated.discard(tp)
-        self._backlog.drop(tp)
+        self._positions.attach(tp)
+        self._conflated_partitions.discard(tp)
+        self._buffer.drop(tp)
         return True
 
-    def _read(self, tp: TopicPartition, portion: Portion) -> bool:
+    def _read_partition(self, tp: TopicPartition, portion: WriteBatch) -> bool:
         """Send what there is of one partition; False if there was nothing."""
-        ride, own = self._ride, self._own
+        ride, own = self._cursor, self._positions
         log = ride.channel.tail.logs.get(tp)
-        if log is None or not self._is_placed(tp, log, portion) or self._is_held(tp):
+        if log is None or not self._rebase_position(tp, log, portion) or self._is_withheld(tp):
             return False
         if ride.credit == 0:
-            return self._rejoin(tp, portion)
-        left = portion.left
-        least = max(0, left - QUANTUM)
-        for entry in self._next(tp, log, portion, least):
-            place = Place(entry.next, entry.epoch, log.lineage)
+            return self._join_in_batch(tp, portion)
+        left = portion.remaining_bytes
+        least = max(0, left - QUANTUM_BYTES)
+        for entry in self._next_entries(tp, log, portion, least):
+            place = PartitionPosition(entry.next_offset, entry.epoch, log.lineage)
             own.put(tp, place)
-            portion.left -= ENTRY_COST
-            if isinstance(entry, Block):
-                portion.send_block(entry, place)
+            portion.remaining_bytes -= ENTRY_COST_BYTES
+            if isinstance(entry, SnapshotBlock):
+                portion.add_block(entry, place)
             else:
-                portion.send(entry, place)
-            spent = portion.left <= least or ride.credit == 0
-            if spent or ride.ended or own.is_through(tp) or self._is_held(tp):
+                portion.add_entry(entry, place)
+            spent = portion.remaining_bytes <= least or ride.credit == 0
+            if spent or ride.end_reason or own.has_reached_end(tp) or self._is_withheld(tp):
                 break
-        return self._rejoin(tp, portion) or portion.left < left
+        return self._join_in_batch(tp, portion) or portion.remaining_bytes < left
 
-    def _rejoin(self, tp: TopicPartition, portion: Portion) -> bool:
-        if not self.join(tp):
+    def _join_in_batch(self, tp: TopicPartition, portion: WriteBatch) -> bool:
+        if not self.try_join(tp):
             return False
-        portion.move(tp, self._ride.channel.tail.position[tp])
+        portion.move(tp, self._cursor.channel.tail.position[tp])
         return True
 
-    def _is_placed(self, tp: TopicPartition, log: Log, portion: Portion) -> bool:
+    def _rebase_position(self, tp: TopicPartition, log: PartitionLog, portion: WriteBatch) -> bool:
         """Bring the place into the log's present lineage, if it can be read at all: one of a
         later lineage waits until the shared read's entries have come to the log."""
-        own, place = self._own, self._own[tp]
-        if place.lineage == UNVERIFIED or place.lineage > log.lineage or log.origin is None:
+        own, place = self._positions, self._positions[tp]
+        if (
+            place.lineage == UNVERIFIED_LINEAGE
+            or place.lineage > log.lineage
+            or log.initial_position is None
+        ):
             return False
-        if place.pending:
-            own.leave(tp, place)
+        if place.is_pending:
+            own.detach(tp, place)
             place = own[tp]
         if place.lineage != log.lineage:
-            self._backlog.drop(tp)
+            self._buffer.drop(tp)
             gap, place = log.rebase(place)
             own.put(tp, place)
             if gap is not None:
-                portion.send(gap, place)
-        parted, sure = log.parted(place)
+                portion.add_entry(gap, place)
+        parted, sure = log.find_divergence(place)
         if parted is None:
             return True
-        self._backlog.drop(tp)
-        own.put(tp, parted if sure else place._replace(lineage=UNVERIFIED))
+        self._buffer.drop(tp)
+        own.put(tp, parted if sure else place._replace(lineage=UNVERIFIED_LINEAGE))
         if sure:
-            portion.send(truncated(tp, place, parted), parted)
+            portion.add_entry(build_truncation_gap(tp, place, parted), parted)
         return sure
 
-    def _is_held(self, tp: TopicPartition) -> bool:
-        snapshot = self._ride.snapshot
-        return snapshot is not None and snapshot.holds(tp)
+    def _is_withheld(self, tp: TopicPartition) -> bool:
+        snapshot = self._cursor.snapshot
+        return snapshot is not None and snapshot.withholds(tp)
 
     # what comes next
 
-    def _next(
-        self, tp: TopicPartition, log: Log, portion: Portion, least: int
-    ) -> Iterator[Entry | Block]:
+    def _next_entries(
+        self, tp: TopicPartition, log: PartitionLog, portion: WriteBatch, min_remaining: int
+    ) -> Iterator[Entry | SnapshotBlock]:
         """least: what is left of the portion when another partition has its turn."""
-        snapshot = self._ride.snapshot
-        if self._own.is_through(tp):
+        snapshot = self._cursor.snapshot
+        if self._positions.has_reached_end(tp):
             return iter(())
         if snapshot is not None and snapshot.is_fresh(tp):
-            return self._backlog.given(tp)
-        if self._ride.channel.tail.conflates or tp in self._conflated:
-            return self._gathered(tp, log, portion, least)
-        return self._backlog.following(tp, log, self._own[tp])
+            return self._buffer.iter_snapshot(tp)
+        if self._cursor.channel.tail.is_conflated or tp in self._conflated_partitions:
+            return self._iter_conflated(tp, log, portion, min_remaining)
+        return self._buffer.iter_following(tp, log, self._positions[tp])
 
-    def _gathered(
-        self, tp: TopicPartition, log: Log, portion: Portion, least: int
+    def _iter_conflated(
+        self, tp: TopicPartition, log: PartitionLog, portion: WriteBatch, min_remaining: int
     ) -> Iterator[Entry]:
         """The latest of each key, of as much as there is; it may take some turns to see it all.
         What is not sent in one turn is what the next one begins with.
@@ -169,39 +185,43 @@ class CatchUp:
         are (8,000 keys of 1 KB, 2,200 records/s, 1,400 taken: 6 s; by stretches alone the age of
         the newest grew by 0.4 s every second).
         """
-        stretch, end = self._backlog.stretch(tp, self._own[tp]), self._end(tp)
-        latest = self._backlog.latest(tp, log, stretch.end) if end is None else None
-        if not stretch.closed:
-            at = Place(stretch.end, stretch.epoch, log.lineage)
-            for entry in self._backlog.following(tp, log, at):
+        stretch, end = self._buffer.get_window(tp, self._positions[tp]), self._conflation_end(tp)
+        latest = (
+            self._buffer.get_latest_offsets(tp, log, stretch.end_offset) if end is None else None
+        )
+        if not stretch.is_closed:
+            at = PartitionPosition(stretch.end_offset, stretch.epoch, log.lineage)
+            for entry in self._buffer.iter_following(tp, log, at):
                 stretch.add(entry if latest is None else latest.skip_replaced(entry))
-                portion.left -= ENTRY_COST
-                if stretch.full or (end is not None and stretch.end >= end):
+                portion.remaining_bytes -= ENTRY_COST_BYTES
+                if stretch.is_full or (end is not None and stretch.end_offset >= end):
                     break
-                if portion.left <= least:
+                if portion.remaining_bytes <= min_remaining:
                     return
             stretch.close()
-        for entry in stretch.take():
+        for entry in stretch.drain():
             yield entry if latest is None else latest.skip_replaced(entry)
 
-    def _end(self, tp: TopicPartition) -> int | None:
+    def _conflation_end(self, tp: TopicPartition) -> int | None:
         """Up to where it may be conflated: what ends there must not lack what came before."""
-        if self._ride.until is not None:
-            return self._ride.until.get(tp, 0)
-        snapshot = self._ride.snapshot
-        return snapshot.ends.get(tp) if snapshot is not None else None
+        if self._cursor.end_offsets is not None:
+            return self._cursor.end_offsets.get(tp, 0)
+        snapshot = self._cursor.snapshot
+        return snapshot.end_offsets.get(tp) if snapshot is not None else None
 
-    def _close(self, snapshot: Snapshot, portion: Portion) -> None:
+    def _close_snapshot(self, snapshot: Snapshot, portion: WriteBatch) -> None:
         """Tell its end when that is due; from then on the client is one as all others."""
-        end = snapshot.end()
+        end = snapshot.close_if_complete()
         if end is not None:
             portion.close_snapshot(end)
-        if not snapshot.left:
-            self._ride.snapshot = None
-            self._conflated.clear()
+        if not snapshot.remaining:
+            self._cursor.snapshot = None
+            self._conflated_partitions.clear()
 
 
-def truncated(tp: TopicPartition, stood: Place, place: Place) -> Gap:
+def build_truncation_gap(
+    tp: TopicPartition, before: PartitionPosition, after: PartitionPosition
+) -> Gap:
     """What became of a place whose log was cut off before it."""
-    assert stood.offset is not None and place.offset is not None
-    return Gap(tp, stood.offset, place.offset, place.epoch, Reason.TRUNCATED)
+    assert before.offset is not None and after.offset is not None
+    return Gap(tp, before.offset, after.offset, after.epoch, GapReason.TRUNCATED)

@@ -10,74 +10,74 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from gateway.core.channel.channel import Chunk, CohortKey
-from gateway.core.log.position import RETIRED, UNVERIFIED, Place, Position
+from gateway.core.log.position import RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition, Position
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.tail import Tail
 
-from .shared_cursor import Ride
+from .shared_cursor import SharedCursor
 
-Reads: TypeAlias = Callable[[TopicPartition], bool]
+PartitionPredicate: TypeAlias = Callable[[TopicPartition], bool]
 
 
-class Own(dict[TopicPartition, Place]):
+class PrivatePositions(dict[TopicPartition, PartitionPosition]):
     """See the module. Set by `put` and taken out by `give_back`."""
 
-    __slots__ = ("_issued", "_key", "_ride")
+    __slots__ = ("_cohort_key", "_cursor", "_issued_at")
 
-    def __init__(self, ride: Ride) -> None:
-        self._ride = ride
-        self._key: CohortKey | None = None  # of those who miss the same
-        self._issued: int | None = None
+    def __init__(self, cursor: SharedCursor) -> None:
+        self._cursor = cursor
+        self._cohort_key: CohortKey | None = None  # of those who miss the same
+        self._issued_at: int | None = None
 
-    def put(self, tp: TopicPartition, place: Place) -> None:
+    def put(self, tp: TopicPartition, place: PartitionPosition) -> None:
         """Read it alone from here on."""
-        if self._ride.snapshot is not None:
-            self._ride.snapshot.moved(tp, place)
+        if self._cursor.snapshot is not None:
+            self._cursor.snapshot.on_moved(tp, place)
         self[tp] = place
-        self._key = None
+        self._cohort_key = None
 
-    def leave(self, tp: TopicPartition, place: Place) -> None:
+    def detach(self, tp: TopicPartition, place: PartitionPosition) -> None:
         """Read it alone from where the ride was. While that was pending, it is where the shared
         read has begun since."""
-        log = self._ride.channel.tail.logs.get(tp)
-        if place.pending and log is not None:
-            place = log.origin or place
+        log = self._cursor.channel.tail.logs.get(tp)
+        if place.is_pending and log is not None:
+            place = log.initial_position or place
         self.put(tp, place)
 
-    def give_back(self, tp: TopicPartition) -> None:
+    def attach(self, tp: TopicPartition) -> None:
         """It stands where the tail stands: it rides from here on."""
         del self[tp]
-        self._key = None
+        self._cohort_key = None
 
-    def part(self, position: Position) -> set[TopicPartition]:
+    def detach_at(self, position: Position) -> set[TopicPartition]:
         """Leave the ride at this position; the partitions that are to be read alone from it."""
-        channel, tail = self._ride.channel, self._ride.channel.tail
-        self._ride.cursor = channel.head
+        channel, tail = self._cursor.channel, self._cursor.channel.tail
+        self._cursor.next_seq = channel.next_seq
         parted: set[TopicPartition] = set()
         for tp, place in position.items():
             if tp not in self and place != tail.position[tp]:
-                self.leave(tp, place)
+                self.detach(tp, place)
                 parted.add(tp)
         return parted
 
-    def without(self, chunk: Chunk) -> bytes:
+    def get_cohort_data(self, chunk: Chunk) -> bytes:
         """What is left of a chunk for those who ride without these."""
-        if self._key is None:
-            pending = any(place.pending for place in self.values())
-            self._issued = self._ride.since if pending else None
-            self._key = (self._issued, *sorted(self.items(), key=lambda item: item[0]))
-        return self._ride.channel.cohort(chunk, self, self._key, self._issued)
+        if self._cohort_key is None:
+            pending = any(place.is_pending for place in self.values())
+            self._issued_at = self._cursor.resolve_since if pending else None
+            self._cohort_key = (self._issued_at, *sorted(self.items(), key=lambda item: item[0]))
+        return self._cursor.channel.get_cohort_data(chunk, self, self._cohort_key, self._issued_at)
 
-    def is_through(self, tp: TopicPartition) -> bool:
+    def has_reached_end(self, tp: TopicPartition) -> bool:
         """Did it come to where the client's stream ends? An unverified place has come nowhere:
         its offset may be of another log."""
-        until, place = self._ride.until, self[tp]
-        if until is None or place.offset is None or place.lineage == UNVERIFIED:
+        until, place = self._cursor.end_offsets, self[tp]
+        if until is None or place.offset is None or place.lineage == UNVERIFIED_LINEAGE:
             return False
         return place.offset >= until.get(tp, 0)
 
 
-class Spared:
+class FastForwardPartitions:
     """Partitions of a token that hold nothing for its client: it is not read from there, but taken
     to where the tail stands, as soon as that is known.
 
@@ -85,25 +85,36 @@ class Spared:
     left:  those of which it is not known yet.
     """
 
-    __slots__ = ("_reads", "left")
+    __slots__ = ("_reads_partition", "remaining")
 
-    def __init__(self, reads: Reads, own: Own) -> None:
-        unread = (tp for tp, place in own.items() if place.lineage == UNVERIFIED)
-        self._reads, self.left = reads, {tp for tp in unread if not reads(tp)}
+    def __init__(self, reads_partition: PartitionPredicate, positions: PrivatePositions) -> None:
+        unread = (tp for tp, place in positions.items() if place.lineage == UNVERIFIED_LINEAGE)
+        self._reads_partition, self.remaining = (
+            reads_partition,
+            {tp for tp in unread if not reads_partition(tp)},
+        )
 
-    def passed(self, own: Own, tail: Tail) -> Iterator[tuple[TopicPartition, Place]]:
+    def iter_ready(
+        self, positions: PrivatePositions, tail: Tail
+    ) -> Iterator[tuple[TopicPartition, PartitionPosition]]:
         """Where those go on of which that is known by now."""
-        for tp in list(self.left):
+        for tp in list(self.remaining):
             now = tail.position.get(tp)
-            if now is not None and now.pending:
+            if now is not None and now.is_pending:
                 continue
-            self.left.discard(tp)
-            if now is not None and self._may_pass(tp, own.get(tp, now), now, tail):
+            self.remaining.discard(tp)
+            if now is not None and self._can_fast_forward(tp, positions.get(tp, now), now, tail):
                 yield tp, now
 
-    def _may_pass(self, tp: TopicPartition, place: Place, now: Place, tail: Tail) -> bool:
+    def _can_fast_forward(
+        self, tp: TopicPartition, place: PartitionPosition, now: PartitionPosition, tail: Tail
+    ) -> bool:
         """No id goes back, and of a topic created anew it is told."""
-        if place.epoch == RETIRED or place.lineage != UNVERIFIED or self._reads(tp):
+        if (
+            place.epoch == RETIRED_EPOCH
+            or place.lineage != UNVERIFIED_LINEAGE
+            or self._reads_partition(tp)
+        ):
             return False
         ahead = (place.offset or 0) > (now.offset or 0)
         return not ahead and not tail.is_retiring(tp)

@@ -12,15 +12,15 @@ from gateway.core.channel.channel import Channel, Chunk
 from gateway.core.log.position import Position
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import TokenWriter
-from gateway.telemetry.traffic import Traffic
+from gateway.telemetry.traffic import StreamCounts
 
-from .slow_client import SlowClient
+from .slow_client import SlowClientPolicy
 from .snapshot import Snapshot
 
-NOBODYS = Traffic()
+UNREPORTED_TRAFFIC = StreamCounts()
 
 
-class Ride:
+class SharedCursor:
     """See the module.
 
     cursor: the number of the chunk that it is sent next.
@@ -38,83 +38,108 @@ class Ride:
     """
 
     __slots__ = (
-        "channel", "count", "credit", "cursor", "ended", "more", "since", "slow", "snapshot",
-        "traffic", "until",
+        "channel",
+        "credit",
+        "end_offsets",
+        "end_reason",
+        "has_more",
+        "next_seq",
+        "remaining_records",
+        "resolve_since",
+        "slow_policy",
+        "snapshot",
+        "traffic",
     )  # fmt: skip
 
     def __init__(
         self,
         channel: Channel,
-        slow: SlowClient = SlowClient.CATCH_UP,
-        until: Mapping[TopicPartition, int] | None = None,
-        count: int | None = None,
+        slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP,
+        end_offsets: Mapping[TopicPartition, int] | None = None,
+        max_records: int | None = None,
         credit: int | None = None,
-        since: int | None = None,
+        resolve_since: int | None = None,
         snapshot: Snapshot | None = None,
-        traffic: Traffic = NOBODYS,
+        traffic: StreamCounts = UNREPORTED_TRAFFIC,
     ) -> None:
         self.channel = channel
-        self.slow = slow
-        self.until = until
-        self.count = count
+        self.slow_policy = slow_policy
+        self.end_offsets = end_offsets
+        self.remaining_records = max_records
         self.credit = credit
-        self.since = since
+        self.resolve_since = resolve_since
         self.snapshot = snapshot
         self.traffic = traffic
-        self.cursor = channel.head
-        self.ended: str | None = None
-        self.more = False
+        self.next_seq = channel.next_seq
+        self.end_reason: str | None = None
+        self.has_more = False
 
     @property
-    def bounded(self) -> bool:
+    def is_bounded(self) -> bool:
         """It ends by itself, and reads alone until then."""
-        return self.until is not None or self.count is not None
+        return self.end_offsets is not None or self.remaining_records is not None
 
-    def along(self, budget: int) -> bytes:
+    def read_chunks(self, max_bytes: int) -> bytes:
         """About `budget` bytes of the chunks that come next, whole. Where there is `more` and
         nothing came, there is credit for a part of the next one."""
         channel, out, short = self.channel, list[bytes](), False
-        while self.cursor < channel.head and budget > 0 and not self.ended:
-            chunk = channel.chunk(self.cursor)
-            if self.credit is not None and not self.pays(chunk, {}):
+        while self.next_seq < channel.next_seq and max_bytes > 0 and not self.end_reason:
+            chunk = channel.get_chunk(self.next_seq)
+            if self.credit is not None and not self.spend_credit(chunk, {}):
                 short = self.credit > 0
                 break
-            self.cursor += 1
-            self.note(chunk)
+            self.next_seq += 1
+            self.count_sent(chunk)
             out.append(chunk.data)
-            budget -= len(chunk.data)
-            if chunk.ends:
-                self.ended = "offset-out-of-range"
-        self.more = (short or budget <= 0) and not self.ended
+            max_bytes -= len(chunk.data)
+            if chunk.ending_partitions:
+                self.end_reason = "offset-out-of-range"
+        self.has_more = (short or max_bytes <= 0) and not self.end_reason
         return out[0] if len(out) == 1 else b"".join(out)
 
-    def pays(self, chunk: Chunk, own: Position) -> bool:
+    def spend_credit(self, chunk: Chunk, private_positions: Position) -> bool:
         """Is there credit for all that it has for this client? It is taken off then."""
         assert self.credit is not None
-        cost = sum(event.stamp is not None and event.tp not in own for event in chunk.events)
+        cost = sum(
+            event.timestamp is not None and event.tp not in private_positions
+            for event in chunk.events
+        )
         if cost > self.credit:
             return False
         self.credit -= cost
         return True
 
-    def note(self, chunk: Chunk, own: Container[TopicPartition] = ()) -> None:
+    def count_sent(self, chunk: Chunk, private_positions: Container[TopicPartition] = ()) -> None:
         """It is sent this, but for these partitions."""
-        events = [each for each in chunk.events if each.tp not in own] if own else chunk.events
-        self.traffic.sent(events)
+        events = (
+            [each for each in chunk.events if each.tp not in private_positions]
+            if private_positions
+            else chunk.events
+        )
+        self.traffic.count_sent(events)
         if chunk.gaps:
-            self.traffic.told(gap.reason for gap in chunk.gaps if gap.tp not in own)
+            self.traffic.count_gaps(
+                gap.reason for gap in chunk.gaps if gap.tp not in private_positions
+            )
 
-    def places_with(self, own: Position) -> Position:
+    def merge_positions(self, private_positions: Position) -> Position:
         """Where the client stands, partition by partition."""
         channel, tail = self.channel, self.channel.tail
-        if self.cursor == channel.head:
-            return {**tail.position, **own}
-        return {**tail.position_before(channel.chunk(self.cursor).turn), **own}
+        if self.next_seq == channel.next_seq:
+            return {**tail.position, **private_positions}
+        return {
+            **tail.position_before(channel.get_chunk(self.next_seq).update_seq),
+            **private_positions,
+        }
 
-    def writer(self, own: Position) -> TokenWriter:
+    def create_token_writer(self, private_positions: Position) -> TokenWriter:
         """Ids from where the client stands."""
-        at_head = self.cursor == self.channel.head
-        writer = self.channel.tail.writer(own if at_head else self.places_with(own))
-        if self.since is not None and any(place.pending for place in own.values()):
-            writer.issue(self.since)
+        at_head = self.next_seq == self.channel.next_seq
+        writer = self.channel.tail.create_token_writer(
+            private_positions if at_head else self.merge_positions(private_positions)
+        )
+        if self.resolve_since is not None and any(
+            place.is_pending for place in private_positions.values()
+        ):
+            writer.set_issued(self.resolve_since)
         return writer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class SlowClient(StrEnum):
+class SlowClientPolicy(StrEnum):
     """What happens to a client that falls out of its channel's ring."""
 
     CATCH_UP = "catchUp"

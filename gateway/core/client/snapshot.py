@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.core.channel.filters import ALL, Filters
-from gateway.core.log.position import UNVERIFIED, Place
+from gateway.core.channel.filters import MATCH_ALL, Filters
+from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.log.record import SnapshotEnd, TopicPartition
 
 
@@ -25,50 +25,59 @@ class Snapshot:
     overdue: those that are left cannot be read now; they are not waited for.
     """
 
-    __slots__ = ("ends", "filters", "fresh", "left", "overdue", "records", "told", "topics")
+    __slots__ = (
+        "end_offsets",
+        "filters",
+        "fresh",
+        "is_closed",
+        "is_overdue",
+        "records",
+        "remaining",
+        "topics",
+    )
 
     def __init__(
         self,
         topics: Iterable[str],
         partitions: Iterable[TopicPartition],
         fresh: Iterable[TopicPartition],
-        filters: Filters = ALL,
+        filters: Filters = MATCH_ALL,
     ) -> None:
         self.topics = tuple(topics)
-        self.left = set(partitions)
+        self.remaining = set(partitions)
         self.fresh = set(fresh)
         self.filters = filters
-        self.ends: dict[TopicPartition, int] = {}
+        self.end_offsets: dict[TopicPartition, int] = {}
         self.records = 0
-        self.overdue = self.told = False
+        self.is_overdue = self.is_closed = False
 
     def is_fresh(self, tp: TopicPartition) -> bool:
         """Is its table being sent?"""
-        return tp in self.left and tp in self.fresh
+        return tp in self.remaining and tp in self.fresh
 
-    def seeks(self, tp: TopicPartition) -> bool:
+    def needs_data(self, tp: TopicPartition) -> bool:
         """Is something of it to be found out, or to be brought?"""
-        return tp in self.left and (tp in self.fresh or tp not in self.ends)
+        return tp in self.remaining and (tp in self.fresh or tp not in self.end_offsets)
 
-    def holds(self, tp: TopicPartition) -> bool:
+    def withholds(self, tp: TopicPartition) -> bool:
         """Is nothing more of it to be sent for now?"""
-        return tp not in self.ends if tp in self.left else not self.told
+        return tp not in self.end_offsets if tp in self.remaining else not self.is_closed
 
-    def moved(self, tp: TopicPartition, place: Place) -> None:
+    def on_moved(self, tp: TopicPartition, place: PartitionPosition) -> None:
         """Its place is another one."""
-        end = self.ends.get(tp)
-        if end is None or place.offset is None or place.lineage == UNVERIFIED:
+        end = self.end_offsets.get(tp)
+        if end is None or place.offset is None or place.lineage == UNVERIFIED_LINEAGE:
             return
         if place.offset >= end:
-            self.left.discard(tp)
+            self.remaining.discard(tp)
 
-    def parted(self, tp: TopicPartition) -> None:
+    def forget_end(self, tp: TopicPartition) -> None:
         """Its log went back: the end that is known is of its past."""
-        self.ends.pop(tp, None)
+        self.end_offsets.pop(tp, None)
 
-    def end(self) -> SnapshotEnd | None:
+    def close_if_complete(self) -> SnapshotEnd | None:
         """What closes it, once, when that is due."""
-        if self.told or (self.left and not self.overdue):
+        if self.is_closed or (self.remaining and not self.is_overdue):
             return None
-        self.told = True
-        return SnapshotEnd(self.topics, self.records, tuple(sorted(self.left)))
+        self.is_closed = True
+        return SnapshotEnd(self.topics, self.records, tuple(sorted(self.remaining)))

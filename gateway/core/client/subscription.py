@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gateway.core.channel.byte_counts import Counted, Ledger, Sum
+from gateway.core.channel.byte_counts import ByteCounts, ByteSum, CountedBytes
 from gateway.core.channel.channel import Channel
-from gateway.core.log.position import NO_EPOCH, Place, Position
+from gateway.core.log.position import NO_EPOCH, PartitionPosition, Position
 from gateway.core.log.record import Entry, Gap, TopicPartition
-from gateway.telemetry.traffic import Traffic
+from gateway.telemetry.traffic import StreamCounts
 
-from .private_positions import Reads
-from .private_reader import Alone
-from .shared_cursor import NOBODYS, Ride
-from .slow_client import SlowClient
+from .private_positions import PartitionPredicate
+from .private_reader import PrivateReader
+from .shared_cursor import UNREPORTED_TRAFFIC, SharedCursor
+from .slow_client import SlowClientPolicy
 from .snapshot import Snapshot
-from .snapshot_blocks import Block
+from .snapshot_blocks import SnapshotBlock
 
 
-class Subscription(Ride):
+class Subscription(SharedCursor):
     """See the module, and `Ride` for the terms.
 
     own:   places that differ from the channel's, or may; also of partitions that only its
@@ -35,216 +35,224 @@ class Subscription(Ride):
     got:   the sum of what its client got before.
     """
 
-    __slots__ = ("_ledger", "alone", "wake")
+    __slots__ = ("_byte_counts", "private_reader", "wake")
 
     def __init__(
         self,
         channel: Channel,
-        own: Mapping[TopicPartition, Place] | None = None,
+        positions: Mapping[TopicPartition, PartitionPosition] | None = None,
         *,
-        slow: SlowClient = SlowClient.CATCH_UP,
-        until: Mapping[TopicPartition, int] | None = None,
-        count: int | None = None,
+        slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP,
+        end_offsets: Mapping[TopicPartition, int] | None = None,
+        max_records: int | None = None,
         credit: int | None = None,
-        since: int | None = None,
+        resolve_since: int | None = None,
         snapshot: Snapshot | None = None,
-        traffic: Traffic = NOBODYS,
-        reads: Reads | None = None,
-        got: Sum | None = None,
+        traffic: StreamCounts = UNREPORTED_TRAFFIC,
+        reads_partition: PartitionPredicate | None = None,
+        delivered_sum: ByteSum | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(channel, slow, until, count, credit, since, snapshot, traffic)
+        super().__init__(
+            channel, slow_policy, end_offsets, max_records, credit, resolve_since, snapshot, traffic
+        )
         self.wake = wake
         # if what it gets is counted
-        self._ledger: Ledger | None = None if got is None else Ledger(got)
-        self.alone: Alone | None = None
-        if self.bounded:
-            self.part({**channel.tail.position, **(own or {})})
-        elif own:
-            self.part(own)
+        self._byte_counts: ByteCounts | None = (
+            None if delivered_sum is None else ByteCounts(delivered_sum)
+        )
+        self.private_reader: PrivateReader | None = None
+        if self.is_bounded:
+            self.read_privately({**channel.tail.position, **(positions or {})})
+        elif positions:
+            self.read_privately(positions)
         if snapshot is not None:
-            self.reader().conflate(snapshot.left - snapshot.fresh)
-            for tp, offset in (until or {}).items():
-                self.ends(tp, offset)
-        if reads is not None and self.alone is not None:
-            self.alone.spare(reads)
+            self.ensure_private_reader().conflate(snapshot.remaining - snapshot.fresh)
+            for tp, offset in (end_offsets or {}).items():
+                self.set_snapshot_end(tp, offset)
+        if reads_partition is not None and self.private_reader is not None:
+            self.private_reader.spare(reads_partition)
         channel.followers.add(self)
-        channel.sleepers.add(self)
+        channel.followers_to_wake.add(self)
 
     def close(self) -> None:
         self.channel.followers.discard(self)
-        self.channel.sleepers.discard(self)
+        self.channel.followers_to_wake.discard(self)
         self.channel.tail.readers.discard(self)
 
     @property
-    def own(self) -> Position:
+    def private_positions(self) -> Position:
         """The places of what it reads alone."""
-        return self.alone.own if self.alone is not None else {}
+        return self.private_reader.positions if self.private_reader is not None else {}
 
     @property
-    def rides(self) -> bool:
+    def is_fully_shared(self) -> bool:
         """Is whatever its channel publishes all that it is to be sent?"""
-        return self.alone is None and self.credit is None and self.ended is None
+        return self.private_reader is None and self.credit is None and self.end_reason is None
 
-    def part(self, places: Mapping[TopicPartition, Place]) -> None:
+    def read_privately(self, places: Mapping[TopicPartition, PartitionPosition]) -> None:
         """Read these partitions alone from these places on."""
-        own = self.reader().own
+        own = self.ensure_private_reader().positions
         for tp, place in places.items():
             own.put(tp, place)
 
-    def reader(self) -> Alone:
-        if self.alone is None:
-            self._stop()
-            self.alone = Alone(self)
+    def ensure_private_reader(self) -> PrivateReader:
+        if self.private_reader is None:
+            self._stop_counting_shared()
+            self.private_reader = PrivateReader(self)
             self.channel.tail.readers.add(self)
-        return self.alone
+        return self.private_reader
 
     # what its client gets
 
     def begin(self) -> tuple[list[TopicPartition], bytes]:
         """The partitions that cannot be read yet, and the id of the first block."""
         channel, tail = self.channel, self.channel.tail
-        while self.cursor < channel.head and channel.chunk(self.cursor).only_ready:
-            self.cursor += 1
-        return list(tail.readiness.pending()), self.position
+        while self.next_seq < channel.next_seq and channel.get_chunk(self.next_seq).is_only_ready:
+            self.next_seq += 1
+        return list(tail.readiness.list_pending()), self.token
 
     @property
-    def position(self) -> bytes:
+    def token(self) -> bytes:
         """The id of where its client stands, once it has all that was taken."""
-        if self.alone is None and self.cursor == self.channel.head:
-            return self.channel.token(self.channel.tail.text)
-        return self.channel.token(self.writer(self.own).text())
+        if self.private_reader is None and self.next_seq == self.channel.next_seq:
+            return self.channel.build_token(self.channel.tail.token_text)
+        return self.channel.build_token(self.create_token_writer(self.private_positions).to_text())
 
-    def take(self, budget: int) -> bytes:
+    def take(self, max_bytes: int) -> bytes:
         """About `budget` bytes that can be sent now; empty while there are none.
 
         `more` tells whether another call would go on at once (a filter may let nothing
         through for a while; the loop must have its turn).
         """
-        self.more = False
-        if self.ended:
+        self.has_more = False
+        if self.end_reason:
             return b""
-        if self.alone is None:
-            data = self.along(budget)
-            if data or not self.more:
+        if self.private_reader is None:
+            data = self.read_chunks(max_bytes)
+            if data or not self.has_more:
                 return data
-        reader = self.reader()
-        pieces = reader.take(budget)
-        self.add(*pieces)
-        if reader.over:
-            self.alone = None
+        reader = self.ensure_private_reader()
+        pieces = reader.take(max_bytes)
+        self.count_private(*pieces)
+        if reader.is_done:
+            self.private_reader = None
             self.channel.tail.readers.discard(self)
-            self._ride_on()
+            self._resume_counting_shared()
         return b"".join(pieces)
 
     # what it got, where its wire counts that
 
     @property
-    def got(self) -> Sum | None:
+    def delivered_sum(self) -> ByteSum | None:
         """The sum of all of it; None on wires that count nothing."""
-        if self._ledger is None:
+        if self._byte_counts is None:
             return None
-        self._stop()
-        self._ride_on()
-        return self._ledger.sum
+        self._stop_counting_shared()
+        self._resume_counting_shared()
+        return self._byte_counts.sum
 
-    def add(self, *pieces: bytes) -> None:
+    def count_private(self, *pieces: bytes) -> None:
         """Its client gets these besides what all have. Where the first are counted, all is."""
-        if self._ledger is None:
-            if not (pieces and type(pieces[0]) is Counted):
+        if self._byte_counts is None:
+            if not (pieces and type(pieces[0]) is CountedBytes):
                 return
-            self._ledger = Ledger()
-        self._stop()
-        self._ledger.add(pieces)
-        self._ride_on()
+            self._byte_counts = ByteCounts()
+        self._stop_counting_shared()
+        self._byte_counts.add(pieces)
+        self._resume_counting_shared()
 
-    def _stop(self) -> None:
-        if self._ledger is not None and self._ledger.rides:
-            self._ledger.stop(self.channel.total_before(self.cursor))
+    def _stop_counting_shared(self) -> None:
+        if self._byte_counts is not None and self._byte_counts.is_shared:
+            self._byte_counts.stop_shared(self.channel.total_before(self.next_seq))
 
-    def _ride_on(self) -> None:
-        if self._ledger is not None and self.alone is None:
-            self._ledger.ride(self.channel.total_before(self.cursor))
+    def _resume_counting_shared(self) -> None:
+        if self._byte_counts is not None and self.private_reader is None:
+            self._byte_counts.start_shared(self.channel.total_before(self.next_seq))
 
     # stepping aside while somebody else sees to what it is sent
 
-    def places(self) -> Position:
+    def get_position(self) -> Position:
         """Where it stands, partition by partition."""
-        return self.places_with(self.own)
+        return self.merge_positions(self.private_positions)
 
-    def step_aside(self) -> None:
+    def detach(self) -> None:
         """Hear no more of the channel."""
-        self._stop()
+        self._stop_counting_shared()
         self.close()
 
-    def go_on(self, places: Position, cursor: int | None = None) -> None:
+    def reattach(self, places: Position, next_seq: int | None = None) -> None:
         """Follow the channel again: from these places, which are those before this chunk."""
         channel, tail = self.channel, self.channel.tail
-        self.alone = None
+        self.private_reader = None
         channel.followers.add(self)
-        channel.sleepers.add(self)
-        if cursor is not None and cursor >= channel.first:
-            self.cursor = cursor
-            self._ride_on()
+        channel.followers_to_wake.add(self)
+        if next_seq is not None and next_seq >= channel.first_seq:
+            self.next_seq = next_seq
+            self._resume_counting_shared()
             return
-        self.cursor = channel.head
-        since = {tp: Place(0, NO_EPOCH, log.lineage) for tp, log in tail.logs.items()}
+        self.next_seq = channel.next_seq
+        since = {tp: PartitionPosition(0, NO_EPOCH, log.lineage) for tp, log in tail.logs.items()}
         for tp, place in {**since, **places}.items():  # those that came since, from their first
             if place != tail.position.get(tp):
-                self.reader().own.leave(tp, place)
-        self._ride_on()
+                self.ensure_private_reader().positions.detach(tp, place)
+        self._resume_counting_shared()
 
     # what must be found out first
 
-    def unverified(self) -> list[tuple[TopicPartition, Place]]:
+    def list_unverified(self) -> list[tuple[TopicPartition, PartitionPosition]]:
         """Places that came with a token and were not held against the log yet."""
-        return self.alone.unverified() if self.alone is not None else []
+        return self.private_reader.list_unverified() if self.private_reader is not None else []
 
-    def verified(self, tp: TopicPartition, place: Place, gap: Gap | None = None) -> None:
+    def on_verified(
+        self, tp: TopicPartition, place: PartitionPosition, gap: Gap | None = None
+    ) -> None:
         """The log has the place, or `gap` says what became of it; `place` is where to go on."""
-        self.reader().verified(tp, place, gap)
+        self.ensure_private_reader().on_verified(tp, place, gap)
 
-    def retire(self, tp: TopicPartition) -> None:
+    def mark_retired(self, tp: TopicPartition) -> None:
         """The place turned out to be of an earlier topic of this name."""
-        self.reader().retire(tp)
+        self.ensure_private_reader().mark_retired(tp)
 
     @property
-    def backlog(self) -> int:
+    def buffered_bytes(self) -> int:
         """Bytes of records from Kafka that wait to be taken."""
-        return self.alone.backlog if self.alone is not None else 0
+        return self.private_reader.buffered_bytes if self.private_reader is not None else 0
 
-    def shed(self) -> None:
+    def discard_backfill(self) -> None:
         """Forget records from Kafka that wait to be taken; they are read again in their turn."""
-        if self.alone is not None:
-            self.alone.shed()
+        if self.private_reader is not None:
+            self.private_reader.discard_backfill()
 
-    def lacks(self) -> list[tuple[TopicPartition, Place]]:
+    def list_backfills(self) -> list[tuple[TopicPartition, PartitionPosition]]:
         """What has to come from Kafka, because no log holds it any more."""
-        return self.alone.lacks() if self.alone is not None else []
+        return self.private_reader.list_backfills() if self.private_reader is not None else []
 
-    def feed(self, tp: TopicPartition, place: Place, entries: Iterable[Entry]) -> None:
+    def feed(self, tp: TopicPartition, place: PartitionPosition, entries: Iterable[Entry]) -> None:
         """Entries from Kafka from `place` on; nothing if the client has moved on meanwhile."""
-        if self.alone is not None:
-            self.alone.feed(tp, place, entries)
+        if self.private_reader is not None:
+            self.private_reader.feed(tp, place, entries)
 
-    def bring(self, tp: TopicPartition, place: Place, pieces: Iterable[Entry | Block]) -> None:
+    def feed_snapshot(
+        self, tp: TopicPartition, place: PartitionPosition, pieces: Iterable[Entry | SnapshotBlock]
+    ) -> None:
         """What its snapshot has of a partition from `place` on."""
-        if self.alone is not None:
-            self.alone.bring(tp, place, pieces)
+        if self.private_reader is not None:
+            self.private_reader.feed_snapshot(tp, place, pieces)
 
-    def ends(self, tp: TopicPartition, offset: int) -> None:
+    def set_snapshot_end(self, tp: TopicPartition, offset: int) -> None:
         """Where its snapshot of a partition ends, found out."""
-        if self.snapshot is None or tp not in self.snapshot.left:
+        if self.snapshot is None or tp not in self.snapshot.remaining:
             return
-        if self.until is not None:
-            offset = min(offset, self.until.get(tp, 0))
-        self.snapshot.ends[tp] = offset
-        self.snapshot.moved(tp, self.own[tp])
+        if self.end_offsets is not None:
+            offset = min(offset, self.end_offsets.get(tp, 0))
+        self.snapshot.end_offsets[tp] = offset
+        self.snapshot.on_moved(tp, self.private_positions[tp])
 
-    def fall(
+    def fall_behind(
         self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
     ) -> None:
         """Fell out of the ring, where its position was this one. See `channel.Follower`."""
-        if is_slow and self.slow is SlowClient.DISCONNECT:
-            self.ended = "slow"  # its first id may be yet to come: the places are kept
-        self.reader().fall(position, notices, is_slow=is_slow)
+        if is_slow and self.slow_policy is SlowClientPolicy.DISCONNECT:
+            self.end_reason = "slow"  # its first id may be yet to come: the places are kept
+        self.ensure_private_reader().fall_behind(position, notices, is_slow=is_slow)

@@ -22,174 +22,184 @@ from operator import attrgetter
 from typing import Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
-from gateway.core.channel.conflation import weight
-from gateway.core.log.position import Place
-from gateway.core.log.record import BACK, Entry, Gap, Reason, Record, Skip, TopicPartition
+from gateway.core.channel.conflation import buffered_size
+from gateway.core.log.position import PartitionPosition
+from gateway.core.log.record import (
+    REWIND_REASONS,
+    Entry,
+    Gap,
+    GapReason,
+    Record,
+    Skip,
+    TopicPartition,
+)
 
-Key: TypeAlias = bytes | int  # an offset: of a record without a key, or of a gap
+TableKey: TypeAlias = bytes | int  # an offset: of a record without a key, or of a gap
 
-_offset = attrgetter("offset")
+_get_offset = attrgetter("offset")
 
 
-class Shown(Protocol):
+class EncodedSnapshot(Protocol):
     """What a view makes of an edition."""
 
     bytes: int
 
 
-class Edition:
+class TableSnapshot:
     """A table at one instant. `end`: where it goes on from there. `shown`: what views make of
     it, by their channels; see `snapshot_blocks`."""
 
-    __slots__ = ("__weakref__", "_by_key", "end", "entries", "shown", "tp")
+    __slots__ = ("__weakref__", "_by_key", "encoded_by_channel", "end_position", "entries", "tp")
 
-    def __init__(self, tp: TopicPartition, entries: Sequence[Record | Gap], end: Place) -> None:
+    def __init__(
+        self, tp: TopicPartition, entries: Sequence[Record | Gap], end: PartitionPosition
+    ) -> None:
         self.tp = tp
         self.entries = entries
-        self.end = end
-        self.shown: WeakKeyDictionary[object, Shown] = WeakKeyDictionary()
+        self.end_position = end
+        self.encoded_by_channel: WeakKeyDictionary[object, EncodedSnapshot] = WeakKeyDictionary()
         self._by_key: dict[bytes, Record] | None = None
 
-    def index(self, offset: int) -> int:
+    def find_index(self, offset: int) -> int:
         """Of the first entry from an offset on."""
-        return bisect_left(self.entries, offset, key=_offset)
+        return bisect_left(self.entries, offset, key=_get_offset)
 
-    def narrowed(self, keys: Iterable[bytes]) -> Edition:
+    def select_keys(self, keys: Iterable[bytes]) -> TableSnapshot:
         """What it has of some keys; that is looked up, not searched."""
         if self._by_key is None:
             records = (entry for entry in self.entries if type(entry) is Record)
             self._by_key = {record.key: record for record in records if record.key is not None}
         found: list[Record | Gap] = [e for e in self.entries if type(e) is Gap]
         found += [self._by_key[key] for key in keys if key in self._by_key]
-        return Edition(self.tp, sorted(found, key=_offset), self.end)
+        return TableSnapshot(self.tp, sorted(found, key=_get_offset), self.end_position)
 
-    def read(self, offset: int, most: int) -> list[Entry]:
+    def read(self, offset: int, max_bytes: int) -> list[Entry]:
         """What it has from an offset on, about `most` bytes of it; the last entry leads to where
         the next ones are to be read, or to the end."""
         found: list[Entry] = []
-        first = self.index(offset)
+        first = self.find_index(offset)
         for entry in islice(self.entries, first, None):
             found.append(entry)
-            most -= weight(entry)
-            if most <= 0:
+            max_bytes -= buffered_size(entry)
+            if max_bytes <= 0:
                 break
-        assert self.end.offset is not None
-        at = found[-1].next if found else offset
-        if first + len(found) == len(self.entries) and at < self.end.offset:
-            found.append(Skip(self.tp, at, self.end.offset, self.end.epoch))
+        assert self.end_position.offset is not None
+        at = found[-1].next_offset if found else offset
+        if first + len(found) == len(self.entries) and at < self.end_position.offset:
+            found.append(Skip(self.tp, at, self.end_position.offset, self.end_position.epoch))
         return found
 
 
-class Table:
+class KeyTable:
     """The table of one partition, from its first record up to `place`.
 
     start: where it begins; what lies before was never read.
     """
 
-    __slots__ = ("_edition", "_held", "bytes", "place", "tp")
+    __slots__ = ("_entries", "_snapshot", "bytes", "position", "tp")
 
-    def __init__(self, tp: TopicPartition, start: Place) -> None:
+    def __init__(self, tp: TopicPartition, position: PartitionPosition) -> None:
         self.tp = tp
-        self.place = start
+        self.position = position
         self.bytes = 0
-        self._held: dict[Key, Record | Gap] = {}
-        self._edition: Edition | None = None
+        self._entries: dict[TableKey, Record | Gap] = {}
+        self._snapshot: TableSnapshot | None = None
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
     def apply(self, entries: Iterable[Entry]) -> bool:
         """What follows; False where the log went back: what a record had replaced that is no more
         is not known here, and the table is to be made anew."""
         for entry in entries:
-            if type(entry) is Gap and entry.reason in BACK:
+            if type(entry) is Gap and entry.reason in REWIND_REASONS:
                 return False
-            self.place = Place(entry.next, entry.epoch, self.place.lineage)
-            self._edition = None
+            self.position = PartitionPosition(entry.next_offset, entry.epoch, self.position.lineage)
+            self._snapshot = None
             if type(entry) is Record:
                 self._put(entry)
-            elif type(entry) is Gap and entry.reason is Reason.CORRUPT:
-                self._held[entry.offset] = entry
-                self.bytes += weight(entry)
+            elif type(entry) is Gap and entry.reason is GapReason.CORRUPT:
+                self._entries[entry.offset] = entry
+                self.bytes += buffered_size(entry)
         return True
 
-    def get(self, key: Key) -> Record | None:
+    def get(self, key: TableKey) -> Record | None:
         """The latest record of a key; None if there is none, or it is deleted."""
-        held = self._held.get(key)
+        held = self._entries.get(key)
         return held if type(held) is Record else None
 
     @property
-    def held(self) -> int:
+    def total_bytes(self) -> int:
         """Bytes in memory, with what was encoded of it."""
-        shown = self._edition.shown.values() if self._edition is not None else ()
+        shown = self._snapshot.encoded_by_channel.values() if self._snapshot is not None else ()
         return self.bytes + sum(each.bytes for each in shown)
 
-    def edition(self) -> Edition:
+    def take_snapshot(self) -> TableSnapshot:
         """The table as it is now."""
-        if self._edition is None:
-            self._edition = Edition(self.tp, list(self._held.values()), self.place)
-        return self._edition
+        if self._snapshot is None:
+            self._snapshot = TableSnapshot(self.tp, list(self._entries.values()), self.position)
+        return self._snapshot
 
-    def prune(self, start: int) -> None:
+    def prune(self, start_offset: int) -> None:
         """Kafka has nothing before this offset any more."""
-        gone: list[Key] = []
-        for key, entry in self._held.items():
-            if entry.offset >= start:
+        gone: list[TableKey] = []
+        for key, entry in self._entries.items():
+            if entry.offset >= start_offset:
                 break
             gone.append(key)
         for key in gone:
             self._drop(key)
-            self._edition = None
+            self._snapshot = None
 
     def _put(self, record: Record) -> None:
-        key: Key = record.offset if record.key is None else record.key
-        if key in self._held:
+        key: TableKey = record.offset if record.key is None else record.key
+        if key in self._entries:
             self._drop(key)  # so that the later one stands last
         if record.key is None or record.value is not None:
-            self._held[key] = record
-            self.bytes += weight(record)
+            self._entries[key] = record
+            self.bytes += buffered_size(record)
 
-    def _drop(self, key: Key) -> None:
-        self.bytes -= weight(self._held.pop(key))
+    def _drop(self, key: TableKey) -> None:
+        self.bytes -= buffered_size(self._entries.pop(key))
 
 
-class History(Table):
+class RecordHistory(KeyTable):
     """All records of one partition up to `place` that no tombstone has removed, by their offsets:
     what tables of single views are made of."""
 
     __slots__ = ("_offsets",)
 
-    def __init__(self, tp: TopicPartition, start: Place) -> None:
+    def __init__(self, tp: TopicPartition, start: PartitionPosition) -> None:
         super().__init__(tp, start)
         self._offsets: dict[bytes, deque[int]] = {}
 
-    def latest(self, key: bytes, accepts: Callable[[Record], bool]) -> Record | None:
+    def get_latest(self, key: bytes, accepts: Callable[[Record], bool]) -> Record | None:
         """Return the latest record of a key among those that are accepted."""
         for offset in reversed(self._offsets.get(key, ())):
-            held = self._held[offset]
+            held = self._entries[offset]
             if type(held) is Record and accepts(held):
                 return held
         return None
 
-    def of(self, keys: Iterable[bytes]) -> list[Record | Gap]:
+    def select_keys(self, keys: Iterable[bytes]) -> list[Record | Gap]:
         """Return what there is of some keys, and what could not be decoded, in the order of
         offsets."""
-        found = [entry for entry in self._held.values() if type(entry) is Gap]
+        found = [entry for entry in self._entries.values() if type(entry) is Gap]
         offsets = [offset for key in keys for offset in self._offsets.get(key, ())]
-        return sorted([*found, *(self._held[offset] for offset in offsets)], key=_offset)
+        return sorted([*found, *(self._entries[offset] for offset in offsets)], key=_get_offset)
 
     def _put(self, record: Record) -> None:
         if record.key is not None and record.value is None:
             for offset in list(self._offsets.get(record.key, ())):
                 self._drop(offset)
             return
-        self._held[record.offset] = record
-        self.bytes += weight(record)
+        self._entries[record.offset] = record
+        self.bytes += buffered_size(record)
         if record.key is not None:
             self._offsets.setdefault(record.key, deque()).append(record.offset)
 
-    def _drop(self, key: Key) -> None:
-        held = self._held[key]
+    def _drop(self, key: TableKey) -> None:
+        held = self._entries[key]
         super()._drop(key)
         if type(held) is Record and held.key is not None:
             offsets = self._offsets[held.key]

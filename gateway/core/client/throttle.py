@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PARTS = 10  # what is sent within one of so many parts of the time is remembered as one
+WINDOW_PARTS = 10  # what is sent within one of so many parts of the time is remembered as one
 
 
-class Sent(NamedTuple):
+class SentInterval(NamedTuple):
     """records: between these two times."""
 
     first: float
@@ -26,28 +26,28 @@ class Throttle:
     before: what another has let through counts here, too.
     """
 
-    __slots__ = ("_sent", "_within", "most")
+    __slots__ = ("_sent", "_window_s", "max_records")
 
-    def __init__(self, most: int, within: float, before: Throttle | None = None) -> None:
-        self.most = most
-        self._within = within
-        self._sent: list[Sent] = [] if before is None else list(before._sent)
+    def __init__(self, max_records: int, window_s: float, previous: Throttle | None = None) -> None:
+        self.max_records = max_records
+        self._window_s = window_s
+        self._sent: list[SentInterval] = [] if previous is None else list(previous._sent)
 
-    def room(self, now: float) -> int:
+    def get_capacity(self, now: float) -> int:
         """Records that may be sent now."""
         sent = self._sent
-        while sent and sent[0].last + self._within <= now:
+        while sent and sent[0].last + self._window_s <= now:
             del sent[0]
-        return max(0, self.most - sum(each.records for each in sent))
+        return max(0, self.max_records - sum(each.records for each in sent))
 
-    def spend(self, records: int, now: float) -> None:
+    def record_sent(self, records: int, now: float) -> None:
         """So many were sent."""
         sent = self._sent
-        if sent and now - sent[-1].first < self._within / PARTS:
-            sent[-1] = Sent(sent[-1].first, now, sent[-1].records + records)
+        if sent and now - sent[-1].first < self._window_s / WINDOW_PARTS:
+            sent[-1] = SentInterval(sent[-1].first, now, sent[-1].records + records)
         else:
-            sent.append(Sent(now, now, records))
+            sent.append(SentInterval(now, now, records))
 
-    def again(self, now: float) -> float:
+    def next_capacity_at(self, now: float) -> float:
         """When there will be room, or more of it."""
-        return self._sent[0].last + self._within if self._sent else now
+        return self._sent[0].last + self._window_s if self._sent else now

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.core.channel.channel import Event
-from gateway.core.log.position import Place
+from gateway.core.channel.channel import ChannelEvent
+from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, Gap, Record, SnapshotEnd, TopicPartition
 from gateway.core.token.resume_token import TokenWriter
 
-from .private_positions import Own
-from .shared_cursor import Ride
-from .snapshot_blocks import Block
+from .private_positions import PrivatePositions
+from .shared_cursor import SharedCursor
+from .snapshot_blocks import SnapshotBlock
 
 
-class Portion:
+class WriteBatch:
     """See the module.
 
     left:   bytes that may still be added.
@@ -27,111 +27,129 @@ class Portion:
     flush:  only the last event is to have an id.
     """
 
-    __slots__ = ("_events", "_own", "_ride", "_writer", "flush", "left", "pieces")
+    __slots__ = (
+        "_cursor",
+        "_events",
+        "_positions",
+        "_writer",
+        "has_single_id",
+        "pieces",
+        "remaining_bytes",
+    )
 
-    def __init__(self, ride: Ride, own: Own, budget: int) -> None:
-        self.left = budget
+    def __init__(self, cursor: SharedCursor, positions: PrivatePositions, max_bytes: int) -> None:
+        self.remaining_bytes = max_bytes
         self.pieces: list[bytes] = []
-        self.flush = False
-        self._ride = ride
-        self._own = own
-        self._events: list[Event] = []  # not on the wire yet
+        self.has_single_id = False
+        self._cursor = cursor
+        self._positions = positions
+        self._events: list[ChannelEvent] = []  # not on the wire yet
         self._writer: TokenWriter | None = None
 
-    def add(self, data: bytes) -> None:
+    def add_chunk(self, data: bytes) -> None:
         """Of the ride."""
         self.pieces.append(data)
-        self.left -= len(data)
+        self.remaining_bytes -= len(data)
 
-    def tell(self, gaps: Iterable[Gap]) -> None:
+    def add_gaps(self, gaps: Iterable[Gap]) -> None:
         """One id for all: it holds nothing that was not told."""
-        ride = self._ride
+        ride = self._cursor
         for gap in gaps:
-            ride.traffic.told((gap.reason,))
-            self._events.append(Event(gap.tp, ride.channel.encoder.head(gap) or b"", None))
-            if ride.channel.ends_at(gap):
-                ride.ended = "offset-out-of-range"
-        self._events[-1] = self._events[-1]._replace(text=ride.writer(self._own).text())
-        self.render()
+            ride.traffic.count_gaps((gap.reason,))
+            self._events.append(
+                ChannelEvent(gap.tp, ride.channel.encoder.encode_entry(gap) or b"", None)
+            )
+            if ride.channel.should_end_at(gap):
+                ride.end_reason = "offset-out-of-range"
+        self._events[-1] = self._events[-1]._replace(
+            token_text=ride.create_token_writer(self._positions).to_text()
+        )
+        self.flush_events()
 
-    def notify(self, heads: Iterable[bytes]) -> None:
+    def add_notices(self, heads: Iterable[bytes]) -> None:
         """Tell what moves no position."""
-        self._events += [Event(None, head, None) for head in heads]
-        self.render()
+        self._events += [ChannelEvent(None, head, None) for head in heads]
+        self.flush_events()
 
-    def send(self, entry: Entry, place: Place) -> None:
+    def add_entry(self, entry: Entry, place: PartitionPosition) -> None:
         """What leads to a place, if it is seen."""
-        ride, channel = self._ride, self._ride.channel
-        head = channel.event_head(entry)
+        ride, channel = self._cursor, self._cursor.channel
+        head = channel.encode_entry(entry)
         if self._writer is None and head is not None:
-            self._writer = ride.writer(self._own)
+            self._writer = ride.create_token_writer(self._positions)
         elif self._writer is not None:
-            self._writer.move(entry.tp, place.offset, channel.tail.epoch(entry.tp, place))
+            self._writer.move(entry.tp, place.offset, channel.tail.token_epoch(entry.tp, place))
         if head is None or self._writer is None:
             return
-        text = self._writer.text() if channel.tail.exact and not self.flush else None
-        self._events.append(Event(entry.tp, head, text))
-        self.left -= len(head) + len(text or b"")
-        if channel.ends_at(entry):
-            ride.ended = "offset-out-of-range"
+        text = (
+            self._writer.to_text()
+            if channel.tail.has_exact_tokens and not self.has_single_id
+            else None
+        )
+        self._events.append(ChannelEvent(entry.tp, head, text))
+        self.remaining_bytes -= len(head) + len(text or b"")
+        if channel.should_end_at(entry):
+            ride.end_reason = "offset-out-of-range"
         if type(entry) is Record:
-            self._count()
+            self._count_record()
         elif type(entry) is Gap:
-            ride.traffic.told((entry.reason,))
+            ride.traffic.count_gaps((entry.reason,))
 
-    def send_block(self, block: Block, place: Place) -> None:
+    def add_block(self, block: SnapshotBlock, place: PartitionPosition) -> None:
         """As `send`, of what was encoded for all."""
-        if self._writer is None and block.last is not None:
-            self._writer = self._ride.writer(self._own)
+        if self._writer is None and block.last_payload is not None:
+            self._writer = self._cursor.create_token_writer(self._positions)
         else:
             self.move(block.tp, place)
-        if block.last is None:
+        if block.last_payload is None:
             return
-        self.render()
+        self.flush_events()
         if block.data:
             self.pieces.append(block.data)
-        self._events.append(Event(block.tp, block.last, None))
-        self.left -= len(block.data) + len(block.last)
-        assert self._ride.snapshot is not None
-        self._ride.snapshot.records += block.records
-        self._ride.traffic.untimed += block.records
+        self._events.append(ChannelEvent(block.tp, block.last_payload, None))
+        self.remaining_bytes -= len(block.data) + len(block.last_payload)
+        assert self._cursor.snapshot is not None
+        self._cursor.snapshot.records += block.records
+        self._cursor.traffic.untimed += block.records
 
     def close_snapshot(self, end: SnapshotEnd) -> None:
         """What is held back until now comes next."""
-        self._writer = self._writer or self._ride.writer(self._own)
-        head = self._ride.channel.encoder.head(end)
+        self._writer = self._writer or self._cursor.create_token_writer(self._positions)
+        head = self._cursor.channel.encoder.encode_entry(end)
         if head is not None:
-            self._events.append(Event(None, head, None))
-        self.left = min(self.left, 0)
+            self._events.append(ChannelEvent(None, head, None))
+        self.remaining_bytes = min(self.remaining_bytes, 0)
 
-    def move(self, tp: TopicPartition, place: Place) -> None:
+    def move(self, tp: TopicPartition, place: PartitionPosition) -> None:
         """The client stands there, with nothing that it is sent."""
         if self._writer is not None:
-            self._writer.move(tp, place.offset, self._ride.channel.tail.epoch(tp, place))
+            self._writer.move(tp, place.offset, self._cursor.channel.tail.token_epoch(tp, place))
 
-    def sign(self) -> None:
+    def add_id(self) -> None:
         """The one id, where not each event has its own."""
-        channel = self._ride.channel
+        channel = self._cursor.channel
         if self._writer is None or not self._events:
             return
-        if self.flush:
-            self._events[-1] = self._events[-1]._replace(text=self._writer.text())
-        elif not channel.tail.exact:
-            self._events.append(Event(None, channel.encoder.position(), self._writer.text()))
+        if self.has_single_id:
+            self._events[-1] = self._events[-1]._replace(token_text=self._writer.to_text())
+        elif not channel.tail.has_exact_tokens:
+            self._events.append(
+                ChannelEvent(None, channel.encoder.encode_position(), self._writer.to_text())
+            )
 
-    def render(self) -> None:
+    def flush_events(self) -> None:
         """What was read alone, onto the wire, before anything that follows."""
         if self._events:
-            self.pieces.append(self._ride.channel.render(self._events))
+            self.pieces.append(self._cursor.channel.encode_events(self._events))
             self._events = []
 
-    def _count(self) -> None:
-        ride = self._ride
+    def _count_record(self) -> None:
+        ride = self._cursor
         ride.traffic.untimed += 1
-        if ride.snapshot is not None and not ride.snapshot.told:
+        if ride.snapshot is not None and not ride.snapshot.is_closed:
             ride.snapshot.records += 1
         if ride.credit is not None:
             ride.credit -= 1
-        if ride.count is not None:
-            ride.count -= 1
-            ride.ended = ride.ended or ("until" if ride.count <= 0 else None)
+        if ride.remaining_records is not None:
+            ride.remaining_records -= 1
+            ride.end_reason = ride.end_reason or ("until" if ride.remaining_records <= 0 else None)

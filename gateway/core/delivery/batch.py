@@ -15,7 +15,7 @@ from gateway.core.log.record import Record, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class DeliveryRules:
     """records, bytes (of keys and values): the most of a batch; a larger record goes alone.
 
     retries:      of a suspect batch, and of one rolled back.
@@ -26,87 +26,89 @@ class Rules:
     first, ceiling: of the delays between tries, seconds. draw: from [0, 1).
     """
 
-    records: int = 100
-    bytes: int = 204_800
-    retries: int = 3
-    threshold: float | None = 30.0
-    dead_letters: bool = True
-    first: float = 1.0
-    ceiling: float = 30.0
-    draw: Callable[[], float] = random.random
+    max_records: int = 100
+    max_bytes: int = 204_800
+    max_retries: int = 3
+    rollback_percent: float | None = 30.0
+    has_dead_letters: bool = True
+    first_delay: float = 1.0
+    max_delay: float = 30.0
+    random: Callable[[], float] = random.random
 
 
-class Dead(NamedTuple):
+class DeadLetterRecord(NamedTuple):
     """A record that is given up, and why."""
 
     record: Record
     reason: str
 
 
-class Send(NamedTuple):
+class SendRecords(NamedTuple):
     """To the back end. attempt: how often it went before."""
 
     records: Sequence[Record]
     attempt: int
 
 
-class Probe(NamedTuple):
+class ProbeBackend(NamedTuple):
     """Ask the back end whether it is well."""
 
     reason: str
 
 
-class Bury(NamedTuple):
+class SendToDeadLetters(NamedTuple):
     """To the dead letters."""
 
-    dead: Sequence[Dead]
+    dead_letters: Sequence[DeadLetterRecord]
 
 
-class Wait(NamedTuple):
+class WaitUntil(NamedTuple):
     until: float
 
 
-Step: TypeAlias = Send | Probe | Bury | Wait
+DeliveryStep: TypeAlias = SendRecords | ProbeBackend | SendToDeadLetters | WaitUntil
 
 
-class Settled(NamedTuple):
+class SettledRecords(NamedTuple):
     """Done with. points: what may be committed by it, the next offset of each partition."""
 
     processed: Sequence[Record]
-    dead: Sequence[Dead]
-    points: dict[TopicPartition, int]
+    dead_letters: Sequence[DeadLetterRecord]
+    commit_offsets: dict[TopicPartition, int]
 
 
-class Stage(Enum):
+class DeliveryStage(Enum):
     SEND = "send"
     PROBE = "probe"
-    BURY = "bury"
+    DEAD_LETTER = "bury"
 
 
 @dataclass(slots=True, eq=False)
-class Portion:
+class DeliverySlice:
     """What is sent together. dropped: partitions that went while it was under way."""
 
     records: list[Record]
     attempts: int = 0
-    sent: int = 0
-    late: int = 0
-    stage: Stage = Stage.SEND
-    why: str = ""
-    dead: list[Dead] = field(default_factory=list)
-    unburied: list[Dead] = field(default_factory=list)
-    dropped: set[TopicPartition] = field(default_factory=set)
+    send_count: int = 0
+    late_count: int = 0
+    stage: DeliveryStage = DeliveryStage.SEND
+    reason: str = ""
+    dead_letters: list[DeadLetterRecord] = field(default_factory=list)
+    unwritten_dead_letters: list[DeadLetterRecord] = field(default_factory=list)
+    dropped_partitions: set[TopicPartition] = field(default_factory=set)
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def remove_partitions(self, tps: Collection[TopicPartition]) -> None:
         self.records = [each for each in self.records if each.tp not in tps]
-        self.dead = [each for each in self.dead if each.record.tp not in tps]
-        self.unburied = [each for each in self.unburied if each.record.tp not in tps]
+        self.dead_letters = [each for each in self.dead_letters if each.record.tp not in tps]
+        self.unwritten_dead_letters = [
+            each for each in self.unwritten_dead_letters if each.record.tp not in tps
+        ]
 
-    def bury(self, dead: Iterable[Dead]) -> None:
-        self.stage, self.dead = Stage.BURY, list(dead)
-        self.unburied = self.dead
+    def mark_dead(self, dead_letters: Iterable[DeadLetterRecord]) -> None:
+        self.stage, self.dead_letters = DeliveryStage.DEAD_LETTER, list(dead_letters)
+        self.unwritten_dead_letters = self.dead_letters
 
 
-def size_of(record: Record) -> int:
+def payload_size(record: Record) -> int:
     """Bytes of its key and value."""
     return len(record.key or b"") + len(record.value or b"")

@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 from gateway.core.log.record import TopicPartition
 
-SLACK = 3600.0  # seconds for which a claim is known longer than its result could be
-BEFORE = 1 << 63  # more than any offset
+CLAIM_SLACK_S = 3600.0  # seconds for which a claim is known longer than its result could be
+OFFSET_SHIFT = 1 << 63  # more than any offset
 
 
 class Claim(NamedTuple):
@@ -41,19 +41,19 @@ class Claim(NamedTuple):
     owner: str
     digest: bytes
     offset: int
-    until: float
+    expires_at: float
 
 
-class Result(NamedTuple):
+class ClaimResult(NamedTuple):
     """digest: of what was done. tp, offset: where its answer is. at: when."""
 
     digest: bytes
     tp: TopicPartition
     offset: int
-    at: float
+    finished_at: float
 
 
-class Ahead(NamedTuple):
+class UnreadChange(NamedTuple):
     """Where a change stands that was applied before it was read."""
 
     tp: TopicPartition
@@ -69,27 +69,27 @@ class Claims:
         window: For how many seconds they are.
     """
 
-    most: int
-    window: float
+    max_results: int
+    window_s: float
     _claims: dict[bytes, dict[str, Claim]] = field(default_factory=dict)
-    _results: OrderedDict[bytes, Result] = field(default_factory=OrderedDict)
+    _results: OrderedDict[bytes, ClaimResult] = field(default_factory=OrderedDict)
     # The latest changes that were applied and not read, by key and owner; "" for results.
-    _ahead: dict[tuple[bytes, str], Ahead] = field(default_factory=dict)
+    _unread_changes: dict[tuple[bytes, str], UnreadChange] = field(default_factory=dict)
     _positions: dict[TopicPartition, int] = field(default_factory=dict)  # what is read next
 
     def __len__(self) -> int:
         return len(self._results)
 
-    def claimed(self, key: bytes, claim: Claim, now: float) -> None:
+    def on_claim(self, key: bytes, claim: Claim, now: float) -> None:
         """Heard, in the order of the log."""
-        ahead = self._ahead.get((key, claim.owner))
+        ahead = self._unread_changes.get((key, claim.owner))
         if ahead is not None and claim.offset < ahead.offset:
             return
-        known = self.result(key, now)
-        if known is None and claim.until > now - self.window - SLACK:
+        known = self.get_result(key, now)
+        if known is None and claim.expires_at > now - self.window_s - CLAIM_SLACK_S:
             self._claims.setdefault(key, {}).setdefault(claim.owner, claim)
 
-    def released(self, key: bytes, owner: str, offset: int) -> None:
+    def on_release(self, key: bytes, owner: str, offset: int) -> None:
         """What it is for was not done, and its owner is not going to."""
         claims = self._claims.get(key, {})
         claim = claims.get(owner)
@@ -100,38 +100,40 @@ class Claims:
 
     def apply_release(self, key: bytes, owner: str, tp: TopicPartition, offset: int) -> None:
         """Release a claim as this process has written, whether or not that was read yet."""
-        self.released(key, owner, offset)
-        self._note_ahead(key, owner, tp, offset)
+        self.on_release(key, owner, offset)
+        self._note_unread(key, owner, tp, offset)
 
-    def done(self, key: bytes, result: Result) -> None:
+    def on_result(self, key: bytes, result: ClaimResult) -> None:
         """Heard. What was applied already, or is older, changes nothing.
 
         Claims that came since are of a time when the window of that result was over.
         """
-        ahead = self._ahead.get((key, ""))
+        ahead = self._unread_changes.get((key, ""))
         if ahead is None or result.offset > ahead.offset:
-            self._finish(key, result)
+            self._set_result(key, result)
         elif result.offset == ahead.offset and key in self._results:
             self._results[key] = result  # Kafka may have given it another time
 
-    def apply_result(self, key: bytes, result: Result) -> None:
+    def apply_result(self, key: bytes, result: ClaimResult) -> None:
         """Finish a key as this process has written, unless that was read already."""
         if result.offset >= self._positions.get(result.tp, 0):
-            self._finish(key, result)
-            self._note_ahead(key, "", result.tp, result.offset)
+            self._set_result(key, result)
+            self._note_unread(key, "", result.tp, result.offset)
 
-    def has_read(self, key: bytes) -> bool:
+    def has_read_result(self, key: bytes) -> bool:
         """Return whether the result of a key is known by reading, not only by having written it."""
-        return (key, "") not in self._ahead
+        return (key, "") not in self._unread_changes
 
-    def advance(self, tp: TopicPartition, position: int) -> None:
+    def set_read_position(self, tp: TopicPartition, position: int) -> None:
         """Record that a partition is read up to before this offset."""
         self._positions[tp] = position
         read = [
-            name for name, each in self._ahead.items() if each.tp == tp and each.offset < position
+            name
+            for name, each in self._unread_changes.items()
+            if each.tp == tp and each.offset < position
         ]
         for name in read:
-            del self._ahead[name]
+            del self._unread_changes[name]
 
     def restart(self) -> None:
         """Begin to read anew, perhaps a topic that was made anew: its offsets begin anew.
@@ -139,48 +141,50 @@ class Claims:
         What was claimed stays so until it is released, done or taken over; it comes before all
         that is read from now on.
         """
-        self._ahead.clear()
+        self._unread_changes.clear()
         self._positions.clear()
         for claims in self._claims.values():
             for owner, claim in claims.items():
-                claims[owner] = claim._replace(offset=claim.offset - BEFORE)
+                claims[owner] = claim._replace(offset=claim.offset - OFFSET_SHIFT)
 
-    def _note_ahead(self, key: bytes, owner: str, tp: TopicPartition, offset: int) -> None:
-        known = self._ahead.get((key, owner))
+    def _note_unread(self, key: bytes, owner: str, tp: TopicPartition, offset: int) -> None:
+        known = self._unread_changes.get((key, owner))
         if offset >= self._positions.get(tp, 0) and (known is None or known.offset < offset):
-            self._ahead[key, owner] = Ahead(tp, offset)
+            self._unread_changes[key, owner] = UnreadChange(tp, offset)
 
-    def _finish(self, key: bytes, result: Result) -> None:
+    def _set_result(self, key: bytes, result: ClaimResult) -> None:
         self._claims.pop(key, None)
         self._results[key] = result
         self._results.move_to_end(key)
-        if len(self._results) > self.most:
+        if len(self._results) > self.max_results:
             self._results.popitem(last=False)
 
-    def result(self, key: bytes, now: float) -> Result | None:
+    def get_result(self, key: bytes, now: float) -> ClaimResult | None:
         """Within the window."""
         found = self._results.get(key)
-        if found is not None and found.at < now - self.window:
+        if found is not None and found.finished_at < now - self.window_s:
             del self._results[key]
             return None
         return found
 
-    def claim_of(self, key: bytes, owner: str) -> Claim | None:
+    def get_claim(self, key: bytes, owner: str) -> Claim | None:
         """Return the claim of an owner, whether or not it is the first."""
         return self._claims.get(key, {}).get(owner)
 
-    def first(self, key: bytes) -> Claim | None:
+    def get_first_claim(self, key: bytes) -> Claim | None:
         """The claim that has it."""
         claims = self._claims.get(key)
         return min(claims.values(), key=lambda claim: claim.offset) if claims else None
 
-    def sweep(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         """Forget what is older than the window."""
         while self._results:
             key, oldest = next(iter(self._results.items()))
-            if oldest.at >= now - self.window:
+            if oldest.finished_at >= now - self.window_s:
                 break
             del self._results[key]
         for key, claims in list(self._claims.items()):
-            if all(claim.until < now - self.window - SLACK for claim in claims.values()):
+            if all(
+                claim.expires_at < now - self.window_s - CLAIM_SLACK_S for claim in claims.values()
+            ):
                 del self._claims[key]

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from gateway.core.log.record import TopicPartition
 
-RECENT = 10.0  # seconds that the rate is of
+RATE_WINDOW_S = 10.0  # seconds that the rate is of
 
 
-class State(StrEnum):
+class ReplayState(StrEnum):
     RUNNING = "running"
     DONE = "done"
     CANCELLED = "cancelled"
@@ -38,19 +38,19 @@ class Span(NamedTuple):
 
     start: int
     end: int
-    next: int
+    next_offset: int
 
     @property
-    def over(self) -> bool:
-        return self.next >= self.end
+    def is_done(self) -> bool:
+        return self.next_offset >= self.end
 
 
-class Lack(NamedTuple):
+class MissingRange(NamedTuple):
     """Records that Kafka no longer has: from `offset` to before `next`."""
 
     partition: int
     offset: int
-    next: int
+    next_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,42 +73,44 @@ class Replay:
     updated: int
     by: str = ""
     owner: str = ""
-    state: State = State.RUNNING
+    state: ReplayState = ReplayState.RUNNING
     records: int = 0
     bytes: int = 0
     dead: int = 0
-    lacks: tuple[Lack, ...] = ()
+    lacks: tuple[MissingRange, ...] = ()
     error: str = ""
 
     @property
-    def runs(self) -> bool:
-        return self.state is State.RUNNING
+    def is_running(self) -> bool:
+        return self.state is ReplayState.RUNNING
 
     @property
-    def over(self) -> bool:
+    def is_done(self) -> bool:
         """There is nothing left to read."""
-        return all(span.over for span in self.spans.values())
+        return all(span.is_done for span in self.spans.values())
 
     @property
     def progress(self) -> float:
         """Share of the offsets, from 0 to 1."""
         of = sum(max(0, span.end - span.start) for span in self.spans.values())
-        done = sum(max(0, min(span.next, span.end) - span.start) for span in self.spans.values())
+        done = sum(
+            max(0, min(span.next_offset, span.end) - span.start) for span in self.spans.values()
+        )
         return done / of if of else 1.0
 
-    def left(self) -> list[tuple[TopicPartition, Span]]:
+    def list_remaining(self) -> list[tuple[TopicPartition, Span]]:
         """What is still to be read."""
         tps = sorted((TopicPartition(self.topic, each), span) for each, span in self.spans.items())
-        return [(tp, span) for tp, span in tps if not span.over]
+        return [(tp, span) for tp, span in tps if not span.is_done]
 
-    def owned(self, owner: str, at: int) -> Replay:
+    def with_owner(self, owner: str, at: int) -> Replay:
         return replace(self, owner=owner, updated=at)
 
-    def moved(
-        self, partition: int, next: int, records: int, bytes: int, at: int, dead: int = 0
+    def with_progress(
+        self, partition: int, next_offset: int, records: int, bytes: int, at: int, dead: int = 0
     ) -> Replay:
         """It has come so far in a partition, with so many more records."""
-        spans = {**self.spans, partition: self.spans[partition]._replace(next=next)}
+        spans = {**self.spans, partition: self.spans[partition]._replace(next_offset=next_offset)}
         return replace(
             self,
             spans=spans,
@@ -119,17 +121,17 @@ class Replay:
             error="",
         )
 
-    def lacking(self, partition: int, next: int, at: int) -> Replay:
+    def with_missing(self, partition: int, next_offset: int, at: int) -> Replay:
         """Kafka has nothing before `next` any more."""
         span = self.spans[partition]
-        lack = Lack(partition, span.next, min(next, span.end))
-        spans = {**self.spans, partition: span._replace(next=lack.next)}
+        lack = MissingRange(partition, span.next_offset, min(next_offset, span.end))
+        spans = {**self.spans, partition: span._replace(next_offset=lack.next_offset)}
         return replace(self, spans=spans, lacks=(*self.lacks, lack), updated=at)
 
-    def ended(self, state: State, at: int, error: str = "") -> Replay:
+    def with_end(self, state: ReplayState, at: int, error: str = "") -> Replay:
         return replace(self, state=state, owner="", updated=at, error=error)
 
-    def written(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self) | {
             "spans": {str(each): list(span) for each, span in self.spans.items()},
@@ -137,72 +139,73 @@ class Replay:
         }
 
     @classmethod
-    def read(cls, written: Mapping[str, Any]) -> Replay:
+    def from_json(cls, written: Mapping[str, Any]) -> Replay:
         """Raises KeyError, TypeError and ValueError for what is none."""
         fields = dict(written)
         fields["spans"] = {int(each): Span(*span) for each, span in written["spans"].items()}
-        fields["lacks"] = tuple(Lack(*lack) for lack in written["lacks"])
-        fields["state"] = State(written["state"])
+        fields["lacks"] = tuple(MissingRange(*lack) for lack in written["lacks"])
+        fields["state"] = ReplayState(written["state"])
         fields["destination"] = Destination(written["destination"])
         return cls(**fields)
 
 
 @dataclass(slots=True, eq=False)
-class _Known:
+class _TrackedReplay:
     replay: Replay
-    heard: float
-    patience: float
-    steps: deque[tuple[float, int]]
+    heard_at: float
+    timeout_s: float
+    progress: deque[tuple[float, int]]
 
 
 @dataclass(slots=True)
 class Replays:
     """All that are known, by their latest state. silence: seconds. draw: from [0, 1)."""
 
-    silence: float = 5.0
-    draw: Callable[[], float] = random.random
-    _known: dict[str, _Known] = field(default_factory=dict)
+    silence_timeout_s: float = 5.0
+    random: Callable[[], float] = random.random
+    _tracked: dict[str, _TrackedReplay] = field(default_factory=dict)
 
-    def learn(self, id: str, replay: Replay | None, now: float) -> None:
+    def apply_record(self, id: str, replay: Replay | None, now: float) -> None:
         """What its topic says of it; None: it is forgotten."""
         if replay is None:
-            self._known.pop(id, None)
+            self._tracked.pop(id, None)
             return
-        known = self._known.get(id)
-        steps: deque[tuple[float, int]] = known.steps if known is not None else deque()
+        known = self._tracked.get(id)
+        steps: deque[tuple[float, int]] = known.progress if known is not None else deque()
         steps.append((now, replay.records))
-        while len(steps) > 2 and now - steps[0][0] > RECENT:
+        while len(steps) > 2 and now - steps[0][0] > RATE_WINDOW_S:
             steps.popleft()
-        patience = self.silence * (1 + self.draw() / 2)
-        self._known[id] = _Known(replay, now, patience, steps)
+        patience = self.silence_timeout_s * (1 + self.random() / 2)
+        self._tracked[id] = _TrackedReplay(replay, now, patience, steps)
 
     def get(self, id: str) -> Replay | None:
-        known = self._known.get(id)
+        known = self._tracked.get(id)
         return known.replay if known is not None else None
 
     def __iter__(self) -> Iterator[Replay]:
-        return iter(sorted((each.replay for each in self._known.values()), key=_order))
+        return iter(sorted((each.replay for each in self._tracked.values()), key=_sort_key))
 
-    def abandoned(self, now: float) -> list[str]:
+    def list_abandoned(self, now: float) -> list[str]:
         """Those that run, and that nobody works on, to all appearances; oldest first."""
         found = [
             known.replay
-            for known in self._known.values()
-            if known.replay.runs and (not known.replay.owner or now - known.heard > known.patience)
+            for known in self._tracked.values()
+            if known.replay.is_running
+            and (not known.replay.owner or now - known.heard_at > known.timeout_s)
         ]
-        return [replay.id for replay in sorted(found, key=_order)]
+        return [replay.id for replay in sorted(found, key=_sort_key)]
 
-    def rate(self, id: str, now: float) -> float:
+    def get_rate(self, id: str, now: float) -> float:
         """Records a second: lately while it runs, of all its time when it is over."""
-        known = self._known[id]
+        known = self._tracked[id]
         replay = known.replay
-        if not replay.runs:
+        if not replay.is_running:
             took = (replay.updated - replay.created) / 1000
             return replay.records / took if took > 0 else 0.0
-        since, records = known.steps[0]
+        since, records = known.progress[0]
         took = now - since
         return (replay.records - records) / took if took > 0 else 0.0
 
 
-def _order(replay: Replay) -> tuple[int, str]:
+def _sort_key(replay: Replay) -> tuple[int, str]:
     return replay.created, replay.id

@@ -17,46 +17,46 @@ import orjson
 
 from gateway.core.log.record import Record
 
-SUSPECT = frozenset({400, 409, 413, 422, 500})
-TOO_LARGE = 413
-UNEXPLAINED = "the back end did not process the record, and gave no stacktrace"
+SUSPECT_STATUSES = frozenset({400, 409, 413, 422, 500})
+TOO_LARGE_STATUS = 413
+UNEXPLAINED_REASON = "the back end did not process the record, and gave no stacktrace"
 
 
-class Item(NamedTuple):
+class RecordResult(NamedTuple):
     """What became of one record. hopeless: trying again cannot help, as with bytes that are not
     what the topic's format says."""
 
-    processed: bool
+    is_processed: bool
     reason: str = ""
-    hopeless: bool = False
+    is_permanent: bool = False
 
 
-class Answered(NamedTuple):
+class BatchResults(NamedTuple):
     """An item for each record, in the order they were sent in."""
 
-    items: Sequence[Item]
+    results: Sequence[RecordResult]
 
 
-class Away(NamedTuple):
+class BackendUnavailable(NamedTuple):
     """retry_after: seconds, as the back end asked. late: it took the batch, and was not through
     with it in time."""
 
     reason: str
     retry_after: float = 0.0
-    late: bool = False
+    is_late: bool = False
 
 
-class Suspect(NamedTuple):
+class SuspectBatch(NamedTuple):
     """too_large: the same batch again is of no use, a smaller one may be."""
 
     reason: str
-    too_large: bool = False
+    is_too_large: bool = False
 
 
-Verdict: TypeAlias = Answered | Away | Suspect
+Verdict: TypeAlias = BatchResults | BackendUnavailable | SuspectBatch
 
 
-def verdict(
+def judge_response(
     status: int,
     body: bytes,
     sent: Sequence[Record],
@@ -65,23 +65,25 @@ def verdict(
     retry_after: float = 0.0,
 ) -> Verdict:
     """Of an HTTP answer. accept_empty: success without a body means that all are processed."""
-    if status in SUSPECT:
-        return Suspect(f"the back end says {status}: {_shown(body)}", status == TOO_LARGE)
+    if status in SUSPECT_STATUSES:
+        return SuspectBatch(
+            f"the back end says {status}: {_format_body(body)}", status == TOO_LARGE_STATUS
+        )
     if not 200 <= status < 300:
-        return Away(f"the back end says {status}: {_shown(body)}", retry_after)
+        return BackendUnavailable(f"the back end says {status}: {_format_body(body)}", retry_after)
     if not body.strip():
         if accept_empty:
-            return Answered([Item(True)] * len(sent))
-        return Suspect(f"the back end says {status} and nothing of the records")
+            return BatchResults([RecordResult(True)] * len(sent))
+        return SuspectBatch(f"the back end says {status} and nothing of the records")
     try:
-        return Answered(_items(orjson.loads(body), sent))
+        return BatchResults(_parse_items(orjson.loads(body), sent))
     except orjson.JSONDecodeError:
-        return Suspect(f"the back end's answer is not JSON: {_shown(body)}")
+        return SuspectBatch(f"the back end's answer is not JSON: {_format_body(body)}")
     except ValueError as wrong:
-        return Suspect(str(wrong))
+        return SuspectBatch(str(wrong))
 
 
-def _items(answer: Any, sent: Sequence[Record]) -> Sequence[Item]:
+def _parse_items(answer: Any, sent: Sequence[Record]) -> Sequence[RecordResult]:
     """Raises ValueError saying what is wrong with it."""
     if not isinstance(answer, list):
         raise ValueError("the back end's answer is no array; answer with an item for each record")
@@ -92,10 +94,10 @@ def _items(answer: Any, sent: Sequence[Record]) -> Sequence[Item]:
         if not isinstance(item, Mapping) or not isinstance(item.get("processed"), bool):
             what = "has no 'processed' that is true or false"
             raise ValueError(f"item {number} of the back end's answer {what}")
-    return [_item(item) for item in _ordered(answer, sent)]
+    return [_parse_item(item) for item in _order_items(answer, sent)]
 
 
-def _ordered(
+def _order_items(
     answer: Sequence[Mapping[str, Any]], sent: Sequence[Record]
 ) -> Sequence[Mapping[str, Any]]:
     """Return the items in the order of the records that they are about.
@@ -103,7 +105,7 @@ def _ordered(
     Items that name their records may come in any order; where none does, they are taken by their
     place. Raises ValueError where some do and others do not, or name records that were not sent.
     """
-    named = [_place(number, item) for number, item in enumerate(answer)]
+    named = [_parse_record_id(number, item) for number, item in enumerate(answer)]
     if all(place is None for place in named):
         return answer
     if None in named:
@@ -119,7 +121,7 @@ def _ordered(
         raise ValueError("the back end answered for records that it was not sent") from None
 
 
-def _place(number: int, item: Mapping[str, Any]) -> tuple[str, int, int] | None:
+def _parse_record_id(number: int, item: Mapping[str, Any]) -> tuple[str, int, int] | None:
     """Return which record an item names, None for none. Raises ValueError where it cannot be
     told."""
     record = item.get("record")
@@ -129,14 +131,14 @@ def _place(number: int, item: Mapping[str, Any]) -> tuple[str, int, int] | None:
         topic, partition, offset = (record.get(name) for name in ("topic", "partition", "offset"))
         if topic is None and partition is None and offset is None:
             return None
-        whole = _integer(partition), _integer(offset)
+        whole = _parse_integer(partition), _parse_integer(offset)
         if isinstance(topic, str) and whole[0] is not None and whole[1] is not None:
             return topic, whole[0], whole[1]
     what = f"the 'record' of item {number} of the back end's answer"
     raise ValueError(f"{what} is not understood; give it topic, partition and offset, or none")
 
 
-def _integer(value: Any) -> int | None:
+def _parse_integer(value: Any) -> int | None:
     """Return a whole number, also one written as text, as Protobuf's JSON does of 64 bits."""
     if isinstance(value, bool):
         return None
@@ -149,13 +151,13 @@ def _integer(value: Any) -> int | None:
     return None
 
 
-def _item(item: Mapping[str, Any]) -> Item:
+def _parse_item(item: Mapping[str, Any]) -> RecordResult:
     if item["processed"]:
-        return Item(True)
+        return RecordResult(True)
     trace = item.get("stacktrace") or item.get("stackTrace") or item.get("error")
-    return Item(False, trace if isinstance(trace, str) else UNEXPLAINED)
+    return RecordResult(False, trace if isinstance(trace, str) else UNEXPLAINED_REASON)
 
 
-def _shown(body: bytes) -> str:
+def _format_body(body: bytes) -> str:
     text = body[:2000].decode(errors="replace").strip()
     return text or "(nothing)"

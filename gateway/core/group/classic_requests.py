@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from gateway.core.log.record import TopicPartition
 
-from .assignor import Assignment, Claim
-from .member import Ask, Identity
+from .assignor import GroupAssignment, MemberSubscription
+from .member import GroupRequest, MemberIdentity
 
-ASSIGNOR = "cooperative-sticky"  # the name by which Java and librdkafka know it
+ASSIGNOR_NAME = "cooperative-sticky"  # the name by which Java and librdkafka know it
 
 
-class Code(IntEnum):
+class GroupErrorCode(IntEnum):
     """Kafka's errors that mean something of their own to a member."""
 
     COORDINATOR_LOAD_IN_PROGRESS = 14
@@ -39,38 +39,38 @@ class Code(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberAsk(Ask):
-    identity: Identity
+class MemberRequest(GroupRequest):
+    identity: MemberIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinAsk(MemberAsk):
+class JoinRequest(MemberRequest):
     """Timeouts in seconds. claim: what the leader is to know of this member."""
 
     session_timeout: float
     rebalance_timeout: float
-    claim: Claim
+    subscription: MemberSubscription
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncAsk(MemberAsk):
+class SyncRequest(MemberRequest):
     """assignment: everybody's, of the leader; None of all others."""
 
-    assignment: Assignment | None = None
+    assignment: GroupAssignment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatAsk(MemberAsk):
+class HeartbeatRequest(MemberRequest):
     pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveAsk(MemberAsk):
+class LeaveRequest(MemberRequest):
     reason: str = ""
 
 
-class JoinAnswer(NamedTuple):
+class JoinResponse(NamedTuple):
     """claims: of all members, told to the leader alone.
 
     assigned: the leader is to change nothing (KIP-814: a static one that came back).
@@ -82,43 +82,43 @@ class JoinAnswer(NamedTuple):
     protocol: str | None = None
     leader: str = ""
     member_id: str = ""
-    claims: tuple[Claim, ...] = ()
-    assigned: bool = False
+    subscriptions: tuple[MemberSubscription, ...] = ()
+    skip_assignment: bool = False
 
 
-class SyncAnswer(NamedTuple):
+class SyncResponse(NamedTuple):
     throttle_ms: int
     error: int
     tps: frozenset[TopicPartition] = frozenset()
 
 
-class HeartbeatAnswer(NamedTuple):
+class HeartbeatResponse(NamedTuple):
     throttle_ms: int
     error: int
 
 
-class LeaveAnswer(NamedTuple):
+class LeaveResponse(NamedTuple):
     throttle_ms: int
     error: int
 
 
 # What ends a membership, in words: nothing but another configuration of this process helps.
-FINAL: Mapping[int, str] = {
-    Code.INVALID_GROUP_ID: "the broker does not take this group's name",
+FATAL_ERRORS: Mapping[int, str] = {
+    GroupErrorCode.INVALID_GROUP_ID: "the broker does not take this group's name",
     # Joining again would take it back from the other one, and fence that one in its turn.
-    Code.FENCED_INSTANCE_ID: "another member has taken this instance id",
+    GroupErrorCode.FENCED_INSTANCE_ID: "another member has taken this instance id",
 }
 # What keeps a member out until others change it: members of the group, or who runs the brokers.
-PASSING: Mapping[int, str] = {
-    Code.INCONSISTENT_GROUP_PROTOCOL: (
-        f"the group's other members do not know the assignor {ASSIGNOR}; give them it as well, "
+RETRIABLE_ERRORS: Mapping[int, str] = {
+    GroupErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
+        f"the group's other members do not know the assignor {ASSIGNOR_NAME}; give them it as well, "
         "or take another group"
     ),
-    Code.INVALID_SESSION_TIMEOUT: (
+    GroupErrorCode.INVALID_SESSION_TIMEOUT: (
         "the session timeout is outside the broker's group.min.session.timeout.ms to "
         "group.max.session.timeout.ms"
     ),
-    Code.GROUP_AUTHORIZATION_FAILED: "the gateway may not read with this group; grant it READ",
-    Code.UNSUPPORTED_VERSION: "the broker does not know this kind of membership",
-    Code.GROUP_MAX_SIZE_REACHED: "the group is full (the broker's group.max.size)",
+    GroupErrorCode.GROUP_AUTHORIZATION_FAILED: "the gateway may not read with this group; grant it READ",
+    GroupErrorCode.UNSUPPORTED_VERSION: "the broker does not know this kind of membership",
+    GroupErrorCode.GROUP_MAX_SIZE_REACHED: "the group is full (the broker's group.max.size)",
 }

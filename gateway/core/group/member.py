@@ -24,10 +24,10 @@ from uuid import UUID
 
 from gateway.core.log.record import TopicPartition
 
-NO_EPOCH = -1  # of who is no member: what is committed with it is not fenced
+NO_GENERATION = -1  # of who is no member: what is committed with it is not fenced
 
 
-class State(StrEnum):
+class MemberState(StrEnum):
     """REBALANCING: joining, giving up, or not through with a new assignment.
 
     FAILED: the coordinator does not let the member in. It may be tried again: see `Failed`.
@@ -39,7 +39,7 @@ class State(StrEnum):
     LEFT = "left"
 
 
-class Identity(NamedTuple):
+class MemberIdentity(NamedTuple):
     """What a commit says of its member. epoch: the generation, or the member's epoch (KIP-848)."""
 
     member_id: str
@@ -47,7 +47,7 @@ class Identity(NamedTuple):
     instance_id: str | None = None
 
 
-class Topic(NamedTuple):
+class TopicInfo(NamedTuple):
     """What metadata says. id: None where the broker has none (before Kafka 2.8)."""
 
     id: UUID | None
@@ -55,7 +55,7 @@ class Topic(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class GroupRequest:
     """One request to the group's coordinator.
 
     held: seconds for which it may be held back (JoinGroup, SyncGroup). One that is held goes over
@@ -63,38 +63,38 @@ class Ask:
     """
 
     group: str
-    held: float = 0.0
+    max_hold: float = 0.0
 
 
-class Answer(Protocol):
+class GroupResponse(Protocol):
     @property
     def error(self) -> int: ...
 
 
-class Assigned(NamedTuple):
+class PartitionsAssigned(NamedTuple):
     """They are the member's from now on, and in `owned`."""
 
     tps: frozenset[TopicPartition]
 
 
-class Revoking(NamedTuple):
+class PartitionsRevoked(NamedTuple):
     """To be given up. They are owned (and may be committed) until `released`, which must come."""
 
     tps: frozenset[TopicPartition]
 
 
-class Lost(NamedTuple):
+class PartitionsLost(NamedTuple):
     """They are not the member's any more and may be another's: nothing may be committed."""
 
     tps: frozenset[TopicPartition]
-    why: str
+    reason: str
 
 
-class Moved(NamedTuple):
+class CoordinatorMoved(NamedTuple):
     """The coordinator is another one, or was not ready: to be looked up before the next ask."""
 
 
-class Failed(NamedTuple):
+class MembershipFailed(NamedTuple):
     """The coordinator does not let the member in, which owns nothing any more.
 
     error:    Kafka's code.
@@ -104,21 +104,23 @@ class Failed(NamedTuple):
     """
 
     error: int
-    why: str
+    reason: str
     is_final: bool
 
 
-Event: TypeAlias = Assigned | Revoking | Lost | Moved | Failed
+MemberEvent: TypeAlias = (
+    PartitionsAssigned | PartitionsRevoked | PartitionsLost | CoordinatorMoved | MembershipFailed
+)
 
 
-class Membership(Protocol):
+class GroupMembership(Protocol):
     """One member of one group. Methods that take `now` may move `due`."""
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> MemberState: ...
 
     @property
-    def is_over(self) -> bool:
+    def is_closed(self) -> bool:
         """Nothing is asked any more: it was left, or failed for good."""
 
     @property
@@ -126,39 +128,43 @@ class Membership(Protocol):
         """What may be read and committed; with what is being revoked."""
 
     @property
-    def identity(self) -> Identity: ...
+    def identity(self) -> MemberIdentity: ...
 
     @property
-    def interest(self) -> frozenset[str]:
+    def needed_topics(self) -> frozenset[str]:
         """Topics whose metadata the member needs (a leader: of all members')."""
 
     @property
-    def unresolved(self) -> bool:
+    def has_unknown_topics(self) -> bool:
         """It was told of a topic that `learn` does not know: metadata is to be asked for anew."""
 
     @property
-    def due(self) -> float:
+    def next_request_at(self) -> float:
         """When `ask` is to be called: infinity while an ask is under way or all is over."""
 
     def subscribe(self, topics: Collection[str], now: float) -> None:
         """From now on these topics and no others; the coordinator hears of it soon."""
 
-    def learn(self, topics: Mapping[str, Topic], now: float) -> Sequence[Event]:
+    def on_metadata(self, topics: Mapping[str, TopicInfo], now: float) -> Sequence[MemberEvent]:
         """All that metadata knows of `interest`, whenever some of it changed."""
 
-    def ask(self, now: float) -> Ask | None:
+    def next_request(self, now: float) -> GroupRequest | None:
         """What to send now, None for nothing (see `due` again)."""
 
-    def answered(self, ask: Ask, answer: Answer, now: float) -> Sequence[Event]: ...
+    def on_response(
+        self, ask: GroupRequest, answer: GroupResponse, now: float
+    ) -> Sequence[MemberEvent]: ...
 
-    def unanswered(self, ask: Ask, now: float, retry_after: float) -> Sequence[Event]:
+    def on_no_response(
+        self, ask: GroupRequest, now: float, retry_after: float
+    ) -> Sequence[MemberEvent]:
         """No answer came: the coordinator may have got the ask or not. retry_after in seconds."""
 
-    def released(self, tps: frozenset[TopicPartition], now: float) -> Sequence[Event]:
+    def on_released(self, tps: frozenset[TopicPartition], now: float) -> Sequence[MemberEvent]:
         """The work on what was `Revoking` is over; now the coordinator may hear of it."""
 
-    def hurry(self, now: float) -> None:
+    def heartbeat_soon(self, now: float) -> None:
         """A commit was refused as stale, fenced or amid a rebalance: ask soon."""
 
-    def leave(self, now: float) -> Ask | None:
+    def leave(self, now: float) -> GroupRequest | None:
         """The last thing to send (None: nothing, as for a classic static member). LEFT after it."""

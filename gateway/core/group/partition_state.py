@@ -16,15 +16,15 @@ from gateway.core.log.record import Entry, Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 
 LATEST, EARLIEST = -1, -2
-OVERHEAD = 60  # bytes that a record is counted beside its key and value
+RECORD_OVERHEAD_BYTES = 60  # bytes that a record is counted beside its key and value
 
 
-def size_of(record: Record) -> int:
-    return OVERHEAD + len(record.key or b"") + len(record.value or b"")
+def prefetched_size(record: Record) -> int:
+    return RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class PartitionState:
     """Times in seconds of one monotonic clock.
 
     topic_id:  of the topic that it is a partition of; a successor of the same name is another.
@@ -45,84 +45,89 @@ class Held:
     topic_id: UUID | None = None
     position: int | None = None
     epoch: int = -1
-    fetched: int = 0
-    fetched_epoch: int = -1
-    spec: int | None = None
+    fetch_offset: int = 0
+    fetch_epoch: int = -1
+    offset_spec: int | None = None
     committed: int | None = None
-    missing: int | None = None
-    paused: bool = False
-    giving_up: bool = False
-    drained: bool = False
-    stopped: bool = False
+    missing_offset: int | None = None
+    is_paused: bool = False
+    is_revoking: bool = False
+    is_drained: bool = False
+    is_stopped: bool = False
     lineage: int = 0
-    kept: deque[Record] = field(default_factory=deque)
-    size: int = 0
-    flight: object | None = None
+    records: deque[Record] = field(default_factory=deque)
+    buffered_bytes: int = 0
+    in_flight: object | None = None
     min_bytes: int = 0
-    replica: int | None = None
-    replica_until: float = 0.0
+    preferred_replica: int | None = None
+    preferred_replica_until: float = 0.0
     retry_at: float = 0.0
     failures: int = 0
 
     @property
-    def readable(self) -> bool:
-        return not (self.paused or self.giving_up or self.stopped)
+    def is_readable(self) -> bool:
+        return not (self.is_paused or self.is_revoking or self.is_stopped)
 
     def seek(self, offset: int, epoch: int = -1) -> None:
         """Return this one next."""
-        self._forget()
-        self.position = self.fetched = offset
-        self.epoch = self.fetched_epoch = epoch
+        self._clear()
+        self.position = self.fetch_offset = offset
+        self.epoch = self.fetch_epoch = epoch
 
-    def reset(self, spec: int) -> None:
+    def reset(self, offset_spec: int) -> None:
         """The position is to be looked up."""
-        self._forget()
-        self.position, self.spec = None, spec
+        self._clear()
+        self.position, self.offset_spec = None, offset_spec
 
-    def took(self, entries: Sequence[Entry], fetched: int, epoch: int) -> None:
+    def add_fetched(self, entries: Sequence[Entry], fetch_offset: int, epoch: int) -> None:
         """A fetch from `fetched` brought these, and goes on at the new one."""
         for entry in entries:
             if isinstance(entry, Record):
-                self.kept.append(entry)
-                self.size += size_of(entry)
-        self.fetched, self.drained, self.failures = fetched, False, 0
+                self.records.append(entry)
+                self.buffered_bytes += prefetched_size(entry)
+        self.fetch_offset, self.is_drained, self.failures = fetch_offset, False, 0
         if epoch >= 0:
-            self.fetched_epoch = epoch
-        self.backoff.succeeded()
-        if not self.kept:
-            self._arrive()
+            self.fetch_epoch = epoch
+        self.backoff.reset()
+        if not self.records:
+            self._advance_position()
 
-    def take(self, most: int, size: int) -> list[Record]:
+    def take(self, max_records: int, max_bytes: int) -> list[Record]:
         """The next records, at most as many, and of at most `size` bytes after the first."""
         taken: list[Record] = []
-        while self.kept and len(taken) < most:
-            weight = size_of(self.kept[0])
-            if taken and weight > size:
+        while self.records and len(taken) < max_records:
+            weight = prefetched_size(self.records[0])
+            if taken and weight > max_bytes:
                 break
-            taken.append(self.kept.popleft())
-            self.size -= weight
-            size -= weight
+            taken.append(self.records.popleft())
+            self.buffered_bytes -= weight
+            max_bytes -= weight
         if taken:
-            self.position, self.epoch = taken[-1].next, taken[-1].epoch
-            if not self.kept:
-                self._arrive()
+            self.position, self.epoch = taken[-1].next_offset, taken[-1].epoch
+            if not self.records:
+                self._advance_position()
         return taken
 
-    def supersede(self) -> None:
+    def discard_in_flight(self) -> None:
         """What is under way is of no use: something else is asked for in its place."""
         self.lineage += 1
-        self.flight = None
+        self.in_flight = None
 
-    def hinder(self, cause: Cause, now: float, least: float = 0.0) -> None:
-        self.replica = None
-        self.retry_at = now + max(least, self.backoff.delay(cause))
+    def back_off(self, cause: Cause, now: float, min_delay: float = 0.0) -> None:
+        self.preferred_replica = None
+        self.retry_at = now + max(min_delay, self.backoff.next_delay(cause))
 
-    def _arrive(self) -> None:
+    def _advance_position(self) -> None:
         """Past what holds nothing to return: control batches, aborted and compacted records."""
-        self.position, self.epoch = self.fetched, self.fetched_epoch
+        self.position, self.epoch = self.fetch_offset, self.fetch_epoch
 
-    def _forget(self) -> None:
-        self.supersede()
-        self.kept.clear()
-        self.size, self.spec, self.drained, self.stopped = 0, None, False, False
-        self.retry_at, self.failures, self.missing = 0.0, 0, None
+    def _clear(self) -> None:
+        self.discard_in_flight()
+        self.records.clear()
+        self.buffered_bytes, self.offset_spec, self.is_drained, self.is_stopped = (
+            0,
+            None,
+            False,
+            False,
+        )
+        self.retry_at, self.failures, self.missing_offset = 0.0, 0, None

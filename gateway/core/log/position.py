@@ -12,12 +12,12 @@ from typing import NamedTuple, TypeAlias
 
 from .record import TopicPartition
 
-UNVERIFIED = -1
+UNVERIFIED_LINEAGE = -1
 NO_EPOCH = -1
-RETIRED = -2
+RETIRED_EPOCH = -2
 
 
-class Place(NamedTuple):
+class PartitionPosition(NamedTuple):
     """Where one partition is read next.
 
     offset:  next offset to fetch; None while nobody knows it (pending).
@@ -32,14 +32,14 @@ class Place(NamedTuple):
     lineage: int = 0
 
     @property
-    def pending(self) -> bool:
+    def is_pending(self) -> bool:
         return self.offset is None
 
-    def is_behind(self, other: Place) -> bool:
+    def is_behind(self, other: PartitionPosition) -> bool:
         """In the same lineage, and both are known."""
         if self.lineage != other.lineage or self.offset is None or other.offset is None:
             return False
         return self.offset < other.offset
 
 
-Position: TypeAlias = dict[TopicPartition, Place]
+Position: TypeAlias = dict[TopicPartition, PartitionPosition]

@@ -23,18 +23,18 @@ class Readiness:
     partitions: set[TopicPartition] = field(default_factory=set)
     _ready: set[TopicPartition] = field(default_factory=set)
 
-    def ready(self, partition: TopicPartition) -> None:
+    def mark_ready(self, partition: TopicPartition) -> None:
         """Note that a partition can be read."""
         self.partitions.add(partition)
         self._ready.add(partition)
 
-    def lost(self, partition: TopicPartition) -> None:
+    def mark_pending(self, partition: TopicPartition) -> None:
         """It cannot be read now: pending again. Streams that began stay begun."""
         self._ready.discard(partition)
 
-    def begins(self, deadline: float, now: float) -> bool:
+    def should_begin(self, deadline: float, now: float) -> bool:
         """Is BEGIN due for a client whose readiness timeout ends at `deadline`?"""
         return bool(self._ready) or now >= deadline
 
-    def pending(self) -> Sequence[TopicPartition]:
+    def list_pending(self) -> Sequence[TopicPartition]:
         return sorted(self.partitions - self._ready)

@@ -34,7 +34,7 @@ class Record(NamedTuple):
     headers: Sequence[tuple[str, bytes | None]] = ()
 
     @property
-    def next(self) -> int:
+    def next_offset(self) -> int:
         return self.offset + 1
 
 
@@ -43,11 +43,11 @@ class Skip(NamedTuple):
 
     tp: TopicPartition
     offset: int
-    next: int
+    next_offset: int
     epoch: int
 
 
-class Reason(StrEnum):
+class GapReason(StrEnum):
     """Why records are missing; the `reason` of a `gap` event."""
 
     RETENTION = "retention"
@@ -60,7 +60,7 @@ class Reason(StrEnum):
 
 
 # The log itself went back: what lies before `next` is of its past.
-BACK = frozenset({Reason.TRUNCATED, Reason.RECREATED})
+REWIND_REASONS = frozenset({GapReason.TRUNCATED, GapReason.RECREATED})
 
 
 class Gap(NamedTuple):
@@ -73,9 +73,9 @@ class Gap(NamedTuple):
 
     tp: TopicPartition
     offset: int
-    next: int
+    next_offset: int
     epoch: int
-    reason: Reason
+    reason: GapReason
 
 
 class Ready(NamedTuple):
@@ -86,7 +86,7 @@ class Ready(NamedTuple):
 
     tp: TopicPartition
     offset: int
-    next: int
+    next_offset: int
     epoch: int
     approximate: bool = False
 
@@ -96,7 +96,7 @@ class Fault(NamedTuple):
 
     tp: TopicPartition
     offset: int
-    next: int
+    next_offset: int
     epoch: int
     cause: str
 
@@ -116,4 +116,4 @@ class SnapshotEnd(NamedTuple):
     pending: tuple[TopicPartition, ...] = ()
 
 
-News: TypeAlias = Entry | SnapshotEnd
+StreamItem: TypeAlias = Entry | SnapshotEnd

@@ -30,46 +30,70 @@ class Cause(StrEnum):
     UNEXPECTED = "unexpected"
 
 
-class Action(Enum):
+class RecoveryAction(Enum):
     """What to do before the next attempt."""
 
     REFRESH = "refresh metadata, then retry the partition"
     RECONNECT = "reconnect the broker"
     RESET = "find the offset to go on from"
-    WATCH = "keep watching metadata until it is back"
-    TELL = "tell the clients, retry slowly"
+    WATCH_METADATA = "keep watching metadata until it is back"
+    REPORT = "tell the clients, retry slowly"
     RETRY = "retry"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RecoveryRule:
     """action, and the delay's bounds in seconds: `first` for the first retry (0 is at
     once), growing by `factor` from `low` to `high`."""
 
-    action: Action
-    first: float
-    low: float
-    high: float
+    action: RecoveryAction
+    first_delay: float
+    min_delay: float
+    max_delay: float
     factor: float = 2.0
 
 
-RULES: dict[Cause, Rule] = {
-    Cause.NOT_LEADER: Rule(Action.REFRESH, first=0.0, low=0.02, high=0.25),
-    Cause.NO_LEADER: Rule(Action.REFRESH, first=0.02, low=0.02, high=0.25),
-    Cause.CONNECTION: Rule(Action.RECONNECT, first=0.05, low=0.05, high=1.0),
-    Cause.TIMEOUT: Rule(Action.RECONNECT, first=0.05, low=0.05, high=1.0),
-    Cause.OUT_OF_RANGE: Rule(Action.RESET, first=0.0, low=0.02, high=0.25),
-    Cause.UNKNOWN_TOPIC: Rule(Action.WATCH, first=0.25, low=0.25, high=2.0),
-    Cause.DENIED: Rule(Action.TELL, first=5.0, low=5.0, high=60.0),
-    Cause.AUTHENTICATION: Rule(Action.TELL, first=5.0, low=5.0, high=60.0),
-    Cause.CORRUPT: Rule(Action.RETRY, first=0.0, low=0.25, high=2.0),
-    Cause.STORAGE: Rule(Action.REFRESH, first=0.25, low=0.25, high=2.0),
-    Cause.REGISTRY: Rule(Action.TELL, first=0.25, low=0.25, high=5.0),
-    Cause.UNEXPECTED: Rule(Action.RETRY, first=0.25, low=0.25, high=5.0),
+RECOVERY_RULES: dict[Cause, RecoveryRule] = {
+    Cause.NOT_LEADER: RecoveryRule(
+        RecoveryAction.REFRESH, first_delay=0.0, min_delay=0.02, max_delay=0.25
+    ),
+    Cause.NO_LEADER: RecoveryRule(
+        RecoveryAction.REFRESH, first_delay=0.02, min_delay=0.02, max_delay=0.25
+    ),
+    Cause.CONNECTION: RecoveryRule(
+        RecoveryAction.RECONNECT, first_delay=0.05, min_delay=0.05, max_delay=1.0
+    ),
+    Cause.TIMEOUT: RecoveryRule(
+        RecoveryAction.RECONNECT, first_delay=0.05, min_delay=0.05, max_delay=1.0
+    ),
+    Cause.OUT_OF_RANGE: RecoveryRule(
+        RecoveryAction.RESET, first_delay=0.0, min_delay=0.02, max_delay=0.25
+    ),
+    Cause.UNKNOWN_TOPIC: RecoveryRule(
+        RecoveryAction.WATCH_METADATA, first_delay=0.25, min_delay=0.25, max_delay=2.0
+    ),
+    Cause.DENIED: RecoveryRule(
+        RecoveryAction.REPORT, first_delay=5.0, min_delay=5.0, max_delay=60.0
+    ),
+    Cause.AUTHENTICATION: RecoveryRule(
+        RecoveryAction.REPORT, first_delay=5.0, min_delay=5.0, max_delay=60.0
+    ),
+    Cause.CORRUPT: RecoveryRule(
+        RecoveryAction.RETRY, first_delay=0.0, min_delay=0.25, max_delay=2.0
+    ),
+    Cause.STORAGE: RecoveryRule(
+        RecoveryAction.REFRESH, first_delay=0.25, min_delay=0.25, max_delay=2.0
+    ),
+    Cause.REGISTRY: RecoveryRule(
+        RecoveryAction.REPORT, first_delay=0.25, min_delay=0.25, max_delay=5.0
+    ),
+    Cause.UNEXPECTED: RecoveryRule(
+        RecoveryAction.RETRY, first_delay=0.25, min_delay=0.25, max_delay=5.0
+    ),
 }
 
 # Kafka's error codes, https://kafka.apache.org/protocol#protocol_error_codes
-CAUSES: dict[int, Cause] = {
+CAUSE_BY_ERROR_CODE: dict[int, Cause] = {
     1: Cause.OUT_OF_RANGE,
     2: Cause.CORRUPT,
     3: Cause.UNKNOWN_TOPIC,
@@ -91,9 +115,9 @@ CAUSES: dict[int, Cause] = {
 }
 
 
-def cause_of(code: int) -> Cause:
+def cause_from_code(code: int) -> Cause:
     """The cause behind one of Kafka's error codes; unknown codes are UNEXPECTED."""
-    return CAUSES.get(code, Cause.UNEXPECTED)
+    return CAUSE_BY_ERROR_CODE.get(code, Cause.UNEXPECTED)
 
 
 @dataclass(slots=True)
@@ -104,27 +128,31 @@ class Backoff:
     random:  draws from [0, 1).
     """
 
-    ceiling: float
+    max_delay: float
     random: Callable[[], float]
-    floor: float = 0.05
+    min_delay: float = 0.05
     attempts: int = 0
     _cause: Cause | None = None
 
-    def delay(self, cause: Cause) -> float:
+    def next_delay(self, cause: Cause) -> float:
         """Seconds to wait before the next attempt. Another cause starts over."""
         if cause is not self._cause:
             self._cause, self.attempts = cause, 0
-        rule = RULES[cause]
-        low, high = rule.low, rule.high
-        if rule.action is Action.RECONNECT:
-            low, high = self.floor, self.ceiling
+        rule = RECOVERY_RULES[cause]
+        low, high = rule.min_delay, rule.max_delay
+        if rule.action is RecoveryAction.RECONNECT:
+            low, high = self.min_delay, self.max_delay
         self.attempts += 1
-        if self.attempts == 1 and rule.first == 0.0:
+        if self.attempts == 1 and rule.first_delay == 0.0:
             return 0.0
         # the exponent is bounded: 2 ** 1024 is no delay at all
         bound = min(high, low * rule.factor ** min(self.attempts - 1, 32))
-        least = low if rule.action in (Action.TELL, Action.WATCH) else 0.5 * low
+        least = (
+            low
+            if rule.action in (RecoveryAction.REPORT, RecoveryAction.WATCH_METADATA)
+            else 0.5 * low
+        )
         return max(least, bound * self.random())
 
-    def succeeded(self) -> None:
+    def reset(self) -> None:
         self.attempts, self._cause = 0, None

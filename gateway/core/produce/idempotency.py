@@ -18,7 +18,7 @@ from gateway.errors import KeyReused
 F = TypeVar("F")
 
 
-class Key(NamedTuple):
+class IdempotencyKey(NamedTuple):
     """scope: whose key it is, such as a route's name; equal keys of two scopes are two."""
 
     topic: str
@@ -26,71 +26,75 @@ class Key(NamedTuple):
     text: str
 
 
-class Written(NamedTuple):
+class RecordLocation(NamedTuple):
     """Where its record is. offset -1: Kafka has it, and did not say where."""
 
     partition: int
     offset: int
 
 
-class _Known(NamedTuple):
+class _WrittenKey(NamedTuple):
     digest: bytes
-    where: Written
-    since: float
+    location: RecordLocation
+    written_at: float
 
 
 @dataclass(slots=True)
-class Once(Generic[F]):
+class IdempotencyWindow(Generic[F]):
     """The keys of one gateway. F: what stands for a write under way, such as its task."""
 
-    most: int = 100_000
-    age: float = 600.0
-    _written: dict[Key, _Known] = field(default_factory=dict)  # oldest first
-    _flying: dict[Key, tuple[bytes, F]] = field(default_factory=dict)
+    max_keys: int = 100_000
+    max_age_s: float = 600.0
+    _written: dict[IdempotencyKey, _WrittenKey] = field(default_factory=dict)  # oldest first
+    _in_flight: dict[IdempotencyKey, tuple[bytes, F]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self._written) + len(self._flying)
+        return len(self._written) + len(self._in_flight)
 
-    def known(self, key: Key, digest: bytes, now: float) -> Written | None:
+    def lookup_written(
+        self, key: IdempotencyKey, digest: bytes, now: float
+    ) -> RecordLocation | None:
         """Where the key's record is, if it was written. Raises KeyReused."""
-        self._forget(now)
+        self._evict(now)
         known = self._written.get(key)
         if known is None:
             return None
-        _same(key, known.digest, digest)
-        return known.where
+        _require_same_digest(key, known.digest, digest)
+        return known.location
 
-    def flight(self, key: Key, digest: bytes) -> F | None:
+    def lookup_in_flight(self, key: IdempotencyKey, digest: bytes) -> F | None:
         """What writes the key's record just now. Raises KeyReused."""
-        flying = self._flying.get(key)
+        flying = self._in_flight.get(key)
         if flying is None:
             return None
-        _same(key, flying[0], digest)
+        _require_same_digest(key, flying[0], digest)
         return flying[1]
 
-    def begin(self, key: Key, digest: bytes, flight: F) -> None:
-        assert key not in self._flying, "a key has one flight"
-        self._flying[key] = digest, flight
+    def begin(self, key: IdempotencyKey, digest: bytes, write: F) -> None:
+        assert key not in self._in_flight, "a key has one flight"
+        self._in_flight[key] = digest, write
 
-    def end(self, key: Key) -> None:
+    def end(self, key: IdempotencyKey) -> None:
         """Its flight is over; what came of it is learned, or not known."""
-        self._flying.pop(key, None)
+        self._in_flight.pop(key, None)
 
-    def learn(self, key: Key, digest: bytes, where: Written, now: float) -> None:
+    def add_written(
+        self, key: IdempotencyKey, digest: bytes, location: RecordLocation, now: float
+    ) -> None:
         """A record with this key is in Kafka, whoever wrote it; the first one counts."""
-        self._written.setdefault(key, _Known(digest, where, now))
-        self._forget(now)
+        self._written.setdefault(key, _WrittenKey(digest, location, now))
+        self._evict(now)
 
-    def _forget(self, now: float) -> None:
+    def _evict(self, now: float) -> None:
         while self._written:
             oldest = next(iter(self._written))
-            since = self._written[oldest].since
-            if len(self._written) <= self.most and now - since < self.age:
+            since = self._written[oldest].written_at
+            if len(self._written) <= self.max_keys and now - since < self.max_age_s:
                 return
             del self._written[oldest]
 
 
-def digest(
+def hash_record(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
 ) -> bytes:
     """Of what a record says: 16 bytes, each part by its length, so that none runs into another."""
@@ -104,7 +108,7 @@ def digest(
     return hashed.digest()
 
 
-def _same(key: Key, one: bytes, other: bytes) -> None:
+def _require_same_digest(key: IdempotencyKey, one: bytes, other: bytes) -> None:
     if one != other:
         raise KeyReused(
             422,

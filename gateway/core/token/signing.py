@@ -13,10 +13,10 @@ from hmac import compare_digest
 
 from gateway.errors import TokenCorrupt
 
-from .resume_token import Seal, Token, digits, mac_of
+from .resume_token import ResumeToken, TokenSeal, compute_mac, encode_digits
 
 
-class Signer:
+class TokenSigner:
     """The secrets of a gateway: the first signs, all of them verify. At least one."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
@@ -25,28 +25,28 @@ class Signer:
             for secret in secrets
         ]
 
-    def seal(self, view: bytes, issuer: str) -> Seal:
+    def create_seal(self, view: bytes, issuer: str) -> TokenSeal:
         """What signs the ids of a view, by its digest, that this issuer sends."""
         key = self._keys[0]
-        return Seal(view, _issuer(key, issuer), key)
+        return TokenSeal(view, _digest_issuer(key, issuer), key)
 
-    def verify(self, token: Token, issuer: str) -> bool:
+    def verify(self, token: ResumeToken, issuer: str) -> bool:
         """Return whether a token of these gateways was sent by this very issuer.
 
         Raises:
             TokenCorrupt: It has no MAC, or none that one of the secrets made.
         """
         for key in self._keys:
-            if compare_digest(mac_of(token.body, key), token.mac):
-                return compare_digest(_issuer(key, issuer), token.issuer)
+            if compare_digest(compute_mac(token.body, key), token.mac):
+                return compare_digest(_digest_issuer(key, issuer), token.issuer)
         raise TokenCorrupt(
             "the resume token was not made by this gateway, or with a secret it no longer has; "
             "connect without Last-Event-ID or with ?from="
         )
 
 
-def _issuer(key: bytes, issuer: str) -> bytes:
+def _digest_issuer(key: bytes, issuer: str) -> bytes:
     told = blake2b(
         issuer.encode("utf-8", "surrogatepass"), key=key, digest_size=6, person=b"issuer"
     )
-    return digits(int.from_bytes(told.digest()), 8)
+    return encode_digits(int.from_bytes(told.digest()), 8)

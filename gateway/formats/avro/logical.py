@@ -20,15 +20,15 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from gateway.formats.misfit import Misfit
-from gateway.formats.plain import kind_of
+from gateway.formats.plain import describe_json_type
+from gateway.formats.schema_mismatch import SchemaMismatch
 
 
-class Logical(NamedTuple):
+class LogicalType(NamedTuple):
     """show: of what Avro has. read: what Avro has, of JSON. Raises Misfit."""
 
-    show: Callable[[Any], Any]
-    read: Callable[[Any], Any]
+    to_json: Callable[[Any], Any]
+    from_json: Callable[[Any], Any]
 
 
 _PER_SECOND = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
@@ -38,28 +38,30 @@ _FIRST_DAY = date(1970, 1, 1)
 _TIME = re.compile(r"(.+T)?([0-9]{2}:[0-9]{2}(?::[0-9]{2})?)(?:[.,]([0-9]{1,9}))?(Z|[+-][0-9:]+)?")
 
 
-def logical(schema: Mapping[str, Any], base: str) -> Logical | None:
+def create_logical_type(schema: Mapping[str, Any], base: str) -> LogicalType | None:
     """None for one that is not known, or does not go with its base: it is ignored."""
     name = schema.get("logicalType")
     size = schema.get("size")
     if name == "decimal" and base in ("bytes", "fixed"):
-        return _decimal(schema, size if base == "fixed" else None)
+        return _create_decimal(schema, size if base == "fixed" else None)
     if name == "uuid" and base == "string":
-        return Logical(lambda text: text, lambda value: str(_uuid(value)))
+        return LogicalType(lambda text: text, lambda value: str(_parse_uuid(value)))
     if name == "uuid" and base == "fixed" and size == 16:
-        return Logical(lambda data: str(UUID(bytes=data)), lambda value: _uuid(value).bytes)
+        return LogicalType(
+            lambda data: str(UUID(bytes=data)), lambda value: _parse_uuid(value).bytes
+        )
     if name == "date" and base == "int":
-        return Logical(_date, _days)
+        return LogicalType(_format_date, _parse_date)
     if isinstance(name, str) and base in ("int", "long"):
         kind, _, unit = name.rpartition("-")
         if kind == "time" and (unit, base) in (("millis", "int"), ("micros", "long")):
-            return _clock(_PER_SECOND[unit])
+            return _create_time(_PER_SECOND[unit])
         if kind in ("timestamp", "local-timestamp") and base == "long" and unit in _PER_SECOND:
-            return _moment(_PER_SECOND[unit], "Z" if kind == "timestamp" else "")
+            return _create_timestamp(_PER_SECOND[unit], "Z" if kind == "timestamp" else "")
     return None
 
 
-def _decimal(schema: Mapping[str, Any], size: int | None) -> Logical | None:
+def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType | None:
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision:
         return None
@@ -72,54 +74,56 @@ def _decimal(schema: Mapping[str, Any], size: int | None) -> Logical | None:
 
     def read(value: Any) -> bytes:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise Misfit(f'takes a decimal such as "12.50", not {kind_of(value)}')
+            raise SchemaMismatch(
+                f'takes a decimal such as "12.50", not {describe_json_type(value)}'
+            )
         try:
             sign, digits, exponent = Decimal(str(value)).as_tuple()
         except InvalidOperation:
-            raise Misfit(f'takes a decimal such as "12.50", not {value!r:.60}') from None
+            raise SchemaMismatch(f'takes a decimal such as "12.50", not {value!r:.60}') from None
         if not isinstance(exponent, int):
-            raise Misfit(f"takes a decimal, not {value!r:.60}")
+            raise SchemaMismatch(f"takes a decimal, not {value!r:.60}")
         text = "".join(map(str, digits)).lstrip("0")
         zeros = exponent + scale
         if text and len(text) + zeros > precision:
-            raise Misfit(f"has more than {precision} digits")
+            raise SchemaMismatch(f"has more than {precision} digits")
         if zeros < 0 and text[zeros:].strip("0"):
-            raise Misfit(f"has more than {scale} digits after the point")
+            raise SchemaMismatch(f"has more than {scale} digits after the point")
         number = int((text + "0" * zeros if zeros >= 0 else text[:zeros]) or "0") if text else 0
         number = -number if sign else number
         length = (number if number >= 0 else ~number).bit_length() // 8 + 1
         if size is not None and length > size:
-            raise Misfit(f"does not fit into {size} bytes")
+            raise SchemaMismatch(f"does not fit into {size} bytes")
         return number.to_bytes(size or length, "big", signed=True)
 
-    return Logical(show, read)
+    return LogicalType(show, read)
 
 
-def _uuid(value: Any) -> UUID:
+def _parse_uuid(value: Any) -> UUID:
     try:
         return UUID(value)
     except (ValueError, AttributeError, TypeError):
-        shown = f"{value!r:.60}" if isinstance(value, str) else kind_of(value)
-        raise Misfit(f"takes a UUID, not {shown}") from None
+        shown = f"{value!r:.60}" if isinstance(value, str) else describe_json_type(value)
+        raise SchemaMismatch(f"takes a UUID, not {shown}") from None
 
 
-def _date(days: int) -> Any:
+def _format_date(days: int) -> Any:
     try:
         return (_FIRST_DAY + timedelta(days)).isoformat()
     except OverflowError:
         return days
 
 
-def _days(value: Any) -> Any:
+def _parse_date(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
         return (date.fromisoformat(value) - _FIRST_DAY).days
     except ValueError:
-        raise Misfit(f"takes a date such as 2024-02-29, not {value!r:.60}") from None
+        raise SchemaMismatch(f"takes a date such as 2024-02-29, not {value!r:.60}") from None
 
 
-def _clock(per_second: int) -> Logical:
+def _create_time(per_second: int) -> LogicalType:
     digits = _DIGITS[per_second]
 
     def show(units: int) -> Any:
@@ -138,13 +142,13 @@ def _clock(per_second: int) -> Logical:
                 raise ValueError
             at = datetime.fromisoformat(f"1970-01-01T{found[2]}+00:00")
         except ValueError:
-            raise Misfit(f"takes a time such as 13:05:00.250, not {value!r:.60}") from None
-        return int((at - _EPOCH).total_seconds()) * per_second + _part(found[3], digits)
+            raise SchemaMismatch(f"takes a time such as 13:05:00.250, not {value!r:.60}") from None
+        return int((at - _EPOCH).total_seconds()) * per_second + _parse_fraction(found[3], digits)
 
-    return Logical(show, read)
+    return LogicalType(show, read)
 
 
-def _moment(per_second: int, zone: str) -> Logical:
+def _create_timestamp(per_second: int, zone: str) -> LogicalType:
     digits = _DIGITS[per_second]
 
     def show(units: int) -> Any:
@@ -165,16 +169,16 @@ def _moment(per_second: int, zone: str) -> Logical:
             at = datetime.fromisoformat(found[1] + found[2] + (found[4] or "+00:00"))
         except ValueError:
             example = f"2024-02-29T13:05:00.250{zone}"
-            raise Misfit(f"takes a time such as {example}, not {value!r:.60}") from None
+            raise SchemaMismatch(f"takes a time such as {example}, not {value!r:.60}") from None
         seconds = (at - _EPOCH) // timedelta(seconds=1)
-        return seconds * per_second + _part(found[3], digits)
+        return seconds * per_second + _parse_fraction(found[3], digits)
 
-    return Logical(show, read)
+    return LogicalType(show, read)
 
 
-def _part(text: str | None, digits: int) -> int:
+def _parse_fraction(text: str | None, digits: int) -> int:
     """A fraction of a second in units of so many digits."""
     text = (text or "").rstrip("0")
     if len(text) > digits:
-        raise Misfit(f"has more than {digits} digits of a second")
+        raise SchemaMismatch(f"has more than {digits} digits of a second")
     return int(text.ljust(digits, "0"))

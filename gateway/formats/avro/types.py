@@ -12,20 +12,20 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.config.source.expression import closest
-from gateway.formats.misfit import Misfit
-from gateway.formats.plain import kind_of
+from gateway.config.source.expression import find_closest
+from gateway.formats.plain import describe_json_type
+from gateway.formats.schema_mismatch import SchemaMismatch
 
-from .logical import Logical, logical
+from .logical import LogicalType, create_logical_type
 
-Write = Callable[[Any, bytearray], None]
-Show = Callable[[Any], Any]
+WriteValue = Callable[[Any, bytearray], None]
+ConvertToJson = Callable[[Any], Any]
 
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
-NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+NON_FINITE_FLOATS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-class Type:
+class AvroType:
     """name:  as a union has it: of its branch, `{"string": ..}`.
     plain: what fastavro reads by.
     write: JSON as Avro; raises Misfit.
@@ -33,29 +33,31 @@ class Type:
     show:  JSON of what fastavro read; None where that is JSON already.
     """
 
-    __slots__ = ("name", "plain", "raw", "show", "write")
+    __slots__ = ("name", "plain", "to_json", "write", "write_default")
 
-    def __init__(self, name: str, plain: Any, write: Write, show: Show | None = None) -> None:
+    def __init__(
+        self, name: str, plain: Any, write: WriteValue, show: ConvertToJson | None = None
+    ) -> None:
         self.name = name
         self.plain = plain
-        self.write = self.raw = write
-        self.show = show
+        self.write = self.write_default = write
+        self.to_json = show
 
-    def as_logical(self, kind: Logical) -> Type:
+    def as_logical(self, kind: LogicalType) -> AvroType:
         base = self.write
 
         def write(value: Any, out: bytearray) -> None:
-            base(kind.read(value), out)
+            base(kind.from_json(value), out)
 
-        made = Type(self.name, self.plain, write, kind.show)
-        made.raw = self.raw
+        made = AvroType(self.name, self.plain, write, kind.to_json)
+        made.write_default = self.write_default
         return made
 
-    def shown(self, value: Any) -> Any:
-        return value if self.show is None else self.show(value)
+    def convert(self, value: Any) -> Any:
+        return value if self.to_json is None else self.to_json(value)
 
 
-def zigzag(number: int, out: bytearray) -> None:
+def write_long(number: int, out: bytearray) -> None:
     """A long, of 64 bits."""
     number = (number << 1) ^ (number >> 63)
     while number > 0x7F:
@@ -64,22 +66,22 @@ def zigzag(number: int, out: bytearray) -> None:
     out.append(number)
 
 
-def _wants(what: str, value: Any) -> Misfit:
-    return Misfit(f"takes {what}, not {kind_of(value)}")
+def _build_mismatch(expected: str, value: Any) -> SchemaMismatch:
+    return SchemaMismatch(f"takes {expected}, not {describe_json_type(value)}")
 
 
-def _null(value: Any, out: bytearray) -> None:
+def _write_null(value: Any, out: bytearray) -> None:
     if value is not None:
-        raise _wants("null", value)
+        raise _build_mismatch("null", value)
 
 
-def _boolean(value: Any, out: bytearray) -> None:
+def _write_boolean(value: Any, out: bytearray) -> None:
     if type(value) is not bool:
-        raise _wants("a boolean", value)
+        raise _build_mismatch("a boolean", value)
     out.append(value)
 
 
-def _integer(bits: int, name: str) -> Write:
+def _create_integer_writer(bits: int, name: str) -> WriteValue:
     low, high = -(1 << bits - 1), (1 << bits - 1) - 1
 
     def write(value: Any, out: bytearray) -> None:
@@ -87,146 +89,150 @@ def _integer(bits: int, name: str) -> Write:
             value = int(value)
         if type(value) is not int:
             raise (
-                _wants("a whole number", value)
+                _build_mismatch("a whole number", value)
                 if type(value) is not float
-                else Misfit(f"takes a whole number, not {value}")
+                else SchemaMismatch(f"takes a whole number, not {value}")
             )
         if not low <= value <= high:
-            raise Misfit(f"{value} is no {name}; use {low} to {high}")
-        zigzag(value, out)
+            raise SchemaMismatch(f"{value} is no {name}; use {low} to {high}")
+        write_long(value, out)
 
     return write
 
 
-def _floating(form: struct.Struct) -> Write:
+def _create_float_writer(packer: struct.Struct) -> WriteValue:
     def write(value: Any, out: bytearray) -> None:
         if type(value) is str:
-            value = NOT_FINITE.get(value, value)
+            value = NON_FINITE_FLOATS.get(value, value)
         if type(value) is not float and type(value) is not int:
-            raise _wants("a number", value)
+            raise _build_mismatch("a number", value)
         try:
-            out += form.pack(value)
+            out += packer.pack(value)
         except OverflowError:
-            raise Misfit(f"{value} is too large") from None
+            raise SchemaMismatch(f"{value} is too large") from None
 
     return write
 
 
-def finite(value: float) -> float | str:
+def float_to_json(value: float) -> float | str:
     if value - value == 0:
         return value
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
-def _string(value: Any, out: bytearray) -> None:
+def _write_string(value: Any, out: bytearray) -> None:
     if type(value) is not str:
-        raise _wants("a string", value)
+        raise _build_mismatch("a string", value)
     try:
         data = value.encode()
     except UnicodeEncodeError:
-        raise Misfit("holds half of a surrogate pair, which UTF-8 cannot carry") from None
-    zigzag(len(data), out)
+        raise SchemaMismatch("holds half of a surrogate pair, which UTF-8 cannot carry") from None
+    write_long(len(data), out)
     out += data
 
 
-def _octets(value: Any) -> bytes:
+def _encode_latin1(value: Any) -> bytes:
     """Of text as Avro's JSON has bytes: one character of U+0000 to U+00FF each."""
     if type(value) is bytes:  # of a logical type
         return value
     if type(value) is not str:
-        raise _wants("bytes, as text of U+0000 to U+00FF", value)
+        raise _build_mismatch("bytes, as text of U+0000 to U+00FF", value)
     try:
         return value.encode("latin-1")
     except UnicodeEncodeError:
-        raise Misfit("takes bytes, as text of U+0000 to U+00FF, not other characters") from None
+        raise SchemaMismatch(
+            "takes bytes, as text of U+0000 to U+00FF, not other characters"
+        ) from None
 
 
-def _bytes(value: Any, out: bytearray) -> None:
-    data = _octets(value)
-    zigzag(len(data), out)
+def _write_bytes(value: Any, out: bytearray) -> None:
+    data = _encode_latin1(value)
+    write_long(len(data), out)
     out += data
 
 
-def _latin(data: bytes) -> str:
+def _decode_latin1(data: bytes) -> str:
     return data.decode("latin-1")
 
 
-PRIMITIVES: Mapping[str, Type] = {
-    "null": Type("null", "null", _null),
-    "boolean": Type("boolean", "boolean", _boolean),
-    "int": Type("int", "int", _integer(32, "int")),
-    "long": Type("long", "long", _integer(64, "long")),
-    "float": Type("float", "float", _floating(_FLOAT), finite),
-    "double": Type("double", "double", _floating(_DOUBLE), finite),
-    "bytes": Type("bytes", "bytes", _bytes, _latin),
-    "string": Type("string", "string", _string),
+PRIMITIVES: Mapping[str, AvroType] = {
+    "null": AvroType("null", "null", _write_null),
+    "boolean": AvroType("boolean", "boolean", _write_boolean),
+    "int": AvroType("int", "int", _create_integer_writer(32, "int")),
+    "long": AvroType("long", "long", _create_integer_writer(64, "long")),
+    "float": AvroType("float", "float", _create_float_writer(_FLOAT), float_to_json),
+    "double": AvroType("double", "double", _create_float_writer(_DOUBLE), float_to_json),
+    "bytes": AvroType("bytes", "bytes", _write_bytes, _decode_latin1),
+    "string": AvroType("string", "string", _write_string),
 }
 
 
-def fixed(name: str, label: str, size: int) -> Type:
+def create_fixed(name: str, label: str, size: int) -> AvroType:
     def write(value: Any, out: bytearray) -> None:
-        data = _octets(value)
+        data = _encode_latin1(value)
         if len(data) != size:
-            raise Misfit(f"takes {size} bytes, not {len(data)}")
+            raise SchemaMismatch(f"takes {size} bytes, not {len(data)}")
         out += data
 
-    return Type(name, {"type": "fixed", "name": label, "size": size}, write, _latin)
+    return AvroType(name, {"type": "fixed", "name": label, "size": size}, write, _decode_latin1)
 
 
-def enum(name: str, label: str, symbols: list[str]) -> Type:
+def create_enum(name: str, label: str, symbols: list[str]) -> AvroType:
     places = {symbol: place for place, symbol in enumerate(symbols)}
 
     def write(value: Any, out: bytearray) -> None:
         place = places.get(value) if type(value) is str else None
         if place is None:
-            raise Misfit(f"{value!r:.60} is none of its symbols; {nearest(value, symbols)}")
-        zigzag(place, out)
+            raise SchemaMismatch(
+                f"{value!r:.60} is none of its symbols; {suggest_name(value, symbols)}"
+            )
+        write_long(place, out)
 
-    return Type(name, {"type": "enum", "name": label, "symbols": symbols}, write)
+    return AvroType(name, {"type": "enum", "name": label, "symbols": symbols}, write)
 
 
-def array(items: Type) -> Type:
+def create_array(items: AvroType) -> AvroType:
     def write(value: Any, out: bytearray) -> None:
         if type(value) is not list:
-            raise _wants("an array", value)
+            raise _build_mismatch("an array", value)
         if value:
-            zigzag(len(value), out)
+            write_long(len(value), out)
         for n, each in enumerate(value):
             try:
                 items.write(each, out)
-            except Misfit as misfit:
-                raise misfit.inside(n) from None
+            except SchemaMismatch as misfit:
+                raise misfit.add_step(n) from None
         out.append(0)
 
-    shown = items.show
+    shown = items.to_json
     show = None if shown is None else lambda value: [shown(each) for each in value]
-    return Type("array", {"type": "array", "items": items.plain}, write, show)
+    return AvroType("array", {"type": "array", "items": items.plain}, write, show)
 
 
-def map_(values: Type) -> Type:
+def create_map(values: AvroType) -> AvroType:
     def write(value: Any, out: bytearray) -> None:
         if type(value) is not dict:
-            raise _wants("an object", value)
+            raise _build_mismatch("an object", value)
         if value:
-            zigzag(len(value), out)
+            write_long(len(value), out)
         for key, each in value.items():
-            _string(key, out)
+            _write_string(key, out)
             try:
                 values.write(each, out)
-            except Misfit as misfit:
-                raise misfit.inside(key) from None
+            except SchemaMismatch as misfit:
+                raise misfit.add_step(key) from None
         out.append(0)
 
-    shown = values.show
+    shown = values.to_json
     show = None if shown is None else lambda value: {k: shown(v) for k, v in value.items()}
-    return Type("map", {"type": "map", "values": values.plain}, write, show)
+    return AvroType("map", {"type": "map", "values": values.plain}, write, show)
 
 
-def nearest(word: object, known: list[str]) -> str:
-    near = closest(str(word), known)
+def suggest_name(name: object, known: list[str]) -> str:
+    near = find_closest(str(name), known)
     return f"did you mean {near}?" if near else f"use one of {', '.join(known[:12])}"
 
 
-def with_logical(made: Type, schema: Mapping[str, Any]) -> Type:
-    kind = logical(schema, schema["type"])
-    return made if kind is None else made.as_logical(kind)
+def apply_logical_type(base_type: AvroType, schema: Mapping[str, Any]) -> AvroType:
+    kind = create_logical_type(schema, schema["type"])
+    return base_type if kind is None else base_type.as_logical(kind)

@@ -7,14 +7,16 @@ from typing import Any
 
 from fastavro.read import LOGICAL_READERS
 
-from gateway.formats.misfit import Misfit
-from gateway.formats.plain import kind_of
+from gateway.formats.plain import describe_json_type
+from gateway.formats.schema_mismatch import SchemaMismatch
 
-from .types import Type, zigzag
+from .types import AvroType, write_long
 
-_BRANCH = "gateway-branch"  # the logical type of numbers that are to be told by their branch
-LOGICAL_READERS[f"int-{_BRANCH}"] = lambda data, *_: ("int", data)
-LOGICAL_READERS[f"float-{_BRANCH}"] = lambda data, *_: ("float", data)
+_BRANCH_LOGICAL_TYPE = (
+    "gateway-branch"  # the logical type of numbers that are to be told by their branch
+)
+LOGICAL_READERS[f"int-{_BRANCH_LOGICAL_TYPE}"] = lambda data, *_: ("int", data)
+LOGICAL_READERS[f"float-{_BRANCH_LOGICAL_TYPE}"] = lambda data, *_: ("float", data)
 
 
 def mark_branches(plain: Any) -> Any:
@@ -27,7 +29,7 @@ def mark_branches(plain: Any) -> Any:
         marked = [mark_branches(each) for each in plain]
         for narrow, wide in (("int", "long"), ("float", "double")):
             if narrow in plain and wide in plain:
-                marked[plain.index(narrow)] = {"type": narrow, "logicalType": _BRANCH}
+                marked[plain.index(narrow)] = {"type": narrow, "logicalType": _BRANCH_LOGICAL_TYPE}
         return marked
     if not isinstance(plain, Mapping):
         return plain
@@ -38,34 +40,34 @@ def mark_branches(plain: Any) -> Any:
     return plain if inner is None else {**plain, inner: mark_branches(plain[inner])}
 
 
-def union(branches: list[Type]) -> Type:
+def create_union(branches: list[AvroType]) -> AvroType:
     tags = {branch.name: n for n, branch in enumerate(branches)}
     some = [branch for branch in branches if branch.name != "null"]
     places = []
     for n in range(len(branches)):
         place = bytearray()
-        zigzag(n, place)
+        write_long(n, place)
         places.append(bytes(place))
 
-    def attempt(n: int, value: Any, out: bytearray) -> Misfit | None:
+    def attempt(n: int, value: Any, out: bytearray) -> SchemaMismatch | None:
         mark = len(out)
         out += places[n]
         try:
             branches[n].write(value, out)
-        except Misfit as misfit:
+        except SchemaMismatch as misfit:
             del out[mark:]
             return misfit
         return None
 
     def write(value: Any, out: bytearray) -> None:
-        told: Misfit | None = None
+        told: SchemaMismatch | None = None
         if type(value) is dict and len(value) == 1:
             ((tag, inner),) = value.items()
             if tag in tags:
                 told = attempt(tags[tag], inner, out)
                 if told is None:
                     return
-                told.inside(tag)
+                told.add_step(tag)
         for n in range(len(branches)):
             if type(value) is str and "string" in tags and branches[n].plain in ("float", "double"):
                 continue  # "NaN" is text where text may be
@@ -75,7 +77,9 @@ def union(branches: list[Type]) -> Type:
             if told is None and len(some) == 1 and branches[n] is some[0]:
                 told = misfit
         names = ", ".join(tags)
-        raise told or Misfit(f"is of none of its types: {names}; it is {kind_of(value)}")
+        raise told or SchemaMismatch(
+            f"is of none of its types: {names}; it is {describe_json_type(value)}"
+        )
 
     def raw(value: Any, out: bytearray) -> None:
         """A default is of the first branch that takes it."""
@@ -83,26 +87,30 @@ def union(branches: list[Type]) -> Type:
             mark = len(out)
             out += places[n]
             try:
-                branch.raw(value, out)
+                branch.write_default(value, out)
                 return
-            except Misfit:
+            except SchemaMismatch:
                 del out[mark:]
-        raise Misfit("has a default of none of its types")
+        raise SchemaMismatch("has a default of none of its types")
 
     plain = [branch.plain for branch in branches]
-    show = _of_one(some[0], tags) if len(some) == 1 else _of_several(some)
-    made = Type("union", plain, write, show if some else None)
-    made.raw = raw
+    show = (
+        _create_nullable_converter(some[0], tags)
+        if len(some) == 1
+        else _create_branch_converter(some)
+    )
+    made = AvroType("union", plain, write, show if some else None)
+    made.write_default = raw
     return made
 
 
-def _of_one(branch: Type, tags: dict[str, int]) -> Any:
+def _create_nullable_converter(branch: AvroType, tags: dict[str, int]) -> Any:
     def show(value: Any) -> Any:
         if value is None:
             return None
         if type(value) is tuple:  # its name, and it
             value = value[1]
-        shown = branch.shown(value)
+        shown = branch.convert(value)
         if type(shown) is dict and len(shown) == 1 and next(iter(shown)) in tags:
             return {branch.name: shown}
         return shown
@@ -110,7 +118,7 @@ def _of_one(branch: Type, tags: dict[str, int]) -> Any:
     return show
 
 
-def _of_several(branches: list[Type]) -> Any:
+def _create_branch_converter(branches: list[AvroType]) -> Any:
     by_label = {branch.plain: branch for branch in branches if isinstance(branch.plain, str)}
     kinds = {
         bool: by_label.get("boolean"),
@@ -125,7 +133,7 @@ def _of_several(branches: list[Type]) -> Any:
     def show(value: Any) -> Any:
         if value is None:
             return None
-        branch: Type | None
+        branch: AvroType | None
         if type(value) is tuple:  # of a named type, or one that is marked
             branch, value = by_label[value[0]], value[1]
         elif type(value) is int:
@@ -133,6 +141,6 @@ def _of_several(branches: list[Type]) -> Any:
         else:
             branch = kinds[type(value)]
         assert branch is not None
-        return {branch.name: branch.shown(value)}
+        return {branch.name: branch.convert(value)}
 
     return show

@@ -12,47 +12,47 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from gateway.core.channel.byte_counts import Sum
-from gateway.core.client.slow_client import SlowClient
+from gateway.core.channel.byte_counts import ByteSum
+from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.throttle import Throttle
-from gateway.core.log.partition_reader import Since
+from gateway.core.log.partition_reader import TimestampStart
 from gateway.core.log.position import Position
-from gateway.core.log.record import Reason, TopicPartition
-from gateway.core.token.resume_token import Token
-from gateway.hub.reads.backfill import Lacks
+from gateway.core.log.record import GapReason, TopicPartition
+from gateway.core.token.resume_token import ResumeToken
+from gateway.hub.reads.backfill import Backfill
 from gateway.hub.wires.wire import Wire
-from gateway.telemetry.about import about
-from gateway.telemetry.traffic import CATCHING_UP, SLOW, THROTTLED, UNPAID
+from gateway.telemetry.log_context import log_context
+from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED
 
-from .alarm import WallAlarm
-from .allowance import Allowance
-from .broadcaster import Fan
+from .broadcaster import ReceiverGroup
 from .outlet import Outlet
+from .rate_limiter import RateLimiter
 from .shared_tail import SharedTail
 from .view import View
+from .wall_clock_timer import WallClockTimer
 
 if TYPE_CHECKING:
     from .hub import Hub
-    from .shared_catch_up import Herd
+    from .shared_catch_up import SharedCatchUp
 
 log = logging.getLogger(__name__)
 
-BUDGET = 64 * 1024  # bytes taken at once
-SOON = 0.1  # seconds for which BEGIN waits for partitions that answer with the first one
-FOREVER = 1e9
-EXPIRED = "token-expired"
-CHANGED = "changed"  # why one ends whose stream goes on as another view
-LEFT = "left"  # why it ended that was not told an end
+MAX_PUSH_BYTES = 64 * 1024  # bytes taken at once
+BEGIN_GRACE_S = 0.1  # seconds for which BEGIN waits for partitions that answer with the first one
+UNLIMITED_S = 1e9
+END_EXPIRED = "token-expired"
+END_CHANGED = "changed"  # why one ends whose stream goes on as another view
+END_LEFT = "left"  # why it ended that was not told an end
 
 C = TypeVar("C", bound="Client")
 
 
-class Standing(NamedTuple):
+class ClientPosition(NamedTuple):
     """places: as of these topic `ids`."""
 
-    places: Position
-    ids: Mapping[str, str]
+    position: Position
+    topic_ids: Mapping[str, str]
 
 
 class Handover(NamedTuple):
@@ -71,9 +71,9 @@ class Handover(NamedTuple):
     topics: frozenset[str]
     number: int
     until: Mapping[TopicPartition, int] | None
-    records: int | None
+    records_left: int | None
     credit: int | None
-    got: Sum | None
+    delivered_sum: ByteSum | None
     ends_at: float
     throttle: Throttle | None
     route: str
@@ -92,228 +92,261 @@ class Client:
     """
 
     __slots__ = (
-        "_again", "_alarm", "_allowance", "_aside", "_changed", "_closed", "_deadline", "_ended",
-        "_fan", "_hub", "_lacks", "_puller", "_refused", "_shared", "_soon", "_view_changed",
-        "_wire", "ends_at", "heartbeat", "herd", "number", "outlet", "sent_at", "subscription",
+        "_backfill",
+        "_closed",
+        "_deadline",
+        "_expiry_timer",
+        "_hub",
+        "_is_continuation",
+        "_is_end_written",
+        "_is_push_scheduled",
+        "_position_refused",
+        "_private_event",
+        "_puller",
+        "_rate_limiter",
+        "_ready_waiter",
+        "_receiver_group",
+        "_shared_tail",
+        "_view_changed",
+        "_wire",
+        "ends_at",
+        "heartbeat",
+        "number",
+        "outlet",
+        "sent_at",
+        "shared_catch_up",
+        "subscription",
         "view",
     )  # fmt: skip
 
     def __init__(
         self,
         hub: Hub,
-        shared: SharedTail,
+        shared_tail: SharedTail,
         subscription: Subscription,
         wire: Wire,
         *,
         heartbeat: float,
         deadline: float,
         lifetime: float | None = None,
-        expires: float | None = None,
-        token: Token | None = None,
-        since: Since | None = None,
-        refused: bool = False,
-        after: Handover | None = None,
+        expires_at: float | None = None,
+        token: ResumeToken | None = None,
+        since: TimestampStart | None = None,
+        position_refused: bool = False,
+        handover: Handover | None = None,
         view: View | None = None,
         number: int = 0,
-        allowance: Allowance | None = None,
+        rate_limiter: RateLimiter | None = None,
     ) -> None:
         self.number = number
         self.view = view
-        self._allowance = allowance
+        self._rate_limiter = rate_limiter
         self.subscription = subscription
         self.heartbeat = heartbeat
         self.outlet: Outlet | None = None
         self.sent_at = 0.0  # when it was last written to by itself, by the loop's clock
-        self.ends_at = lifetime or FOREVER  # from `begin` on by the loop's clock
-        if after is not None:
-            self.ends_at = after.ends_at - asyncio.get_running_loop().time()
+        self.ends_at = lifetime or UNLIMITED_S  # from `begin` on by the loop's clock
+        if handover is not None:
+            self.ends_at = handover.ends_at - asyncio.get_running_loop().time()
         self._hub = hub
-        self._shared = shared
+        self._shared_tail = shared_tail
         self._wire = wire
         self._deadline = deadline
-        self._refused = refused
-        self._again = after is not None
-        self._aside = b""  # pulled, and for it alone
+        self._position_refused = position_refused
+        self._is_continuation = handover is not None
+        self._private_event = b""  # pulled, and for it alone
         self._view_changed = token is not None and token.view != subscription.channel.view
-        self._changed: asyncio.Future[None] | None = None  # what `ready` waits for
-        self._lacks: Lacks | None = None
+        self._ready_waiter: asyncio.Future[None] | None = None  # what `ready` waits for
+        self._backfill: Backfill | None = None
         self._puller: _Puller | None = None
-        self._fan: Fan | None = None  # while it rides
-        self.herd: Herd | None = None  # while that one sees to what it is sent
-        self._soon = self._ended = self._closed = False
-        self._alarm: WallAlarm | None = None
-        self.expire_at(expires)
-        if token is not None or since is not None or subscription.own:
-            self._lacks = Lacks(hub, shared, subscription, self.wake, token=token, since=since)
+        self._receiver_group: ReceiverGroup | None = None  # while it rides
+        self.shared_catch_up: SharedCatchUp | None = None  # while that one sees to what it is sent
+        self._is_push_scheduled = self._is_end_written = self._closed = False
+        self._expiry_timer: WallClockTimer | None = None
+        self.set_expiry(expires_at)
+        if token is not None or since is not None or subscription.private_positions:
+            self._backfill = Backfill(
+                hub, shared_tail, subscription, self.wake, token=token, since=since
+            )
         subscription.wake = self.wake
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Return when BEGIN is due: with the first ready partition, when time is up, or when the
         stream was told to end."""
         loop = asyncio.get_running_loop()
-        tail = self._shared.tail
-        self._hub.feeds.refresh_readiness(self._shared)
-        while not (self.subscription.ended or self._begins(loop.time())):
-            changed = self._changed = loop.create_future()
-            self._shared.changed.add(changed)
+        tail = self._shared_tail.tail
+        self._hub.shared_reads.refresh_readiness(self._shared_tail)
+        while not (self.subscription.end_reason or self._should_begin(loop.time())):
+            changed = self._ready_waiter = loop.create_future()
+            self._shared_tail.ready_waiters.add(changed)
             try:
-                begun = tail.readiness.begins(self._deadline, loop.time())
-                async with asyncio.timeout(SOON) if begun else asyncio.timeout_at(self._deadline):
+                begun = tail.readiness.should_begin(self._deadline, loop.time())
+                async with (
+                    asyncio.timeout(BEGIN_GRACE_S) if begun else asyncio.timeout_at(self._deadline)
+                ):
                     await changed
             except TimeoutError:
                 pass
             finally:
-                self._shared.changed.discard(changed)
-                self._changed = None
+                self._shared_tail.ready_waiters.discard(changed)
+                self._ready_waiter = None
 
-    def _begins(self, now: float) -> bool:
+    def _should_begin(self, now: float) -> bool:
         """Those that were asked for their end just now are waited for a moment: found after
         BEGIN, they would have to start by time, with older records."""
-        due = self._shared.tail.readiness.begins(self._deadline, now)
-        return due and not self._hub.feeds.resolving(self._shared, now - SOON)
+        due = self._shared_tail.tail.readiness.should_begin(self._deadline, now)
+        return due and not self._hub.shared_reads.is_resolving(
+            self._shared_tail, now - BEGIN_GRACE_S
+        )
 
     def begin(self) -> bytes:
         """The first block; to be taken once, before anything that follows."""
         self.sent_at = asyncio.get_running_loop().time()
         self.ends_at += self.sent_at
-        if self._lacks is not None:
-            self._lacks.retire()
-        self._hub.feeds.refresh_readiness(self._shared)
+        if self._backfill is not None:
+            self._backfill.retire_recreated()
+        self._hub.shared_reads.refresh_readiness(self._shared_tail)
         pending, token = self.subscription.begin()
-        self._hub.feeds.promise(pending)
-        logs = self._shared.tail.logs  # nobody else hears of partitions that only its token knows
-        unknown = [tp for tp in self.subscription.own if tp not in logs]
-        first = self._wire.begin(
-            self._told(sorted([*pending, *unknown])),
+        self._hub.shared_reads.pin_starts(pending)
+        logs = (
+            self._shared_tail.tail.logs
+        )  # nobody else hears of partitions that only its token knows
+        unknown = [tp for tp in self.subscription.private_positions if tp not in logs]
+        first = self._wire.encode_begin(
+            self._build_begin_data(sorted([*pending, *unknown])),
             token,
-            refused=self._refused,
-            again=self._again,
+            position_refused=self._position_refused,
+            is_continuation=self._is_continuation,
         )
-        self._note_begin(first, token)
-        self.subscription.add(first)
-        if self._lacks is not None:
-            self.herd = self._hub.herds.join(self)
-        self._seek()
+        self._count_begin(first, token)
+        self.subscription.count_private(first)
+        if self._backfill is not None:
+            self.shared_catch_up = self._hub.shared_catch_ups.join(self)
+        self._start_backfill()
         return first
 
-    def _note_begin(self, first: bytes, token: bytes) -> None:
+    def _count_begin(self, first: bytes, token: bytes) -> None:
         traffic = self.subscription.traffic
         traffic.bytes += len(first)
-        traffic.tokens.observe(len(token))
-        if self._refused:
-            traffic.told((Reason.POSITION_REFUSED,))
+        traffic.token_bytes.observe(len(token))
+        if self._position_refused:
+            traffic.count_gaps((GapReason.POSITION_REFUSED,))
 
-    def _note_end(self, reason: str) -> None:
+    def _count_end(self, reason: str) -> None:
         self.subscription.traffic.ended[reason] += 1
         if log.isEnabledFor(logging.DEBUG):
-            with self._about():
+            with self._log_context():
                 log.debug("stream ended reason=%s", reason)
 
-    def _about(self) -> about:
-        return about(route=self.subscription.traffic.route or None, stream=self.number)
+    def _log_context(self) -> log_context:
+        return log_context(route=self.subscription.traffic.route or None, stream=self.number)
 
-    def standing(self) -> Standing:
+    def get_position(self) -> ClientPosition:
         """Where it stands, to `go_on` from there; also for another that comes from where it did."""
-        return Standing(self.subscription.places(), self._lacks.ids if self._lacks else {})
+        return ClientPosition(
+            self.subscription.get_position(), self._backfill.topic_ids if self._backfill else {}
+        )
 
-    def go_on(self, standing: Standing, cursor: int | None = None) -> None:
+    def resume(self, position: ClientPosition, cursor: int | None = None) -> None:
         """By itself again, after a herd."""
-        self.herd = None
-        self.subscription.go_on(standing.places, cursor)
-        if self._lacks is not None:
-            self._lacks.ids = standing.ids
+        self.shared_catch_up = None
+        self.subscription.reattach(position.position, cursor)
+        if self._backfill is not None:
+            self._backfill.topic_ids = position.topic_ids
 
-    def twin(self, kind: type[C]) -> C:
+    def create_twin(self, client_type: type[C]) -> C:
         """Another one that comes from where this one does."""
-        lacks, subscription = self._lacks, self.subscription
-        return kind(
+        lacks, subscription = self._backfill, self.subscription
+        return client_type(
             self._hub,
-            self._shared,
+            self._shared_tail,
             Subscription(
                 subscription.channel,
-                subscription.own,
-                since=subscription.since,
-                traffic=subscription.traffic.twin(),
+                subscription.private_positions,
+                resolve_since=subscription.resolve_since,
+                traffic=subscription.traffic.create_reader_counts(),
             ),
             self._wire,
-            heartbeat=FOREVER,
+            heartbeat=UNLIMITED_S,
             deadline=self._deadline,
             token=lacks.token if lacks is not None else None,
             since=lacks.since if lacks is not None else None,
         )
 
     @property
-    def reach(self) -> float | None:
+    def max_age(self) -> float | None:
         """Seconds that its route lets it go back; None for any number."""
-        token = None if self._lacks is None else self._lacks.token
-        return None if token is None else token.reach
+        token = None if self._backfill is None else self._backfill.token
+        return None if token is None else token.max_age
 
     @property
     def credit(self) -> int | None:
         """Records that it has asked for; None for any number."""
-        return self.subscription.credit if self._allowance is None else self._allowance.credit
+        return self.subscription.credit if self._rate_limiter is None else self._rate_limiter.credit
 
-    def grant(self, records: int) -> None:
+    def grant_credit(self, records: int) -> None:
         """Let so many more be sent, to a client that asked for a limit."""
-        if self._allowance is not None:
-            self._allowance.grant(records)
+        if self._rate_limiter is not None:
+            self._rate_limiter.grant_credit(records)
         elif self.subscription.credit is not None:
             self.subscription.credit += records
         self.wake()
 
-    def adapt(self, heartbeat: float, slow: SlowClient) -> None:
+    def apply_route_settings(self, heartbeat: float, slow: SlowClientPolicy) -> None:
         """To what its route says by now."""
         self.heartbeat = heartbeat
-        self.subscription.slow = slow
+        self.subscription.slow_policy = slow
 
-    def tell(self, kind: str, data: Mapping[str, Any]) -> None:
+    def send_event(self, kind: str, data: Mapping[str, Any]) -> None:
         """An event for this client alone, once it has begun; whatever waits in its outlet, it
         goes behind that."""
-        told = self._wire.tell(kind, dict(data))
-        if self.outlet is not None and not self._ended:
-            self.outlet.write(self._counted(told))
+        told = self._wire.encode_event(kind, dict(data))
+        if self.outlet is not None and not self._is_end_written:
+            self.outlet.write(self._count_bytes(told))
         elif self._puller is not None:
-            self._aside = told
+            self._private_event = told
             self.wake()
 
-    def expire_at(self, expires: float | None) -> None:
+    def set_expiry(self, expires_at: float | None) -> None:
         """End it then, in seconds since 1970, unless told another time before: what lets its client
         in is over. None: nothing ends it so."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if expires is not None:
-            self._alarm = WallAlarm(expires, self._expire)
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+            self._expiry_timer = None
+        if expires_at is not None:
+            self._expiry_timer = WallClockTimer(expires_at, self._on_expired)
 
-    def _expire(self) -> None:
-        self.end(EXPIRED)
+    def _on_expired(self) -> None:
+        self.end(END_EXPIRED)
 
     def end(self, reason: str) -> None:
         """End the stream with an `end` event."""
-        self.subscription.ended = self.subscription.ended or reason
+        self.subscription.end_reason = self.subscription.end_reason or reason
         self.wake()
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+        if self._ready_waiter is not None and not self._ready_waiter.done():
+            self._ready_waiter.set_result(None)
 
     def close(self) -> None:
         """Nobody is there any more."""
         if self._closed:
             return
         self._closed = True
-        self.expire_at(None)
+        self.set_expiry(None)
         self.outlet = None
-        self._note_end((self.subscription.ended if self._ended else None) or LEFT)
-        if self._allowance is not None:
-            self._allowance.close()
-        if self._fan is not None:
-            self._fan.drop(self)
-        if self.herd is not None:
-            self.herd.leave(self)
-        self._hub.leave(self)
+        self._count_end(
+            (self.subscription.end_reason if self._is_end_written else None) or END_LEFT
+        )
+        if self._rate_limiter is not None:
+            self._rate_limiter.close()
+        if self._receiver_group is not None:
+            self._receiver_group.remove_client(self)
+        if self.shared_catch_up is not None:
+            self.shared_catch_up.remove_member(self)
+        self._hub.remove_client(self)
         self.subscription.close()
-        self._shared.was_left = True
-        if self._lacks is not None:
-            self._lacks.close()
+        self._shared_tail.has_left_channels = True
+        if self._backfill is not None:
+            self._backfill.close()
         self._break_cycles()
 
     def _break_cycles(self) -> None:
@@ -323,38 +356,40 @@ class Client:
         that was told to end as `CHANGED`, or that is pulled, keeps its position: `handover` and
         `end` are yet to tell it.
         """
-        self._lacks = None
-        self.subscription.wake = _nothing
-        if self.subscription.ended != CHANGED and self._puller is None:
-            self.subscription.alone = None
+        self._backfill = None
+        self.subscription.wake = _ignore_wake
+        if self.subscription.end_reason != END_CHANGED and self._puller is None:
+            self.subscription.private_reader = None
 
     @property
     def state(self) -> str | None:
         """Why it may have yet to get what was published; None while it is written to in rounds."""
-        if self._fan is not None:
+        if self._receiver_group is not None:
             return None
         if self.outlet is not None and self.outlet.full:
             return SLOW
         if self.subscription.credit != 0:
             return CATCHING_UP
-        return UNPAID if self._allowance is None or self._allowance.credit == 0 else THROTTLED
+        return (
+            NO_CREDIT if self._rate_limiter is None or self._rate_limiter.credit == 0 else THROTTLED
+        )
 
-    def handover(self) -> Handover:
+    def take_handover(self) -> Handover:
         """To be taken once it has begun and is told to end as `CHANGED`, before it is closed."""
         subscription = self.subscription
         handover = Handover(
-            subscription.position, self._hub.name,
-            frozenset(subscription.channel.tail.ids), self.number,
-            subscription.until, subscription.count, self.credit, subscription.got, self.ends_at,
-            None if self._allowance is None else self._allowance.throttle,
+            subscription.token, self._hub.name,
+            frozenset(subscription.channel.tail.topic_ids), self.number,
+            subscription.end_offsets, subscription.remaining_records, self.credit, subscription.delivered_sum, self.ends_at,
+            None if self._rate_limiter is None else self._rate_limiter.throttle,
             subscription.traffic.route,
         )  # fmt: skip
-        subscription.alone = None  # as in `_break_cycles`
+        subscription.private_reader = None  # as in `_break_cycles`
         return handover
 
-    def after(self, left: Callable[[], None]) -> None:
+    def call_when_closed(self, on_closed: Callable[[], None]) -> None:
         """Call it once this client is gone."""
-        self._hub.after(self, left)
+        self._hub.call_when_closed(self, on_closed)
 
     # pushed to an outlet
 
@@ -366,23 +401,23 @@ class Client:
             outlet.write(first)
         self.push()
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         """The outlet is no longer full."""
         self.wake()
 
-    def dismount(self) -> None:
+    def on_group_left(self) -> None:
         """It is no rider any more."""
-        self._fan = None
+        self._receiver_group = None
         if not self._closed:
-            self.subscription.channel.sleepers.add(self.subscription)
+            self.subscription.channel.followers_to_wake.add(self.subscription)
             self.wake()
 
-    def beat(self, now: float) -> None:
+    def check_heartbeat(self, now: float) -> None:
         """Keep an idle stream alive, and end it when its time is up. `now` by the loop's clock."""
-        if self.outlet is None or self._ended:
+        if self.outlet is None or self._is_end_written:
             return
-        if self._fan is not None:
-            self.sent_at = max(self.sent_at, self._fan.sent_at)
+        if self._receiver_group is not None:
+            self.sent_at = max(self.sent_at, self._receiver_group.sent_at)
         if now >= self.ends_at:
             self.end("lifetime")
         elif now - self.sent_at >= self.heartbeat and not self.outlet.full:
@@ -391,8 +426,8 @@ class Client:
 
     def probe(self) -> None:
         """Write a heartbeat now: what becomes of it tells whether the client is still there."""
-        if self.outlet is not None and not self._ended:
-            beat = self._heartbeat()
+        if self.outlet is not None and not self._is_end_written:
+            beat = self._build_heartbeat()
             if beat:
                 self.outlet.write(beat)
 
@@ -400,126 +435,136 @@ class Client:
         """See what there is to send, in a moment: never within the turn that brings it."""
         if self._puller is not None:
             self._puller.woken.set()
-        elif self.outlet is not None and not self._soon:
-            self._soon = True
-            self._hub.pump.push(self)
+        elif self.outlet is not None and not self._is_push_scheduled:
+            self._is_push_scheduled = True
+            self._hub.broadcaster.schedule_push(self)
 
     def push(self) -> None:
         """Send about BUDGET bytes of what is its own; once it has it all it is among the riders
         of its channel, which the pump writes to."""
-        self._soon = False
+        self._is_push_scheduled = False
         outlet, subscription = self.outlet, self.subscription
-        if outlet is None or self._ended or (outlet.full and not subscription.ended):
+        if outlet is None or self._is_end_written or (outlet.full and not subscription.end_reason):
             return
-        data = self._take()
+        data = self._take_bytes()
         if data:
             self.sent_at = asyncio.get_running_loop().time()
             outlet.write(data)
-        if subscription.ended:
-            self._ended = True
-            if subscription.ended == CHANGED:
+        if subscription.end_reason:
+            self._is_end_written = True
+            if subscription.end_reason == END_CHANGED:
                 outlet.hand_over()
             else:
-                outlet.finish(self._last(subscription.ended))
+                outlet.finish(self._build_end(subscription.end_reason))
             self.close()
         elif outlet.full:
             return
-        elif data or subscription.more:
+        elif data or subscription.has_more:
             self.wake()
-        elif self._fan is None and subscription.rides and not subscription.channel.fails:
-            self._mount()
+        elif (
+            self._receiver_group is None
+            and subscription.is_fully_shared
+            and not subscription.channel.failing_topics
+        ):
+            self._join_receivers()
 
-    def _mount(self) -> None:
-        self._fan = self._hub.pump.ride(self)
+    def _join_receivers(self) -> None:
+        self._receiver_group = self._hub.broadcaster.add_client(self)
 
     # pulled
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def iter_bytes(self) -> AsyncIterator[bytes]:
         """Everything the client is sent, from the first block to `end`."""
         try:
             yield self.begin()
-            while (data := await self.next()) is not None:
+            while (data := await self.next_bytes()) is not None:
                 yield data
         finally:
             self.close()
 
-    async def next(self) -> bytes | None:
+    async def next_bytes(self) -> bytes | None:
         """What comes next: data, a heartbeat, at last `end`; then None. It may be cancelled and
         called again: nothing is taken before there is something."""
         subscription = self.subscription
         puller = self._puller = self._puller or _Puller()
-        while not self._ended:
+        while not self._is_end_written:
             puller.woken.clear()
-            data = self._take()
+            data = self._take_bytes()
             if data:
                 return data
-            elif subscription.ended:
-                self._ended = True
-                return None if subscription.ended == CHANGED else self._last(subscription.ended)
-            elif subscription.more:
+            elif subscription.end_reason:
+                self._is_end_written = True
+                return (
+                    None
+                    if subscription.end_reason == END_CHANGED
+                    else self._build_end(subscription.end_reason)
+                )
+            elif subscription.has_more:
                 await asyncio.sleep(0)
             elif asyncio.get_running_loop().time() >= self.ends_at:
-                subscription.ended = "lifetime"
+                subscription.end_reason = "lifetime"
             elif not await puller.wait(self.heartbeat, self.ends_at):
-                return self._heartbeat()
+                return self._build_heartbeat()
         return None
 
-    def _take(self) -> bytes:
-        if self.subscription.ended == EXPIRED:
-            if self.herd is not None:  # or `end` would tell where it stood before
-                self.herd.release(self)
+    def _take_bytes(self) -> bytes:
+        if self.subscription.end_reason == END_EXPIRED:
+            if self.shared_catch_up is not None:  # or `end` would tell where it stood before
+                self.shared_catch_up.release_member(self)
             return b""
-        if self._aside:
-            aside, self._aside = self._aside, b""
-            return self._counted(aside)
-        if self.herd is not None:
-            data = self.herd.take(self)
+        if self._private_event:
+            aside, self._private_event = self._private_event, b""
+            return self._count_bytes(aside)
+        if self.shared_catch_up is not None:
+            data = self.shared_catch_up.take_piece(self)
             if data is not None:
-                return self._counted(data)
-        if self._lacks is not None:
-            self._lacks.retire()
-        if self._allowance is None:
-            data = self.subscription.take(BUDGET)
+                return self._count_bytes(data)
+        if self._backfill is not None:
+            self._backfill.retire_recreated()
+        if self._rate_limiter is None:
+            data = self.subscription.take(MAX_PUSH_BYTES)
         else:
-            data = self._allowance.take(self.subscription, BUDGET, self.wake)
+            data = self._rate_limiter.take(self.subscription, MAX_PUSH_BYTES, self.wake)
         self.subscription.traffic.bytes += len(data)
-        self._seek()
+        self._start_backfill()
         return data
 
-    def _heartbeat(self) -> bytes:
-        return self._counted(self._wire.heartbeat())
+    def _build_heartbeat(self) -> bytes:
+        return self._count_bytes(self._wire.encode_heartbeat())
 
-    def _counted(self, data: bytes) -> bytes:
-        self.subscription.add(data)
+    def _count_bytes(self, data: bytes) -> bytes:
+        self.subscription.count_private(data)
         self.subscription.traffic.bytes += len(data)
         return data
 
-    def _last(self, reason: str) -> bytes:
-        last = self._wire.end(reason, self.subscription.position, self.subscription.got)
+    def _build_end(self, reason: str) -> bytes:
+        last = self._wire.encode_end(
+            reason, self.subscription.token, self.subscription.delivered_sum
+        )
         self.subscription.traffic.bytes += len(last)
         return last
 
-    def _seek(self) -> None:
-        if self.subscription.alone is None or self.herd is not None:
+    def _start_backfill(self) -> None:
+        if self.subscription.private_reader is None or self.shared_catch_up is not None:
             return
-        if self._lacks is None:
-            self._lacks = Lacks(self._hub, self._shared, self.subscription, self.wake)
-        with self._about():  # who woke it may be anybody
-            self._lacks.seek()
+        if self._backfill is None:
+            self._backfill = Backfill(self._hub, self._shared_tail, self.subscription, self.wake)
+        with self._log_context():  # who woke it may be anybody
+            self._backfill.start_missing()
 
-    def _told(self, pending: Sequence[TopicPartition]) -> dict[str, Any]:
+    def _build_begin_data(self, pending: Sequence[TopicPartition]) -> dict[str, Any]:
         """What BEGIN says."""
-        tail = self._shared.tail
-        flushes = tail.conflates or self.subscription.snapshot is not None
+        tail = self._shared_tail.tail
+        flushes = tail.is_conflated or self.subscription.snapshot is not None
         data: dict[str, Any] = {
-            "topics": list(tail.ids),
-            "partitions": self._shared.named(),
+            "topics": list(tail.topic_ids),
+            "partitions": self._shared_tail.count_partitions(),
             "pending": [{"topic": tp.topic, "partition": tp.partition} for tp in pending],
-            "resume": "exact" if tail.exact and not flushes else "batch",
+            "resume": "exact" if tail.has_exact_tokens and not flushes else "batch",
         }
         if self._view_changed:
             data["view"] = "changed"
-        if self._again:
+        if self._is_continuation:
             data["changed"] = True
         return data
 
@@ -527,28 +572,28 @@ class Client:
 class _Puller:
     """Waits for something to send, or for the time of a heartbeat."""
 
-    __slots__ = ("_rang", "woken")
+    __slots__ = ("_timed_out", "woken")
 
     def __init__(self) -> None:
         self.woken = asyncio.Event()
-        self._rang = False
+        self._timed_out = False
 
     async def wait(self, heartbeat: float, ends_at: float) -> bool:
         """False if it is time for a heartbeat."""
         loop = asyncio.get_running_loop()
         # A timer of the loop: 3.7 us a wait, 6.5 us with asyncio.timeout; each delivery waits once.
-        alarm = loop.call_at(min(loop.time() + heartbeat, ends_at), self._ring)
-        self._rang = False
+        alarm = loop.call_at(min(loop.time() + heartbeat, ends_at), self._on_timeout)
+        self._timed_out = False
         try:
             await self.woken.wait()
         finally:
             alarm.cancel()
-        return not self._rang or loop.time() >= ends_at
+        return not self._timed_out or loop.time() >= ends_at
 
-    def _ring(self) -> None:
-        self._rang = True
+    def _on_timeout(self) -> None:
+        self._timed_out = True
         self.woken.set()
 
 
-def _nothing() -> None:
+def _ignore_wake() -> None:
     """In place of a wake."""

@@ -15,7 +15,7 @@ from .hub import Hub
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
 
-TopicOf: TypeAlias = tuple[str, str]  # the name of its cluster, its own
+ClusterTopic: TypeAlias = tuple[str, str]  # the name of its cluster, its own
 
 
 class Hubs:
@@ -30,17 +30,17 @@ class Hubs:
         self.by_name = {
             name: Hub(cluster, settings, name, numbers) for name, cluster in clusters.items()
         }
-        self.leaving: set[Callable[[], None]] = set()  # told when the gateway drains
+        self.drain_callbacks: set[Callable[[], None]] = set()  # told when the gateway drains
         for hub in self:
-            hub.beside = tuple(self)
+            hub.process_hubs = tuple(self)
 
     def __iter__(self) -> Iterator[Hub]:
         return iter(self.by_name.values())
 
-    def of(self, cluster: str) -> Hub:
+    def get_hub(self, cluster: str) -> Hub:
         return self.by_name[cluster]
 
-    def having(self, topics: Iterable[str]) -> list[Hub]:
+    def find_hubs(self, topics: Iterable[str]) -> list[Hub]:
         """Those that may be asked for topics: the only one for any, of several those that list
         them all."""
         return [self.by_name[name] for name in self.settings.clusters_of(topics)]
@@ -64,12 +64,14 @@ class Hubs:
         await asyncio.gather(*(hub.close() for hub in self))
         await asyncio.gather(*(hub.cluster.close() for hub in self))
 
-    def adopt(self, settings: Settings) -> frozenset[TopicOf]:
+    def apply_settings(self, settings: Settings) -> frozenset[ClusterTopic]:
         """As `Hub.adopt`, of all of them."""
         self.settings = settings
-        return frozenset((hub.name, topic) for hub in self for topic in hub.adopt(settings))
+        return frozenset(
+            (hub.name, topic) for hub in self for topic in hub.apply_settings(settings)
+        )
 
-    def refuse(self) -> None:
+    def stop_accepting(self) -> None:
         """From now on nobody is let in any more."""
         for hub in self:
             hub.draining = True
@@ -78,5 +80,5 @@ class Hubs:
         """End all streams; their clients come back, spread over some seconds."""
         for hub in self:
             hub.drain(reason)
-        for leave in list(self.leaving):
+        for leave in list(self.drain_callbacks):
             leave()

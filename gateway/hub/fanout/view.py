@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.core.channel.filters import Filters
-from gateway.core.token.resume_token import digest
+from gateway.core.token.resume_token import digest_text
 from gateway.formats import Binary
 
 
@@ -39,7 +39,7 @@ class View:
 
     def __post_init__(self) -> None:
         text = self.text
-        object.__setattr__(self, "digest", digest(text))
+        object.__setattr__(self, "digest", digest_text(text))
         object.__setattr__(self, "size", len(text))
         # Channels are found by it, and it is made once for all who ask alike: 1 us of a connect.
         object.__setattr__(self, "_hash", hash((text, self.interval, self.cluster, self.route)))

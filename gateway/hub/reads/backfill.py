@@ -11,14 +11,14 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gateway.core.client.subscription import Subscription
-from gateway.core.log.partition_reader import EARLIEST, LATEST, Live, Since, Start
-from gateway.core.log.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
-from gateway.core.log.record import Gap, Reason, TopicPartition
-from gateway.core.token.resume_token import Token
+from gateway.core.log.partition_reader import EARLIEST, LATEST, LiveStart, Start, TimestampStart
+from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
+from gateway.core.log.record import Gap, GapReason, TopicPartition
+from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import KafkaError
 from gateway.kafka.client import offsets
 
-from .snapshots import Brought
+from .snapshots import SnapshotRead
 
 if TYPE_CHECKING:
     from gateway.hub.fanout.hub import Hub
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VERIFY_AGAIN = 0.05  # seconds
+VERIFY_INTERVAL_S = 0.05  # seconds
 
 
-class Lacks:
+class Backfill:
     """See the module.
 
     token: what the client resumes from.
@@ -38,212 +38,230 @@ class Lacks:
     """
 
     __slots__ = (
-        "_brought", "_found", "_hub", "_known", "_reads", "_shared", "_subscription", "_unknown",
-        "_work", "ids", "since", "token",
+        "_hub",
+        "_known_partitions",
+        "_on_found",
+        "_read_partitions",
+        "_shared_tail",
+        "_snapshot_read",
+        "_subscription",
+        "_tasks",
+        "_unknown_topics",
+        "since",
+        "token",
+        "topic_ids",
     )  # fmt: skip
 
     def __init__(
         self,
         hub: Hub,
-        shared: SharedTail,
+        shared_tail: SharedTail,
         subscription: Subscription,
-        found: Callable[[], None],
+        on_found: Callable[[], None],
         *,
-        token: Token | None = None,
-        since: Since | None = None,
+        token: ResumeToken | None = None,
+        since: TimestampStart | None = None,
     ) -> None:
         self._hub = hub
-        self._shared = shared
+        self._shared_tail = shared_tail
         self._subscription = subscription
-        self._found = found
+        self._on_found = on_found
         self.token = token
         self.since = since
-        self.ids: Mapping[str, str] = dict(shared.tail.ids)
-        self._brought: Brought | None = None
-        self._known = len(shared.tail.logs)
-        told = {} if token is None else token.among(shared.tail.ids)
-        self._unknown = told.keys() - {tp.topic for tp in shared.tail.logs}
-        self._work: dict[TopicPartition, asyncio.Task[None]] = {}
-        self._reads: set[TopicPartition] = set()
+        self.topic_ids: Mapping[str, str] = dict(shared_tail.tail.topic_ids)
+        self._snapshot_read: SnapshotRead | None = None
+        self._known_partitions = len(shared_tail.tail.logs)
+        told = {} if token is None else token.match_topics(shared_tail.tail.topic_ids)
+        self._unknown_topics = told.keys() - {tp.topic for tp in shared_tail.tail.logs}
+        self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._read_partitions: set[TopicPartition] = set()
 
     def close(self) -> None:
-        if self._brought is not None:
-            self._brought.close()
-        for task in self._work.values():
+        if self._snapshot_read is not None:
+            self._snapshot_read.close()
+        for task in self._tasks.values():
             task.cancel()
 
-    def seek(self) -> None:
+    def start_missing(self) -> None:
         """See to what is lacking now."""
         subscription = self._subscription
-        if not subscription.own or subscription.ended:
+        if not subscription.private_positions or subscription.end_reason:
             return
-        self.retire()
-        for tp, place in subscription.unverified():
-            self._do(tp, self._verify(tp, place))
-        lacks = dict(subscription.lacks())
+        self.retire_recreated()
+        for tp, place in subscription.list_unverified():
+            self._start_task(tp, self._verify_position(tp, place))
+        lacks = dict(subscription.list_backfills())
         for tp, place in lacks.items():
-            self._do(tp, self._fetch(tp, place))
-            self._reads.add(tp)
-        if not subscription.backlog:
-            self._let_go(self._reads - lacks.keys())
+            self._start_task(tp, self._read_partition(tp, place))
+            self._read_partitions.add(tp)
+        if not subscription.buffered_bytes:
+            self._cancel_reads(self._read_partitions - lacks.keys())
 
-    def _let_go(self, tps: Iterable[TopicPartition]) -> None:
+    def _cancel_reads(self, tps: Iterable[TopicPartition]) -> None:
         """Reads whose place is in a log by now, or of one that is no more: what they wait for
         may never come."""
         for tp in tps:
-            self._work[tp].cancel()
+            self._tasks[tp].cancel()
 
-    def retire(self) -> None:
+    def retire_recreated(self) -> None:
         """A topic was created anew while places of it had not been held against the log yet; or it
         is known only now."""
-        if self._unknown and len(self._shared.tail.logs) != self._known:
-            self._learn()
-        ids = self._shared.tail.ids
-        if self.ids == ids:
+        if self._unknown_topics and len(self._shared_tail.tail.logs) != self._known_partitions:
+            self._add_new_partitions()
+        ids = self._shared_tail.tail.topic_ids
+        if self.topic_ids == ids:
             return
-        for tp, place in list(self._subscription.own.items()):
-            known = self.ids[tp.topic]
-            if place.lineage == UNVERIFIED and known not in ("", ids[tp.topic]):
-                self._subscription.retire(tp)
-        self.ids = dict(ids)
+        for tp, place in list(self._subscription.private_positions.items()):
+            known = self.topic_ids[tp.topic]
+            if place.lineage == UNVERIFIED_LINEAGE and known not in ("", ids[tp.topic]):
+                self._subscription.mark_retired(tp)
+        self.topic_ids = dict(ids)
 
-    def _learn(self) -> None:
+    def _add_new_partitions(self) -> None:
         """Partitions that the token does not speak of came into being after it. Where all of the
         topic was unknown the shared read begins at their ends, and the client before that."""
-        tail, subscription = self._shared.tail, self._subscription
-        self._known = len(tail.logs)
-        told = {} if self.token is None else self.token.among(tail.ids)
-        for tp in [tp for tp in tail.logs if tp.topic in self._unknown]:
-            if tp not in subscription.own:
-                subscription.part({tp: Place(0, NO_EPOCH, UNVERIFIED)})
-            if not told[tp.topic].is_topic(tail.ids[tp.topic]):
-                subscription.retire(tp)
-        self._unknown = self._unknown - {tp.topic for tp in tail.logs}
+        tail, subscription = self._shared_tail.tail, self._subscription
+        self._known_partitions = len(tail.logs)
+        told = {} if self.token is None else self.token.match_topics(tail.topic_ids)
+        for tp in [tp for tp in tail.logs if tp.topic in self._unknown_topics]:
+            if tp not in subscription.private_positions:
+                subscription.read_privately(
+                    {tp: PartitionPosition(0, NO_EPOCH, UNVERIFIED_LINEAGE)}
+                )
+            if not told[tp.topic].matches_id(tail.topic_ids[tp.topic]):
+                subscription.mark_retired(tp)
+        self._unknown_topics = self._unknown_topics - {tp.topic for tp in tail.logs}
 
-    def _do(self, tp: TopicPartition, work: Coroutine[Any, Any, None]) -> None:
-        if tp in self._work:
+    def _start_task(self, tp: TopicPartition, work: Coroutine[Any, Any, None]) -> None:
+        if tp in self._tasks:
             work.close()
             return
-        task = self._work[tp] = asyncio.create_task(work)
-        task.add_done_callback(lambda done: self._did(tp, done))
+        task = self._tasks[tp] = asyncio.create_task(work)
+        task.add_done_callback(lambda done: self._on_task_done(tp, done))
 
-    def _did(self, tp: TopicPartition, done: asyncio.Task[None]) -> None:
-        self._work.pop(tp, None)
-        self._reads.discard(tp)
+    def _on_task_done(self, tp: TopicPartition, done: asyncio.Task[None]) -> None:
+        self._tasks.pop(tp, None)
+        self._read_partitions.discard(tp)
         if not done.cancelled() and done.exception() is not None:
             log.error("catching up on %s failed", tp, exc_info=done.exception())
-            self._subscription.ended = "error"
-        self._found()
+            self._subscription.end_reason = "error"
+        self._on_found()
 
-    async def _fetch(self, tp: TopicPartition, place: Place) -> None:
+    async def _read_partition(self, tp: TopicPartition, place: PartitionPosition) -> None:
         snapshot = self._subscription.snapshot
-        if snapshot is not None and snapshot.seeks(tp):
-            await self._bring(tp, place)
+        if snapshot is not None and snapshot.needs_data(tp):
+            await self._read_snapshot(tp, place)
             return
-        self._subscription.feed(tp, place, await self._hub.archive.read(tp, place))
+        self._subscription.feed(tp, place, await self._hub.backfill_reader.read(tp, place))
 
-    async def _bring(self, tp: TopicPartition, place: Place) -> None:
+    async def _read_snapshot(self, tp: TopicPartition, place: PartitionPosition) -> None:
         """What it lacks for its snapshot."""
-        if self._brought is None:
-            topics = (self._hub.topics.settings(name) for name in self._shared.tail.ids)
-            self._brought = Brought(
+        if self._snapshot_read is None:
+            topics = (
+                self._hub.topics.get_settings(name) for name in self._shared_tail.tail.topic_ids
+            )
+            self._snapshot_read = SnapshotRead(
                 self._hub,
-                self._shared,
+                self._shared_tail,
                 self._subscription,
-                self._found,
+                self._on_found,
                 max(topic.partition_ready_timeout for topic in topics),
             )
-        await self._brought.bring(tp, place)
+        await self._snapshot_read.read_next(tp, place)
 
-    async def _verify(self, tp: TopicPartition, place: Place) -> None:
+    async def _verify_position(self, tp: TopicPartition, place: PartitionPosition) -> None:
         """Hold a token's place against the log: resolve it, or see whether it was cut off.
 
         Not before the shared read stands on the log of the present leader: metadata here may
         be of a log that is no more, and epochs are asked for by the topic's name.
         """
-        reading, ids = self._hub.feeds.by_partition[tp].reading, self.ids
-        if place.offset is None and place.epoch != RETIRED:
-            await self._resolve(tp, place, reading.lineage)
+        reading, ids = self._hub.shared_reads.by_partition[tp].reader, self.topic_ids
+        if place.offset is None and place.epoch != RETIRED_EPOCH:
+            await self._resolve_start(tp, place, reading.lineage)
             return
-        while not reading.stands_on(NO_EPOCH if place.epoch == RETIRED else place.epoch):
-            await asyncio.sleep(VERIFY_AGAIN)
-            if self._shared.tail.ids != ids:
+        while not reading.can_validate(NO_EPOCH if place.epoch == RETIRED_EPOCH else place.epoch):
+            await asyncio.sleep(VERIFY_INTERVAL_S)
+            if self._shared_tail.tail.topic_ids != ids:
                 return
         lineage, epoch, offset = reading.lineage, reading.leader_epoch, place.offset or 0
-        if place.epoch == RETIRED:
-            first = await self._oldest(tp, 0)
+        if place.epoch == RETIRED_EPOCH:
+            first = await self._limit_start(tp, 0)
             pending = place.offset is None
-            gap = None if pending else Gap(tp, offset, first, NO_EPOCH, Reason.RECREATED)
-            self._subscription.verified(tp, Place(first, NO_EPOCH, lineage), gap)
+            gap = None if pending else Gap(tp, offset, first, NO_EPOCH, GapReason.RECREATED)
+            self._subscription.on_verified(tp, PartitionPosition(first, NO_EPOCH, lineage), gap)
             return
-        end = await self._end_of(tp, place, offset)
-        shown = await self._oldest(tp, min(end, offset))
-        if self._shared.tail.ids != ids:
+        end = await self._find_log_end(tp, place, offset)
+        shown = await self._limit_start(tp, min(end, offset))
+        if self._shared_tail.tail.topic_ids != ids:
             return  # of which topic was that the end?
         if shown == offset:
             # of the present epoch from now on: what was held against it need not be again
-            present = Place(offset, epoch, lineage)
-            self._subscription.verified(tp, present, self._compacted(tp, place))
+            present = PartitionPosition(offset, epoch, lineage)
+            self._subscription.on_verified(tp, present, self._build_compacted_gap(tp, place))
         else:
-            reason = Reason.TRUNCATED if end < offset else Reason.POSITION_REFUSED
+            reason = GapReason.TRUNCATED if end < offset else GapReason.POSITION_REFUSED
             gap = Gap(tp, offset, shown, NO_EPOCH, reason)
-            self._subscription.verified(tp, Place(shown, NO_EPOCH, lineage), gap)
+            self._subscription.on_verified(tp, PartitionPosition(shown, NO_EPOCH, lineage), gap)
 
-    async def _oldest(self, tp: TopicPartition, start: int) -> int:
+    async def _limit_start(self, tp: TopicPartition, start: int) -> int:
         """A place that goes back, or could not be looked at before, goes back no further than the
         client's route."""
-        return await self._hub.resumption.oldest(self.token, self._shared.tail, tp, start)
-
-    async def _resolve(self, tp: TopicPartition, place: Place, lineage: int) -> None:
-        snapshot = self._subscription.snapshot
-        start: Start = self.since or self._live(tp, place.epoch)
-        if snapshot is not None and tp in snapshot.fresh:
-            start = Since(EARLIEST)
-        found = await self._hub.archive.resolve(tp, start)
-        first = await self._oldest(tp, found.offset or 0)
-        if first != found.offset:
-            found = Place(first)
-        self._subscription.verified(tp, found._replace(lineage=lineage))
-
-    def _live(self, tp: TopicPartition, epoch: int) -> Live:
-        """The connect that a token of old tells of."""
-        since = self._subscription.since
-        return Live(
-            since=(int(time.time()) if since is None else since) * 1000,
-            born=0.0,  # long ago: an end asked for now is not the end then
-            epoch=epoch,
-            leaderless=epoch != NO_EPOCH,
-            skew=int(self._hub.topics.settings(tp.topic).clock_skew * 1000),
+        return await self._hub.token_verifier.limit_start(
+            self.token, self._shared_tail.tail, tp, start
         )
 
-    def _compacted(self, tp: TopicPartition, place: Place) -> Gap | None:
+    async def _resolve_start(
+        self, tp: TopicPartition, place: PartitionPosition, lineage: int
+    ) -> None:
+        snapshot = self._subscription.snapshot
+        start: Start = self.since or self._build_live_start(tp, place.epoch)
+        if snapshot is not None and tp in snapshot.fresh:
+            start = TimestampStart(EARLIEST)
+        found = await self._hub.backfill_reader.resolve_start(tp, start)
+        first = await self._limit_start(tp, found.offset or 0)
+        if first != found.offset:
+            found = PartitionPosition(first)
+        self._subscription.on_verified(tp, found._replace(lineage=lineage))
+
+    def _build_live_start(self, tp: TopicPartition, epoch: int) -> LiveStart:
+        """The connect that a token of old tells of."""
+        since = self._subscription.resolve_since
+        return LiveStart(
+            connected_at_ms=(int(time.time()) if since is None else since) * 1000,
+            connected_at=0.0,  # long ago: an end asked for now is not the end then
+            epoch=epoch,
+            was_leaderless=epoch != NO_EPOCH,
+            clock_skew_ms=int(self._hub.topics.get_settings(tp.topic).clock_skew * 1000),
+        )
+
+    def _build_compacted_gap(self, tp: TopicPartition, place: PartitionPosition) -> Gap | None:
         """Away for longer than tombstones are kept: what was deleted meanwhile is not told."""
-        kept, token = self._hub.topics.tombstones.get(tp.topic), self.token
-        end = self._shared.tail.logs[tp].next
+        kept, token = self._hub.topics.tombstone_retention.get(tp.topic), self.token
+        end = self._shared_tail.tail.logs[tp].next_offset
         if kept is None or token is None or place.offset is None or end is None:
             return None
         if not token.issued or time.time() - token.issued <= kept or place.offset >= end:
             return None
-        return Gap(tp, place.offset, end, place.epoch, Reason.COMPACTED)
+        return Gap(tp, place.offset, end, place.epoch, GapReason.COMPACTED)
 
-    async def _end_of(self, tp: TopicPartition, place: Place, offset: int) -> int:
+    async def _find_log_end(self, tp: TopicPartition, place: PartitionPosition, offset: int) -> int:
         """Where the log ends, or ended at the place's epoch; no less than `offset` if known so."""
-        held, cluster = self._shared.tail.logs[tp], self._hub.cluster
+        held, cluster = self._shared_tail.tail.logs[tp], self._hub.cluster
         while True:
-            leader = cluster.leader(tp)
+            leader = cluster.leader_for_partition(tp)
             current = leader is not None and place.epoch in (NO_EPOCH, leader[1])
-            if current and held.next is not None and offset <= held.next:
+            if current and held.next_offset is not None and offset <= held.next_offset:
                 return offset
-            answer = await self._ask_end(tp, place)
+            answer = await self._fetch_log_end(tp, place)
             if answer is not None:
                 return answer
-            await asyncio.sleep(VERIFY_AGAIN)
+            await asyncio.sleep(VERIFY_INTERVAL_S)
 
-    async def _ask_end(self, tp: TopicPartition, place: Place) -> int | None:
+    async def _fetch_log_end(self, tp: TopicPartition, place: PartitionPosition) -> int | None:
         cluster = self._hub.cluster
         try:
             if place.epoch != NO_EPOCH:
-                ended = await self._hub.epochs.end(tp, place.epoch)
+                ended = await self._hub.epoch_ends.find_end(tp, place.epoch)
                 if isinstance(ended, offsets.EpochEnd) and ended.end_offset >= 0:
                     return ended.end_offset
                 if isinstance(ended, int):
@@ -251,4 +269,4 @@ class Lacks:
             listed = (await cluster.list_offsets({tp: LATEST}, offsets.READ_UNCOMMITTED))[tp]
         except KafkaError:
             return None
-        return listed.offset if isinstance(listed, offsets.Offset) else None
+        return listed.offset if isinstance(listed, offsets.OffsetAndTimestamp) else None

@@ -15,15 +15,20 @@ from typing import NamedTuple
 from gateway.core.client.subscription import Subscription
 from gateway.errors import KafkaError
 from gateway.hub.fanout.client import Client
-from gateway.hub.wires.lines import HEARTBEAT, Ndjson
+from gateway.hub.wires.ndjson import HEARTBEAT, NdjsonWire
 
-RECORDS = 1000
-BYTES = 1 << 20
-GATHER = 0.05  # seconds from the first line on, while not all partitions have said what they hold
-SETTLE = 1.0  # seconds for them to say it to one who does not want to wait
-SLICES = (0.001, 0.016)  # seconds, doubled, after which it is looked at again whether they have
+MAX_PAGE_RECORDS = 1000
+MAX_PAGE_BYTES = 1 << 20
+GATHER_TIMEOUT_S = (
+    0.05  # seconds from the first line on, while not all partitions have said what they hold
+)
+SETTLE_TIMEOUT_S = 1.0  # seconds for them to say it to one who does not want to wait
+POLL_INTERVALS_S = (
+    0.001,
+    0.016,
+)  # seconds, doubled, after which it is looked at again whether they have
 
-WAITED = "wait"
+END_WAITED = "wait"
 """The reason in the last line; of a page that ended for another, that one."""
 
 
@@ -36,22 +41,22 @@ class Page(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Lines:
+class _PageBuffer:
     """What was gathered. since: when the first line came that is worth a page."""
 
-    wire: Ndjson
+    wire: NdjsonWire
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
-    since: float | None = None
+    first_line_at: float | None = None
 
     def add(self, piece: bytes) -> None:
         self.pieces.append(piece)
         self.size += len(piece)
-        if self.since is None and self.wire.tells(piece):
-            self.since = asyncio.get_running_loop().time()
+        if self.first_line_at is None and self.wire.has_content(piece):
+            self.first_line_at = asyncio.get_running_loop().time()
 
 
-async def read(client: Client, wire: Ndjson, wait: float) -> Page:
+async def read_page(client: Client, wire: NdjsonWire, wait: float) -> Page:
     """The next page of a client whose credit is its length in records.
 
     wait: seconds for something to come. Partitions have a second to say what they hold, also
@@ -59,55 +64,59 @@ async def read(client: Client, wire: Ndjson, wait: float) -> Page:
     Raises KafkaError if there is nothing, and no partition that could be read.
     """
     due = asyncio.get_running_loop().time() + wait
-    await client.ready()
-    lines, away = _Lines(wire), _is_away(client.subscription)
+    await client.wait_until_ready()
+    lines, away = _PageBuffer(wire), _is_unreadable(client.subscription)
     lines.add(client.begin())
-    await _gather(client, lines, 0.0 if away else due)
-    if away and lines.since is None:
+    await _fill_page(client, lines, 0.0 if away else due)
+    if away and lines.first_line_at is None:
         raise KafkaError("no partition can be read for now; ask again")
-    client.end(WAITED)
-    lines.add(await client.next() or b"")
+    client.end(END_WAITED)
+    lines.add(await client.next_bytes() or b"")
     subscription = client.subscription
-    return Page(b"".join(lines.pieces), subscription.position, subscription.ended or WAITED)
+    return Page(b"".join(lines.pieces), subscription.token, subscription.end_reason or END_WAITED)
 
 
-async def _gather(client: Client, lines: _Lines, due: float) -> None:
+async def _fill_page(client: Client, page: _PageBuffer, deadline: float) -> None:
     """due: the time of the loop until which something is waited for."""
     now, subscription = asyncio.get_running_loop().time, client.subscription
-    ends, pause = max(due, now() + SETTLE), SLICES[0]
-    while lines.size < BYTES and subscription.credit and not subscription.ended:
-        at, settled, told = now(), _settled(subscription), lines.since is not None
-        by = ends if lines.since is None else lines.since + GATHER
-        if at >= by or (settled and (told or at >= due)):
+    ends, pause = max(deadline, now() + SETTLE_TIMEOUT_S), POLL_INTERVALS_S[0]
+    while page.size < MAX_PAGE_BYTES and subscription.credit and not subscription.end_reason:
+        at, settled, told = now(), _is_settled(subscription), page.first_line_at is not None
+        by = ends if page.first_line_at is None else page.first_line_at + GATHER_TIMEOUT_S
+        if at >= by or (settled and (told or at >= deadline)):
             return
-        lines.add(await _next(client, due if not told and at < due else min(by, at + pause)))
-        pause = min(2 * pause, SLICES[1])
+        page.add(
+            await _next_lines(
+                client, deadline if not told and at < deadline else min(by, at + pause)
+            )
+        )
+        pause = min(2 * pause, POLL_INTERVALS_S[1])
 
 
-def _is_away(subscription: Subscription) -> bool:
+def _is_unreadable(subscription: Subscription) -> bool:
     """Is there no partition that can be read?"""
     readiness = subscription.channel.tail.readiness
-    return len(readiness.pending()) == len(readiness.partitions)
+    return len(readiness.list_pending()) == len(readiness.partitions)
 
 
-async def _next(client: Client, until: float) -> bytes:
+async def _next_lines(client: Client, until: float) -> bytes:
     """What comes by then; of heartbeats a page has none."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(until):
-            piece = await client.next()
+            piece = await client.next_bytes()
             return b"" if piece is None or piece == HEARTBEAT else piece
     return b""
 
 
-def _settled(subscription: Subscription) -> bool:
+def _is_settled(subscription: Subscription) -> bool:
     """Does it have all that its partitions hold, as far as they have said it?"""
     logs = subscription.channel.tail.logs
-    if subscription.cursor < subscription.channel.head:
+    if subscription.next_seq < subscription.channel.next_seq:
         return False
-    for tp, place in subscription.own.items():
+    for tp, place in subscription.private_positions.items():
         log = logs.get(tp)
-        if log is None or log.next is None or place.offset is None:
+        if log is None or log.next_offset is None or place.offset is None:
             return False
-        if place.lineage != log.lineage or place.offset < log.next:
+        if place.lineage != log.lineage or place.offset < log.next_offset:
             return False
     return True

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from gateway.core.client.snapshot_blocks import Block, Blocks
+from gateway.core.client.snapshot_blocks import SnapshotBlock, SnapshotBlocks
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.table_snapshot import Edition
-from gateway.core.log.position import Place
+from gateway.core.client.table_snapshot import TableSnapshot
+from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, TopicPartition
 from gateway.errors import KafkaError
-from gateway.telemetry.about import apart
+from gateway.telemetry.log_context import create_detached_task
 
 from .stable_ends import StableEnds
 from .tables import Tables
@@ -27,42 +27,44 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BATCH = 128 * 1024  # bytes of records brought at once
-LOOK_AGAIN = 1.0  # seconds
-TABLES_SHARE = 4  # the part of `memory` that tables may take: one in so many
+MAX_BATCH_BYTES = 128 * 1024  # bytes of records brought at once
+CHECK_INTERVAL_S = 1.0  # seconds
+TABLES_MEMORY_DIVISOR = 4  # the part of `memory` that tables may take: one in so many
 
 
 class Snapshots:
     """What the snapshots of one hub have in common."""
 
     def __init__(self, hub: Hub) -> None:
-        self.tables = Tables(hub.feeds, hub.archive, hub.topics.settings, self._limit)
+        self.tables = Tables(
+            hub.shared_reads, hub.backfill_reader, hub.topics.get_settings, self._get_table_limit
+        )
         self.ends = StableEnds(hub.cluster)
         self._hub = hub
-        self._told: set[str] = set()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._checked_topics: set[str] = set()
+        self._check_tasks: set[asyncio.Task[None]] = set()
 
-    def _limit(self) -> int:
-        return self._hub.settings.memory // TABLES_SHARE // len(self._hub.beside)
+    def _get_table_limit(self) -> int:
+        return self._hub.settings.memory // TABLES_MEMORY_DIVISOR // len(self._hub.process_hubs)
 
     async def close(self) -> None:
-        for task in self._telling:
+        for task in self._check_tasks:
             task.cancel()
-        await asyncio.gather(*self._telling, return_exceptions=True)
+        await asyncio.gather(*self._check_tasks, return_exceptions=True)
         await self.ends.close()
 
-    def mind_policies(self, topics: Iterable[str]) -> None:
+    def check_cleanup_policies(self, topics: Iterable[str]) -> None:
         """Say once of a topic that it is not compacted: what its retention takes is in no
         snapshot, and all of it is read for the first one."""
-        for name in set(topics) - self._told:
-            self._told.add(name)
-            task = apart(self._mind_policy(name))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+        for name in set(topics) - self._checked_topics:
+            self._checked_topics.add(name)
+            task = create_detached_task(self._check_cleanup_policy(name))
+            self._check_tasks.add(task)
+            task.add_done_callback(self._check_tasks.discard)
 
-    async def _mind_policy(self, topic: str) -> None:
+    async def _check_cleanup_policy(self, topic: str) -> None:
         try:
-            policy = await self._hub.cluster.cleanup_policy(topic)
+            policy = await self._hub.cluster.fetch_cleanup_policy(topic)
         except KafkaError:
             return
         if policy is not None and "compact" not in policy:
@@ -73,74 +75,87 @@ class Snapshots:
             )  # fmt: skip
 
 
-class Brought:
+class SnapshotRead:
     """What one client is brought. found: called when there may be something to take.
 
     patience: seconds after which partitions that cannot be read are not waited for.
     """
 
-    __slots__ = ("_editions", "_found", "_hub", "_look", "_shared", "_subscription")
+    __slots__ = (
+        "_check_timer",
+        "_hub",
+        "_on_found",
+        "_shared_tail",
+        "_subscription",
+        "_table_snapshots",
+    )
 
     def __init__(
         self,
         hub: Hub,
-        shared: SharedTail,
+        shared_tail: SharedTail,
         subscription: Subscription,
-        found: Callable[[], None],
-        patience: float,
+        on_found: Callable[[], None],
+        timeout_s: float,
     ) -> None:
         self._hub = hub
-        self._shared = shared
+        self._shared_tail = shared_tail
         self._subscription = subscription
-        self._found = found
-        self._editions: dict[TopicPartition, Edition] = {}
-        self._look = asyncio.get_running_loop().call_later(patience, self._mind_left)
+        self._on_found = on_found
+        self._table_snapshots: dict[TopicPartition, TableSnapshot] = {}
+        self._check_timer = asyncio.get_running_loop().call_later(timeout_s, self._check_overdue)
 
     def close(self) -> None:
-        self._look.cancel()
+        self._check_timer.cancel()
 
-    async def bring(self, tp: TopicPartition, place: Place) -> None:
+    async def read_next(self, tp: TopicPartition, place: PartitionPosition) -> None:
         """Find out where a partition ends, or what comes next of its table."""
         subscription, snapshots = self._subscription, self._hub.snapshots
         snapshot = subscription.snapshot
         assert snapshot is not None and place.offset is not None
-        edition = self._editions.get(tp)
-        if edition is None or edition.end.lineage != place.lineage:
-            end = await snapshots.ends.of(tp)
+        edition = self._table_snapshots.get(tp)
+        if edition is None or edition.end_position.lineage != place.lineage:
+            end = await snapshots.ends.find_end(tp)
             tables, filters = snapshots.tables, snapshot.filters
-            edition = await tables.edition(tp, end, filters) if snapshot.is_fresh(tp) else None
+            edition = await tables.get_snapshot(tp, end, filters) if snapshot.is_fresh(tp) else None
             if edition is None:
-                subscription.ends(tp, snapshot.ends.get(tp, end))
+                subscription.set_snapshot_end(tp, snapshot.end_offsets.get(tp, end))
             else:
-                self._editions[tp] = edition
-                assert edition.end.offset is not None
-                subscription.ends(tp, edition.end.offset)
+                self._table_snapshots[tp] = edition
+                assert edition.end_position.offset is not None
+                subscription.set_snapshot_end(tp, edition.end_position.offset)
         if edition is not None:
-            subscription.bring(tp, place, self._pieces(edition, place.offset))
+            subscription.feed_snapshot(tp, place, self._select_entries(edition, place.offset))
         elif snapshot.is_fresh(tp):
-            end = snapshot.ends[tp]
-            window = await snapshots.tables.window(tp, place, end, snapshot.filters)
-            subscription.bring(tp, place, window)
+            end = snapshot.end_offsets[tp]
+            window = await snapshots.tables.read_window(tp, place, end, snapshot.filters)
+            subscription.feed_snapshot(tp, place, window)
 
-    def _pieces(self, edition: Edition, offset: int) -> Iterable[Entry | Block]:
+    def _select_entries(
+        self, table_snapshot: TableSnapshot, offset: int
+    ) -> Iterable[Entry | SnapshotBlock]:
         """What all clients of its view are brought alike, unless this one wants a part only."""
         subscription = self._subscription
         snapshot = subscription.snapshot
         keyed = snapshot is not None and snapshot.filters.keys is not None
-        if keyed or subscription.credit is not None or subscription.count is not None:
-            return edition.read(offset, BATCH)
-        block = Blocks.of(edition, subscription.channel).at(edition, offset)
+        if keyed or subscription.credit is not None or subscription.remaining_records is not None:
+            return table_snapshot.read(offset, MAX_BATCH_BYTES)
+        block = SnapshotBlocks.for_channel(table_snapshot, subscription.channel).get_block(
+            table_snapshot, offset
+        )
         return () if block is None else (block,)
 
-    def _mind_left(self) -> None:
+    def _check_overdue(self) -> None:
         """Not to be waited for: partitions that have no leader, or one that does not answer."""
-        snapshot, tail = self._subscription.snapshot, self._shared.tail
-        if snapshot is None or snapshot.told:
+        snapshot, tail = self._subscription.snapshot, self._shared_tail.tail
+        if snapshot is None or snapshot.is_closed:
             return
-        self._hub.feeds.refresh_readiness(self._shared)
-        unread = {*tail.readiness.pending(), *(snapshot.left - tail.logs.keys())}
-        if snapshot.left <= unread:
-            snapshot.overdue = True
-            self._found()
+        self._hub.shared_reads.refresh_readiness(self._shared_tail)
+        unread = {*tail.readiness.list_pending(), *(snapshot.remaining - tail.logs.keys())}
+        if snapshot.remaining <= unread:
+            snapshot.is_overdue = True
+            self._on_found()
         else:
-            self._look = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._mind_left)
+            self._check_timer = asyncio.get_running_loop().call_later(
+                CHECK_INTERVAL_S, self._check_overdue
+            )

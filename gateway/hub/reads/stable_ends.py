@@ -13,66 +13,68 @@ from typing import Protocol
 from gateway.core.log.partition_reader import LATEST
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError
-from gateway.kafka.client.offsets import Offset
-from gateway.telemetry.about import apart
+from gateway.kafka.client.offsets import OffsetAndTimestamp
+from gateway.telemetry.log_context import create_detached_task
 
-AGAIN = 0.05  # seconds until a partition that did not answer is asked again
+RETRY_DELAY_S = 0.05  # seconds until a partition that did not answer is asked again
 
 
-class Leaders(Protocol):
+class OffsetCluster(Protocol):
     """What is needed of a cluster."""
 
-    def leader(self, tp: TopicPartition) -> tuple[int, int] | None: ...
+    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None: ...
 
     async def list_offsets(
         self, specs: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, Offset | int]: ...
+    ) -> dict[TopicPartition, OffsetAndTimestamp | int]: ...
 
 
 class StableEnds:
     """Asks for the ends of partitions; `close` ends what is under way."""
 
-    def __init__(self, cluster: Leaders) -> None:
+    def __init__(self, cluster: OffsetCluster) -> None:
         self._cluster = cluster
-        self._wanted: dict[TopicPartition, asyncio.Future[int | None]] = {}
-        self._asking: set[asyncio.Task[None]] = set()
+        self._pending: dict[TopicPartition, asyncio.Future[int | None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        for task in self._asking:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def of(self, tp: TopicPartition) -> int:
+    async def find_end(self, tp: TopicPartition) -> int:
         """The end of a partition at some time after this call. Waits as long as Kafka takes."""
         loop = asyncio.get_running_loop()
         while True:
-            if not self._wanted:
-                loop.call_soon(self._ask_all)
-            end = await asyncio.shield(self._wanted.setdefault(tp, loop.create_future()))
+            if not self._pending:
+                loop.call_soon(self._send_requests)
+            end = await asyncio.shield(self._pending.setdefault(tp, loop.create_future()))
             if end is not None:
                 return end
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RETRY_DELAY_S)
 
-    def _ask_all(self) -> None:
-        wanted, self._wanted = self._wanted, {}
+    def _send_requests(self) -> None:
+        wanted, self._pending = self._pending, {}
         leaders: dict[int | None, dict[TopicPartition, asyncio.Future[int | None]]] = {}
         for tp, answer in wanted.items():
-            leader = self._cluster.leader(tp)
+            leader = self._cluster.leader_for_partition(tp)
             leaders.setdefault(None if leader is None else leader[0], {})[tp] = answer
         for asked in leaders.values():
-            task = apart(self._ask(asked))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            task = create_detached_task(self._send_request(asked))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, wanted: Mapping[TopicPartition, asyncio.Future[int | None]]) -> None:
+    async def _send_request(
+        self, pending: Mapping[TopicPartition, asyncio.Future[int | None]]
+    ) -> None:
         try:
-            told = await self._cluster.list_offsets(dict.fromkeys(wanted, LATEST))
-            for tp, answer in wanted.items():
+            told = await self._cluster.list_offsets(dict.fromkeys(pending, LATEST))
+            for tp, answer in pending.items():
                 end = told[tp]
-                answer.set_result(end.offset if isinstance(end, Offset) else None)
+                answer.set_result(end.offset if isinstance(end, OffsetAndTimestamp) else None)
         except KafkaError:
             pass
         finally:
-            for answer in wanted.values():
+            for answer in pending.values():
                 if not answer.done():
                     answer.set_result(None)

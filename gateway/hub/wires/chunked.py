@@ -6,25 +6,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.channel.byte_counts import Counted, Sum
-from gateway.core.channel.channel import Encoder, Event
+from gateway.core.channel.byte_counts import ByteSum, CountedBytes
+from gateway.core.channel.channel import ChannelEvent, Encoder
 from gateway.formats import Format
 
 from .wire import Wire
 
-LAST = b"0\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
 
 
-def framed(data: bytes) -> bytes:
+def frame_chunk(data: bytes) -> bytes:
     """One chunk; none for no bytes, which would be the last."""
     if not data:
         return b""
     chunk = b"%x\r\n%b\r\n" % (len(data), data)
-    return Counted.of(chunk, data.sum) if type(data) is Counted else chunk
+    return CountedBytes.create(chunk, data.sum) if type(data) is CountedBytes else chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Framed:
+class ChunkedWire:
     """Another wire, framed once for all of its clients."""
 
     wire: Wire
@@ -33,31 +33,40 @@ class Framed:
     def name(self) -> str:
         return self.wire.name
 
-    def encoder(self, format: Format) -> FramedEncoder:
-        return FramedEncoder(self.wire.encoder(format))
+    def create_encoder(self, format: Format) -> ChunkedEncoder:
+        return ChunkedEncoder(self.wire.create_encoder(format))
 
-    def begin(
-        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    def encode_begin(
+        self,
+        data: dict[str, Any],
+        token: bytes,
+        *,
+        position_refused: bool,
+        is_continuation: bool = False,
     ) -> bytes:
-        return framed(self.wire.begin(data, token, refused=refused, again=again))
+        return frame_chunk(
+            self.wire.encode_begin(
+                data, token, position_refused=position_refused, is_continuation=is_continuation
+            )
+        )
 
-    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
-        return framed(self.wire.tell(kind, data))
+    def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
+        return frame_chunk(self.wire.encode_event(kind, data))
 
-    def heartbeat(self) -> bytes:
-        return framed(self.wire.heartbeat())
+    def encode_heartbeat(self) -> bytes:
+        return frame_chunk(self.wire.encode_heartbeat())
 
-    def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
-        return framed(self.wire.end(reason, token, got)) + LAST
+    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+        return frame_chunk(self.wire.encode_end(reason, token, delivered_sum)) + LAST_CHUNK
 
 
-class FramedEncoder:
+class ChunkedEncoder:
     """An `Encoder` of core's channels."""
 
     def __init__(self, encoder: Encoder) -> None:
-        self.head = encoder.head
-        self.position = encoder.position
-        self._render = encoder.render
+        self.encode_entry = encoder.encode_entry
+        self.encode_position = encoder.encode_position
+        self._encode_events = encoder.encode_events
 
-    def render(self, events: Iterable[Event], view: bytes) -> bytes:
-        return framed(self._render(events, view))
+    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+        return frame_chunk(self._encode_events(events, view))

@@ -7,50 +7,69 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.core.log.record import Fault, Gap, News, Ready, Reason, SnapshotEnd, TopicPartition
+from gateway.core.log.record import (
+    Fault,
+    Gap,
+    GapReason,
+    Ready,
+    SnapshotEnd,
+    StreamItem,
+    TopicPartition,
+)
 
-REFUSED: dict[str, Any] = {
-    "topic": None, "partition": None, "from": None, "to": None, "reason": Reason.POSITION_REFUSED
+POSITION_REFUSED_GAP: dict[str, Any] = {
+    "topic": None, "partition": None, "from": None, "to": None, "reason": GapReason.POSITION_REFUSED
 }  # fmt: skip
 
 
-def tell(entry: News) -> tuple[str, dict[str, Any]] | None:
+def describe_entry(entry: StreamItem) -> tuple[str, dict[str, Any]] | None:
     """The name and the data of what is no record; None for what is not told."""
     if type(entry) is Gap:
-        return "gap", gap(entry)
+        return "gap", describe_gap(entry)
     if type(entry) is Ready:
-        return "ready", ready(entry)
+        return "ready", describe_ready(entry)
     if type(entry) is Fault:
-        return "error", fault(entry)
+        return "error", describe_fault(entry)
     if type(entry) is SnapshotEnd:
-        return "snapshot-end", snapshot_end(entry)
+        return "snapshot-end", describe_snapshot_end(entry)
     return None
 
 
-def where(tp: TopicPartition) -> dict[str, Any]:
+def describe_partition(tp: TopicPartition) -> dict[str, Any]:
     return {"topic": tp.topic, "partition": tp.partition}
 
 
-def gap(entry: Gap) -> dict[str, Any]:
+def describe_gap(entry: Gap) -> dict[str, Any]:
     """`from`: where the stream stood; `to`: the offset it goes on at."""
-    return {**where(entry.tp), "from": entry.offset, "to": entry.next, "reason": entry.reason}
+    return {
+        **describe_partition(entry.tp),
+        "from": entry.offset,
+        "to": entry.next_offset,
+        "reason": entry.reason,
+    }
 
 
-def ready(entry: Ready) -> dict[str, Any]:
-    return {**where(entry.tp), "offset": entry.next, "resolved": resolution(entry)}
+def describe_ready(entry: Ready) -> dict[str, Any]:
+    return {
+        **describe_partition(entry.tp),
+        "offset": entry.next_offset,
+        "resolved": describe_resolution(entry),
+    }
 
 
-def resolution(entry: Ready) -> str:
+def describe_resolution(entry: Ready) -> str:
     """Return how the offset was found at which a partition goes on."""
     return "approximate" if entry.approximate else "exact"
 
 
-def fault(entry: Fault) -> dict[str, Any]:
+def describe_fault(entry: Fault) -> dict[str, Any]:
     message = f"{entry.tp} cannot be read for now ({entry.cause}); the stream goes on by itself"
-    return {**where(entry.tp), "code": entry.cause, "message": message}
+    return {**describe_partition(entry.tp), "code": entry.cause, "message": message}
 
 
-def snapshot_end(entry: SnapshotEnd) -> dict[str, Any]:
+def describe_snapshot_end(entry: SnapshotEnd) -> dict[str, Any]:
     """`pending`: partitions that could not be read; what they hold comes when they can."""
     told = {"topics": list(entry.topics), "records": entry.records}
-    return {**told, "pending": list(map(where, entry.pending))} if entry.pending else told
+    return (
+        {**told, "pending": list(map(describe_partition, entry.pending))} if entry.pending else told
+    )

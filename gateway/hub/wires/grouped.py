@@ -17,18 +17,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-from gateway.core.channel.channel import Event
-from gateway.core.log.record import Fault, News, Ready, TopicPartition
+from gateway.core.channel.channel import ChannelEvent
+from gateway.core.log.record import Fault, Ready, StreamItem, TopicPartition
 
-from .control_events import resolution, tell
+from .control_events import describe_entry, describe_resolution
 
 MAX_PARTITIONS = 1000
 """Of one event: some 20 KB at offsets of 10^10."""
 
-READY = "partitions-ready"
-ERROR = "partitions-error"
+PARTITIONS_READY = "partitions-ready"
+PARTITIONS_ERROR = "partitions-error"
 
-Head: TypeAlias = Callable[[str, dict[str, Any]], bytes]
+EncodeHead: TypeAlias = Callable[[str, dict[str, Any]], bytes]
 
 
 class StatusHead(bytes):
@@ -40,7 +40,7 @@ class StatusHead(bytes):
     entry: Ready | Fault
 
 
-def status_head(entry: News, head: bytes) -> bytes:
+def create_status_head(entry: StreamItem, head: bytes) -> bytes:
     """Return the head of an entry as `join_statuses` takes it."""
     if not isinstance(entry, Ready | Fault):
         return head
@@ -49,63 +49,65 @@ def status_head(entry: News, head: bytes) -> bytes:
     return made
 
 
-def join_statuses(events: Iterable[Event], head: Head) -> Iterator[Event]:
+def iter_joined_statuses(
+    events: Iterable[ChannelEvent], encode_head: EncodeHead
+) -> Iterator[ChannelEvent]:
     """Return the events with each run of `ready`, and of `error`, joined.
 
     Args:
         events: In order. A joined one has the last id of its run.
         head: Makes a head of the name and the data of a control event.
     """
-    run: list[Event] = []
+    run: list[ChannelEvent] = []
     for event in events:
-        if type(event.head) is not StatusHead:
+        if type(event.payload) is not StatusHead:
             if run:
-                yield _join_run(run, head)
+                yield _join_run(run, encode_head)
                 run = []
             yield event
             continue
-        if run and (len(run) == MAX_PARTITIONS or _kind(run[0]) is not _kind(event)):
-            yield _join_run(run, head)
+        if run and (len(run) == MAX_PARTITIONS or _entry_type(run[0]) is not _entry_type(event)):
+            yield _join_run(run, encode_head)
             run = []
         run.append(event)
     if run:
-        yield _join_run(run, head)
+        yield _join_run(run, encode_head)
 
 
-def _kind(event: Event) -> type:
-    return type(_entry(event))
+def _entry_type(event: ChannelEvent) -> type:
+    return type(_get_entry(event))
 
 
-def _entry(event: Event) -> Ready | Fault:
-    assert type(event.head) is StatusHead
-    return event.head.entry
+def _get_entry(event: ChannelEvent) -> Ready | Fault:
+    assert type(event.payload) is StatusHead
+    return event.payload.entry
 
 
-def _join_run(run: list[Event], head: Head) -> Event:
+def _join_run(run: list[ChannelEvent], encode_head: EncodeHead) -> ChannelEvent:
     latest: dict[TopicPartition, Ready | Fault] = {}
     for event in run:
-        entry = _entry(event)
+        entry = _get_entry(event)
         latest[entry.tp] = entry
     entries = list(latest.values())
-    told = tell(entries[0]) if len(entries) == 1 else _describe_run(entries)
+    told = describe_entry(entries[0]) if len(entries) == 1 else _describe_run(entries)
     assert told is not None
-    texts = [event.text for event in run if event.text is not None]
-    return Event(None, head(*told), texts[-1] if texts else None)
+    texts = [event.token_text for event in run if event.token_text is not None]
+    return ChannelEvent(None, encode_head(*told), texts[-1] if texts else None)
 
 
 def _describe_run(entries: Iterable[Ready | Fault]) -> tuple[str, dict[str, Any]]:
-    name = READY
+    name = PARTITIONS_READY
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in entries:
         topic, partition = entry.tp
         if type(entry) is Ready:
-            state = resolution(entry)
+            state = describe_resolution(entry)
             empty = {"topic": topic, "resolved": state, "partitions": [], "offsets": []}
             group = groups.setdefault((topic, state), empty)
-            group["offsets"].append(entry.next)
+            group["offsets"].append(entry.next_offset)
         else:
             assert type(entry) is Fault
-            name = ERROR
+            name = PARTITIONS_ERROR
             empty = {"topic": topic, "code": entry.cause, "partitions": []}
             group = groups.setdefault((topic, entry.cause), empty)
         group["partitions"].append(partition)

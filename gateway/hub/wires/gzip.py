@@ -15,17 +15,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.channel.byte_counts import Counted
-from gateway.core.channel.channel import Encoder, Event
+from gateway.core.channel.byte_counts import CountedBytes
+from gateway.core.channel.channel import ChannelEvent, Encoder
 from gateway.formats import Format
 from gateway.wire import gzip
-from gateway.wire.crc import Sum
+from gateway.wire.crc import Crc32Sum
 
 from .wire import Wire
 
 
 @dataclass(frozen=True, slots=True)
-class Gzip:
+class GzipWire:
     """See the module. wire: one of bytes that follow each other, such as `Sse`."""
 
     wire: Wire
@@ -34,28 +34,39 @@ class Gzip:
     def name(self) -> str:
         return self.wire.name
 
-    def encoder(self, format: Format) -> GzipEncoder:
-        return GzipEncoder(self.wire.encoder(format))
+    def create_encoder(self, format: Format) -> GzipEncoder:
+        return GzipEncoder(self.wire.create_encoder(format))
 
-    def begin(
-        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    def encode_begin(
+        self,
+        data: dict[str, Any],
+        token: bytes,
+        *,
+        position_refused: bool,
+        is_continuation: bool = False,
     ) -> bytes:
         """Never empty but for `again`: the header is due before any chunk, and once."""
-        first = self.wire.begin(data, token, refused=refused, again=again)
-        if again:
-            return deflated(first)
-        return Counted.of(gzip.HEADER + gzip.block(first), Sum.of(first))
+        first = self.wire.encode_begin(
+            data, token, position_refused=position_refused, is_continuation=is_continuation
+        )
+        if is_continuation:
+            return deflate_chunk(first)
+        return CountedBytes.create(
+            gzip.HEADER + gzip.compress_block(first), Crc32Sum.from_bytes(first)
+        )
 
-    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
-        return deflated(self.wire.tell(kind, data))
+    def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
+        return deflate_chunk(self.wire.encode_event(kind, data))
 
-    def heartbeat(self) -> bytes:
-        return deflated(self.wire.heartbeat())
+    def encode_heartbeat(self) -> bytes:
+        return deflate_chunk(self.wire.encode_heartbeat())
 
-    def end(self, reason: str, token: bytes, got: Any = None) -> bytes:
-        last = self.wire.end(reason, token)
-        sum = Sum.of(last)
-        return gzip.block(last) + gzip.trailer(sum if got is None else got + sum)
+    def encode_end(self, reason: str, token: bytes, delivered_sum: Any = None) -> bytes:
+        last = self.wire.encode_end(reason, token)
+        sum = Crc32Sum.from_bytes(last)
+        return gzip.compress_block(last) + gzip.build_trailer(
+            sum if delivered_sum is None else delivered_sum + sum
+        )
 
 
 class GzipEncoder:
@@ -63,12 +74,14 @@ class GzipEncoder:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        self.head = encoder.head
-        self.position = encoder.position
+        self.encode_entry = encoder.encode_entry
+        self.encode_position = encoder.encode_position
 
-    def render(self, events: Iterable[Event], view: bytes) -> bytes:
-        return deflated(self._encoder.render(events, view))
+    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+        return deflate_chunk(self._encoder.encode_events(events, view))
 
 
-def deflated(data: bytes) -> bytes:
-    return Counted.of(gzip.block(data), Sum.of(data)) if data else data
+def deflate_chunk(data: bytes) -> bytes:
+    return (
+        CountedBytes.create(gzip.compress_block(data), Crc32Sum.from_bytes(data)) if data else data
+    )

@@ -13,22 +13,25 @@ from typing import Any
 
 import orjson
 
-from gateway.core.channel.byte_counts import Sum
-from gateway.core.channel.channel import Event
-from gateway.core.log.record import News, Record
-from gateway.core.token.resume_token import seal
+from gateway.core.channel.byte_counts import ByteSum
+from gateway.core.channel.channel import ChannelEvent
+from gateway.core.log.record import Record, StreamItem
+from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format
 from gateway.wire import sse
 
-from .control_events import REFUSED, tell
-from .grouped import join_statuses, status_head
+from .control_events import POSITION_REFUSED_GAP, describe_entry
+from .grouped import create_status_head, iter_joined_statuses
 
-RETRY = (1.0, 3.0)  # seconds after which EventSource comes back; drawn, so that not all do at once
-_POSITION = sse.data_block(b"{}", "position")
+RETRY_RANGE_S = (
+    1.0,
+    3.0,
+)  # seconds after which EventSource comes back; drawn, so that not all do at once
+_POSITION_HEAD = sse.encode_data(b"{}", "position")
 
 
 @dataclass(frozen=True, slots=True)
-class Sse:
+class SseWire:
     """The wire of EventSource. A wire is a value: equal ones share the chunks of a view.
 
     grouped: The client takes events about many partitions.
@@ -40,26 +43,35 @@ class Sse:
     def name(self) -> str:
         return "sse"
 
-    def encoder(self, format: Format) -> SseEncoder:
+    def create_encoder(self, format: Format) -> SseEncoder:
         return SseEncoder(format, grouped=self.grouped)
 
-    def begin(
-        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    def encode_begin(
+        self,
+        data: dict[str, Any],
+        token: bytes,
+        *,
+        position_refused: bool,
+        is_continuation: bool = False,
     ) -> bytes:
-        first = sse.retry(int(1000 * random.uniform(*RETRY))) + control("begin", data)
-        if refused:  # the refused token stays with the client until the gap is told
-            first += b"\n" + control("gap", REFUSED)
-        return first + sse.close_block(token)
+        first = sse.encode_retry(int(1000 * random.uniform(*RETRY_RANGE_S))) + encode_control(
+            "begin", data
+        )
+        if position_refused:  # the refused token stays with the client until the gap is told
+            first += b"\n" + encode_control("gap", POSITION_REFUSED_GAP)
+        return first + sse.encode_id(token)
 
-    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
-        return control(kind, data) + b"\n"
+    def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
+        return encode_control(kind, data) + b"\n"
 
-    def heartbeat(self) -> bytes:
-        return sse.comment()
+    def encode_heartbeat(self) -> bytes:
+        return sse.encode_comment()
 
-    def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
-        spread = sse.retry(int(1000 * random.uniform(RETRY[0], 5 * RETRY[1])))
-        return spread + self.tell("end", {"reason": reason})
+    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+        spread = sse.encode_retry(
+            int(1000 * random.uniform(RETRY_RANGE_S[0], 5 * RETRY_RANGE_S[1]))
+        )
+        return spread + self.encode_event("end", {"reason": reason})
 
 
 class SseEncoder:
@@ -69,28 +81,32 @@ class SseEncoder:
         self._format = format
         self._grouped = grouped
 
-    def head(self, entry: News) -> bytes | None:
+    def encode_entry(self, entry: StreamItem) -> bytes | None:
         if type(entry) is Record:
             name, payload = self._format(entry)
-            return sse.data_block(payload, name)
-        told = tell(entry)
+            return sse.encode_data(payload, name)
+        told = describe_entry(entry)
         if told is None:
             return None
-        return status_head(entry, control(*told)) if self._grouped else control(*told)
+        return (
+            create_status_head(entry, encode_control(*told))
+            if self._grouped
+            else encode_control(*told)
+        )
 
-    def position(self) -> bytes:
-        return _POSITION
+    def encode_position(self) -> bytes:
+        return _POSITION_HEAD
 
-    def render(self, events: Iterable[Event], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
         if self._grouped:
-            events = join_statuses(events, control)
+            events = iter_joined_statuses(events, encode_control)
         parts: list[bytes] = []
         for _, head, text, _ in events:
             parts.append(head)
-            parts.append(b"\n" if text is None else sse.close_block(seal(text, view)))
+            parts.append(b"\n" if text is None else sse.encode_id(seal_token(text, view)))
         return b"".join(parts)
 
 
-def control(name: str, data: Any) -> bytes:
+def encode_control(name: str, data: Any) -> bytes:
     """A control event without its end."""
-    return sse.data_block(orjson.dumps(data), name)
+    return sse.encode_data(orjson.dumps(data), name)

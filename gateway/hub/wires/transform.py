@@ -29,9 +29,9 @@ class Transformer:
             value: Any = orjson.loads(entry.value)
         except orjson.JSONDecodeError:
             return entry
-        return self._extracted(entry, value)
+        return self._extract_fields(entry, value)
 
-    def _extracted(self, record: Record, value: Any) -> Record:
+    def _extract_fields(self, record: Record, value: Any) -> Record:
         key, headers = record.key, list(record.headers)
         for transform in self._transforms:
             if transform.extract_key is not None:

@@ -12,21 +12,26 @@ from typing import Any
 
 import orjson
 
-from gateway.core.channel.byte_counts import Sum
-from gateway.core.channel.channel import Event
-from gateway.core.log.record import News, Record
-from gateway.core.token.resume_token import seal
-from gateway.formats import Format, json_text
-from gateway.wire.websocket import deflated, frame, open_deflated, open_frame
+from gateway.core.channel.byte_counts import ByteSum
+from gateway.core.channel.channel import ChannelEvent
+from gateway.core.log.record import Record, StreamItem
+from gateway.core.token.resume_token import seal_token
+from gateway.formats import Format, create_json_encoder
+from gateway.wire.websocket import (
+    encode_deflated_text,
+    encode_open_deflated_text,
+    encode_open_text,
+    encode_text,
+)
 
-from .control_events import REFUSED, tell
-from .grouped import join_statuses, status_head
+from .control_events import POSITION_REFUSED_GAP, describe_entry
+from .grouped import create_status_head, iter_joined_statuses
 
-BATCH = 64 * 1024  # bytes of records after which another message begins
+MAX_BATCH_BYTES = 64 * 1024  # bytes of records after which another message begins
 
 
 @dataclass(frozen=True, slots=True)
-class WebSocket:
+class WebSocketWire:
     """The wire of one stream on a WebSocket.
 
     labelled: The socket has several streams, and each message names its own. The frames made here
@@ -44,46 +49,53 @@ class WebSocket:
     def name(self) -> str:
         return "websocket"
 
-    def encoder(self, format: Format) -> MessageEncoder:
+    def create_encoder(self, format: Format) -> MessageEncoder:
         return MessageEncoder(self, format)
 
-    def begin(
-        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    def encode_begin(
+        self,
+        data: dict[str, Any],
+        token: bytes,
+        *,
+        position_refused: bool,
+        is_continuation: bool = False,
     ) -> bytes:
-        first = self.message("begin", {**data, "position": token.decode()})
-        return first + self.message("gap", REFUSED) if refused else first
+        first = self.build_message("begin", {**data, "position": token.decode()})
+        return (
+            first + self.build_message("gap", POSITION_REFUSED_GAP) if position_refused else first
+        )
 
-    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
-        return self.message(kind, data)
+    def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
+        return self.build_message(kind, data)
 
-    def heartbeat(self) -> bytes:
+    def encode_heartbeat(self) -> bytes:
         """Nothing: the protocol below pings."""
         return b""
 
-    def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
-        return self.message("end", {"reason": reason, "position": token.decode()})
+    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+        return self.build_message("end", {"reason": reason, "position": token.decode()})
 
-    def message(self, kind: str, data: dict[str, Any]) -> bytes:
+    def build_message(self, kind: str, data: dict[str, Any]) -> bytes:
         """A whole message, framed."""
-        return self.framed(self.opened(kind, orjson.dumps(data)) + b"}")
+        return self.frame_message(self.open_message(kind, orjson.dumps(data)) + b"}")
 
-    def opened(self, kind: str, data: bytes) -> bytes:
+    def open_message(self, kind: str, data: bytes) -> bytes:
         """A message with the members of `data`, without its last brace."""
         head = orjson.dumps({"type": kind})[:-1]
         return head if data == b"{}" else head + b"," + data[1:-1]
 
-    def framed(self, payload: bytes) -> bytes:
+    def frame_message(self, payload: bytes) -> bytes:
         if self.labelled:
-            return open_deflated(payload) if self.deflate else open_frame(payload)
-        return deflated(payload) if self.deflate else frame(payload)
+            return encode_open_deflated_text(payload) if self.deflate else encode_open_text(payload)
+        return encode_deflated_text(payload) if self.deflate else encode_text(payload)
 
 
-def label_member(label: str) -> bytes:
+def encode_label(label: str) -> bytes:
     """Return the member that names the stream of a message, for `insert_member`."""
     return b'"id":%b,' % orjson.dumps(label)
 
 
-class Told(bytes):
+class ControlHead(bytes):
     """A message without its last brace; a head that is not one is a record."""
 
     __slots__ = ()
@@ -92,59 +104,65 @@ class Told(bytes):
 class MessageEncoder:
     """See the module."""
 
-    def __init__(self, wire: WebSocket, format: Format) -> None:
+    def __init__(self, wire: WebSocketWire, format: Format) -> None:
         self._wire = wire
         self._format = format
-        self._json = json_text(format)
-        self._records = wire.opened("records", b"{}") + b',"records":['
-        self._position = Told(wire.opened("position", b"{}"))
+        self._encode_json = create_json_encoder(format)
+        self._records_head = wire.open_message("records", b"{}") + b',"records":['
+        self._position_head = ControlHead(wire.open_message("position", b"{}"))
 
-    def head(self, entry: News) -> bytes | None:
+    def encode_entry(self, entry: StreamItem) -> bytes | None:
         if type(entry) is Record:
             name, payload = self._format(entry)
             if name is None:
-                return self._json(payload)
+                return self._encode_json(payload)
             if name == "delete":
-                return Told(self._wire.opened("delete", b'{"record":%b}' % payload))
-            return Told(self._wire.opened(name, payload))
-        told = tell(entry)
+                return ControlHead(self._wire.open_message("delete", b'{"record":%b}' % payload))
+            return ControlHead(self._wire.open_message(name, payload))
+        told = describe_entry(entry)
         if told is None:
             return None
-        head = self._control(*told)
-        return status_head(entry, head) if self._wire.grouped else head
+        head = self._encode_control(*told)
+        return create_status_head(entry, head) if self._wire.grouped else head
 
-    def _control(self, name: str, data: dict[str, Any]) -> Told:
-        return Told(self._wire.opened(name, orjson.dumps(data)))
+    def _encode_control(self, name: str, data: dict[str, Any]) -> ControlHead:
+        return ControlHead(self._wire.open_message(name, orjson.dumps(data)))
 
-    def position(self) -> bytes:
-        return self._position
+    def encode_position(self) -> bytes:
+        return self._position_head
 
-    def render(self, events: Iterable[Event], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
         if self._wire.grouped:
-            events = join_statuses(events, self._control)
+            events = iter_joined_statuses(events, self._encode_control)
         out: list[bytes] = []
         batch: list[bytes] = []
         size, last = 0, None
         for _, head, text, _ in events:
             # A position is that after the last record, also where not every record has one.
-            if type(head) is Told or size > BATCH or (text is None and last is not None):
-                self._flush(out, batch, last, view)
+            if (
+                type(head) is ControlHead
+                or size > MAX_BATCH_BYTES
+                or (text is None and last is not None)
+            ):
+                self._flush_records(out, batch, last, view)
                 size, last = 0, None
-            if type(head) is Told:
-                out.append(self._wire.framed(head + _closed(text, view)))
+            if type(head) is ControlHead:
+                out.append(self._wire.frame_message(head + _close_message(text, view)))
             else:
                 batch.append(head)
                 size += len(head)
                 last = text
-        self._flush(out, batch, last, view)
+        self._flush_records(out, batch, last, view)
         return b"".join(out)
 
-    def _flush(self, out: list[bytes], batch: list[bytes], text: bytes | None, view: bytes) -> None:
+    def _flush_records(
+        self, out: list[bytes], batch: list[bytes], text: bytes | None, view: bytes
+    ) -> None:
         if batch:
-            records = self._records + b",".join(batch) + b"]"
-            out.append(self._wire.framed(records + _closed(text, view)))
+            records = self._records_head + b",".join(batch) + b"]"
+            out.append(self._wire.frame_message(records + _close_message(text, view)))
             batch.clear()
 
 
-def _closed(text: bytes | None, view: bytes) -> bytes:
-    return b"}" if text is None else b',"position":"%b"}' % seal(text, view)
+def _close_message(text: bytes | None, view: bytes) -> bytes:
+    return b"}" if text is None else b',"position":"%b"}' % seal_token(text, view)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, Protocol
 
-from gateway.core.channel.byte_counts import Sum
+from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.channel import Encoder
 from gateway.formats import Format
 
@@ -18,19 +18,24 @@ class Wire(Hashable, Protocol):
     def name(self) -> str:
         """In metrics and logs."""
 
-    def encoder(self, format: Format) -> Encoder: ...
+    def create_encoder(self, format: Format) -> Encoder: ...
 
-    def begin(
-        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    def encode_begin(
+        self,
+        data: dict[str, Any],
+        token: bytes,
+        *,
+        position_refused: bool,
+        is_continuation: bool = False,
     ) -> bytes:
         """The first thing. refused: it came with a position that could not be used. again: the
         stream has begun before, and goes on as another view."""
 
-    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
+    def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
         """An event that no other client hears of."""
 
-    def heartbeat(self) -> bytes:
+    def encode_heartbeat(self) -> bytes:
         """What keeps an idle stream alive; empty if something else does."""
 
-    def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
+    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
         """The last thing. token: where it ended. got: the sum of what came before."""

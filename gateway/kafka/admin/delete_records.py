@@ -9,32 +9,32 @@ from typing import NamedTuple
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.connections import Role
-from gateway.kafka.protocol.codec import Reader, Writer, by_topic
-from gateway.kafka.protocol.requests import Request, Versions
+from gateway.kafka.client.connections import ConnectionRole
+from gateway.kafka.protocol.codec import FieldReader, FieldWriter, group_by_topic
+from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
 
-DENIED = frozenset({29, 31})
-TIMEOUT = 10_000  # milliseconds
+AUTHORIZATION_ERRORS = frozenset({29, 31})
+TIMEOUT_MS = 10_000  # milliseconds
 
 
-class RecordsDeleted(NamedTuple):
+class DeleteRecordsResponse(NamedTuple):
     throttle_ms: int
     errors: dict[TopicPartition, int]
 
 
 @dataclass(slots=True)
-class DeleteRecordsRequest(Request[RecordsDeleted]):
+class DeleteRecordsRequest(KafkaRequest[DeleteRecordsResponse]):
     """before: the first offset that stays, of partitions that the broker leads."""
 
-    API = 21
+    API_KEY = 21
     NAME = "DeleteRecords"
-    SPOKEN = Versions(0, 1, 2)
+    VERSIONS = VersionRange(0, 1, 2)
 
-    before: Mapping[TopicPartition, int]
+    before_offsets: Mapping[TopicPartition, int]
 
     def encode(self, version: int) -> bytes:
-        out = Writer(flexible=False)
-        topics = by_topic(self.before)
+        out = FieldWriter(flexible=False)
+        topics = group_by_topic(self.before_offsets)
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
@@ -42,11 +42,11 @@ class DeleteRecordsRequest(Request[RecordsDeleted]):
             for partition, offset in partitions:
                 out.i32(partition)
                 out.i64(offset)
-        out.i32(TIMEOUT)
+        out.i32(TIMEOUT_MS)
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> RecordsDeleted:
-        read = Reader(data, pos, flexible=False)
+    def decode(self, version: int, data: bytes, pos: int) -> DeleteRecordsResponse:
+        read = FieldReader(data, pos, flexible=False)
         throttle, errors = read.i32(), dict[TopicPartition, int]()
         for _ in range(read.array()):
             topic = read.string() or ""
@@ -54,23 +54,23 @@ class DeleteRecordsRequest(Request[RecordsDeleted]):
                 tp = TopicPartition(topic, read.i32())
                 read.i64()  # the log start from now on
                 errors[tp] = read.i16()
-        return RecordsDeleted(throttle, errors)
+        return DeleteRecordsResponse(throttle, errors)
 
 
-async def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> None:
+async def delete_records(cluster: Cluster, before_offsets: Mapping[TopicPartition, int]) -> None:
     """Raises AccessDenied, PartitionFailed, BrokerUnavailable; the topics must be watched."""
     nodes: dict[int, dict[TopicPartition, int]] = {}
-    for tp, offset in before.items():
-        leader = cluster.leader(tp)
+    for tp, offset in before_offsets.items():
+        leader = cluster.leader_for_partition(tp)
         if leader is None:
             raise BrokerUnavailable(f"{tp} has no leader; try again", retry_after=1.0)
         nodes.setdefault(leader[0], {})[tp] = offset
     for node, some in nodes.items():
         answer = await cluster.connections.send(
-            node, Role.CONTROL, DeleteRecordsRequest(some), within=TIMEOUT / 1000 + 5
+            node, ConnectionRole.CONTROL, DeleteRecordsRequest(some), timeout=TIMEOUT_MS / 1000 + 5
         )
         for tp, code in answer.errors.items():
-            if code in DENIED:
+            if code in AUTHORIZATION_ERRORS:
                 what = f"the gateway may not delete records of {tp.topic}; allow it DELETE"
                 raise AccessDenied(what, topic=tp.topic)
             if code:

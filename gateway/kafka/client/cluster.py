@@ -17,16 +17,16 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Backoff
 from gateway.errors import KafkaError
 from gateway.kafka.fetch import fetch as fetching
-from gateway.kafka.fetch.decompression import Inflation
+from gateway.kafka.fetch.decompression import DecompressionSlot
 from gateway.kafka.fetch.fetch_sessions import FetchSession
 from gateway.kafka.protocol.config_messages import DescribeConfigsRequest
-from gateway.kafka.protocol.fetch_messages import Fetched, Want
-from gateway.kafka.protocol.requests import TopicAnswer
+from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
+from gateway.kafka.protocol.requests import TopicMetadata
 
 from . import offsets, security
-from .connections import Connections, Role
+from .connections import ConnectionRole, Connections
 from .coordinators import Coordinators
-from .log_limit import quieten
+from .log_rate_limit import limit_log_rate
 from .metadata import Metadata
 from .outages import Outages
 
@@ -60,13 +60,13 @@ class ClusterSettings:
     reconnect: tuple[float, float] = (0.05, 1.0)
 
     @classmethod
-    def of(cls, kafka: Kafka, servers: Sequence[str] | None = None) -> ClusterSettings:
+    def from_config(cls, kafka: Kafka, servers: Sequence[str] | None = None) -> ClusterSettings:
         """As configured. servers: in place of the configured ones (the embedded broker's)."""
         return cls(
             servers=servers if servers is not None else kafka.servers,
             client_id=kafka.client_id or CLIENT_ID,
             rack=kafka.rack or "",
-            credentials=security.credentials(kafka.security),
+            credentials=security.create_credentials(kafka.security),
             request_timeout=kafka.request_timeout,
             metadata_max_age=kafka.metadata_max_age,
             reconnect=(kafka.reconnect.initial, kafka.reconnect.max),
@@ -82,26 +82,28 @@ class Cluster:
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
         self._closed = False
-        self._begin()
+        self._create_parts()
 
-    def _begin(self) -> None:
+    def _create_parts(self) -> None:
         settings, (floor, ceiling) = self.settings, self.settings.reconnect
         self.connections = Connections(
             client_id=settings.client_id,
             credentials=settings.credentials,
             request_timeout=settings.request_timeout,
-            backoff=lambda: Backoff(ceiling=ceiling, random=random.random, floor=floor),
+            create_backoff=lambda: Backoff(
+                max_delay=ceiling, random=random.random, min_delay=floor
+            ),
         )
         self.outages = Outages(time.monotonic)
         self.metadata = Metadata(
             self.connections,
-            [address(server) for server in settings.servers],
+            [parse_address(server) for server in settings.servers],
             max_age=settings.metadata_max_age,
-            hedge=settings.metadata_hedge,
+            hedge_delay=settings.metadata_hedge,
             outages=self.outages,
         )
         self.coordinators = Coordinators(self)
-        self.inflation = Inflation()
+        self.inflation = DecompressionSlot()
 
     async def __aenter__(self) -> Cluster:
         await self.start()
@@ -114,8 +116,8 @@ class Cluster:
         """Begin to reach for the brokers; returns at once."""
         if self._closed:  # nothing of it may outlive the loop that it ran in
             self._closed = False
-            self._begin()
-        quieten()
+            self._create_parts()
+        limit_log_rate()
         self.metadata.start()
 
     async def close(self) -> None:
@@ -125,9 +127,9 @@ class Cluster:
         await self.connections.close()
 
     @property
-    def reachable(self) -> bool:
+    def is_reachable(self) -> bool:
         """The last attempt to ask a broker anything about the cluster succeeded."""
-        return self.metadata.reachable
+        return self.metadata.is_reachable
 
     @property
     def error(self) -> KafkaError | None:
@@ -135,47 +137,47 @@ class Cluster:
         return self.metadata.error
 
     @property
-    def id(self) -> str | None:
+    def cluster_id(self) -> str | None:
         return self.metadata.cluster_id
 
     @property
-    def requests(self) -> Counter[str]:
+    def request_counts(self) -> Counter[str]:
         """How many requests were sent, by the api's name."""
-        return self.connections.requests
+        return self.connections.request_counts
 
-    def leader(self, tp: TopicPartition) -> tuple[int, int] | None:
+    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
         """Node and leader epoch of a watched partition; None while it has no leader."""
-        return self.metadata.leader(tp)
+        return self.metadata.leader_for_partition(tp)
 
-    def topic(self, name: str) -> TopicAnswer | None:
+    def get_topic(self, name: str) -> TopicMetadata | None:
         """A watched topic as last told."""
-        return self.metadata.topic(name)
+        return self.metadata.get_topic(name)
 
-    async def describe(self, topic: str) -> TopicAnswer:
+    async def describe_topic(self, topic: str) -> TopicMetadata:
         """See `Metadata.describe`."""
-        return await self.metadata.describe(topic)
+        return await self.metadata.describe_topic(topic)
 
-    async def topics(self) -> frozenset[str]:
+    async def list_topics(self) -> frozenset[str]:
         """The names of all that may be described, a few seconds old. See `topic_names`."""
-        return await self.metadata.names.all()
+        return await self.metadata.topic_names.fetch_all()
 
-    async def cleanup_policy(self, topic: str) -> str | None:
+    async def fetch_cleanup_policy(self, topic: str) -> str | None:
         """Such as `compact,delete`; None where the configs may not be described."""
-        node = self.metadata.answered
+        node = self.metadata.last_responder
         if node is None:
             return None
         request = DescribeConfigsRequest(topic, ("cleanup.policy",))
-        answer = await self.connections.send(node, Role.CONTROL, request)
+        answer = await self.connections.send(node, ConnectionRole.CONTROL, request)
         return answer.values.get("cleanup.policy")
 
-    async def deletes_after(self, topic: str) -> float | None:
+    async def fetch_delete_retention(self, topic: str) -> float | None:
         """Seconds for which a compacted topic keeps its tombstones (delete.retention.ms); None
         for one that is not compacted, or whose configs may not be described."""
         request = DescribeConfigsRequest(topic, ("cleanup.policy", "delete.retention.ms"))
-        node = self.metadata.answered
+        node = self.metadata.last_responder
         if node is None:
             return None
-        answer = await self.connections.send(node, Role.CONTROL, request)
+        answer = await self.connections.send(node, ConnectionRole.CONTROL, request)
         kept = answer.values.get("delete.retention.ms")
         if "compact" not in (answer.values.get("cleanup.policy") or "") or kept is None:
             return None
@@ -184,49 +186,49 @@ class Cluster:
     async def list_offsets(
         self,
         specs: Mapping[TopicPartition, int],
-        isolation: int = offsets.READ_COMMITTED,
+        isolation_level: int = offsets.READ_COMMITTED,
         *,
-        within: float | None = None,
-    ) -> dict[TopicPartition, offsets.Offset | int]:
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, offsets.OffsetAndTimestamp | int]:
         """See `offsets.list_offsets`."""
-        return await offsets.list_offsets(self, specs, isolation, within=within)
+        return await offsets.list_offsets(self, specs, isolation_level, timeout=timeout)
 
-    async def epoch_ends(
-        self, epochs: Mapping[TopicPartition, int], *, within: float | None = None
+    async def fetch_epoch_ends(
+        self, epochs: Mapping[TopicPartition, int], *, timeout: float | None = None
     ) -> dict[TopicPartition, offsets.EpochEnd | int]:
         """See `offsets.epoch_ends`."""
-        return await offsets.epoch_ends(self, epochs, within=within)
+        return await offsets.fetch_epoch_ends(self, epochs, timeout=timeout)
 
     async def fetch(
         self,
         node: int,
-        role: Role,
-        wants: Mapping[TopicPartition, Want] | FetchSession,
+        role: ConnectionRole,
+        targets: Mapping[TopicPartition, FetchTarget] | FetchSession,
         *,
         max_wait: float = 0.5,
         min_bytes: int = 1,
         max_bytes: int = 16 << 20,
-        isolation: int = offsets.READ_COMMITTED,
-    ) -> dict[TopicPartition, Fetched]:
+        isolation_level: int = offsets.READ_COMMITTED,
+    ) -> dict[TopicPartition, FetchedPartition]:
         """See `fetch.fetch`; new leaders told on the way are noted (KIP-951)."""
         fetched = await fetching.fetch(
             self.connections,
             node,
             role,
-            wants,
+            targets,
             max_wait=max_wait,
             min_bytes=min_bytes,
             max_bytes=max_bytes,
-            isolation=isolation,
+            isolation=isolation_level,
             rack=self.settings.rack,
         )
         for tp, one in fetched.items():
-            if one.leader is not None:
-                self.metadata.hint(tp, *one.leader)
+            if one.current_leader is not None:
+                self.metadata.update_leader(tp, *one.current_leader)
         return fetched
 
 
-def address(server: str) -> tuple[str, int]:
+def parse_address(server: str) -> tuple[str, int]:
     """`host:port`, `[v6]:port` or `host` (port 9092)."""
     host, colon, port = server.rpartition(":")
     if not colon or (":" in host and not host.endswith("]")):

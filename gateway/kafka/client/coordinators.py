@@ -11,57 +11,57 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.group_messages import FindCoordinatorRequest
-from gateway.kafka.protocol.requests import Request
-from gateway.telemetry.about import apart
-from gateway.telemetry.tallies import Groups
+from gateway.kafka.protocol.requests import KafkaRequest
+from gateway.telemetry.counts import GroupCounts
+from gateway.telemetry.log_context import create_detached_task
 
-from .connections import Link, Role
-from .failures import cancels_caller
+from .connections import BrokerConnection, ConnectionRole
+from .failures import is_caller_cancelled
 
 if TYPE_CHECKING:
     from .cluster import Cluster
 
 R = TypeVar("R")
 
-DENIED = 30  # GROUP_AUTHORIZATION_FAILED
-MOST = 10_000  # groups whose coordinators are kept in mind
-_SOON = 0.1  # seconds until a lookup is worth while again
+GROUP_AUTHORIZATION_FAILED = 30  # GROUP_AUTHORIZATION_FAILED
+MAX_CACHED_GROUPS = 10_000  # groups whose coordinators are kept in mind
+_LOOKUP_RETRY_S = 0.1  # seconds until a lookup is worth while again
 
 
 class Coordinators:
     """Of all groups that are used here; and `tallies` of what becomes of them."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.tallies = Groups()
+        self.stats = GroupCounts()
         self._cluster = cluster
         self._nodes: dict[str, int] = {}
-        self._finding: dict[str, asyncio.Task[int]] = {}
+        self._lookups: dict[str, asyncio.Task[int]] = {}
 
-    async def link(self, group: str) -> Link:
+    async def connect(self, group: str) -> BrokerConnection:
         """The connection that is shared by all members; its `versions` are the coordinator's.
 
         Raises BrokerUnavailable, AuthenticationFailed, AccessDenied.
         """
-        node = await self._find(group)
+        node = await self._find_node(group)
         try:
-            return await self._cluster.connections.connect(node, Role.GROUP)
+            return await self._cluster.connections.connect(node, ConnectionRole.GROUP)
         except KafkaError:
             self.forget(group, node)
             raise
 
-    async def send(self, group: str, request: Request[R], *, held: float = 0.0) -> R:
+    async def send(self, group: str, request: KafkaRequest[R], *, max_hold: float = 0.0) -> R:
         """The coordinator's answer. held: seconds for which it may hold it back.
 
         Raises as `link`; KafkaError where the broker is too old for the request.
         """
         connections = self._cluster.connections
-        node = await self._find(group)
+        node = await self._find_node(group)
         try:
-            if not held:
-                return await connections.send(node, Role.GROUP, request)
-            async with connections.spare(node) as link:
-                within = connections.request_timeout + held
-                return await connections.ask(link, request, within=within)
+            if not max_hold:
+                return await connections.send(node, ConnectionRole.GROUP, request)
+            async with connections.borrow_spare(node) as link:
+                within = connections.request_timeout + max_hold
+                return await connections.send_on(link, request, timeout=within)
         except BrokerUnavailable:
             self.forget(group, node)
             raise
@@ -72,53 +72,55 @@ class Coordinators:
             self._nodes.pop(group, None)
 
     async def close(self) -> None:
-        tasks = tuple(self._finding.values())
+        tasks = tuple(self._lookups.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _find(self, group: str) -> int:
+    async def _find_node(self, group: str) -> int:
         if (node := self._nodes.get(group)) is not None:
             return node
-        finding = self._finding.get(group)
+        finding = self._lookups.get(group)
         if finding is None:
-            finding = self._finding[group] = apart(self._ask(group))
-            finding.add_done_callback(lambda done: self._found(group, done))
+            finding = self._lookups[group] = create_detached_task(self._look_up(group))
+            finding.add_done_callback(lambda done: self._on_found(group, done))
         try:
             return await asyncio.shield(finding)
         except asyncio.CancelledError:
-            if cancels_caller(finding):
+            if is_caller_cancelled(finding):
                 raise
             raise BrokerUnavailable("the connections to Kafka are closed") from None
 
-    def _found(self, group: str, done: asyncio.Task[int]) -> None:
-        self._finding.pop(group, None)
+    def _on_found(self, group: str, done: asyncio.Task[int]) -> None:
+        self._lookups.pop(group, None)
         if not done.cancelled() and done.exception() is None:
             self._nodes[group] = done.result()
-            if len(self._nodes) > MOST:
+            if len(self._nodes) > MAX_CACHED_GROUPS:
                 del self._nodes[next(iter(self._nodes))]
 
-    async def _ask(self, group: str) -> int:
+    async def _look_up(self, group: str) -> int:
         """From whoever answers: one broker after the other."""
         metadata, connections = self._cluster.metadata, self._cluster.connections
         if not metadata.brokers:
             await metadata.refresh("looking for a coordinator")
-        first = metadata.answered
+        first = metadata.last_responder
         nodes = sorted(metadata.brokers, key=lambda node: (node != first, node))
-        failure: KafkaError = BrokerUnavailable("no broker is known", retry_after=_SOON)
+        failure: KafkaError = BrokerUnavailable("no broker is known", retry_after=_LOOKUP_RETRY_S)
         for node in nodes:
             try:
-                answer = await connections.send(node, Role.CONTROL, FindCoordinatorRequest(group))
+                answer = await connections.send(
+                    node, ConnectionRole.CONTROL, FindCoordinatorRequest(group)
+                )
             except BrokerUnavailable as exc:
                 failure = exc
                 continue
-            if answer.error == DENIED:
+            if answer.error == GROUP_AUTHORIZATION_FAILED:
                 raise AccessDenied(f"the gateway may not use the group {group}; allow it READ")
             if not answer.error:
-                connections.know({answer.node: (answer.host, answer.port)})
+                connections.update_addresses({answer.node: (answer.host, answer.port)})
                 return answer.node
             failure = BrokerUnavailable(
                 f"the group {group} has no coordinator now: {answer.message or answer.error}",
-                retry_after=_SOON,
+                retry_after=_LOOKUP_RETRY_S,
             )
         raise failure

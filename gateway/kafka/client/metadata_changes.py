@@ -9,20 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.kafka.protocol.requests import PartitionAnswer, TopicAnswer
+from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 
-DENIED = 29  # TOPIC_AUTHORIZATION_FAILED
+TOPIC_AUTHORIZATION_FAILED = 29  # TOPIC_AUTHORIZATION_FAILED
 
 
-class Moved(NamedTuple):
+class LeaderChange(NamedTuple):
     """A partition's leader, before and after."""
 
-    before: PartitionAnswer
-    after: PartitionAnswer
+    before: PartitionMetadata
+    after: PartitionMetadata
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TopicChange:
     """What one answer changed of one watched topic.
 
     topic:     as known now.
@@ -36,42 +36,45 @@ class Change:
     restored:  it was deleted or denied, and is not any more.
     """
 
-    topic: TopicAnswer
+    topic: TopicMetadata
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
-    moved: dict[int, Moved] = field(default_factory=dict)
-    recreated: bool = False
-    deleted: bool = False
-    denied: bool = False
-    restored: bool = False
+    leader_changes: dict[int, LeaderChange] = field(default_factory=dict)
+    is_recreated: bool = False
+    is_deleted: bool = False
+    is_denied: bool = False
+    is_restored: bool = False
 
     def __bool__(self) -> bool:
         return bool(
             self.added
             or self.removed
-            or self.moved
-            or self.recreated
-            or self.deleted
-            or self.denied
-            or self.restored
+            or self.leader_changes
+            or self.is_recreated
+            or self.is_deleted
+            or self.is_denied
+            or self.is_restored
         )
 
 
-def difference(known: TopicAnswer, answer: TopicAnswer) -> Change:
+def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
     """What `answer` changes of what is known; `topic` of it is what is known then."""
-    if answer.error == DENIED:
-        return Change(known._replace(error=DENIED), denied=known.error != DENIED)
+    if answer.error == TOPIC_AUTHORIZATION_FAILED:
+        return TopicChange(
+            known._replace(error=TOPIC_AUTHORIZATION_FAILED),
+            is_denied=known.error != TOPIC_AUTHORIZATION_FAILED,
+        )
     restored = known.error != 0
     if known.topic_id is not None and answer.topic_id not in (None, known.topic_id):
-        return Change(
+        return TopicChange(
             answer._replace(error=0),
             added=tuple(sorted(answer.partitions.keys() - known.partitions.keys())),
             removed=tuple(sorted(known.partitions.keys() - answer.partitions.keys())),
-            recreated=True,
-            restored=restored,
+            is_recreated=True,
+            is_restored=restored,
         )
     partitions = dict(known.partitions)
-    moved: dict[int, Moved] = {}
+    moved: dict[int, LeaderChange] = {}
     added: list[int] = []
     for index, after in sorted(answer.partitions.items()):
         before = known.partitions.get(index)
@@ -80,7 +83,7 @@ def difference(known: TopicAnswer, answer: TopicAnswer) -> Change:
         elif 0 <= after.leader_epoch < before.leader_epoch:
             continue  # an older answer, KIP-320
         elif after[:2] != before[:2]:
-            moved[index] = Moved(before, after)
+            moved[index] = LeaderChange(before, after)
         partitions[index] = after
-    topic = TopicAnswer(known.name, answer.topic_id or known.topic_id, 0, partitions)
-    return Change(topic, added=tuple(added), moved=moved, restored=restored)
+    topic = TopicMetadata(known.name, answer.topic_id or known.topic_id, 0, partitions)
+    return TopicChange(topic, added=tuple(added), leader_changes=moved, is_restored=restored)

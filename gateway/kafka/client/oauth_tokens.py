@@ -18,17 +18,17 @@ from aiokafka.abc import AbstractTokenProvider
 
 from gateway.errors import AuthenticationFailed, BrokerUnavailable
 
-_TIMEOUT = 5.0  # s
-_LIFETIME = 300.0  # s, where the issuer does not say
-_MOST = 1 << 20  # bytes of an answer
-_RENEWAL = 0.8  # of its lifetime, after which a token is replaced
-_RETRY = 0.05  # of its lifetime, between two attempts to replace it
+_TIMEOUT_S = 5.0  # s
+_DEFAULT_LIFETIME_S = 300.0  # s, where the issuer does not say
+_MAX_RESPONSE_BYTES = 1 << 20  # bytes of an answer
+_RENEWAL_FRACTION = 0.8  # of its lifetime, after which a token is replaced
+_RETRY_FRACTION = 0.05  # of its lifetime, between two attempts to replace it
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class FixedToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
+class FixedTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
     value: str
 
     async def token(self) -> str:
@@ -36,7 +36,7 @@ class FixedToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
 
 
 @dataclass
-class FileToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
+class FileTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
     """Read at every connect: what mounts it replaces it before it expires."""
 
     path: Path
@@ -52,7 +52,7 @@ class FileToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
 
 
 @dataclass
-class IssuedToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
+class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
     """The client credentials grant, RFC 6749 4.4.
 
     A token is replaced after four fifths of its lifetime. While its issuer cannot be reached it is
@@ -69,10 +69,10 @@ class IssuedToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
     _renew_at: float = field(default=float("-inf"), repr=False)  # of `clock`
     _expires_at: float = field(default=float("-inf"), repr=False)  # of `clock`
     _lifetime: float = field(default=0.0, repr=False)  # s
-    _asking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def token(self) -> str:
-        async with self._asking:
+        async with self._lock:
             if self.clock() >= self._renew_at:
                 await self._renew()
             return self._token
@@ -80,28 +80,30 @@ class IssuedToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
     async def _renew(self) -> None:
         began = self.clock()
         try:
-            self._token, self._lifetime = await asyncio.to_thread(self._ask)
+            self._token, self._lifetime = await asyncio.to_thread(self._request_token)
         except BrokerUnavailable as exc:
             now = self.clock()
             if now >= self._expires_at:
                 raise
             log.warning("%s; the token before is used for %.0f s more", exc, self._expires_at - now)
-            self._renew_at = min(now + _RETRY * self._lifetime, self._expires_at)
+            self._renew_at = min(now + _RETRY_FRACTION * self._lifetime, self._expires_at)
         else:
-            self._renew_at = began + _RENEWAL * self._lifetime
+            self._renew_at = began + _RENEWAL_FRACTION * self._lifetime
             self._expires_at = began + self._lifetime
 
-    def _ask(self) -> tuple[str, float]:
+    def _request_token(self) -> tuple[str, float]:
         form = {"grant_type": "client_credentials"} | ({"scope": self.scope} if self.scope else {})
         request = urllib.request.Request(
             self.url,
             data=urllib.parse.urlencode(form).encode(),
-            headers={"Authorization": self._basic(), "Accept": "application/json"},
+            headers={"Authorization": self._build_authorization(), "Accept": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-                issued = json.loads(answer.read(_MOST))
-            return str(issued["access_token"]), float(issued.get("expires_in") or _LIFETIME)
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+                issued = json.loads(answer.read(_MAX_RESPONSE_BYTES))
+            return str(issued["access_token"]), float(
+                issued.get("expires_in") or _DEFAULT_LIFETIME_S
+            )
         except urllib.error.HTTPError as exc:
             exc.close()
             if exc.code >= 500:
@@ -115,7 +117,7 @@ class IssuedToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
         except (ValueError, KeyError, TypeError) as exc:
             raise AuthenticationFailed(f"{self.url} answers no token: {exc!r}") from exc
 
-    def _basic(self) -> str:
+    def _build_authorization(self) -> str:
         """RFC 6749 2.3.1: form-encoded first, which other Basic credentials are not."""
         pair = ":".join(
             urllib.parse.quote_plus(one) for one in (self.client_id, self.client_secret)

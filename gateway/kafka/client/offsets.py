@@ -20,18 +20,18 @@ from gateway.errors import (
     UnknownTopic,
 )
 from gateway.kafka.protocol.offset_messages import (
-    EpochAsked,
-    EpochEndsRequest,
+    EpochQuery,
     ListOffsetsRequest,
-    OffsetAsked,
+    OffsetForLeaderEpochRequest,
+    OffsetQuery,
 )
 
-from .connections import Connections, Role
+from .connections import ConnectionRole, Connections
 
 LATEST = -1
 EARLIEST = -2
 
-UNKNOWN = -1  # UNKNOWN_SERVER_ERROR
+UNKNOWN_SERVER_ERROR = -1  # UNKNOWN_SERVER_ERROR
 UNKNOWN_TOPIC_OR_PARTITION = 3
 LEADER_NOT_AVAILABLE = 5
 REQUEST_TIMED_OUT = 7
@@ -46,7 +46,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 
-class Offset(NamedTuple):
+class OffsetAndTimestamp(NamedTuple):
     """offset -1: no record is that late. timestamp in ms, -1 for LATEST and EARLIEST."""
 
     offset: int
@@ -61,22 +61,22 @@ class EpochEnd(NamedTuple):
     end_offset: int
 
 
-class Leaders(Protocol):
+class LeaderLookup(Protocol):
     """What is needed of a cluster."""
 
     @property
     def connections(self) -> Connections: ...
 
-    def leader(self, tp: TopicPartition) -> tuple[int, int] | None: ...
+    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None: ...
 
 
 async def list_offsets(
-    cluster: Leaders,
+    cluster: LeaderLookup,
     specs: Mapping[TopicPartition, int],
-    isolation: int = READ_COMMITTED,
+    isolation_level: int = READ_COMMITTED,
     *,
-    within: float | None = None,
-) -> dict[TopicPartition, Offset | int]:
+    timeout: float | None = None,
+) -> dict[TopicPartition, OffsetAndTimestamp | int]:
     """The offset of each spec, or an error code.
 
     specs: LATEST (with READ_COMMITTED the last stable offset), EARLIEST, or ms of a record
@@ -84,43 +84,48 @@ async def list_offsets(
     """
 
     async def ask(
-        node: int, part: dict[TopicPartition, OffsetAsked]
-    ) -> dict[TopicPartition, Offset | int]:
-        request = ListOffsetsRequest(part, isolation)
-        answer = await cluster.connections.send(node, Role.CONTROL, request, within=within)
+        node: int, part: dict[TopicPartition, OffsetQuery]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | int]:
+        request = ListOffsetsRequest(part, isolation_level)
+        answer = await cluster.connections.send(
+            node, ConnectionRole.CONTROL, request, timeout=timeout
+        )
         return {
-            tp: error or Offset(offset, timestamp, epoch)
+            tp: error or OffsetAndTimestamp(offset, timestamp, epoch)
             for tp, (error, timestamp, offset, epoch) in answer.offsets.items()
         }
 
-    return await _of_leaders(cluster, specs, OffsetAsked, ask)
+    return await _query_leaders(cluster, specs, OffsetQuery, ask)
 
 
-async def epoch_ends(
-    cluster: Leaders,
+async def fetch_epoch_ends(
+    cluster: LeaderLookup,
     epochs: Mapping[TopicPartition, int],
     *,
-    within: float | None = None,
+    timeout: float | None = None,
 ) -> dict[TopicPartition, EpochEnd | int]:
     """Where each leader epoch ended (KIP-320), or an error code."""
 
     async def ask(
-        node: int, part: dict[TopicPartition, EpochAsked]
+        node: int, part: dict[TopicPartition, EpochQuery]
     ) -> dict[TopicPartition, EpochEnd | int]:
-        request = EpochEndsRequest(part)
-        answer = await cluster.connections.send(node, Role.CONTROL, request, within=within)
+        request = OffsetForLeaderEpochRequest(part)
+        answer = await cluster.connections.send(
+            node, ConnectionRole.CONTROL, request, timeout=timeout
+        )
         return {
-            tp: error or EpochEnd(epoch, end) for tp, (error, epoch, end) in answer.ends.items()
+            tp: error or EpochEnd(epoch, end)
+            for tp, (error, epoch, end) in answer.end_offsets.items()
         }
 
-    return await _of_leaders(cluster, epochs, EpochAsked, ask)
+    return await _query_leaders(cluster, epochs, EpochQuery, ask)
 
 
-async def _of_leaders(
-    cluster: Leaders,
+async def _query_leaders(
+    cluster: LeaderLookup,
     values: Mapping[TopicPartition, int],
-    asked: Callable[[int, int], A],
-    ask: Callable[
+    create_query: Callable[[int, int], A],
+    send_queries: Callable[
         [int, dict[TopicPartition, A]], Coroutine[Any, Any, dict[TopicPartition, T | int]]
     ],
 ) -> dict[TopicPartition, T | int]:
@@ -128,20 +133,20 @@ async def _of_leaders(
     answers: dict[TopicPartition, T | int] = {}
     parts: dict[int, dict[TopicPartition, A]] = {}
     for tp, value in values.items():
-        leader = cluster.leader(tp)
+        leader = cluster.leader_for_partition(tp)
         if leader is None:
             answers[tp] = LEADER_NOT_AVAILABLE
         else:
             node, epoch = leader
-            parts.setdefault(node, {})[tp] = asked(value, epoch)
+            parts.setdefault(node, {})[tp] = create_query(value, epoch)
 
     async def one(node: int, part: dict[TopicPartition, A]) -> None:
         answered: dict[TopicPartition, T | int] = {}
-        code = UNKNOWN
+        code = UNKNOWN_SERVER_ERROR
         try:
-            answered = await ask(node, part)
+            answered = await send_queries(node, part)
         except KafkaError as exc:
-            code = code_of(exc)
+            code = code_from_error(exc)
         for tp in part:
             answers[tp] = answered.get(tp, code)
 
@@ -151,7 +156,7 @@ async def _of_leaders(
     return answers
 
 
-def code_of(error: KafkaError) -> int:
+def code_from_error(error: KafkaError) -> int:
     """Kafka's code for what kept a request from being answered."""
     match error:
         case BrokerUnavailable(timeout=True):
@@ -165,4 +170,4 @@ def code_of(error: KafkaError) -> int:
         case UnknownTopic():
             return UNKNOWN_TOPIC_OR_PARTITION
         case _:
-            return UNKNOWN
+            return UNKNOWN_SERVER_ERROR

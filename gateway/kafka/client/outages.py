@@ -6,18 +6,18 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.core.log.recovery import cause_of
+from gateway.core.log.recovery import cause_from_code
 from gateway.errors import KafkaError
 
-from .failures import reason_of
-from .offsets import code_of
+from .failures import unwrap_error
+from .offsets import code_from_error
 
 log = logging.getLogger(__name__)
 
-REPEAT_SECONDS = 60.0  # from one line to the next while an outage lasts
+REPEAT_INTERVAL_S = 60.0  # from one line to the next while an outage lasts
 
 
-def label_topic(name: str) -> str:
+def format_topic_label(name: str) -> str:
     """Return what a line about a topic that cannot be read begins with."""
     return f"topic={name}"
 
@@ -26,7 +26,7 @@ def label_topic(name: str) -> str:
 class _Outage:
     cause: str
     since: float
-    said_at: float
+    logged_at: float
 
 
 class Outages:
@@ -45,7 +45,7 @@ class Outages:
         self._now = now
         self._outages: dict[str, _Outage] = {}
 
-    def fail(self, what: str, cause: str, why: str, **extra: object) -> None:
+    def report_failure(self, what: str, cause: str, why: str, **extra: object) -> None:
         """Note that something fails, or goes on failing.
 
         Args:
@@ -59,22 +59,22 @@ class Outages:
             since = now if known is None else known.since
             self._outages[what] = _Outage(cause, since, now)
             log.warning("%s cause=%s: %s", what, cause, why, extra={"cause": cause, **extra})
-        elif now - known.said_at >= REPEAT_SECONDS:
-            known.said_at = now
+        elif now - known.logged_at >= REPEAT_INTERVAL_S:
+            known.logged_at = now
             log.warning(
                 "%s cause=%s, for %.0f s now: %s", what, cause, now - known.since, why,
                 extra={"cause": cause, **extra},
             )  # fmt: skip
 
-    def fail_with(self, what: str, error: KafkaError, **extra: object) -> None:
+    def report_error(self, what: str, error: KafkaError, **extra: object) -> None:
         """Note that something fails with an error, which tells its cause and what is said.
 
         That a broker is tried later is no failure of its own: the one before is told.
         """
-        reason = reason_of(error)
-        self.fail(what, cause_of(code_of(reason)), str(reason), **extra)
+        reason = unwrap_error(error)
+        self.report_failure(what, cause_from_code(code_from_error(reason)), str(reason), **extra)
 
-    def recover(self, what: str, how: str = "answers again") -> None:
+    def report_recovery(self, what: str, how: str = "answers again") -> None:
         """Note that it does not fail, any more or at all."""
         known = self._outages.pop(what, None)
         if known is not None:

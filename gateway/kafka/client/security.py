@@ -16,10 +16,10 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator
 from aiokafka.protocol.admin import SaslAuthenticateRequest
 
-from gateway.config.types.trust import client_context
+from gateway.config.types.tls_context import create_client_context
 from gateway.errors import AuthenticationFailed
 
-from .oauth_tokens import FileToken, FixedToken, IssuedToken
+from .oauth_tokens import ClientCredentialsTokenProvider, FileTokenProvider, FixedTokenProvider
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -31,29 +31,31 @@ Credentials = Callable[[], Mapping[str, Any]]
 log = logging.getLogger(__name__)
 
 
-def credentials(security: Security | None) -> Credentials:
+def create_credentials(security: Security | None) -> Credentials:
     """What to call before every connect for `security_protocol`, `ssl_context`, `sasl_*`.
 
     The result raises AuthenticationFailed when a file of it cannot be used.
     """
     tls = security.tls if security is not None else None
     sasl = security.sasl if security is not None else None
-    context = _Context(tls) if tls is not None else None
+    context = _TlsContext(tls) if tls is not None else None
     protocol = ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
-    fixed = {"security_protocol": protocol} | (_sasl(sasl) if sasl is not None else {})
+    fixed = {"security_protocol": protocol} | (
+        _build_sasl_options(sasl) if sasl is not None else {}
+    )
     if sasl is not None and sasl.mechanism == "plain" and tls is None:
         log.warning("the password of kafka.security.sasl is sent in the clear; set tls beside it")
     return lambda: fixed | ({"ssl_context": context()} if context is not None else {})
 
 
-def _is_news(line: logging.LogRecord) -> bool:
+def _should_log(line: logging.LogRecord) -> bool:
     return "in the clear" not in str(line.msg)  # said once above, not at every connection
 
 
-logging.getLogger("aiokafka.conn").addFilter(_is_news)
+logging.getLogger("aiokafka.conn").addFilter(_should_log)
 
 
-class Connection(AIOKafkaConnection):  # type: ignore[misc]  # untyped there
+class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped there
     """aiokafka's, made to hear that a bearer token is refused, and how long a session lasts.
 
     session_seconds: after which the broker closes the connection upon the next request (KIP-368);
@@ -70,19 +72,21 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]  # untyped there
     def send(self, request: Any, expect_response: bool = True) -> Awaitable[Any]:
         answer: Awaitable[Any] = super().send(request, expect_response)
         return (
-            self._note_session(answer) if isinstance(request, SaslAuthenticateRequest) else answer
+            self._record_session_lifetime(answer)
+            if isinstance(request, SaslAuthenticateRequest)
+            else answer
         )
 
-    async def _note_session(self, answer: Awaitable[Any]) -> Any:
+    async def _record_session_lifetime(self, answer: Awaitable[Any]) -> Any:
         found = await answer
         self.session_seconds = getattr(found, "session_lifetime_ms", 0) / 1000
         return found
 
     def authenticator_oauth(self) -> OAuthAuthenticator:
-        return _Bearer(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
+        return _BearerAuthenticator(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
 
 
-class _Bearer(OAuthAuthenticator):  # type: ignore[misc]  # untyped there
+class _BearerAuthenticator(OAuthAuthenticator):  # type: ignore[misc]  # untyped there
     """A refused token is answered by a challenge; the error comes after a last byte, RFC 7628
     3.2.3. aiokafka takes the challenge for success and fails at the next request, nameless."""
 
@@ -93,21 +97,21 @@ class _Bearer(OAuthAuthenticator):  # type: ignore[misc]  # untyped there
         return said
 
 
-class _Context:
+class _TlsContext:
     """The TLS context, as of the files' last change."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
-        self._made: ssl.SSLContext | None = None
-        self._stamps: list[int] = []
+        self._context: ssl.SSLContext | None = None
+        self._modified_ns: list[int] = []
 
     def __call__(self) -> ssl.SSLContext:
         files = [file for file in (self._tls.ca, self._tls.certificate, self._tls.key) if file]
         try:
             stamps = [Path(file).stat().st_mtime_ns for file in files]
-            if self._made is None or stamps != self._stamps:
-                self._made, self._stamps = client_context(self._tls), stamps
-            return self._made
+            if self._context is None or stamps != self._modified_ns:
+                self._context, self._modified_ns = create_client_context(self._tls), stamps
+            return self._context
         except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
             names = ", ".join(str(file) for file in files)
             raise AuthenticationFailed(
@@ -115,24 +119,29 @@ class _Context:
             ) from exc
 
 
-def _sasl(sasl: Sasl) -> dict[str, Any]:
+def _build_sasl_options(sasl: Sasl) -> dict[str, Any]:
     if sasl.mechanism == "oauthbearer":
-        return {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": _tokens(sasl)}
+        return {
+            "sasl_mechanism": "OAUTHBEARER",
+            "sasl_oauth_token_provider": _create_token_provider(sasl),
+        }
     return {
         "sasl_mechanism": sasl.mechanism.upper(),
         "sasl_plain_username": sasl.username,
-        "sasl_plain_password": _secret(sasl.password),
+        "sasl_plain_password": _reveal_secret(sasl.password),
     }
 
 
-def _tokens(sasl: Sasl) -> AbstractTokenProvider:
+def _create_token_provider(sasl: Sasl) -> AbstractTokenProvider:
     if sasl.token_url:
-        secret = _secret(sasl.client_secret) or ""
-        return IssuedToken(sasl.token_url, sasl.client_id or "", secret, sasl.scope)
+        secret = _reveal_secret(sasl.client_secret) or ""
+        return ClientCredentialsTokenProvider(
+            sasl.token_url, sasl.client_id or "", secret, sasl.scope
+        )
     if sasl.token_file:
-        return FileToken(Path(sasl.token_file))
-    return FixedToken(_secret(sasl.token) or "")
+        return FileTokenProvider(Path(sasl.token_file))
+    return FixedTokenProvider(_reveal_secret(sasl.token) or "")
 
 
-def _secret(value: SecretStr | None) -> str | None:
+def _reveal_secret(value: SecretStr | None) -> str | None:
     return value.get_secret_value() if value is not None else None

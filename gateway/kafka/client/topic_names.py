@@ -9,48 +9,48 @@ from __future__ import annotations
 import asyncio
 
 from gateway.errors import BrokerUnavailable
-from gateway.telemetry.about import apart
+from gateway.telemetry.log_context import create_detached_task
 
 from .brokers import Brokers
-from .failures import cancels_caller
+from .failures import is_caller_cancelled
 
-AGE = 5.0  # seconds; a topic made since is found by its name meanwhile, not by a pattern
+MAX_AGE_S = 5.0  # seconds; a topic made since is found by its name meanwhile, not by a pattern
 
 
 class TopicNames:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._names: frozenset[str] = frozenset()
-        self._until = float("-inf")
-        self._asking: asyncio.Task[frozenset[str]] | None = None
+        self._expires_at = float("-inf")
+        self._fetch_task: asyncio.Task[frozenset[str]] | None = None
 
-    async def all(self) -> frozenset[str]:
+    async def fetch_all(self) -> frozenset[str]:
         """Raises BrokerUnavailable or AuthenticationFailed when no broker answers."""
-        if asyncio.get_running_loop().time() < self._until:
+        if asyncio.get_running_loop().time() < self._expires_at:
             return self._names
-        if self._asking is None or self._asking.done():
-            self._asking = apart(self._ask())
-            self._asking.add_done_callback(_retrieve)
-        current = self._asking
+        if self._fetch_task is None or self._fetch_task.done():
+            self._fetch_task = create_detached_task(self._fetch())
+            self._fetch_task.add_done_callback(_consume_exception)
+        current = self._fetch_task
         try:
             return await asyncio.shield(current)
         except asyncio.CancelledError:
-            if cancels_caller(current):
+            if is_caller_cancelled(current):
                 raise
             raise BrokerUnavailable("the connections to Kafka are closed") from None
 
     async def close(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        if self._fetch_task is not None:
+            self._fetch_task.cancel()
+            await asyncio.gather(self._fetch_task, return_exceptions=True)
 
-    async def _ask(self) -> frozenset[str]:
-        _, answer = await self._brokers.ask(None)
+    async def _fetch(self) -> frozenset[str]:
+        _, answer = await self._brokers.fetch_metadata(None)
         self._names = frozenset(answer.topics)
-        self._until = asyncio.get_running_loop().time() + AGE
+        self._expires_at = asyncio.get_running_loop().time() + MAX_AGE_S
         return self._names
 
 
-def _retrieve(task: asyncio.Task[frozenset[str]]) -> None:
+def _consume_exception(task: asyncio.Task[frozenset[str]]) -> None:
     if not task.cancelled():
         task.exception()  # told to those who wait; where nobody does, no warning either

@@ -26,65 +26,70 @@ from contextlib import aclosing, suppress
 
 from gateway.core.log.record import TopicPartition
 
-from .decoding import SLICE_RECORDS, Decoded, Decoding
-from .decompression import Inflation
+from .decoding import MAX_SLICE_RECORDS, DecodedSlice, RecordSetDecoder
+from .decompression import DecompressionSlot
 
-BULK_RECORDS = 20_000
+BULK_SLICE_RECORDS = 20_000
 """Records of one slice, where they are kept and nobody is shown them in the same turn: 10 ms."""
-GATHERED_RECORDS = 100_000
-GATHERED_BYTES = 16 << 20
+MAX_GATHERED_RECORDS = 100_000
+MAX_GATHERED_BYTES = 16 << 20
 """What is handed on at once of what `gather` reads."""
 
 
-def decode(
+def decode_record_set(
     tp: TopicPartition,
     data: bytes,
     fetch_offset: int,
     *,
     aborted: Collection[tuple[int, int]] = (),
     read_committed: bool = True,
-    end: int | None = None,
-) -> Decoded:
+    high_watermark: int | None = None,
+) -> DecodedSlice:
     """Take apart all that a fetch from `fetch_offset` brought; a batch cut at the end is left.
 
     aborted: producer id and first offset of each aborted transaction, as fetched.
     end:     the high watermark, which bounds a gap whose own end is damaged.
     """
-    decoding = Decoding(
-        tp, data, fetch_offset, aborted=aborted, read_committed=read_committed, end=end
+    decoding = RecordSetDecoder(
+        tp,
+        data,
+        fetch_offset,
+        aborted=aborted,
+        read_committed=read_committed,
+        high_watermark=high_watermark,
     )
-    found: Decoded | None = None
-    while not decoding.done:
+    found: DecodedSlice | None = None
+    while not decoding.is_done:
         if decoding.is_large:
-            decoding.inflate()
-        found = _joined(found, decoding.read(BULK_RECORDS))
+            decoding.decompress()
+        found = _join_slices(found, decoding.read_slice(BULK_SLICE_RECORDS))
     assert found is not None
     return found
 
 
-async def slices(
-    decoding: Decoding, inflation: Inflation, records: int = SLICE_RECORDS
-) -> AsyncGenerator[Decoded, None]:
+async def iter_slices(
+    decoding: RecordSetDecoder, slot: DecompressionSlot, max_records: int = MAX_SLICE_RECORDS
+) -> AsyncGenerator[DecodedSlice, None]:
     """Yield what is left of a record set, slice by slice.
 
     What is large is decompressed in a thread, and by nobody else until it was read to its end;
     so close the iterator.
     """
-    while not decoding.done:
+    while not decoding.is_done:
         if not decoding.is_large:
-            yield decoding.read(records)
+            yield decoding.read_slice(max_records)
             continue
-        async with inflation.turn:
+        async with slot.lock:
             try:
-                await _finish(asyncio.create_task(asyncio.to_thread(decoding.inflate)))
-                inflation.held = decoding.held
-                while decoding.held:
-                    yield decoding.read(records)
+                await _await_thread(asyncio.create_task(asyncio.to_thread(decoding.decompress)))
+                slot.held_bytes = decoding.large_bytes
+                while decoding.large_bytes:
+                    yield decoding.read_slice(max_records)
             finally:
-                inflation.held = 0
+                slot.held_bytes = 0
 
 
-async def _finish(work: asyncio.Task[None]) -> None:
+async def _await_thread(work: asyncio.Task[None]) -> None:
     """Wait for a thread that nobody can end: whoever is cancelled meanwhile goes only after it, or
     the next one would begin beside it."""
     try:
@@ -95,21 +100,26 @@ async def _finish(work: asyncio.Task[None]) -> None:
                 await asyncio.wait({work})
 
 
-async def gather(decoding: Decoding, inflation: Inflation, found: Decoded | None = None) -> Decoded:
+async def gather_slices(
+    decoding: RecordSetDecoder, slot: DecompressionSlot, first: DecodedSlice | None = None
+) -> DecodedSlice:
     """Return what is left of a record set, or as much of it as one may keep at once.
 
     found: what was read of it before.
     """
-    async with aclosing(slices(decoding, inflation, BULK_RECORDS)) as some:
+    async with aclosing(iter_slices(decoding, slot, BULK_SLICE_RECORDS)) as some:
         async for each in some:
-            found = _joined(found, each)
-            if len(found.entries) >= GATHERED_RECORDS or decoding.plain >= GATHERED_BYTES:
+            first = _join_slices(first, each)
+            if (
+                len(first.entries) >= MAX_GATHERED_RECORDS
+                or decoding.decompressed_bytes >= MAX_GATHERED_BYTES
+            ):
                 break
             await asyncio.sleep(0)
-    return found or decoding.read(BULK_RECORDS)
+    return first or decoding.read_slice(BULK_SLICE_RECORDS)
 
 
-def _joined(before: Decoded | None, after: Decoded) -> Decoded:
+def _join_slices(before: DecodedSlice | None, after: DecodedSlice) -> DecodedSlice:
     if before is None:
         return after
     before.entries.extend(after.entries)

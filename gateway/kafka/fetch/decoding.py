@@ -17,39 +17,39 @@ from typing import NamedTuple
 from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
 
-from gateway.core.log.record import Entry, Gap, Reason, Record, Skip, TopicPartition
+from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
 from gateway.kafka.protocol import legacy_messages as old_messages
 
 from .decompression import (
     BATCH_HEADER,
-    CODEC,
-    MAX_INFLATED,
-    TooLarge,
-    give_back,
-    inflated_batch,
-    inflated_messages,
-    large,
-    take_small,
+    CODEC_MASK,
+    MAX_DECOMPRESSED_BYTES,
+    BatchTooLarge,
+    decompress_batch,
+    decompress_messages,
+    map_large_buffer,
+    return_small_buffer,
+    take_small_buffer,
 )
-from .salvage import salvage
+from .salvage import iter_salvaged
 
 log = logging.getLogger(__name__)
 
-SLICE_RECORDS = 5_000  # that clients are shown in the same turn of the loop: 10 ms
-SLICE_BYTES = 1 << 20  # of one slice, decompressed
+MAX_SLICE_RECORDS = 5_000  # that clients are shown in the same turn of the loop: 10 ms
+MAX_SLICE_BYTES = 1 << 20  # of one slice, decompressed
 
-_PREFIX = struct.Struct(">qiib")  # base offset, length, leader epoch (or CRC), magic
-_OVERHEAD = 12  # base offset and length, which the length leaves out
-_LEAST = {0: 14, 1: 22, 2: BATCH_HEADER.size - _OVERHEAD}
+_BATCH_PREFIX = struct.Struct(">qiib")  # base offset, length, leader epoch (or CRC), magic
+_LOG_OVERHEAD = 12  # base offset and length, which the length leaves out
+_MIN_LENGTHS = {0: 14, 1: 22, 2: BATCH_HEADER.size - _LOG_OVERHEAD}
 _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
 _CONTROL_KEY = struct.Struct(">hh")
-_ABORT = 0
+_ABORT_MARKER = 0
 
 _new = tuple.__new__  # 1.3 of `Record(...)`
 
 
-class Decoded(NamedTuple):
+class DecodedSlice(NamedTuple):
     """What a record set, or a slice of it, holds from the fetch offset on.
 
     next_offset: to fetch next; equal to the fetch offset only when there was nothing.
@@ -63,7 +63,7 @@ class Decoded(NamedTuple):
     entries: list[Entry]
     next_offset: int
     last_epoch: int
-    bytes: int
+    batch_bytes: int
     error: str | None = None
 
 
@@ -76,14 +76,14 @@ class _Batch(NamedTuple):
 
     magic: int
     codec: int
-    base: int
-    after: int
+    base_offset: int
+    next_offset: int
     epoch: int
-    stop: int
-    records: int
+    end_pos: int
+    record_count: int
 
 
-class Decoding:
+class RecordSetDecoder:
     """One record set, of whoever fetched it.
 
     `read` gives it slice by slice until it is `done`. Where it says `is_large`, `inflate` is to be
@@ -102,9 +102,30 @@ class Decoding:
     """
 
     __slots__ = (
-        "_aborted", "_aborting", "_batch", "_data", "_each", "_end", "_entries", "_epoch",
-        "_error", "_left", "_left_bytes", "_next", "_plain", "_pos", "_position", "_read",
-        "_small", "_source", "_tp", "_view", "done", "held", "is_large", "plain",
+        "_aborted_producers",
+        "_aborted_transactions",
+        "_batch",
+        "_bytes_left",
+        "_data",
+        "_entries",
+        "_entry_iter",
+        "_entry_offset",
+        "_epoch",
+        "_error",
+        "_high_watermark",
+        "_next_offset",
+        "_pos",
+        "_record_bytes",
+        "_record_data",
+        "_record_iter",
+        "_records_left",
+        "_small_buffer",
+        "_tp",
+        "_view",
+        "decompressed_bytes",
+        "is_done",
+        "is_large",
+        "large_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -115,242 +136,260 @@ class Decoding:
         *,
         aborted: Collection[tuple[int, int]] = (),
         read_committed: bool = True,
-        end: int | None = None,
+        high_watermark: int | None = None,
     ) -> None:
         self._tp = tp
         self._data = data
         self._view = memoryview(data)
         self._pos = 0
-        self._position = fetch_offset  # after the last entry
-        self._next = fetch_offset  # after the last batch
+        self._entry_offset = fetch_offset  # after the last entry
+        self._next_offset = fetch_offset  # after the last batch
         self._epoch = -1
-        self._end = end
+        self._high_watermark = high_watermark
         self._entries: list[Entry] = []
-        self._aborted: list[tuple[int, int]] = []
+        self._aborted_transactions: list[tuple[int, int]] = []
         if aborted and read_committed:  # rarely, and 0.6 us even where there are none
-            self._aborted = sorted(((first, producer) for producer, first in aborted), reverse=True)
-        self._aborting: set[int] = set()
+            self._aborted_transactions = sorted(
+                ((first, producer) for producer, first in aborted), reverse=True
+            )
+        self._aborted_producers: set[int] = set()
         self._error: str | None = None
         self._batch: _Batch | None = None  # that is being read, or waits for `inflate`
-        self._read: Iterator[DefaultRecord] | None = None  # its records
-        self._source: Iterator[Entry] | None = None  # or, where these are none, its entries
-        self._plain = self._view  # the bytes of its records
-        self._each = 1  # bytes of one of them, on average
-        self._small: bytearray | None = None  # where they are, to be given back
-        self._left = self._left_bytes = 0  # of this slice
-        self.done = self.is_large = False
-        self.held = self.plain = 0
+        self._record_iter: Iterator[DefaultRecord] | None = None  # its records
+        self._entry_iter: Iterator[Entry] | None = None  # or, where these are none, its entries
+        self._record_data = self._view  # the bytes of its records
+        self._record_bytes = 1  # bytes of one of them, on average
+        self._small_buffer: bytearray | None = None  # where they are, to be given back
+        self._records_left = self._bytes_left = 0  # of this slice
+        self.is_done = self.is_large = False
+        self.large_bytes = self.decompressed_bytes = 0
 
-    def read(self, records: int = SLICE_RECORDS) -> Decoded:
+    def read_slice(self, max_records: int = MAX_SLICE_RECORDS) -> DecodedSlice:
         """Return the next slice; of what is large, nothing before `inflate`.
 
         Args:
             records: How many there may be in it.
         """
-        self._entries, self._left, self._left_bytes = [], records, SLICE_BYTES
-        while self._left > 0 and self._left_bytes > 0 and not self.is_large:
+        self._entries, self._records_left, self._bytes_left = [], max_records, MAX_SLICE_BYTES
+        while self._records_left > 0 and self._bytes_left > 0 and not self.is_large:
             if self._batch is not None:
-                self._take(self._batch)
-            elif not self._begin():
-                self.done = True
+                self._read_records(self._batch)
+            elif not self._begin_batch():
+                self.is_done = True
                 break
-        after = self._position
-        if self.done:
-            after = self._next
-            if after > self._position:
-                self._entries.append(Skip(self._tp, self._position, after, self._epoch))
-        return _new(Decoded, (self._entries, after, self._epoch, self._pos, self._error))
+        after = self._entry_offset
+        if self.is_done:
+            after = self._next_offset
+            if after > self._entry_offset:
+                self._entries.append(Skip(self._tp, self._entry_offset, after, self._epoch))
+        return _new(DecodedSlice, (self._entries, after, self._epoch, self._pos, self._error))
 
-    def inflate(self) -> None:
+    def decompress(self) -> None:
         """Decompress the large batch. Whatever is wrong with it is what `read` gives next."""
         batch = self._batch
         assert self.is_large and batch is not None
         try:
-            self._inflate(batch, large())
-            self.held = len(self._plain)
-        except TooLarge:
+            self._decompress_batch(batch, map_large_buffer())
+            self.large_bytes = len(self._record_data)
+        except BatchTooLarge:
             log.error(
                 "%s: the batch at offset %s holds more than %s MiB; it is passed over",
-                self._tp, batch.base, MAX_INFLATED >> 20, extra=self._tp._asdict(),
+                self._tp, batch.base_offset, MAX_DECOMPRESSED_BYTES >> 20, extra=self._tp._asdict(),
             )  # fmt: skip
-            self._source = self._lost(batch)
+            self._entry_iter = self._iter_lost_entries(batch)
         except Exception:  # whatever a codec raises
-            self._source = self._lost(batch)
+            self._entry_iter = self._iter_lost_entries(batch)
         self.is_large = False
 
     # batches
 
-    def _begin(self) -> bool:
+    def _begin_batch(self) -> bool:
         """Look at the next batch. False: there is none, or nothing may be read after it."""
         size = len(self._data)
-        if self._pos + _PREFIX.size > size:
-            return self._ended()
-        base, length, epoch, magic = _PREFIX.unpack_from(self._data, self._pos)
-        stop = self._pos + _OVERHEAD + length
-        if length < _LEAST.get(magic, _LEAST[2]):
-            self._error = f"a batch of {length} bytes at offset {self._next}"
+        if self._pos + _BATCH_PREFIX.size > size:
+            return self._check_data_end()
+        base, length, epoch, magic = _BATCH_PREFIX.unpack_from(self._data, self._pos)
+        stop = self._pos + _LOG_OVERHEAD + length
+        if length < _MIN_LENGTHS.get(magic, _MIN_LENGTHS[2]):
+            self._error = f"a batch of {length} bytes at offset {self._next_offset}"
             return False
         if stop > size:
-            return self._ended()
-        goes_on = self._modern(base, epoch, stop) if magic == 2 else self._old(base, magic, stop)
+            return self._check_data_end()
+        goes_on = (
+            self._begin_v2_batch(base, epoch, stop)
+            if magic == 2
+            else self._begin_legacy_batch(base, magic, stop)
+        )
         if self._batch is None:
             self._pos = stop
         return goes_on
 
-    def _ended(self) -> bool:
+    def _check_data_end(self) -> bool:
         size = len(self._data)
         if self._pos == 0 and size > 0:
-            self._error = f"the first batch at offset {self._next} does not end within {size} bytes"
+            self._error = (
+                f"the first batch at offset {self._next_offset} does not end within {size} bytes"
+            )
         return False
 
-    def _modern(self, base: int, epoch: int, stop: int) -> bool:
+    def _begin_v2_batch(self, base: int, epoch: int, end_pos: int) -> bool:
         """A batch of magic 2. False: do not go on after it."""
         header = BATCH_HEADER.unpack_from(self._data, self._pos)
         attributes, last, producer = header[5], base + header[6], header[9]
-        read = DefaultRecordBatch(self._view[self._pos : stop])
+        read = DefaultRecordBatch(self._view[self._pos : end_pos])
         if header[6] < 0 or not read.validate_crc():
-            return self._corrupt(base, last + 1, epoch, stop)
-        if last < self._next:
+            return self._add_corrupt_gap(base, last + 1, epoch, end_pos)
+        if last < self._next_offset:
             return True
         if attributes & _CONTROL:
-            self._control(read, producer, last)
+            self._apply_control_batch(read, producer, last)
         elif not (attributes & _TRANSACTIONAL and self._is_aborted(producer, last)):
-            codec, count = attributes & CODEC, header[12]
-            if codec or not self._read_whole(read, base, epoch, count, stop):
-                self._open(_Batch(2, codec, base, last + 1, epoch, stop, count))
+            codec, count = attributes & CODEC_MASK, header[12]
+            if codec or not self._read_whole_batch(read, base, epoch, count, end_pos):
+                self._open_batch(_Batch(2, codec, base, last + 1, epoch, end_pos, count))
                 return True
         self._advance(last + 1, epoch)
         return True
 
-    def _control(self, batch: DefaultRecordBatch, producer: int, last: int) -> None:
-        self._open_aborted(last)
+    def _apply_control_batch(self, batch: DefaultRecordBatch, producer: int, last: int) -> None:
+        self._activate_aborted(last)
         for record in batch:
             key = record.key or b""
-            if len(key) >= _CONTROL_KEY.size and _CONTROL_KEY.unpack_from(key)[1] == _ABORT:
-                self._aborting.discard(producer)
+            if len(key) >= _CONTROL_KEY.size and _CONTROL_KEY.unpack_from(key)[1] == _ABORT_MARKER:
+                self._aborted_producers.discard(producer)
 
     def _is_aborted(self, producer: int, last: int) -> bool:
-        self._open_aborted(last)
-        return producer in self._aborting
+        self._activate_aborted(last)
+        return producer in self._aborted_producers
 
-    def _open_aborted(self, last: int) -> None:
-        while self._aborted and self._aborted[-1][0] <= last:
-            self._aborting.add(self._aborted.pop()[1])
+    def _activate_aborted(self, last: int) -> None:
+        while self._aborted_transactions and self._aborted_transactions[-1][0] <= last:
+            self._aborted_producers.add(self._aborted_transactions.pop()[1])
 
-    def _old(self, base: int, magic: int, stop: int) -> bool:
+    def _begin_legacy_batch(self, base: int, magic: int, end_pos: int) -> bool:
         """A message of magic 0 or 1, or a set of them, whose offset is that of its last."""
         after = base + 1
         if not 0 <= magic < 2:
-            return self._corrupt(base, after, -1, stop)
-        read = LegacyRecordBatch(self._view[self._pos : stop], magic)
+            return self._add_corrupt_gap(base, after, -1, end_pos)
+        read = LegacyRecordBatch(self._view[self._pos : end_pos], magic)
         if not read.validate_crc():
-            return self._corrupt(self._next, after, -1, stop)
-        if after <= self._next:
+            return self._add_corrupt_gap(self._next_offset, after, -1, end_pos)
+        if after <= self._next_offset:
             return True
-        codec = self._data[self._pos + old_messages.ATTRIBUTES_AT] & old_messages.CODEC
-        self._open(_Batch(magic, codec, 0, after, -1, stop, 0))
+        codec = self._data[self._pos + old_messages.ATTRIBUTES_POS] & old_messages.CODEC_MASK
+        self._open_batch(_Batch(magic, codec, 0, after, -1, end_pos, 0))
         return True
 
-    def _corrupt(self, base: int, claimed: int, epoch: int, stop: int) -> bool:
+    def _add_corrupt_gap(self, base: int, claimed_end: int, epoch: int, end_pos: int) -> bool:
         """Tell the batch as a gap. What it says of its own end may be damaged as well."""
-        start = max(base, self._next) if self._end is None or base < self._end else self._next
-        following = self._following(start, stop)
-        bound = following if following is not None else self._end
-        if bound is not None and bound > start and not start < claimed <= bound:
-            claimed = bound
-        after = max(claimed, start + 1)
-        self._entries.append(Gap(self._tp, start, after, epoch, Reason.CORRUPT))
-        self._position = after
+        start = (
+            max(base, self._next_offset)
+            if self._high_watermark is None or base < self._high_watermark
+            else self._next_offset
+        )
+        following = self._peek_base_offset(start, end_pos)
+        bound = following if following is not None else self._high_watermark
+        if bound is not None and bound > start and not start < claimed_end <= bound:
+            claimed_end = bound
+        after = max(claimed_end, start + 1)
+        self._entries.append(Gap(self._tp, start, after, epoch, GapReason.CORRUPT))
+        self._entry_offset = after
         self._advance(after, epoch)
         # Where the next batch starts is known only if its header reads like one, and the marker
         # that ends an aborted transaction may have been in here: the broker knows afresh.
-        return following is not None and not self._aborting
+        return following is not None and not self._aborted_producers
 
-    def _following(self, start: int, stop: int) -> int | None:
+    def _peek_base_offset(self, start: int, end_pos: int) -> int | None:
         """Base offset of the batch at `stop`, if there is one that reads like a batch."""
-        if stop + _PREFIX.size > len(self._data):
+        if end_pos + _BATCH_PREFIX.size > len(self._data):
             return None
-        base, length, _, magic = _PREFIX.unpack_from(self._data, stop)
-        plausible = base > start and 0 <= magic <= 2 and length >= _LEAST[magic]
+        base, length, _, magic = _BATCH_PREFIX.unpack_from(self._data, end_pos)
+        plausible = base > start and 0 <= magic <= 2 and length >= _MIN_LENGTHS[magic]
         return int(base) if plausible else None
 
-    def _advance(self, after: int, epoch: int) -> None:
-        self._next = max(self._next, after)
+    def _advance(self, next_offset: int, epoch: int) -> None:
+        self._next_offset = max(self._next_offset, next_offset)
         self._epoch = epoch
 
     # records
 
-    def _read_whole(
-        self, read: DefaultRecordBatch, base: int, epoch: int, count: int, stop: int
+    def _read_whole_batch(
+        self, batch: DefaultRecordBatch, base: int, epoch: int, count: int, end_pos: int
     ) -> bool:
         """Read all of a batch, as most are: a single record in half the time that `_open` takes.
         False: it is too much for this slice, or something in it is broken."""
-        size = stop - self._pos
-        if count > self._left or size > self._left_bytes:
+        size = end_pos - self._pos
+        if count > self._records_left or size > self._bytes_left:
             return False
-        tp, position = self._tp, self._position
+        tp, position = self._tp, self._entry_offset
         try:
             records = [
                 # headers as a tuple: lists that are held are walked over for ever by the
                 # garbage collector
                 _new(Record, (tp, r.offset, epoch, r.timestamp, r.key, r.value, tuple(r.headers)))
-                for r in read
+                for r in batch
             ]
         except Exception:  # whatever it raises
             return False
         if base < position:
-            records = [entry for entry in records if entry.next > position]
+            records = [entry for entry in records if entry.next_offset > position]
         if records:
             self._entries.extend(records)
-            self._position = records[-1].next
-        self._left -= count
-        self._left_bytes -= size
-        self.plain += size
+            self._entry_offset = records[-1].next_offset
+        self._records_left -= count
+        self._bytes_left -= size
+        self.decompressed_bytes += size
         return True
 
-    def _open(self, batch: _Batch) -> None:
+    def _open_batch(self, batch: _Batch) -> None:
         """Begin with the records of the batch at `_pos`."""
         self._batch, self._epoch = batch, batch.epoch
         if not batch.codec:
-            whole = self._view[self._pos : batch.stop]
+            whole = self._view[self._pos : batch.end_pos]
             read = DefaultRecordBatch(whole) if batch.magic == 2 else None
-            self._place(batch, whole[BATCH_HEADER.size :], read)
+            self._set_records(batch, whole[BATCH_HEADER.size :], read)
             return
-        small = take_small()
+        small = take_small_buffer()
         try:
-            self._inflate(batch, small)
-        except TooLarge:
+            self._decompress_batch(batch, small)
+        except BatchTooLarge:
             self.is_large = True
         except Exception:  # whatever a codec raises
-            self._source = self._lost(batch)
+            self._entry_iter = self._iter_lost_entries(batch)
         else:
-            self._small = small
+            self._small_buffer = small
             return
-        give_back(small)
+        return_small_buffer(small)
 
-    def _inflate(self, batch: _Batch, buffer: bytearray | mmap) -> None:
+    def _decompress_batch(self, batch: _Batch, buffer: bytearray | mmap) -> None:
         """Raises TooLarge, and whatever codecs do."""
-        whole = self._view[self._pos : batch.stop]
+        whole = self._view[self._pos : batch.end_pos]
         if batch.magic == 2:
-            made = inflated_batch(whole, batch.codec, memoryview(buffer))
-            self._place(batch, made[BATCH_HEADER.size :], DefaultRecordBatch(made))
+            made = decompress_batch(whole, batch.codec, memoryview(buffer))
+            self._set_records(batch, made[BATCH_HEADER.size :], DefaultRecordBatch(made))
         else:
-            self._place(batch, inflated_messages(whole, batch.codec, memoryview(buffer)), None)
+            self._set_records(
+                batch, decompress_messages(whole, batch.codec, memoryview(buffer)), None
+            )
 
-    def _place(self, batch: _Batch, plain: memoryview, read: DefaultRecordBatch | None) -> None:
+    def _set_records(
+        self, batch: _Batch, data: memoryview, records: DefaultRecordBatch | None
+    ) -> None:
         """Its records are these bytes."""
-        self._plain = plain
-        self._read = None if read is None else chain(read)  # which may be iterated over but once
-        self._each = max(1, len(plain) // max(1, batch.records))
-        if read is None:
-            whole = self._view[self._pos : batch.stop]
-            self._each = old_messages.AVERAGE
-            self._source = old_messages.messages(self._tp, whole, plain)
+        self._record_data = data
+        self._record_iter = (
+            None if records is None else chain(records)
+        )  # which may be iterated over but once
+        self._record_bytes = max(1, len(data) // max(1, batch.record_count))
+        if records is None:
+            whole = self._view[self._pos : batch.end_pos]
+            self._record_bytes = old_messages.AVERAGE_MESSAGE_BYTES
+            self._entry_iter = old_messages.iter_records(self._tp, whole, data)
 
-    def _take(self, batch: _Batch) -> None:
+    def _read_records(self, batch: _Batch) -> None:
         """Read on in it, as far as the slice goes."""
-        most, read, tp, epoch = self._left, self._read, self._tp, batch.epoch
-        most = min(most, self._left_bytes // self._each + 1)
+        most, read, tp, epoch = self._records_left, self._record_iter, self._tp, batch.epoch
+        most = min(most, self._bytes_left // self._record_bytes + 1)
         try:
             if read is not None:
                 records: list[Entry] = [
@@ -361,41 +400,43 @@ class Decoding:
                     for r in islice(read, most)
                 ]
             else:
-                assert self._source is not None
-                records = list(islice(self._source, most))
+                assert self._entry_iter is not None
+                records = list(islice(self._entry_iter, most))
         except Exception:  # whatever it raises: something in there is broken
-            self._read, self._source = None, self._mended(batch)
+            self._record_iter, self._entry_iter = None, self._iter_salvaged_entries(batch)
             return
-        self._left -= len(records)
-        self._left_bytes -= len(records) * self._each
+        self._records_left -= len(records)
+        self._bytes_left -= len(records) * self._record_bytes
         over = len(records) < most
-        if batch.base < self._position:
-            records = [entry for entry in records if entry.next > self._position]
+        if batch.base_offset < self._entry_offset:
+            records = [entry for entry in records if entry.next_offset > self._entry_offset]
         if records:
-            self.plain += len(records) * self._each
+            self.decompressed_bytes += len(records) * self._record_bytes
             self._entries.extend(records)
-            self._position = records[-1].next
+            self._entry_offset = records[-1].next_offset
         if over:
-            self._close(batch)
+            self._close_batch(batch)
 
-    def _close(self, batch: _Batch) -> None:
-        self._batch = self._read = self._source = None
-        self._plain, small, self._small = self._view, self._small, None
+    def _close_batch(self, batch: _Batch) -> None:
+        self._batch = self._record_iter = self._entry_iter = None
+        self._record_data, small, self._small_buffer = self._view, self._small_buffer, None
         if small is not None:
-            give_back(small)
-        self.held = 0
-        self._pos = batch.stop
-        self._advance(batch.after, batch.epoch)
+            return_small_buffer(small)
+        self.large_bytes = 0
+        self._pos = batch.end_pos
+        self._advance(batch.next_offset, batch.epoch)
 
-    def _mended(self, batch: _Batch) -> Iterator[Entry]:
+    def _iter_salvaged_entries(self, batch: _Batch) -> Iterator[Entry]:
         """What can be read of it though something in it is broken."""
-        if self._read is None:
-            return self._lost(batch)
+        if self._record_iter is None:
+            return self._iter_lost_entries(batch)
         header = BATCH_HEADER.unpack_from(self._data, self._pos)
-        return salvage(self._tp, header, self._plain, max(batch.base, self._position))
+        return iter_salvaged(
+            self._tp, header, self._record_data, max(batch.base_offset, self._entry_offset)
+        )
 
-    def _lost(self, batch: _Batch) -> Iterator[Entry]:
+    def _iter_lost_entries(self, batch: _Batch) -> Iterator[Entry]:
         """That nothing more can be read of it."""
-        start = max(batch.base, self._position)
-        if batch.after > start:
-            yield Gap(self._tp, start, batch.after, batch.epoch, Reason.CORRUPT)
+        start = max(batch.base_offset, self._entry_offset)
+        if batch.next_offset > start:
+            yield Gap(self._tp, start, batch.next_offset, batch.epoch, GapReason.CORRUPT)

@@ -22,33 +22,33 @@ import cramjam
 
 from gateway.kafka.protocol import legacy_messages as old_messages
 
-SMALL = 2 << 20
-MAX_INFLATED = 128 << 20
+SMALL_BUFFER_BYTES = 2 << 20
+MAX_DECOMPRESSED_BYTES = 128 << 20
 """Bytes of one batch; producers make them of at most `max.request.size`, 1 MB by default."""
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 BATCH_HEADER = Struct(">qiibIhiqqqhii")
-CODEC = 0x07  # in the attributes of a batch
+CODEC_MASK = 0x07  # in the attributes of a batch
 _ATTRIBUTES = Struct(">h")
-_ATTRIBUTES_AT = 21
-MAX_SPARE = 4  # buffers of `SMALL` bytes that are kept
+_ATTRIBUTES_OFFSET = 21
+MAX_SPARE_BUFFERS = 4  # buffers of `SMALL` bytes that are kept
 
-_INTO: dict[int, Callable[[Any, Any], int]] = {
+_DECOMPRESSORS: dict[int, Callable[[Any, Any], int]] = {
     GZIP: cramjam.gzip.decompress_into,
     LZ4: cramjam.lz4.decompress_into,
     ZSTD: cramjam.zstd.decompress_into,
 }
-_FULL = "failed to write whole buffer"  # how Rust's Write says that there is no room
-_XERIAL = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
-_BLOCK = Struct(">i")
-_spare: list[bytearray] = []
+_BUFFER_FULL_MESSAGE = "failed to write whole buffer"  # how Rust's Write says that there is no room
+_XERIAL_HEADER = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
+_XERIAL_BLOCK_SIZE = Struct(">i")
+_spare_buffers: list[bytearray] = []
 
 
-class TooLarge(Exception):
+class BatchTooLarge(Exception):
     """There is more in it than there is room for."""
 
 
-class Inflation:
+class DecompressionSlot:
     """The turn of those who decompress large batches of one cluster.
 
     Attributes:
@@ -57,11 +57,11 @@ class Inflation:
     """
 
     def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        self.held = 0
+        self.lock = asyncio.Lock()
+        self.held_bytes = 0
 
 
-def inflate(codec: int, data: memoryview, room: memoryview) -> int:
+def decompress(codec: int, data: memoryview, buffer: memoryview) -> int:
     """Decompress into `room`.
 
     Returns:
@@ -72,65 +72,65 @@ def inflate(codec: int, data: memoryview, room: memoryview) -> int:
         Exception: Whatever a codec raises for what is none of its own.
     """
     if codec == SNAPPY:
-        return _snappy(data, room)
+        return _decompress_snappy(data, buffer)
     try:
-        return _INTO[codec](data, room)
+        return _DECOMPRESSORS[codec](data, buffer)
     except cramjam.DecompressionError as exc:
-        if str(exc) == _FULL:
-            raise TooLarge from None
+        if str(exc) == _BUFFER_FULL_MESSAGE:
+            raise BatchTooLarge from None
         raise
 
 
-def inflated_batch(batch: memoryview, codec: int, room: memoryview) -> memoryview:
+def decompress_batch(batch: memoryview, codec: int, buffer: memoryview) -> memoryview:
     """Return a batch of magic 2 that is not compressed. Raises as `inflate`."""
     start = BATCH_HEADER.size
-    end = start + inflate(codec, batch[start:], room[start:])
-    room[:start] = batch[:start]
-    (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
-    _ATTRIBUTES.pack_into(room, _ATTRIBUTES_AT, attributes & ~CODEC)
-    return room[:end]
+    end = start + decompress(codec, batch[start:], buffer[start:])
+    buffer[:start] = batch[:start]
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_OFFSET)
+    _ATTRIBUTES.pack_into(buffer, _ATTRIBUTES_OFFSET, attributes & ~CODEC_MASK)
+    return buffer[:end]
 
 
-def inflated_messages(message: memoryview, codec: int, room: memoryview) -> memoryview:
+def decompress_messages(message: memoryview, codec: int, buffer: memoryview) -> memoryview:
     """Return the messages in one of magic 0 or 1. Raises as `inflate`."""
-    magic = message[old_messages.MAGIC_AT]
+    magic = message[old_messages.MAGIC_POS]
     if (magic, codec) == (0, LZ4):  # its frames are none (KAFKA-3160)
         raise ValueError("lz4 in a message of magic 0")
-    return room[: inflate(codec, old_messages.value_of(message, magic), room)]
+    return buffer[: decompress(codec, old_messages.read_value(message, magic), buffer)]
 
 
-def take_small() -> bytearray:
+def take_small_buffer() -> bytearray:
     """Return a buffer of `SMALL` bytes, to be given back."""
-    return _spare.pop() if _spare else bytearray(SMALL)
+    return _spare_buffers.pop() if _spare_buffers else bytearray(SMALL_BUFFER_BYTES)
 
 
-def give_back(buffer: bytearray) -> None:
+def return_small_buffer(buffer: bytearray) -> None:
     """Keep a buffer for the next one who takes it."""
-    if len(_spare) < MAX_SPARE:
-        _spare.append(buffer)
+    if len(_spare_buffers) < MAX_SPARE_BUFFERS:
+        _spare_buffers.append(buffer)
 
 
-def large() -> mmap.mmap:
+def map_large_buffer() -> mmap.mmap:
     """Return `MAX_INFLATED` bytes, none of which costs memory before it is written."""
-    return mmap.mmap(-1, MAX_INFLATED)
+    return mmap.mmap(-1, MAX_DECOMPRESSED_BYTES)
 
 
-def _snappy(data: memoryview, room: memoryview) -> int:
+def _decompress_snappy(data: memoryview, buffer: memoryview) -> int:
     """Decompress a raw block or, as Java's clients write it, blocks behind their sizes."""
-    if bytes(data[: len(_XERIAL)]) != _XERIAL:
-        return _raw(data, room)
-    at, end = len(_XERIAL), 0
+    if bytes(data[: len(_XERIAL_HEADER)]) != _XERIAL_HEADER:
+        return _decompress_snappy_block(data, buffer)
+    at, end = len(_XERIAL_HEADER), 0
     while at < len(data):
-        (size,) = _BLOCK.unpack_from(data, at)
-        at += _BLOCK.size
+        (size,) = _XERIAL_BLOCK_SIZE.unpack_from(data, at)
+        at += _XERIAL_BLOCK_SIZE.size
         if not 0 < size <= len(data) - at:
             raise ValueError(f"a block of {size} bytes")
-        end += _raw(data[at : at + size], room[end:])
+        end += _decompress_snappy_block(data[at : at + size], buffer[end:])
         at += size
     return end
 
 
-def _raw(data: memoryview, room: memoryview) -> int:
-    if cramjam.snappy.decompress_raw_len(data) > len(room):
-        raise TooLarge
-    return int(cramjam.snappy.decompress_raw_into(data, room))
+def _decompress_snappy_block(data: memoryview, buffer: memoryview) -> int:
+    if cramjam.snappy.decompress_raw_len(data) > len(buffer):
+        raise BatchTooLarge
+    return int(cramjam.snappy.decompress_raw_into(data, buffer))

@@ -21,27 +21,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.client.connections import Connections, Link, Role
+from gateway.kafka.client.connections import BrokerConnection, ConnectionRole, Connections
 from gateway.kafka.client.offsets import READ_COMMITTED
-from gateway.kafka.protocol.fetch_messages import FetchAnswer, Fetched, FetchRequest, Want
+from gateway.kafka.protocol.fetch_messages import (
+    FetchedPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTarget,
+)
 
 from .fetch_sessions import SESSION_ERRORS, FetchSession
 
-__all__ = ["FetchSession", "Fetched", "Want", "fetch", "fetch_on"]
+__all__ = ["FetchSession", "FetchTarget", "FetchedPartition", "fetch", "fetch_on_connection"]
 
 
 async def fetch(
     connections: Connections,
     node: int,
-    role: Role,
-    wants: Mapping[TopicPartition, Want] | FetchSession,
+    role: ConnectionRole,
+    wants: Mapping[TopicPartition, FetchTarget] | FetchSession,
     *,
     max_wait: float = 0.5,
     min_bytes: int = 1,
     max_bytes: int = 16 << 20,
     isolation: int = READ_COMMITTED,
     rack: str = "",
-) -> dict[TopicPartition, Fetched]:
+) -> dict[TopicPartition, FetchedPartition]:
     """What the broker has of `wants`, after at most `max_wait` seconds without any.
 
     wants: of a session, which is of this node and role: then partitions without news are absent
@@ -52,7 +57,7 @@ async def fetch(
     BrokerUnavailable, AuthenticationFailed.
     """
     link = await connections.connect(node, role)
-    return await fetch_on(
+    return await fetch_on_connection(
         connections,
         link,
         wants,
@@ -64,44 +69,55 @@ async def fetch(
     )
 
 
-async def fetch_on(
+async def fetch_on_connection(
     connections: Connections,
-    link: Link,
-    wants: Mapping[TopicPartition, Want] | FetchSession,
+    connection: BrokerConnection,
+    wants: Mapping[TopicPartition, FetchTarget] | FetchSession,
     *,
     max_wait: float,
     min_bytes: int,
     max_bytes: int,
     isolation: int,
     rack: str,
-) -> dict[TopicPartition, Fetched]:
+) -> dict[TopicPartition, FetchedPartition]:
     """As `fetch`, on a link already there."""
-    session = wants if isinstance(wants, FetchSession) else FetchSession.forgetful(wants)
+    session = wants if isinstance(wants, FetchSession) else FetchSession.create_sessionless(wants)
     wait = int(max_wait * 1000)
     for _ in range(2):
-        request = FetchRequest({}, wait, min_bytes, max_bytes, isolation, rack, by_id=session.by_id)
-        answer = await _once(connections, link, session, request)
+        request = FetchRequest(
+            {},
+            wait,
+            min_bytes,
+            max_bytes,
+            isolation,
+            rack,
+            uses_topic_ids=session.can_use_topic_ids,
+        )
+        answer = await _send_fetch(connections, connection, session, request)
         if answer.error not in SESSION_ERRORS:
             break
     if answer.error:
-        return dict.fromkeys(session.wants, Fetched(answer.error))
+        return dict.fromkeys(session.wants, FetchedPartition(answer.error))
     return answer.partitions
 
 
-async def _once(
-    connections: Connections, link: Link, session: FetchSession, request: FetchRequest
-) -> FetchAnswer:
-    request.wants, request.forgotten = session.ask()
+async def _send_fetch(
+    connections: Connections,
+    connection: BrokerConnection,
+    session: FetchSession,
+    request: FetchRequest,
+) -> FetchResponse:
+    request.targets, request.forgotten = session.take_changes()
     request.session_id, request.session_epoch = session.id, session.epoch
-    request.names = session.names
-    within = connections.request_timeout + request.max_wait / 1000
+    request.topic_names = session.topic_names
+    within = connections.request_timeout + request.max_wait_ms / 1000
     try:
-        answer = await connections.ask(link, request, within=within)
+        answer = await connections.send_on(connection, request, timeout=within)
     except BaseException:
-        session.lost()  # also when cancelled: the broker may have counted the fetch
+        session.reset()  # also when cancelled: the broker may have counted the fetch
         raise
     if answer.error:
-        session.lost()
+        session.reset()
     else:
-        session.answered(answer.session_id)
+        session.on_response(answer.session_id)
     return answer

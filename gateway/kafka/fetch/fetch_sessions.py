@@ -13,7 +13,7 @@ from typing import Self
 from uuid import UUID
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.protocol.fetch_messages import Forgotten, Want
+from gateway.kafka.protocol.fetch_messages import FetchTarget, ForgottenPartition
 
 SESSION_ERRORS = frozenset(
     {
@@ -22,9 +22,9 @@ SESSION_ERRORS = frozenset(
         106,  # FETCH_SESSION_TOPIC_ID_ERROR
     }
 )
-_NONE = -1
-_NEW = 0
-_LAST = 2**31 - 1
+_NO_SESSION_EPOCH = -1
+_INITIAL_EPOCH = 0
+_MAX_EPOCH = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -36,80 +36,80 @@ class FetchSession:
     """
 
     id: int = 0
-    epoch: int = _NEW
-    wants: dict[TopicPartition, Want] = field(default_factory=dict)
-    names: dict[UUID, str] = field(default_factory=dict)
-    _sent: dict[TopicPartition, Want] = field(default_factory=dict)
-    _touched: dict[TopicPartition, None] = field(default_factory=dict)
-    _nameless: set[TopicPartition] = field(default_factory=set)  # their topics have no id
-    _by_id: bool = True
+    epoch: int = _INITIAL_EPOCH
+    wants: dict[TopicPartition, FetchTarget] = field(default_factory=dict)
+    topic_names: dict[UUID, str] = field(default_factory=dict)
+    _sent: dict[TopicPartition, FetchTarget] = field(default_factory=dict)
+    _changed: dict[TopicPartition, None] = field(default_factory=dict)
+    _without_topic_id: set[TopicPartition] = field(default_factory=set)  # their topics have no id
+    _sent_by_id: bool = True
 
     @classmethod
-    def forgetful(cls, wants: Mapping[TopicPartition, Want] | None = None) -> Self:
+    def create_sessionless(cls, wants: Mapping[TopicPartition, FetchTarget] | None = None) -> Self:
         """The broker is to remember nothing: each fetch names all, each answer tells of all."""
-        session = cls(epoch=_NONE)
+        session = cls(epoch=_NO_SESSION_EPOCH)
         for tp, want in (wants or {}).items():
-            session.want(tp, want)
+            session.set_want(tp, want)
         return session
 
     @property
-    def by_id(self) -> bool:
+    def can_use_topic_ids(self) -> bool:
         """May topics go by id?"""
-        return not self._nameless
+        return not self._without_topic_id
 
-    def want(self, tp: TopicPartition, want: Want) -> None:
+    def set_want(self, tp: TopicPartition, want: FetchTarget) -> None:
         """Fetch this of the partition from now on."""
         before = self.wants.get(tp)
         self.wants[tp] = want
-        self._touched[tp] = None
+        self._changed[tp] = None
         if before is not None and before.topic_id is want.topic_id:
             return
         if want.topic_id is None:
-            self._nameless.add(tp)
+            self._without_topic_id.add(tp)
         else:
-            self._nameless.discard(tp)
-            self.names[want.topic_id] = tp.topic
+            self._without_topic_id.discard(tp)
+            self.topic_names[want.topic_id] = tp.topic
 
     def forget(self, tp: TopicPartition) -> None:
         del self.wants[tp]
-        self._nameless.discard(tp)
-        self._touched[tp] = None
+        self._without_topic_id.discard(tp)
+        self._changed[tp] = None
 
-    def ask(self) -> tuple[Mapping[TopicPartition, Want], list[Forgotten]]:
+    def take_changes(self) -> tuple[Mapping[TopicPartition, FetchTarget], list[ForgottenPartition]]:
         """What to send so that the broker fetches exactly `wants`: wants, and forgotten."""
-        touched, self._touched = self._touched, {}
-        if self.epoch == _NONE:
+        touched, self._changed = self._changed, {}
+        if self.epoch == _NO_SESSION_EPOCH:
             return self.wants, []
-        if self.by_id != self._by_id:  # a session cannot change that
-            self._by_id, self.epoch = self.by_id, _NEW
-        if self.epoch == _NEW:
+        if self.can_use_topic_ids != self._sent_by_id:  # a session cannot change that
+            self._sent_by_id, self.epoch = self.can_use_topic_ids, _INITIAL_EPOCH
+        if self.epoch == _INITIAL_EPOCH:
             self._sent = dict(self.wants)
             return self._sent, []
-        changed: dict[TopicPartition, Want] = {}
-        forgotten: list[Forgotten] = []
+        changed: dict[TopicPartition, FetchTarget] = {}
+        forgotten: list[ForgottenPartition] = []
         for tp in touched:
             before, want = self._sent.get(tp), self.wants.get(tp)
             if before == want:
                 continue
-            if before is not None and (want is None or want.is_of_another_topic(before)):
-                forgotten.append(Forgotten(tp, before.topic_id))  # also recreated, KIP-516
+            if before is not None and (want is None or want.has_other_topic_id(before)):
+                forgotten.append(ForgottenPartition(tp, before.topic_id))  # also recreated, KIP-516
             if want is None:
                 del self._sent[tp]
             else:
                 changed[tp] = self._sent[tp] = want
         return changed, forgotten
 
-    def answered(self, session_id: int) -> None:
+    def on_response(self, session_id: int) -> None:
         """An answer came. Id 0: the broker keeps no session, the next fetch is full again."""
-        if self.epoch == _NONE:
+        if self.epoch == _NO_SESSION_EPOCH:
             return
         if session_id == 0:
-            self.id, self.epoch = 0, _NEW
+            self.id, self.epoch = 0, _INITIAL_EPOCH
         else:
             self.id = session_id
-            self.epoch = 1 if self.epoch == _LAST else self.epoch + 1
+            self.epoch = 1 if self.epoch == _MAX_EPOCH else self.epoch + 1
 
-    def lost(self) -> None:
+    def reset(self) -> None:
         """The broker's memory is not known any more: close it and begin a new one."""
-        if self.epoch != _NONE:
-            self.epoch = _NEW
+        if self.epoch != _NO_SESSION_EPOCH:
+            self.epoch = _INITIAL_EPOCH

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gateway.core.log.record import Entry, Gap, Reason, Record, TopicPartition
+from gateway.core.log.record import Entry, Gap, GapReason, Record, TopicPartition
 from gateway.kafka.protocol.codec import read_uvarint
 
 _LOG_APPEND_TIME = 0x08
 
 
-def salvage(
-    tp: TopicPartition, header: Sequence[int], plain: memoryview, start: int
+def iter_salvaged(
+    tp: TopicPartition, header: Sequence[int], records: memoryview, start: int
 ) -> Iterator[Entry]:
     """Yield the entries of one batch of magic 2 from offset `start` on, in offset order.
 
@@ -30,19 +30,19 @@ def salvage(
 
     def gap(offset: int, to: int) -> Iterator[Entry]:
         if to > max(offset, start):
-            yield Gap(tp, max(offset, start), to, epoch, Reason.CORRUPT)
+            yield Gap(tp, max(offset, start), to, epoch, GapReason.CORRUPT)
 
     pos, position, broken = 0, base, False
     for _ in range(count):
         try:
-            size, pos = _varint(plain, pos)
+            size, pos = _read_varint(records, pos)
         except (IndexError, ValueError):
             break
-        if size <= 0 or pos + size > len(plain):
+        if size <= 0 or pos + size > len(records):
             break
-        raw, pos = bytes(plain[pos : pos + size]), pos + size
+        raw, pos = bytes(records[pos : pos + size]), pos + size
         try:
-            stamp, offset, key, value, headers = _record(raw)
+            stamp, offset, key, value, headers = _read_record(raw)
         except (IndexError, ValueError):
             broken = True
             continue
@@ -62,13 +62,13 @@ def salvage(
     yield from gap(position, after)
 
 
-def _varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
+def _read_varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
     value, pos = read_uvarint(data, pos)
     return (value >> 1) ^ -(value & 1), pos
 
 
-def _bytes(data: bytes, pos: int) -> tuple[bytes | None, int]:
-    size, pos = _varint(data, pos)
+def _read_bytes(data: bytes, pos: int) -> tuple[bytes | None, int]:
+    size, pos = _read_varint(data, pos)
     if size < 0:
         return None, pos
     if pos + size > len(data):
@@ -76,20 +76,20 @@ def _bytes(data: bytes, pos: int) -> tuple[bytes | None, int]:
     return data[pos : pos + size], pos + size
 
 
-_Fields = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+_RecordFields = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 
 
-def _record(data: bytes) -> _Fields:
+def _read_record(data: bytes) -> _RecordFields:
     """Timestamp delta, offset delta, key, value, headers of one record."""
-    stamp, pos = _varint(data, 1)
-    offset, pos = _varint(data, pos)
-    key, pos = _bytes(data, pos)
-    value, pos = _bytes(data, pos)
-    count, pos = _varint(data, pos)
+    stamp, pos = _read_varint(data, 1)
+    offset, pos = _read_varint(data, pos)
+    key, pos = _read_bytes(data, pos)
+    value, pos = _read_bytes(data, pos)
+    count, pos = _read_varint(data, pos)
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):
-        name, pos = _bytes(data, pos)
-        content, pos = _bytes(data, pos)
+        name, pos = _read_bytes(data, pos)
+        content, pos = _read_bytes(data, pos)
         # Java's client replaces as well what is not UTF-8 in the name of a header.
         headers.append(((name or b"").decode(errors="replace"), content))
     if pos != len(data):

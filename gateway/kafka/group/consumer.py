@@ -19,27 +19,27 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
-from gateway.core.group.member import State
-from gateway.core.group.partition_state import EARLIEST, LATEST, Held
+from gateway.core.group.member import MemberState
+from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, NotOwned, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.protocol.group_messages import Committed
+from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 
-from . import protocols
-from .assignment import Listener, Tenure
-from .prefetch import Appetite, Intake
-from .protocols import Protocols
+from . import member_options
+from .assignment import Assignment, RebalanceListener
+from .member_options import MemberOptions
+from .prefetch_fetcher import FetchLimits, PrefetchFetcher
 
-__all__ = ["Committed", "GroupConsumer", "Listener"]
+__all__ = ["GroupConsumer", "OffsetAndMetadata", "RebalanceListener"]
 
 log = logging.getLogger(__name__)
 
-RESETS: Mapping[str, int | None] = {"latest": LATEST, "earliest": EARLIEST, "none": None}
-LOCATING = 30.0  # seconds within which a seek by time must know its offset
-GRACE = 0.5  # seconds that a poll waits beyond its time for answers that are on their way
+OFFSET_RESETS: Mapping[str, int | None] = {"latest": LATEST, "earliest": EARLIEST, "none": None}
+SEEK_TIMEOUT_S = 30.0  # seconds within which a seek by time must know its offset
+POLL_GRACE_S = 0.5  # seconds that a poll waits beyond its time for answers that are on their way
 
-Offsets = Mapping[TopicPartition, int | Committed]
+Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 
 class GroupConsumer:
@@ -71,7 +71,7 @@ class GroupConsumer:
         cluster: Cluster,
         group: str,
         *,
-        protocol: protocols.Name = "auto",
+        protocol: member_options.ProtocolName = "auto",
         instance_id: str | None = None,
         session_timeout: float = 45.0,
         heartbeat_interval: float | None = None,
@@ -84,42 +84,42 @@ class GroupConsumer:
         on_gap: Callable[[TopicPartition, int, int], None] | None = None,
     ) -> None:
         self.group = group
-        self._groups = cluster.coordinators.tallies
+        self._counters = cluster.coordinators.stats
         self._on_gap = on_gap
-        reset = RESETS[auto_offset_reset]
-        self._intake = Intake(
+        reset = OFFSET_RESETS[auto_offset_reset]
+        self._prefetcher = PrefetchFetcher(
             cluster,
             int(isolation == "read_committed"),
             max_partition_bytes,
             reset,
             EARLIEST if group and reset is not None else reset,
-            self._tell_gap,
+            self._report_gap,
         )
-        self._tenure = Tenure(
+        self._assignment = Assignment(
             cluster,
             group,
-            Protocols(
+            MemberOptions(
                 protocol, instance_id, session_timeout, heartbeat_interval, rebalance_timeout
             ),
-            self._intake,
+            self._prefetcher,
         )
         self._prefetch = prefetch
-        self._fetch_bytes = max_fetch_bytes
-        self._polling = asyncio.Lock()
-        self._told: dict[TopicPartition, KafkaError] = {}
+        self._max_fetch_bytes = max_fetch_bytes
+        self._poll_lock = asyncio.Lock()
+        self._raised_failures: dict[TopicPartition, KafkaError] = {}
         self._closed = False
-        self._turn = 0
+        self._rotation = 0
 
     # what to read
 
     def subscribe(
-        self, topics: Collection[str] | re.Pattern[str], listener: Listener | None = None
+        self, topics: Collection[str] | re.Pattern[str], listener: RebalanceListener | None = None
     ) -> None:
         """Be the group's member for these topics, or all whose whole name the pattern matches.
 
         Raises ValueError where partitions were assigned by hand.
         """
-        self._tenure.join(topics, listener)
+        self._assignment.subscribe(topics, listener)
 
     def assign(self, tps: Collection[TopicPartition]) -> None:
         """Read these and no others, as nobody's member; from what is committed, if there is a
@@ -127,17 +127,17 @@ class GroupConsumer:
 
         Raises ValueError where it is subscribed.
         """
-        self._tenure.assign(tps)
+        self._assignment.assign(tps)
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
         """What it may read now."""
-        return frozenset(self._intake.held)
+        return frozenset(self._prefetcher.states)
 
     @property
-    def state(self) -> State:
+    def state(self) -> MemberState:
         """Of the membership; who reads by hand is RUNNING."""
-        return self._tenure.state
+        return self._assignment.state
 
     # reading
 
@@ -157,93 +157,95 @@ class GroupConsumer:
         partition, and the others go on: told once, and PartitionFailed again by each poll that has
         nothing else to give. Kafka being away raises nothing: see `Cluster.reachable`.
         """
-        async with self._polling:
+        async with self._poll_lock:
             now, asked = asyncio.get_running_loop().time, False
             deadline = now() + timeout
             while True:
-                self._raise()
-                self._intake.news.clear()
+                self._raise_new_failure()
+                self._prefetcher.changed.clear()
                 over = asked and now() >= deadline
-                late = deadline + GRACE if self._intake.busy else deadline
-                if self._enough(min_bytes, max_records) or (over and now() >= late):
-                    taken = self._take(max_records, max_bytes)
+                late = deadline + POLL_GRACE_S if self._prefetcher.is_busy else deadline
+                if self._has_enough(min_bytes, max_records) or (over and now() >= late):
+                    taken = self._take_records(max_records, max_bytes)
                     if not taken:
-                        self._stand()
+                        self._raise_lasting_failure()
                     return taken
                 again = late
                 if not over:
                     wait, asked = max(0.0, deadline - now()), True
-                    again = self._intake.begin(
-                        Appetite(wait, min_bytes, min(max_bytes, self._fetch_bytes))
+                    again = self._prefetcher.start_fetches(
+                        FetchLimits(wait, min_bytes, min(max_bytes, self._max_fetch_bytes))
                     )
-                    late = deadline + GRACE if self._intake.busy else deadline
-                await self._news(min(again, late))
+                    late = deadline + POLL_GRACE_S if self._prefetcher.is_busy else deadline
+                await self._wait_for_change(min(again, late))
 
-    def at_once(self, *, min_bytes: int, max_bytes: int, max_records: int) -> list[Record] | None:
+    def poll_nowait(
+        self, *, min_bytes: int, max_bytes: int, max_records: int
+    ) -> list[Record] | None:
         """What `poll` would return without waiting; None where it would wait. Raises as `poll`."""
-        if self._polling.locked():
+        if self._poll_lock.locked():
             return None
-        self._raise()
-        if not self._enough(min_bytes, max_records):
+        self._raise_new_failure()
+        if not self._has_enough(min_bytes, max_records):
             return None
-        return self._take(max_records, max_bytes)
+        return self._take_records(max_records, max_bytes)
 
-    async def _news(self, until: float) -> None:
+    async def _wait_for_change(self, until: float) -> None:
         """Until something came, or the time has."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
-                await self._intake.news.wait()
+                await self._prefetcher.changed.wait()
 
-    def _enough(self, min_bytes: int, max_records: int) -> bool:
-        readable = [held for held in self._intake.held.values() if held.readable]
-        if sum(held.size for held in readable) >= max(1, min_bytes):
+    def _has_enough(self, min_bytes: int, max_records: int) -> bool:
+        readable = [held for held in self._prefetcher.states.values() if held.is_readable]
+        if sum(held.buffered_bytes for held in readable) >= max(1, min_bytes):
             return True
-        return sum(len(held.kept) for held in readable) >= max_records
+        return sum(len(held.records) for held in readable) >= max_records
 
-    def _take(self, most: int, size: int) -> list[Record]:
+    def _take_records(self, max_records: int, max_bytes: int) -> list[Record]:
         """In turns: another partition is the first each time, so that none is starved."""
-        held = [one for one in self._intake.held.values() if one.readable and one.kept]
+        held = [one for one in self._prefetcher.states.values() if one.is_readable and one.records]
         taken: list[Record] = []
         if held:
-            self._turn += 1
-            at = self._turn % len(held)
+            self._rotation += 1
+            at = self._rotation % len(held)
             for one in held[at:] + held[:at]:
-                if len(taken) >= most or size <= 0:
+                if len(taken) >= max_records or max_bytes <= 0:
                     break
-                before = one.size
+                before = one.buffered_bytes
                 if not taken or before:
-                    taken += one.take(most - len(taken), size)
-                size -= before - one.size
+                    taken += one.take(max_records - len(taken), max_bytes)
+                max_bytes -= before - one.buffered_bytes
         if self._prefetch:
-            self._intake.begin(Appetite(max_bytes=self._fetch_bytes))
+            self._prefetcher.start_fetches(FetchLimits(max_bytes=self._max_fetch_bytes))
         return taken
 
-    def _raise(self) -> None:
+    def _raise_new_failure(self) -> None:
         if self._closed:
             raise KafkaError("the consumer is closed")
-        if self._tenure.failure is not None:
-            raise self._tenure.failure
-        for tp, failure in self._intake.failures.items():
-            if self._told.get(tp) is not failure:
-                self._told[tp] = failure
+        if self._assignment.failure is not None:
+            raise self._assignment.failure
+        for tp, failure in self._prefetcher.failures.items():
+            if self._raised_failures.get(tp) is not failure:
+                self._raised_failures[tp] = failure
                 raise failure
 
-    def _stand(self) -> None:
+    def _raise_lasting_failure(self) -> None:
         """Nothing comes: say what needs a seek."""
-        for failure in self._intake.failures.values():
+        for failure in self._prefetcher.failures.values():
             if isinstance(failure, PartitionFailed):
                 raise failure
 
     @property
     def failures(self) -> Mapping[TopicPartition, KafkaError]:
         """Why some partitions are not read now."""
-        return self._intake.failures
+        return self._prefetcher.failures
 
-    def _tell_gap(self, tp: TopicPartition, missing: int, found: int) -> None:
+    def _report_gap(self, tp: TopicPartition, missing: int, found: int) -> None:
         """Say that Kafka does not have an offset any more, and where it goes on."""
         who = f"group {self.group}: " if self.group else ""
         if found > missing:
-            self._groups.missing[self._groups.label_of(self.group)] += found - missing
+            self._counters.missing_records[self._counters.get_label(self.group)] += found - missing
             log.warning(
                 "%s%s has no offset %d any more: %d records are lost to it, it goes on at %d",
                 who, tp, missing, found - missing, found,
@@ -257,34 +259,34 @@ class GroupConsumer:
 
     def position(self, tp: TopicPartition) -> int | None:
         """The offset after what `poll` has returned; None while it is being looked up."""
-        return self._held(tp).position
+        return self._get_state(tp).position
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """The next poll returns records from there on."""
-        self._held(tp).seek(offset)
-        self._intake.failures.pop(tp, None)
-        self._intake.wake()
+        self._get_state(tp).seek(offset)
+        self._prefetcher.failures.pop(tp, None)
+        self._prefetcher.wake()
 
     async def seek_to_beginning(self, tps: Collection[TopicPartition]) -> None:
-        await self._seek(dict.fromkeys(tps, EARLIEST))
+        await self._seek_to_specs(dict.fromkeys(tps, EARLIEST))
 
     async def seek_to_end(self, tps: Collection[TopicPartition]) -> None:
         """With read_committed: to the last stable offset."""
-        await self._seek(dict.fromkeys(tps, LATEST))
+        await self._seek_to_specs(dict.fromkeys(tps, LATEST))
 
     async def seek_to_timestamp(self, timestamps: Mapping[TopicPartition, int]) -> None:
         """To the first record at least as late (milliseconds), or the end where there is none."""
-        await self._seek(timestamps)
+        await self._seek_to_specs(timestamps)
 
-    async def _seek(self, specs: Mapping[TopicPartition, int]) -> None:
+    async def _seek_to_specs(self, specs: Mapping[TopicPartition, int]) -> None:
         """Returns when the positions are known. Raises BrokerUnavailable when they cannot be."""
-        some = [(self._held(tp), spec) for tp, spec in specs.items()]
+        some = [(self._get_state(tp), spec) for tp, spec in specs.items()]
         for held, spec in some:
             held.reset(spec)
-            self._intake.failures.pop(held.tp, None)
+            self._prefetcher.failures.pop(held.tp, None)
         try:
-            async with asyncio.timeout(LOCATING):
-                await self._intake.located([held for held, _ in some])
+            async with asyncio.timeout(SEEK_TIMEOUT_S):
+                await self._prefetcher.wait_for_positions([held for held, _ in some])
         except TimeoutError:
             message = "the offsets to seek to are not known in time"
             raise BrokerUnavailable(message, timeout=True) from None
@@ -292,17 +294,17 @@ class GroupConsumer:
     def pause(self, tps: Collection[TopicPartition]) -> None:
         """`poll` returns nothing of them until `resume`; they stay owned."""
         for tp in tps:
-            self._held(tp).paused = True
+            self._get_state(tp).is_paused = True
 
     def resume(self, tps: Collection[TopicPartition]) -> None:
-        paused = [held for held in map(self._held, tps) if held.paused]
+        paused = [held for held in map(self._get_state, tps) if held.is_paused]
         for held in paused:
-            held.paused = False
+            held.is_paused = False
         if paused:
-            self._intake.wake()
+            self._prefetcher.wake()
 
-    def _held(self, tp: TopicPartition) -> Held:
-        held = self._intake.held.get(tp)
+    def _get_state(self, tp: TopicPartition) -> PartitionState:
+        held = self._prefetcher.states.get(tp)
         if held is None:
             raise NotOwned(f"{tp} is not this consumer's (any more); see its assignment")
         return held
@@ -315,23 +317,25 @@ class GroupConsumer:
         Raises NotOwned for partitions that are not the member's (any more), when the rest is
         committed; AccessDenied, GroupFailed, BrokerUnavailable (30 s without success).
         """
-        wanted = self._positions() if offsets is None else _committed(offsets)
+        wanted = self._collect_positions() if offsets is None else _normalize_offsets(offsets)
         if not wanted:
             return
         try:
-            await self._tenure.commit(wanted)
+            await self._assignment.commit(wanted)
         except NotOwned:
             if offsets is not None:
                 raise  # without offsets: what was lost amid the commit is not the caller's any more
 
-    async def committed(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, Committed]:
+    async def committed(
+        self, tps: Collection[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         """What the group has committed; absent where nothing is. Raises as `commit`."""
-        return await self._tenure.committed(tps)
+        return await self._assignment.committed(tps)
 
-    def _positions(self) -> dict[TopicPartition, Committed]:
+    def _collect_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         return {
-            tp: Committed(held.position, held.epoch)
-            for tp, held in self._intake.held.items()
+            tp: OffsetAndMetadata(held.position, held.epoch)
+            for tp, held in self._prefetcher.states.items()
             if held.position is not None and held.position != held.committed
         }
 
@@ -344,9 +348,12 @@ class GroupConsumer:
         if self._closed:
             return
         self._closed = True
-        await self._tenure.close(leave)
-        await self._intake.close()
+        await self._assignment.close(leave)
+        await self._prefetcher.close()
 
 
-def _committed(of: Offsets) -> dict[TopicPartition, Committed]:
-    return {tp: one if isinstance(one, Committed) else Committed(one) for tp, one in of.items()}
+def _normalize_offsets(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {
+        tp: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one)
+        for tp, one in offsets.items()
+    }

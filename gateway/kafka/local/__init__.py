@@ -6,14 +6,14 @@ Jars come from Maven Central, once; Java 17 or newer from the system or the whee
 from __future__ import annotations
 
 from .cluster import LocalKafka
-from .node import Node
-from .properties import Security
+from .node import KafkaNode
+from .properties import BrokerSecurity
 from .serve import prefetch, run_broker
 
 __all__ = [
+    "BrokerSecurity",
+    "KafkaNode",
     "LocalKafka",
-    "Node",
-    "Security",
     "prefetch",
     "run_broker",
 ]

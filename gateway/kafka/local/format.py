@@ -16,49 +16,56 @@ from pathlib import Path
 from gateway.errors import LocalBrokerError
 
 from . import jars, java
-from .properties import listeners, text
+from .properties import build_listener_properties, format_properties
 
 _CHECKPOINT = "bootstrap.checkpoint"
 
 
-def classpath(libs: Path) -> str:
+def build_classpath(libs: Path) -> str:
     """Sorted: a class archive is only good for the class path it was made with."""
-    return ":".join(str(libs / name) for name in sorted(jar.file for jar in jars.pinned()))
+    return ":".join(
+        str(libs / name) for name in sorted(jar.file_name for jar in jars.read_pinned_jars())
+    )
 
 
-def checkpoint(cache: Path, scram: Sequence[str] = ()) -> bytes:
+def load_checkpoint(cache: Path, scram: Sequence[str] = ()) -> bytes:
     """What a new log directory starts with; cached, unless it holds `scram` users."""
     if scram:
-        return _made(cache, scram)
+        return _build_checkpoint(cache, scram)
     path = cache / _CHECKPOINT
     if not path.exists():
-        with jars.locked(cache):
+        with jars.lock_cache(cache):
             part = path.with_suffix(".part")
-            part.write_bytes(_made(cache, ()))
+            part.write_bytes(_build_checkpoint(cache, ()))
             part.rename(path)
     return path.read_bytes()
 
 
-def format_directory(directory: Path, node: int, cluster: str, start: bytes) -> None:
+def format_directory(directory: Path, node: int, cluster: str, checkpoint: bytes) -> None:
     """Make a log directory; one that was formatted before is left as it is."""
     if (directory / "meta.properties").exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / _CHECKPOINT).write_bytes(start)
-    meta = {"version": "1", "cluster.id": cluster, "node.id": str(node), "directory.id": new_id()}
-    (directory / "meta.properties").write_text(text(meta))
+    (directory / _CHECKPOINT).write_bytes(checkpoint)
+    meta = {
+        "version": "1",
+        "cluster.id": cluster,
+        "node.id": str(node),
+        "directory.id": generate_id(),
+    }
+    (directory / "meta.properties").write_text(format_properties(meta))
 
 
-def cluster_id(root: Path) -> str:
+def load_cluster_id(root: Path) -> str:
     """That of the nodes formatted under `root` before, or a new one."""
     for meta in sorted(root.glob("node-*/meta.properties")):
         for line in meta.read_text().splitlines():
             if line.startswith("cluster.id="):
                 return line.partition("=")[2]
-    return new_id()
+    return generate_id()
 
 
-def new_id() -> str:
+def generate_id() -> str:
     """A random UUID as Kafka writes it: base64url, and never with a leading dash."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith(
         "-"
@@ -67,20 +74,31 @@ def new_id() -> str:
     return text
 
 
-def _made(cache: Path, scram: Sequence[str]) -> bytes:
-    libs = jars.fetched(cache)
+def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
+    libs = jars.fetch_jars(cache)
     with tempfile.TemporaryDirectory(prefix="gateway-kafka-") as name:
         config = Path(name) / "server.properties"
         logs = Path(name) / "logs"
         ports = {"PLAINTEXT": 1, "CONTROLLER": 2}  # only parsed, never bound
         config.write_text(
-            text({"node.id": "1", "log.dirs": str(logs)} | listeners(ports, None, "1@127.0.0.1:2"))
+            format_properties(
+                {"node.id": "1", "log.dirs": str(logs)}
+                | build_listener_properties(ports, None, "1@127.0.0.1:2")
+            )
         )
         users = [word for user in scram for word in ("--add-scram", user)]
         done = subprocess.run(
             [
-                *(str(java.found().path), *java.FLAGS, "-cp", classpath(libs)),
-                *("kafka.tools.StorageTool", "format", "-t", new_id(), "-c", str(config), *users),
+                *(str(java.find_java().path), *java.JVM_FLAGS, "-cp", build_classpath(libs)),
+                *(
+                    "kafka.tools.StorageTool",
+                    "format",
+                    "-t",
+                    generate_id(),
+                    "-c",
+                    str(config),
+                    *users,
+                ),
             ],
             capture_output=True,
             text=True,

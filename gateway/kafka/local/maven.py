@@ -25,7 +25,7 @@ from gateway.errors import GatewayError
 
 
 @dataclass(frozen=True, slots=True)
-class Coordinate:
+class MavenCoordinate:
     """A jar by its Maven name, `group:artifact:version`."""
 
     group: str
@@ -33,31 +33,31 @@ class Coordinate:
     version: str
 
     @classmethod
-    def parse(cls, text: str) -> Coordinate:
+    def parse(cls, text: str) -> MavenCoordinate:
         return cls(*text.split(":"))
 
     def __str__(self) -> str:
         return f"{self.group}:{self.artifact}:{self.version}"
 
     @property
-    def file(self) -> str:
+    def file_name(self) -> str:
         return f"{self.artifact}-{self.version}.jar"
 
 
-def read_pins(path: Path) -> dict[Coordinate, str]:
+def read_pins(path: Path) -> dict[MavenCoordinate, str]:
     """Every jar and its SHA-256: lines of digest and name."""
     lines = path.read_text("ascii").splitlines()
-    return {Coordinate.parse(name): digest for digest, name in map(str.split, lines)}
+    return {MavenCoordinate.parse(name): digest for digest, name in map(str.split, lines)}
 
 
-def cached(name: str) -> Path:
+def cache_path(name: str) -> Path:
     """The directory where what has this name stays between runs."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser() / "gateway" / name
 
 
 @contextmanager
-def locked(cache: Path) -> Iterator[None]:
+def lock_cache(cache: Path) -> Iterator[None]:
     """One process at a time makes what is missing; the others then find it made."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as file:
@@ -66,23 +66,23 @@ def locked(cache: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class JarBundle:
     """Jars that belong together.
 
     what: their name in messages, with the version. pins: the jars and their SHA-256.
     error: what is raised when there is nothing to fetch with, no network, or a wrong checksum.
     """
 
-    what: str
-    pins: Mapping[Coordinate, str]
-    error: type[GatewayError]
+    name: str
+    pins: Mapping[MavenCoordinate, str]
+    error_class: type[GatewayError]
 
-    def fetched(self, cache: Path) -> Path:
+    def ensure_fetched(self, cache: Path) -> Path:
         """The directory with all the jars, fetched and verified if it is not there yet."""
         libs = cache / "libs"
         if libs.is_dir():  # appears by one rename, only after every checksum was right
             return libs
-        with locked(cache):
+        with lock_cache(cache):
             if not libs.is_dir():
                 with tempfile.TemporaryDirectory(dir=cache, prefix="libs-") as name:
                     staging = Path(name) / "libs"
@@ -95,13 +95,14 @@ class Bundle:
     def verify(self, libs: Path) -> None:
         """Raises `error` with the names of the jars that are missing or not as pinned."""
         wrong = [
-            coordinate.file
+            coordinate.file_name
             for coordinate, digest in self.pins.items()
-            if not (libs / coordinate.file).is_file() or _sha256(libs / coordinate.file) != digest
+            if not (libs / coordinate.file_name).is_file()
+            or _sha256(libs / coordinate.file_name) != digest
         ]
         if wrong:
-            raise self.error(
-                f"missing or damaged jars of {self.what} in {libs}: {', '.join(wrong[:3])}"
+            raise self.error_class(
+                f"missing or damaged jars of {self.name} in {libs}: {', '.join(wrong[:3])}"
                 f"{'' if len(wrong) <= 3 else f' and {len(wrong) - 3} more'}; remove that "
                 "directory, and the same jars from ~/.m2/repository, then try again"
             )
@@ -112,8 +113,8 @@ class Bundle:
         elif mvn := shutil.which("mvn"):
             self._fetch_with_mvn(mvn, target)
         else:
-            raise self.error(
-                f"the jars of {self.what} cannot be fetched: neither jgo nor mvn is "
+            raise self.error_class(
+                f"the jars of {self.name} cannot be fetched: neither jgo nor mvn is "
                 "installed; `pip install jgo`, or set XDG_CACHE_HOME to a cache that has them"
             )
 
@@ -126,21 +127,21 @@ class Bundle:
             try:
                 path = context.create_dependency(str(coordinate)).artifact.resolve()
             except Exception as error:  # requests' and its own: one meaning here
-                raise self.error(
+                raise self.error_class(
                     f"{coordinate} could not be fetched: {error}; check the network and try again"
                 ) from error
-            size += shutil.copyfile(path, target / coordinate.file).stat().st_size
-            self._progress(count, size)
+            size += shutil.copyfile(path, target / coordinate.file_name).stat().st_size
+            self._print_progress(count, size)
 
     def _fetch_with_mvn(self, mvn: str, target: Path) -> None:
         pom = target.parent / "pom.xml"
         dependencies = (
-            _DEPENDENCY.format(*map(escape, (jar.group, jar.artifact, jar.version)))
+            _DEPENDENCY_TEMPLATE.format(*map(escape, (jar.group, jar.artifact, jar.version)))
             for jar in self.pins
         )
-        pom.write_text(_POM.format("".join(dependencies)))
+        pom.write_text(_POM_TEMPLATE.format("".join(dependencies)))
         goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-        self._progress(0, 0)
+        self._print_progress(0, 0)
         done = subprocess.run(
             [mvn, "-q", "-B", "-f", str(pom), goal, f"-DoutputDirectory={target}"],
             capture_output=True,
@@ -148,22 +149,22 @@ class Bundle:
         )
         if done.returncode:
             tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
-            raise self.error(f"mvn could not fetch {self.what}; check the network.\n{tail}")
-        self._progress(len(self.pins), sum(jar.stat().st_size for jar in target.iterdir()))
+            raise self.error_class(f"mvn could not fetch {self.name}; check the network.\n{tail}")
+        self._print_progress(len(self.pins), sum(jar.stat().st_size for jar in target.iterdir()))
 
-    def _progress(self, count: int, size: int) -> None:
+    def _print_progress(self, count: int, size: int) -> None:
         """One line on standard error, rewritten in place on a terminal."""
         terminal, total = sys.stderr.isatty(), len(self.pins)
         if terminal or count in (0, total):
             end = "\r" if terminal and count < total else "\n"
-            text = f"fetching {self.what}: {count} of {total} jars, {size / 1e6:.0f} MB"
+            text = f"fetching {self.name}: {count} of {total} jars, {size / 1e6:.0f} MB"
             print(text, end=end, file=sys.stderr, flush=True)
 
 
-_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+_POM_TEMPLATE = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>gateway</groupId><artifactId>jars</artifactId><version>1</version>
 <packaging>pom</packaging><dependencies>{}</dependencies></project>"""
-_DEPENDENCY = (
+_DEPENDENCY_TEMPLATE = (
     "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>"
     "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
     "</exclusions></dependency>"

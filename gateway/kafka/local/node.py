@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gateway.errors import LocalBrokerError
 
-from .properties import text
+from .properties import format_properties
 
 _LINUX = sys.platform == "linux"
 _LIBC = ctypes.CDLL(None) if _LINUX else None
@@ -34,7 +34,7 @@ def _die_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class Port:
+class ReservedPort:
     """A TCP port of 127.0.0.1 that is ours until released.
 
     On Linux it stays bound, without listening, while a broker listens on it: both sockets say
@@ -60,14 +60,14 @@ class Port:
         self._socket.close()
 
 
-class Node:
+class KafkaNode:
     """A broker that is also a controller. Ids begin with 1."""
 
-    def __init__(self, id: int, directory: Path, ports: Mapping[str, Port]) -> None:
+    def __init__(self, id: int, directory: Path, ports: Mapping[str, ReservedPort]) -> None:
         self.id = id
         self.directory = directory
         self.log = directory.with_suffix(".log")
-        self.frozen = False
+        self.is_frozen = False
         self._ports = ports
         self._command: Sequence[str] = ()
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,21 +84,21 @@ class Node:
     @property
     def pid(self) -> int:
         """The process id; 0 when it does not run."""
-        return self._process.pid if self._process is not None and self.running else 0
+        return self._process.pid if self._process is not None and self.is_running else 0
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def configure(self, command: Sequence[str], properties: Mapping[str, str]) -> None:
         """Write its server.properties, and note the command that is to be given its path."""
         file = self.directory.with_suffix(".properties")
-        file.write_text(text(properties))
+        file.write_text(format_properties(properties))
         self._command = (*command, str(file))
 
     def start(self) -> None:
         """Start the process, if it does not run; it can be used some seconds later."""
-        if self.running:
+        if self.is_running:
             return
         with self.log.open("ab") as log:
             self._process = _SPAWNER.submit(self._spawn, log.fileno()).result()
@@ -116,8 +116,8 @@ class Node:
 
     def terminate(self) -> None:
         """SIGTERM, without waiting: it hands its partitions over and ends."""
-        self.thaw()
-        self._signal(signal.SIGTERM)
+        self.unfreeze()
+        self._send_signal(signal.SIGTERM)
 
     def stop(self, timeout: float = 20.0) -> None:
         """End it in order; after `timeout` seconds by force (the last of three never ends)."""
@@ -129,18 +129,18 @@ class Node:
 
         Started again, it is let in when its session has expired: 9 s, 2 s with fast failover.
         """
-        self._signal(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
         self.wait()
 
     def freeze(self) -> None:
         """SIGSTOP: its connections stay open and silent."""
-        self.frozen = True
-        self._signal(signal.SIGSTOP)
+        self.is_frozen = True
+        self._send_signal(signal.SIGSTOP)
 
-    def thaw(self) -> None:
-        if self.frozen:
-            self.frozen = False
-            self._signal(signal.SIGCONT)
+    def unfreeze(self) -> None:
+        if self.is_frozen:
+            self.is_frozen = False
+            self._send_signal(signal.SIGCONT)
 
     def wait(self, timeout: float = 10.0) -> None:
         """Until the process has ended; by force after `timeout` seconds."""
@@ -149,42 +149,42 @@ class Node:
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
+            self._send_signal(signal.SIGKILL)
             self._process.wait()
-        self.frozen = False
+        self.is_frozen = False
 
-    def release(self) -> None:
+    def release_ports(self) -> None:
         for port in self._ports.values():
             port.release()
 
-    def tail(self, lines: int = 25) -> str:
+    def read_log_tail(self, lines: int = 25) -> str:
         """The last lines of its log."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
             return ""
 
-    def known_brokers(self, timeout: float = 2.0) -> set[int]:
+    def fetch_broker_ids(self, timeout: float = 2.0) -> set[int]:
         """Ids of the brokers in its Metadata answer (v1); none while it cannot answer."""
         try:
-            return _metadata(self.ports["PLAINTEXT"], timeout)
+            return _fetch_broker_ids(self.ports["PLAINTEXT"], timeout)
         except (OSError, struct.error, EOFError):
             return set()
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self.running:
+    def _send_signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self.is_running:
             self._process.send_signal(number)
 
 
-def _metadata(port: int, timeout: float) -> set[int]:
+def _fetch_broker_ids(port: int, timeout: float) -> set[int]:
     client = b"gateway"
     # api 3, version 1, correlation 0, client id, and no topics (a null array would mean all)
     body = struct.pack(">hhih", 3, 1, 0, len(client)) + client + struct.pack(">i", 0)
     with socket.create_connection(("127.0.0.1", port), timeout) as connection:
         connection.sendall(struct.pack(">i", len(body)) + body)
         with connection.makefile("rb") as stream:
-            (size,) = struct.unpack(">i", _exactly(stream.read(4), 4))
-            answer = _exactly(stream.read(size), size)
+            (size,) = struct.unpack(">i", _require_size(stream.read(4), 4))
+            answer = _require_size(stream.read(size), size)
     (count,) = struct.unpack_from(">i", answer, 4)
     position, brokers = 8, set()
     for _ in range(count):
@@ -196,7 +196,7 @@ def _metadata(port: int, timeout: float) -> set[int]:
     return brokers
 
 
-def _exactly(data: bytes, size: int) -> bytes:
+def _require_size(data: bytes, size: int) -> bytes:
     if len(data) != size:
         raise EOFError("the broker closed the connection")
     return data

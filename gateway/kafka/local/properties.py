@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LEAN = {
+LEAN_PROPERTIES = {
     "num.network.threads": "1",
     "num.io.threads": "2",
     "background.threads": "2",
@@ -22,7 +22,7 @@ LEAN = {
     "group.initial.rebalance.delay.ms": "0",
 }
 
-SINGLE = {
+SINGLE_NODE_PROPERTIES = {
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
@@ -31,7 +31,7 @@ SINGLE = {
 }
 
 # A killed leader is replaced after 2-5 s; Kafka's defaults take 11 s.
-FAST_FAILOVER = {
+FAST_FAILOVER_PROPERTIES = {
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "300",
     "controller.quorum.election.timeout.ms": "500",
@@ -41,15 +41,15 @@ FAST_FAILOVER = {
 
 # With retention.ms=1000 segment.ms=500 on a topic its log start moves after 1.6 s; Kafka's
 # defaults look every 5 min, the first time after 30 s.
-FAST_RETENTION = {
+FAST_RETENTION_PROPERTIES = {
     "log.initial.task.delay.ms": "100",
     "log.retention.check.interval.ms": "300",
     "log.cleaner.backoff.ms": "200",
     "log.segment.delete.delay.ms": "0",
 }
 
-_MODULE = "org.apache.kafka.common.security"
-_PROTOCOLS = {
+_LOGIN_MODULE_PACKAGE = "org.apache.kafka.common.security"
+_SECURITY_PROTOCOLS = {
     "PLAINTEXT": "PLAINTEXT",
     "CONTROLLER": "PLAINTEXT",
     "VIA": "PLAINTEXT",
@@ -60,7 +60,7 @@ _PROTOCOLS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class BrokerSecurity:
     """Listeners beside the plain one, which always stays and whose clients may do anything.
 
     users:        name -> password, for every mechanism but OAUTHBEARER.
@@ -88,7 +88,7 @@ class Security:
         return sasl + tls + both
 
     @property
-    def scram(self) -> tuple[str, ...]:
+    def scram_users(self) -> tuple[str, ...]:
         """What `StorageTool format --add-scram` takes: those users are in the log's first page."""
         return tuple(
             f"{mechanism}=[name={user},password={password}]"
@@ -97,13 +97,13 @@ class Security:
             for user, password in self.users.items()
         )
 
-    def properties(self) -> dict[str, str]:
+    def build_properties(self) -> dict[str, str]:
         made: dict[str, str] = {}
         for listener in self.listeners:
             if "SASL" in listener:
-                made |= self._sasl(f"listener.name.{listener.lower()}.")
+                made |= self._build_sasl_properties(f"listener.name.{listener.lower()}.")
             if "TLS" in listener:
-                made |= self._tls(f"listener.name.{listener.lower()}.")
+                made |= self._build_tls_properties(f"listener.name.{listener.lower()}.")
         if self.mechanisms:
             made["sasl.enabled.mechanisms"] = ",".join(self.mechanisms)
         if self.acl:
@@ -112,20 +112,20 @@ class Security:
             made["super.users"] = "User:ANONYMOUS"
         return made
 
-    def _sasl(self, prefix: str) -> dict[str, str]:
+    def _build_sasl_properties(self, prefix: str) -> dict[str, str]:
         users = " ".join(f'user_{user}="{word}"' for user, word in self.users.items())
         modules = {
-            "PLAIN": f"{_MODULE}.plain.PlainLoginModule required {users};",
-            "OAUTHBEARER": f"{_MODULE}.oauthbearer.OAuthBearerLoginModule required "
+            "PLAIN": f"{_LOGIN_MODULE_PACKAGE}.plain.PlainLoginModule required {users};",
+            "OAUTHBEARER": f"{_LOGIN_MODULE_PACKAGE}.oauthbearer.OAuthBearerLoginModule required "
             'unsecuredLoginStringClaim_sub="broker";',
         }
-        scram = f"{_MODULE}.scram.ScramLoginModule required;"
+        scram = f"{_LOGIN_MODULE_PACKAGE}.scram.ScramLoginModule required;"
         return {
             f"{prefix}{name.lower()}.sasl.jaas.config": modules.get(name, scram)
             for name in self.mechanisms
         }
 
-    def _tls(self, prefix: str) -> dict[str, str]:
+    def _build_tls_properties(self, prefix: str) -> dict[str, str]:
         made = {
             f"{prefix}ssl.keystore.type": "PEM",
             f"{prefix}ssl.keystore.location": str(self.certificate),
@@ -137,7 +137,9 @@ class Security:
         return made
 
 
-def listeners(ports: Mapping[str, int], via: tuple[str, int] | None, voters: str) -> dict[str, str]:
+def build_listener_properties(
+    ports: Mapping[str, int], via: tuple[str, int] | None, voters: str
+) -> dict[str, str]:
     """Listeners of one node, all on 127.0.0.1; VIA alone says another address than its own."""
     bound = {name: f"{name}://127.0.0.1:{port}" for name, port in ports.items()}
     said = {name: where for name, where in bound.items() if name != "CONTROLLER"}
@@ -150,11 +152,13 @@ def listeners(ports: Mapping[str, int], via: tuple[str, int] | None, voters: str
         "controller.quorum.voters": voters,
         "listeners": ",".join(bound.values()),
         "advertised.listeners": ",".join(said.values()),
-        "listener.security.protocol.map": ",".join(f"{name}:{_PROTOCOLS[name]}" for name in ports),
+        "listener.security.protocol.map": ",".join(
+            f"{name}:{_SECURITY_PROTOCOLS[name]}" for name in ports
+        ),
     }
 
 
-def text(properties: Mapping[str, str]) -> str:
+def format_properties(properties: Mapping[str, str]) -> str:
     """As a Java properties file."""
     escaped = ((key, value.replace("\\", "\\\\")) for key, value in properties.items())
     return "".join(f"{key}={value}\n" for key, value in escaped)

@@ -10,7 +10,7 @@ from pathlib import Path
 from gateway.errors import LocalBrokerError
 
 from . import jars, java
-from .cluster import LocalKafka, archive
+from .cluster import LocalKafka, ensure_class_archive
 
 
 def prefetch() -> None:
@@ -19,9 +19,9 @@ def prefetch() -> None:
     Raises LocalBrokerError: no Java, no network, a damaged jar.
     """
     cache = jars.cache_directory()
-    found = java.found()
-    jars.verify(jars.fetched(cache))
-    archive(cache)
+    found = java.find_java()
+    jars.verify_jars(jars.fetch_jars(cache))
+    ensure_class_archive(cache)
     print(f"Kafka {jars.KAFKA_VERSION} is ready in {cache}, on Java {found.major} ({found.path})")
 
 
@@ -34,18 +34,20 @@ def run_broker(nodes: int = 1, port: int | None = None, data: Path | None = None
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with LocalKafka(nodes, port=port, data=data) as kafka:
-            _announce(kafka, data)
-            while all(node.running for node in kafka.nodes):
+            _print_servers(kafka, data)
+            while all(node.is_running for node in kafka.nodes):
                 time.sleep(0.2)
-            dead = next(node for node in kafka.nodes if not node.running)
-            raise LocalBrokerError(f"node {dead.id} of Kafka ended by itself:\n{dead.tail()}")
+            dead = next(node for node in kafka.nodes if not node.is_running)
+            raise LocalBrokerError(
+                f"node {dead.id} of Kafka ended by itself:\n{dead.read_log_tail()}"
+            )
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _announce(kafka: LocalKafka, data: Path | None) -> None:
+def _print_servers(kafka: LocalKafka, data: Path | None) -> None:
     servers = ",".join(kafka.bootstrap)
     kept = f"data is kept in {data}" if data else "data goes when it ends"
     print(f"bootstrap: {servers}", flush=True)

@@ -7,11 +7,11 @@ from functools import lru_cache
 
 from aiokafka.partitioner import murmur2
 
-_hash = lru_cache(1 << 16)(murmur2)  # aiokafka's is pure Python: 3 us for a short key
-_LONG = 256  # bytes from which a key is not worth keeping
+_cached_murmur2 = lru_cache(1 << 16)(murmur2)  # aiokafka's is pure Python: 3 us for a short key
+_MAX_CACHED_KEY_BYTES = 256  # bytes from which a key is not worth keeping
 
 
-def partition_of(key: bytes, count: int) -> int:
+def compute_partition(key: bytes, partition_count: int) -> int:
     """The partition of a key among so many."""
-    hashed = _hash(key) if len(key) < _LONG else murmur2(key)
-    return int(hashed & 0x7FFFFFFF) % count
+    hashed = _cached_murmur2(key) if len(key) < _MAX_CACHED_KEY_BYTES else murmur2(key)
+    return int(hashed & 0x7FFFFFFF) % partition_count

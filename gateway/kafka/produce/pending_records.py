@@ -13,19 +13,19 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.produce.outbox import Outbox
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 
-DENIED = frozenset({29, 31})
-OVERHEAD = 64  # bytes of a record beside its content, about
+DENIED_CODES = frozenset({29, 31})
+RECORD_OVERHEAD_BYTES = 64  # bytes of a record beside its content, about
 
 Headers = Sequence[tuple[str, bytes | None]]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
-CODECS: Mapping[Compression, int] = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+CODEC_IDS: Mapping[Compression, int] = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
-Results: TypeAlias = list[int | KafkaError]
+OffsetResults: TypeAlias = list[int | KafkaError]
 """Offsets (-1 where Kafka has it and does not say where), or why there is none."""
 
 
-class Item(NamedTuple):
+class ProducerRecord(NamedTuple):
     """A record to be written. timestamp: milliseconds since 1970; None for now."""
 
     tp: TopicPartition
@@ -35,35 +35,37 @@ class Item(NamedTuple):
     timestamp: int | None = None
 
 
-class Parcel:
+class PendingBatch:
     """Records that are told of together, with one timer for all of them.
 
     told: given once each has its offset, or why it has none, in the order they were handed over.
     """
 
-    __slots__ = ("_left", "_results", "_told", "began", "letters", "timer")
+    __slots__ = ("_on_done", "_records_left", "_results", "began_at", "records", "timer")
 
-    def __init__(self, count: int, began: float, told: Callable[[Results], None]) -> None:
-        self.letters: dict[TopicPartition, list[Letter]] = {}
+    def __init__(
+        self, count: int, began_at: float, on_done: Callable[[OffsetResults], None]
+    ) -> None:
+        self.records: dict[TopicPartition, list[PendingRecord]] = {}
         self.timer: asyncio.TimerHandle | None = None
-        self.began = began  # seconds since 1970
-        self._results: Results = [-1] * count
-        self._left = count
-        self._told = told
+        self.began_at = began_at  # seconds since 1970
+        self._results: OffsetResults = [-1] * count
+        self._records_left = count
+        self._on_done = on_done
 
-    def land(self, place: int, result: int | KafkaError) -> None:
+    def set_result(self, index: int, result: int | KafkaError) -> None:
         """One of them is known."""
-        self._results[place] = result
-        self._left -= 1
-        if not self._left:
+        self._results[index] = result
+        self._records_left -= 1
+        if not self._records_left:
             if self.timer is not None:
                 self.timer.cancel()
-            self.letters.clear()  # or each would keep the other
-            self._told(self._results)
+            self.records.clear()  # or each would keep the other
+            self._on_done(self._results)
 
 
 @dataclass(slots=True, eq=False)
-class Letter:
+class PendingRecord:
     """One record on its way; place: in its parcel."""
 
     key: bytes | None
@@ -71,14 +73,14 @@ class Letter:
     headers: Headers
     timestamp: int
     size: int
-    parcel: Parcel
-    place: int
+    batch: PendingBatch
+    index: int
 
 
-def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+def estimate_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """About. Raises TypeError or ValueError for what cannot be a record: met later, it would keep
     the batch that it came to be in from being sent."""
-    size = OVERHEAD
+    size = RECORD_OVERHEAD_BYTES
     for name, content in (("", key), ("", value), *headers):
         if not isinstance(content, bytes | None):
             raise TypeError(f"{type(content).__name__} where a record has bytes; encode it")
@@ -86,7 +88,9 @@ def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     return size
 
 
-def encoded(outbox: Outbox[Letter], letters: Iterable[Letter], codec: int = 0) -> bytes:
+def encode_batch(
+    outbox: Outbox[PendingRecord], records: Iterable[PendingRecord], codec: int = 0
+) -> bytes:
     """As one batch; the same letters under the same producer id give the same bytes."""
     assert outbox.producer is not None
     builder = DefaultRecordBatchBuilder(
@@ -98,13 +102,13 @@ def encoded(outbox: Outbox[Letter], letters: Iterable[Letter], codec: int = 0) -
         base_sequence=outbox.sequence,
         batch_size=1 << 30,  # the outbox has cut it
     )
-    for index, letter in enumerate(letters):
+    for index, letter in enumerate(records):
         builder.append(index, letter.timestamp, letter.key, letter.value, list(letter.headers))
     return bytes(builder.build())
 
 
-def refusal(tp: TopicPartition, code: int) -> KafkaError:
-    if code in DENIED:
+def build_refused_error(tp: TopicPartition, code: int) -> KafkaError:
+    if code in DENIED_CODES:
         return AccessDenied(
             f"the gateway may not write to {tp.topic}; allow it WRITE", topic=tp.topic
         )
@@ -113,9 +117,9 @@ def refusal(tp: TopicPartition, code: int) -> KafkaError:
     )
 
 
-def doubt(tp: TopicPartition, why: str) -> BrokerUnavailable:
+def build_in_doubt_error(tp: TopicPartition, reason: str) -> BrokerUnavailable:
     return BrokerUnavailable(
-        f"{tp} may have been written to, or not: {why}; repeat it with its idempotency key",
+        f"{tp} may have been written to, or not: {reason}; repeat it with its idempotency key",
         timeout=True,
         retry_after=1.0,
     )

@@ -21,47 +21,59 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.log.record import TopicPartition
-from gateway.core.log.recovery import RULES, Action, Backoff, Cause, cause_of
-from gateway.core.produce.outbox import Fate, Outbox, Outcome
+from gateway.core.log.recovery import (
+    RECOVERY_RULES,
+    Backoff,
+    Cause,
+    RecoveryAction,
+    cause_from_code,
+)
+from gateway.core.produce.outbox import Outbox, WriteOutcome, WriteStatus
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.connections import Link, Role
-from gateway.kafka.client.offsets import LEADER_NOT_AVAILABLE, UNKNOWN, code_of
-from gateway.kafka.protocol.produce_messages import Appended, InitProducerIdRequest, ProduceRequest
-from gateway.telemetry.about import apart
-from gateway.telemetry.tallies import Writes
+from gateway.kafka.client.connections import BrokerConnection, ConnectionRole
+from gateway.kafka.client.offsets import LEADER_NOT_AVAILABLE, UNKNOWN_SERVER_ERROR, code_from_error
+from gateway.kafka.protocol.produce_messages import (
+    AppendResult,
+    InitProducerIdRequest,
+    ProduceRequest,
+)
+from gateway.telemetry.counts import ProduceCounts
+from gateway.telemetry.log_context import create_detached_task
 
 from .pending_records import (
-    CODECS,
-    DENIED,
-    OVERHEAD,
+    CODEC_IDS,
+    DENIED_CODES,
+    RECORD_OVERHEAD_BYTES,
     Compression,
     Headers,
-    Item,
-    Letter,
-    Parcel,
-    Results,
-    doubt,
-    encoded,
-    refusal,
-    size_of,
+    OffsetResults,
+    PendingBatch,
+    PendingRecord,
+    ProducerRecord,
+    build_in_doubt_error,
+    build_refused_error,
+    encode_batch,
+    estimate_size,
 )
 
 log = logging.getLogger(__name__)
 
-MOST = 32 << 20  # bytes that may wait for Kafka, of all partitions
-GRACE = 5.0  # seconds for what was taken on when the gateway closes
-REPLICAS = 0.8  # of the request timeout: the broker gives up first, and says so
+MAX_PENDING_BYTES = 32 << 20  # bytes that may wait for Kafka, of all partitions
+CLOSE_TIMEOUT_S = 5.0  # seconds for what was taken on when the gateway closes
+REPLICATION_TIMEOUT_SHARE = 0.8  # of the request timeout: the broker gives up first, and says so
 # Another broker may lead it by now.
-ELSEWHERE = frozenset({Action.REFRESH, Action.RECONNECT, Action.WATCH})
+REFRESH_ACTIONS = frozenset(
+    {RecoveryAction.REFRESH, RecoveryAction.RECONNECT, RecoveryAction.WATCH_METADATA}
+)
 
 
 @dataclass(slots=True, eq=False)
-class _Partition:
+class _PartitionQueue:
     tp: TopicPartition
     backoff: Backoff
-    outbox: Outbox[Letter] = field(default_factory=Outbox)
-    busy: bool = False
+    outbox: Outbox[PendingRecord] = field(default_factory=Outbox)
+    is_busy: bool = False
     retry_at: float = 0.0
     failure: str = "its broker is busy"
 
@@ -73,30 +85,34 @@ class Producer:
     """
 
     def __init__(
-        self, cluster: Cluster, *, most: int = MOST, compression: Compression = "none"
+        self,
+        cluster: Cluster,
+        *,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+        compression: Compression = "none",
     ) -> None:
-        self.writes = Writes()
+        self.writes = ProduceCounts()
         self._cluster = cluster
-        self._most = most
-        self._codec = CODECS[compression]
-        self._bytes = 0
-        self._partitions: dict[TopicPartition, _Partition] = {}
-        self._nodes: set[int] = set()  # with a request under way
+        self._max_pending_bytes = max_pending_bytes
+        self._codec = CODEC_IDS[compression]
+        self._pending_bytes = 0
+        self._partitions: dict[TopicPartition, _PartitionQueue] = {}
+        self._busy_nodes: set[int] = set()  # with a request under way
         self._wake = asyncio.Event()
-        self._settled = asyncio.Event()  # some were told what became of them
+        self._progress_made = asyncio.Event()  # some were told what became of them
         self._tasks: set[asyncio.Task[None]] = set()
-        self._running: asyncio.Task[None] | None = None
-        self._refreshing: asyncio.Task[None] | None = None
+        self._run_task: asyncio.Task[None] | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def put(
+    def send(
         self,
         tp: TopicPartition,
         key: bytes | None,
         value: bytes | None,
         headers: Headers = (),
         *,
-        within: float,
+        timeout_s: float,
     ) -> asyncio.Future[int]:
         """Write a record behind those that were put before it. Gives its offset, -1 if Kafka
         has it and does not say where.
@@ -108,79 +124,96 @@ class Producer:
         Raises BrokerUnavailable where too much is waiting already.
         """
         written: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._post([Item(tp, key, value, headers)], within, lambda told: _hand_on(told, written))
+        self._enqueue(
+            [ProducerRecord(tp, key, value, headers)],
+            timeout_s,
+            lambda told: _resolve_future(told, written),
+        )
         return written
 
-    def put_many(self, items: Sequence[Item], *, within: float) -> asyncio.Future[Results]:
+    def send_many(
+        self, records: Sequence[ProducerRecord], *, timeout_s: float
+    ) -> asyncio.Future[OffsetResults]:
         """As `put`, of several at once, or none of them: the future gives what became of each, in
         their order, and raises nothing.
 
         100 of 1 KB with three headers took 0.5 ms of CPU, by `put` 1.7 (the embedded broker's
         share in both).
         """
-        every: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
+        every: asyncio.Future[OffsetResults] = asyncio.get_running_loop().create_future()
 
-        def told(results: Results) -> None:
+        def told(results: OffsetResults) -> None:
             if not every.done():
                 every.set_result(results)
 
-        if items:
-            self._post(items, within, told)
+        if records:
+            self._enqueue(records, timeout_s, told)
         else:
             told([])
         return every
 
-    def _post(self, items: Sequence[Item], within: float, told: Callable[[Results], None]) -> None:
-        sizes = _sizes(items)
+    def _enqueue(
+        self,
+        records: Sequence[ProducerRecord],
+        timeout_s: float,
+        on_done: Callable[[OffsetResults], None],
+    ) -> None:
+        sizes = _estimate_sizes(records)
         total = sum(sizes)
-        if self._closed or (self._bytes and self._bytes + total > self._most):
-            for item in items:
+        if self._closed or (
+            self._pending_bytes and self._pending_bytes + total > self._max_pending_bytes
+        ):
+            for item in records:
                 self.writes.records[item.tp.topic, "unsent"] += 1
             why = "the gateway is closing" if self._closed else "too much waits to be written"
-            raise BrokerUnavailable(f"{items[0].tp}: {why}; try again", retry_after=1.0)
-        parcel = Parcel(len(items), time.time(), told)
-        now = int(parcel.began * 1000)
-        for place, (item, size) in enumerate(zip(items, sizes, strict=True)):
+            raise BrokerUnavailable(f"{records[0].tp}: {why}; try again", retry_after=1.0)
+        parcel = PendingBatch(len(records), time.time(), on_done)
+        now = int(parcel.began_at * 1000)
+        for place, (item, size) in enumerate(zip(records, sizes, strict=True)):
             tp, key, value, headers, at = item
-            letter = Letter(key, value, headers, now if at is None else at, size, parcel, place)
-            parcel.letters.setdefault(tp, []).append(letter)
-            self._partition(tp).outbox.put(letter, size)
-        parcel.timer = asyncio.get_running_loop().call_later(within, self._expire, parcel)
-        self._bytes += total
+            letter = PendingRecord(
+                key, value, headers, now if at is None else at, size, parcel, place
+            )
+            parcel.records.setdefault(tp, []).append(letter)
+            self._get_queue(tp).outbox.put(letter, size)
+        parcel.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire_batch, parcel)
+        self._pending_bytes += total
         self._wake.set()
-        if self._running is None:
-            self._running = apart(self._run())
+        if self._run_task is None:
+            self._run_task = create_detached_task(self._run())
 
     @property
-    def waiting(self) -> int:
+    def pending_bytes(self) -> int:
         """Bytes that Kafka has yet to answer for."""
-        return self._bytes
+        return self._pending_bytes
 
-    async def close(self, within: float = GRACE) -> None:
+    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Let what was taken on be written, for some seconds; the rest fails."""
         self._closed = True
-        deadline = asyncio.get_running_loop().time() + within
-        while self._letters() and asyncio.get_running_loop().time() < deadline:
-            self._settled.clear()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self._collect_pending() and asyncio.get_running_loop().time() < deadline:
+            self._progress_made.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
-                    await self._settled.wait()
-        tasks = [*self._tasks, *([self._running] if self._running else [])]
+                    await self._progress_made.wait()
+        tasks = [*self._tasks, *([self._run_task] if self._run_task else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for letter in self._letters():
-            self._land(letter, BrokerUnavailable("the gateway closed before Kafka answered"))
+        for letter in self._collect_pending():
+            self._finish_record(
+                letter, BrokerUnavailable("the gateway closed before Kafka answered")
+            )
 
-    def _letters(self) -> list[Letter]:
+    def _collect_pending(self) -> list[PendingRecord]:
         return [letter for each in self._partitions.values() for letter in each.outbox.items()]
 
-    def _partition(self, tp: TopicPartition) -> _Partition:
+    def _get_queue(self, tp: TopicPartition) -> _PartitionQueue:
         found = self._partitions.get(tp)
         if found is None:
             floor, ceiling = self._cluster.settings.reconnect
-            backoff = Backoff(ceiling=ceiling, random=random.random, floor=floor)
-            found = self._partitions[tp] = _Partition(tp, backoff)
+            backoff = Backoff(max_delay=ceiling, random=random.random, min_delay=floor)
+            found = self._partitions[tp] = _PartitionQueue(tp, backoff)
         return found
 
     # who is asked when
@@ -189,43 +222,43 @@ class Producer:
         while True:
             self._wake.clear()
             now = asyncio.get_running_loop().time()
-            for node, due in self._due(now).items():
-                self._nodes.add(node)
-                self._spawn(node, due)
+            for node, due in self._collect_due(now).items():
+                self._busy_nodes.add(node)
+                self._start_request(node, due)
             try:
-                async with asyncio.timeout_at(self._next(now)):
+                async with asyncio.timeout_at(self._next_retry_at(now)):
                     await self._wake.wait()
             except TimeoutError:
                 pass
 
-    def _due(self, now: float) -> dict[int, list[_Partition]]:
+    def _collect_due(self, now: float) -> dict[int, list[_PartitionQueue]]:
         """Partitions with something to send, by their leader; of those brokers that are free."""
-        nodes: dict[int, list[_Partition]] = {}
+        nodes: dict[int, list[_PartitionQueue]] = {}
         for each in self._partitions.values():
-            if each.outbox and not each.busy and each.retry_at <= now:
-                leader = self._cluster.leader(each.tp)
+            if each.outbox and not each.is_busy and each.retry_at <= now:
+                leader = self._cluster.leader_for_partition(each.tp)
                 if leader is None:
-                    self._retry(each, Cause.NO_LEADER, "it has no leader", now)
-                    self._tell(each, each.outbox.delayed(now), LEADER_NOT_AVAILABLE)
-                elif leader[0] not in self._nodes:
+                    self._schedule_retry(each, Cause.NO_LEADER, "it has no leader", now)
+                    self._apply_outcome(each, each.outbox.on_not_sent(now), LEADER_NOT_AVAILABLE)
+                elif leader[0] not in self._busy_nodes:
                     nodes.setdefault(leader[0], []).append(each)
         return nodes
 
-    def _next(self, now: float) -> float | None:
+    def _next_retry_at(self, now: float) -> float | None:
         """When a partition is to be tried again; those that wait for a broker are woken."""
         times = [
             each.retry_at
             for each in self._partitions.values()
-            if each.outbox and not each.busy and each.retry_at > now
+            if each.outbox and not each.is_busy and each.retry_at > now
         ]
         return min(times, default=None)
 
-    def _spawn(self, node: int, due: list[_Partition]) -> None:
+    def _start_request(self, node: int, due: list[_PartitionQueue]) -> None:
         for each in due:
-            each.busy = True
-        self._task(self._round(node, due))
+            each.is_busy = True
+        self._create_task(self._send_request(node, due))
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -233,79 +266,87 @@ class Producer:
 
     # one request
 
-    async def _round(self, node: int, due: list[_Partition]) -> None:
+    async def _send_request(self, node: int, due: list[_PartitionQueue]) -> None:
         """A batch of each partition to their leader; what comes of it is told."""
         try:
-            link = await self._cluster.connections.connect(node, Role.PRODUCE)
+            link = await self._cluster.connections.connect(node, ConnectionRole.PRODUCE)
             for each in due:
                 if each.outbox.producer is None:
-                    await self._introduce(each, link)
-            await self._send(link, [each for each in due if each.outbox.producer is not None])
+                    await self._init_producer_id(each, link)
+            await self._send_batches(
+                link, [each for each in due if each.outbox.producer is not None]
+            )
         except KafkaError as exc:  # nothing was sent
             now = asyncio.get_running_loop().time()
             for each in due:
-                self._retry(each, cause_of(code_of(exc)), str(exc), now)
-                self._tell(each, each.outbox.delayed(now), code_of(exc))
+                self._schedule_retry(each, cause_from_code(code_from_error(exc)), str(exc), now)
+                self._apply_outcome(each, each.outbox.on_not_sent(now), code_from_error(exc))
         except Exception:
             log.exception("records cannot be written to broker %d; it is tried again", node)
             now = asyncio.get_running_loop().time()
             for each in due:
-                self._retry(each, Cause.UNEXPECTED, "the gateway failed; its log says why", now)
-                self._tell(each, each.outbox.unanswered(now), UNKNOWN)
+                self._schedule_retry(
+                    each, Cause.UNEXPECTED, "the gateway failed; its log says why", now
+                )
+                self._apply_outcome(each, each.outbox.on_no_response(now), UNKNOWN_SERVER_ERROR)
         finally:
-            self._nodes.discard(node)
+            self._busy_nodes.discard(node)
             for each in due:
-                each.busy = False
+                each.is_busy = False
             self._wake.set()
 
-    async def _introduce(self, each: _Partition, link: Link) -> None:
-        answer = await self._cluster.connections.ask(link, InitProducerIdRequest())
-        if answer.error in DENIED:
-            self._tell(each, each.outbox.refused(), answer.error)
+    async def _init_producer_id(self, queue: _PartitionQueue, connection: BrokerConnection) -> None:
+        answer = await self._cluster.connections.send_on(connection, InitProducerIdRequest())
+        if answer.error in DENIED_CODES:
+            self._apply_outcome(queue, queue.outbox.reject_waiting(), answer.error)
         elif answer.error:
             now = asyncio.get_running_loop().time()
             why = f"no producer id (code {answer.error})"
-            self._retry(each, cause_of(answer.error), why, now)
+            self._schedule_retry(queue, cause_from_code(answer.error), why, now)
         else:
-            each.outbox.adopt(answer.producer)
+            queue.outbox.set_producer(answer.producer)
 
-    async def _send(self, link: Link, due: Sequence[_Partition]) -> None:
-        cut = [(each, letters) for each in due if (letters := each.outbox.batch())]
+    async def _send_batches(
+        self, connection: BrokerConnection, due: Sequence[_PartitionQueue]
+    ) -> None:
+        cut = [(each, letters) for each in due if (letters := each.outbox.next_batch())]
         if not cut:
             return
         timeout = self._cluster.settings.request_timeout
         request = ProduceRequest(
-            {each.tp: encoded(each.outbox, letters, self._codec) for each, letters in cut},
-            timeout=int(timeout * REPLICAS * 1000),
+            {each.tp: encode_batch(each.outbox, letters, self._codec) for each, letters in cut},
+            timeout_ms=int(timeout * REPLICATION_TIMEOUT_SHARE * 1000),
         )
         try:
-            answer = await self._cluster.connections.ask(link, request)
+            answer = await self._cluster.connections.send_on(connection, request)
         except KafkaError as exc:
             now = asyncio.get_running_loop().time()
             for each, _ in cut:
-                self._retry(each, cause_of(code_of(exc)), str(exc), now)
-                self._tell(each, each.outbox.unanswered(now), code_of(exc))
+                self._schedule_retry(each, cause_from_code(code_from_error(exc)), str(exc), now)
+                self._apply_outcome(each, each.outbox.on_no_response(now), code_from_error(exc))
             return
         for each, _ in cut:
-            self._answered(each, answer.partitions.get(each.tp, Appended(UNKNOWN, -1)))
+            self._on_partition_response(
+                each, answer.partitions.get(each.tp, AppendResult(UNKNOWN_SERVER_ERROR, -1))
+            )
 
-    def _answered(self, each: _Partition, appended: Appended) -> None:
+    def _on_partition_response(self, queue: _PartitionQueue, appended: AppendResult) -> None:
         now = asyncio.get_running_loop().time()
-        outcome = each.outbox.answered(appended.error, now)
-        if outcome.fate is Fate.OPEN:
+        outcome = queue.outbox.on_response(appended.error, now)
+        if outcome.status is WriteStatus.PENDING:
             why = f"Kafka answers code {appended.error}"
-            self._retry(each, cause_of(appended.error), why, now)
-        self._tell(each, outcome, appended.error, appended.offset)
+            self._schedule_retry(queue, cause_from_code(appended.error), why, now)
+        self._apply_outcome(queue, outcome, appended.error, appended.offset)
 
-    def _retry(self, each: _Partition, cause: Cause, why: str, now: float) -> None:
-        each.failure = why
-        each.retry_at = now + each.backoff.delay(cause)
-        idle = self._refreshing is None or self._refreshing.done()
-        if idle and RULES[cause].action in ELSEWHERE:
-            reason = f"{each.tp} cannot be written to: {why}"
-            self._refreshing = self._task(self._refresh(reason))
+    def _schedule_retry(self, queue: _PartitionQueue, cause: Cause, why: str, now: float) -> None:
+        queue.failure = why
+        queue.retry_at = now + queue.backoff.next_delay(cause)
+        idle = self._refresh_task is None or self._refresh_task.done()
+        if idle and RECOVERY_RULES[cause].action in REFRESH_ACTIONS:
+            reason = f"{queue.tp} cannot be written to: {why}"
+            self._refresh_task = self._create_task(self._refresh_metadata(reason))
 
-    async def _refresh(self, reason: str) -> None:
+    async def _refresh_metadata(self, reason: str) -> None:
         try:
             await self._cluster.metadata.refresh(reason)
         except KafkaError:
@@ -314,66 +355,70 @@ class Producer:
 
     # what has become of it
 
-    def _tell(
-        self, each: _Partition, outcome: Outcome[Letter], code: int, offset: int = -1
+    def _apply_outcome(
+        self,
+        queue: _PartitionQueue,
+        outcome: WriteOutcome[PendingRecord],
+        code: int,
+        offset: int = -1,
     ) -> None:
-        self._settled.set()
-        match outcome.fate:
-            case Fate.WRITTEN:
-                each.backoff.succeeded()
-                self._count(each.tp.topic, outcome.items)
+        self._progress_made.set()
+        match outcome.status:
+            case WriteStatus.WRITTEN:
+                queue.backoff.reset()
+                self._count_written(queue.tp.topic, outcome.items)
                 for index, letter in enumerate(outcome.items):
-                    self._land(letter, offset + index if offset >= 0 else -1)
-            case Fate.REFUSED:
-                self.writes.records[each.tp.topic, "refused"] += len(outcome.items)
+                    self._finish_record(letter, offset + index if offset >= 0 else -1)
+            case WriteStatus.REJECTED:
+                self.writes.records[queue.tp.topic, "refused"] += len(outcome.items)
                 for letter in outcome.items:
-                    self._land(letter, refusal(each.tp, code))
-            case Fate.DOUBTFUL:
-                self.writes.records[each.tp.topic, "doubtful"] += len(outcome.items)
+                    self._finish_record(letter, build_refused_error(queue.tp, code))
+            case WriteStatus.UNKNOWN:
+                self.writes.records[queue.tp.topic, "doubtful"] += len(outcome.items)
                 for letter in outcome.items:
-                    self._land(letter, doubt(each.tp, each.failure))
+                    self._finish_record(letter, build_in_doubt_error(queue.tp, queue.failure))
 
-    def _count(self, topic: str, letters: Sequence[Letter]) -> None:
-        now, waited = time.time(), Counter([letter.parcel.began for letter in letters])
+    def _count_written(self, topic: str, records: Sequence[PendingRecord]) -> None:
+        now, waited = time.time(), Counter([letter.batch.began_at for letter in records])
         for began, count in waited.items():
-            self.writes.written(topic, 0, max(0.0, now - began), count)
-        self.writes.bytes[topic] += sum([letter.size for letter in letters])
+            self.writes.count_written(topic, 0, max(0.0, now - began), count)
+        self.writes.bytes[topic] += sum([letter.size for letter in records])
 
-    def _expire(self, parcel: Parcel) -> None:
-        for tp, letters in list(parcel.letters.items()):
+    def _expire_batch(self, batch: PendingBatch) -> None:
+        for tp, letters in list(batch.records.items()):
             each = self._partitions[tp]
             for letter in each.outbox.withdraw(letters):
                 self.writes.records[tp.topic, "unsent"] += 1
                 why = f"{tp} was not written to: {each.failure}; try again"
-                self._land(letter, BrokerUnavailable(why, retry_after=1.0))
+                self._finish_record(letter, BrokerUnavailable(why, retry_after=1.0))
 
-    def _land(self, letter: Letter, result: int | KafkaError) -> None:
-        self._bytes -= letter.size
-        letter.parcel.land(letter.place, result)
+    def _finish_record(self, record: PendingRecord, result: int | KafkaError) -> None:
+        self._pending_bytes -= record.size
+        record.batch.set_result(record.index, result)
 
 
-def _sizes(items: Sequence[Item]) -> list[int]:
+def _estimate_sizes(records: Sequence[ProducerRecord]) -> list[int]:
     """About, of each; records that share their headers have them measured once. Raises as
     `size_of`."""
     sizes: list[int] = []
     last: Headers | None = None
     beside = 0
-    for _, key, value, headers, _ in items:
+    for _, key, value, headers, _ in records:
         if headers is not last:
-            last, beside = headers, size_of(None, None, headers)
+            last, beside = headers, estimate_size(None, None, headers)
         if type(key) is bytes and type(value) is bytes:
             sizes.append(beside + len(key) + len(value))
         else:
-            sizes.append(beside + size_of(key, value, ()) - OVERHEAD)
+            sizes.append(beside + estimate_size(key, value, ()) - RECORD_OVERHEAD_BYTES)
     return sizes
 
 
-def _hand_on(told: Results, written: asyncio.Future[int]) -> None:
+def _resolve_future(results: OffsetResults, future: asyncio.Future[int]) -> None:
     """What became of the only one of a parcel, to who waits for it."""
-    if written.done():
+    if future.done():
         return
-    if isinstance(told[0], int):
-        written.set_result(told[0])
+    if isinstance(results[0], int):
+        future.set_result(results[0])
     else:
-        written.set_exception(told[0])
-        written.exception()  # told to who waits; where nobody does, no warning either
+        future.set_exception(results[0])
+        future.exception()  # told to who waits; where nobody does, no warning either

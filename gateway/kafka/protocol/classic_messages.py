@@ -7,73 +7,73 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.group.assignor import Claim
+from gateway.core.group.assignor import MemberSubscription
 from gateway.core.group.classic_requests import (
-    ASSIGNOR,
-    HeartbeatAnswer,
-    HeartbeatAsk,
-    JoinAnswer,
-    JoinAsk,
-    LeaveAnswer,
-    LeaveAsk,
-    MemberAsk,
-    SyncAnswer,
-    SyncAsk,
+    ASSIGNOR_NAME,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinRequest,
+    JoinResponse,
+    LeaveRequest,
+    LeaveResponse,
+    MemberRequest,
+    SyncRequest,
+    SyncResponse,
 )
-from gateway.core.group.member import Ask
+from gateway.core.group.member import GroupRequest
 
-from .codec import Reader, Writer
+from .codec import FieldReader, FieldWriter
 from .consumer_protocol import (
     decode_assignment,
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
-from .requests import Request, Versions
+from .requests import KafkaRequest, VersionRange
 
-CONSUMER = "consumer"  # the protocol type of members that share partitions
+PROTOCOL_TYPE = "consumer"  # the protocol type of members that share partitions
 
 
 @dataclass(slots=True)
-class JoinRequest(Request[JoinAnswer]):
+class JoinGroupRequest(KafkaRequest[JoinResponse]):
     """Into the group, or into its next generation. Held until all members have come."""
 
-    API = 11
+    API_KEY = 11
     NAME = "JoinGroup"
-    SPOKEN = Versions(5, 9, 6)
+    VERSIONS = VersionRange(5, 9, 6)
 
-    ask: JoinAsk
+    request: JoinRequest
 
     def encode(self, version: int) -> bytes:
-        ask, out = self.ask, Writer(version >= self.SPOKEN.flexible)
+        ask, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
         out.string(ask.group)
         out.i32(int(ask.session_timeout * 1000))
         out.i32(int(ask.rebalance_timeout * 1000))
         out.string(ask.identity.member_id)
         out.string(ask.identity.instance_id)
-        out.string(CONSUMER)
+        out.string(PROTOCOL_TYPE)
         out.array(1)
-        out.string(ASSIGNOR)
-        out.octets(encode_subscription(ask.claim))
+        out.string(ASSIGNOR_NAME)
+        out.octets(encode_subscription(ask.subscription))
         out.tags()
         if version >= 8:
             out.string(ask.reason or None)
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> JoinAnswer:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+    def decode(self, version: int, data: bytes, pos: int) -> JoinResponse:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error, generation = read.i32(), read.i16(), read.i32()
         if version >= 7:
             read.string()  # protocol type
         protocol, leader = read.string(), read.string() or ""
         assigned = version >= 9 and bool(read.i8())
         member = read.string() or ""
-        claims = tuple(self._claim(read) for _ in range(read.array()))
-        return JoinAnswer(throttle, error, generation, protocol, leader, member, claims, assigned)
+        claims = tuple(self._read_subscription(read) for _ in range(read.array()))
+        return JoinResponse(throttle, error, generation, protocol, leader, member, claims, assigned)
 
     @staticmethod
-    def _claim(read: Reader) -> Claim:
+    def _read_subscription(read: FieldReader) -> MemberSubscription:
         member = read.string() or ""
         read.string()  # instance id
         said = read.octets() or b""
@@ -82,25 +82,25 @@ class JoinRequest(Request[JoinAnswer]):
             return decode_subscription(member, said)
         except (ValueError, IndexError, struct.error):
             # One whose words nobody understands gets nothing; the others do.
-            return Claim(member, frozenset())
+            return MemberSubscription(member, frozenset())
 
 
 @dataclass(slots=True)
-class SyncRequest(Request[SyncAnswer]):
+class SyncGroupRequest(KafkaRequest[SyncResponse]):
     """What the leader gives out, or for the others: what it gave. Held until the leader spoke."""
 
-    API = 14
+    API_KEY = 14
     NAME = "SyncGroup"
-    SPOKEN = Versions(3, 5, 4)
+    VERSIONS = VersionRange(3, 5, 4)
 
-    ask: SyncAsk
+    request: SyncRequest
 
     def encode(self, version: int) -> bytes:
-        ask, out = self.ask, Writer(version >= self.SPOKEN.flexible)
-        _member(out, ask)
+        ask, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
+        _write_member(out, ask)
         if version >= 5:
-            out.string(CONSUMER)
-            out.string(ASSIGNOR)
+            out.string(PROTOCOL_TYPE)
+            out.string(ASSIGNOR_NAME)
         assignment = ask.assignment or {}
         out.array(len(assignment))
         for member, tps in assignment.items():
@@ -110,46 +110,46 @@ class SyncRequest(Request[SyncAnswer]):
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> SyncAnswer:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+    def decode(self, version: int, data: bytes, pos: int) -> SyncResponse:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error = read.i32(), read.i16()
         if version >= 5:
             read.string()  # protocol type
             read.string()  # its name
-        return SyncAnswer(throttle, error, decode_assignment(read.octets() or b""))
+        return SyncResponse(throttle, error, decode_assignment(read.octets() or b""))
 
 
 @dataclass(slots=True)
-class HeartbeatRequest(Request[HeartbeatAnswer]):
-    API = 12
+class ClassicHeartbeatRequest(KafkaRequest[HeartbeatResponse]):
+    API_KEY = 12
     NAME = "Heartbeat"
-    SPOKEN = Versions(3, 4, 4)
+    VERSIONS = VersionRange(3, 4, 4)
 
-    ask: HeartbeatAsk
+    request: HeartbeatRequest
 
     def encode(self, version: int) -> bytes:
-        out = Writer(version >= self.SPOKEN.flexible)
-        _member(out, self.ask)
+        out = FieldWriter(version >= self.VERSIONS.first_flexible)
+        _write_member(out, self.request)
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> HeartbeatAnswer:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
-        return HeartbeatAnswer(read.i32(), read.i16())
+    def decode(self, version: int, data: bytes, pos: int) -> HeartbeatResponse:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
+        return HeartbeatResponse(read.i32(), read.i16())
 
 
 @dataclass(slots=True)
-class LeaveRequest(Request[LeaveAnswer]):
+class LeaveGroupRequest(KafkaRequest[LeaveResponse]):
     """Several members at once since version 3 (KIP-345); here one."""
 
-    API = 13
+    API_KEY = 13
     NAME = "LeaveGroup"
-    SPOKEN = Versions(2, 5, 4)
+    VERSIONS = VersionRange(2, 5, 4)
 
-    ask: LeaveAsk
+    request: LeaveRequest
 
     def encode(self, version: int) -> bytes:
-        ask, out = self.ask, Writer(version >= self.SPOKEN.flexible)
+        ask, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
         out.string(ask.group)
         if version >= 3:
             out.array(1)
@@ -163,8 +163,8 @@ class LeaveRequest(Request[LeaveAnswer]):
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> LeaveAnswer:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+    def decode(self, version: int, data: bytes, pos: int) -> LeaveResponse:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error = read.i32(), read.i16()
         if version >= 3:
             for _ in range(read.array()):
@@ -172,19 +172,19 @@ class LeaveRequest(Request[LeaveAnswer]):
                 read.string()
                 error = read.i16() or error
                 read.tags()
-        return LeaveAnswer(throttle, error)
+        return LeaveResponse(throttle, error)
 
 
-def _member(out: Writer, ask: MemberAsk) -> None:
+def _write_member(out: FieldWriter, ask: MemberRequest) -> None:
     out.string(ask.group)
     out.i32(ask.identity.epoch)
     out.string(ask.identity.member_id)
     out.string(ask.identity.instance_id)
 
 
-REQUESTS: Mapping[type[Ask], Callable[[Any], Request[Any]]] = {
-    JoinAsk: JoinRequest,
-    SyncAsk: SyncRequest,
-    HeartbeatAsk: HeartbeatRequest,
-    LeaveAsk: LeaveRequest,
+REQUEST_CLASSES: Mapping[type[GroupRequest], Callable[[Any], KafkaRequest[Any]]] = {
+    JoinRequest: JoinGroupRequest,
+    SyncRequest: SyncGroupRequest,
+    HeartbeatRequest: ClassicHeartbeatRequest,
+    LeaveRequest: LeaveGroupRequest,
 }

@@ -16,7 +16,7 @@ from gateway.core.log.record import TopicPartition
 
 T = TypeVar("T")
 
-NO_ID = UUID(int=0)
+ZERO_UUID = UUID(int=0)
 
 _I8 = struct.Struct(">b")
 _I16 = struct.Struct(">h")
@@ -24,7 +24,7 @@ _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 
 
-def uvarint(value: int) -> bytes:
+def encode_uvarint(value: int) -> bytes:
     """An unsigned varint, KIP-482."""
     out = bytearray()
     while value > 0x7F:
@@ -63,7 +63,7 @@ def read_tags(data: bytes, pos: int) -> tuple[dict[int, bytes], int]:
     return tags, pos
 
 
-class Writer:
+class FieldWriter:
     """Appends fields in one of the two dialects."""
 
     __slots__ = ("data", "flexible")
@@ -85,17 +85,17 @@ class Writer:
         self.data += _I64.pack(value)
 
     def uuid(self, value: UUID | None) -> None:
-        self.data += (value or NO_ID).bytes
+        self.data += (value or ZERO_UUID).bytes
 
     def array(self, length: int) -> None:
-        self.data += uvarint(length + 1) if self.flexible else _I32.pack(length)
+        self.data += encode_uvarint(length + 1) if self.flexible else _I32.pack(length)
 
     def string(self, value: str | None) -> None:
         if value is None:
             self.data += b"\0" if self.flexible else _I16.pack(-1)
             return
         raw = value.encode()
-        self.data += uvarint(len(raw) + 1) if self.flexible else _I16.pack(len(raw))
+        self.data += encode_uvarint(len(raw) + 1) if self.flexible else _I16.pack(len(raw))
         self.data += raw
 
     def octets(self, value: bytes | None) -> None:
@@ -103,7 +103,7 @@ class Writer:
         if value is None:
             self.data += b"\0" if self.flexible else _I32.pack(-1)
             return
-        self.data += uvarint(len(value) + 1) if self.flexible else _I32.pack(len(value))
+        self.data += encode_uvarint(len(value) + 1) if self.flexible else _I32.pack(len(value))
         self.data += value
 
     def tags(self) -> None:
@@ -112,7 +112,7 @@ class Writer:
             self.data += b"\0"
 
 
-class Reader:
+class FieldReader:
     """Reads fields in one of the two dialects, from `pos` on."""
 
     __slots__ = ("data", "flexible", "pos")
@@ -123,34 +123,34 @@ class Reader:
         self.flexible = flexible
 
     def i8(self) -> int:
-        return self._fixed(_I8)
+        return self._read_fixed(_I8)
 
     def i16(self) -> int:
-        return self._fixed(_I16)
+        return self._read_fixed(_I16)
 
     def i32(self) -> int:
-        return self._fixed(_I32)
+        return self._read_fixed(_I32)
 
     def i64(self) -> int:
-        return self._fixed(_I64)
+        return self._read_fixed(_I64)
 
     def uuid(self) -> UUID | None:
         """None for the zero id, which brokers send where there is none."""
-        raw = self._take(16)
+        raw = self._read_bytes(16)
         return UUID(bytes=raw) if any(raw) else None
 
     def array(self) -> int:
         """The length; 0 for a null array."""
-        length = self._compact() if self.flexible else self.i32()
+        length = self._read_compact_length() if self.flexible else self.i32()
         return max(length, 0)
 
     def string(self) -> str | None:
-        length = self._compact() if self.flexible else self.i16()
-        return None if length < 0 else self._take(length).decode()
+        length = self._read_compact_length() if self.flexible else self.i16()
+        return None if length < 0 else self._read_bytes(length).decode()
 
     def octets(self) -> bytes | None:
-        length = self._compact() if self.flexible else self.i32()
-        return None if length < 0 else self._take(length)
+        length = self._read_compact_length() if self.flexible else self.i32()
+        return None if length < 0 else self._read_bytes(length)
 
     def ints(self) -> tuple[int, ...]:
         """An array of int32."""
@@ -171,16 +171,16 @@ class Reader:
         tags, self.pos = read_tags(self.data, self.pos)
         return tags
 
-    def _compact(self) -> int:
+    def _read_compact_length(self) -> int:
         value, self.pos = read_uvarint(self.data, self.pos)
         return value - 1
 
-    def _fixed(self, kind: struct.Struct) -> int:
+    def _read_fixed(self, kind: struct.Struct) -> int:
         (value,) = kind.unpack_from(self.data, self.pos)
         self.pos += kind.size
         return int(value)
 
-    def _take(self, size: int) -> bytes:
+    def _read_bytes(self, size: int) -> bytes:
         end = self.pos + size
         if end > len(self.data):
             raise ValueError("a field longer than its message")
@@ -189,15 +189,15 @@ class Reader:
         return raw
 
 
-def by_topic(of: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
+def group_by_topic(values: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
     """As requests name them: each topic once, with its partitions."""
     topics: dict[str, list[tuple[int, T]]] = {}
-    for (topic, partition), item in of.items():
+    for (topic, partition), item in values.items():
         topics.setdefault(topic, []).append((partition, item))
     return topics
 
 
-def partition_errors(read: Reader) -> dict[TopicPartition, int]:
+def read_partition_errors(read: FieldReader) -> dict[TopicPartition, int]:
     """Kafka's code of each partition, as answers have it that say no more (and no tags)."""
     errors: dict[TopicPartition, int] = {}
     for _ in range(read.array()):

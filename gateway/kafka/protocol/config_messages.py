@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .codec import Reader, Writer
-from .requests import Request, Versions
+from .codec import FieldReader, FieldWriter
+from .requests import KafkaRequest, VersionRange
 
-_TOPIC = 2  # resource type
+_TOPIC_RESOURCE_TYPE = 2  # resource type
 
 
-class ConfigsAnswer(NamedTuple):
+class DescribeConfigsResponse(NamedTuple):
     """`error` is Kafka's code: describing configs needs a right of its own."""
 
     throttle_ms: int
@@ -21,20 +21,20 @@ class ConfigsAnswer(NamedTuple):
 
 
 @dataclass(slots=True)
-class DescribeConfigsRequest(Request[ConfigsAnswer]):
+class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
     """Some configs of one topic, None for all, defaults filled in."""
 
-    API = 32
+    API_KEY = 32
     NAME = "DescribeConfigs"
-    SPOKEN = Versions(1, 2, 4)
+    VERSIONS = VersionRange(1, 2, 4)
 
     topic: str
     names: Sequence[str] | None
 
     def encode(self, version: int) -> bytes:
-        out = Writer(version >= self.SPOKEN.flexible)
+        out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(1)
-        out.i8(_TOPIC)
+        out.i8(_TOPIC_RESOURCE_TYPE)
         out.string(self.topic)
         out.array(-1 if self.names is None else len(self.names))
         for name in self.names or ():
@@ -42,8 +42,8 @@ class DescribeConfigsRequest(Request[ConfigsAnswer]):
         out.i8(0)  # no synonyms
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> ConfigsAnswer:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+    def decode(self, version: int, data: bytes, pos: int) -> DescribeConfigsResponse:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error = read.i32(), 0
         values: dict[str, str | None] = {}
         for _ in range(read.array()):
@@ -61,4 +61,4 @@ class DescribeConfigsRequest(Request[ConfigsAnswer]):
                     read.string()
                     read.string()
                     read.i8()
-        return ConfigsAnswer(throttle, error, values)
+        return DescribeConfigsResponse(throttle, error, values)

@@ -11,52 +11,54 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from gateway.core.group.assignor import Claim
+from gateway.core.group.assignor import MemberSubscription
 from gateway.core.log.record import TopicPartition
 
-from .codec import Reader, Writer
+from .codec import FieldReader, FieldWriter
 
-SUBSCRIPTION = 3
+SUBSCRIPTION_VERSION = 3
 # Nothing came after 0 but the number; whoever reads only that takes a later one all the same.
-ASSIGNMENT = 3
+ASSIGNMENT_VERSION = 3
 
-_GENERATION = struct.Struct(">i")
+_GENERATION_STRUCT = struct.Struct(">i")
 
 
-def encode_subscription(claim: Claim, version: int = SUBSCRIPTION) -> bytes:
+def encode_subscription(
+    subscription: MemberSubscription, version: int = SUBSCRIPTION_VERSION
+) -> bytes:
     """What a joining member says of itself; its rack is not told."""
-    out = Writer(flexible=False)
+    out = FieldWriter(flexible=False)
     out.i16(version)
-    out.array(len(claim.topics))
-    for topic in sorted(claim.topics):
+    out.array(len(subscription.topics))
+    for topic in sorted(subscription.topics):
         out.string(topic)
-    out.octets(_GENERATION.pack(claim.generation))
+    out.octets(_GENERATION_STRUCT.pack(subscription.generation))
     if version >= 1:
-        _write(out, claim.owned)
+        _write_partitions(out, subscription.owned)
     if version >= 2:
-        out.i32(claim.generation)
+        out.i32(subscription.generation)
     if version >= 3:
         out.string(None)
     return bytes(out.data)
 
 
-def decode_subscription(member: str, data: bytes) -> Claim:
+def decode_subscription(member: str, data: bytes) -> MemberSubscription:
     """Of any version: later ones only append. Raises ValueError, IndexError, struct.error."""
-    read = Reader(data, 0, flexible=False)
+    read = FieldReader(data, 0, flexible=False)
     version = read.i16()
     topics = frozenset(read.string() or "" for _ in range(read.array()))
     user_data = read.octets() or b""
-    owned = _read(read) if version >= 1 else frozenset()
+    owned = _read_partitions(read) if version >= 1 else frozenset()
     generation = read.i32() if version >= 2 else -1
     if generation < 0:
-        generation = _generation(user_data)
-    return Claim(member, topics, owned, generation)
+        generation = _parse_generation(user_data)
+    return MemberSubscription(member, topics, owned, generation)
 
 
 def encode_assignment(tps: Iterable[TopicPartition]) -> bytes:
-    out = Writer(flexible=False)
-    out.i16(ASSIGNMENT)
-    _write(out, tps)
+    out = FieldWriter(flexible=False)
+    out.i16(ASSIGNMENT_VERSION)
+    _write_partitions(out, tps)
     out.octets(None)
     return bytes(out.data)
 
@@ -65,23 +67,23 @@ def decode_assignment(data: bytes) -> frozenset[TopicPartition]:
     """Of any version; no bytes at all are no partitions. Raises as `decode_subscription`."""
     if not data:
         return frozenset()
-    read = Reader(data, 0, flexible=False)
+    read = FieldReader(data, 0, flexible=False)
     read.i16()
-    return _read(read)
+    return _read_partitions(read)
 
 
-def _generation(user_data: bytes) -> int:
+def _parse_generation(user_data: bytes) -> int:
     """Java: the generation alone. librdkafka, aiokafka: topics and partitions before it."""
-    read = Reader(user_data, 0, flexible=False)
+    read = FieldReader(user_data, 0, flexible=False)
     try:
-        if len(user_data) > _GENERATION.size:
-            _read(read)
+        if len(user_data) > _GENERATION_STRUCT.size:
+            _read_partitions(read)
         return read.i32()
     except (ValueError, struct.error):
         return -1  # another assignor's own
 
 
-def _write(out: Writer, tps: Iterable[TopicPartition]) -> None:
+def _write_partitions(out: FieldWriter, tps: Iterable[TopicPartition]) -> None:
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(tps):
         topics.setdefault(topic, []).append(partition)
@@ -93,7 +95,7 @@ def _write(out: Writer, tps: Iterable[TopicPartition]) -> None:
             out.i32(partition)
 
 
-def _read(read: Reader) -> frozenset[TopicPartition]:
+def _read_partitions(read: FieldReader) -> frozenset[TopicPartition]:
     found: set[TopicPartition] = set()
     for _ in range(read.array()):
         topic = read.string() or ""

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from gateway.core.log.record import TopicPartition
 
-from .codec import Reader, Writer, by_topic, partition_errors
+from .codec import FieldReader, FieldWriter, group_by_topic, read_partition_errors
 from .consumer_protocol import decode_assignment
-from .requests import Request, Versions
+from .requests import KafkaRequest, VersionRange
 
-NOT_FOUND = 69  # GROUP_ID_NOT_FOUND
+GROUP_ID_NOT_FOUND = 69  # GROUP_ID_NOT_FOUND
 
 
-class Listed(NamedTuple):
+class GroupListing(NamedTuple):
     """A group as its coordinator lists it.
 
     type:  `consumer` (KIP-848), `classic`, or another; empty: before Kafka 3.8 nobody says.
@@ -29,13 +29,13 @@ class Listed(NamedTuple):
     type: str = ""
 
 
-class GroupsListed(NamedTuple):
+class ListGroupsResponse(NamedTuple):
     throttle_ms: int
     error: int
-    groups: tuple[Listed, ...]
+    groups: tuple[GroupListing, ...]
 
 
-class GroupMember(NamedTuple):
+class MemberDescription(NamedTuple):
     """owned: what it was given; a consumer member has acknowledged it."""
 
     id: str
@@ -45,7 +45,7 @@ class GroupMember(NamedTuple):
     owned: frozenset[TopicPartition]
 
 
-class GroupDescribed(NamedTuple):
+class GroupDescription(NamedTuple):
     """`assignor` is empty while there is none."""
 
     throttle_ms: int
@@ -55,10 +55,10 @@ class GroupDescribed(NamedTuple):
     type: str
     state: str
     assignor: str
-    members: tuple[GroupMember, ...]
+    members: tuple[MemberDescription, ...]
 
 
-class Deleted(NamedTuple):
+class DeleteResponse(NamedTuple):
     """error: of the group. errors: of partitions, where there are some."""
 
     throttle_ms: int
@@ -67,15 +67,15 @@ class Deleted(NamedTuple):
 
 
 @dataclass(slots=True)
-class ListGroupsRequest(Request[GroupsListed]):
+class ListGroupsRequest(KafkaRequest[ListGroupsResponse]):
     """The groups that one broker coordinates."""
 
-    API = 16
+    API_KEY = 16
     NAME = "ListGroups"
-    SPOKEN = Versions(2, 5, 3)
+    VERSIONS = VersionRange(2, 5, 3)
 
     def encode(self, version: int) -> bytes:
-        out = Writer(version >= self.SPOKEN.flexible)
+        out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version >= 4:
             out.array(0)  # in all states
         if version >= 5:
@@ -83,52 +83,52 @@ class ListGroupsRequest(Request[GroupsListed]):
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> GroupsListed:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+    def decode(self, version: int, data: bytes, pos: int) -> ListGroupsResponse:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error, groups = read.i32(), read.i16(), []
         for _ in range(read.array()):
             name, protocol = read.string() or "", read.string() or ""
             state = read.string() or "" if version >= 4 else ""
             kind = read.string() or "" if version >= 5 else ""
             read.tags()
-            groups.append(Listed(name, protocol, state, kind.lower()))
-        return GroupsListed(throttle, error, tuple(groups))
+            groups.append(GroupListing(name, protocol, state, kind.lower()))
+        return ListGroupsResponse(throttle, error, tuple(groups))
 
 
 @dataclass(slots=True)
-class DescribeGroupsRequest(Request[GroupDescribed]):
+class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
     """One group of the classic protocol. One that does not exist is `Dead`, without an error
     before version 6."""
 
-    API = 15
+    API_KEY = 15
     NAME = "DescribeGroups"
-    SPOKEN = Versions(3, 6, 5)
+    VERSIONS = VersionRange(3, 6, 5)
 
     group: str
 
     def encode(self, version: int) -> bytes:
-        out = Writer(version >= self.SPOKEN.flexible)
+        out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(1)
         out.string(self.group)
         out.i8(0)  # no authorized operations
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> GroupDescribed:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
-        throttle = _one(read)
+    def decode(self, version: int, data: bytes, pos: int) -> GroupDescription:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
+        throttle = _read_single_group(read)
         error = read.i16()
         message = read.string() if version >= 6 else None
         name, state = read.string() or "", read.string() or ""
         read.string()  # protocol type
         assignor = read.string() or ""
-        members = tuple(self._member(read, version) for _ in range(read.array()))
+        members = tuple(self._read_member(read, version) for _ in range(read.array()))
         if state == "Dead" and not error:
-            error = NOT_FOUND
-        return GroupDescribed(throttle, error, message, name, "classic", state, assignor, members)
+            error = GROUP_ID_NOT_FOUND
+        return GroupDescription(throttle, error, message, name, "classic", state, assignor, members)
 
     @staticmethod
-    def _member(read: Reader, version: int) -> GroupMember:
+    def _read_member(read: FieldReader, version: int) -> MemberDescription:
         member = read.string() or ""
         instance = read.string() if version >= 4 else None
         client, host = read.string() or "", read.string() or ""
@@ -139,39 +139,41 @@ class DescribeGroupsRequest(Request[GroupDescribed]):
             owned = decode_assignment(given)
         except (ValueError, IndexError, struct.error):
             owned = frozenset()  # of Connect, or whatever else shares things by groups
-        return GroupMember(member, instance, client, host, owned)
+        return MemberDescription(member, instance, client, host, owned)
 
 
 @dataclass(slots=True)
-class ConsumerGroupDescribeRequest(Request[GroupDescribed]):
+class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
     """One group of KIP-848."""
 
-    API = 69
+    API_KEY = 69
     NAME = "ConsumerGroupDescribe"
-    SPOKEN = Versions(0, 1, 0)
+    VERSIONS = VersionRange(0, 1, 0)
 
     group: str
 
     def encode(self, version: int) -> bytes:
-        out = Writer(True)
+        out = FieldWriter(True)
         out.array(1)
         out.string(self.group)
         out.i8(0)  # no authorized operations
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> GroupDescribed:
-        read = Reader(data, pos, True)
-        throttle = _one(read)
+    def decode(self, version: int, data: bytes, pos: int) -> GroupDescription:
+        read = FieldReader(data, pos, True)
+        throttle = _read_single_group(read)
         error, message = read.i16(), read.string()
         name, state = read.string() or "", read.string() or ""
         read.i32()  # group epoch
         read.i32()  # assignment epoch
         assignor = read.string() or ""
-        members = tuple(self._member(read, version) for _ in range(read.array()))
-        return GroupDescribed(throttle, error, message, name, "consumer", state, assignor, members)
+        members = tuple(self._read_member(read, version) for _ in range(read.array()))
+        return GroupDescription(
+            throttle, error, message, name, "consumer", state, assignor, members
+        )
 
-    def _member(self, read: Reader, version: int) -> GroupMember:
+    def _read_member(self, read: FieldReader, version: int) -> MemberDescription:
         member, instance = read.string() or "", read.string()
         read.string()  # rack
         read.i32()  # epoch
@@ -179,15 +181,15 @@ class ConsumerGroupDescribeRequest(Request[GroupDescribed]):
         for _ in range(read.array()):
             read.string()  # topics it subscribes
         read.string()  # and their pattern
-        owned = self._assignment(read)
-        self._assignment(read)  # what it is to have
+        owned = self._read_assignment(read)
+        self._read_assignment(read)  # what it is to have
         if version >= 1:
             read.i8()  # type
         read.tags()
-        return GroupMember(member, instance, client, host, owned)
+        return MemberDescription(member, instance, client, host, owned)
 
     @staticmethod
-    def _assignment(read: Reader) -> frozenset[TopicPartition]:
+    def _read_assignment(read: FieldReader) -> frozenset[TopicPartition]:
         found: set[TopicPartition] = set()
         for _ in range(read.array()):
             read.uuid()
@@ -199,19 +201,19 @@ class ConsumerGroupDescribeRequest(Request[GroupDescribed]):
 
 
 @dataclass(slots=True)
-class OffsetDeleteRequest(Request[Deleted]):
+class OffsetDeleteRequest(KafkaRequest[DeleteResponse]):
     """Forget what a group has committed of `tps`."""
 
-    API = 47
+    API_KEY = 47
     NAME = "OffsetDelete"
-    SPOKEN = Versions(0, 0, 1)
+    VERSIONS = VersionRange(0, 0, 1)
 
     group: str
     tps: Collection[TopicPartition]
 
     def encode(self, version: int) -> bytes:
-        topics = by_topic(dict.fromkeys(sorted(self.tps)))
-        out = Writer(False)
+        topics = group_by_topic(dict.fromkeys(sorted(self.tps)))
+        out = FieldWriter(False)
         out.string(self.group)
         out.array(len(topics))
         for topic, partitions in topics.items():
@@ -221,37 +223,37 @@ class OffsetDeleteRequest(Request[Deleted]):
                 out.i32(partition)
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> Deleted:
-        read = Reader(data, pos, False)
+    def decode(self, version: int, data: bytes, pos: int) -> DeleteResponse:
+        read = FieldReader(data, pos, False)
         error, throttle = read.i16(), read.i32()
-        return Deleted(throttle, error, partition_errors(read))
+        return DeleteResponse(throttle, error, read_partition_errors(read))
 
 
 @dataclass(slots=True)
-class DeleteGroupsRequest(Request[Deleted]):
+class DeleteGroupsRequest(KafkaRequest[DeleteResponse]):
     """A group without members, with all that it has committed."""
 
-    API = 42
+    API_KEY = 42
     NAME = "DeleteGroups"
-    SPOKEN = Versions(0, 2, 2)
+    VERSIONS = VersionRange(0, 2, 2)
 
     group: str
 
     def encode(self, version: int) -> bytes:
-        out = Writer(version >= self.SPOKEN.flexible)
+        out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(1)
         out.string(self.group)
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> Deleted:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
-        throttle = _one(read)
+    def decode(self, version: int, data: bytes, pos: int) -> DeleteResponse:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
+        throttle = _read_single_group(read)
         read.string()
-        return Deleted(throttle, read.i16(), {})
+        return DeleteResponse(throttle, read.i16(), {})
 
 
-def _one(read: Reader) -> int:
+def _read_single_group(read: FieldReader) -> int:
     """The throttle time, before the one group that was asked for."""
     throttle = read.i32()
     if read.array() != 1:

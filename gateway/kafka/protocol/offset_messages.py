@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 from gateway.core.log.record import TopicPartition
 
-from .codec import Reader, Writer, by_topic
-from .requests import CONSUMER, Request, Versions
+from .codec import FieldReader, FieldWriter, group_by_topic
+from .requests import CONSUMER_REPLICA_ID, KafkaRequest, VersionRange
 
 
-class OffsetAsked(NamedTuple):
+class OffsetQuery(NamedTuple):
     """`spec`: -1 latest, -2 earliest, or milliseconds of a record timestamp."""
 
     spec: int
     leader_epoch: int
 
 
-class OffsetAnswer(NamedTuple):
+class OffsetResult(NamedTuple):
     """`offset` -1: no record is that late. `timestamp` -1 for latest and earliest."""
 
     error: int
@@ -28,27 +28,27 @@ class OffsetAnswer(NamedTuple):
     epoch: int
 
 
-class OffsetsAnswer(NamedTuple):
+class ListOffsetsResponse(NamedTuple):
     throttle_ms: int
-    offsets: dict[TopicPartition, OffsetAnswer]
+    offsets: dict[TopicPartition, OffsetResult]
 
 
 @dataclass(slots=True)
-class ListOffsetsRequest(Request[OffsetsAnswer]):
+class ListOffsetsRequest(KafkaRequest[ListOffsetsResponse]):
     """Where logs begin and end, or the first offset at or after a time."""
 
-    API = 2
+    API_KEY = 2
     NAME = "ListOffsets"
-    SPOKEN = Versions(4, 7, 6)
+    VERSIONS = VersionRange(4, 7, 6)
 
-    asked: Mapping[TopicPartition, OffsetAsked]
-    isolation: int = 1
+    queries: Mapping[TopicPartition, OffsetQuery]
+    isolation_level: int = 1
 
     def encode(self, version: int) -> bytes:
-        out = Writer(version >= self.SPOKEN.flexible)
-        out.i32(CONSUMER)
-        out.i8(self.isolation)
-        topics = by_topic(self.asked)
+        out = FieldWriter(version >= self.VERSIONS.first_flexible)
+        out.i32(CONSUMER_REPLICA_ID)
+        out.i8(self.isolation_level)
+        topics = group_by_topic(self.queries)
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
@@ -62,26 +62,26 @@ class ListOffsetsRequest(Request[OffsetsAnswer]):
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> OffsetsAnswer:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+    def decode(self, version: int, data: bytes, pos: int) -> ListOffsetsResponse:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = read.i32()
         offsets = {}
         for _ in range(read.array()):
             topic = read.string() or ""
             for _ in range(read.array()):
                 tp = TopicPartition(topic, read.i32())
-                offsets[tp] = OffsetAnswer(read.i16(), read.i64(), read.i64(), read.i32())
+                offsets[tp] = OffsetResult(read.i16(), read.i64(), read.i64(), read.i32())
                 read.tags()
             read.tags()
-        return OffsetsAnswer(throttle, offsets)
+        return ListOffsetsResponse(throttle, offsets)
 
 
-class EpochAsked(NamedTuple):
+class EpochQuery(NamedTuple):
     epoch: int
     leader_epoch: int
 
 
-class EpochAnswer(NamedTuple):
+class EpochEndOffset(NamedTuple):
     """The largest epoch not above the one asked for, and where it ends; -1: unknown."""
 
     error: int
@@ -89,26 +89,26 @@ class EpochAnswer(NamedTuple):
     end_offset: int
 
 
-class EpochsAnswer(NamedTuple):
+class OffsetForLeaderEpochResponse(NamedTuple):
     throttle_ms: int
-    ends: dict[TopicPartition, EpochAnswer]
+    end_offsets: dict[TopicPartition, EpochEndOffset]
 
 
 @dataclass(slots=True)
-class EpochEndsRequest(Request[EpochsAnswer]):
+class OffsetForLeaderEpochRequest(KafkaRequest[OffsetForLeaderEpochResponse]):
     """OffsetForLeaderEpoch (KIP-320): where a leader's reign ended."""
 
-    API = 23
+    API_KEY = 23
     NAME = "OffsetForLeaderEpoch"
-    SPOKEN = Versions(2, 4, 4)
+    VERSIONS = VersionRange(2, 4, 4)
 
-    asked: Mapping[TopicPartition, EpochAsked]
+    queries: Mapping[TopicPartition, EpochQuery]
 
     def encode(self, version: int) -> bytes:
-        out = Writer(version >= self.SPOKEN.flexible)
+        out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version >= 3:
-            out.i32(CONSUMER)
-        topics = by_topic(self.asked)
+            out.i32(CONSUMER_REPLICA_ID)
+        topics = group_by_topic(self.queries)
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
@@ -122,15 +122,17 @@ class EpochEndsRequest(Request[EpochsAnswer]):
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> EpochsAnswer:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+    def decode(self, version: int, data: bytes, pos: int) -> OffsetForLeaderEpochResponse:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = read.i32()
         ends = {}
         for _ in range(read.array()):
             topic = read.string() or ""
             for _ in range(read.array()):
                 error, partition = read.i16(), read.i32()
-                ends[TopicPartition(topic, partition)] = EpochAnswer(error, read.i32(), read.i64())
+                ends[TopicPartition(topic, partition)] = EpochEndOffset(
+                    error, read.i32(), read.i64()
+                )
                 read.tags()
             read.tags()
-        return EpochsAnswer(throttle, ends)
+        return OffsetForLeaderEpochResponse(throttle, ends)

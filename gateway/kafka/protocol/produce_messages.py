@@ -11,81 +11,81 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.core.log.record import TopicPartition
-from gateway.core.produce.outbox import Producer
+from gateway.core.produce.outbox import ProducerIdAndEpoch
 
-from .codec import Reader, Writer, by_topic
-from .requests import Request, Versions
+from .codec import FieldReader, FieldWriter, group_by_topic
+from .requests import KafkaRequest, VersionRange
 
-_ALL = -1  # acks: of all replicas in sync
+_ACKS_ALL = -1  # acks: of all replicas in sync
 
 
-class ProducerAnswer(NamedTuple):
+class InitProducerIdResponse(NamedTuple):
     throttle_ms: int
     error: int
-    producer: Producer
+    producer: ProducerIdAndEpoch
 
 
-class Appended(NamedTuple):
+class AppendResult(NamedTuple):
     """Kafka's code, and the offset of the batch's first record (-1 where it was not appended)."""
 
     error: int
     offset: int
 
 
-class ProduceAnswer(NamedTuple):
+class ProduceResponse(NamedTuple):
     throttle_ms: int
-    partitions: dict[TopicPartition, Appended]
+    partitions: dict[TopicPartition, AppendResult]
 
 
 @dataclass(slots=True)
-class InitProducerIdRequest(Request[ProducerAnswer]):
+class InitProducerIdRequest(KafkaRequest[InitProducerIdResponse]):
     """A producer id of one's own; with a transactional id that one's and a new epoch.
 
     Whoever had the transactional id is fenced, and what it left open is ended first.
     timeout: milliseconds after which Kafka ends a transaction itself.
     """
 
-    API = 22
+    API_KEY = 22
     NAME = "InitProducerId"
-    SPOKEN = Versions(0, 1, 2)
+    VERSIONS = VersionRange(0, 1, 2)
 
     transactional_id: str | None = None
-    timeout: int = (1 << 31) - 1
+    timeout_ms: int = (1 << 31) - 1
 
     def encode(self, version: int) -> bytes:
-        out = Writer(flexible=False)
+        out = FieldWriter(flexible=False)
         out.string(self.transactional_id)
-        out.i32(self.timeout)
+        out.i32(self.timeout_ms)
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> ProducerAnswer:
-        read = Reader(data, pos, flexible=False)
+    def decode(self, version: int, data: bytes, pos: int) -> InitProducerIdResponse:
+        read = FieldReader(data, pos, flexible=False)
         throttle, error = read.i32(), read.i16()
-        return ProducerAnswer(throttle, error, Producer(read.i64(), read.i16()))
+        return InitProducerIdResponse(throttle, error, ProducerIdAndEpoch(read.i64(), read.i16()))
 
 
 @dataclass(slots=True)
-class ProduceRequest(Request[ProduceAnswer]):
+class ProduceRequest(KafkaRequest[ProduceResponse]):
     """One batch each of some partitions.
 
     timeout: milliseconds that the broker waits for its replicas.
     transactional_id: of batches that are part of a transaction.
     """
 
-    API = 0
+    API_KEY = 0
     NAME = "Produce"
-    SPOKEN = Versions(7, 7, 9)
+    VERSIONS = VersionRange(7, 7, 9)
 
     batches: Mapping[TopicPartition, bytes]
-    timeout: int
+    timeout_ms: int
     transactional_id: str | None = None
 
     def encode(self, version: int) -> bytes:
-        out = Writer(flexible=False)
+        out = FieldWriter(flexible=False)
         out.string(self.transactional_id)
-        out.i16(_ALL)
-        out.i32(self.timeout)
-        topics = by_topic(self.batches)
+        out.i16(_ACKS_ALL)
+        out.i32(self.timeout_ms)
+        topics = group_by_topic(self.batches)
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
@@ -96,14 +96,14 @@ class ProduceRequest(Request[ProduceAnswer]):
                 out.data += batch
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> ProduceAnswer:
-        read = Reader(data, pos, flexible=False)
-        partitions: dict[TopicPartition, Appended] = {}
+    def decode(self, version: int, data: bytes, pos: int) -> ProduceResponse:
+        read = FieldReader(data, pos, flexible=False)
+        partitions: dict[TopicPartition, AppendResult] = {}
         for _ in range(read.array()):
             topic = read.string() or ""
             for _ in range(read.array()):
                 tp = TopicPartition(topic, read.i32())
-                partitions[tp] = Appended(read.i16(), read.i64())
+                partitions[tp] = AppendResult(read.i16(), read.i64())
                 read.i64()  # when it was appended
                 read.i64()  # the log start
-        return ProduceAnswer(read.i32(), partitions)
+        return ProduceResponse(read.i32(), partitions)

@@ -24,28 +24,28 @@ from uuid import UUID
 
 from gateway.errors import KafkaError
 
-from .codec import Reader, Writer, read_tags
+from .codec import FieldReader, FieldWriter, read_tags
 
 R = TypeVar("R")
 
-_PARTITION = struct.Struct(">hiii")
+_PARTITION_STRUCT = struct.Struct(">hiii")
 
-CONSUMER = -1  # replica id of one who is no replica
-_UNTOLD = -(1 << 31)  # operations that nobody asked for (KIP-430)
+CONSUMER_REPLICA_ID = -1  # replica id of one who is no replica
+_OPERATIONS_NOT_REQUESTED = -(1 << 31)  # operations that nobody asked for (KIP-430)
 
 
-class Versions(NamedTuple):
+class VersionRange(NamedTuple):
     lowest: int
     highest: int
-    flexible: int  # from this one on
+    first_flexible: int  # from this one on
 
 
-class Request(ABC, Generic[R]):
+class KafkaRequest(ABC, Generic[R]):
     """One request of the protocol, in every version of it that we speak."""
 
-    API: ClassVar[int]
+    API_KEY: ClassVar[int]
     NAME: ClassVar[str]
-    SPOKEN: ClassVar[Versions]
+    VERSIONS: ClassVar[VersionRange]
 
     @abstractmethod
     def encode(self, version: int) -> bytes:
@@ -55,23 +55,23 @@ class Request(ABC, Generic[R]):
     def decode(self, version: int, data: bytes, pos: int) -> R:
         """The answer, whose body starts at `pos`. Raises on malformed bytes."""
 
-    def version(self, versions: Mapping[int, tuple[int, int]]) -> int:
+    def choose_version(self, versions: Mapping[int, tuple[int, int]]) -> int:
         """The highest version that a broker with `versions` and we speak."""
-        low, high = versions.get(self.API, (0, -1))
-        version = min(high, self.SPOKEN.highest)
-        if version < max(low, self.SPOKEN.lowest):
+        low, high = versions.get(self.API_KEY, (0, -1))
+        version = min(high, self.VERSIONS.highest)
+        if version < max(low, self.VERSIONS.lowest):
             raise KafkaError(
                 f"the broker speaks {self.NAME} {low} to {high}, the gateway "
-                f"{self.SPOKEN.lowest} to {self.SPOKEN.highest}; use Kafka 2.3 or later"
+                f"{self.VERSIONS.lowest} to {self.VERSIONS.highest}; use Kafka 2.3 or later"
             )
         return version
 
-    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Frame[R]:
-        version = self.version(versions)
-        return Frame(self, version, version >= self.SPOKEN.flexible)
+    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> PreparedRequest[R]:
+        version = self.choose_version(versions)
+        return PreparedRequest(self, version, version >= self.VERSIONS.first_flexible)
 
 
-class _Raw(NamedTuple):
+class _EncodedHeader(NamedTuple):
     data: bytes
 
     def encode(self) -> bytes:
@@ -83,22 +83,22 @@ class _ResponseHeader(NamedTuple):
 
 
 @dataclass(slots=True)
-class Frame(Generic[R]):
+class PreparedRequest(Generic[R]):
     """A request in one version: what aiokafka's connection asks of a RequestStruct."""
 
-    request: Request[R]
+    request: KafkaRequest[R]
     version: int
     flexible: bool
 
     @property
-    def RESPONSE_TYPE(self) -> Frame[R]:
+    def RESPONSE_TYPE(self) -> PreparedRequest[R]:
         return self
 
-    def build_request_header(self, correlation_id: int, client_id: str) -> _Raw:
+    def build_request_header(self, correlation_id: int, client_id: str) -> _EncodedHeader:
         name = client_id.encode()
-        head = struct.pack(">hhih", self.request.API, self.version, correlation_id, len(name))
+        head = struct.pack(">hhih", self.request.API_KEY, self.version, correlation_id, len(name))
         # The client id keeps its old form in the flexible header, KIP-482.
-        return _Raw(head + name + (b"\0" if self.flexible else b""))
+        return _EncodedHeader(head + name + (b"\0" if self.flexible else b""))
 
     def encode(self) -> bytes:
         return self.request.encode(self.version)
@@ -113,14 +113,14 @@ class Frame(Generic[R]):
         return self.request.decode(self.version, stream.getvalue(), stream.tell())
 
 
-class BrokerAnswer(NamedTuple):
+class BrokerMetadata(NamedTuple):
     node: int
     host: str
     port: int
     rack: str | None
 
 
-class PartitionAnswer(NamedTuple):
+class PartitionMetadata(NamedTuple):
     """`leader` -1: none. `leader_epoch` -1: not told. `error`: Kafka's code."""
 
     leader: int
@@ -130,50 +130,54 @@ class PartitionAnswer(NamedTuple):
     error: int
 
 
-class Operation(IntEnum):
+class TopicOperation(IntEnum):
     """Kafka's codes of what one may do with a topic; the others are of no use here."""
 
     READ = 3
     WRITE = 4
 
 
-class TopicAnswer(NamedTuple):
+class TopicMetadata(NamedTuple):
     """`operations`: a bit for each code that is allowed (KIP-430); None where it is not told."""
 
     name: str
     topic_id: UUID | None
     error: int
-    partitions: dict[int, PartitionAnswer]
-    operations: int | None = None
+    partitions: dict[int, PartitionMetadata]
+    authorized_operations: int | None = None
 
-    def may(self, operation: Operation) -> bool | None:
+    def is_allowed(self, operation: TopicOperation) -> bool | None:
         """Who asked, do that; None where the broker does not tell."""
-        return None if self.operations is None else bool(self.operations >> operation & 1)
+        return (
+            None
+            if self.authorized_operations is None
+            else bool(self.authorized_operations >> operation & 1)
+        )
 
 
-class MetadataAnswer(NamedTuple):
+class MetadataResponse(NamedTuple):
     throttle_ms: int
     cluster_id: str | None
-    brokers: tuple[BrokerAnswer, ...]
-    topics: dict[str, TopicAnswer]
+    brokers: tuple[BrokerMetadata, ...]
+    topics: dict[str, TopicMetadata]
 
 
 @dataclass(slots=True)
-class MetadataRequest(Request[MetadataAnswer]):
+class MetadataRequest(KafkaRequest[MetadataResponse]):
     """Brokers, and the partitions of `topics`, None for all. Asking never creates a topic.
 
     rights: ask what we may do with them, too.
     """
 
-    API = 3
+    API_KEY = 3
     NAME = "Metadata"
-    SPOKEN = Versions(8, 12, 9)
+    VERSIONS = VersionRange(8, 12, 9)
 
     topics: Sequence[str] | None
-    rights: bool = False
+    include_operations: bool = False
 
     def encode(self, version: int) -> bytes:
-        out = Writer(version >= self.SPOKEN.flexible)
+        out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(-1 if self.topics is None else len(self.topics))
         for topic in self.topics or ():
             if version >= 10:
@@ -183,39 +187,43 @@ class MetadataRequest(Request[MetadataAnswer]):
         out.i8(0)  # allow_auto_topic_creation
         if version <= 10:
             out.i8(0)  # include_cluster_authorized_operations
-        out.i8(self.rights)  # include_topic_authorized_operations
+        out.i8(self.include_operations)  # include_topic_authorized_operations
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> MetadataAnswer:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+    def decode(self, version: int, data: bytes, pos: int) -> MetadataResponse:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = read.i32()
-        brokers = tuple(self._broker(read) for _ in range(read.array()))
+        brokers = tuple(self._read_broker(read) for _ in range(read.array()))
         cluster = read.string()
         read.i32()  # controller
-        topics = [self._topic(read, version) for _ in range(read.array())]
-        return MetadataAnswer(throttle, cluster, brokers, {topic.name: topic for topic in topics})
+        topics = [self._read_topic(read, version) for _ in range(read.array())]
+        return MetadataResponse(throttle, cluster, brokers, {topic.name: topic for topic in topics})
 
     @staticmethod
-    def _broker(read: Reader) -> BrokerAnswer:
-        answer = BrokerAnswer(read.i32(), read.string() or "", read.i32(), read.string())
+    def _read_broker(read: FieldReader) -> BrokerMetadata:
+        answer = BrokerMetadata(read.i32(), read.string() or "", read.i32(), read.string())
         read.tags()
         return answer
 
-    def _topic(self, read: Reader, version: int) -> TopicAnswer:
+    def _read_topic(self, read: FieldReader, version: int) -> TopicMetadata:
         error, name = read.i16(), read.string() or ""
         topic_id = read.uuid() if version >= 10 else None
         read.i8()  # is_internal
-        partitions = dict(self._partition(read) for _ in range(read.array()))
+        partitions = dict(self._read_partition(read) for _ in range(read.array()))
         operations = read.i32()
         read.tags()
-        told = operations if self.rights and operations != _UNTOLD else None
-        return TopicAnswer(name, topic_id, error, partitions, told)
+        told = (
+            operations
+            if self.include_operations and operations != _OPERATIONS_NOT_REQUESTED
+            else None
+        )
+        return TopicMetadata(name, topic_id, error, partitions, told)
 
     @staticmethod
-    def _partition(read: Reader) -> tuple[int, PartitionAnswer]:
-        error, index, leader, epoch = read.unpack(_PARTITION)
+    def _read_partition(read: FieldReader) -> tuple[int, PartitionMetadata]:
+        error, index, leader, epoch = read.unpack(_PARTITION_STRUCT)
         replicas, isr = read.ints(), read.ints()
         read.ints()  # offline replicas
         read.tags()
-        return index, PartitionAnswer(leader, epoch, replicas, isr, error)
+        return index, PartitionMetadata(leader, epoch, replicas, isr, error)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .codec import Reader, Writer
-from .requests import Request, Versions
+from .codec import FieldReader, FieldWriter
+from .requests import KafkaRequest, VersionRange
 
-DEFAULT = -1  # partitions, replicas: as the broker is set
+BROKER_DEFAULT = -1  # partitions, replicas: as the broker is set
 
 
-class TopicMade(NamedTuple):
+class CreateTopicsResponse(NamedTuple):
     """`error` is Kafka's code, with what the broker says of it."""
 
     error: int
@@ -20,26 +20,26 @@ class TopicMade(NamedTuple):
 
 
 @dataclass(slots=True)
-class CreateTopicsRequest(Request[TopicMade]):
+class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
     """One topic. timeout in milliseconds, until it is made."""
 
-    API = 19
+    API_KEY = 19
     NAME = "CreateTopics"
-    SPOKEN = Versions(2, 7, 5)
+    VERSIONS = VersionRange(2, 7, 5)
 
     topic: str
-    partitions: int = DEFAULT
-    replicas: int = DEFAULT
+    partitions: int = BROKER_DEFAULT
+    replicas: int = BROKER_DEFAULT
     configs: Mapping[str, str] = field(default_factory=dict)
-    timeout: int = 5000
+    timeout_ms: int = 5000
 
     def encode(self, version: int) -> bytes:
-        out = Writer(version >= self.SPOKEN.flexible)
+        out = FieldWriter(version >= self.VERSIONS.first_flexible)
         old = version < 4  # which knows no defaults (KIP-464)
         out.array(1)
         out.string(self.topic)
-        out.i32(1 if old and self.partitions == DEFAULT else self.partitions)
-        out.i16(1 if old and self.replicas == DEFAULT else self.replicas)
+        out.i32(1 if old and self.partitions == BROKER_DEFAULT else self.partitions)
+        out.i16(1 if old and self.replicas == BROKER_DEFAULT else self.replicas)
         out.array(0)  # assignments
         out.array(len(self.configs))
         for name, value in self.configs.items():
@@ -47,20 +47,20 @@ class CreateTopicsRequest(Request[TopicMade]):
             out.string(value)
             out.tags()
         out.tags()
-        out.i32(self.timeout)
+        out.i32(self.timeout_ms)
         out.i8(0)  # validate only
         out.tags()
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> TopicMade:
-        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+    def decode(self, version: int, data: bytes, pos: int) -> CreateTopicsResponse:
+        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         read.i32()  # throttle time
-        made = TopicMade(-1, "the broker said nothing of it")
+        made = CreateTopicsResponse(-1, "the broker said nothing of it")
         for _ in range(read.array()):
             read.string()
             if version >= 7:
                 read.uuid()
-            made = TopicMade(read.i16(), read.string() or "")
+            made = CreateTopicsResponse(read.i16(), read.string() or "")
             if version < 5:
                 continue
             read.i32()

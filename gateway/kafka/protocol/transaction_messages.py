@@ -12,46 +12,46 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.core.log.record import TopicPartition
-from gateway.core.produce.outbox import Producer
+from gateway.core.produce.outbox import ProducerIdAndEpoch
 
-from .codec import Reader, Writer, by_topic, partition_errors
-from .requests import Request, Versions
+from .codec import FieldReader, FieldWriter, group_by_topic, read_partition_errors
+from .requests import KafkaRequest, VersionRange
 
 
-class Said(NamedTuple):
+class TransactionResponse(NamedTuple):
     """Kafka's code for all that was asked."""
 
     throttle_ms: int
     error: int
 
 
-class PartitionsSaid(NamedTuple):
+class PartitionErrorsResponse(NamedTuple):
     throttle_ms: int
     errors: dict[TopicPartition, int]
 
 
-class Identity(NamedTuple):
+class TransactionalIdentity(NamedTuple):
     """Who writes."""
 
-    id: str
-    producer: Producer
+    transactional_id: str
+    id_and_epoch: ProducerIdAndEpoch
 
 
 @dataclass(slots=True)
-class AddPartitionsRequest(Request[PartitionsSaid]):
+class AddPartitionsToTxnRequest(KafkaRequest[PartitionErrorsResponse]):
     """AddPartitionsToTxn: what will be written to."""
 
-    API = 24
+    API_KEY = 24
     NAME = "AddPartitionsToTxn"
-    SPOKEN = Versions(0, 2, 3)
+    VERSIONS = VersionRange(0, 2, 3)
 
-    writer: Identity
+    producer: TransactionalIdentity
     tps: Collection[TopicPartition]
 
     def encode(self, version: int) -> bytes:
-        out = Writer(flexible=False)
-        _writer(out, self.writer)
-        topics = by_topic(dict.fromkeys(self.tps))
+        out = FieldWriter(flexible=False)
+        _write_producer(out, self.producer)
+        topics = group_by_topic(dict.fromkeys(self.tps))
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
@@ -60,51 +60,51 @@ class AddPartitionsRequest(Request[PartitionsSaid]):
                 out.i32(partition)
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> PartitionsSaid:
-        return _partitions_said(data, pos)
+    def decode(self, version: int, data: bytes, pos: int) -> PartitionErrorsResponse:
+        return _decode_partition_errors(data, pos)
 
 
 @dataclass(slots=True)
-class AddOffsetsRequest(Request[Said]):
+class AddOffsetsToTxnRequest(KafkaRequest[TransactionResponse]):
     """AddOffsetsToTxn: the group whose offsets will be committed."""
 
-    API = 25
+    API_KEY = 25
     NAME = "AddOffsetsToTxn"
-    SPOKEN = Versions(0, 2, 3)
+    VERSIONS = VersionRange(0, 2, 3)
 
-    writer: Identity
+    producer: TransactionalIdentity
     group: str
 
     def encode(self, version: int) -> bytes:
-        out = Writer(flexible=False)
-        _writer(out, self.writer)
+        out = FieldWriter(flexible=False)
+        _write_producer(out, self.producer)
         out.string(self.group)
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> Said:
-        read = Reader(data, pos, flexible=False)
-        return Said(read.i32(), read.i16())
+    def decode(self, version: int, data: bytes, pos: int) -> TransactionResponse:
+        read = FieldReader(data, pos, flexible=False)
+        return TransactionResponse(read.i32(), read.i16())
 
 
 @dataclass(slots=True)
-class CommitOffsetsRequest(Request[PartitionsSaid]):
+class TxnOffsetCommitRequest(KafkaRequest[PartitionErrorsResponse]):
     """TxnOffsetCommit: to the group's coordinator; there with the transaction."""
 
-    API = 28
+    API_KEY = 28
     NAME = "TxnOffsetCommit"
-    SPOKEN = Versions(0, 2, 3)
+    VERSIONS = VersionRange(0, 2, 3)
 
-    writer: Identity
+    producer: TransactionalIdentity
     group: str
     offsets: Mapping[TopicPartition, int]
 
     def encode(self, version: int) -> bytes:
-        out = Writer(flexible=False)
-        out.string(self.writer.id)
+        out = FieldWriter(flexible=False)
+        out.string(self.producer.transactional_id)
         out.string(self.group)
-        out.i64(self.writer.producer.id)
-        out.i16(self.writer.producer.epoch)
-        topics = by_topic(self.offsets)
+        out.i64(self.producer.id_and_epoch.id)
+        out.i16(self.producer.id_and_epoch.epoch)
+        topics = group_by_topic(self.offsets)
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
@@ -117,38 +117,38 @@ class CommitOffsetsRequest(Request[PartitionsSaid]):
                 out.string("")
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> PartitionsSaid:
-        return _partitions_said(data, pos)
+    def decode(self, version: int, data: bytes, pos: int) -> PartitionErrorsResponse:
+        return _decode_partition_errors(data, pos)
 
 
 @dataclass(slots=True)
-class EndRequest(Request[Said]):
+class EndTxnRequest(KafkaRequest[TransactionResponse]):
     """EndTxn: all of it is there now, or nothing."""
 
-    API = 26
+    API_KEY = 26
     NAME = "EndTxn"
-    SPOKEN = Versions(0, 2, 3)
+    VERSIONS = VersionRange(0, 2, 3)
 
-    writer: Identity
+    producer: TransactionalIdentity
     commit: bool
 
     def encode(self, version: int) -> bytes:
-        out = Writer(flexible=False)
-        _writer(out, self.writer)
+        out = FieldWriter(flexible=False)
+        _write_producer(out, self.producer)
         out.i8(self.commit)
         return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> Said:
-        read = Reader(data, pos, flexible=False)
-        return Said(read.i32(), read.i16())
+    def decode(self, version: int, data: bytes, pos: int) -> TransactionResponse:
+        read = FieldReader(data, pos, flexible=False)
+        return TransactionResponse(read.i32(), read.i16())
 
 
-def _writer(out: Writer, writer: Identity) -> None:
-    out.string(writer.id)
-    out.i64(writer.producer.id)
-    out.i16(writer.producer.epoch)
+def _write_producer(out: FieldWriter, producer: TransactionalIdentity) -> None:
+    out.string(producer.transactional_id)
+    out.i64(producer.id_and_epoch.id)
+    out.i16(producer.id_and_epoch.epoch)
 
 
-def _partitions_said(data: bytes, pos: int) -> PartitionsSaid:
-    read = Reader(data, pos, flexible=False)
-    return PartitionsSaid(read.i32(), partition_errors(read))
+def _decode_partition_errors(data: bytes, pos: int) -> PartitionErrorsResponse:
+    read = FieldReader(data, pos, flexible=False)
+    return PartitionErrorsResponse(read.i32(), read_partition_errors(read))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from gateway.errors import PipelineError
 
-from . import checkpoints
+from . import versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,14 +25,14 @@ Offsets: TypeAlias = dict[tuple[str, int], int]
 """(topic, partition) -> the next offset to be read."""
 
 
-RECREATED = "recreated"
+RECREATED_DIRECTORY = "recreated"
 """Offsets of batches as they were, before an input was sent back to its topic's begin, or moved
 behind records that Spark cannot read."""
-UNREADABLE = "unreadable"
+UNREADABLE_DIRECTORY = "unreadable"
 """Where batches really ended whose offsets were moved behind such records: see `unreadable`."""
 
 
-class Batch(NamedTuple):
+class BatchOffsets(NamedTuple):
     """start, end: its range of offsets, by source; see `Sources`.
 
     held: what its events are held against: the watermark of the batch before, in ms of event time;
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     number: int
     start: tuple[Offsets, ...]
     end: tuple[Offsets, ...]
-    held: int
+    watermark_ms: int
 
 
 class Sources(NamedTuple):
@@ -59,20 +59,23 @@ class Sources(NamedTuple):
     """
 
     lines: tuple[str, ...]
-    numbers: tuple[str, ...]
+    directories: tuple[str, ...]
 
-    def select(self, batch: Batch, name: str) -> Batch:
+    def select(self, batch: BatchOffsets, input_name: str) -> BatchOffsets:
         """Return the batch with the offsets of one input alone."""
-        start, end = self._parts(batch.start, name), self._parts(batch.end, name)
+        start, end = (
+            self._select_parts(batch.start, input_name),
+            self._select_parts(batch.end, input_name),
+        )
         return batch._replace(start=start, end=end)
 
-    def directory(self, line: int) -> int:
+    def find_directory(self, line: int) -> int:
         """Return the number of the directory `sources/<n>` of a line."""
-        return self.numbers.index(self.lines[line])
+        return self.directories.index(self.lines[line])
 
-    def _parts(self, parts: Sequence[Offsets], name: str) -> tuple[Offsets, ...]:
-        names = self.lines if len(parts) == len(self.lines) else self.numbers
-        return tuple(part for each, part in zip(names, parts, strict=True) if each == name)
+    def _select_parts(self, parts: Sequence[Offsets], input_name: str) -> tuple[Offsets, ...]:
+        names = self.lines if len(parts) == len(self.lines) else self.directories
+        return tuple(part for each, part in zip(names, parts, strict=True) if each == input_name)
 
 
 class Checkpoint:
@@ -80,52 +83,58 @@ class Checkpoint:
 
     def __init__(self, location: str, spark: SparkSession | None = None) -> None:
         self._location = location.rstrip("/")
-        self._local = checkpoints.local(location)
+        self._local_path = versions.local_path(location)
         self._spark = spark
 
-    def query(self) -> str | None:
+    def read_query_id(self) -> str | None:
         """The id that the query has for as long as this checkpoint; None before the first run."""
-        text = self._text("metadata")
+        text = self._read_text("metadata")
         return str(json.loads(text)["id"]) if text else None
 
-    def planned(self) -> int | None:
+    def read_last_planned(self) -> int | None:
         """The last batch that has a range; it may be under way."""
-        return max(self._numbers("offsets"), default=None)
+        return max(self._list_numbers("offsets"), default=None)
 
-    def committed(self) -> int | None:
+    def read_last_committed(self) -> int | None:
         """The last batch that is complete."""
-        return max(self._numbers("commits"), default=None)
+        return max(self._list_numbers("commits"), default=None)
 
-    def batch(self, number: int) -> Batch:
+    def read_batch(self, number: int) -> BatchOffsets:
         """The ranges of a batch. Raises PipelineError where Spark forgot it."""
-        ends = self._ends(number)
+        ends = self._read_ends(number)
         if number == 0:
-            return Batch(number, self.initial() or tuple({} for _ in ends), ends, 0)
-        head, *before = self._lines(number - 1)
+            return BatchOffsets(
+                number, self.read_initial_offsets() or tuple({} for _ in ends), ends, 0
+            )
+        head, *before = self._read_lines(number - 1)
         starts = tuple(parse_offsets(line) for line in before)
-        return Batch(number, starts, ends, int(_object(head).get("batchWatermarkMs", 0)))
+        return BatchOffsets(
+            number, starts, ends, int(_parse_object(head).get("batchWatermarkMs", 0))
+        )
 
-    def following(self, number: int) -> tuple[Offsets, ...]:
+    def read_next_starts(self, number: int) -> tuple[Offsets, ...]:
         """Return where the batch behind one starts, by the lines of the sources.
 
         Raises:
             PipelineError: Spark forgot it.
         """
-        return tuple(parse_offsets(line) for line in self._lines(number)[1:])
+        return tuple(parse_offsets(line) for line in self._read_lines(number)[1:])
 
-    def mark(self, number: int) -> str:
+    def compute_digest(self, number: int) -> str:
         """Sixteen digits that differ for two ranges under one number; "" where there is none."""
-        text = self._text(f"{RECREATED}/{number}") or self._text(f"offsets/{number}")
+        text = self._read_text(f"{RECREATED_DIRECTORY}/{number}") or self._read_text(
+            f"offsets/{number}"
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
-    def _ends(self, number: int) -> tuple[Offsets, ...]:
-        ends = tuple(parse_offsets(line) for line in self._lines(number)[1:])
-        text = self._text(f"{UNREADABLE}/{number}")
+    def _read_ends(self, number: int) -> tuple[Offsets, ...]:
+        ends = tuple(parse_offsets(line) for line in self._read_lines(number)[1:])
+        text = self._read_text(f"{UNREADABLE_DIRECTORY}/{number}")
         real = json.loads(text)["ends"] if text else [{}] * len(ends)
-        return tuple({**end, **places(part)} for end, part in zip(ends, real, strict=True))
+        return tuple({**end, **flatten_offsets(part)} for end, part in zip(ends, real, strict=True))
 
-    def _lines(self, number: int) -> list[str]:
-        text = self._text(f"offsets/{number}")
+    def _read_lines(self, number: int) -> list[str]:
+        text = self._read_text(f"offsets/{number}")
         if text is None:
             raise PipelineError(f"{self._location} has no offsets of batch {number} any more")
         version, *lines = text.splitlines()
@@ -134,30 +143,30 @@ class Checkpoint:
             raise PipelineError(f"{what}; run it with the version of Spark that this gateway pins")
         return lines
 
-    def initial(self) -> tuple[Offsets, ...]:
+    def read_initial_offsets(self) -> tuple[Offsets, ...]:
         """Return where the first batch started, by the directories of the sources."""
         texts: list[str] = []
-        while (text := self._text(f"sources/{len(texts)}/0")) is not None:
+        while (text := self._read_text(f"sources/{len(texts)}/0")) is not None:
             texts.append(text)
         return tuple(parse_offsets(text[max(0, text.find("{")) :]) for text in texts)
 
-    def _text(self, name: str) -> str | None:
-        if self._local is not None:
+    def _read_text(self, name: str) -> str | None:
+        if self._local_path is not None:
             try:
-                return (self._local / name).read_text("utf-8")
+                return (self._local_path / name).read_text("utf-8")
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return _hadoop_text(self._jvm(), f"{self._location}/{name}")
+        return _read_hadoop_text(self._require_context(), f"{self._location}/{name}")
 
-    def _numbers(self, name: str) -> list[int]:
-        if self._local is not None:
-            directory = Path(self._local / name)
+    def _list_numbers(self, name: str) -> list[int]:
+        if self._local_path is not None:
+            directory = Path(self._local_path / name)
             names = [each.name for each in directory.iterdir()] if directory.is_dir() else []
         else:
-            names = _hadoop_names(self._jvm(), f"{self._location}/{name}")
+            names = _list_hadoop_names(self._require_context(), f"{self._location}/{name}")
         return [int(each) for each in names if each.isdigit()]
 
-    def _jvm(self) -> Any:
+    def _require_context(self) -> Any:
         if self._spark is None:
             what = f"{self._location} is on another file system, which only a running job reads"
             raise PipelineError(f"{what}; run the job, or give a directory of this machine")
@@ -166,7 +175,7 @@ class Checkpoint:
 
 def parse_offsets(line: str) -> Offsets:
     """Return the offsets of a source: of `{"topic": {"0": 12}}`, or of `-` where it had none."""
-    return places(_object(line) if line.startswith("{") else {})
+    return flatten_offsets(_parse_object(line) if line.startswith("{") else {})
 
 
 def format_offsets(offsets: Offsets) -> str:
@@ -177,7 +186,7 @@ def format_offsets(offsets: Offsets) -> str:
     return json.dumps(topics, separators=(",", ":"))
 
 
-def places(topics: Mapping[str, Mapping[str, int]]) -> Offsets:
+def flatten_offsets(topics: Mapping[str, Mapping[str, int]]) -> Offsets:
     """Return the offsets of a source by topic and partition, as of its JSON."""
     return {
         (topic, int(partition)): int(offset)
@@ -186,18 +195,18 @@ def places(topics: Mapping[str, Mapping[str, int]]) -> Offsets:
     }
 
 
-def _object(text: str) -> Mapping[str, Any]:
+def _parse_object(text: str) -> Mapping[str, Any]:
     found = json.loads(text)
     return found if isinstance(found, dict) else {}
 
 
-def _hadoop(context: Any, location: str) -> tuple[Any, Any]:
+def _open_hadoop_path(context: Any, location: str) -> tuple[Any, Any]:
     path = context._jvm.org.apache.hadoop.fs.Path(location)
     return path, path.getFileSystem(context._jsc.hadoopConfiguration())
 
 
-def _hadoop_text(context: Any, location: str) -> str | None:
-    path, files = _hadoop(context, location)
+def _read_hadoop_text(context: Any, location: str) -> str | None:
+    path, files = _open_hadoop_path(context, location)
     if not files.exists(path):
         return None
     stream = files.open(path)
@@ -208,8 +217,8 @@ def _hadoop_text(context: Any, location: str) -> str | None:
         stream.close()
 
 
-def _hadoop_names(context: Any, location: str) -> list[str]:
-    path, files = _hadoop(context, location)
+def _list_hadoop_names(context: Any, location: str) -> list[str]:
+    path, files = _open_hadoop_path(context, location)
     return (
         [each.getPath().getName() for each in files.listStatus(path)] if files.exists(path) else []
     )

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.config.sections import pipelines as config
-from gateway.config.sections.pipeline import Input, Job
+from gateway.config.sections.job import Input, Job
 from gateway.errors import CheckpointRefused
-from gateway.pipeline.jobs import inputs
+from gateway.pipeline.jobs import get_inputs
 
-FILE = "definition.json"
-FORMAT = 1
-_ASIDE = {
+DEFINITION_FILE = "definition.json"
+FORMAT_VERSION = 1
+_EXCLUDED_OPTIONS = {
     "name",
     "type",
     "trigger",
@@ -32,45 +32,47 @@ _ASIDE = {
     "right",
     "tables",
 }
-_PARTITIONS = "state.partitions"
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PARTITIONS_KEY = "state.partitions"
+_WORD_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def of(job: Job, *, stateful: bool = False) -> dict[str, Any]:
+def build_definition(job: Job, *, is_stateful: bool = False) -> dict[str, Any]:
     """By dotted names, what must stay; JSON.
 
     stateful: of a query, whether it keeps more than offsets: Spark knows, by its plan.
     """
     found: dict[str, Any] = {"type": type(job).__name__.lower()}
     if not isinstance(job, config.Query):
-        stateful = not isinstance(job, (config.Enrich, config.Load))
-    if not stateful:
-        for name, input in inputs(job).items():
-            found |= {f"{name}.{key}": value for key, value in _source(input).items()}
+        is_stateful = not isinstance(job, (config.Enrich, config.Load))
+    if not is_stateful:
+        for name, input in get_inputs(job).items():
+            found |= {f"{name}.{key}": value for key, value in _describe_source(input).items()}
         return found
-    own = job.model_dump(mode="json", by_alias=True, exclude=_ASIDE)
-    found |= _flat(own)
-    for name, input in inputs(job).items():
-        found |= {f"{name}.{key}": value for key, value in _input(job, input, own).items()}
-    return found | {_PARTITIONS: job.state.partitions}
+    own = job.model_dump(mode="json", by_alias=True, exclude=_EXCLUDED_OPTIONS)
+    found |= _flatten(own)
+    for name, input in get_inputs(job).items():
+        found |= {f"{name}.{key}": value for key, value in _describe_input(job, input, own).items()}
+    return found | {_PARTITIONS_KEY: job.state.partitions}
 
 
-def is_of_state(definition: Mapping[str, Any]) -> bool:
+def has_state(definition: Mapping[str, Any]) -> bool:
     """Return whether a definition is of a job that keeps more than offsets."""
-    return _PARTITIONS in definition
+    return _PARTITIONS_KEY in definition
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def find_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """One line for each name that is not what it was."""
-    names = [*before, *(name for name in now if name not in before)]
+    names = [*stored, *(name for name in current if name not in stored)]
     return [
-        f"{name}: {_shown(before.get(name))} before, {_shown(now.get(name))} now"
+        f"{name}: {_format_value(stored.get(name))} before, {_format_value(current.get(name))} now"
         for name in names
-        if before.get(name) != now.get(name)
+        if stored.get(name) != current.get(name)
     ]
 
 
-def encode(job: Job, hot: Sequence[str] = (), *, stateful: bool = False, query: str = "") -> bytes:
+def encode_definition(
+    job: Job, hot_keys: Sequence[str] = (), *, is_stateful: bool = False, query_id: str = ""
+) -> bytes:
     """Return the file.
 
     Args:
@@ -79,35 +81,35 @@ def encode(job: Job, hot: Sequence[str] = (), *, stateful: bool = False, query: 
         stateful: As of `of`.
         query: The id of the checkpoint's query, "" for none.
     """
-    found = of(job, stateful=stateful)
-    content: dict[str, Any] = {"format": FORMAT, "job": job.name}
-    if query:
-        content["query"] = query
-    if _PARTITIONS in found:
-        content["partitions"] = found.pop(_PARTITIONS)  # apart: rescaling changes it
-    content |= {"definition": found, "hot": list(hot)}
+    found = build_definition(job, is_stateful=is_stateful)
+    content: dict[str, Any] = {"format": FORMAT_VERSION, "job": job.name}
+    if query_id:
+        content["query"] = query_id
+    if _PARTITIONS_KEY in found:
+        content["partitions"] = found.pop(_PARTITIONS_KEY)  # apart: rescaling changes it
+    content |= {"definition": found, "hot": list(hot_keys)}
     return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
-def read(data: bytes) -> tuple[dict[str, Any], list[str]]:
+def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
     """What it is of, and the hot keys. Raises CheckpointRefused: of another version of this."""
     content = json.loads(data)
-    if content.get("format") != FORMAT:
-        what = f"{FILE} is of format {content.get('format')!r}, not {FORMAT}"
+    if content.get("format") != FORMAT_VERSION:
+        what = f"{DEFINITION_FILE} is of format {content.get('format')!r}, not {FORMAT_VERSION}"
         raise CheckpointRefused(f"{what}; run it with the version that wrote it, or with --fresh")
     found = dict(content["definition"])
     if "partitions" in content:
-        found[_PARTITIONS] = content["partitions"]
+        found[_PARTITIONS_KEY] = content["partitions"]
     return found, content["hot"]
 
 
-def rename_query(data: bytes, query: str) -> bytes:
+def replace_query_id(data: bytes, query_id: str) -> bytes:
     """Return the file for a checkpoint whose query has another id."""
     content = json.loads(data)
-    return json.dumps(content | {"query": query}, indent=2, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(content | {"query": query_id}, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
-def verify_identity(data: bytes, job: str, query: str, where: str) -> None:
+def verify_identity(data: bytes, job: str, query_id: str, location: str) -> None:
     """Verify that a checkpoint is the job's own, and that all of it is of one query.
 
     Args:
@@ -122,65 +124,65 @@ def verify_identity(data: bytes, job: str, query: str, where: str) -> None:
     content = json.loads(data)
     if content["job"] != job:
         fault = f"is of job {content['job']}"
-    elif content.get("query", query) != query:
-        fault = f"has {FILE} of query {content['query']}, and the batches of query {query}"
+    elif content.get("query", query_id) != query_id:
+        fault = f"has {DEFINITION_FILE} of query {content['query']}, and the batches of query {query_id}"
     else:
         return
-    what = f"the checkpoint {where} of job {job} {fault}"
+    what = f"the checkpoint {location} of job {job} {fault}"
     raise CheckpointRefused(f"{what}; put the job's own checkpoint back, or start with --fresh")
 
 
-def refuse(
-    job: Job, before: Mapping[str, Any], where: str, *, stateful: bool | None = None
+def verify_definition(
+    job: Job, stored: Mapping[str, Any], location: str, *, is_stateful: bool | None = None
 ) -> None:
     """Raises CheckpointRefused where the job is not what its checkpoint is of.
 
     stateful: as of `of`; None: as the checkpoint was.
     """
-    kept = is_of_state(before) if stateful is None else stateful
-    found = differences(before, of(job, stateful=kept))
+    kept = has_state(stored) if is_stateful is None else is_stateful
+    found = find_differences(stored, build_definition(job, is_stateful=kept))
     if not found:
         return
-    first = next(iter(inputs(job).values())).start
-    if len(found) == 1 and found[0].startswith(f"{_PARTITIONS}:"):
+    first = next(iter(get_inputs(job).values())).start
+    if len(found) == 1 and found[0].startswith(f"{_PARTITIONS_KEY}:"):
         fix = f"`gateway pipeline rescale {job.name} --partitions {job.state.partitions}`"
         hint = f"{fix} changes the checkpoint, or take the change back"
     else:
         hint = f"take the change back, or `--fresh` begins a new checkpoint, from {first}"
-    what = f"job {job.name} is defined otherwise than its checkpoint {where}"
+    what = f"job {job.name} is defined otherwise than its checkpoint {location}"
     raise CheckpointRefused(f"{what} ({'; '.join(found)}); {hint}", differences=found)
 
 
-def _input(job: Job, input: Input, own: Mapping[str, Any]) -> dict[str, Any]:
-    found = _source(input)
-    used = _used(job, own)
+def _describe_input(job: Job, input: Input, options: Mapping[str, Any]) -> dict[str, Any]:
+    found = _describe_source(input)
+    used = _find_used_columns(job, options)
     fields = input.value.fields
     kept = {k: v for k, v in fields.items() if used is None or k in used or k == input.time}
-    return found | {"time": input.time, "model": input.value.model} | _flat({"fields": kept})
+    return found | {"time": input.time, "model": input.value.model} | _flatten({"fields": kept})
 
 
-def _source(input: Input) -> dict[str, Any]:
+def _describe_source(input: Input) -> dict[str, Any]:
     return {"topic": input.topic} | ({} if input.kafka is None else {"kafka": input.kafka})
 
 
-def _used(job: Job, own: Mapping[str, Any]) -> set[str] | None:
+def _find_used_columns(job: Job, options: Mapping[str, Any]) -> set[str] | None:
     """The words of its settings, columns among them; None where all columns count."""
     if isinstance(job, config.Join) and not job.select:
         return None
     if isinstance(job, config.Query) and "*" in job.sql:
         return None
-    return set(_WORD.findall(json.dumps(own)))
+    return set(_WORD_PATTERN.findall(json.dumps(options)))
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{before}{name}.")
+            found |= _flatten(value, f"{prefix}{name}.")
         elif value is not None:
-            found[f"{before}{name}"] = value
+            found[f"{prefix}{name}"] = value
     return found
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False).strip('"')

@@ -6,45 +6,45 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from .ranking import Diagnosis
+from .diagnosis import Diagnosis
 
 
-def as_json(found: Diagnosis) -> dict[str, Any]:
+def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """Seconds and shares with three places."""
-    told = asdict(found)
-    told["seconds"] = round(found.seconds, 3)
-    told["parts"] = {name: round(value, 3) for name, value in found.parts.items()}
+    told = asdict(diagnosis)
+    told["seconds"] = round(diagnosis.seconds, 3)
+    told["parts"] = {name: round(value, 3) for name, value in diagnosis.parts.items()}
     for cause in told["causes"]:
         cause["seconds"], cause["share"] = round(cause["seconds"], 3), round(cause["share"], 3)
         cause["evidence"], cause["settings"] = list(cause["evidence"]), list(cause["settings"])
     return told
 
 
-def as_text(found: Diagnosis) -> str:
-    return "\n".join(_lines(found))
+def render_text(diagnosis: Diagnosis) -> str:
+    return "\n".join(_iter_lines(diagnosis))
 
 
-def _lines(found: Diagnosis) -> Iterator[str]:
-    rate = found.rows / found.seconds if found.seconds else 0.0
+def _iter_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    rate = diagnosis.rows / diagnosis.seconds if diagnosis.seconds else 0.0
     yield (
-        f"{found.job}: {found.batches} batches of {found.rows:,.0f} rows in "
-        f"{found.seconds:.2f} s ({rate:,.0f} rows/s)"
+        f"{diagnosis.job}: {diagnosis.batches} batches of {diagnosis.rows:,.0f} rows in "
+        f"{diagnosis.seconds:.2f} s ({rate:,.0f} rows/s)"
     )
-    parts = [f"{name} {value:.2f} s" for name, value in found.parts.items() if value >= 0.005]
+    parts = [f"{name} {value:.2f} s" for name, value in diagnosis.parts.items() if value >= 0.005]
     if parts:
         yield f"  a batch: {', '.join(parts)}"
-    if not found.causes and found.batches:
+    if not diagnosis.causes and diagnosis.batches:
         yield "  no cause found: it is healthy, as far as can be told"
-    for at, cause in enumerate(found.causes, 1):
+    for at, cause in enumerate(diagnosis.causes, 1):
         yield ""
         yield f"{at}. {cause.name}: {cause.title}: {cause.seconds:.1f} s ({cause.share:.0%})"
         yield from (f"     {each}" for each in cause.evidence)
         yield f"   change {', '.join(cause.settings)}"
         yield f"     {cause.advice}"
-    if found.unseen:
+    if diagnosis.unseen:
         yield ""
         by_reason: dict[str, list[str]] = {}
-        for name, why in found.unseen.items():
+        for name, why in diagnosis.unseen.items():
             by_reason.setdefault(why, []).append(name)
         for why, names in by_reason.items():
             yield f"  not judged: {', '.join(names)}: {why}"

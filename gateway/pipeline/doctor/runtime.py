@@ -4,45 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .cause import Cause, Limits, of_batch
-from .reading import Batch, Operator, Run, Work
+from .cause import DiagnosedCause, Thresholds, share_of_batch
+from .query_run import BatchProgress, QueryRun, StateOperatorProgress, TaskMetrics
 
-COLLECTING = 0.15  # of task time
+MIN_GC_SHARE = 0.15  # of task time
 
 
-def python(run: Run, limits: Limits) -> Iterator[Cause]:
+def find_slow_python(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
     """Rows go to Python and back. Without times of tasks: the updates of operators that are known
     to call it, without the state's own part."""
 
-    def by_tasks(batch: Batch, work: Work) -> float:
+    def task_python_seconds(batch: BatchProgress, work: TaskMetrics) -> float:
         tasks = max((each.tasks for each in work.stages), default=1)
-        return max(0.0, work.python - _writers(batch, work)) / run.width(tasks)
+        return max(
+            0.0, work.python_seconds - _writer_wait_seconds(batch, work)
+        ) / run.count_parallel_tasks(tasks)
 
-    def by_operators(batch: Batch) -> float:
+    def operator_python_seconds(batch: BatchProgress) -> float:
         return sum(
-            max(0.0, each.update - each.seconds("rocksdbGetLatency", "rocksdbPutLatency"))
-            / run.width(each.partitions)
+            max(
+                0.0,
+                each.update_seconds - each.sum_seconds("rocksdbGetLatency", "rocksdbPutLatency"),
+            )
+            / run.count_parallel_tasks(each.partitions)
             for each in batch.operators
-            if in_python(each)
+            if runs_in_python(each)
         )
 
-    cost = run.of_tasks(by_tasks) if run.looked else run.typical(by_operators)
-    if not limits.exceeded(cost, run.seconds):
+    cost = (
+        run.get_task_median(task_python_seconds)
+        if run.batches_with_tasks
+        else run.get_median(operator_python_seconds)
+    )
+    if not thresholds.is_exceeded(cost, run.batch_seconds):
         return
     operators = sorted(
-        {each.name for batch in run.full for each in batch.operators if in_python(each)}
+        {
+            each.name
+            for batch in run.batches_with_input
+            for each in batch.operators
+            if runs_in_python(each)
+        }
     )
-    rows = run.typical(lambda batch: batch.rows)
+    rows = run.get_median(lambda batch: batch.rows)
     evidence = [
-        f"Python works {cost:.1f} s of a batch, {cost * run.parallel / max(1.0, rows) * 1e6:,.0f} "
+        f"Python works {cost:.1f} s of a batch, {cost * run.parallelism / max(1.0, rows) * 1e6:,.0f} "
         "us a record"
     ]
     evidence += [f"{name} calls it for each key" for name in operators]
-    yield Cause(
+    yield DiagnosedCause(
         "python",
         "rows that are worked on in Python",
         cost,
-        of_batch(cost, run.seconds),
+        share_of_batch(cost, run.batch_seconds),
         evidence,
         ("emit: closed", "max_length") if operators else ("value.model: json", "table"),
         "Native operators take a sixth of it: sessions without updates and max_length."
@@ -52,35 +66,37 @@ def python(run: Run, limits: Limits) -> Iterator[Cause]:
     )
 
 
-def _writers(batch: Batch, work: Work) -> float:
+def _writer_wait_seconds(batch: BatchProgress, work: TaskMetrics) -> float:
     """Seconds, of all tasks, that those of exactly-once output waited in Python for Kafka."""
-    return (batch.sink or 0.0) * max((each.tasks for each in work.stages if each.last), default=1)
+    return (batch.sink_seconds or 0.0) * max(
+        (each.tasks for each in work.stages if each.last), default=1
+    )
 
 
-def in_python(operator: Operator) -> bool:
+def runs_in_python(operator: StateOperatorProgress) -> bool:
     return any(each in operator.name.lower() for each in ("python", "pyspark", "pandas"))
 
 
-def collector(run: Run, limits: Limits) -> Iterator[Cause]:
+def find_slow_gc(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
     """Tasks stand still while the JVM looks for memory."""
 
-    def seconds(_: Batch, work: Work) -> float:
+    def gc_seconds(_: BatchProgress, work: TaskMetrics) -> float:
         return sum(
             each.seconds * min(1.0, each.gc / each.total) for each in work.stages if each.total
         )
 
-    def share(_: Batch, work: Work) -> float:
+    def gc_share(_: BatchProgress, work: TaskMetrics) -> float:
         total = sum(each.total for each in work.stages)
         return sum(each.gc for each in work.stages) / total if total else 0.0
 
-    cost, part = run.of_tasks(seconds), run.of_tasks(share)
-    if part < COLLECTING or not limits.exceeded(cost, run.seconds):
+    cost, part = run.get_task_median(gc_seconds), run.get_task_median(gc_share)
+    if part < MIN_GC_SHARE or not thresholds.is_exceeded(cost, run.batch_seconds):
         return
-    yield Cause(
+    yield DiagnosedCause(
         "gc",
         "collecting garbage in the JVM",
         cost,
-        of_batch(cost, run.seconds),
+        share_of_batch(cost, run.batch_seconds),
         [f"{part:.0%} of the tasks' time, {cost:.1f} s of a batch"],
         ("spark.memory", "from.max_records"),
         "More heap, or smaller batches; the state is outside of the heap and not its cause.",

@@ -7,6 +7,6 @@ writes late and undecodable records.
 
 from __future__ import annotations
 
-from .writer import Writer
+from .writer import ExactlyOnceWriter
 
-__all__ = ["Writer"]
+__all__ = ["ExactlyOnceWriter"]

@@ -37,7 +37,7 @@ from gateway.errors import CheckpointRefused
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WriterPlan:
     """Who writes for a query.
 
     Attributes:
@@ -52,19 +52,21 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """What one writer committed last. mark: of the batch's range of offsets, "" unknown."""
 
     epoch: int
     writers: int
-    mark: str = ""
+    digest: str = ""
 
 
-class Superseded(Exception):
+class PlanSuperseded(Exception):
     """Another driver has changed the plan: what this one started must not write."""
 
 
-def verify(entries: Iterable[Entry], epoch: int, mark_of: Callable[[int], str]) -> None:
+def verify_entries(
+    entries: Iterable[LedgerEntry], epoch: int, get_digest: Callable[[int], str]
+) -> None:
     """Verify that the batches in the ledger are those of the checkpoint.
 
     Args:
@@ -76,8 +78,8 @@ def verify(entries: Iterable[Entry], epoch: int, mark_of: Callable[[int], str]) 
         CheckpointRefused: They are not, as the checkpoint was put back to another state.
     """
     for entry in entries:
-        mark = mark_of(entry.epoch) if entry.mark and entry.epoch <= epoch else ""
-        if entry.epoch > epoch or (mark and mark != entry.mark):
+        mark = get_digest(entry.epoch) if entry.digest and entry.epoch <= epoch else ""
+        if entry.epoch > epoch or (mark and mark != entry.digest):
             raise CheckpointRefused(
                 f"batch {min(epoch, entry.epoch)} of this checkpoint is not the one whose rows "
                 f"were written (the ledger is at batch {entry.epoch}): the checkpoint was put back "
@@ -85,7 +87,7 @@ def verify(entries: Iterable[Entry], epoch: int, mark_of: Callable[[int], str]) 
             )
 
 
-def verify_owner(owner: str | None, query: str, plan: Plan | None) -> None:
+def verify_owner(owner: str | None, query_id: str, plan: WriterPlan | None) -> None:
     """Verify that no later checkpoint of the job has written its rows.
 
     Args:
@@ -96,16 +98,16 @@ def verify_owner(owner: str | None, query: str, plan: Plan | None) -> None:
     Raises:
         CheckpointRefused: A later one has.
     """
-    if owner in (None, query) or plan is None:
+    if owner in (None, query_id) or plan is None:
         return
     raise CheckpointRefused(
-        f"the checkpoint of query {query} was replaced: query {owner} has written the job's rows "
+        f"the checkpoint of query {query_id} was replaced: query {owner} has written the job's rows "
         "since; put the checkpoint of that query back, or start anew with --fresh. To go on from "
         "this one, and write once more what was written since, `backup` and `restore` it"
     )
 
 
-def due(entry: Entry | None, epoch: int, mark: str = "") -> bool:
+def must_write(entry: LedgerEntry | None, epoch: int, digest: str = "") -> bool:
     """Return whether a writer, whose last entry this is, must still write its rows of `epoch`.
 
     Raises:
@@ -113,20 +115,20 @@ def due(entry: Entry | None, epoch: int, mark: str = "") -> bool:
     """
     if entry is None or entry.epoch < epoch:
         return True
-    verify([entry], epoch, lambda _: mark)
+    verify_entries([entry], epoch, lambda _: digest)
     return False
 
 
-def current(found: Plan, mine: Plan) -> None:
+def verify_plan(stored: WriterPlan, expected: WriterPlan) -> None:
     """Raises Superseded if the plan a writer was started by is not the ledger's any more."""
-    if found != mine:
-        raise Superseded(
-            f"generation {mine.generation} of the writers was replaced by {found.generation}"
+    if stored != expected:
+        raise PlanSuperseded(
+            f"generation {expected.generation} of the writers was replaced by {stored.generation}"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PlanChange:
     """What a driver does to become the one who writes, by `wanted` writers.
 
     Write `closing`, fence the ids of its writers, read the ledger, write `settled(entries)` if it
@@ -139,24 +141,24 @@ class Change:
         driver: Who takes over.
     """
 
-    plan: Plan | None
-    wanted: int
+    stored_plan: WriterPlan | None
+    writers: int
     epoch: int
-    driver: str = ""
+    driver_id: str = ""
 
     @property
-    def closing(self) -> Plan:
-        if self.plan is None:
-            return Plan(1, self.wanted, self.driver)
-        return Plan(self.plan.generation + 1, self.plan.writers, self.driver)
+    def fencing_plan(self) -> WriterPlan:
+        if self.stored_plan is None:
+            return WriterPlan(1, self.writers, self.driver_id)
+        return WriterPlan(self.stored_plan.generation + 1, self.stored_plan.writers, self.driver_id)
 
-    def settled(self, entries: Iterable[Entry]) -> Plan:
+    def choose_plan(self, entries: Iterable[LedgerEntry]) -> WriterPlan:
         """Return the plan for this epoch.
 
         Args:
             entries: Of all writers, read after those of the old plan were fenced.
         """
-        closing = self.closing
-        if closing.writers == self.wanted or any(each.epoch >= self.epoch for each in entries):
+        closing = self.fencing_plan
+        if closing.writers == self.writers or any(each.epoch >= self.epoch for each in entries):
             return closing
-        return Plan(closing.generation + 1, self.wanted, self.driver)
+        return WriterPlan(closing.generation + 1, self.writers, self.driver_id)

@@ -19,62 +19,68 @@ from typing import Any, NoReturn
 from confluent_kafka import KafkaException, Producer
 
 from gateway.errors import PipelineError, PipelineUnavailable
-from gateway.pipeline.run.failures import of_kafka
-from gateway.pipeline.topics import MAX_MESSAGE_BYTES
+from gateway.pipeline.run.failures import build_kafka_error
+from gateway.pipeline.topics import DEFAULT_MAX_MESSAGE_BYTES
 
-from .letters import FRAME
+from .large_rows import BATCH_OVERHEAD_BYTES
 
-MARK = "[transaction]"  # what the driver knows an error by that is worth another try
+RETRY_MARKER = "[transaction]"  # what the driver knows an error by that is worth another try
 
 
-LARGEST_BATCH = 1_000_000  # bytes
+MAX_BATCH_BYTES = 1_000_000  # bytes
 
 
 class WriteRefused(PipelineError):
     """Kafka refuses what is written, now and at every other try; nothing of it was committed."""
 
 
-class Interrupted(PipelineUnavailable):
+class TransactionInterrupted(PipelineUnavailable):
     """A transaction did not come to its end; who runs it again finds out if it was committed."""
 
-    def __init__(self, identity: str, error: object) -> None:
-        super().__init__(f"{MARK} {identity}: {error}")
+    def __init__(self, transactional_id: str, error: object) -> None:
+        super().__init__(f"{RETRY_MARKER} {transactional_id}: {error}")
 
 
-_kept: dict[tuple[Any, ...], Transactional] = {}
-_process: tuple[int, str] = (0, "")
+_producers: dict[tuple[Any, ...], LedgerProducer] = {}
+_current_process: tuple[int, str] = (0, "")
 
 
-def process() -> str:
+def get_process_name() -> str:
     """This process's name; another one after a fork."""
-    global _process
-    if _process[0] != os.getpid():
-        _process = (os.getpid(), uuid.uuid4().hex)
-        _kept.clear()
-    return _process[1]
+    global _current_process
+    if _current_process[0] != os.getpid():
+        _current_process = (os.getpid(), uuid.uuid4().hex)
+        _producers.clear()
+    return _current_process[1]
 
 
-def kept(identity: str, client: Mapping[str, Any], generation: int) -> Transactional | None:
-    process()
-    return _kept.get((identity, generation, _bootstrap(client)))
+def get_producer(
+    transactional_id: str, client_config: Mapping[str, Any], generation: int
+) -> LedgerProducer | None:
+    get_process_name()
+    return _producers.get((transactional_id, generation, _get_bootstrap_servers(client_config)))
 
 
-def keep(producer: Transactional, client: Mapping[str, Any], generation: int) -> None:
-    drop(producer.identity)
-    process()
-    _kept[(producer.identity, generation, _bootstrap(client))] = producer
+def store_producer(
+    producer: LedgerProducer, client_config: Mapping[str, Any], generation: int
+) -> None:
+    drop_producer(producer.transactional_id)
+    get_process_name()
+    _producers[(producer.transactional_id, generation, _get_bootstrap_servers(client_config))] = (
+        producer
+    )
 
 
-def drop(identity: str) -> None:
-    for key in [key for key in _kept if key[0] == identity]:
-        del _kept[key]
+def drop_producer(transactional_id: str) -> None:
+    for key in [key for key in _producers if key[0] == transactional_id]:
+        del _producers[key]
 
 
-def _bootstrap(client: Mapping[str, Any]) -> str:
-    return str(client.get("bootstrap.servers"))
+def _get_bootstrap_servers(client_config: Mapping[str, Any]) -> str:
+    return str(client_config.get("bootstrap.servers"))
 
 
-class Transactional:
+class LedgerProducer:
     """One transactional id. Making it fences whoever had that id, and ends what they left open.
 
     topic: one that is there, to be asked for. timeout: s; Kafka gives up a transaction that is
@@ -86,25 +92,27 @@ class Transactional:
 
     def __init__(
         self,
-        identity: str,
-        client: Mapping[str, Any],
+        transactional_id: str,
+        client_config: Mapping[str, Any],
         topic: str,
-        timeout: float,
-        limit: int = MAX_MESSAGE_BYTES,
+        timeout_s: float,
+        max_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
-        self.identity = identity
-        self._timeout = timeout
+        self.transactional_id = transactional_id
+        self._timeout_s = timeout_s
         try:
-            self._producer = Producer({**client, **_options(identity, timeout, limit)})
+            self._producer = Producer(
+                {**client_config, **_build_config(transactional_id, timeout_s, max_bytes)}
+            )
         except KafkaException as error:  # of its settings, which another try would not change
             raise PipelineError(f"Kafka's client does not take its settings: {error}") from None
         try:
-            self._connect(topic)
-            self._producer.init_transactions(timeout + 30)
+            self._await_broker(topic)
+            self._producer.init_transactions(timeout_s + 30)
         except KafkaException as error:
-            self._interrupted(error)
+            self._raise_interrupted(error)
 
-    def _connect(self, topic: str) -> None:
+    def _await_broker(self, topic: str) -> None:
         """librdkafka lets go of the broker it began with as soon as it knows its number; who looks
         for the coordinator just then asks again after 0.5 s (2.16). So the one that is known is
         waited for: a producer is then ready within 0.03 s."""
@@ -118,9 +126,9 @@ class Transactional:
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
-            self._interrupted(error)
+            self._raise_interrupted(error)
 
-    def rows(
+    def write_rows(
         self,
         topics: Sequence[str],
         keys: Sequence[Any],
@@ -134,12 +142,12 @@ class Transactional:
                 try:
                     produce(topic, value, key, headers=tags)
                 except BufferError:
-                    self._waited(topic, value, key, tags)
+                    self._produce_when_free(topic, value, key, tags)
             self._producer.poll(0)
         except KafkaException as error:
-            self._interrupted(error)
+            self._raise_interrupted(error)
 
-    def plain(self, topic: str, keys: Sequence[Any], values: Sequence[Any]) -> None:
+    def write_to_topic(self, topic: str, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """The same without headers, to one topic."""
         produce = self._producer.produce
         try:
@@ -147,34 +155,36 @@ class Transactional:
                 try:
                     produce(topic, value, key)
                 except BufferError:
-                    self._waited(topic, value, key, None)
+                    self._produce_when_free(topic, value, key, None)
             self._producer.poll(0)
         except KafkaException as error:
-            self._interrupted(error)
+            self._raise_interrupted(error)
 
-    def entry(self, topic: str, partition: int, key: str, value: Mapping[str, Any] | None) -> None:
+    def write_entry(
+        self, topic: str, partition: int, key: str, value: Mapping[str, Any] | None
+    ) -> None:
         """A record of the ledger. value: None removes the key."""
         text = None if value is None else json.dumps(value, separators=(",", ":"))
         try:
             self._producer.produce(topic, text, key, partition=partition)
         except (KafkaException, BufferError) as error:
-            self._interrupted(error)
+            self._raise_interrupted(error)
 
     def commit(self) -> None:
         try:
-            self._producer.commit_transaction(self._timeout + 10)
+            self._producer.commit_transaction(self._timeout_s + 10)
         except KafkaException as error:
-            self._interrupted(error)
+            self._raise_interrupted(error)
 
     def abort(self) -> None:
         """At once; what fails here is ended by Kafka's timeout, or by the next of this id."""
-        drop(self.identity)
+        drop_producer(self.transactional_id)
         try:
             self._producer.abort_transaction(5)
         except KafkaException:
             self._producer.purge()
 
-    def _waited(self, topic: str, value: Any, key: Any, headers: Any) -> None:
+    def _produce_when_free(self, topic: str, value: Any, key: Any, headers: Any) -> None:
         """The buffer is full: what is sent makes room. librdkafka gives up what it cannot send."""
         while True:
             self._producer.poll(0.05)
@@ -184,22 +194,22 @@ class Transactional:
             except BufferError:
                 continue
 
-    def _interrupted(self, error: object) -> NoReturn:
-        drop(self.identity)
+    def _raise_interrupted(self, error: object) -> NoReturn:
+        drop_producer(self.transactional_id)
         self._producer.purge()
         if isinstance(error, KafkaException):
-            refused = of_kafka(f"rows of {self.identity} are refused", error)
+            refused = build_kafka_error(f"rows of {self.transactional_id} are refused", error)
             if not isinstance(refused, PipelineUnavailable):
                 raise WriteRefused(str(refused)) from None
-        raise Interrupted(self.identity, error) from None
+        raise TransactionInterrupted(self.transactional_id, error) from None
 
 
-def _options(identity: str, timeout: float, limit: int) -> dict[str, Any]:
+def _build_config(transactional_id: str, timeout_s: float, max_bytes: int) -> dict[str, Any]:
     """A frozen broker is noticed after 6 s, or with the transaction; a record has as long as that.
     librdkafka refuses a socket that waits longer than its transaction."""
-    whole = int(timeout * 1000)
+    whole = int(timeout_s * 1000)
     return {
-        "transactional.id": identity,
+        "transactional.id": transactional_id,
         "transaction.timeout.ms": whole,
         "message.timeout.ms": whole,
         "socket.timeout.ms": min(6000, whole),
@@ -209,8 +219,8 @@ def _options(identity: str, timeout: float, limit: int) -> dict[str, Any]:
         "reconnect.backoff.max.ms": 1000,
         "partitioner": "murmur2_random",  # as Spark's sink, and every Java producer
         "compression.type": "lz4",
-        "message.max.bytes": max(1000, limit),
-        "batch.size": min(LARGEST_BATCH, max(1, limit - FRAME)),
+        "message.max.bytes": max(1000, max_bytes),
+        "batch.size": min(MAX_BATCH_BYTES, max(1, max_bytes - BATCH_OVERHEAD_BYTES)),
         "linger.ms": 20,
         "batch.num.messages": 100_000,
         "queue.buffering.max.messages": 500_000,

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaException
 
-from gateway.config.sections.pipeline import Output
+from gateway.config.sections.job import Output
 from gateway.errors import PipelineUnavailable
-from gateway.pipeline.progress import progress
-from gateway.pipeline.run.dead_letters import dead_letters_of
-from gateway.pipeline.run.failures import of_kafka
-from gateway.pipeline.topics import max_message_bytes
+from gateway.pipeline.progress import progress_file
+from gateway.pipeline.run.dead_letters import get_dead_letter_topic
+from gateway.pipeline.run.failures import build_kafka_error
+from gateway.pipeline.topics import fetch_max_message_bytes
 
-from .ledger import Ledger, opened, owner_key
-from .plan import Change, Entry, Plan, Superseded, verify, verify_owner
-from .producers import MARK, Transactional
-from .recreated import ReadTopic
-from .task import OUTCOME, Task, refusal
+from .ledger import Ledger, open_ledger, owner_key
+from .plan import LedgerEntry, PlanChange, PlanSuperseded, WriterPlan, verify_entries, verify_owner
+from .producers import RETRY_MARKER, LedgerProducer
+from .recreated_topics import ReadTopic
+from .task import OUTCOME_SCHEMA, WriteTask, parse_refusal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TRIES = 6
-DELAY = 0.5  # s, doubled: 15 s in all, beside the time that a try itself waits for Kafka
+MAX_ATTEMPTS = 6
+RETRY_DELAY_S = 0.5  # s, doubled: 15 s in all, beside the time that a try itself waits for Kafka
 
 
-class Writer:
+class ExactlyOnceWriter:
     """Rows of encoded columns `key`, `value`, and where there are such `headers` and `topic`.
 
     query:      whose epochs they are: the id of the checkpoint, so that a new checkpoint, which
@@ -58,26 +58,26 @@ class Writer:
 
     def __init__(
         self,
-        query: str,
+        query_id: str,
         output: Output,
-        client: Mapping[str, object],
+        client_config: Mapping[str, object],
         *,
         checkpoint: Checkpoint,
-        ledger: str | None = None,
+        ledger_output: str | None = None,
         job: str = "",
-        read: tuple[ReadTopic, ...] = (),
+        read_topics: tuple[ReadTopic, ...] = (),
     ) -> None:
-        self._query = query
+        self._query_id = query_id
         self._job = job
-        self._read = read
+        self._read_topics = read_topics
         self._output = output
-        self._client: Mapping[str, Any] = client
+        self._client_config: Mapping[str, Any] = client_config
         self._checkpoint = checkpoint
-        self._beside = ledger or output.topic
-        self._driver = uuid.uuid4().hex
-        self._owns = False  # has this driver taken the query over?
-        self._plan: Plan | None = None
-        self._served: dict[int, str] = {}
+        self._ledger_output = ledger_output or output.topic
+        self._driver_id = uuid.uuid4().hex
+        self._is_owner = False  # has this driver taken the query over?
+        self._plan: WriterPlan | None = None
+        self._processes_by_writer: dict[int, str] = {}
 
     def prepare(self, epoch: int) -> None:
         """Take the query over, if that is still to be done, so that `epoch` can be written.
@@ -89,160 +89,166 @@ class Writer:
                 written, and a process that runs by the other checkpoint goes on.
             PipelineError: Another process has taken the query over, or Kafka refuses.
         """
-        self._retry(lambda: self._planned(epoch), epoch)
+        self._retry(lambda: self._get_plan(epoch), epoch)
 
     def __call__(self, rows: DataFrame, epoch: int) -> int:
         """Returns when all of them are committed, by now or before: how many were by now."""
-        return self._retry(lambda: self._once(rows, epoch), epoch)
+        return self._retry(lambda: self._write_once(rows, epoch), epoch)
 
     def _retry(self, action: Callable[[], T], epoch: int) -> T:
-        for count in range(TRIES):
+        for count in range(MAX_ATTEMPTS):
             try:
                 return action()
             except Exception as error:
-                self._served.clear()
+                self._processes_by_writer.clear()
                 self._plan = None  # read anew: who failed may have lost it to another driver
-                self._consider(error, epoch, last=count == TRIES - 1)
-                time.sleep(DELAY * 2**count)
+                self._raise_unless_retriable(error, epoch, is_last=count == MAX_ATTEMPTS - 1)
+                time.sleep(RETRY_DELAY_S * 2**count)
         raise AssertionError("the last try returns or raises")
 
-    def _consider(self, error: Exception, epoch: int, *, last: bool) -> None:
+    def _raise_unless_retriable(self, error: Exception, epoch: int, *, is_last: bool) -> None:
         """Raises what ends the query; returns if another try is worth it."""
         text = f"{type(error).__name__}: {error}"
-        if refused := refusal(text):
+        if refused := parse_refusal(text):
             raise refused from None
         if isinstance(error, KafkaException):
-            error = of_kafka(f"batch {epoch} cannot be written", error)
-        if MARK not in text and not isinstance(error, PipelineUnavailable):
+            error = build_kafka_error(f"batch {epoch} cannot be written", error)
+        if RETRY_MARKER not in text and not isinstance(error, PipelineUnavailable):
             raise error
-        said = next((line for line in text.splitlines() if MARK in line), text)
-        cause = said[max(0, said.find(MARK)) :]
-        if last:
+        said = next((line for line in text.splitlines() if RETRY_MARKER in line), text)
+        cause = said[max(0, said.find(RETRY_MARKER)) :]
+        if is_last:
             what = f"batch {epoch} could not be committed to {self._output.topic}: {cause}"
             raise PipelineUnavailable(f"{what}; it is finished by the next start") from None
-        log.warning("batch %d of %s is written again: %s", epoch, self._query, cause)
+        log.warning("batch %d of %s is written again: %s", epoch, self._query_id, cause)
 
-    def _once(self, rows: DataFrame, epoch: int) -> int:
-        plan = self._planned(epoch)
-        task = Task(
-            query=self._query,
+    def _write_once(self, rows: DataFrame, epoch: int) -> int:
+        plan = self._get_plan(epoch)
+        task = WriteTask(
+            query_id=self._query_id,
             topic=self._output.topic,
             ledger=self.ledger,
             plan=plan,
             epoch=epoch,
-            mark=self._checkpoint.mark(epoch),
-            timeout=self._output.transaction_timeout,
-            served=dict(self._served),
-            limit=self._limit,
-            dead=self._dead,
-            read=self._read,
+            digest=self._checkpoint.compute_digest(epoch),
+            timeout_s=self._output.transaction_timeout,
+            processes_by_writer=dict(self._processes_by_writer),
+            max_bytes=self._max_bytes,
+            dead_letter_topic=self._dead_letter_topic,
+            read_topics=self._read_topics,
         )
         # By the hash of the key, not by where rows are: that depends on how a batch was cut into
         # tasks. The shuffle costs 0.2 s for 250,000 rows, of 4 s in all.
         key = rows["key"].cast("binary")
-        done = rows.repartition(plan.writers, key).mapInArrow(task, OUTCOME).collect()
-        self._served = {each.writer: each.process for each in done if each.process}
-        progress.note(self._query, epoch, sink=max((each.seconds for each in done), default=0.0))
+        done = rows.repartition(plan.writers, key).mapInArrow(task, OUTCOME_SCHEMA).collect()
+        self._processes_by_writer = {each.writer: each.process for each in done if each.process}
+        progress_file.add_note(
+            self._query_id, epoch, sink=max((each.seconds for each in done), default=0.0)
+        )
         if large := sum(each.large for each in done):
             what = "%d rows of batch %d are too large for topic %s: they are in %s"
-            log.warning(what, large, epoch, self._output.topic, self._dead)
+            log.warning(what, large, epoch, self._output.topic, self._dead_letter_topic)
         if refused := sum(each.refused for each in done):
             what = "%d rows of batch %d are refused by the schema of topic %s: they are in %s"
-            log.warning(what, refused, epoch, self._output.topic, self._dead)
+            log.warning(what, refused, epoch, self._output.topic, self._dead_letter_topic)
         return sum(each.rows for each in done if each.written)
 
     @cached_property
-    def _limit(self) -> int:
-        return max_message_bytes(self._client, self._output.topic)
+    def _max_bytes(self) -> int:
+        return fetch_max_message_bytes(self._client_config, self._output.topic)
 
     @property
-    def _dead(self) -> str:
+    def _dead_letter_topic(self) -> str:
         """What is too large for dead letters themselves is cut there."""
-        return dead_letters_of(self._output.topic)
+        return get_dead_letter_topic(self._output.topic)
 
     @cached_property
     def ledger(self) -> Ledger:
         output = self._output
-        return opened(self._beside, output.writers, output.transaction_timeout, self._client)
+        return open_ledger(
+            self._ledger_output, output.writers, output.transaction_timeout, self._client_config
+        )
 
-    def _planned(self, epoch: int) -> Plan:
+    def _get_plan(self, epoch: int) -> WriterPlan:
         """The plan for this epoch: this driver's, with the number of writers that is wanted as
         soon as that can be changed."""
-        if self._plan is None and self._owns:
-            self._plan = self._own(self.ledger.plan(self._query))
+        if self._plan is None and self._is_owner:
+            self._plan = self._verify_own_plan(self.ledger.read_plan(self._query_id))
         if self._plan is None or self._plan.writers != self._output.writers:
             self._plan = self._take_over(epoch)
         return self._plan
 
-    def _take_over(self, epoch: int) -> Plan:
+    def _take_over(self, epoch: int) -> WriterPlan:
         """The steps of `plan`, in their order."""
-        self._served.clear()
-        self._verify(epoch)
+        self._processes_by_writer.clear()
+        self._verify_entries(epoch)
         self._claim_job()
-        producer = self._transactional("plan")  # from now on nobody else changes the plan unseen
-        before = self.ledger.plan(self._query)
-        if self._owns:
-            before = self._own(before)
-        change = Change(before, self._output.writers, epoch, self._driver)
-        self._register(producer, change.closing)
+        producer = self._create_query_producer(
+            "plan"
+        )  # from now on nobody else changes the plan unseen
+        before = self.ledger.read_plan(self._query_id)
+        if self._is_owner:
+            before = self._verify_own_plan(before)
+        change = PlanChange(before, self._output.writers, epoch, self._driver_id)
+        self._write_plan(producer, change.fencing_plan)
         for writer in range(0 if before is None else before.writers):
-            self._transactional(str(writer))
-        plan = change.settled(self._verify(epoch))
-        if plan != change.closing:
-            self._register(producer, plan)
-            log.info("%s has %d writers from batch %d on", self._query, plan.writers, epoch)
-        self._owns = True
+            self._create_query_producer(str(writer))
+        plan = change.choose_plan(self._verify_entries(epoch))
+        if plan != change.fencing_plan:
+            self._write_plan(producer, plan)
+            log.info("%s has %d writers from batch %d on", self._query_id, plan.writers, epoch)
+        self._is_owner = True
         return plan
 
     def _claim_job(self) -> None:
         """Become the owner of the job, unless this query is. Raises CheckpointRefused."""
-        if not self._job or self._owner() == self._query:
+        if not self._job or self._read_owner() == self._query_id:
             return
         key = owner_key(self._job)
-        producer = self._producer(key)  # fences whoever claims the job at the same time
-        if owner := self._owner():
-            self._fence(owner)
+        producer = self._create_producer(key)  # fences whoever claims the job at the same time
+        if owner := self._read_owner():
+            self._fence_query(owner)
         producer.begin()
-        producer.entry(self.ledger.topic, 0, key, {"query": self._query})
+        producer.write_entry(self.ledger.topic, 0, key, {"query": self._query_id})
         producer.commit()
 
-    def _owner(self) -> str | None:
-        owner, plan = self.ledger.owner(self._job, self._query)
-        verify_owner(owner, self._query, plan)
+    def _read_owner(self) -> str | None:
+        owner, plan = self.ledger.read_owner(self._job, self._query_id)
+        verify_owner(owner, self._query_id, plan)
         return owner
 
-    def _fence(self, query: str) -> None:
+    def _fence_query(self, query_id: str) -> None:
         """Let no process write for another query any more, also none that runs now."""
-        producer = self._producer(f"{query}-plan")
-        plan = self.ledger.plan(query)
+        producer = self._create_producer(f"{query_id}-plan")
+        plan = self.ledger.read_plan(query_id)
         if plan is None:
             return
-        closed = Plan(plan.generation + 1, plan.writers, self._driver)
+        closed = WriterPlan(plan.generation + 1, plan.writers, self._driver_id)
         producer.begin()
-        producer.entry(self.ledger.topic, 0, query, asdict(closed))
+        producer.write_entry(self.ledger.topic, 0, query_id, asdict(closed))
         producer.commit()
         for writer in range(plan.writers):
-            self._producer(f"{query}-{writer}")
+            self._create_producer(f"{query_id}-{writer}")
 
-    def _verify(self, epoch: int) -> list[Entry]:
-        entries = self.ledger.entries(self._query)
-        verify(entries, epoch, self._checkpoint.mark)
+    def _verify_entries(self, epoch: int) -> list[LedgerEntry]:
+        entries = self.ledger.read_entries(self._query_id)
+        verify_entries(entries, epoch, self._checkpoint.compute_digest)
         return entries
 
-    def _own(self, plan: Plan | None) -> Plan:
+    def _verify_own_plan(self, plan: WriterPlan | None) -> WriterPlan:
         """Raises Superseded: it is another driver's by now."""
-        if plan is None or plan.driver != self._driver:
-            raise Superseded(f"the writers of {self._query} were taken over")
+        if plan is None or plan.driver != self._driver_id:
+            raise PlanSuperseded(f"the writers of {self._query_id} were taken over")
         return plan
 
-    def _register(self, producer: Transactional, plan: Plan) -> None:
+    def _write_plan(self, producer: LedgerProducer, plan: WriterPlan) -> None:
         producer.begin()
-        producer.entry(self.ledger.topic, 0, self._query, asdict(plan))
+        producer.write_entry(self.ledger.topic, 0, self._query_id, asdict(plan))
         producer.commit()
 
-    def _transactional(self, name: str) -> Transactional:
-        return self._producer(f"{self._query}-{name}")
+    def _create_query_producer(self, name: str) -> LedgerProducer:
+        return self._create_producer(f"{self._query_id}-{name}")
 
-    def _producer(self, identity: str) -> Transactional:
+    def _create_producer(self, transactional_id: str) -> LedgerProducer:
         timeout = self._output.transaction_timeout
-        return Transactional(identity, self._client, self.ledger.topic, timeout)
+        return LedgerProducer(transactional_id, self._client_config, self.ledger.topic, timeout)

@@ -24,30 +24,32 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from .types import MILLIS, spark
+from .types import TIMESTAMP_MS, get_json_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
-FIRST_MILLIS, LAST_MILLIS = -62_135_596_800_000, 253_402_300_799_999
+YEAR_1_START_MS, YEAR_9999_END_MS = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 to 9999 in milliseconds since 1970."""
 
-_VALUE, _END, _CORRUPT = "_value", "_end", "_corrupt_record"
-_OPTIONS = {
+_VALUE_FIELD, _END_FIELD, _CORRUPT_FIELD = "_value", "_end", "_corrupt_record"
+_JSON_OPTIONS = {
     "mode": "PERMISSIVE",
-    "columnNameOfCorruptRecord": _CORRUPT,
+    "columnNameOfCorruptRecord": _CORRUPT_FIELD,
     "allowSingleQuotes": "false",
 }
-_WITHIN = r"\s*[\[{](?:[^\]]*[\[,:])?"
-_HALVES = ("\\ud", "\\uD")  # how a text begins half of a surrogate pair, or a whole one
-_ESCAPED = r"(?<!\\)((?:\\\\)*+)\\u"  # not behind another backslash
-_PAIR = rf"{_ESCAPED}[dD][89abAB][0-9a-fA-F]{{2}}\\u[dD][c-fC-F][0-9a-fA-F]{{2}}"
-_HALF = rf"{_ESCAPED}[dD][89a-fA-F]"
-_EXPONENT = r'\s*"?-?[0-9.]+[eE][+-]?[0-9]{4,}'
+_NESTED_PATTERN = r"\s*[\[{](?:[^\]]*[\[,:])?"
+_SURROGATE_PREFIXES = ("\\ud", "\\uD")  # how a text begins half of a surrogate pair, or a whole one
+_ESCAPE_PATTERN = r"(?<!\\)((?:\\\\)*+)\\u"  # not behind another backslash
+_SURROGATE_PAIR_PATTERN = (
+    rf"{_ESCAPE_PATTERN}[dD][89abAB][0-9a-fA-F]{{2}}\\u[dD][c-fC-F][0-9a-fA-F]{{2}}"
+)
+_HALF_SURROGATE_PATTERN = rf"{_ESCAPE_PATTERN}[dD][89a-fA-F]"
+_LONG_EXPONENT_PATTERN = r'\s*"?-?[0-9.]+[eE][+-]?[0-9]{4,}'
 
 
-def parse(text: Column, fields: Mapping[str, str], *, finite: bool = True) -> Column:
+def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool = True) -> Column:
     """Return what the other functions of this module take: one struct, null where `text` is.
 
     Args:
@@ -58,41 +60,43 @@ def parse(text: Column, fields: Mapping[str, str], *, finite: bool = True) -> Co
     from pyspark.sql import functions as F
     from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
-    kinds = {name: _declared(kind) for name, kind in fields.items()}
-    value = StructType([StructField(name, _read_as(kind)) for name, kind in kinds.items()])
+    kinds = {name: _parse_type(kind) for name, kind in fields.items()}
+    value = StructType([StructField(name, _widen_type(kind)) for name, kind in kinds.items()])
     whole = StructType([
-        StructField(_VALUE, value),
-        StructField(_END, BooleanType()),
-        StructField(_CORRUPT, StringType()),
+        StructField(_VALUE_FIELD, value),
+        StructField(_END_FIELD, BooleanType()),
+        StructField(_CORRUPT_FIELD, StringType()),
     ])  # fmt: skip
     # from_json would replace what is no UTF-8
     readable = F.is_valid_utf8(text) & ~has_half_surrogates(text)
-    if pattern := _long_exponents(value):
+    if pattern := _build_exponent_pattern(value):
         readable = readable & ~text.rlike(pattern)
     strict = F.when(readable, text).when(text.isNotNull(), F.lit(""))
-    framed = F.concat(F.lit(f'{{"{_VALUE}":'), strict, F.lit(f',"{_END}":true}}'))
-    return F.from_json(framed, whole, {**_OPTIONS, "allowNonNumericNumbers": str(not finite)})
+    framed = F.concat(F.lit(f'{{"{_VALUE_FIELD}":'), strict, F.lit(f',"{_END_FIELD}":true}}'))
+    return F.from_json(
+        framed, whole, {**_JSON_OPTIONS, "allowNonNumericNumbers": str(not require_finite)}
+    )
 
 
 def has_half_surrogates(text: Column) -> Column:
     """Return whether a JSON text has half of a surrogate pair without the other."""
     from pyspark.sql import functions as F
 
-    suspect = reduce(or_, (F.contains(text, F.lit(each)) for each in _HALVES))
-    without_pairs = F.regexp_replace(text, _PAIR, "$1-")
-    return F.when(suspect, without_pairs.rlike(_HALF)).otherwise(F.lit(False))
+    suspect = reduce(or_, (F.contains(text, F.lit(each)) for each in _SURROGATE_PREFIXES))
+    without_pairs = F.regexp_replace(text, _SURROGATE_PAIR_PATTERN, "$1-")
+    return F.when(suspect, without_pairs.rlike(_HALF_SURROGATE_PATTERN)).otherwise(F.lit(False))
 
 
 def is_whole(parsed: Column) -> Column:
     """Return whether a text that is not null was one JSON value of the fields' types."""
     from pyspark.sql import functions as F
 
-    read = parsed[_VALUE].isNotNull() & parsed[_CORRUPT].isNull()
-    return F.coalesce(read & parsed[_END], F.lit(False))
+    read = parsed[_VALUE_FIELD].isNotNull() & parsed[_CORRUPT_FIELD].isNull()
+    return F.coalesce(read & parsed[_END_FIELD], F.lit(False))
 
 
-def out_of_range(
-    parsed: Column, text: Column, name: str, kind: str, *, finite: bool = True
+def is_out_of_range(
+    parsed: Column, text: Column, name: str, type_text: str, *, require_finite: bool = True
 ) -> Column | None:
     """Return whether a field has a value that its type cannot express; None if it cannot have one.
 
@@ -105,11 +109,11 @@ def out_of_range(
     """
     from pyspark.sql import functions as F
 
-    value = parsed[_VALUE][name]
-    if _is_millis(kind):
-        return ~value.between(FIRST_MILLIS, LAST_MILLIS)
-    declared = _declared(kind)
-    wrong = _beyond(value, declared, finite)
+    value = parsed[_VALUE_FIELD][name]
+    if _is_millis(type_text):
+        return ~value.between(YEAR_1_START_MS, YEAR_9999_END_MS)
+    declared = _parse_type(type_text)
+    wrong = _is_value_out_of_range(value, declared, require_finite)
     if declared.typeName() == "timestamp":
         # Seconds as a number wrap, and may come to lie in the range. Only a text that looks like
         # that is read again.
@@ -120,118 +124,133 @@ def out_of_range(
     return wrong
 
 
-def column_of(parsed: Column, name: str, kind: str) -> Column:
+def get_column(parsed: Column, name: str, type_text: str) -> Column:
     """Return the value of a field in its type; null where it is out of range.
 
     It never fails: Spark may evaluate it for rows that a filter takes out.
     """
     from pyspark.sql import functions as F
 
-    value = parsed[_VALUE][name]
-    if _is_millis(kind):
-        inside = value.between(FIRST_MILLIS, LAST_MILLIS)
+    value = parsed[_VALUE_FIELD][name]
+    if _is_millis(type_text):
+        inside = value.between(YEAR_1_START_MS, YEAR_9999_END_MS)
         return F.when(inside, F.timestamp_millis(value))
-    declared = _declared(kind)
-    return value if _read_as(declared) == declared else value.try_cast(declared)
+    declared = _parse_type(type_text)
+    return value if _widen_type(declared) == declared else value.try_cast(declared)
 
 
-def column_within(parsed: Column, text: Column, name: str, kind: str) -> Column:
+def get_valid_column(parsed: Column, text: Column, name: str, type_text: str) -> Column:
     """Return the value of a field; null where it is out of range, or the text is not one value."""
     from pyspark.sql import functions as F
 
-    wrong = out_of_range(parsed, text, name, kind)
-    allowed = parsed[_END] if wrong is None else parsed[_END] & F.coalesce(~wrong, F.lit(True))
-    return F.when(allowed, column_of(parsed, name, kind))
+    wrong = is_out_of_range(parsed, text, name, type_text)
+    allowed = (
+        parsed[_END_FIELD]
+        if wrong is None
+        else parsed[_END_FIELD] & F.coalesce(~wrong, F.lit(True))
+    )
+    return F.when(allowed, get_column(parsed, name, type_text))
 
 
-def outside_years(time: Column) -> Column:
+def is_outside_years(time: Column) -> Column:
     """Return whether a timestamp is outside of the years 1 to 9999."""
-    return _outside(time, "TIMESTAMP", "Z")
+    return _is_outside(time, "TIMESTAMP", "Z")
 
 
-def _is_millis(kind: str) -> bool:
-    return kind.strip().lower() == MILLIS
+def _is_millis(type_text: str) -> bool:
+    return type_text.strip().lower() == TIMESTAMP_MS
 
 
-def _declared(kind: str) -> DataType:
+def _parse_type(type_text: str) -> DataType:
     from pyspark.sql.types import DataType
 
-    return DataType.fromDDL(spark(kind))
+    return DataType.fromDDL(get_json_type(type_text))
 
 
-def _read_as(kind: DataType) -> DataType:
+def _widen_type(data_type: DataType) -> DataType:
     """Return the type that JSON is read with: Spark reads 128 to 255 as negative bytes."""
     from pyspark.sql import types as T
 
-    match kind:
+    match data_type:
         case T.ByteType():
             return T.ShortType()
         case T.ArrayType():
-            return T.ArrayType(_read_as(kind.elementType))
+            return T.ArrayType(_widen_type(data_type.elementType))
         case T.MapType():
-            return T.MapType(kind.keyType, _read_as(kind.valueType))
+            return T.MapType(data_type.keyType, _widen_type(data_type.valueType))
         case T.StructType():
-            return T.StructType([T.StructField(f.name, _read_as(f.dataType)) for f in kind.fields])
-    return kind
+            return T.StructType(
+                [T.StructField(f.name, _widen_type(f.dataType)) for f in data_type.fields]
+            )
+    return data_type
 
 
-def _beyond(value: Column, kind: DataType, finite: bool) -> Column | None:
+def _is_value_out_of_range(
+    value: Column, data_type: DataType, require_finite: bool
+) -> Column | None:
     """Return whether a value, or one within it, is out of range; None if it cannot be."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
-    match kind:
+    match data_type:
         case T.ByteType():
             return ~value.between(-128, 127)
         case T.FloatType() | T.DoubleType():
-            return F.abs(value) == F.lit(float("inf")) if finite else None
+            return F.abs(value) == F.lit(float("inf")) if require_finite else None
         case T.TimestampType():
-            return outside_years(value)
+            return is_outside_years(value)
         case T.TimestampNTZType():
-            return _outside(value, "TIMESTAMP_NTZ")
+            return _is_outside(value, "TIMESTAMP_NTZ")
         case T.DateType():
             first, last = F.expr("DATE'0001-01-01'"), F.expr("DATE'9999-12-31'")
             return ~value.between(first, last)
         case T.ArrayType():
-            return _any_beyond(value, kind.elementType, finite)
+            return _is_any_out_of_range(value, data_type.elementType, require_finite)
         case T.MapType():
-            return _any_beyond(F.map_values(value), kind.valueType, finite)
+            return _is_any_out_of_range(F.map_values(value), data_type.valueType, require_finite)
         case T.StructType():
-            parts = (_beyond(value[each.name], each.dataType, finite) for each in kind.fields)
+            parts = (
+                _is_value_out_of_range(value[each.name], each.dataType, require_finite)
+                for each in data_type.fields
+            )
             found = [each for each in parts if each is not None]
             return reduce(or_, found) if found else None
     return None
 
 
-def _any_beyond(values: Column, kind: DataType, finite: bool) -> Column | None:
+def _is_any_out_of_range(
+    values: Column, data_type: DataType, require_finite: bool
+) -> Column | None:
     from pyspark.sql import functions as F
 
-    if _beyond(F.lit(None), kind, finite) is None:
+    if _is_value_out_of_range(F.lit(None), data_type, require_finite) is None:
         return None
 
-    def beyond(value: Column) -> Column:
-        found = _beyond(value, kind, finite)
+    def is_element_out_of_range(value: Column) -> Column:
+        found = _is_value_out_of_range(value, data_type, require_finite)
         assert found is not None
         return found
 
-    return F.exists(values, beyond)
+    return F.exists(values, is_element_out_of_range)
 
 
-def _outside(time: Column, kind: str, zone: str = "") -> Column:
+def _is_outside(time: Column, literal_type: str, zone: str = "") -> Column:
     from pyspark.sql import functions as F
 
-    first = F.expr(f"{kind}'0001-01-01T00:00:00{zone}'")
-    last = F.expr(f"{kind}'9999-12-31T23:59:59.999999{zone}'")
+    first = F.expr(f"{literal_type}'0001-01-01T00:00:00{zone}'")
+    last = F.expr(f"{literal_type}'9999-12-31T23:59:59.999999{zone}'")
     return ~time.between(first, last)
 
 
-def _long_exponents(kind: DataType) -> str:
+def _build_exponent_pattern(data_type: DataType) -> str:
     """Return a pattern of texts that have decimals with exponents of four digits or more."""
-    places = {rf'"{re.escape(name)}"\s*:{rest}' for name, rest in _decimals(kind, "", "")}
-    return f"(?:{'|'.join(sorted(places))}){_EXPONENT}" if places else ""
+    places = {rf'"{re.escape(name)}"\s*:{rest}' for name, rest in _iter_decimals(data_type, "", "")}
+    return f"(?:{'|'.join(sorted(places))}){_LONG_EXPONENT_PATTERN}" if places else ""
 
 
-def _decimals(kind: DataType, name: str, rest: str) -> Iterator[tuple[str, str]]:
+def _iter_decimals(
+    data_type: DataType, name: str, between_pattern: str
+) -> Iterator[tuple[str, str]]:
     """Yield the names of fields that are decimals or hold them, and what may stand between the two.
 
     Args:
@@ -241,13 +260,13 @@ def _decimals(kind: DataType, name: str, rest: str) -> Iterator[tuple[str, str]]
     """
     from pyspark.sql import types as T
 
-    match kind:
+    match data_type:
         case T.DecimalType():
-            yield name, rest
+            yield name, between_pattern
         case T.ArrayType():
-            yield from _decimals(kind.elementType, name, _WITHIN)
+            yield from _iter_decimals(data_type.elementType, name, _NESTED_PATTERN)
         case T.MapType():
-            yield from _decimals(kind.valueType, name, _WITHIN)
+            yield from _iter_decimals(data_type.valueType, name, _NESTED_PATTERN)
         case T.StructType():
-            for each in kind.fields:
-                yield from _decimals(each.dataType, each.name, "")
+            for each in data_type.fields:
+                yield from _iter_decimals(each.dataType, each.name, "")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.config import Kafka
 from gateway.config.sections.catalog import SchemaRegistry
-from gateway.config.sections.pipeline import Input
+from gateway.config.sections.job import Input
 from gateway.core.log.record import TopicPartition
 from gateway.pipeline.checkpoint.checkpoint import Sources
-from gateway.pipeline.spark.connect import spark_options
+from gateway.pipeline.spark.client_config import build_spark_options
 
 from . import fields, schemas
 
@@ -20,16 +20,26 @@ if TYPE_CHECKING:
 
 Catalogs = Mapping[str, SchemaRegistry]
 
-__all__ = ["RAW", "Catalogs", "Offsets", "raw_range", "read_range", "read_stream", "typed"]
+__all__ = [
+    "KAFKA_COLUMNS",
+    "Catalogs",
+    "OffsetRange",
+    "parse_records",
+    "read_range",
+    "read_raw_range",
+    "read_stream",
+]
 
-RAW = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
+KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns of Kafka's that are read."""
 
 
-_NAME = "gatewayInput"  # an option that Spark hands on and Kafka's source does not know
+_INPUT_NAME_OPTION = (
+    "gatewayInput"  # an option that Spark hands on and Kafka's source does not know
+)
 
 
-class Offsets(NamedTuple):
+class OffsetRange(NamedTuple):
     """From `start` on, up to before `end`."""
 
     start: int
@@ -42,9 +52,9 @@ def read_stream(
     kafka: Kafka,
     catalogs: Catalogs,
     *,
-    name: str = "",
-    observed: str = "",
-    timed: bool = True,
+    input_name: str = "",
+    metrics_name: str = "",
+    has_event_time: bool = True,
 ) -> DataFrame:
     """The job's columns, with its watermark.
 
@@ -53,13 +63,23 @@ def read_stream(
     timed: False where the job has no event time, so that its records may have any timestamp.
     Raises PipelineError, RegistryUnavailable, FormatError: of a schema.
     """
-    options = spark_options(kafka) | _options(input) | {"subscribe": input.topic, _NAME: name}
+    options = (
+        build_spark_options(kafka)
+        | _build_source_options(input)
+        | {"subscribe": input.topic, _INPUT_NAME_OPTION: input_name}
+    )
     loaded = spark.readStream.format("kafka").options(**options).load()
-    table = typed(loaded.select(*_needed(input)), input, catalogs, observed=observed, timed=timed)
+    table = parse_records(
+        loaded.select(*_list_stream_columns(input)),
+        input,
+        catalogs,
+        metrics_name=metrics_name,
+        has_event_time=has_event_time,
+    )
     return table.withWatermark(input.time, f"{input.watermark * 1000:.0f} milliseconds")
 
 
-def sources_of(rows: DataFrame) -> Sources:
+def find_sources(rows: DataFrame) -> Sources:
     """Return which inputs the sources of a query are that these rows are of.
 
     Spark numbers sources as it meets them in the analysed plan, an equal one once; a batch's
@@ -69,7 +89,7 @@ def sources_of(rows: DataFrame) -> Sources:
     found: list[tuple[Any, str]] = []
     for leaf in (leaves.apply(at) for at in range(leaves.length())):
         if leaf.getClass().getSimpleName() == "StreamingRelationV2":
-            found.append((leaf, str(leaf.extraOptions().get(_NAME))))
+            found.append((leaf, str(leaf.extraOptions().get(_INPUT_NAME_OPTION))))
     distinct = [
         name
         for at, (leaf, name) in enumerate(found)
@@ -87,50 +107,54 @@ def read_range(
 ) -> DataFrame:
     """The job's columns of the records in these ranges: from the first offset of each up to before
     the second. What retention took is left out."""
-    return typed(raw_range(spark, kafka, ranges), input, catalogs)
+    return parse_records(read_raw_range(spark, kafka, ranges), input, catalogs)
 
 
-def raw_range(
+def read_raw_range(
     spark: SparkSession, kafka: Kafka, ranges: Mapping[TopicPartition, tuple[int, int]]
 ) -> DataFrame:
     """Kafka's columns of the records in these ranges, with their headers."""
     wanted = {
-        "assign": _assigned(ranges, None),
-        "startingOffsets": _assigned(ranges, 0),
-        "endingOffsets": _assigned(ranges, 1),
+        "assign": _format_ranges(ranges, None),
+        "startingOffsets": _format_ranges(ranges, 0),
+        "endingOffsets": _format_ranges(ranges, 1),
         "failOnDataLoss": "false",
         "includeHeaders": "true",
         "kafka.isolation.level": "read_committed",
     }
-    loaded = spark.read.format("kafka").options(**spark_options(kafka), **wanted).load()
-    return loaded.select(*RAW)
+    loaded = spark.read.format("kafka").options(**build_spark_options(kafka), **wanted).load()
+    return loaded.select(*KAFKA_COLUMNS)
 
 
-def typed(
+def parse_records(
     raw: DataFrame,
     input: Input,
     catalogs: Catalogs | None = None,
     *,
-    observed: str = "",
-    timed: bool = True,
+    metrics_name: str = "",
+    has_event_time: bool = True,
 ) -> DataFrame:
     """Kafka's columns as the job's. catalogs: for values with a schema."""
-    decoded, derived = schemas.decoded(raw, input, catalogs or {})
-    return fields.typed(decoded, input, derived, observed=observed, timed=timed)
+    decoded, derived = schemas.decode_values(raw, input, catalogs or {})
+    return fields.parse_values(
+        decoded, input, derived, metrics_name=metrics_name, has_event_time=has_event_time
+    )
 
 
-def invalid(raw: DataFrame, input: Input, catalogs: Catalogs | None = None) -> DataFrame:
+def select_invalid_records(
+    raw: DataFrame, input: Input, catalogs: Catalogs | None = None
+) -> DataFrame:
     """Kafka's columns of what `typed` leaves out as invalid, and `_reason`."""
-    decoded, derived = schemas.decoded(raw, input, catalogs or {})
-    found = fields.invalid(decoded, input, derived)
-    return found.select(*raw.columns, fields.REASON)
+    decoded, derived = schemas.decode_values(raw, input, catalogs or {})
+    found = fields.select_invalid_values(decoded, input, derived)
+    return found.select(*raw.columns, fields.REASON_COLUMN)
 
 
-def _needed(input: Input) -> tuple[str, ...]:
-    return tuple(name for name in RAW if name != "headers")
+def _list_stream_columns(input: Input) -> tuple[str, ...]:
+    return tuple(name for name in KAFKA_COLUMNS if name != "headers")
 
 
-def _options(input: Input) -> dict[str, str]:
+def _build_source_options(input: Input) -> dict[str, str]:
     found = {
         "startingOffsets": input.start,
         # What retention took is told by gap records; Spark itself would only end the job.
@@ -143,12 +167,14 @@ def _options(input: Input) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def _assigned(ranges: Mapping[TopicPartition, tuple[int, int]], which: int | None) -> str:
+def _format_ranges(
+    ranges: Mapping[TopicPartition, tuple[int, int]], bound_index: int | None
+) -> str:
     """Spark's JSON: topic -> partitions, or topic -> partition -> offset."""
     found: dict[str, Any] = {}
     for tp, bounds in ranges.items():
-        if which is None:
+        if bound_index is None:
             found.setdefault(tp.topic, []).append(tp.partition)
         else:
-            found.setdefault(tp.topic, {})[str(tp.partition)] = bounds[which]
+            found.setdefault(tp.topic, {})[str(tp.partition)] = bounds[bound_index]
     return json.dumps(found)

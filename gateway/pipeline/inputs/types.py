@@ -9,18 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from gateway.config.source.expression import nearest
+from gateway.config.source.expression import suggest
 
-NAMES = (
+TYPE_NAMES = (
     "boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long", "float",
     "real", "double", "decimal", "dec", "numeric", "string", "binary", "date", "timestamp",
     "timestamp_ntz", "timestamp_ltz", "variant",
 )  # fmt: skip
-MILLIS = "timestamp_ms"
-_BESIDE = ("array", "map", "struct", MILLIS)
-_TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|`[^`]+`|\d+|[<>(),:])")
+TIMESTAMP_MS = "timestamp_ms"
+_OTHER_TYPE_NAMES = ("array", "map", "struct", TIMESTAMP_MS)
+_TOKEN_PATTERN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|`[^`]+`|\d+|[<>(),:])")
 
-META: Mapping[str, str] = {
+RECORD_COLUMN_TYPES: Mapping[str, str] = {
     "_key": "binary",
     "_topic": "string",
     "_partition": "int",
@@ -30,105 +30,117 @@ META: Mapping[str, str] = {
 """The columns of every input, beside those of its values."""
 
 
-def problem(text: str) -> str | None:
+def check_type(text: str) -> str | None:
     """What is wrong with a type, and what to do; None if nothing is."""
     try:
-        tokens = _tokens(text)
-        end = _type(tokens, 0, top=True)
+        tokens = _tokenize(text)
+        end = _skip_type(tokens, 0, is_top_level=True)
         if end != len(tokens):
-            raise _Wrong(f"'{text}' goes on after a whole type, at '{tokens[end]}'; write one type")
-    except _Wrong as wrong:
+            raise _TypeSyntaxError(
+                f"'{text}' goes on after a whole type, at '{tokens[end]}'; write one type"
+            )
+    except _TypeSyntaxError as wrong:
         return str(wrong)
     return None
 
 
-def spark(text: str) -> str:
+def get_json_type(text: str) -> str:
     """The type a JSON value is read with."""
-    return "bigint" if text.strip().lower() == MILLIS else text
+    return "bigint" if text.strip().lower() == TIMESTAMP_MS else text
 
 
-def shown(text: str) -> str:
+def get_column_type(text: str) -> str:
     """The type that the column then has."""
-    return "timestamp" if text.strip().lower() == MILLIS else text.strip().lower()
+    return "timestamp" if text.strip().lower() == TIMESTAMP_MS else text.strip().lower()
 
 
-class _Wrong(Exception):
+class _TypeSyntaxError(Exception):
     pass
 
 
-def _tokens(text: str) -> list[str]:
+def _tokenize(text: str) -> list[str]:
     tokens, at = [], 0
     while at < len(text.rstrip()):
-        found = _TOKEN.match(text, at)
+        found = _TOKEN_PATTERN.match(text, at)
         if found is None:
-            raise _Wrong(f"'{text}' is no type, at '{text[at:].strip()}'; write such as int")
+            raise _TypeSyntaxError(
+                f"'{text}' is no type, at '{text[at:].strip()}'; write such as int"
+            )
         tokens.append(found[1])
         at = found.end()
     return tokens
 
 
-def _type(tokens: Sequence[str], at: int, *, top: bool = False) -> int:
+def _skip_type(tokens: Sequence[str], index: int, *, is_top_level: bool = False) -> int:
     """Where a type ends that begins at `at`."""
-    name = _at(tokens, at, "a type").lower()
+    name = _get_token(tokens, index, "a type").lower()
     if name == "array":
-        return _expect(tokens, _type(tokens, _expect(tokens, at + 1, "<")), ">")
+        return _skip_token(tokens, _skip_type(tokens, _skip_token(tokens, index + 1, "<")), ">")
     if name == "map":
-        comma = _expect(tokens, _type(tokens, _expect(tokens, at + 1, "<")), ",")
-        return _expect(tokens, _type(tokens, comma), ">")
+        comma = _skip_token(tokens, _skip_type(tokens, _skip_token(tokens, index + 1, "<")), ",")
+        return _skip_token(tokens, _skip_type(tokens, comma), ">")
     if name == "struct":
-        return _struct(tokens, _expect(tokens, at + 1, "<"))
-    if name == MILLIS:
-        if not top:
-            raise _Wrong(f"'{MILLIS}' stands alone only, not within another; write bigint there")
-        return at + 1
-    if name not in NAMES:
-        hint = nearest(name, [*NAMES, *_BESIDE], "write such as string")
-        raise _Wrong(f"'{tokens[at]}' is no type of Spark SQL; {hint}")
-    if name in ("decimal", "dec", "numeric") and tokens[at + 1 : at + 2] == ["("]:
-        return _decimal(tokens, at + 2)
-    return at + 1
+        return _skip_struct(tokens, _skip_token(tokens, index + 1, "<"))
+    if name == TIMESTAMP_MS:
+        if not is_top_level:
+            raise _TypeSyntaxError(
+                f"'{TIMESTAMP_MS}' stands alone only, not within another; write bigint there"
+            )
+        return index + 1
+    if name not in TYPE_NAMES:
+        hint = suggest(name, [*TYPE_NAMES, *_OTHER_TYPE_NAMES], "write such as string")
+        raise _TypeSyntaxError(f"'{tokens[index]}' is no type of Spark SQL; {hint}")
+    if name in ("decimal", "dec", "numeric") and tokens[index + 1 : index + 2] == ["("]:
+        return _skip_decimal(tokens, index + 2)
+    return index + 1
 
 
-def _decimal(tokens: Sequence[str], at: int) -> int:
+def _skip_decimal(tokens: Sequence[str], index: int) -> int:
     """Of the brackets: precision at most 38, scale at most that."""
-    precision, scale = _number(tokens, at), 0
-    at += 1
-    if tokens[at : at + 1] == [","]:
-        scale = _number(tokens, at + 1)
-        at += 2
+    precision, scale = _parse_number(tokens, index), 0
+    index += 1
+    if tokens[index : index + 1] == [","]:
+        scale = _parse_number(tokens, index + 1)
+        index += 2
     if not 1 <= precision <= 38 or scale > precision:
-        raise _Wrong(f"decimal({precision},{scale}) is out of range; use at most decimal(38,38)")
-    return _expect(tokens, at, ")")
+        raise _TypeSyntaxError(
+            f"decimal({precision},{scale}) is out of range; use at most decimal(38,38)"
+        )
+    return _skip_token(tokens, index, ")")
 
 
-def _struct(tokens: Sequence[str], at: int) -> int:
+def _skip_struct(tokens: Sequence[str], index: int) -> int:
     while True:
-        _at(tokens, at, "a name")
-        at += 1
-        if tokens[at : at + 1] == [":"]:
-            at += 1
-        at = _type(tokens, at)
-        if tokens[at : at + 1] == [","]:
-            at += 1
+        _get_token(tokens, index, "a name")
+        index += 1
+        if tokens[index : index + 1] == [":"]:
+            index += 1
+        index = _skip_type(tokens, index)
+        if tokens[index : index + 1] == [","]:
+            index += 1
         else:
-            return _expect(tokens, at, ">")
+            return _skip_token(tokens, index, ">")
 
 
-def _number(tokens: Sequence[str], at: int) -> int:
-    text = _at(tokens, at, "a number")
+def _parse_number(tokens: Sequence[str], index: int) -> int:
+    text = _get_token(tokens, index, "a number")
     if not text.isdigit():
-        raise _Wrong(f"'{text}' is no number; write such as decimal(10,2)")
+        raise _TypeSyntaxError(f"'{text}' is no number; write such as decimal(10,2)")
     return int(text)
 
 
-def _expect(tokens: Sequence[str], at: int, wanted: str) -> int:
-    found = _at(tokens, at, f"'{wanted}'")
-    if found != wanted:
-        raise _Wrong(f"'{found}' stands where '{wanted}' must; write such as array<string>")
-    return at + 1
+def _skip_token(tokens: Sequence[str], index: int, expected: str) -> int:
+    found = _get_token(tokens, index, f"'{expected}'")
+    if found != expected:
+        raise _TypeSyntaxError(
+            f"'{found}' stands where '{expected}' must; write such as array<string>"
+        )
+    return index + 1
 
 
-def _at(tokens: Sequence[str], at: int, wanted: str) -> str:
-    if at >= len(tokens):
-        raise _Wrong(f"the type ends where {wanted} must stand; write such as array<string>")
-    return tokens[at]
+def _get_token(tokens: Sequence[str], index: int, expected: str) -> str:
+    if index >= len(tokens):
+        raise _TypeSyntaxError(
+            f"the type ends where {expected} must stand; write such as array<string>"
+        )
+    return tokens[index]

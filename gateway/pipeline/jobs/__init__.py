@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.config.sections import pipelines as config
-from gateway.config.sections.pipeline import Input, Job, Output
+from gateway.config.sections.job import Input, Job, Output
 
 
-def inputs(job: Job) -> Mapping[str, Input]:
+def get_inputs(job: Job) -> Mapping[str, Input]:
     """The topics that a job reads as streams, by the names its function knows them by."""
     match job:
         case config.Join():
@@ -25,6 +25,6 @@ def inputs(job: Job) -> Mapping[str, Input]:
     raise TypeError(type(job).__name__)
 
 
-def output(job: Job) -> Output | None:
+def get_output(job: Job) -> Output | None:
     """Where its rows go; None of a job that writes no topic."""
     return None if isinstance(job, config.Load) else getattr(job, "to", None)

@@ -19,70 +19,70 @@ from typing import TYPE_CHECKING, Literal
 
 from gateway.config.sections.pipelines import Aggregate, Distinct, Top
 
-from .sql import lacking, named
+from .sql import check_columns, iter_columns
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from pyspark.sql import DataFrame
 
-RESULTS = ("start", "end")
+WINDOW_COLUMNS = ("start", "end")
 
 
 def build(settings: Aggregate, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Columns: start, end, those of `by`, and the measures, or `top`, or `distinct`."""
     from pyspark.sql import functions as F
 
-    time, size, slide = settings.from_.time, *_spans(settings)
+    time, size, slide = settings.from_.time, *_format_window(settings)
     windowed = tables["from"].withColumn("__window", F.window(time, size, slide))
     if settings.top:
-        rows = _top(settings.top, settings.by, windowed)
+        rows = _build_top(settings.top, settings.by, windowed)
     elif settings.distinct:
-        rows = _distinct(settings.distinct, settings.by, windowed)
+        rows = _build_distinct(settings.distinct, settings.by, windowed)
     else:
         measures = [F.expr(sql).alias(column) for column, sql in settings.measures.items()]
         rows = windowed.groupBy("__window", *settings.by).agg(*measures)
-    bounds = (F.col(f"__window.{each}").alias(each) for each in RESULTS)
+    bounds = (F.col(f"__window.{each}").alias(each) for each in WINDOW_COLUMNS)
     return rows.select(*bounds, *(column for column in rows.columns if column != "__window"))
 
 
-def mode(settings: Aggregate) -> Literal["append", "update"]:
+def get_output_mode(settings: Aggregate) -> Literal["append", "update"]:
     return "append" if settings.emit == "final" else "update"
 
 
-def realtime(settings: Aggregate) -> str | None:
+def check_realtime(settings: Aggregate) -> str | None:
     """Of Spark 4.2.0: STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST
     (HashAggregateExec, ShuffleExchangeExec, StateStoreSaveExec)."""
     return "an aggregate keeps state; write a trigger such as 0s"
 
 
-def late(settings: Aggregate, events: DataFrame, watermark: datetime) -> DataFrame:
+def select_late(settings: Aggregate, events: DataFrame, watermark: datetime) -> DataFrame:
     """The rows that no open window takes any more: of every window that holds them, the watermark
     has passed the end. A row that is late for some of its sliding windows only is not among them.
     """
     from pyspark.sql import functions as F
 
-    size, slide = _spans(settings)
+    size, slide = _format_window(settings)
     newest = F.window(settings.from_.time, slide)["start"] + F.expr(f"INTERVAL {size}")
     return events.where(newest <= F.lit(watermark))
 
 
-def problems(settings: Aggregate, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
+def check_job(settings: Aggregate, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     """What Spark would refuse, or worse, do. columns: of "from", by their names."""
     known = columns.get("from", {})
-    yield from _taken(settings)
-    yield from _window(settings)
-    yield from _updates(settings)
-    yield from lacking("by", settings.by, known)
-    yield from lacking("from.time", (settings.from_.time,), known)
+    yield from _check_column_names(settings)
+    yield from _check_window(settings)
+    yield from _check_updates(settings)
+    yield from check_columns("by", settings.by, known)
+    yield from check_columns("from.time", (settings.from_.time,), known)
     for part in ("top", "distinct"):
         if chosen := getattr(settings, part):
-            yield from lacking(f"{part}.of", (chosen.of,), known)
+            yield from check_columns(f"{part}.of", (chosen.of,), known)
     for column, sql in settings.measures.items():
-        yield from lacking(f"measures.{column}", named(sql), known)
+        yield from check_columns(f"measures.{column}", iter_columns(sql), known)
 
 
-def _top(top: Top, by: tuple[str, ...], windowed: DataFrame) -> DataFrame:
+def _build_top(top: Top, by: tuple[str, ...], windowed: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     keyed = windowed.select("__window", *by, F.col(top.of).alias("__value"))
@@ -93,7 +93,7 @@ def _top(top: Top, by: tuple[str, ...], windowed: DataFrame) -> DataFrame:
     return counted.groupBy("__window", *by).agg(F.expr(f"coalesce({best}, array())").alias("top"))
 
 
-def _distinct(distinct: Distinct, by: tuple[str, ...], windowed: DataFrame) -> DataFrame:
+def _build_distinct(distinct: Distinct, by: tuple[str, ...], windowed: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     if distinct.method == "approximate":
@@ -105,33 +105,33 @@ def _distinct(distinct: Distinct, by: tuple[str, ...], windowed: DataFrame) -> D
     return different.groupBy("__window", *by).agg(F.count("__value").alias("distinct"))
 
 
-def _spans(settings: Aggregate) -> tuple[str, str]:
+def _format_window(settings: Aggregate) -> tuple[str, str]:
     size = settings.window.size
     slide = settings.window.slide or size
-    return _interval(size), _interval(slide)
+    return _format_interval(size), _format_interval(slide)
 
 
-def _interval(seconds: float) -> str:
+def _format_interval(seconds: float) -> str:
     return f"{round(1e6 * seconds)} microseconds"
 
 
-def _taken(settings: Aggregate) -> Iterator[str]:
+def _check_column_names(settings: Aggregate) -> Iterator[str]:
     given = [*settings.measures, *(part for part in ("top", "distinct") if getattr(settings, part))]
     for column in settings.by:
-        if column in (*RESULTS, *given):
+        if column in (*WINDOW_COLUMNS, *given):
             yield f"by: '{column}' is a column of the result already; rename it in fields"
     for column in settings.measures:
-        if column in RESULTS:
+        if column in WINDOW_COLUMNS:
             yield f"measures.{column}: it is a column of the result already; rename it"
 
 
-def _window(settings: Aggregate) -> Iterator[str]:
+def _check_window(settings: Aggregate) -> Iterator[str]:
     size, slide = settings.window.size, settings.window.slide
     if slide is not None and slide > size:
         yield f"window.slide ({slide:g}s) is longer than size ({size:g}s); what is between is lost"
 
 
-def _updates(settings: Aggregate) -> Iterator[str]:
+def _check_updates(settings: Aggregate) -> Iterator[str]:
     """Output modes of stateful operators in a row: Spark 4.2.0 refuses an aggregation behind an
     aggregation in update mode; behind dropDuplicates it is allowed."""
     if settings.top and settings.emit == "updates":

@@ -15,37 +15,37 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.config.sections.pipelines import Broadcast, Redis
-from gateway.config.source.expression import nearest
+from gateway.config.source.expression import suggest
 from gateway.errors import PipelineError
 from gateway.pipeline.inputs import types
-from gateway.pipeline.inputs.types import META
+from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES
 from gateway.pipeline.tables import broadcast, lookup
-from gateway.pipeline.tables.columns import parsed
+from gateway.pipeline.tables.columns import parse_json_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from gateway.config.sections.pipelines import Enrich
 
-TABLE = "table"
+TABLE_INPUT = "table"
 """What `build` knows the table that is held by."""
-_ROW = "_row"
+_ROW_COLUMN = "_row"
 
 
 def build(settings: Enrich, tables: Mapping[str, DataFrame]) -> DataFrame:
     """`from` with the columns of the table, or of `table` where it is held."""
-    events = tables["from"].select(*_told(settings, tables["from"].columns))
+    events = tables["from"].select(*_list_event_columns(settings, tables["from"].columns))
     if isinstance(settings.table, Redis):
-        return _looked_up(settings, settings.table, events)
-    return _joined(settings, events, tables[TABLE])
+        return _look_up_rows(settings, settings.table, events)
+    return _join_table(settings, events, tables[TABLE_INPUT])
 
 
-def held(
+def create_batch_table(
     settings: Enrich,
     spark: SparkSession,
-    kafka: Mapping[str, str],
-    client: Mapping[str, Any] | None = None,
-) -> broadcast.Refreshed[DataFrame] | None:
+    kafka_options: Mapping[str, str],
+    client_config: Mapping[str, Any] | None = None,
+) -> broadcast.RefreshedValue[DataFrame] | None:
     """Return the table that each batch is to be joined with; None where tasks look it up.
 
     Args:
@@ -56,45 +56,47 @@ def held(
     """
     if isinstance(settings.table, Redis):
         return None
-    return broadcast.held(settings.table, spark, kafka, client, job=settings.name)
+    return broadcast.create_refreshed_table(
+        settings.table, spark, kafka_options, client_config, job=settings.name
+    )
 
 
-def mode(settings: Enrich) -> Literal["append", "update"]:
+def get_output_mode(settings: Enrich) -> Literal["append", "update"]:
     return "append"
 
 
-def realtime(settings: Enrich) -> str | None:
+def check_realtime(settings: Enrich) -> str | None:
     if isinstance(settings.table, Broadcast):
         return "a table that is refreshed is joined batch by batch; use a trigger such as 0s"
     return "lookups run in Python, which real-time mode does not; use a trigger such as 0s"
 
 
-def key(settings: Enrich) -> tuple[str, ...]:
+def get_default_key_columns(settings: Enrich) -> tuple[str, ...]:
     """Columns of the output's key where `to.key` names none."""
     return (settings.on,)
 
 
-def problems(settings: Enrich, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
+def check_job(settings: Enrich, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     """What cannot be right, with what to do; without Spark.
 
     columns: of `from`, their types by name; not checked where they are unknown.
     """
     known = columns.get("from") or {}
-    if known and settings.on not in known and settings.on not in META:
-        yield f"on: from has no column '{settings.on}'; {nearest(settings.on, known)}"
+    if known and settings.on not in known and settings.on not in RECORD_COLUMN_TYPES:
+        yield f"on: from has no column '{settings.on}'; {suggest(settings.on, known)}"
     for name, kind in settings.table.fields.items():
-        if wrong := types.problem(kind):
+        if wrong := types.check_type(kind):
             yield f"table.fields.{name}: {wrong}"
-        if name in _told(settings, known):
+        if name in _list_event_columns(settings, known):
             yield f"table.fields.{name}: from has a column of that name, too; rename one of them"
     if isinstance(settings.table, Redis):
-        yield from _of_redis(settings.table)
+        yield from _check_redis(settings.table)
     else:
-        yield from _of_broadcast(settings.table)
-    yield from _of_key(settings, known)
+        yield from _check_broadcast(settings.table)
+    yield from _check_key(settings, known)
 
 
-def _of_redis(table: Redis) -> Iterable[str]:
+def _check_redis(table: Redis) -> Iterable[str]:
     if not table.fields:
         yield "table.fields: is empty; name the columns of the table"
     if not table.url.startswith(("redis://", "rediss://", "unix://")):
@@ -103,46 +105,48 @@ def _of_redis(table: Redis) -> Iterable[str]:
         yield f"table.fallback: '{table.fallback}' is no function; write module:function"
 
 
-def _of_broadcast(table: Broadcast) -> Iterable[str]:
+def _check_broadcast(table: Broadcast) -> Iterable[str]:
     if table.topic is not None and not table.fields:
         yield "table.fields: is empty; name the columns of the topic's JSON"
     if table.topic is not None and table.key != "_key" and table.key not in table.fields:
-        hint = nearest(table.key, ["_key", *table.fields])
+        hint = suggest(table.key, ["_key", *table.fields])
         yield f"table.key: the topic has no column '{table.key}'; {hint}"
     if table.path is not None and table.key == "_key":
         yield "table.key: files have no records' keys; name the column that is looked up"
 
 
-def _of_key(settings: Enrich, known: Mapping[str, str]) -> Iterable[str]:
+def _check_key(settings: Enrich, columns: Mapping[str, str]) -> Iterable[str]:
     """Where a row goes is decided by the key; a batch that is repeated must decide the same."""
     for name in settings.to.key:
         if name in settings.table.fields and settings.to.guarantee == "exactly-once":
             what = f"to.key: '{name}' is of the table, which may change before a batch is repeated"
             yield f"{what}; use columns of the event, or guarantee: at-least-once"
-        elif known and name not in {**known, **META, **settings.table.fields}:
-            yield f"to.key: there is no column '{name}'; {nearest(name, known)}"
+        elif columns and name not in {**columns, **RECORD_COLUMN_TYPES, **settings.table.fields}:
+            yield f"to.key: there is no column '{name}'; {suggest(name, columns)}"
 
 
-def _told(settings: Enrich, columns: Iterable[str]) -> list[str]:
+def _list_event_columns(settings: Enrich, columns: Iterable[str]) -> list[str]:
     """Columns of the events that are told: not those of the record, unless they are named."""
     named = {settings.on, *settings.to.key}
-    return [name for name in columns if name not in META or name in named]
+    return [name for name in columns if name not in RECORD_COLUMN_TYPES or name in named]
 
 
-def _looked_up(settings: Enrich, table: Redis, events: DataFrame) -> DataFrame:
+def _look_up_rows(settings: Enrich, table: Redis, events: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    find = lookup.column(lookup.Lookup.of(table), settings.name, events.sparkSession)
-    found = events.withColumn(_ROW, find(F.col(settings.on).cast("string")))
-    return parsed(found, _ROW, table.fields)
+    find = lookup.create_lookup_function(
+        lookup.LookupConfig.from_settings(table), settings.name, events.sparkSession
+    )
+    found = events.withColumn(_ROW_COLUMN, find(F.col(settings.on).cast("string")))
+    return parse_json_column(found, _ROW_COLUMN, table.fields)
 
 
-def _joined(settings: Enrich, events: DataFrame, table: DataFrame) -> DataFrame:
+def _join_table(settings: Enrich, events: DataFrame, table: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    both = sorted({*events.columns} & ({*table.columns} - {broadcast.KEY}))
+    both = sorted({*events.columns} & ({*table.columns} - {broadcast.KEY_COLUMN}))
     if both:
         what = f"job {settings.name}: events and table both have {', '.join(both)}"
         raise PipelineError(f"{what}; name the table's columns in table.fields")
-    on = events[settings.on].cast("string") == table[broadcast.KEY]
-    return events.join(F.broadcast(table), on, "left").drop(broadcast.KEY)
+    on = events[settings.on].cast("string") == table[broadcast.KEY_COLUMN]
+    return events.join(F.broadcast(table), on, "left").drop(broadcast.KEY_COLUMN)

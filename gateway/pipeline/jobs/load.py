@@ -13,9 +13,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from gateway.config.sections.pipeline import Fields, Input
-from gateway.pipeline.tables.redis import NOTE, Away, Redis, Server, texts
-from gateway.pipeline.tables.waiting import Waiting
+from gateway.config.sections.job import Fields, Input
+from gateway.pipeline.tables.outage import OutageBackoff
+from gateway.pipeline.tables.redis import (
+    LOADED_KEY,
+    RedisConfig,
+    RedisTable,
+    RedisUnavailable,
+    decode_texts,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,10 +29,10 @@ if TYPE_CHECKING:
 
     from gateway.config.sections.pipelines import Load
 
-_WRITTEN = "topic string, partition int, next bigint"
+_WRITTEN_SCHEMA = "topic string, partition int, next bigint"
 
 
-def input(settings: Load) -> Input:
+def build_input(settings: Load) -> Input:
     """What it reads: values as they are, among them those that delete."""
     return settings.from_.model_copy(update={"value": Fields(model="string"), "time": "_timestamp"})
 
@@ -36,40 +42,42 @@ def build(settings: Load, tables: Mapping[str, DataFrame]) -> DataFrame:
     from pyspark.sql import functions as F
 
     key = F.col("_key").cast("string")
-    rows = tables["from"].where(key.isNotNull() & (key != NOTE)).groupBy(key.alias("key"))
+    rows = tables["from"].where(key.isNotNull() & (key != LOADED_KEY)).groupBy(key.alias("key"))
     place = (F.col(f"_{name}").alias(name) for name in ("topic", "partition", "offset"))
     last = rows.agg(F.max_by(F.struct("value", *place), "_offset").alias("last"))
     return last.select("key", "last.*")
 
 
-class Loader:
+class BatchLoader:
     """For foreachBatch, with a stream of what `input` reads."""
 
     def __init__(self, settings: Load) -> None:
-        self._settings, self._server = settings, Server.of(settings.into)
+        self._settings, self._server = settings, RedisConfig.from_settings(settings.into)
 
     def __call__(self, rows: DataFrame, epoch: int) -> None:
         """Write a batch. Raises PipelineError; waits while Redis is away."""
         server = self._server
 
-        def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return written(server, batches)
+        def write_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return write_batches(server, batches)
 
         latest = build(self._settings, {"from": rows})
-        found = latest.mapInArrow(write, _WRITTEN).groupBy("topic", "partition")
+        found = latest.mapInArrow(write_partition, _WRITTEN_SCHEMA).groupBy("topic", "partition")
         ends = found.agg({"next": "max"}).collect()
-        note(server, {f"{topic}:{partition}": end for topic, partition, end in ends})
+        store_loaded_positions(
+            server, {f"{topic}:{partition}": end for topic, partition, end in ends}
+        )
 
 
-def mode(settings: Load) -> Literal["append", "update"]:
+def get_output_mode(settings: Load) -> Literal["append", "update"]:
     return "append"
 
 
-def realtime(settings: Load) -> str | None:
+def check_realtime(settings: Load) -> str | None:
     return "a table is loaded batch by batch; use a trigger such as 0s"
 
 
-def problems(settings: Load, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
+def check_job(settings: Load, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     """What cannot be right, with what to do; without Spark."""
     model = settings.from_.value.model
     if model not in ("json", "string"):
@@ -79,35 +87,39 @@ def problems(settings: Load, columns: Mapping[str, Mapping[str, str]]) -> Iterab
         yield "into.url: is no address of Redis; write such as redis://localhost:6379/0"
 
 
-def written(server: Server, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def write_batches(
+    server: RedisConfig, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """The places behind the rows, which are written. In a worker."""
     import pyarrow as pa
 
-    redis = Redis(server)
+    redis = RedisTable(server)
     for batch in batches:
         keys, values, *_ = batch.columns
-        rows = list(zip(texts(keys), values.cast(pa.binary()).to_pylist(), strict=True))
-        _patiently(server, lambda rows=rows: redis.store(rows))
+        rows = list(zip(decode_texts(keys), values.cast(pa.binary()).to_pylist(), strict=True))
+        _retry_while_unavailable(server, lambda rows=rows: redis.store_rows(rows))
         behind = pa.compute.add(batch["offset"], 1)
         columns = [batch["topic"], batch["partition"], behind]
         yield pa.RecordBatch.from_arrays(columns, ["topic", "partition", "next"])
     redis.close()
 
 
-def note(server: Server, positions: Mapping[str, int]) -> None:
+def store_loaded_positions(server: RedisConfig, positions: Mapping[str, int]) -> None:
     """How far the table is loaded, for its readers."""
-    redis = Redis(server)
+    redis = RedisTable(server)
     if positions:
-        _patiently(server, lambda: redis.note(positions, int(time.time() * 1000)))
+        _retry_while_unavailable(
+            server, lambda: redis.store_positions(positions, int(time.time() * 1000))
+        )
     redis.close()
 
 
-def _patiently(server: Server, do: Any) -> None:
-    waiting = Waiting(f"Redis at {server.shown}")
+def _retry_while_unavailable(server: RedisConfig, operation: Any) -> None:
+    waiting = OutageBackoff(f"Redis at {server.display_url}")
     while True:
         try:
-            do()
-        except Away as error:
-            waiting.failed(error, "the batch waits")
+            operation()
+        except RedisUnavailable as error:
+            waiting.wait_for_retry(error, "the batch waits")
         else:
-            return waiting.succeeded()
+            return waiting.reset()

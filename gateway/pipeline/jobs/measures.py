@@ -12,72 +12,72 @@ from typing import NamedTuple
 
 from . import sql
 
-KINDS = ("count", "sum", "min", "max", "first", "last")
-ORDERED = ("first", "last")
+MERGEABLE_KINDS = ("count", "sum", "min", "max", "first", "last")
+ORDERED_KINDS = ("first", "last")
 
-_CALL = re.compile(r"\s*([A-Za-z_]+)\s*\((.*)\)\s*", re.DOTALL)
+_CALL_PATTERN = re.compile(r"\s*([A-Za-z_]+)\s*\((.*)\)\s*", re.DOTALL)
 
 
 class Measure(NamedTuple):
     """kind: one of KINDS, or None where only Spark can tell. argument: SQL, `*` for all rows."""
 
     name: str
-    text: str
+    expression: str
     kind: str | None
     argument: str
 
     @property
-    def ordered(self) -> bool:
-        return self.kind in ORDERED
+    def is_ordered(self) -> bool:
+        return self.kind in ORDERED_KINDS
 
 
-def measures(settings: Mapping[str, str]) -> tuple[Measure, ...]:
+def parse_measures(settings: Mapping[str, str]) -> tuple[Measure, ...]:
     """In the order they are written in."""
-    return tuple(_read(name, text) for name, text in settings.items())
+    return tuple(_parse_measure(name, text) for name, text in settings.items())
 
 
-def problems(settings: Mapping[str, str], columns: Mapping[str, str]) -> Iterable[str]:
+def check_measures(settings: Mapping[str, str], columns: Mapping[str, str]) -> Iterable[str]:
     """Columns that measures name and the input lacks. columns: nothing, if they are not known."""
     for name, text in settings.items():
-        yield from sql.lacking(f"measures.{name}", sql.named(text), columns)
+        yield from sql.check_columns(f"measures.{name}", sql.iter_columns(text), columns)
 
 
-def _read(name: str, text: str) -> Measure:
-    match = _CALL.fullmatch(text)
-    if match is None or not _one_call(match[2]):
-        return Measure(name, text, None, text)
+def _parse_measure(name: str, expression: str) -> Measure:
+    match = _CALL_PATTERN.fullmatch(expression)
+    if match is None or not _is_single_call(match[2]):
+        return Measure(name, expression, None, expression)
     kind, argument = match[1].lower(), match[2].strip()
     distinct = argument[:8].lower().strip() == "distinct"
-    several = any(word.text == "," for word in _outer(argument))
-    known = kind in KINDS and not distinct and not several and argument
-    return Measure(name, text, kind if known else None, argument)
+    several = any(word.text == "," for word in _iter_top_level_tokens(argument))
+    known = kind in MERGEABLE_KINDS and not distinct and not several and argument
+    return Measure(name, expression, kind if known else None, argument)
 
 
-def _one_call(inside: str) -> bool:
+def _is_single_call(arguments: str) -> bool:
     """Does the bracket that the call opens close at its end? Not in `sum(a) / sum(b)`."""
     depth = 0
-    for word in sql.words(inside):
+    for word in sql.tokenize(arguments):
         depth += (word.text == "(") - (word.text == ")")
         if depth < 0:
             return False
     return depth == 0
 
 
-def _outer(argument: str) -> Iterable[sql.Word]:
+def _iter_top_level_tokens(argument: str) -> Iterable[sql.SqlToken]:
     depth = 0
-    for word in sql.words(argument):
+    for word in sql.tokenize(argument):
         depth += (word.text == "(") - (word.text == ")")
         if depth == 0:
             yield word
 
 
-def no_key(name: str) -> str:
+def describe_unsupported_key(name: str) -> str:
     """Return what is wrong with a column of a nested type in `by`."""
     what = f"by: '{name}' is no plain value, which emit: updates and maxLength need"
     return f"{what}; name a part of it in a job before, or take its to_json"
 
 
-def not_kept(measure: Measure, kind: str) -> str:
+def describe_unsupported_measure(measure: Measure, type_name: str) -> str:
     """Return what is wrong with a measure whose values do not merge."""
-    what = f"measures.{measure.name}: with emit: updates and maxLength no {measure.kind} of {kind}"
+    what = f"measures.{measure.name}: with emit: updates and maxLength no {measure.kind} of {type_name}"
     return f"{what} is kept; use a plain value, such as a part of it"

@@ -5,52 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .sizing import Line, Plan
+from .sizing import PlanLine, SizingPlan
 
-_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
-
-
-def as_text(made: Plan) -> str:
-    return "\n".join(_lines(made))
+_SIZE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
 
 
-def as_json(made: Plan) -> dict[str, Any]:
+def render_text(plan: SizingPlan) -> str:
+    return "\n".join(_iter_lines(plan))
+
+
+def to_json(plan: SizingPlan) -> dict[str, Any]:
     return {
-        "lines": [line._asdict() for line in made.lines],
-        "refused": made.refused,
-        "told": made.told,
+        "lines": [line._asdict() for line in plan.lines],
+        "refused": plan.refused,
+        "told": plan.notes,
     }
 
 
-def shown(line: Line) -> str:
+def format_value(line: PlanLine) -> str:
     """`2.0 GB`, `16 s`, `4.2 min`"""
     if line.unit in ("bytes", "bytes/s"):
-        return _size(line.value) + line.unit.removeprefix("bytes")
+        return _format_size(line.value) + line.unit.removeprefix("bytes")
     if line.unit == "s":
-        return _time(line.value)
+        return _format_time(line.value)
     number = (
         f"{line.value:,.0f}" if line.value >= 10 or line.value % 1 == 0 else f"{line.value:.1f}"
     )
     return f"{number}{'' if line.unit in ('%', '/s') else ' '}{line.unit}".rstrip()
 
 
-def _lines(made: Plan) -> Iterator[str]:
-    name = max(len(line.name) for line in made.lines)
-    value = max(len(shown(line)) for line in made.lines)
-    for line in made.lines:
-        yield f"{line.name:<{name}}  {shown(line):>{value}}  {line.why}"
-    yield from (f"note: {each}" for each in made.told)
-    yield from (f"not on this design: {each}" for each in made.refused)
+def _iter_lines(plan: SizingPlan) -> Iterator[str]:
+    name = max(len(line.name) for line in plan.lines)
+    value = max(len(format_value(line)) for line in plan.lines)
+    for line in plan.lines:
+        yield f"{line.name:<{name}}  {format_value(line):>{value}}  {line.why}"
+    yield from (f"note: {each}" for each in plan.notes)
+    yield from (f"not on this design: {each}" for each in plan.refused)
 
 
-def _size(value: float) -> str:
-    for size, unit in _SIZES:
+def _format_size(value: float) -> str:
+    for size, unit in _SIZE_UNITS:
         if value >= size:
             return f"{value / size:,.3g} {unit}" if value < 1e15 else f"{value / size:,.0f} {unit}"
     return f"{value:.0f} B"
 
 
-def _time(value: float) -> str:
+def _format_time(value: float) -> str:
     if value >= 7200:
         return f"{value / 3600:.3g} h"
     return f"{value / 60:.3g} min" if value >= 120 else f"{value:.3g} s"

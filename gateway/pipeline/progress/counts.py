@@ -10,30 +10,30 @@ from __future__ import annotations
 from collections import Counter
 from threading import Lock
 
-from gateway.telemetry.catalog import Kind, Metric
-from gateway.telemetry.figures import Figures
+from gateway.telemetry.catalog import Metric, MetricKind
+from gateway.telemetry.samples import MetricSamples
 
 _counts: Counter[tuple[Metric, tuple[str, ...]]] = Counter()
-_levels: dict[tuple[Metric, tuple[str, ...]], float] = {}
+_gauges: dict[tuple[Metric, tuple[str, ...]], float] = {}
 _lock = Lock()
 
 
-def add(metric: Metric, by: float, *labels: str) -> None:
+def increment_counter(metric: Metric, amount: float, *labels: str) -> None:
     """To a counter. Raises ValueError for what is none."""
-    if metric.kind is not Kind.COUNTER:
+    if metric.kind is not MetricKind.COUNTER:
         raise ValueError(f"{metric.name} is a {metric.kind}, no counter; use put")
     with _lock:
-        _counts[metric, labels] += by  # type: ignore[assignment]
+        _counts[metric, labels] += amount  # type: ignore[assignment]
 
 
-def put(metric: Metric, value: float, *labels: str) -> None:
+def set_gauge(metric: Metric, value: float, *labels: str) -> None:
     """The present value of a gauge."""
     with _lock:
-        _levels[metric, labels] = value
+        _gauges[metric, labels] = value
 
 
-def figures(into: Figures) -> None:
+def collect_metrics(samples: MetricSamples) -> None:
     with _lock:
-        found = [*_counts.items(), *_levels.items()]
+        found = [*_counts.items(), *_gauges.items()]
     for (metric, labels), value in found:
-        into.add(metric, value, *labels)
+        samples.add(metric, value, *labels)

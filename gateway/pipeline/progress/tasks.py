@@ -14,132 +14,138 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-PYTHON = "time to execute Python code"
+PYTHON_TIME_METRIC = "time to execute Python code"
 """Spark's name of what Python workers took, without sending rows to and fro."""
 
 _QUANTILES = (0.0, 0.5, 1.0)
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_TIME = re.compile(r"([\d.,]+) (ms|s|min|m|h)\b")
-_EXECUTIONS = 50  # of SQL, that are looked through: other jobs have theirs among them
-_WITHIN = 2.0  # s for the status store to hear of what is done: it has a queue of its own
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_TIME_PATTERN = re.compile(r"([\d.,]+) (ms|s|min|m|h)\b")
+_MAX_EXECUTIONS = 50  # of SQL, that are looked through: other jobs have theirs among them
+_JOB_END_TIMEOUT_S = (
+    2.0  # s for the status store to hear of what is done: it has a queue of its own
+)
 
 
-class Tasks:
+class TaskMetricsReader:
     """Of the queries of one Spark context. cores: of all executors, where that is known."""
 
     def __init__(self, spark: Any) -> None:
         context = spark.sparkContext
         self._tracker = context._jsc.statusTracker()
-        self._store = context._jsc.sc().statusStore()
-        self._queries = spark._jsparkSession.sharedState().statusStore()
+        self._status_store = context._jsc.sc().statusStore()
+        self._sql_store = spark._jsparkSession.sharedState().statusStore()
         writer = context._jvm.org.apache.spark.status.api.v1.JacksonMessageWriter()
-        self._json = writer.mapper()
-        self._quantiles = context._gateway.new_array(context._jvm.double, len(_QUANTILES))
+        self._json_mapper = writer.mapper()
+        self._java_quantiles = context._gateway.new_array(context._jvm.double, len(_QUANTILES))
         for at, each in enumerate(_QUANTILES):
-            self._quantiles[at] = each
+            self._java_quantiles[at] = each
         self._context = context
 
     @property
     def cores(self) -> int:
         return int(self._context.defaultParallelism)
 
-    def of(self, run_id: str, batch: int) -> dict[str, Any] | None:
+    def read_batch(self, run_id: str, batch: int) -> dict[str, Any] | None:
         """What `doctor.reading` reads; None if nothing is known any more."""
-        jobs = self._jobs(run_id, batch)
-        stages = [self._stage(each) for job in jobs for each in sorted(job["stageIds"])]
+        jobs = self._find_jobs(run_id, batch)
+        stages = [self._read_stage(each) for job in jobs for each in sorted(job["stageIds"])]
         found = [each for each in stages if each is not None]
         if not found:
             return None
         return {
             "cores": self.cores,
-            "jobs": round(_covered([_span(job) for job in jobs]), 3),
-            "python": round(self._python({job["jobId"] for job in jobs}), 3),
-            "busy": busy(),
+            "jobs": round(_covered_seconds([_get_span(job) for job in jobs]), 3),
+            "python": round(self._sum_python_seconds({job["jobId"] for job in jobs}), 3),
+            "busy": is_busy(),
             "stages": found,
         }
 
-    def _jobs(self, run_id: str, batch: int) -> list[dict[str, Any]]:
+    def _find_jobs(self, run_id: str, batch: int) -> list[dict[str, Any]]:
         """A job's description says its batch. From the latest back: Spark keeps a thousand, of
         which a few are of this batch."""
         found = []
-        for job_id in sorted(self._written(self._tracker.getJobIdsForGroup(run_id)), reverse=True):
-            job = self._job(job_id)
-            of = _batch(job) if job else None
+        for job_id in sorted(
+            self._to_python(self._tracker.getJobIdsForGroup(run_id)), reverse=True
+        ):
+            job = self._wait_for_job(job_id)
+            of = _parse_batch_id(job) if job else None
             if job is not None and of == batch:
                 found.append(job)
             elif of is not None and of < batch:
                 break
         return found
 
-    def _job(self, job_id: int) -> dict[str, Any] | None:
-        until = time.monotonic() + _WITHIN
+    def _wait_for_job(self, job_id: int) -> dict[str, Any] | None:
+        until = time.monotonic() + _JOB_END_TIMEOUT_S
         while True:
-            job = self._read(self._store.job, job_id)
+            job = self._call_store(self._status_store.job, job_id)
             if job is None or "completionTime" in job or time.monotonic() > until:
                 return job if job and "completionTime" in job else None
             time.sleep(0.05)
 
-    def _stage(self, stage_id: int) -> dict[str, Any] | None:
-        stage = self._read(self._store.lastStageAttempt, stage_id)
+    def _read_stage(self, stage_id: int) -> dict[str, Any] | None:
+        stage = self._call_store(self._status_store.lastStageAttempt, stage_id)
         if stage is None or stage["status"] != "COMPLETE" or not stage["numTasks"]:
             return None  # one whose output was there already was skipped
-        summary = self._read_option(
-            self._store.taskSummary, stage_id, stage["attemptId"], self._quantiles
+        summary = self._call_store_option(
+            self._status_store.taskSummary, stage_id, stage["attemptId"], self._java_quantiles
         )
-        return of_stage(stage, summary or {})
+        return summarize_stage(stage, summary or {})
 
-    def _python(self, jobs: set[int]) -> float:
+    def _sum_python_seconds(self, job_ids: set[int]) -> float:
         """Of the SQL executions of these jobs, from the latest back: times are told as text for
         people."""
         total = 0.0
-        count = self._queries.executionsCount()
-        latest = self._queries.executionsList(max(0, count - _EXECUTIONS), _EXECUTIONS)
+        count = self._sql_store.executionsCount()
+        latest = self._sql_store.executionsList(max(0, count - _MAX_EXECUTIONS), _MAX_EXECUTIONS)
         for at in reversed(range(latest.size())):
             execution = latest.apply(at)
-            of = set(map(int, self._written(execution.jobs())))
-            if of and max(of) < min(jobs):
+            of = set(map(int, self._to_python(execution.jobs())))
+            if of and max(of) < min(job_ids):
                 break
-            if not jobs.isdisjoint(of):
-                total += self._python_of(execution)
+            if not job_ids.isdisjoint(of):
+                total += self._read_python_seconds(execution)
         return total
 
-    def _python_of(self, execution: Any) -> float:
+    def _read_python_seconds(self, execution: Any) -> float:
         ids = {
             each["accumulatorId"]
-            for each in self._written(execution.metrics())
-            if each["name"] == PYTHON
+            for each in self._to_python(execution.metrics())
+            if each["name"] == PYTHON_TIME_METRIC
         }
         if not ids:
             return 0.0
-        values = self._written(self._queries.executionMetrics(execution.executionId()))
-        return sum(seconds(text) for each, text in values.items() if int(each) in ids)
+        values = self._to_python(self._sql_store.executionMetrics(execution.executionId()))
+        return sum(parse_seconds(text) for each, text in values.items() if int(each) in ids)
 
-    def _read(self, ask: Any, *args: Any) -> dict[str, Any] | None:
+    def _call_store(self, method: Any, *args: Any) -> dict[str, Any] | None:
         from py4j.protocol import Py4JJavaError
 
         try:
-            found: dict[str, Any] = self._written(ask(*args))
+            found: dict[str, Any] = self._to_python(method(*args))
         except Py4JJavaError:  # NoSuchElementException: Spark keeps the latest thousand
             return None
         return found
 
-    def _read_option(self, ask: Any, *args: Any) -> dict[str, Any] | None:
-        found = ask(*args)
-        read: dict[str, Any] | None = self._written(found.get()) if found.isDefined() else None
+    def _call_store_option(self, method: Any, *args: Any) -> dict[str, Any] | None:
+        found = method(*args)
+        read: dict[str, Any] | None = self._to_python(found.get()) if found.isDefined() else None
         return read
 
-    def _written(self, value: Any) -> Any:
-        return json.loads(self._json.writeValueAsString(value))
+    def _to_python(self, value: Any) -> Any:
+        return json.loads(self._json_mapper.writeValueAsString(value))
 
 
-def of_stage(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+def summarize_stage(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     """Of Spark's stage and the quantiles of its tasks (least, median, most), in seconds."""
     run = summary.get("executorRunTime", (0.0, 0.0, 0.0))
     read = summary.get("inputMetrics", {}).get("recordsRead", (0,))[-1]
     shuffled = summary.get("shuffleReadMetrics", {}).get("readRecords", (0,))[-1]
     return {
         "tasks": stage["numTasks"],
-        "seconds": round(_at(stage["completionTime"]) - _at(stage["submissionTime"]), 3),
+        "seconds": round(
+            _parse_time(stage["completionTime"]) - _parse_time(stage["submissionTime"]), 3
+        ),
         "total": stage["executorRunTime"] / 1000,
         "slowest": run[-1] / 1000,
         "least": run[0] / 1000,
@@ -152,27 +158,27 @@ def of_stage(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Of what Spark's UI shows: `total (min, med, max)\\n1.2 s (0.5 s, ...)`, or `12 ms`."""
-    found = _TIME.search(text.rpartition("\n")[2])
-    return float(found[1].replace(",", "")) * _UNITS[found[2]] if found else 0.0
+    found = _TIME_PATTERN.search(text.rpartition("\n")[2])
+    return float(found[1].replace(",", "")) * _UNIT_SECONDS[found[2]] if found else 0.0
 
 
-def busy() -> bool:
+def is_busy() -> bool:
     """Does this machine have more to do than cores? Then that a task waits says nothing."""
     return os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
 
 
-def _batch(job: Mapping[str, Any]) -> int | None:
+def _parse_batch_id(job: Mapping[str, Any]) -> int | None:
     found = re.search(r"^batch = (\d+)$", job.get("description", ""), re.MULTILINE)
     return int(found[1]) if found else None
 
 
-def _span(job: Mapping[str, Any]) -> tuple[float, float]:
-    return _at(job["submissionTime"]), _at(job["completionTime"])
+def _get_span(job: Mapping[str, Any]) -> tuple[float, float]:
+    return _parse_time(job["submissionTime"]), _parse_time(job["completionTime"])
 
 
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
+def _covered_seconds(spans: Sequence[tuple[float, float]]) -> float:
     """Seconds in which at least one is."""
     total, end = 0.0, 0.0
     for begin, over in sorted(spans):
@@ -181,7 +187,7 @@ def _covered(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def _at(text: str) -> float:
+def _parse_time(text: str) -> float:
     from datetime import UTC, datetime
 
     at = datetime.strptime(text.removesuffix("GMT"), "%Y-%m-%dT%H:%M:%S.%f")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Errors that another try meets again, by librdkafka's names and Java's, and what to do. All others
 # of librdkafka may pass, and those of Java and Spark that `_RETRIED` has.
-_FINAL: Mapping[tuple[str, ...], str] = {
+_ADVICE_BY_ERRORS: Mapping[tuple[str, ...], str] = {
     (
         "MSG_SIZE_TOO_LARGE",
         "INVALID_MSG_SIZE",
@@ -63,9 +63,9 @@ _FINAL: Mapping[tuple[str, ...], str] = {
         "UnsupportedForMessageFormatException",
     ): "it needs a newer Kafka",
 }
-_ADVICE = {name: advice for names, advice in _FINAL.items() for name in names}
+_ADVICE_BY_ERROR = {name: advice for names, advice in _ADVICE_BY_ERRORS.items() for name in names}
 # Of Spark's KAFKA_MALFORMED_RECORD_TIMESTAMP. Its cause, "long overflow", names no record.
-_TIMESTAMP = re.compile(
+_TIMESTAMP_PATTERN = re.compile(
     r"Record at topic (\S+) partition ([0-9]+) offset ([0-9]+) "
     r"has timestamp value (-?[0-9]+) that overflows"
 )
@@ -74,8 +74,10 @@ _TIMESTAMP_ADVICE = (
     "kafka-delete-records.sh (a gap tells what was not read yet), and let the topic's "
     "message.timestamp.after.max.ms and .before.max.ms refuse such records"
 )
-_KAFKA = re.compile(r"org\.apache\.kafka\.common\.errors\.(\w+)|KafkaError\{code=(\w+)")
-_RETRIED = re.compile(
+_KAFKA_ERROR_PATTERN = re.compile(
+    r"org\.apache\.kafka\.common\.errors\.(\w+)|KafkaError\{code=(\w+)"
+)
+_RETRIABLE_PATTERN = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable|"
     r"NotLeaderOr\w+|UnknownTopicOrPartition|LeaderNotAvailable|CoordinatorNotAvailable|"
     r"CoordinatorLoadInProgress|NotEnoughReplicas\w*|Retriable|FencedLeaderEpoch|UnknownLeaderEpoch|NotController)\w*"
@@ -84,134 +86,147 @@ _RETRIED = re.compile(
     r"_TIMED_OUT_QUEUE|REQUEST_TIMED_OUT|COORDINATOR_\w+|NOT_COORDINATOR|LEADER_NOT_AVAILABLE|"
     r"NOT_LEADER\w*|UNKNOWN_TOPIC_OR_PART|NOT_ENOUGH_REPLICAS\w*|CONCURRENT_TRANSACTIONS|"
     r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH)\b"
-    r"|\b(RegistryUnavailable|BrokerUnavailable|PipelineUnavailable|TopicMissing|Interrupted):"
+    r"|\b(RegistryUnavailable|BrokerUnavailable|PipelineUnavailable|TopicMissing|TransactionInterrupted):"
     r"|Failed to (?:create new|construct) Kafka\w*"
 )
-_TRACED = re.compile(r"Traceback \(most recent call last\)")
-_RAISED = re.compile(r"^([A-Za-z_][\w.]*): (.*)$", re.MULTILINE)
-_CAUSED = re.compile(r"^(?:Caused by)?: ([A-Za-z_][\w.$]*)(?:: (.*))?$", re.MULTILINE)
-_WRAPPERS = re.compile(
+_TRACEBACK_PATTERN = re.compile(r"Traceback \(most recent call last\)")
+_PYTHON_ERROR_PATTERN = re.compile(r"^([A-Za-z_][\w.]*): (.*)$", re.MULTILINE)
+_JAVA_CAUSE_PATTERN = re.compile(r"^(?:Caused by)?: ([A-Za-z_][\w.$]*)(?:: (.*))?$", re.MULTILINE)
+_WRAPPER_PATTERN = re.compile(
     r"(StreamingQuery|Spark|ForeachBatchUserFunc|ForeachUserFunc|Execution|Py4J|Python)Exception$"
 )
-_CONDITION = re.compile(r"^\[[A-Z0-9_.]+\] ")
-LONGEST = 400  # characters of a reason
+_CONDITION_PATTERN = re.compile(r"^\[[A-Z0-9_.]+\] ")
+MAX_REASON_CHARS = 400  # characters of a reason
 
 
-class Failure(NamedTuple):
+class QueryFailure(NamedTuple):
     """reason: one line. transient: may it be over by itself?"""
 
     reason: str
-    transient: bool
+    is_transient: bool
 
 
-class Cause(NamedTuple):
+class ExceptionCause(NamedTuple):
     """An exception of a chain. kind: its class."""
 
-    kind: str
+    class_name: str
     message: str
 
 
-class Unreadable(NamedTuple):
+class UnreadableOffset(NamedTuple):
     """A record that Spark's connector cannot read, as its timestamp in microseconds is no long."""
 
     topic: str
     partition: int
     offset: int
-    timestamp: int  # ms since 1970
+    timestamp_ms: int  # ms since 1970
 
     @property
     def reason(self) -> str:
         """Return why a job ends by it, in one line."""
         place = f"topic {self.topic} partition {self.partition} offset {self.offset}"
-        said = f"Record at {place} has timestamp value {self.timestamp} that overflows"
+        said = f"Record at {place} has timestamp value {self.timestamp_ms} that overflows"
         return f"{said}; {_TIMESTAMP_ADVICE}"
 
 
-def find_unreadable(chain: Sequence[Cause]) -> Unreadable | None:
+def find_unreadable(causes: Sequence[ExceptionCause]) -> UnreadableOffset | None:
     """Return the record that a query ended by, if it was one that Spark's connector cannot read."""
-    for each in chain:
-        if found := _TIMESTAMP.search(each.message):
+    for each in causes:
+        if found := _TIMESTAMP_PATTERN.search(each.message):
             topic, *numbers = found.groups()
-            return Unreadable(topic, *map(int, numbers))
+            return UnreadableOffset(topic, *map(int, numbers))
     return None
 
 
-def of(chain: Sequence[Cause]) -> Failure:
+def classify_causes(causes: Sequence[ExceptionCause]) -> QueryFailure:
     """Of a chain of causes, the outermost first."""
-    texts = [f"{each.kind}: {each.message}" for each in chain]
-    names = [name for text in texts for found in _KAFKA.findall(text) for name in found]
-    if advice := next((_ADVICE[name] for name in names if name in _ADVICE), None):
-        return Failure(_short(f"{_reason(chain)}; {advice}"), False)
-    if found := find_unreadable(chain):
-        return Failure(found.reason, False)
-    return Failure(_reason(chain), any(_RETRIED.search(text) for text in texts))
+    texts = [f"{each.class_name}: {each.message}" for each in causes]
+    names = [
+        name for text in texts for found in _KAFKA_ERROR_PATTERN.findall(text) for name in found
+    ]
+    if advice := next((_ADVICE_BY_ERROR[name] for name in names if name in _ADVICE_BY_ERROR), None):
+        return QueryFailure(_truncate(f"{_format_reason(causes)}; {advice}"), False)
+    if found := find_unreadable(causes):
+        return QueryFailure(found.reason, False)
+    return QueryFailure(
+        _format_reason(causes), any(_RETRIABLE_PATTERN.search(text) for text in texts)
+    )
 
 
-def of_kafka(what: str, error: KafkaException) -> PipelineError:
+def build_kafka_error(operation: str, error: KafkaException) -> PipelineError:
     """Return what to raise where Kafka did not do something: `what` and why.
 
     That is PipelineUnavailable where another try may help; else the message says what to do.
     """
     cause = error.args[0]
-    if advice := _ADVICE.get(cause.name()):
-        return PipelineError(f"{what}: {cause.str()}; {advice}")
-    return PipelineUnavailable(f"{what}: {cause.str()}")
+    if advice := _ADVICE_BY_ERROR.get(cause.name()):
+        return PipelineError(f"{operation}: {cause.str()}; {advice}")
+    return PipelineUnavailable(f"{operation}: {cause.str()}")
 
 
-def chain(query: Any) -> list[Cause]:
+def list_query_causes(query: Any) -> list[ExceptionCause]:
     """Of a StreamingQuery that ended; empty if nothing failed."""
     held = query._jsq.exception()
     if not held.isDefined():
         return []
-    return _of_java(held.get())
+    return _list_java_causes(held.get())
 
 
-def causes(error: BaseException) -> list[Cause]:
+def list_causes(error: BaseException) -> list[ExceptionCause]:
     """Return the causes of what was raised here: those of Java where Spark's JVM raised it, else
     itself."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    return _of_java(java) or [Cause(type(error).__name__, str(error))]
+    return _list_java_causes(java) or [ExceptionCause(type(error).__name__, str(error))]
 
 
-def explain(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """Return one line of why something was raised here: of Java's exceptions their cause."""
-    found = causes(error)
-    return _reason(found) if "." in found[0].kind else _first(found[0].message) or found[0].kind
+    found = list_causes(error)
+    return (
+        _format_reason(found)
+        if "." in found[0].class_name
+        else _get_first_line(found[0].message) or found[0].class_name
+    )
 
 
-def _of_java(error: Any) -> list[Cause]:
-    found: list[Cause] = []
+def _list_java_causes(error: Any) -> list[ExceptionCause]:
+    found: list[ExceptionCause] = []
     while error is not None and len(found) < 20:
-        found.append(Cause(str(error.getClass().getName()), str(error.getMessage() or "")))
+        found.append(ExceptionCause(str(error.getClass().getName()), str(error.getMessage() or "")))
         error = error.getCause()
     return found
 
 
-def _reason(chain: Sequence[Cause]) -> str:
+def _format_reason(causes: Sequence[ExceptionCause]) -> str:
     """The innermost that says something of its own."""
-    for each in reversed(chain):
-        if _TRACED.search(each.message):
-            raised = _RAISED.findall(each.message)
+    for each in reversed(causes):
+        if _TRACEBACK_PATTERN.search(each.message):
+            raised = _PYTHON_ERROR_PATTERN.findall(each.message)
             if raised:
                 kind, said = raised[-1]
                 if kind.endswith("Py4JJavaError"):  # its own text says which call it was, no more
-                    java = [Cause(*found) for found in _CAUSED.findall(each.message)]
-                    return _reason(java or [Cause(kind, said)])
-                return _short(said if kind.startswith("gateway.errors.") else f"{kind}: {said}")
-        line = _first(each.message)
-        if line and not _WRAPPERS.search(each.kind):
-            return _short(f"{each.kind.rpartition('.')[2]}: {line}")
-    lines = [_first(each.message) for each in reversed(chain) if _first(each.message)]
-    return _short(lines[0] if lines else "it ended without saying why")
+                    java = [
+                        ExceptionCause(*found)
+                        for found in _JAVA_CAUSE_PATTERN.findall(each.message)
+                    ]
+                    return _format_reason(java or [ExceptionCause(kind, said)])
+                return _truncate(said if kind.startswith("gateway.errors.") else f"{kind}: {said}")
+        line = _get_first_line(each.message)
+        if line and not _WRAPPER_PATTERN.search(each.class_name):
+            return _truncate(f"{each.class_name.rpartition('.')[2]}: {line}")
+    lines = [
+        _get_first_line(each.message) for each in reversed(causes) if _get_first_line(each.message)
+    ]
+    return _truncate(lines[0] if lines else "it ended without saying why")
 
 
-def _first(message: str) -> str:
+def _get_first_line(message: str) -> str:
     line = next((each.strip() for each in message.splitlines() if each.strip()), "")
-    return _CONDITION.sub("", line)
+    return _CONDITION_PATTERN.sub("", line)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+def _truncate(text: str) -> str:
+    return text if len(text) <= MAX_REASON_CHARS else f"{text[: MAX_REASON_CHARS - 1]}…"
 
 
 def clear_frames(error: BaseException) -> None:

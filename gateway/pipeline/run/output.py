@@ -11,36 +11,36 @@ from typing import TYPE_CHECKING
 
 from gateway.config.sections import pipelines as config
 from gateway.config.sections.catalog import SchemaRegistry
-from gateway.config.sections.pipeline import Job, Output
+from gateway.config.sections.job import Job, Output
 from gateway.pipeline.inputs import schemas
-from gateway.pipeline.inputs.types import META
-from gateway.pipeline.jobs import output
+from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES
+from gateway.pipeline.jobs import get_output
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_JSON = {"ignoreNullFields": "false"}
+_JSON_OPTIONS = {"ignoreNullFields": "false"}
 
 
-def encoded(
+def encode_rows(
     rows: DataFrame,
     output: Output,
-    key: Sequence[str],
+    key_columns: Sequence[str],
     catalogs: Mapping[str, SchemaRegistry] | None = None,
 ) -> DataFrame:
     """Columns `key` (null without any) and `value`; `headers` and `topic` are passed on."""
     from pyspark.sql import functions as F
 
     beside = [F.col(name[1:]) for name in ("_headers", "_to") if name in rows.columns]
-    names = [name for name in rows.columns if name not in META]
-    value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), _JSON)
-    made = rows.select(key_of(rows, key).alias("key"), value.alias("value"), *beside)
-    return schemas.encoded(made, output, catalogs or {})
+    names = [name for name in rows.columns if name not in RECORD_COLUMN_TYPES]
+    value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), _JSON_OPTIONS)
+    made = rows.select(build_key(rows, key_columns).alias("key"), value.alias("value"), *beside)
+    return schemas.encode_values(made, output, catalogs or {})
 
 
-def keys(job: Job) -> tuple[str, ...]:
+def get_key_columns(job: Job) -> tuple[str, ...]:
     """The columns of the output's key: those given, or what the job groups by."""
-    to = output(job)
+    to = get_output(job)
     if to is not None and to.key:
         return to.key
     match job:
@@ -53,25 +53,26 @@ def keys(job: Job) -> tuple[str, ...]:
     return ()
 
 
-def key_of(rows: DataFrame, key: Sequence[str]) -> Column:
+def build_key(rows: DataFrame, key_columns: Sequence[str]) -> Column:
     """One column as its text, several as a JSON array."""
     from pyspark.sql import functions as F
 
-    if not key:
+    if not key_columns:
         return F.lit(None).cast("string")
-    if len(key) == 1:
-        kind = rows.schema[key[0]].dataType.simpleString()
+    if len(key_columns) == 1:
+        kind = rows.schema[key_columns[0]].dataType.simpleString()
         plain = kind in ("string", "binary") or kind.startswith("decimal")
-        text = F.col(f"`{key[0]}`").cast("string") if plain else _json(key[0])
+        text = F.col(f"`{key_columns[0]}`").cast("string") if plain else _build_json(key_columns[0])
         return F.when(
-            F.col(f"`{key[0]}`").isNotNull(), F.trim(text, F.lit('"')) if not plain else text
+            F.col(f"`{key_columns[0]}`").isNotNull(),
+            F.trim(text, F.lit('"')) if not plain else text,
         )
-    return F.concat(F.lit("["), F.concat_ws(",", *map(_json, key)), F.lit("]"))
+    return F.concat(F.lit("["), F.concat_ws(",", *map(_build_json, key_columns)), F.lit("]"))
 
 
-def _json(name: str) -> Column:
+def _build_json(name: str) -> Column:
     """The JSON of one column: {"k":...} without what is around it."""
     from pyspark.sql import functions as F
 
-    whole = F.to_json(F.struct(F.col(f"`{name}`").alias("k")), _JSON)
+    whole = F.to_json(F.struct(F.col(f"`{name}`").alias("k")), _JSON_OPTIONS)
     return F.substring(whole, F.lit(6), F.length(whole) - F.lit(6))

@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.config import Kafka
 from gateway.config.sections import pipelines as config
-from gateway.config.sections.pipeline import Input, Job, Output
+from gateway.config.sections.job import Input, Job, Output
 from gateway.config.sections.settings import Settings
 from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
-from gateway.pipeline.checkpoint.place import Place, settle_state
+from gateway.pipeline.checkpoint.job_checkpoint import JobCheckpoint, update_definition
 from gateway.pipeline.inputs import schemas
-from gateway.pipeline.inputs.source import read_stream, sources_of
-from gateway.pipeline.jobs import inputs, output
-from gateway.pipeline.spark.callbacks import close_idle
-from gateway.pipeline.spark.connect import client, cluster_of, servers, spark_options
+from gateway.pipeline.inputs.source import find_sources, read_stream
+from gateway.pipeline.jobs import get_inputs, get_output
+from gateway.pipeline.spark.callbacks import close_idle_connections
+from gateway.pipeline.spark.client_config import (
+    build_client_config,
+    build_spark_options,
+    find_cluster,
+    format_bootstrap_servers,
+)
 from gateway.pipeline.state import damage
-from gateway.pipeline.state.files import files
+from gateway.pipeline.state.files import open_files
 
 from . import output as records
 from .failures import clear_frames
@@ -31,49 +36,49 @@ from .failures import clear_frames
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from gateway.pipeline.exactly_once.beside import Beside
-    from gateway.pipeline.exactly_once.recreated import InputTopics, Rewound
-    from gateway.pipeline.topics import Topic
+    from gateway.pipeline.exactly_once.recreated_topics import InputTopics, RewoundInputs
+    from gateway.pipeline.exactly_once.side_outputs import SideOutputs
+    from gateway.pipeline.topics import TopicDescription
 
-    from .failures import Unreadable
+    from .failures import UnreadableOffset
 
-REALTIME_CHECKPOINTS = "5 minutes"
+REALTIME_CHECKPOINT_INTERVAL = "5 minutes"
 """How often a query in real-time mode notes how far it is: what a restart may repeat."""
 
-_NO_DATA = "Waiting for data to arrive"  # as Spark's status says it
-_FRAMES = 6  # of a thread that sleeps, above that of Spark's clock
+_NO_DATA_MESSAGE = "Waiting for data to arrive"  # as Spark's status says it
+_MAX_STACK_FRAMES = 6  # of a thread that sleeps, above that of Spark's clock
 
-Batch = Callable[["DataFrame", int], None]
+BatchFunction = Callable[["DataFrame", int], None]
 
 # By query: of its last start. Its function holds on to them until the JVM collects the query, which
 # may take half an hour.
-_inputs: dict[str, InputTopics] = {}
+_topics_by_query: dict[str, InputTopics] = {}
 
 
-def module_of(job: Job) -> ModuleType:
+def import_job_module(job: Job) -> ModuleType:
     """The room of its kind."""
     return import_module(f"gateway.pipeline.jobs.{type(job).__name__.lower()}")
 
 
-def read(job: Job) -> Mapping[str, Input]:
+def resolve_inputs(job: Job) -> Mapping[str, Input]:
     """The inputs as they are read: a table that is loaded takes its values as they are."""
     if isinstance(job, config.Load):
         from gateway.pipeline.jobs import load
 
-        return {"from": load.input(job)}
-    return inputs(job)
+        return {"from": load.build_input(job)}
+    return get_inputs(job)
 
 
-def start(
+def start_query(
     spark: SparkSession,
     job: Job,
     settings: Settings,
-    place: Place,
+    job_checkpoint: JobCheckpoint,
     *,
-    again: bool = False,
-    ending: threading.Event | None = None,
-    unreadable: Unreadable | None = None,
-    inputs: InputTopics | None = None,
+    replay_state: bool = False,
+    stop_event: threading.Event | None = None,
+    unreadable: UnreadableOffset | None = None,
+    input_topics: InputTopics | None = None,
 ) -> Any:
     """Start a job and return its StreamingQuery.
 
@@ -93,41 +98,45 @@ def start(
     Raises:
         PipelineError: It cannot be run. What Spark says of a plan that it refuses is raised too.
     """
-    close(place.query)
-    close_idle(spark)
+    close_clients(job_checkpoint.query_id)
+    close_idle_connections(spark)
     tables = {
         name: read_stream(
             spark,
             each,
-            cluster_of(settings.clusters, each.kafka),
+            find_cluster(settings.clusters, each.kafka),
             settings.catalogs,
-            name=name,
-            observed="" if job.trigger == "realtime" else name,
-            timed=not isinstance(job, config.Load),
+            input_name=name,
+            metrics_name="" if job.trigger == "realtime" else name,
+            has_event_time=not isinstance(job, config.Load),
         )
-        for name, each in read(job).items()
+        for name, each in resolve_inputs(job).items()
     }
 
-    stop = ending or threading.Event()
-    known = _inputs[place.query] = inputs or input_topics(job, settings)
+    stop = stop_event or threading.Event()
+    known = _topics_by_query[job_checkpoint.query_id] = input_topics or create_input_topics(
+        job, settings
+    )
 
-    def prepare(rows: DataFrame) -> Rewound:
-        sources = sources_of(rows)
-        rewound = _rewind(spark, job, place, sources, known.topics, again)
+    def prepare_inputs(rows: DataFrame) -> RewoundInputs:
+        sources = find_sources(rows)
+        rewound = _rewind_recreated(spark, job, job_checkpoint, sources, known.topics, replay_state)
         # What it ended by may be of a topic whose offsets the checkpoint did not know.
         topics = {rewound.topics[name].name for name in rewound.gaps}
         if unreadable is not None and unreadable.topic not in topics:
-            _pass_over(spark, job, settings, place, sources, unreadable, stop, known)
+            _skip_unreadable(spark, job, settings, job_checkpoint, sources, unreadable, stop, known)
         return rewound
 
-    writer = _writer(spark, job, settings, place, tables, again, stop, known, prepare)
-    writer = writer.queryName(job.name).option("checkpointLocation", place.location)
-    query = writer.trigger(**({"once": True} if again else _trigger(job))).start()
-    damage.began(str(query.runId), job.name)
+    writer = _create_writer(
+        spark, job, settings, job_checkpoint, tables, replay_state, stop, known, prepare_inputs
+    )
+    writer = writer.queryName(job.name).option("checkpointLocation", job_checkpoint.location)
+    query = writer.trigger(**({"once": True} if replay_state else _build_trigger(job))).start()
+    damage.register_run(str(query.runId), job.name)
     return query
 
 
-def close(query: str) -> None:
+def close_clients(query_id: str) -> None:
     """Close the clients of Kafka that the last start of a query has opened.
 
     Spark's own consumers of the inputs stay in its cache, eight descriptors of the JVM for a start
@@ -136,30 +145,30 @@ def close(query: str) -> None:
     Args:
         query: The id of its checkpoint. It must have ended.
     """
-    from gateway.pipeline.exactly_once import beside
+    from gateway.pipeline.exactly_once import side_outputs
 
-    if inputs := _inputs.pop(query, None):
+    if inputs := _topics_by_query.pop(query_id, None):
         inputs.close()
-    beside.close(query)
+    side_outputs.close(query_id)
 
 
-def input_topics(job: Job, settings: Settings) -> InputTopics:
+def create_input_topics(job: Job, settings: Settings) -> InputTopics:
     """Return the topics that a job reads, as they are now.
 
     Raises:
         PipelineError: Kafka does not answer, or refuses, or has not all of them.
     """
-    from gateway.pipeline.exactly_once.recreated import InputTopics
+    from gateway.pipeline.exactly_once.recreated_topics import InputTopics
 
     return InputTopics(
         {
-            name: (client(cluster_of(settings.clusters, each.kafka)), each.topic)
-            for name, each in read(job).items()
+            name: (build_client_config(find_cluster(settings.clusters, each.kafka)), each.topic)
+            for name, each in resolve_inputs(job).items()
         }
     )
 
 
-def retire(query: Any) -> None:
+def retire_query(query: Any) -> None:
     """Let a StreamingQuery begin no batch after the one whose rows are being written.
 
     Between two batches that have records Spark is idle for microseconds, too short to stop it
@@ -182,14 +191,14 @@ def retires_itself(job: Job) -> bool:
         return True
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
         return True
-    to = output(job)
+    to = get_output(job)
     assert to is not None
-    return to.guarantee == "exactly-once" or _told(job)
+    return to.guarantee == "exactly-once" or _has_side_outputs(job)
 
 
-def waits(query: Any) -> bool:
+def is_waiting(query: Any) -> bool:
     """Return whether a StreamingQuery has ended, or waits for its trigger or for records."""
-    return is_idle(query) or query.status["message"] == _NO_DATA
+    return is_idle(query) or query.status["message"] == _NO_DATA_MESSAGE
 
 
 def is_idle(query: Any) -> bool:
@@ -202,81 +211,86 @@ def is_idle(query: Any) -> bool:
         return True
     frames = thread.getStackTrace()
     return any(
-        frames[at].getMethodName() == "waitTillTime" for at in range(min(_FRAMES, len(frames)))
+        frames[at].getMethodName() == "waitTillTime"
+        for at in range(min(_MAX_STACK_FRAMES, len(frames)))
     )
 
 
-def _trigger(job: Job) -> dict[str, Any]:
+def _build_trigger(job: Job) -> dict[str, Any]:
     if job.trigger == "realtime":
-        return {"realTime": REALTIME_CHECKPOINTS}
+        return {"realTime": REALTIME_CHECKPOINT_INTERVAL}
     if job.trigger == "available-now":
         return {"availableNow": True}
     assert isinstance(job.trigger, float)
     return {"processingTime": f"{job.trigger * 1000:.0f} milliseconds"}
 
 
-def _writer(
+def _create_writer(
     spark: SparkSession,
     job: Job,
     settings: Settings,
-    place: Place,
+    job_checkpoint: JobCheckpoint,
     tables: Mapping[str, DataFrame],
-    again: bool,
-    ending: threading.Event,
-    inputs: InputTopics,
-    prepare: Callable[[DataFrame], Rewound],
+    replay_state: bool,
+    stop_event: threading.Event,
+    input_topics: InputTopics,
+    prepare_inputs: Callable[[DataFrame], RewoundInputs],
 ) -> Any:
-    mode = module_of(job).mode(job)
-    to = output(job)
+    mode = import_job_module(job).mode(job)
+    to = get_output(job)
     exact = to is not None and to.guarantee == "exactly-once"
 
-    def for_each(rows: DataFrame, batch: Batch) -> Any:
-        def run(part: DataFrame, epoch: int) -> None:
+    def write_each_batch(rows: DataFrame, batch: BatchFunction) -> Any:
+        def run_batch(part: DataFrame, epoch: int) -> None:
             try:
-                if again:
+                if replay_state:
                     batch(part, epoch)
                 else:
-                    inputs.check()
+                    input_topics.check()
                     batch(part, epoch)
                     if not exact:  # else it has been checked before the rows were committed
-                        inputs.check()
+                        input_topics.check()
             except Exception as error:
                 clear_frames(error)  # pyspark keeps it with this function, for as long as that
                 raise
-            if ending.is_set():
-                retire(spark.streams.get(place.query))
+            if stop_event.is_set():
+                retire_query(spark.streams.get(job_checkpoint.query_id))
 
-        return rows.writeStream.outputMode(mode).foreachBatch(run)
+        return rows.writeStream.outputMode(mode).foreachBatch(run_batch)
 
     if isinstance(job, config.Load):
-        from gateway.pipeline.jobs.load import Loader
+        from gateway.pipeline.jobs.load import BatchLoader
 
-        prepare(tables["from"]).log_gaps(job.name)
-        return for_each(tables["from"], Loader(job))
+        prepare_inputs(tables["from"]).log_gaps(job.name)
+        return write_each_batch(tables["from"], BatchLoader(job))
     assert to is not None
-    kafka = cluster_of(settings.clusters, to.kafka)
+    kafka = find_cluster(settings.clusters, to.kafka)
 
-    def batch_of(rows: DataFrame) -> Batch:
-        rewound = prepare(rows)
-        if again:
-            return _nowhere
-        return _put(spark, job, to, settings, place, sources_of(rows), rewound, inputs)
+    def create_batch_function(rows: DataFrame) -> BatchFunction:
+        rewound = prepare_inputs(rows)
+        if replay_state:
+            return _discard_rows
+        return _create_batch_function(
+            spark, job, to, settings, job_checkpoint, find_sources(rows), rewound, input_topics
+        )
 
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
-        batch = _joined(spark, job, settings, batch_of(tables["from"]))
-        return for_each(tables["from"], batch)
-    rows = _built(job, tables, place)
+        batch = _create_join_function(spark, job, settings, create_batch_function(tables["from"]))
+        return write_each_batch(tables["from"], batch)
+    rows = _build_rows(job, tables, job_checkpoint)
     if isinstance(job, config.Query):
-        _settle(spark, job, rows, place)
-    encoded = records.encoded(rows, to, records.keys(job), settings.catalogs)
-    if not (again or retires_itself(job)):
-        prepare(encoded).log_gaps(job.name)
-        sink = encoded.writeStream.format("kafka").options(**sink_options(to, kafka))
+        _update_query_definition(spark, job, rows, job_checkpoint)
+    encoded = records.encode_rows(rows, to, records.get_key_columns(job), settings.catalogs)
+    if not (replay_state or retires_itself(job)):
+        prepare_inputs(encoded).log_gaps(job.name)
+        sink = encoded.writeStream.format("kafka").options(**build_sink_options(to, kafka))
         return sink.outputMode("update" if job.trigger == "realtime" else mode)
-    return for_each(encoded, batch_of(encoded))
+    return write_each_batch(encoded, create_batch_function(encoded))
 
 
-def _settle(spark: SparkSession, job: config.Query, rows: DataFrame, place: Place) -> None:
+def _update_query_definition(
+    spark: SparkSession, job: config.Query, rows: DataFrame, job_checkpoint: JobCheckpoint
+) -> None:
     """What Spark's plan of a query says: `check` has no Spark to ask."""
     from gateway.pipeline.jobs.query import keeps_state
 
@@ -284,107 +298,127 @@ def _settle(spark: SparkSession, job: config.Query, rows: DataFrame, place: Plac
     if stateful and job.trigger == "realtime":
         what = f"job {job.name} keeps state, which real-time mode of this Spark lacks"
         raise PipelineError(f"{what}; write a trigger such as 0s")
-    settle_state(place, job, spark, stateful=stateful)
+    update_definition(job_checkpoint, job, spark, is_stateful=stateful)
 
 
-def _built(job: Job, tables: Mapping[str, DataFrame], place: Place) -> DataFrame:
-    build = module_of(job).build
+def _build_rows(
+    job: Job, tables: Mapping[str, DataFrame], job_checkpoint: JobCheckpoint
+) -> DataFrame:
+    build = import_job_module(job).build
     made: DataFrame = (
-        build(job, tables, place.hot) if isinstance(job, config.Join) else build(job, tables)
+        build(job, tables, job_checkpoint.hot_keys)
+        if isinstance(job, config.Join)
+        else build(job, tables)
     )
     return made
 
 
-def _joined(spark: SparkSession, job: config.Enrich, settings: Settings, put: Batch) -> Batch:
+def _create_join_function(
+    spark: SparkSession, job: config.Enrich, settings: Settings, write_batch: BatchFunction
+) -> BatchFunction:
     """A table that is held is joined batch by batch, as it is by then."""
     from gateway.pipeline.jobs import enrich
 
-    kafka = cluster_of(settings.clusters, job.from_.kafka)
-    held = enrich.held(job, spark, spark_options(kafka), client(kafka))
+    kafka = find_cluster(settings.clusters, job.from_.kafka)
+    held = enrich.create_batch_table(
+        job, spark, build_spark_options(kafka), build_client_config(kafka)
+    )
     assert held is not None
 
-    def batch(events: DataFrame, epoch: int) -> None:
-        rows = enrich.build(job, {"from": events, enrich.TABLE: held.current()})
-        put(records.encoded(rows, job.to, records.keys(job), settings.catalogs), epoch)
+    def join_batch(events: DataFrame, epoch: int) -> None:
+        rows = enrich.build(job, {"from": events, enrich.TABLE_INPUT: held.get_current()})
+        write_batch(
+            records.encode_rows(rows, job.to, records.get_key_columns(job), settings.catalogs),
+            epoch,
+        )
 
-    return batch
+    return join_batch
 
 
-def _nowhere(rows: DataFrame, _: int) -> None:
+def _discard_rows(rows: DataFrame, _: int) -> None:
     rows.write.format("noop").mode("overwrite").save()
 
 
-def _put(
+def _create_batch_function(
     spark: SparkSession,
     job: Job,
-    to: Output,
+    output: Output,
     settings: Settings,
-    place: Place,
+    job_checkpoint: JobCheckpoint,
     sources: Sources,
-    rewound: Rewound,
-    inputs: InputTopics,
-) -> Batch:
+    rewound_inputs: RewoundInputs,
+    input_topics: InputTopics,
+) -> BatchFunction:
     """How encoded rows of a batch get into Kafka. What is beside them first: gaps, and what
     batches before left out."""
-    kafka = cluster_of(settings.clusters, to.kafka)
-    once = to.guarantee == "exactly-once"
-    append = _appending(sink_options(to, kafka))
-    if not (once or _told(job)):
-        rewound.log_gaps(job.name)
+    kafka = find_cluster(settings.clusters, output.kafka)
+    once = output.guarantee == "exactly-once"
+    append = _create_append_function(build_sink_options(output, kafka))
+    if not (once or _has_side_outputs(job)):
+        rewound_inputs.log_gaps(job.name)
         return append
-    beside = _beside(spark, job, to, settings, place, sources, rewound, inputs)
+    side_outputs = _create_side_outputs(
+        spark, job, output, settings, job_checkpoint, sources, rewound_inputs, input_topics
+    )
     if not once:
 
-        def put_again(rows: DataFrame, epoch: int) -> None:
-            beside.before(epoch)
+        def write_at_least_once(rows: DataFrame, epoch: int) -> None:
+            side_outputs.begin_batch(epoch)
             append(rows, epoch)
 
-        return put_again
+        return write_at_least_once
 
-    from gateway.pipeline.exactly_once import Writer
+    from gateway.pipeline.exactly_once import ExactlyOnceWriter
 
-    checkpoint = Checkpoint(place.location, spark)
-    name = owner_name(job, settings)
-    writer = Writer(
-        place.query, to, client(kafka), checkpoint=checkpoint, job=name, read=inputs.read
+    checkpoint = Checkpoint(job_checkpoint.location, spark)
+    name = build_owner_name(job, settings)
+    writer = ExactlyOnceWriter(
+        job_checkpoint.query_id,
+        output,
+        build_client_config(kafka),
+        checkpoint=checkpoint,
+        job=name,
+        read_topics=input_topics.read_topics,
     )
 
-    def put(rows: DataFrame, epoch: int) -> None:
+    def write_exactly_once(rows: DataFrame, epoch: int) -> None:
         writer.prepare(epoch)  # a checkpoint that it refuses tells nothing beside its rows either
-        beside.before(epoch)
+        side_outputs.begin_batch(epoch)
         writer(rows, epoch)
 
-    return put
+    return write_exactly_once
 
 
-def owner_name(job: Job, settings: Settings) -> str:
+def build_owner_name(job: Job, settings: Settings) -> str:
     """Return what tells the jobs of an output apart: the name, and a digest of what they read.
 
     Jobs of one name that write to one topic may be of several gateways, each beside a cluster of
     its own.
     """
     places = sorted(
-        [servers(cluster_of(settings.clusters, each.kafka)), each.topic]
-        for each in read(job).values()
+        [format_bootstrap_servers(find_cluster(settings.clusters, each.kafka)), each.topic]
+        for each in resolve_inputs(job).values()
     )
     digest = hashlib.sha256(json.dumps(places).encode()).hexdigest()[:16]
     return f"{job.name}|{digest}"
 
 
-def _appending(options: Mapping[str, str]) -> Batch:
-    def write(rows: DataFrame, _: int) -> None:
+def _create_append_function(options: Mapping[str, str]) -> BatchFunction:
+    def append_rows(rows: DataFrame, _: int) -> None:
         rows.write.format("kafka").options(**options).save()
 
-    return write
+    return append_rows
 
 
-def _told(job: Job) -> bool:
+def _has_side_outputs(job: Job) -> bool:
     """Does this job, at least once, tell what is beside its rows? It costs a callback of Python a
     batch, so it has to be asked for."""
-    return job.trigger != "realtime" and any(asked_beside(each) for each in read(job).values())
+    return job.trigger != "realtime" and any(
+        list_side_output_options(each) for each in resolve_inputs(job).values()
+    )
 
 
-def asked_beside(input: Input) -> list[str]:
+def list_side_output_options(input: Input) -> list[str]:
     """Options that are set to have records of their own told."""
     told = {"late": "topic", "on_invalid": "dead-letter", "on_data_loss": "gap"}
     return [
@@ -394,98 +428,108 @@ def asked_beside(input: Input) -> list[str]:
     ]
 
 
-def _beside(
+def _create_side_outputs(
     spark: SparkSession,
     job: Job,
-    to: Output,
+    output: Output,
     settings: Settings,
-    place: Place,
+    job_checkpoint: JobCheckpoint,
     sources: Sources,
-    rewound: Rewound,
-    inputs: InputTopics,
-) -> Beside:
-    from gateway.pipeline.exactly_once.beside import Beside, counted
-    from gateway.pipeline.exactly_once.side import of_job
+    rewound_inputs: RewoundInputs,
+    input_topics: InputTopics,
+) -> SideOutputs:
+    from gateway.pipeline.exactly_once.side_output import create_late_filter
+    from gateway.pipeline.exactly_once.side_outputs import SideOutputs, create_batch_counter
 
-    module = module_of(job)
-    return Beside(
+    module = import_job_module(job)
+    return SideOutputs(
         spark,
         job.name,
-        place.query,
-        read(job),
-        to,
+        job_checkpoint.query_id,
+        resolve_inputs(job),
+        output,
         settings,
-        Checkpoint(place.location, spark),
+        Checkpoint(job_checkpoint.location, spark),
         sources=sources,
-        rewound=rewound,
-        late={name: of_job(module, job, name) for name in read(job) if hasattr(module, "late")},
-        counted=counted(lambda: spark.streams.get(place.query)),
-        retained=job.state.retain,
-        read=inputs.read,
+        rewound_inputs=rewound_inputs,
+        late_filters={
+            name: create_late_filter(module, job, name)
+            for name in resolve_inputs(job)
+            if hasattr(module, "select_late")
+        },
+        get_counts=create_batch_counter(lambda: spark.streams.get(job_checkpoint.query_id)),
+        retained_batches=job.state.retain,
+        read_topics=input_topics.read_topics,
     )
 
 
-def _pass_over(
+def _skip_unreadable(
     spark: SparkSession,
     job: Job,
     settings: Settings,
-    place: Place,
+    job_checkpoint: JobCheckpoint,
     sources: Sources,
-    unreadable: Unreadable,
-    ending: threading.Event,
-    inputs: InputTopics,
+    unreadable: UnreadableOffset,
+    stop_event: threading.Event,
+    input_topics: InputTopics,
 ) -> None:
     """Edit the checkpoint so that the query gets past a record. Raises PipelineError."""
     from gateway.pipeline.unreadable import skip
-    from gateway.pipeline.unreadable.letters import DeadLetters
-    from gateway.pipeline.unreadable.offsets import find_unfinished
+    from gateway.pipeline.unreadable.dead_letters import DeadLetterSender
+    from gateway.pipeline.unreadable.offsets import find_unfinished_batch
 
-    def source(name: str, each: Input) -> skip.Source:
-        to = output(job)
-        wanted = to is not None and each.on_invalid == "dead-letter"
+    def create_source(name: str, input: Input) -> skip.InputSource:
+        to = get_output(job)
+        wanted = to is not None and input.on_invalid == "dead-letter"
         letters = None
-        if to is not None and wanted and (to.guarantee == "exactly-once" or _told(job)):
-            letters = DeadLetters(place.query, to, cluster_of(settings.clusters, to.kafka))
-        kafka = cluster_of(settings.clusters, each.kafka)
-        return skip.Source(each, kafka, inputs.topics[name], letters)
+        if to is not None and wanted and (to.guarantee == "exactly-once" or _has_side_outputs(job)):
+            letters = DeadLetterSender(
+                job_checkpoint.query_id, to, find_cluster(settings.clusters, to.kafka)
+            )
+        kafka = find_cluster(settings.clusters, input.kafka)
+        return skip.InputSource(input, kafka, input_topics.topics[name], letters)
 
-    checkpoint = Checkpoint(place.location, spark)
-    unfinished = find_unfinished(files(place.location, spark), checkpoint, sources)
-    known = {name: source(name, each) for name, each in read(job).items()}
-    skip.pass_over(job.name, known, unfinished, unreadable, ending, check=inputs.check)
+    checkpoint = Checkpoint(job_checkpoint.location, spark)
+    unfinished = find_unfinished_batch(
+        open_files(job_checkpoint.location, spark), checkpoint, sources
+    )
+    known = {name: create_source(name, each) for name, each in resolve_inputs(job).items()}
+    skip.skip_records(
+        job.name, known, unfinished, unreadable, stop_event, check_topics=input_topics.check
+    )
 
 
-def _rewind(
+def _rewind_recreated(
     spark: SparkSession,
     job: Job,
-    place: Place,
+    job_checkpoint: JobCheckpoint,
     sources: Sources,
-    topics: Mapping[str, Topic],
-    again: bool,
-) -> Rewound:
+    topics: Mapping[str, TopicDescription],
+    replay_state: bool,
+) -> RewoundInputs:
     """Let inputs whose topics were recreated be read from their begin. Raises PipelineError."""
-    from gateway.pipeline.exactly_once import recreated
+    from gateway.pipeline.exactly_once import recreated_topics
 
-    held = files(place.location, spark)
+    held = open_files(job_checkpoint.location, spark)
     gaps = {}
-    for name in recreated.find(held, topics):
+    for name in recreated_topics.find_recreated(held, topics):
         what = f"topic {topics[name].name} was recreated"
-        if again:
+        if replay_state:
             what += ", and batches whose state is damaged had read the old one"
             raise PipelineError(f"{what}; restore a backup, or start anew with --fresh")
-        if read(job)[name].on_data_loss == "fail":
+        if resolve_inputs(job)[name].on_data_loss == "fail":
             what += ", and not all of it had been read"
             raise PipelineError(f"{what}; write onDataLoss: gap, or start anew with --fresh")
-        checkpoint = Checkpoint(place.location, spark)
-        gaps[name] = recreated.rewind(held, checkpoint, sources, name, topics[name])
-    if not (gaps or again):
-        recreated.remember(held, topics)  # before Spark plans a batch
-    return recreated.Rewound(held, topics, gaps)
+        checkpoint = Checkpoint(job_checkpoint.location, spark)
+        gaps[name] = recreated_topics.rewind_input(held, checkpoint, sources, name, topics[name])
+    if not (gaps or replay_state):
+        recreated_topics.store_topic_ids(held, topics)  # before Spark plans a batch
+    return recreated_topics.RewoundInputs(held, topics, gaps)
 
 
-def sink_options(to: Output, kafka: Kafka) -> dict[str, str]:
+def build_sink_options(output: Output, kafka: Kafka) -> dict[str, str]:
     """Return the options of Spark's own sink for the rows of `output.encoded`."""
-    options = spark_options(kafka) | {"kafka.compression.type": "lz4"}
+    options = build_spark_options(kafka) | {"kafka.compression.type": "lz4"}
     # Rows of a schema name their topic themselves: refused ones go to another, and the option
     # would override it.
-    return options if schemas.has_schema(to.model) else options | {"topic": to.topic}
+    return options if schemas.has_schema(output.model) else options | {"topic": output.topic}

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def close_idle(spark: SparkSession) -> None:
+def close_idle_connections(spark: SparkSession) -> None:
     """Close the connections over which no call is under way.
 
     py4j opens one for each thread of the JVM that calls Python, and a query has a thread of its

@@ -10,19 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.errors import PipelineError
-from gateway.kafka.local.maven import Bundle, Coordinate, cached, read_pins
+from gateway.kafka.local.maven import JarBundle, MavenCoordinate, cache_path, read_pins
 
-from .versions import SPARK
+from .versions import SPARK_VERSION
 
 
-def pinned() -> dict[Coordinate, str]:
+def read_pinned_jars() -> dict[MavenCoordinate, str]:
     """Every jar and its SHA-256."""
     return read_pins(Path(__file__).with_name("jars.sha256"))
 
 
-def connector() -> Sequence[Path]:
+def fetch_connector_jars() -> Sequence[Path]:
     """The jars as files, fetched once for the machine. Raises PipelineError."""
-    what = f"Spark's Kafka connector {SPARK}"
-    pins = pinned()
-    libs = Bundle(what, pins, PipelineError).fetched(cached(f"spark-kafka-{SPARK}"))
-    return [libs / jar.file for jar in pins]
+    what = f"Spark's Kafka connector {SPARK_VERSION}"
+    pins = read_pinned_jars()
+    libs = JarBundle(what, pins, PipelineError).ensure_fetched(
+        cache_path(f"spark-kafka-{SPARK_VERSION}")
+    )
+    return [libs / jar.file_name for jar in pins]

@@ -10,28 +10,32 @@ import shutil
 from pathlib import Path
 
 from gateway.errors import PipelineError
-from gateway.kafka.local.java import Java, asked
+from gateway.kafka.local.java import JavaRuntime, inspect_java
 
-from .versions import JAVA, SPARK
+from .versions import MIN_JAVA_VERSION, SPARK_VERSION
 
-INSTALL = (
-    f"install one (Debian: apt-get install openjdk-{JAVA}-jre-headless; macOS: "
-    f"brew install openjdk@{JAVA}) and set JAVA_HOME if it is not on PATH"
+INSTALL_HINT = (
+    f"install one (Debian: apt-get install openjdk-{MIN_JAVA_VERSION}-jre-headless; macOS: "
+    f"brew install openjdk@{MIN_JAVA_VERSION}) and set JAVA_HOME if it is not on PATH"
 )
 
 
-def found() -> Java:
+def find_java() -> JavaRuntime:
     """Raises PipelineError where there is none, or an older one: what to install."""
     home = os.environ.get("JAVA_HOME")
     path = Path(home) / "bin" / "java" if home else shutil.which("java")
     if path is None:
-        raise PipelineError(f"Spark {SPARK} needs Java {JAVA}, and there is none; {INSTALL}")
-    where = f"{path} (JAVA_HOME)" if home else str(path)
-    java = asked(Path(path))
-    if java is None:
-        raise PipelineError(f"Spark {SPARK} needs Java {JAVA}, and {where} does not run; {INSTALL}")
-    if java.major < JAVA:
         raise PipelineError(
-            f"Spark {SPARK} needs Java {JAVA}, and {where} is Java {java.major}; {INSTALL}"
+            f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}, and there is none; {INSTALL_HINT}"
+        )
+    where = f"{path} (JAVA_HOME)" if home else str(path)
+    java = inspect_java(Path(path))
+    if java is None:
+        raise PipelineError(
+            f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}, and {where} does not run; {INSTALL_HINT}"
+        )
+    if java.major < MIN_JAVA_VERSION:
+        raise PipelineError(
+            f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}, and {where} is Java {java.major}; {INSTALL_HINT}"
         )
     return java

@@ -12,31 +12,33 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.kafka.local.maven import cached
+from gateway.kafka.local.maven import cache_path
 
-PACKAGE = Path(__file__).parents[2]
-_STAMP = (1980, 1, 1, 0, 0, 0)  # the archive depends on its contents only
+PACKAGE_DIRECTORY = Path(__file__).parents[2]
+_ARCHIVE_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the archive depends on its contents only
 
 
-def archive() -> Path:
+def build_archive() -> Path:
     """A zip, made once for each content."""
-    files = sorted(_files())
+    files = sorted(_iter_files())
     digest = hashlib.sha256()
     for path in files:
-        digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
-    target = cached("submit") / f"gateway-{digest.hexdigest()[:16]}.zip"
+        digest.update(
+            path.relative_to(PACKAGE_DIRECTORY).as_posix().encode() + b"\0" + path.read_bytes()
+        )
+    target = cache_path("submit") / f"gateway-{digest.hexdigest()[:16]}.zip"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_suffix(f".{os.getpid()}")
         with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as out:
             for path in files:
-                name = f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}"
-                out.writestr(zipfile.ZipInfo(name, _STAMP), path.read_bytes())
+                name = f"{PACKAGE_DIRECTORY.name}/{path.relative_to(PACKAGE_DIRECTORY).as_posix()}"
+                out.writestr(zipfile.ZipInfo(name, _ARCHIVE_TIMESTAMP), path.read_bytes())
         part.rename(target)
     return target
 
 
-def _files() -> Iterator[Path]:
-    for path in PACKAGE.rglob("*"):
+def _iter_files() -> Iterator[Path]:
+    for path in PACKAGE_DIRECTORY.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path

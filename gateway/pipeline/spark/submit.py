@@ -16,27 +16,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gateway.config.sections.pipeline import Spark
+from gateway.config.sections.job import Spark
 from gateway.errors import PipelineError
 
 from . import java
-from .session import settings
+from .session import build_session_conf
 
-DRIVER = "GATEWAY_DRIVER_PID_FILE"
+DRIVER_PID_FILE_VARIABLE = "GATEWAY_DRIVER_PID_FILE"
 """The environment's name of a file: the driver writes its process id there."""
 
-_OWN = {"spark.master", "spark.jars", "spark.driver.memory", "spark.executor.memory"}
+_DEDICATED_OPTIONS = {"spark.master", "spark.jars", "spark.driver.memory", "spark.executor.memory"}
 
 
-def command(
+def build_command(
     spark: Spark, arguments: Sequence[str], *, driver: Path, jars: Sequence[Path], package: Path
 ) -> list[str]:
     """The line. driver: the program, and its arguments."""
-    made = settings(spark, jars=jars)
-    conf = {name: value for name, value in made.items() if name not in _OWN}
+    made = build_session_conf(spark, jars=jars)
+    conf = {name: value for name, value in made.items() if name not in _DEDICATED_OPTIONS}
     memory = f"{spark.memory // 1024**2}m"
     return [
-        str(_spark_submit()),
+        str(_find_spark_submit()),
         *("--master", made["spark.master"], "--name", "gateway"),
         *("--driver-memory", memory, "--executor-memory", memory),
         *("--jars", ",".join(map(str, jars)), "--py-files", str(package)),
@@ -45,44 +45,48 @@ def command(
     ]
 
 
-def run(line: Sequence[str], *, master: str) -> int:
+def run_command(command: Sequence[str], *, master: str) -> int:
     """Until it ends: its exit code. SIGTERM and SIGINT have the driver end after its batch.
 
     Raises PipelineError: no Java.
     """
-    java.found()
+    java.find_java()
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="gateway-submit-") as directory:
         file = Path(directory, "driver")
-        variables = environment(os.environ, master=master) | {DRIVER: str(file)}
+        variables = build_environment(os.environ, master=master) | {
+            DRIVER_PID_FILE_VARIABLE: str(file)
+        }
         started: list[subprocess.Popen[bytes]] = []
-        with _passed_on(started, file):
+        with _forward_signals(started, file):
             # Of its own, so that ^C of a terminal comes to us alone.
-            started.append(subprocess.Popen(line, env=variables, start_new_session=True))
+            started.append(subprocess.Popen(command, env=variables, start_new_session=True))
             status = started[0].wait()
     return 128 - status if status < 0 else status
 
 
-def environment(given: Mapping[str, str], *, master: str) -> dict[str, str]:
+def build_environment(variables: Mapping[str, str], *, master: str) -> dict[str, str]:
     """What Spark starts with. PYSPARK_PYTHON is the nodes' Python; the driver's is ours."""
     ours = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if master.startswith("local"):  # the machine's name may be an address elsewhere
         ours["SPARK_LOCAL_IP"] = "127.0.0.1"
-    return {**ours, **given}
+    return {**ours, **variables}
 
 
 @contextmanager
-def _passed_on(started: Sequence[subprocess.Popen[bytes]], file: Path) -> Iterator[None]:
+def _forward_signals(
+    processes: Sequence[subprocess.Popen[bytes]], pid_file: Path
+) -> Iterator[None]:
     """SIGTERM and SIGINT: to the driver; to spark-submit while there is no driver yet."""
 
-    def heard(number: int, _: object) -> None:
-        for process in started:
+    def forward_signal(number: int, _: object) -> None:
+        for process in processes:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.kill(_driver(file) or process.pid, number)
+                    os.kill(_read_driver_pid(pid_file) or process.pid, number)
 
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, heard) for number in numbers}
+    before = {number: signal.signal(number, forward_signal) for number in numbers}
     try:
         yield
     finally:
@@ -90,14 +94,14 @@ def _passed_on(started: Sequence[subprocess.Popen[bytes]], file: Path) -> Iterat
             signal.signal(number, handler)
 
 
-def _driver(file: Path) -> int | None:
+def _read_driver_pid(pid_file: Path) -> int | None:
     """Its process id, once it runs."""
     with suppress(OSError, ValueError):
-        return int(file.read_text())
+        return int(pid_file.read_text())
     return None
 
 
-def _spark_submit() -> Path:
+def _find_spark_submit() -> Path:
     if home := os.environ.get("SPARK_HOME"):
         return Path(home) / "bin" / "spark-submit"
     found = importlib.util.find_spec("pyspark")

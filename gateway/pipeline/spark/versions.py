@@ -7,7 +7,7 @@ delegation tokens. The jars beside the wheel are in `jars.sha256`.
 
 from __future__ import annotations
 
-SPARK = "4.2.0"
-SCALA = "2.13"
-JAVA = 17
+SPARK_VERSION = "4.2.0"
+SCALA_VERSION = "2.13"
+MIN_JAVA_VERSION = 17
 """The oldest Java that Spark runs on."""

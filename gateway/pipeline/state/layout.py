@@ -14,14 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_STATE = re.compile(r"state/(\d+)/(\d+)(?:/([^/]+))?/(\d+)(_[0-9a-f-]+)?\.(zip|changelog)")
-_LOG = re.compile(r"(offsets|commits)/(\d+)")
+_STATE_PATTERN = re.compile(r"state/(\d+)/(\d+)(?:/([^/]+))?/(\d+)(_[0-9a-f-]+)?\.(zip|changelog)")
+_LOG_PATTERN = re.compile(r"(offsets|commits)/(\d+)")
 
-DAMAGED = "damaged"  # where files go that a repair took out
-LEASE = "lease"  # who runs the job
+DAMAGED_DIRECTORY = "damaged"  # where files go that a repair took out
+LEASE_FILE = "lease"  # who runs the job
 
 # With a store's newest snapshot an older one is kept, as Spark does without one that is damaged.
-SNAPSHOTS = 2
+RETAINED_SNAPSHOTS = 2
 
 
 class StoreId(NamedTuple):
@@ -44,7 +44,7 @@ class Store:
     snapshots: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     changelogs: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def chains(self, version: int) -> Iterable[tuple[int, list[str]]]:
+    def iter_chains(self, version: int) -> Iterable[tuple[int, list[str]]]:
         """Ways to this version, the shortest first: from which snapshot (0: from nothing), and
         the files beside its tables."""
         logs: list[str] = []
@@ -56,11 +56,11 @@ class Store:
             logs.extend(self.changelogs[at])
 
 
-def stores(names: Iterable[str]) -> Mapping[StoreId, Store]:
+def parse_stores(names: Iterable[str]) -> Mapping[StoreId, Store]:
     """All stores that the files of a checkpoint show."""
     found: dict[StoreId, Store] = {}
     for name in names:
-        if (match := _STATE.fullmatch(name)) is None:
+        if (match := _STATE_PATTERN.fullmatch(name)) is None:
             continue
         operator, partition, store, version, _, kind = match.groups()
         of = StoreId(int(operator), int(partition), store or "default")
@@ -69,22 +69,22 @@ def stores(names: Iterable[str]) -> Mapping[StoreId, Store]:
     return dict(sorted(found.items()))
 
 
-def batches(names: Iterable[str], log: str) -> list[int]:
+def parse_batches(names: Iterable[str], log: str) -> list[int]:
     """Those that `offsets` or `commits` has, ascending."""
-    found = (match for name in names if (match := _LOG.fullmatch(name)))
+    found = (match for name in names if (match := _LOG_PATTERN.fullmatch(name)))
     return sorted(int(match[2]) for match in found if match[1] == log)
 
 
-def in_use(found: Mapping[StoreId, Store], partitions: int) -> Mapping[StoreId, Store]:
+def select_in_use(stores: Mapping[StoreId, Store], partitions: int) -> Mapping[StoreId, Store]:
     """Without those left behind by a rescaling to fewer."""
-    return {of: store for of, store in found.items() if of.partition < partitions}
+    return {of: store for of, store in stores.items() if of.partition < partitions}
 
 
-def newer(names: Iterable[str], version: int) -> list[str]:
+def find_newer_files(names: Iterable[str], version: int) -> list[str]:
     """Return the files of state that is newer than a version."""
     return [
         name
-        for store in stores(names).values()
+        for store in parse_stores(names).values()
         for versions in (store.snapshots, store.changelogs)
         for each, files in versions.items()
         if each > version
@@ -92,25 +92,28 @@ def newer(names: Iterable[str], version: int) -> list[str]:
     ]
 
 
-def always(name: str) -> bool:
+def is_always_needed(name: str) -> bool:
     """Is it needed whichever batch it is? Identity, definition, sources, schemas."""
     top = name.split("/", 1)[0]
-    return top not in ("offsets", "commits", "state", DAMAGED, LEASE) or "/_metadata/" in name
+    return (
+        top not in ("offsets", "commits", "state", DAMAGED_DIRECTORY, LEASE_FILE)
+        or "/_metadata/" in name
+    )
 
 
-def partitions_of(offsets: bytes) -> int:
+def parse_partition_count(offsets: bytes) -> int:
     """Those of the state, as a batch's entry of `offsets` has them: its second line is JSON."""
     conf = json.loads(offsets.split(b"\n")[1])["conf"]
     return int(conf["spark.sql.shuffle.partitions"])
 
 
-def tables_of(snapshot: Mapping[str, object], store: StoreId) -> dict[str, int]:
+def parse_tables(metadata: Mapping[str, object], store_id: StoreId) -> dict[str, int]:
     """The tables and write-ahead logs that a snapshot's `metadata` names, and their bytes."""
     files: dict[str, int] = {}
     for key, directory, name in (
         ("sstFiles", "SSTs", "dfsSstFileName"),
         ("logFiles", "logs", "dfsLogFileName"),
     ):
-        for each in snapshot.get(key) or ():  # type: ignore[attr-defined]
-            files[f"{store.directory}/{directory}/{each[name]}"] = int(each["sizeBytes"])
+        for each in metadata.get(key) or ():  # type: ignore[attr-defined]
+            files[f"{store_id.directory}/{directory}/{each[name]}"] = int(each["sizeBytes"])
     return files

@@ -13,24 +13,24 @@ import time
 from collections.abc import Iterator
 
 from gateway.errors import PipelineError
-from gateway.pipeline.checkpoint import checkpoints
+from gateway.pipeline.checkpoint import versions
 
 from . import layout
 from .files import Files
 
-FRESH = 300.0  # s
+ACTIVE_WINDOW_S = 300.0  # s
 
 
 @contextlib.contextmanager
-def held(checkpoint: str, job: str) -> Iterator[None]:
+def hold_lease(directory: str, job: str) -> Iterator[None]:
     """While this lasts, no other process of this machine holds it. Raises PipelineError: one
     does."""
-    root = checkpoints.local(checkpoint)
+    root = versions.local_path(directory)
     if root is None:
         yield
         return
     root.mkdir(parents=True, exist_ok=True)
-    with (root / layout.LEASE).open("a+") as file:
+    with (root / layout.LEASE_FILE).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -49,11 +49,11 @@ class Lease:
     A second lock would be refused by the first, although both are of one process.
     """
 
-    def __init__(self, checkpoint: str, job: str) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, directory: str, job: str) -> None:
+        self._directory = directory
         self._job = job
         self._stack = contextlib.ExitStack()
-        self._taken = False
+        self._is_held = False
 
     def __enter__(self) -> Lease:
         return self
@@ -61,24 +61,24 @@ class Lease:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Take it, unless it is taken.
 
         Raises:
             PipelineError: Another process has it.
         """
-        if not self._taken:
-            self._stack.enter_context(held(self._checkpoint, self._job))
-            self._taken = True
+        if not self._is_held:
+            self._stack.enter_context(hold_lease(self._directory, self._job))
+            self._is_held = True
 
 
-def fresh(files: Files, now: float | None = None) -> bool:
+def is_active(files: Files, now: float | None = None) -> bool:
     """Did a batch begin or end within five minutes? now: seconds since the epoch."""
-    sizes = files.sizes()
+    sizes = files.list_sizes()
     now = time.time() if now is None else now
     for log in ("offsets", "commits"):
-        for batch in layout.batches(sizes, log)[-1:]:
+        for batch in layout.parse_batches(sizes, log)[-1:]:
             with contextlib.suppress(FileNotFoundError):
-                if now - files.touched(f"{log}/{batch}") < FRESH:
+                if now - files.get_mtime(f"{log}/{batch}") < ACTIVE_WINDOW_S:
                     return True
     return False

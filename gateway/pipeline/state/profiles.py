@@ -9,87 +9,95 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gateway.config.sections.pipeline import Job, State
+from gateway.config.sections.job import Job, State
 from gateway.config.sections.pipelines import Join
 
-_STORE = "spark.sql.streaming.stateStore."
-_ROCKS = f"{_STORE}rocksdb."
+_STORE_PREFIX = "spark.sql.streaming.stateStore."
+_ROCKSDB_PREFIX = f"{_STORE_PREFIX}rocksdb."
 
 
-class Setting(NamedTuple):
+class SparkSetting(NamedTuple):
     key: str
     value: str
-    why: str
+    reason: str
 
 
-class Profile(NamedTuple):
+class StateProfile(NamedTuple):
     """snapshot_after: batches. cache: MiB of one store's blocks. memory: MiB of all stores of an
     executor together, None: each as it likes. exact: are rows counted?"""
 
     snapshot_after: int
-    maintenance: int
-    cache: int
-    memory: int | None
-    exact: bool
+    maintenance_s: int
+    cache_mib: int
+    memory_mib: int | None
+    counts_rows: bool
 
 
 PROFILES = {
-    "small": Profile(snapshot_after=10, maintenance=30, cache=8, memory=None, exact=True),
-    "large": Profile(snapshot_after=20, maintenance=60, cache=64, memory=2048, exact=False),
-    "latency": Profile(snapshot_after=50, maintenance=60, cache=32, memory=None, exact=False),
+    "small": StateProfile(
+        snapshot_after=10, maintenance_s=30, cache_mib=8, memory_mib=None, counts_rows=True
+    ),
+    "large": StateProfile(
+        snapshot_after=20, maintenance_s=60, cache_mib=64, memory_mib=2048, counts_rows=False
+    ),
+    "latency": StateProfile(
+        snapshot_after=50, maintenance_s=60, cache_mib=32, memory_mib=None, counts_rows=False
+    ),
 }
 
 
-def settings(state: State, *, joined: bool = False) -> list[Setting]:
+def build_settings(state: State, *, is_join: bool = False) -> list[SparkSetting]:
     """All of a job's, in the order in which a reader would ask. joined: the state is a join's."""
     profile = PROFILES[state.profile]
     snapshot_after = state.snapshot_after or profile.snapshot_after
     return [
-        Setting("spark.sql.shuffle.partitions", str(state.partitions),
+        SparkSetting("spark.sql.shuffle.partitions", str(state.partitions),
             "one store and one task each; frozen, see `gateway pipeline rescale`"),
-        Setting(f"{_STORE}providerClass",
+        SparkSetting(f"{_STORE_PREFIX}providerClass",
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
             "state on disk, not in the heap"),
-        Setting(f"{_ROCKS}changelogCheckpointing.enabled", "true",
+        SparkSetting(f"{_ROCKSDB_PREFIX}changelogCheckpointing.enabled", "true",
             "a batch uploads what it changed; without, a snapshot of everything"),
-        Setting(f"{_STORE}minDeltasForSnapshot", str(snapshot_after),
+        SparkSetting(f"{_STORE_PREFIX}minDeltasForSnapshot", str(snapshot_after),
             "batches that a restart replays at most; a snapshot is uploaded beside the batches"),
-        Setting(f"{_STORE}maintenanceInterval", f"{profile.maintenance}s",
+        SparkSetting(f"{_STORE_PREFIX}maintenanceInterval", f"{profile.maintenance_s}s",
             "how often snapshots are uploaded and old versions deleted"),
-        Setting("spark.sql.streaming.minBatchesToRetain", str(state.retain),
+        SparkSetting("spark.sql.streaming.minBatchesToRetain", str(state.retain),
             "changelogs, snapshots and offsets of so many batches: how far a repair can go back"),
-        Setting(f"{_STORE}autoSnapshotRepair.enabled", "true",
+        SparkSetting(f"{_STORE_PREFIX}autoSnapshotRepair.enabled", "true",
             "a damaged snapshot is passed over for an older one and its changelogs"),
-        Setting(f"{_STORE}checkpointFormatVersion", "1",
+        SparkSetting(f"{_STORE_PREFIX}checkpointFormatVersion", "1",
             "2 writes checksum files, twice the files, of what is checked inside anyway: ZIP, LZ4 "
             "and RocksDB's blocks; tables get none from it"),
-        Setting("spark.sql.streaming.join.stateFormatVersion", "3",
+        SparkSetting("spark.sql.streaming.join.stateFormatVersion", "3",
             "2 stores a partition rather than 8; frozen"),
-        Setting(f"{_ROCKS}trackTotalNumberOfRows", str(profile.exact and not joined).lower(),
+        SparkSetting(f"{_ROCKSDB_PREFIX}trackTotalNumberOfRows", str(profile.counts_rows and not is_join).lower(),
             "an exact count costs a lookup for every write: joins did 36,100 records/s with it "
             "and 48,700 without; `gateway pipeline state` counts when asked"),
-        *_memory(state, profile),
+        *_iter_memory_settings(state, profile),
     ]  # fmt: skip
 
 
-def conf(state: State, *, joined: bool = False) -> dict[str, str]:
+def build_conf(state: State, *, is_join: bool = False) -> dict[str, str]:
     """For the session of the job."""
-    return {each.key: each.value for each in settings(state, joined=joined)}
+    return {each.key: each.value for each in build_settings(state, is_join=is_join)}
 
 
-def of(job: Job) -> dict[str, str]:
+def build_job_conf(job: Job) -> dict[str, str]:
     """For the session of this job."""
-    return conf(job.state, joined=isinstance(job, Join))
+    return build_conf(job.state, is_join=isinstance(job, Join))
 
 
-def _memory(state: State, profile: Profile) -> Iterable[Setting]:
-    bound = profile.memory if state.memory is None else state.memory // 1024**2
+def _iter_memory_settings(state: State, profile: StateProfile) -> Iterable[SparkSetting]:
+    bound = profile.memory_mib if state.memory is None else state.memory // 1024**2
     if bound is None:
-        yield Setting(f"{_ROCKS}boundedMemoryUsage", "false", "memory is what the keys take")
-        yield Setting(f"{_ROCKS}blockCacheSizeMB", str(profile.cache),
+        yield SparkSetting(
+            f"{_ROCKSDB_PREFIX}boundedMemoryUsage", "false", "memory is what the keys take"
+        )
+        yield SparkSetting(f"{_ROCKSDB_PREFIX}blockCacheSizeMB", str(profile.cache_mib),
             "blocks of one store that need no disk")  # fmt: skip
     else:
-        yield Setting(f"{_ROCKS}boundedMemoryUsage", "true",
+        yield SparkSetting(f"{_ROCKSDB_PREFIX}boundedMemoryUsage", "true",
             "all stores of an executor share one bound; that of the first job counts")  # fmt: skip
-        yield Setting(f"{_ROCKS}maxMemoryUsageMB", str(bound),
+        yield SparkSetting(f"{_ROCKSDB_PREFIX}maxMemoryUsageMB", str(bound),
             "caches and write buffers together, outside of the heap")  # fmt: skip

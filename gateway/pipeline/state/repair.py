@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.errors import PipelineError
-from gateway.pipeline.unreadable.offsets import is_rewound, restore_starts, use_real_ends
+from gateway.pipeline.unreadable.offsets import is_rewound, restore_starts, switch_ends
 
 from . import layout
-from .chosen import Damage, Look, batch_of, stores
 from .files import Files
-from .whole import Deep
+from .inspector import CheckpointInspector, Damage, find_newest_batch, find_stores
+from .integrity import ContentCheck
 
 # What Spark 4.2, RocksDB and Hadoop say of it; the cause is in the text of the query's end.
-_SIGNS = (
+_DAMAGE_MESSAGES = (
     "CANNOT_LOAD_STATE_STORE",
     "block checksum mismatch",
     "Stream is corrupted",
@@ -33,89 +33,91 @@ _SIGNS = (
     "org.rocksdb.RocksDBException: Corruption",
 )
 
-_LATER = f"{layout.DAMAGED}/later"
+_LATER_DIRECTORY = f"{layout.DAMAGED_DIRECTORY}/later"
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class RepairResult:
     """What was found and done. again: batches to be done again, in this order; perhaps none."""
 
     damage: list[Damage]
-    again: list[int]
+    batches_to_replay: list[int]
 
 
-def damaged_by(error: str) -> bool:
+def is_damage_error(error: str) -> bool:
     """Did a query end because its state cannot be read? error: all of what it said."""
-    return any(sign in error for sign in _SIGNS)
+    return any(sign in error for sign in _DAMAGE_MESSAGES)
 
 
-def repair(files: Files, deep: Deep | None = None) -> Mended:
+def repair_state(files: Files, check_content: ContentCheck | None = None) -> RepairResult:
     """Look at the state of the newest finished batch, and take out what is damaged. The job must
     not run. Raises PipelineError: no batch whose records are still known has whole state."""
     try:
-        look = Look(files, deep)
-        newest = batch_of(look.sizes, files.where)
-        damage, whole = _look(look, newest)
-        to = newest if whole else _whole_before(look, newest, damage)
+        look = CheckpointInspector(files, check_content)
+        newest = find_newest_batch(look.sizes, files.location)
+        damage, whole = _inspect_batch(look, newest)
+        to = newest if whole else _find_whole_batch(look, newest, damage)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise PipelineError(f"{files.where} cannot be read: {error}") from error
+        raise PipelineError(f"{files.location} cannot be read: {error}") from error
     found = list({(each.file, each.version): each for each in damage}.values())
     for each in found:
-        _out(files, look.sizes, each.file)
+        _move_to_damaged(files, look.sizes, each.file)
         if "/SSTs/" in each.file or "/logs/" in each.file:
-            for name in layout.stores(look.sizes)[each.store].snapshots.get(each.version, ()):
-                _out(files, look.sizes, name)
+            for name in layout.parse_stores(look.sizes)[each.store_id].snapshots.get(
+                each.version, ()
+            ):
+                _move_to_damaged(files, look.sizes, name)
     if to < newest:
-        _back(files, look, to)
-    return Mended(found, list(range(to + 1, newest + 1)))
+        _roll_back(files, look, to)
+    return RepairResult(found, list(range(to + 1, newest + 1)))
 
 
-def unfinished(files: Files) -> list[int]:
+def find_batches_to_replay(files: Files) -> list[int]:
     """Batches that are still to be done again, as a repair or its process ended before they were;
     for each start of a job. Raises OSError."""
-    for name in files.sizes():
-        if name.startswith(f"{_LATER}/"):
+    for name in files.list_sizes():
+        if name.startswith(f"{_LATER_DIRECTORY}/"):
             files.move(name, f"offsets/{name.rsplit('/', 1)[-1]}")
     restore_starts(files)
-    sizes = files.sizes()
-    done = set(layout.batches(sizes, "commits"))
-    known = [n for n in layout.batches(sizes, "offsets") if n not in done]
+    sizes = files.list_sizes()
+    done = set(layout.parse_batches(sizes, "commits"))
+    known = [n for n in layout.parse_batches(sizes, "offsets") if n not in done]
     # One that was never done, and so not all written, is Spark's own to do, with its rows.
-    return [n for n in known if f"{layout.DAMAGED}/commits/{n}" in sizes]
+    return [n for n in known if f"{layout.DAMAGED_DIRECTORY}/commits/{n}" in sizes]
 
 
-def replay(files: Files, again: Iterable[int], once: Callable[[], object]) -> None:
+def replay_batches(files: Files, batches: Iterable[int], run_once: Callable[[], object]) -> None:
     """Do batches again, in order. once: runs the job with `trigger(once=True)` to its end, its
     rows going nowhere."""
-    for batch in again:
-        with only(files, batch):
-            once()
-        if (taken := f"{layout.DAMAGED}/commits/{batch}") in files.sizes():
+    for batch in batches:
+        with isolate_batch(files, batch):
+            run_once()
+        if (taken := f"{layout.DAMAGED_DIRECTORY}/commits/{batch}") in files.list_sizes():
             files.remove(taken)
 
 
 @contextlib.contextmanager
-def only(files: Files, batch: int) -> Iterator[None]:
+def isolate_batch(files: Files, batch: int) -> Iterator[None]:
     """While this lasts a query that is started with `trigger(once=True)` does this batch, and no
     other: what later ones read is aside."""
-    later = [n for n in layout.batches(files.sizes(), "offsets") if n > batch]
+    later = [n for n in layout.parse_batches(files.list_sizes(), "offsets") if n > batch]
     for each in later:
-        files.move(f"offsets/{each}", f"{_LATER}/{each}")
-    use_real_ends(files, batch, real=True)
+        files.move(f"offsets/{each}", f"{_LATER_DIRECTORY}/{each}")
+    switch_ends(files, batch, to_real=True)
     try:
         yield
     finally:
-        use_real_ends(files, batch, real=False)
+        switch_ends(files, batch, to_real=False)
         for each in later:
-            files.move(f"{_LATER}/{each}", f"offsets/{each}")
+            files.move(f"{_LATER_DIRECTORY}/{each}", f"offsets/{each}")
 
 
-def _look(look: Look, batch: int) -> tuple[list[Damage], bool]:
+def _inspect_batch(inspector: CheckpointInspector, batch: int) -> tuple[list[Damage], bool]:
     """What is damaged on the way to a batch, and whether there is another way for all stores."""
     damage: list[Damage] = []
     whole = True
-    for store in stores(look, batch).values():
-        chain, met = look.chain(store, batch + 1)
+    for store in find_stores(inspector, batch).values():
+        chain, met = inspector.find_chain(store, batch + 1)
         if chain is None and not met:
             met = [Damage(store.id.directory, f"lacks version {batch + 1}", store.id, batch + 1)]
         damage += met
@@ -123,20 +125,20 @@ def _look(look: Look, batch: int) -> tuple[list[Damage], bool]:
     return damage, whole
 
 
-def _whole_before(look: Look, newest: int, damage: list[Damage]) -> int:
+def _find_whole_batch(inspector: CheckpointInspector, newest: int, damage: list[Damage]) -> int:
     """The newest batch with whole state from which on all that was read is known."""
-    known = layout.batches(look.sizes, "offsets")
-    done = set(layout.batches(look.sizes, "commits"))
-    partitions = layout.partitions_of(look.files.read(f"offsets/{newest}"))
+    known = layout.parse_batches(inspector.sizes, "offsets")
+    done = set(layout.parse_batches(inspector.sizes, "commits"))
+    partitions = layout.parse_partition_count(inspector.files.read(f"offsets/{newest}"))
     recreated = ""
     batch = newest - 1
     while batch + 1 in known and batch in known and batch in done:
-        if layout.partitions_of(look.files.read(f"offsets/{batch}")) != partitions:
+        if layout.parse_partition_count(inspector.files.read(f"offsets/{batch}")) != partitions:
             break  # a rescaling cannot be done again from its offsets
-        if is_rewound(look.files, batch + 1):
+        if is_rewound(inspector.files, batch + 1):
             recreated = f"batch {batch + 1} read a topic that was recreated since"
             break
-        met, whole = _look(look, batch)
+        met, whole = _inspect_batch(inspector, batch)
         damage += met
         if whole:
             return batch
@@ -145,23 +147,23 @@ def _whole_before(look: Look, newest: int, damage: list[Damage]) -> int:
     if recreated:
         said += f"; {recreated}"
     raise PipelineError(
-        f"{look.files.where}: {said}; and no older batch is whole: restore a backup, or begin anew "
+        f"{inspector.files.location}: {said}; and no older batch is whole: restore a backup, or begin anew "
         "with --fresh"
     )
 
 
-def _back(files: Files, look: Look, to: int) -> None:
+def _roll_back(files: Files, inspector: CheckpointInspector, last_batch: int) -> None:
     """Versions after the batch are no longer valid; commits last, they say what is."""
-    for store in layout.stores(look.sizes).values():
+    for store in layout.parse_stores(inspector.sizes).values():
         for versions in (store.snapshots, store.changelogs):
             for version, names in versions.items():
-                for name in names if version > to + 1 else ():
-                    _out(files, look.sizes, name)
-    for batch in reversed(layout.batches(look.sizes, "commits")):
-        if batch > to:
-            _out(files, look.sizes, f"commits/{batch}")
+                for name in names if version > last_batch + 1 else ():
+                    _move_to_damaged(files, inspector.sizes, name)
+    for batch in reversed(layout.parse_batches(inspector.sizes, "commits")):
+        if batch > last_batch:
+            _move_to_damaged(files, inspector.sizes, f"commits/{batch}")
 
 
-def _out(files: Files, sizes: dict[str, int], name: str) -> None:
+def _move_to_damaged(files: Files, sizes: dict[str, int], name: str) -> None:
     if sizes.pop(name, None) is not None:
-        files.move(name, f"{layout.DAMAGED}/{name}")
+        files.move(name, f"{layout.DAMAGED_DIRECTORY}/{name}")

@@ -25,74 +25,78 @@ from .files import Files
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_REFUSALS = {
+_REFUSAL_MESSAGES = {
     "LAST_BATCH_FAILED": "its last batch is not done; run the job until a batch ends, end it "
     "with SIGTERM, then rescale again",
     "NO_COMMITTED_BATCH": "it has no finished batch; set state.partitions and run it",
     "NO_BATCH_FOUND": "it has no batch; set state.partitions and run it",
     "MISSING_OPERATOR_METADATA": "it keeps no state; nothing is to be done",
 }
-_ABANDONED = re.compile(r"LAST_BATCH_ABANDONED_REPARTITION")
+_ABANDONED_PATTERN = re.compile(r"LAST_BATCH_ABANDONED_REPARTITION")
 
 
 @dataclass(frozen=True, slots=True)
-class Rescaled:
+class RescaleResult:
     """seconds: how long it took. batch: the one that stands for it."""
 
-    before: int
-    after: int
+    old_partitions: int
+    new_partitions: int
     batch: int
     seconds: float
 
 
-def partitions(files: Files) -> int | None:
+def read_partition_count(files: Files) -> int | None:
     """Those of the state after the last finished batch; None before the first."""
-    sizes = files.sizes()
-    done = [n for n in layout.batches(sizes, "commits") if f"offsets/{n}" in sizes]
-    return layout.partitions_of(files.read(f"offsets/{done[-1]}")) if done else None
+    sizes = files.list_sizes()
+    done = [n for n in layout.parse_batches(sizes, "commits") if f"offsets/{n}" in sizes]
+    return layout.parse_partition_count(files.read(f"offsets/{done[-1]}")) if done else None
 
 
-def rescale(spark: SparkSession, files: Files, to: int) -> Rescaled:
+def rescale_state(spark: SparkSession, files: Files, new_partitions: int) -> RescaleResult:
     """The job must not run. Raises PipelineError: its last batch is not done, or an earlier
     rescaling to another number is not."""
     from py4j.protocol import Py4JJavaError
 
-    before = partitions(files)
+    before = read_partition_count(files)
     if before is None:
-        raise PipelineError(f"{files.where}: {_REFUSALS['NO_COMMITTED_BATCH']}")
-    if before == to and not _half(files):
-        _settle(files, to)  # it may have been killed just before
-        raise PipelineError(f"{files.where} has {to} partitions already")
+        raise PipelineError(f"{files.location}: {_REFUSAL_MESSAGES['NO_COMMITTED_BATCH']}")
+    if before == new_partitions and not _is_unfinished(files):
+        _update_definition(files, new_partitions)  # it may have been killed just before
+        raise PipelineError(f"{files.location} has {new_partitions} partitions already")
     began = time.monotonic()
     manager: Any = spark._streamingCheckpointManager
     try:
-        manager.repartition(files.where, to)
+        manager.repartition(files.location, new_partitions)
     except Py4JJavaError as error:
-        raise PipelineError(f"{files.where}: {_said(error)}") from None
-    _settle(files, to)
-    batch = layout.batches(files.sizes(), "commits")[-1]
-    return Rescaled(before, to, batch, time.monotonic() - began)
+        raise PipelineError(f"{files.location}: {_format_error(error)}") from None
+    _update_definition(files, new_partitions)
+    batch = layout.parse_batches(files.list_sizes(), "commits")[-1]
+    return RescaleResult(before, new_partitions, batch, time.monotonic() - began)
 
 
-def _half(files: Files) -> bool:
+def _is_unfinished(files: Files) -> bool:
     """Is the newest batch one that never ended?"""
-    sizes = files.sizes()
-    return layout.batches(sizes, "offsets")[-1:] != layout.batches(sizes, "commits")[-1:]
+    sizes = files.list_sizes()
+    return (
+        layout.parse_batches(sizes, "offsets")[-1:] != layout.parse_batches(sizes, "commits")[-1:]
+    )
 
 
-def _said(error: Any) -> str:
+def _format_error(error: Any) -> str:
     text = str(error.java_exception.getMessage())
-    for sign, what in _REFUSALS.items():
+    for sign, what in _REFUSAL_MESSAGES.items():
         if sign in text:
             return what
-    if _ABANDONED.search(text):
+    if _ABANDONED_PATTERN.search(text):
         return f"an earlier rescaling was not finished; call it again with its number ({text})"
     return text
 
 
-def _settle(files: Files, to: int) -> None:
+def _update_definition(files: Files, new_partitions: int) -> None:
     """The definition beside the checkpoint, too: else the job would be refused for it."""
     name = "definition.json"
-    if name in files.sizes():
+    if name in files.list_sizes():
         found = json.loads(files.read(name))
-        files.write(name, json.dumps(found | {"partitions": to}, indent=2).encode() + b"\n")
+        files.write(
+            name, json.dumps(found | {"partitions": new_partitions}, indent=2).encode() + b"\n"
+        )

@@ -22,7 +22,7 @@ from gateway.pipeline.progress import alerts
 from gateway.pipeline.run import failures
 from gateway.pipeline.unreadable.table import TopicReader
 
-from .columns import parsed
+from .columns import parse_json_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-KEY = "_table_key"
+KEY_COLUMN = "_table_key"
 """The column of a table that is held by which it is looked up: its key as text."""
-ALERT = "table-not-refreshed"
-_AGAIN = 5.0  # s after a read that failed, at most
+REFRESH_ALERT = "table-not-refreshed"
+_MAX_RETRY_DELAY_S = 5.0  # s after a read that failed, at most
 
 
-class Refreshed(Generic[T]):
+class RefreshedValue(Generic[T]):
     """A value that is read anew in the background.
 
     read:    takes as long as it takes; its failures are kept back once it has succeeded.
@@ -50,74 +50,88 @@ class Refreshed(Generic[T]):
     def __init__(
         self,
         read: Callable[[], T],
-        refresh: float,
+        refresh_interval_s: float,
         *,
         job: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read, self._refresh, self._job, self._clock = read, refresh, job, clock
+        self._read, self._refresh_interval_s, self._job, self._clock = (
+            read,
+            refresh_interval_s,
+            job,
+            clock,
+        )
         self._value: T | None = None
-        self._begun = self._due = self._overdue = 0.0  # when: its read, the next, one waited for
-        self._reading: Thread | None = None
+        self._read_started_at = self._refresh_at = self._wait_after = (
+            0.0  # when: its read, the next, one waited for
+        )
+        self._refresh_thread: Thread | None = None
 
     @property
-    def age(self) -> float:
+    def age_s(self) -> float:
         """Seconds since the read began that brought the value."""
-        return self._clock() - self._begun
+        return self._clock() - self._read_started_at
 
-    def current(self) -> T:
+    def get_current(self) -> T:
         """The value for now. Raises PipelineError: there is none yet, and it cannot be read."""
-        if self._reading is not None and not self._reading.is_alive():
-            self._reading = None
+        if self._refresh_thread is not None and not self._refresh_thread.is_alive():
+            self._refresh_thread = None
         if self._value is None:
-            return self._first()
+            return self._read_first()
         now = self._clock()
-        overdue = now >= self._overdue  # before it is begun: a read that fails at once moves it
-        if self._reading is None and now >= self._due:
-            self._reading = Thread(target=self._again, name=f"table of {self._job}", daemon=True)
-            self._reading.start()
-        if self._reading is not None and overdue:
-            self._reading.join()
+        overdue = now >= self._wait_after  # before it is begun: a read that fails at once moves it
+        if self._refresh_thread is None and now >= self._refresh_at:
+            self._refresh_thread = Thread(
+                target=self._read_again, name=f"table of {self._job}", daemon=True
+            )
+            self._refresh_thread.start()
+        if self._refresh_thread is not None and overdue:
+            self._refresh_thread.join()
         return self._value
 
-    def _first(self) -> T:
+    def _read_first(self) -> T:
         begun = self._clock()
         try:
             value = self._read()
         except Exception as error:
-            what = f"the table of job {self._job} cannot be read: {failures.explain(error)}"
+            what = f"the table of job {self._job} cannot be read: {failures.explain_error(error)}"
             raise PipelineError(f"{what}; the job does not begin without it") from error
-        self._swap(value, begun)
+        self._replace_value(value, begun)
         return value
 
-    def _again(self) -> None:
+    def _read_again(self) -> None:
         begun = self._clock()
         try:
             value = self._read()
         except Exception as error:
             now = self._clock()
-            self._due = now + min(self._refresh / 2, _AGAIN)
-            self._overdue = float("inf")  # what is not to be had is not waited for
-            what = f"its table cannot be read: {failures.explain(error)}"
-            alerts.raise_(self._job, ALERT, f"{what}; the last one goes on, look at its source")
+            self._refresh_at = now + min(self._refresh_interval_s / 2, _MAX_RETRY_DELAY_S)
+            self._wait_after = float("inf")  # what is not to be had is not waited for
+            what = f"its table cannot be read: {failures.explain_error(error)}"
+            alerts.raise_alert(
+                self._job, REFRESH_ALERT, f"{what}; the last one goes on, look at its source"
+            )
         else:
-            self._swap(value, begun)
-            alerts.clear(self._job, ALERT)
+            self._replace_value(value, begun)
+            alerts.clear_alert(self._job, REFRESH_ALERT)
 
-    def _swap(self, value: T, begun: float) -> None:
-        self._begun = begun
-        self._due, self._overdue = begun + self._refresh / 2, begun + self._refresh
+    def _replace_value(self, value: T, started_at: float) -> None:
+        self._read_started_at = started_at
+        self._refresh_at, self._wait_after = (
+            started_at + self._refresh_interval_s / 2,
+            started_at + self._refresh_interval_s,
+        )
         self._value = value
 
 
-def held(
+def create_refreshed_table(
     table: Broadcast,
     spark: SparkSession,
-    kafka: Mapping[str, str],
-    client: Mapping[str, Any] | None = None,
+    kafka_options: Mapping[str, str],
+    client_config: Mapping[str, Any] | None = None,
     *,
     job: str,
-) -> Refreshed[DataFrame]:
+) -> RefreshedValue[DataFrame]:
     """Return a table of the settings: its columns, and KEY.
 
     Args:
@@ -128,20 +142,22 @@ def held(
             read is no table.
         job: The name of the job.
     """
-    reader = TopicReader(job, table.topic, client) if table.topic and client else None
+    reader = TopicReader(job, table.topic, client_config) if table.topic and client_config else None
 
-    def load(raw: pa.Table | None) -> DataFrame:
+    def build_table(raw: pa.Table | None) -> DataFrame:
         if raw is not None:
-            return kept(newest(spark.createDataFrame(raw), table))
-        return kept(latest(table, spark, kafka))
+            return materialize_rows(select_latest_rows(spark.createDataFrame(raw), table))
+        return materialize_rows(load_table(table, spark, kafka_options))
 
-    def read() -> DataFrame:
-        return reader.read(load) if reader else load(None)
+    def read_table() -> DataFrame:
+        return reader.read(build_table) if reader else build_table(None)
 
-    return Refreshed(read, table.refresh, job=job)
+    return RefreshedValue(read_table, table.refresh, job=job)
 
 
-def latest(table: Broadcast, spark: SparkSession, kafka: Mapping[str, str]) -> DataFrame:
+def load_table(
+    table: Broadcast, spark: SparkSession, kafka_options: Mapping[str, str]
+) -> DataFrame:
     """Return the table as it is now, one row a key.
 
     Args:
@@ -152,39 +168,43 @@ def latest(table: Broadcast, spark: SparkSession, kafka: Mapping[str, str]) -> D
     if table.topic is not None:
         whole = {"subscribe": table.topic, "startingOffsets": "earliest"}
         always = {"failOnDataLoss": "false", "kafka.isolation.level": "read_committed"}
-        raw = spark.read.format("kafka").options(**kafka, **whole, **always).load()
-        return newest(raw, table)
+        raw = spark.read.format("kafka").options(**kafka_options, **whole, **always).load()
+        return select_latest_rows(raw, table)
     from pyspark.sql import functions as F
 
     assert table.path is not None
     rows = spark.read.parquet(table.path)
     if table.fields:
         rows = rows.select(*{table.key: None, **table.fields})
-    return _unique(rows.withColumn(KEY, F.col(table.key).cast("string")).drop(table.key))
+    return _drop_duplicate_keys(
+        rows.withColumn(KEY_COLUMN, F.col(table.key).cast("string")).drop(table.key)
+    )
 
 
-def kept(rows: DataFrame) -> DataFrame:
+def materialize_rows(rows: DataFrame) -> DataFrame:
     """The same rows, of which nothing has to be read again."""
     return rows.sparkSession.createDataFrame(rows.toArrow(), schema=rows.schema)
 
 
-def newest(raw: DataFrame, table: Broadcast) -> DataFrame:
+def select_latest_rows(raw: DataFrame, table: Broadcast) -> DataFrame:
     """Of Kafka's columns: each key's latest value, unless that is a tombstone."""
     from pyspark.sql import functions as F
 
-    key = F.col("key").cast("string").alias(KEY)
+    key = F.col("key").cast("string").alias(KEY_COLUMN)
     each = raw.where(F.col("key").isNotNull()).groupBy(key, "partition")
     last = each.agg(F.max_by(F.struct("timestamp", "value"), "offset").alias("last"))
     # Where a topic got more partitions a key may be in two: then the later record.
-    one = last.groupBy(KEY).agg(F.max_by("last.value", "last.timestamp").alias("_row"))
-    found = parsed(one.where(F.col("_row").isNotNull()), "_row", table.fields)
+    one = last.groupBy(KEY_COLUMN).agg(F.max_by("last.value", "last.timestamp").alias("_row"))
+    found = parse_json_column(one.where(F.col("_row").isNotNull()), "_row", table.fields)
     if table.key == "_key":
         return found
-    return _unique(found.drop(KEY).withColumn(KEY, F.col(table.key).cast("string")))
+    return _drop_duplicate_keys(
+        found.drop(KEY_COLUMN).withColumn(KEY_COLUMN, F.col(table.key).cast("string"))
+    )
 
 
-def _unique(rows: DataFrame) -> DataFrame:
+def _drop_duplicate_keys(rows: DataFrame) -> DataFrame:
     """One row a key: an event must not become two."""
     from pyspark.sql import functions as F
 
-    return rows.where(F.col(KEY).isNotNull()).dropDuplicates([KEY])
+    return rows.where(F.col(KEY_COLUMN).isNotNull()).dropDuplicates([KEY_COLUMN])

@@ -15,25 +15,25 @@ from dataclasses import InitVar, dataclass, field, fields
 from itertools import islice, repeat
 from typing import TypeAlias
 
-_Entry: TypeAlias = tuple[bytes | None, float]  # the value, and when it was asked for
+_TimedValue: TypeAlias = tuple[bytes | None, float]  # the value, and when it was asked for
 
 
 @dataclass(slots=True)
-class Stats:
+class LookupStats:
     """What lookups cost. Keys are the different ones of a batch, summed over batches."""
 
     rows: int = 0  # with a key
     keys: int = 0
     hits: int = 0  # keys answered by what was remembered, be it that there is none
-    stale: int = 0  # keys remembered, but for too long
-    asked: int = 0  # keys that the table answered
-    missing: int = 0  # keys that the table has not
-    fallback: int = 0  # keys that the fallback had
+    stale_keys: int = 0  # keys remembered, but for too long
+    answered_keys: int = 0  # keys that the table answered
+    missing_keys: int = 0  # keys that the table has not
+    fallback_keys: int = 0  # keys that the fallback had
     failures: int = 0  # requests that the table did not answer
 
-    def __add__(self, other: Stats) -> Stats:
+    def __add__(self, other: LookupStats) -> LookupStats:
         names = (each.name for each in fields(self))
-        return Stats(*(getattr(self, name) + getattr(other, name) for name in names))
+        return LookupStats(*(getattr(self, name) + getattr(other, name) for name in names))
 
     @property
     def hit_rate(self) -> float:
@@ -43,7 +43,7 @@ class Stats:
 
 
 @dataclass(slots=True)
-class Cache:
+class LookupCache:
     """Values by key.
 
     size:      keys kept between batches; 0: none.
@@ -54,17 +54,19 @@ class Cache:
     size: int
     staleness: float
     negative: float
-    stats: Stats = field(default_factory=Stats)
-    _entries: dict[str, _Entry] = field(default_factory=dict)  # the least lately used first
+    stats: LookupStats = field(default_factory=LookupStats)
+    _entries: dict[str, _TimedValue] = field(default_factory=dict)  # the least lately used first
 
-    def lacking(self, keys: Sequence[str], now: float, since: float) -> list[str]:
+    def find_keys_to_fetch(
+        self, keys: Sequence[str], now: float, requested_since: float
+    ) -> list[str]:
         """Those of different keys that must be asked for before a batch can be answered.
 
         since: when the latest request for this batch began: what was asked for from then on is
             as new as can be, and is used even if the answer took longer than the bound.
         """
-        oldest = min(since, now - self.staleness)
-        oldest_none = min(since, now - min(self.negative, self.staleness))
+        oldest = min(requested_since, now - self.staleness)
+        oldest_none = min(requested_since, now - min(self.negative, self.staleness))
         get = self._entries.get
         lacking, stale = [], 0
         for key in keys:
@@ -74,14 +76,16 @@ class Cache:
             elif entry[1] < (oldest if entry[0] is not None else oldest_none):
                 lacking.append(key)
                 stale += 1
-        self.stats.stale += stale
+        self.stats.stale_keys += stale
         return lacking
 
-    def put(self, keys: Sequence[str], values: Sequence[bytes | None], asked: float) -> None:
+    def store_values(
+        self, keys: Sequence[str], values: Sequence[bytes | None], requested_at: float
+    ) -> None:
         """What the table said to a request that began at `asked`."""
-        self._entries.update(zip(keys, zip(values, repeat(asked)), strict=True))
+        self._entries.update(zip(keys, zip(values, repeat(requested_at)), strict=True))
 
-    def answer(self, keys: Sequence[str]) -> list[bytes | None]:
+    def get_values(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values of different keys of which none is lacking; they are now those used last."""
         entries = self._entries
         pop = entries.pop
@@ -91,7 +95,7 @@ class Cache:
             values.append(entry[0])
         return values
 
-    def trim(self) -> None:
+    def evict_excess(self) -> None:
         """Forget those used least lately, beyond `size`: the batch is answered."""
         for key in list(islice(self._entries, max(0, len(self._entries) - self.size))):
             del self._entries[key]
@@ -101,7 +105,7 @@ class Cache:
 
 
 @dataclass(slots=True)
-class Request:
+class BatchRequest:
     """One batch's way to the values of its keys, which are different ones.
 
     `ask` is what to ask for next; empty: `Cache.answer` may be called. Each round either is over
@@ -110,34 +114,36 @@ class Request:
     they would never all be fresh otherwise.
     """
 
-    cache: Cache
+    cache: LookupCache
     keys: Sequence[str]
     now: InitVar[float]
-    ask: list[str] = field(init=False)
-    _since: float = field(init=False)
-    _rounds: int = 0
+    keys_to_fetch: list[str] = field(init=False)
+    _round_started_at: float = field(init=False)
+    _round_count: int = 0
 
     def __post_init__(self, now: float) -> None:
-        self.ask = self.cache.lacking(self.keys, now, since=now)
+        self.keys_to_fetch = self.cache.find_keys_to_fetch(self.keys, now, requested_since=now)
         self.cache.stats.keys += len(self.keys)
-        self.cache.stats.hits += len(self.keys) - len(self.ask)
+        self.cache.stats.hits += len(self.keys) - len(self.keys_to_fetch)
 
-    def begun(self, now: float) -> None:
+    def start_round(self, now: float) -> None:
         """A round begins."""
-        self._since = now
+        self._round_started_at = now
 
-    def over(self, now: float) -> None:
+    def finish_round(self, now: float) -> None:
         """It is over. Where nothing fails in between, the third one is the last."""
-        self._rounds += 1
-        if len(self.ask) == len(self.keys):  # all are as new as can be: a sixth of the cache's time
-            self.ask = []
+        self._round_count += 1
+        if len(self.keys_to_fetch) == len(
+            self.keys
+        ):  # all are as new as can be: a sixth of the cache's time
+            self.keys_to_fetch = []
             return
-        self.ask = self.cache.lacking(self.keys, now, self._since)
-        if self.ask and self._rounds > 1:
-            self.ask = list(self.keys)
+        self.keys_to_fetch = self.cache.find_keys_to_fetch(self.keys, now, self._round_started_at)
+        if self.keys_to_fetch and self._round_count > 1:
+            self.keys_to_fetch = list(self.keys)
 
-    def failed(self, now: float) -> None:
+    def fail_round(self, now: float) -> None:
         """It is not: what it brought is used for as long as anything else."""
-        self.ask = self.cache.lacking(self.keys, now, since=now)
-        self._rounds = 0
+        self.keys_to_fetch = self.cache.find_keys_to_fetch(self.keys, now, requested_since=now)
+        self._round_count = 0
         self.cache.stats.failures += 1

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint.checkpoint import (
-    RECREATED,
-    UNREADABLE,
+    RECREATED_DIRECTORY,
+    UNREADABLE_DIRECTORY,
     Checkpoint,
     Offsets,
     Sources,
@@ -27,7 +27,7 @@ from gateway.pipeline.checkpoint.checkpoint import (
 from gateway.pipeline.state.files import Files, discard_state
 
 
-class Range(NamedTuple):
+class PartitionRange(NamedTuple):
     """What a batch reads of one partition by one source.
 
     Attributes:
@@ -40,7 +40,7 @@ class Range(NamedTuple):
     """
 
     line: int
-    name: str
+    input_name: str
     topic: str
     partition: int
     start: int
@@ -48,7 +48,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedBatch:
     """The batch that a query has begun and not finished. The query must not run.
 
     Attributes:
@@ -58,76 +58,83 @@ class Unfinished:
         number: The batch's.
     """
 
-    held: Files
+    files: Files
     checkpoint: Checkpoint
     sources: Sources
     number: int
 
-    def ranges(self, topic: str, partition: int) -> list[Range]:
+    def find_ranges(self, topic: str, partition: int) -> list[PartitionRange]:
         """Return what it reads of a partition, by each source whose topic has this name."""
         place = (topic, partition)
-        return [each for each in self.all_ranges() if (each.topic, each.partition) == place]
+        return [each for each in self.list_ranges() if (each.topic, each.partition) == place]
 
-    def all_ranges(self) -> list[Range]:
+    def list_ranges(self) -> list[PartitionRange]:
         """Return what it reads of each partition, by each source."""
-        batch = self.checkpoint.batch(self.number)
+        batch = self.checkpoint.read_batch(self.number)
         found = []
         for line, (name, end) in enumerate(zip(self.sources.lines, batch.end, strict=True)):
             follows = self.number and batch.start[line]
-            starts = batch.start[line] if follows else self._initial(line)
+            starts = batch.start[line] if follows else self._read_initial_offsets(line)
             found += [
-                Range(line, name, *place, starts.get(place, 0), offset)
+                PartitionRange(line, name, *place, starts.get(place, 0), offset)
                 for place, offset in end.items()
             ]
         return found
 
-    def cut(self, line: int, topic: str, partition: int, offset: int) -> None:
+    def truncate(self, line: int, topic: str, partition: int, offset: int) -> None:
         """Let it end before an offset."""
         name = f"offsets/{self.number}"
-        _write_offset(self.held, name, line, topic, partition, offset)
+        _write_offset(self.files, name, line, topic, partition, offset)
         # What it wrote of its state was made of other records.
-        discard_state(self.held, self.number)
+        discard_state(self.files, self.number)
 
-    def move(self, line: int, topic: str, partition: int, offset: int) -> None:
+    def move_start(self, line: int, topic: str, partition: int, offset: int) -> None:
         """Let it start at a later offset, and end there at the earliest."""
         # The end first: a start behind the end would be told by Spark as lost data.
-        for number in range(self.number, (self.checkpoint.planned() or 0) + 1):
+        for number in range(self.number, (self.checkpoint.read_last_planned() or 0) + 1):
             name = f"offsets/{number}"
-            if _read_offset(self.held, name, line, topic, partition) < offset:
-                _write_offset(self.held, name, line, topic, partition, offset)
-        if self._follows(line):
+            if _read_offset(self.files, name, line, topic, partition) < offset:
+                _write_offset(self.files, name, line, topic, partition, offset)
+        if self._continues_previous(line):
             before = self.number - 1
-            _keep(self.held, before, line, topic, partition, offset)
-            _write_offset(self.held, f"offsets/{before}", line, topic, partition, offset)
+            _store_real_end(self.files, before, line, topic, partition, offset)
+            _write_offset(self.files, f"offsets/{before}", line, topic, partition, offset)
         else:
-            starts = self._initial(line) | {(topic, partition): offset}
-            write_initial(self.held, self.sources.directory(line), starts)
+            starts = self._read_initial_offsets(line) | {(topic, partition): offset}
+            write_initial_offsets(self.files, self.sources.find_directory(line), starts)
         # What it wrote of its state was made of other records.
-        discard_state(self.held, self.number)
+        discard_state(self.files, self.number)
 
-    def _initial(self, line: int) -> Offsets:
+    def _read_initial_offsets(self, line: int) -> Offsets:
         """Return where a source starts of which no batch before this one had offsets."""
-        directory, starts = self.sources.directory(line), self.checkpoint.initial()
+        directory, starts = (
+            self.sources.find_directory(line),
+            self.checkpoint.read_initial_offsets(),
+        )
         if directory >= len(starts):
-            what = f"{self.held.where} has no sources/{directory}/0, where its first batch starts"
+            what = (
+                f"{self.files.location} has no sources/{directory}/0, where its first batch starts"
+            )
             raise PipelineError(f"{what}; start anew with --fresh")
         return starts[directory]
 
-    def _follows(self, line: int) -> bool:
+    def _continues_previous(self, line: int) -> bool:
         """Return whether the start of a source is where the batch before ended."""
-        return self.number > 0 and bool(self.checkpoint.batch(self.number).start[line])
+        return self.number > 0 and bool(self.checkpoint.read_batch(self.number).start[line])
 
 
-def find_unfinished(held: Files, checkpoint: Checkpoint, sources: Sources) -> Unfinished | None:
+def find_unfinished_batch(
+    files: Files, checkpoint: Checkpoint, sources: Sources
+) -> UnfinishedBatch | None:
     """Return the first batch of a checkpoint that is begun and not finished, if there is one."""
-    done, planned = checkpoint.committed(), checkpoint.planned()
+    done, planned = checkpoint.read_last_committed(), checkpoint.read_last_planned()
     number = 0 if done is None else done + 1
     if planned is None or planned < number:
         return None
-    return Unfinished(held, checkpoint, sources, number)
+    return UnfinishedBatch(files, checkpoint, sources, number)
 
 
-def use_real_ends(held: Files, number: int, *, real: bool) -> None:
+def switch_ends(files: Files, number: int, *, to_real: bool) -> None:
     """Let the offsets of a batch say where it really ended, or where the next one starts.
 
     Args:
@@ -135,15 +142,15 @@ def use_real_ends(held: Files, number: int, *, real: bool) -> None:
         number: Of a batch; nothing is done where both are the same.
         real: Where it ended.
     """
-    if (kept := _read_kept(held, number)) is None:
+    if (kept := _read_edit(files, number)) is None:
         return
-    for line, topics in enumerate(kept["ends" if real else "starts"]):
+    for line, topics in enumerate(kept["ends" if to_real else "starts"]):
         for topic, partitions in topics.items():
             for partition, offset in partitions.items():
-                _write_offset(held, f"offsets/{number}", line, topic, int(partition), offset)
+                _write_offset(files, f"offsets/{number}", line, topic, int(partition), offset)
 
 
-def restore_starts(held: Files) -> None:
+def restore_starts(files: Files) -> None:
     """Let the offsets of each batch say where the next one starts.
 
     A process that is killed while a batch is done again may leave them as `use_real_ends` set them.
@@ -151,32 +158,32 @@ def restore_starts(held: Files) -> None:
     Args:
         held: The files of the checkpoint. Its query must not run.
     """
-    names = held.sizes()
+    names = files.list_sizes()
     for name in names:
         folder, _, number = name.partition("/")
-        if folder == UNREADABLE and f"offsets/{number}" in names:
-            use_real_ends(held, int(number), real=False)
+        if folder == UNREADABLE_DIRECTORY and f"offsets/{number}" in names:
+            switch_ends(files, int(number), to_real=False)
 
 
-def forget_ends(held: Files, number: int, line: int) -> None:
+def forget_ends(files: Files, number: int, line: int) -> None:
     """Let a batch end where its offsets say, as the topic of a source was recreated."""
-    if (kept := _read_kept(held, number)) is None:
+    if (kept := _read_edit(files, number)) is None:
         return
     kept["ends"][line] = {}
     kept["starts"][line] = {}
-    _write_kept(held, number, kept)
+    _write_edit(files, number, kept)
 
 
-def is_rewound(held: Files, number: int) -> bool:
+def is_rewound(files: Files, number: int) -> bool:
     """Return whether the records of a batch may be gone, as a topic of it was recreated since.
 
     Its offsets were set back then, or emptied before the batch was done.
     """
     try:
-        before = held.read(f"{RECREATED}/{number}").decode().splitlines()[2:]
+        before = files.read(f"{RECREATED_DIRECTORY}/{number}").decode().splitlines()[2:]
     except FileNotFoundError:
         return False
-    now = held.read(f"offsets/{number}").decode().splitlines()[2:]
+    now = files.read(f"offsets/{number}").decode().splitlines()[2:]
     return any(
         parse_offsets(line).get(place, 0) < offset
         for line, kept in zip(now, before, strict=True)
@@ -184,57 +191,62 @@ def is_rewound(held: Files, number: int) -> bool:
     )
 
 
-def _keep(held: Files, number: int, line: int, topic: str, partition: int, offset: int) -> None:
+def _store_real_end(
+    files: Files, number: int, line: int, topic: str, partition: int, offset: int
+) -> None:
     """Note where a batch really ended, before its offsets are changed."""
     name = f"offsets/{number}"
-    text = held.read(name)
-    sizes = held.sizes()
-    if f"{RECREATED}/{number}" not in sizes:
-        held.write(f"{RECREATED}/{number}", text)
+    text = files.read(name)
+    sizes = files.list_sizes()
+    if f"{RECREATED_DIRECTORY}/{number}" not in sizes:
+        files.write(f"{RECREATED_DIRECTORY}/{number}", text)
     count = len(text.decode().splitlines()) - 2
-    kept = _read_kept(held, number) or {
+    kept = _read_edit(files, number) or {
         "ends": [{} for _ in range(count)],
         "starts": [{} for _ in range(count)],
     }
     ends = kept["ends"][line].setdefault(topic, {})
     if str(partition) not in ends:
-        ends[str(partition)] = _read_offset(held, name, line, topic, partition)
+        ends[str(partition)] = _read_offset(files, name, line, topic, partition)
     kept["starts"][line].setdefault(topic, {})[str(partition)] = offset
-    _write_kept(held, number, kept)
+    _write_edit(files, number, kept)
     for each in sizes:
         folder, _, forgotten = each.partition("/")
-        if folder in (UNREADABLE, RECREATED) and f"offsets/{forgotten}" not in sizes:
-            held.remove(each)
+        if (
+            folder in (UNREADABLE_DIRECTORY, RECREATED_DIRECTORY)
+            and f"offsets/{forgotten}" not in sizes
+        ):
+            files.remove(each)
 
 
-def _read_kept(held: Files, number: int) -> dict[str, Any] | None:
+def _read_edit(files: Files, number: int) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(held.read(f"{UNREADABLE}/{number}"))
+        found: dict[str, Any] = json.loads(files.read(f"{UNREADABLE_DIRECTORY}/{number}"))
     except FileNotFoundError:
         return None
     return found
 
 
-def _write_kept(held: Files, number: int, kept: Mapping[str, Any]) -> None:
-    held.write(f"{UNREADABLE}/{number}", json.dumps(kept).encode())
+def _write_edit(files: Files, number: int, edit: Mapping[str, Any]) -> None:
+    files.write(f"{UNREADABLE_DIRECTORY}/{number}", json.dumps(edit).encode())
 
 
-def _read_offset(held: Files, name: str, line: int, topic: str, partition: int) -> int:
-    text = held.read(name).decode().splitlines()[2 + line]
+def _read_offset(files: Files, name: str, line: int, topic: str, partition: int) -> int:
+    text = files.read(name).decode().splitlines()[2 + line]
     found = json.loads(text)[topic] if text.startswith("{") else {}
     return int(found.get(str(partition), 0))
 
 
 def _write_offset(
-    held: Files, name: str, line: int, topic: str, partition: int, offset: int
+    files: Files, name: str, line: int, topic: str, partition: int, offset: int
 ) -> None:
     """Change one offset of a source. Its line must have the topic."""
-    lines = held.read(name).decode().splitlines()
+    lines = files.read(name).decode().splitlines()
     lines[2 + line] = _replace_offset(lines[2 + line], topic, partition, offset)
-    held.write(name, "\n".join(lines).encode())
+    files.write(name, "\n".join(lines).encode())
 
 
-def write_initial(held: Files, directory: int, offsets: Offsets) -> None:
+def write_initial_offsets(files: Files, directory: int, offsets: Offsets) -> None:
     """Change where the first batch starts.
 
     Args:
@@ -243,8 +255,8 @@ def write_initial(held: Files, directory: int, offsets: Offsets) -> None:
         offsets: Of all its partitions.
     """
     name = f"sources/{directory}/0"
-    text = held.read(name).decode()
-    held.write(name, f"{text[: text.index('{')]}{format_offsets(offsets)}".encode())
+    text = files.read(name).decode()
+    files.write(name, f"{text[: text.index('{')]}{format_offsets(offsets)}".encode())
 
 
 def _replace_offset(text: str, topic: str, partition: int, offset: int) -> str:

@@ -16,11 +16,11 @@ from confluent_kafka import KafkaException
 
 from gateway.pipeline import topics
 from gateway.pipeline.progress import counts
-from gateway.pipeline.run.failures import causes, find_unreadable, of_kafka
-from gateway.pipeline.topics import Topic
+from gateway.pipeline.run.failures import build_kafka_error, find_unreadable, list_causes
+from gateway.pipeline.topics import TopicDescription
 from gateway.telemetry import catalog
 
-from .log import is_readable, read_to_end
+from .records import is_readable, read_to_end
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class _Unreadable(NamedTuple):
+class _SkippedRecord(NamedTuple):
     """A record that a table lacks."""
 
     partition: int
     offset: int
-    timestamp: int  # ms since 1970
+    timestamp_ms: int  # ms since 1970
 
 
 @dataclass(slots=True)
@@ -50,10 +50,12 @@ class TopicReader:
 
     job: str
     topic: str
-    client: Mapping[str, Any]
+    client_config: Mapping[str, Any]
     _has_unreadable: bool = False  # as of the last read
-    _known: Topic | None = None  # the topic that `_told` is of
-    _told: dict[int, int] = field(default_factory=dict)  # up to before which offset, by partition
+    _known_topic: TopicDescription | None = None  # the topic that `_told` is of
+    _next_offsets: dict[int, int] = field(
+        default_factory=dict
+    )  # up to before which offset, by partition
 
     def read(self, load: Callable[[pa.Table | None], T]) -> T:
         """Return what is loaded.
@@ -70,7 +72,7 @@ class TopicReader:
             try:
                 return load(None)
             except Exception as error:
-                found = find_unreadable(causes(error))
+                found = find_unreadable(list_causes(error))
                 if found is None or found.topic != self.topic:
                     raise
         return load(self._read_latest())
@@ -78,24 +80,24 @@ class TopicReader:
     def _read_latest(self) -> pa.Table:
         import pyarrow as pa
 
-        topic = topics.describe(self.client, self.topic)
-        if self._known is None or topic.id != self._known.id:
-            self._told.clear()
-        self._known = topic
+        topic = topics.describe_topic(self.client_config, self.topic)
+        if self._known_topic is None or topic.id != self._known_topic.id:
+            self._next_offsets.clear()
+        self._known_topic = topic
         latest: dict[tuple[bytes, int], tuple[Any, int, int]] = {}
-        unreadable: list[_Unreadable] = []
+        unreadable: list[_SkippedRecord] = []
         try:
-            for message in read_to_end(self.client, self.topic, topic.partitions):
+            for message in read_to_end(self.client_config, self.topic, topic.partitions):
                 partition, offset = message.partition(), message.offset()
                 _, timestamp = message.timestamp()
                 if not is_readable(timestamp):
-                    unreadable.append(_Unreadable(partition, offset, timestamp))
+                    unreadable.append(_SkippedRecord(partition, offset, timestamp))
                 elif (key := message.key()) is not None:
                     latest[key, partition] = message.value(), offset, timestamp * 1000
         except KafkaException as error:
-            raise of_kafka(f"{self.topic} cannot be read", error) from error
+            raise build_kafka_error(f"{self.topic} cannot be read", error) from error
         self._has_unreadable = bool(unreadable)
-        self._tell(unreadable)
+        self._report_skipped(unreadable)
         columns = {
             "key": pa.array([key for key, _ in latest], pa.binary()),
             "partition": pa.array([partition for _, partition in latest], pa.int32()),
@@ -107,14 +109,16 @@ class TopicReader:
         }
         return pa.table(columns)
 
-    def _tell(self, unreadable: list[_Unreadable]) -> None:
+    def _report_skipped(self, skipped: list[_SkippedRecord]) -> None:
         """Count the records that were not told before, and write one line of them."""
-        new = [each for each in unreadable if each.offset >= self._told.get(each.partition, 0)]
+        new = [each for each in skipped if each.offset >= self._next_offsets.get(each.partition, 0)]
         if not new:
             return
         for each in new:
-            self._told[each.partition] = each.offset + 1
-        counts.add(catalog.PIPELINE_UNREADABLE, len(new), self.job, self.topic)
+            self._next_offsets[each.partition] = each.offset + 1
+        counts.increment_counter(
+            catalog.PIPELINE_UNREADABLE_RECORDS, len(new), self.job, self.topic
+        )
         log.warning(
             "the table of job %s lacks %d records of %s, as Spark cannot read their timestamps, "
             "such as partition %d, offset %d, timestamp %d; let the topic's "

@@ -16,16 +16,16 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\]
 _PATH = re.compile(r"(/[A-Za-z0-9._~%!$&'()*+,;=:@-]*){1,64}")
 
 
-def base_uri(request: Request, configured: str | None, group: str, name: str) -> str:
+def build_base_uri(request: Request, configured: str | None, group: str, name: str) -> str:
     """Of an instance; without a slash at its end."""
     path = f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
     if configured is not None:
         return configured.rstrip("/") + path
-    scheme, host = _forwarded(request)
-    return f"{scheme}://{host}{_prefix(request, group)}{path}"
+    scheme, host = _parse_forwarded(request)
+    return f"{scheme}://{host}{_parse_prefix(request, group)}{path}"
 
 
-def _forwarded(request: Request) -> tuple[str, str]:
+def _parse_forwarded(request: Request) -> tuple[str, str]:
     headers = request.headers
     first = headers.get("forwarded", "").partition(",")[0]
     pairs = (each.partition("=") for each in first.split(";"))
@@ -41,7 +41,7 @@ def _forwarded(request: Request) -> tuple[str, str]:
     return scheme.lower(), host
 
 
-def _prefix(request: Request, group: str) -> str:
+def _parse_prefix(request: Request, group: str) -> str:
     """What a proxy takes from the path before it asks."""
     path = request.headers.get("x-forwarded-path", "").partition("?")[0].rstrip("/")
     prefix = path.removesuffix(f"/consumers/{quote(group, safe='')}")

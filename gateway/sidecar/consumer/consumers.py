@@ -21,42 +21,48 @@ from starlette.routing import BaseRoute
 
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
-from gateway.kafka.protocol.group_messages import Committed
-from gateway.sidecar.context import Context, Unaudited
-from gateway.sidecar.http.body import read
-from gateway.sidecar.http.ids import CORRELATION, TRACEABILITY
-from gateway.sidecar.http.scope import READ, WRITE
-from gateway.sidecar.http.spec import wrong
-from gateway.sidecar.http.status import Refusal
-from gateway.sidecar.topics import described, exist
+from gateway.kafka.protocol.group_messages import OffsetAndMetadata
+from gateway.sidecar.context import Context, NullAuditor
+from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
+from gateway.sidecar.http.body import read_body
+from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
+from gateway.sidecar.http.spec import create_invalid_request
+from gateway.sidecar.http.status import StatusError
+from gateway.sidecar.topics import check_partitions, describe_topic
 from gateway.sidecar.v2 import errors as v2_errors
 from gateway.sidecar.v2 import media
-from gateway.sidecar.v2.dialect import CONFLUENT, answered_as
+from gateway.sidecar.v2.dialect import CONFLUENT, negotiate_content_type
 from gateway.telemetry import catalog
-from gateway.telemetry.figures import Figures
+from gateway.telemetry.samples import MetricSamples
 
-from .base_uri import base_uri
-from .delivery import Delivery
-from .dialect import Contract, Dialect, Slashed, ambiguous, listed
-from .instance import Instance, meant
-from .instance_options import LONGEST_WAIT, Wishes, pattern_of
-from .instances import NOT_FOUND, Instances
-from .record_json import shown
+from .base_uri import build_base_uri
+from .dialect import (
+    ContractDialect,
+    Dialect,
+    TrailingSlashRoute,
+    build_ambiguous_response,
+    format_partitions,
+)
+from .instance import ConsumerInstance, translate_group_error
+from .instance_options import MAX_POLL_TIMEOUT_MS, InstanceOptions, compile_topic_pattern
+from .instances import INSTANCE_NOT_FOUND, ConsumerInstances
+from .poll_response import PollResponse
+from .record_json import render_records
 
 log = logging.getLogger(__name__)
 
-LARGEST = 1 << 20  # bytes of a body
-LATEST_TIME = 253_402_300_799_999  # ms: the end of the year 9999
-ROOT = "/consumers/{group}"
-ONE = ROOT + "/instances/{instance}"
+MAX_BODY_BYTES = 1 << 20  # bytes of a body
+MAX_TIMESTAMP_MS = 253_402_300_799_999  # ms: the end of the year 9999
+GROUP_PATH = "/consumers/{group}"
+INSTANCE_PATH = GROUP_PATH + "/instances/{instance}"
 
-CONTRACT = Contract()
+CONTRACT = ContractDialect()
 
-Handler = Callable[[Request, Dialect], Awaitable[Response]]
-OfInstance = Callable[[Request, Dialect, Instance], Awaitable[Response]]
+DialectHandler = Callable[[Request, Dialect], Awaitable[Response]]
+InstanceHandler = Callable[[Request, Dialect, ConsumerInstance], Awaitable[Response]]
 
 
-class Consumers:
+class ConsumerComponent:
     """See the module, and `part.Part`."""
 
     def __init__(self, context: Context) -> None:
@@ -64,274 +70,334 @@ class Consumers:
         assert settings is not None
         self._context = context
         self._settings = settings
-        self._instances = Instances(context.cluster, settings)
-        self._records: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
-        self._polls: Counter[str] = Counter()
-        one = self._of_instance
+        self._instances = ConsumerInstances(context.cluster, settings)
+        self._record_counts: Counter[str] = Counter()
+        self._byte_counts: Counter[str] = Counter()
+        self._poll_counts: Counter[str] = Counter()
+        one = self._create_instance_endpoint
         self.routes: Sequence[BaseRoute] = [
-            Slashed(f"{ONE}/records", one(self._poll, READ), "GET"),
-            Slashed(f"{ONE}/offsets", one(self._commit, WRITE), "POST"),
-            Slashed(f"{ONE}/offsets", one(self._committed, WRITE), "PUT"),
-            Slashed(f"{ONE}/offsets", one(self._committed, READ), "GET"),
-            Slashed(ROOT, self._asked(self._create), "POST"),
-            Slashed(ONE, one(self._delete, WRITE), "DELETE"),
-            *self._subscriptions(f"{ONE}/subscriptions"),
-            *self._subscriptions(f"{ONE}/subscription"),
-            Slashed(f"{ONE}/assignments", one(self._assign, WRITE), "POST"),
-            Slashed(f"{ONE}/assignments", one(self._assigned, READ), "GET"),
-            Slashed(f"{ONE}/positions", one(self._seek, WRITE), "POST"),
-            Slashed(f"{ONE}/positions/first", one(self._first, WRITE), "POST"),
-            Slashed(f"{ONE}/positions/beginning", one(self._first, WRITE), "POST"),
-            Slashed(f"{ONE}/positions/last", one(self._last, WRITE), "POST"),
-            Slashed(f"{ONE}/positions/end", one(self._last, WRITE), "POST"),
+            TrailingSlashRoute(f"{INSTANCE_PATH}/records", one(self._poll, READ_SCOPE), "GET"),
+            TrailingSlashRoute(f"{INSTANCE_PATH}/offsets", one(self._commit, WRITE_SCOPE), "POST"),
+            TrailingSlashRoute(
+                f"{INSTANCE_PATH}/offsets", one(self._get_committed, WRITE_SCOPE), "PUT"
+            ),
+            TrailingSlashRoute(
+                f"{INSTANCE_PATH}/offsets", one(self._get_committed, READ_SCOPE), "GET"
+            ),
+            TrailingSlashRoute(GROUP_PATH, self._create_endpoint(self._create), "POST"),
+            TrailingSlashRoute(INSTANCE_PATH, one(self._delete, WRITE_SCOPE), "DELETE"),
+            *self._build_subscription_routes(f"{INSTANCE_PATH}/subscriptions"),
+            *self._build_subscription_routes(f"{INSTANCE_PATH}/subscription"),
+            TrailingSlashRoute(
+                f"{INSTANCE_PATH}/assignments", one(self._assign, WRITE_SCOPE), "POST"
+            ),
+            TrailingSlashRoute(
+                f"{INSTANCE_PATH}/assignments", one(self._get_assignment, READ_SCOPE), "GET"
+            ),
+            TrailingSlashRoute(f"{INSTANCE_PATH}/positions", one(self._seek, WRITE_SCOPE), "POST"),
+            TrailingSlashRoute(
+                f"{INSTANCE_PATH}/positions/first", one(self._seek_to_first, WRITE_SCOPE), "POST"
+            ),
+            TrailingSlashRoute(
+                f"{INSTANCE_PATH}/positions/beginning",
+                one(self._seek_to_first, WRITE_SCOPE),
+                "POST",
+            ),
+            TrailingSlashRoute(
+                f"{INSTANCE_PATH}/positions/last", one(self._seek_to_last, WRITE_SCOPE), "POST"
+            ),
+            TrailingSlashRoute(
+                f"{INSTANCE_PATH}/positions/end", one(self._seek_to_last, WRITE_SCOPE), "POST"
+            ),
         ]
 
-    def _subscriptions(self, path: str) -> Sequence[BaseRoute]:
-        one = self._of_instance
+    def _build_subscription_routes(self, path: str) -> Sequence[BaseRoute]:
+        one = self._create_instance_endpoint
         return [
-            Slashed(path, one(self._subscribe, WRITE), "POST"),
-            Slashed(path, one(self._subscribed, READ), "GET"),
-            Slashed(path, one(self._unsubscribe, WRITE), "DELETE"),
+            TrailingSlashRoute(path, one(self._subscribe, WRITE_SCOPE), "POST"),
+            TrailingSlashRoute(path, one(self._get_subscription, READ_SCOPE), "GET"),
+            TrailingSlashRoute(path, one(self._unsubscribe, WRITE_SCOPE), "DELETE"),
         ]
 
     async def run(self) -> None:
         await self._instances.run()
 
-    async def check(self) -> None:
+    async def check_ready(self) -> None:
         """Kafka is checked for all parts; an instance that cannot join says so to who asks it."""
 
-    def read(self, figures: Figures) -> None:
+    def collect_metrics(self, samples: MetricSamples) -> None:
         """Adds what a scrape wants to know."""
         states: Counter[str] = Counter({"idle": 0, "subscribed": 0})
-        states.update("subscribed" if each.subscribed else "idle" for each in self._instances)
-        figures.count(catalog.CONSUMER_INSTANCES, states)
-        figures.add(catalog.CONSUMER_CREATED, self._instances.created)
-        figures.count(catalog.CONSUMER_ENDED, self._instances.ended)
-        figures.add(catalog.CONSUMER_POLLING, sum(each.polling for each in self._instances))
-        figures.count(catalog.CONSUMER_POLLS, self._polls)
-        figures.count(catalog.CONSUMER_RECORDS, self._records)
-        figures.count(catalog.CONSUMER_BYTES, self._bytes)
+        states.update("subscribed" if each.is_subscribed else "idle" for each in self._instances)
+        samples.add_counts(catalog.CONSUMER_INSTANCES, states)
+        samples.add(catalog.CONSUMER_CREATED, self._instances.created)
+        samples.add_counts(catalog.CONSUMER_ENDED, self._instances.ended)
+        samples.add(catalog.CONSUMER_POLLING, sum(each.is_polling for each in self._instances))
+        samples.add_counts(catalog.CONSUMER_POLLS, self._poll_counts)
+        samples.add_counts(catalog.CONSUMER_RECORDS, self._record_counts)
+        samples.add_counts(catalog.CONSUMER_BYTES, self._byte_counts)
 
     # who asks, and in whose words
 
-    def _asked(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    def _create_endpoint(self, handler: DialectHandler) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            dialect: Dialect = CONFLUENT if media.speaks(request.headers) else CONTRACT
+            dialect: Dialect = (
+                CONFLUENT if media.is_confluent_request(request.headers) else CONTRACT
+            )
             try:
                 return await handler(request, dialect)
             except Exception as exc:
-                return self._refused(request, dialect, exc)
+                return self._build_error_response(request, dialect, exc)
 
         return endpoint
 
-    def _of_instance(
-        self, handler: OfInstance, scope: str
+    def _create_instance_endpoint(
+        self, handler: InstanceHandler, scope: str
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            of_v2 = media.speaks(request.headers)
+            of_v2 = media.is_confluent_request(request.headers)
             dialect: Dialect = CONFLUENT if of_v2 else CONTRACT
             group, name = request.path_params["group"], request.path_params["instance"]
             try:
-                identity = await self._context.scope(request, scope, (), group)
+                identity = await self._context.authorize(request, scope, (), group)
                 instance = self._instances.get(group, name, identity)
                 dialect = CONFLUENT if of_v2 or instance.dialect == CONFLUENT.name else CONTRACT
-                with self._instances.used(instance):
+                with self._instances.keep_alive(instance):
                     made = await handler(request, dialect, instance)
-                    if isinstance(made, Delivery):  # made while it is sent: still in use
+                    if isinstance(made, PollResponse):  # made while it is sent: still in use
                         await made(request.scope, request.receive, request._send)
-                        return Sent()
+                        return AlreadySentResponse()
                     return made
-            except Refusal as exc:
-                if exc.code == NOT_FOUND and not of_v2 and dialect is CONTRACT:
-                    return ambiguous(exc, v2_errors.INSTANCE)
-                return self._refused(request, dialect, exc)
+            except StatusError as exc:
+                if exc.code == INSTANCE_NOT_FOUND and not of_v2 and dialect is CONTRACT:
+                    return build_ambiguous_response(exc, v2_errors.INSTANCE_NOT_FOUND)
+                return self._build_error_response(request, dialect, exc)
             except Exception as exc:
-                return self._refused(request, dialect, exc)
+                return self._build_error_response(request, dialect, exc)
 
         return endpoint
 
-    def _refused(self, request: Request, dialect: Dialect, exc: Exception) -> Response:
-        exc = meant(exc)
+    def _build_error_response(self, request: Request, dialect: Dialect, exc: Exception) -> Response:
+        exc = translate_group_error(exc)
         if isinstance(exc, GatewayError):
             log.debug("%s %s: %s", request.method, request.url.path, exc)
-            return dialect.refusal(request, exc)
+            return dialect.build_error_response(request, exc)
         if dialect is CONTRACT:
             raise exc
-        return dialect.refusal(request, exc)
+        return dialect.build_error_response(request, exc)
 
-    async def _body(self, request: Request, dialect: Dialect, operation: str) -> Any:
-        data = await read(request, LARGEST)
+    async def _read_body(self, request: Request, dialect: Dialect, operation: str) -> Any:
+        data = await read_body(request, MAX_BODY_BYTES)
         kind = request.headers.get("content-type")
-        return dialect.body(self._context.spec[operation], data, kind)
+        return dialect.parse_body(self._context.spec[operation], data, kind)
 
     # instances
 
     async def _create(self, request: Request, dialect: Dialect) -> Response:
         group = request.path_params["group"]
-        identity = await self._context.scope(request, WRITE, (), group)
+        identity = await self._context.authorize(request, WRITE_SCOPE, (), group)
         try:
-            self._context.spec["createConsumerInstanceInGroup"].parameters(request)
-            body = await self._body(request, dialect, "createConsumerInstanceInGroup")
-            wishes = Wishes.of(body or {}, self._settings)
-        except Refusal as exc:
-            raise v2_errors.misconfigured(exc) if dialect is CONFLUENT else exc from None
-        answered_as(request, strictly=dialect is CONFLUENT)
+            self._context.spec["createConsumerInstanceInGroup"].parse_parameters(request)
+            body = await self._read_body(request, dialect, "createConsumerInstanceInGroup")
+            wishes = InstanceOptions.from_body(body or {}, self._settings)
+        except StatusError as exc:
+            raise v2_errors.to_invalid_configuration(exc) if dialect is CONFLUENT else exc from None
+        negotiate_content_type(request, strict=dialect is CONFLUENT)
         made = self._instances.add(
-            group, wishes, dialect=dialect.name, identity=identity, audit=self._context.audit
+            group, wishes, dialect=dialect.name, identity=identity, auditor=self._context.auditor
         )
-        uri = base_uri(request, self._settings.base_uri, group, made.name)
-        return dialect.answer(request, dialect.created(made.name, uri))
+        uri = build_base_uri(request, self._settings.base_uri, group, made.name)
+        return dialect.build_response(request, dialect.format_created(made.name, uri))
 
-    async def _delete(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
+    async def _delete(
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
+    ) -> Response:
         await self._instances.remove(instance)
         return Response(status_code=204)
 
     # what is read
 
-    async def _subscribe(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
-        body = await self._body(request, dialect, "subscribeTopics")
+    async def _subscribe(
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
+    ) -> Response:
+        body = await self._read_body(request, dialect, "subscribeTopics")
         topics, pattern = body.get("topics"), body.get("topic_pattern")
         if topics is not None and pattern is not None:
             what = "either topics or topic_pattern; leave out one of them"
-            raise Refusal(409, f"a subscription has {what}", code="OTHER_SUBSCRIPTION")
+            raise StatusError(409, f"a subscription has {what}", code="OTHER_SUBSCRIPTION")
         try:
             if not topics and not pattern:
-                raise wrong("topics", "is empty; name topics, or give a topic_pattern")
-            compiled = None if pattern is None else pattern_of(pattern)
-        except Refusal as exc:
-            raise v2_errors.invalid(exc) if dialect is CONFLUENT else exc from None
+                raise create_invalid_request(
+                    "topics", "is empty; name topics, or give a topic_pattern"
+                )
+            compiled = None if pattern is None else compile_topic_pattern(pattern)
+        except StatusError as exc:
+            raise v2_errors.to_unprocessable(exc) if dialect is CONFLUENT else exc from None
         for topic in topics or ():  # a name that is misspelt would give no records for ever
-            await described(self._context, topic)
-        await self._context.scope(request, WRITE, topics or (), instance.group)
-        async with instance.turn():
+            await describe_topic(self._context, topic)
+        await self._context.authorize(request, WRITE_SCOPE, topics or (), instance.group)
+        async with instance.lock_for_change():
             instance.subscribe(topics or (), compiled)
         return Response(status_code=204)
 
-    async def _subscribed(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
+    async def _get_subscription(
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
+    ) -> Response:
         topics: Sequence[str] = instance.topics
         pattern = instance.pattern
         if pattern is not None:
-            names = await self._context.cluster.topics()
+            names = await self._context.cluster.list_topics()
             topics = sorted(each for each in names if _matches(pattern, each))
-        return dialect.answer(request, dialect.topics(instance, topics))
+        return dialect.build_response(request, dialect.format_topics(instance, topics))
 
     async def _unsubscribe(
-        self, request: Request, dialect: Dialect, instance: Instance
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
-        async with instance.turn():
+        async with instance.lock_for_change():
             await instance.unsubscribe()
         return Response(status_code=204)
 
-    async def _assign(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
-        body = await self._body(request, dialect, "assignPartitions")
-        tps = _partitions(body, "partitions")
-        await exist(self._context, tps)
-        async with instance.turn():
+    async def _assign(
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
+    ) -> Response:
+        body = await self._read_body(request, dialect, "assignPartitions")
+        tps = _parse_partitions(body, "partitions")
+        await check_partitions(self._context, tps)
+        async with instance.lock_for_change():
             await instance.assign(tps)
         return Response(status_code=204)
 
-    async def _assigned(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
-        return dialect.answer(request, dialect.partitions(instance.assignment))
+    async def _get_assignment(
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
+    ) -> Response:
+        return dialect.build_response(request, dialect.format_partitions(instance.assignment))
 
     # positions
 
-    async def _seek(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
-        body = await self._body(request, dialect, "overrideFetchOffset")
-        offsets = {_tp(each): int(each["offset"]) for each in body.get("offsets") or ()}
-        times: dict[TopicPartition, int | str] = {
-            _tp(each): _milliseconds(each["timestamp"]) for each in body.get("timestamps") or ()
+    async def _seek(
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
+    ) -> Response:
+        body = await self._read_body(request, dialect, "overrideFetchOffset")
+        offsets = {
+            _parse_partition(each): int(each["offset"]) for each in body.get("offsets") or ()
         }
-        async with instance.turn():
+        times: dict[TopicPartition, int | str] = {
+            _parse_partition(each): _parse_timestamp(each["timestamp"])
+            for each in body.get("timestamps") or ()
+        }
+        async with instance.lock_for_change():
             await instance.seek(offsets)
-            await instance.seek_to(times)
+            await instance.seek_to_specs(times)
         return Response(status_code=204)
 
-    async def _first(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
+    async def _seek_to_first(
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
+    ) -> Response:
         return await self._seek_to(request, dialect, instance, "seekFirstOffset", "first")
 
-    async def _last(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
+    async def _seek_to_last(
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
+    ) -> Response:
         return await self._seek_to(request, dialect, instance, "seekLastOffset", "last")
 
     async def _seek_to(
-        self, request: Request, dialect: Dialect, instance: Instance, operation: str, where: str
+        self,
+        request: Request,
+        dialect: Dialect,
+        instance: ConsumerInstance,
+        operation: str,
+        where: str,
     ) -> Response:
-        body = await self._body(request, dialect, operation)
-        tps = _partitions(body, "partitions")
-        async with instance.turn():
-            await instance.seek_to(dict.fromkeys(tps, where))
+        body = await self._read_body(request, dialect, operation)
+        tps = _parse_partitions(body, "partitions")
+        async with instance.lock_for_change():
+            await instance.seek_to_specs(dict.fromkeys(tps, where))
         return Response(status_code=204)
 
     # offsets
 
-    async def _commit(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
-        body = await self._body(request, dialect, "commmitConsumerOffsets")
+    async def _commit(
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
+    ) -> Response:
+        body = await self._read_body(request, dialect, "commmitConsumerOffsets")
         given = (body or {}).get("offsets")
-        offsets: Mapping[TopicPartition, Committed] | None = None
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None
         if given:
             offsets = {
-                _tp(each): Committed(int(each["offset"]) + 1, metadata=each.get("metadata") or "")
+                _parse_partition(each): OffsetAndMetadata(
+                    int(each["offset"]) + 1, metadata=each.get("metadata") or ""
+                )
                 for each in given
             }
-            await exist(self._context, offsets)
+            await check_partitions(self._context, offsets)
         committed = await instance.commit(offsets)
-        return dialect.answer(request, _offsets(committed))
+        return dialect.build_response(request, _format_offsets(committed))
 
-    async def _committed(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
-        body = await self._body(request, dialect, "getCommittedOffsets")
-        tps = _partitions(body or {}, "partitions") or _partitions(body or {}, "offsets")
-        await exist(self._context, tps)
-        return dialect.answer(request, _offsets(await instance.committed(tps)))
+    async def _get_committed(
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
+    ) -> Response:
+        body = await self._read_body(request, dialect, "getCommittedOffsets")
+        tps = _parse_partitions(body or {}, "partitions") or _parse_partitions(
+            body or {}, "offsets"
+        )
+        await check_partitions(self._context, tps)
+        return dialect.build_response(request, _format_offsets(await instance.committed(tps)))
 
     # records
 
-    async def _poll(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
-        answered_as(request, strictly=dialect is CONFLUENT)
+    async def _poll(
+        self, request: Request, dialect: Dialect, instance: ConsumerInstance
+    ) -> Response:
+        negotiate_content_type(request, strict=dialect is CONFLUENT)
         try:
-            given = self._context.spec["fetchTopicData"].parameters(request)
-        except Refusal as exc:
-            raise v2_errors.invalid(exc) if dialect is CONFLUENT else exc from None
-        formats = dialect.formats(request, instance, self._context)
-        headers = dialect.headers(request)
-        wait = min(given.get("timeout", instance.wishes.wait * 1000), LONGEST_WAIT) / 1000
+            given = self._context.spec["fetchTopicData"].parse_parameters(request)
+        except StatusError as exc:
+            raise v2_errors.to_unprocessable(exc) if dialect is CONFLUENT else exc from None
+        formats = dialect.resolve_formats(request, instance, self._context)
+        headers = dialect.get_header_formatter(request)
+        wait = (
+            min(given.get("timeout", instance.options.timeout_s * 1000), MAX_POLL_TIMEOUT_MS) / 1000
+        )
         most = max(1, given.get("max_bytes", self._settings.request_max_bytes))
-        least = max(1, given.get("responseMinBytes", instance.wishes.min_bytes))
+        least = max(1, given.get("responseMinBytes", instance.options.min_bytes))
 
-        async def polled(left: float, gone: asyncio.Future[Any]) -> Sequence[Record]:
+        async def poll(left: float, gone: asyncio.Future[Any]) -> Sequence[Record]:
             records = await instance.poll(left, most, least, self._context.draining, gone)
             if not records:
-                self._context.reachable()
+                self._context.require_kafka()
             return records
 
-        async def written(records: Sequence[Record]) -> Response:
+        async def build_response(records: Sequence[Record]) -> Response:
             codecs = self._context.codecs
-            body = await shown(codecs, records, formats, headers, bare=dialect.bare)
-            return dialect.records(request, instance, body)
+            body = await render_records(
+                codecs, records, formats, headers, omit_empty_headers=dialect.omits_empty_headers
+            )
+            return dialect.build_records_response(request, instance, body)
 
-        return Delivery(
-            instance, wait, polled, written, self._told,
-            lambda exc: self._refused(request, dialect, exc),
+        return PollResponse(
+            instance, wait, poll, build_response, self._record_poll,
+            lambda exc: self._build_error_response(request, dialect, exc),
         )  # fmt: skip
 
-    def _told(self, records: Sequence[Record], arrived: bool) -> None:
-        self._polls["left" if not arrived else "records" if records else "empty"] += 1
+    def _record_poll(self, records: Sequence[Record], arrived: bool) -> None:
+        self._poll_counts["left" if not arrived else "records" if records else "empty"] += 1
         if not arrived:
             return
         for topic in {record.tp.topic for record in records}:
             some = [each for each in records if each.tp.topic == topic]
-            self._records[topic] += len(some)
-            self._bytes[topic] += sum(len(r.key or b"") + len(r.value or b"") for r in some)
-        if isinstance(self._context.audit, Unaudited):
+            self._record_counts[topic] += len(some)
+            self._byte_counts[topic] += sum(len(r.key or b"") + len(r.value or b"") for r in some)
+        if isinstance(self._context.auditor, NullAuditor):
             return
         for record in records:
             said = {name: (value or b"").decode("latin-1") for name, value in record.headers}
-            self._context.audit.consumed(
+            self._context.auditor.record_consumed(
                 *record.tp, record.offset, record.key,
-                correlation=said.get(CORRELATION, ""), traceability=said.get(TRACEABILITY, ""),
+                correlation=said.get(CORRELATION_HEADER, ""), traceability=said.get(TRACEABILITY_HEADER, ""),
             )  # fmt: skip
 
 
-class Sent(Response):
+class AlreadySentResponse(Response):
     """What was answered already."""
 
     async def __call__(self, *_: Any) -> None:
@@ -342,26 +408,28 @@ def _matches(pattern: re.Pattern[str], topic: str) -> bool:
     return pattern.fullmatch(topic) is not None and not topic.startswith("__")
 
 
-def _tp(given: Mapping[str, Any]) -> TopicPartition:
+def _parse_partition(given: Mapping[str, Any]) -> TopicPartition:
     return TopicPartition(given["topic"], int(given["partition"]))
 
 
-def _partitions(body: Mapping[str, Any], name: str) -> list[TopicPartition]:
-    return list(dict.fromkeys(_tp(each) for each in body.get(name) or ()))
+def _parse_partitions(body: Mapping[str, Any], name: str) -> list[TopicPartition]:
+    return list(dict.fromkeys(_parse_partition(each) for each in body.get(name) or ()))
 
 
-def _offsets(committed: Mapping[TopicPartition, Committed]) -> dict[str, Any]:
+def _format_offsets(committed: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[str, Any]:
     return {
         "offsets": [
             {**each, "offset": one.offset, "metadata": one.metadata or ""}
             for each, one in zip(
-                listed(committed), (committed[tp] for tp in sorted(committed)), strict=True
+                format_partitions(committed),
+                (committed[tp] for tp in sorted(committed)),
+                strict=True,
             )
         ]
     }
 
 
-def _milliseconds(given: Any) -> int:
+def _parse_timestamp(given: Any) -> int:
     """Of a time by RFC 3339, or milliseconds since 1970. Raises Refusal 400."""
     text = str(given).strip()
     if re.fullmatch(r"[0-9]{1,15}", text):
@@ -374,7 +442,7 @@ def _milliseconds(given: Any) -> int:
             found = round(at.timestamp() * 1000)
         except (ValueError, OverflowError):
             what = "is no time; write such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
-            raise wrong("timestamps", what) from None
-    if not 0 <= found <= LATEST_TIME:
-        raise wrong("timestamps", "is out of range; use a time from 1970 to 9999")
+            raise create_invalid_request("timestamps", what) from None
+    if not 0 <= found <= MAX_TIMESTAMP_MS:
+        raise create_invalid_request("timestamps", "is out of range; use a time from 1970 to 9999")
     return found

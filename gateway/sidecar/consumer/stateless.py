@@ -17,30 +17,30 @@ from starlette.routing import BaseRoute
 
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import PartitionFailed
-from gateway.formats.codec import Format
+from gateway.formats.codec import SerializationFormat
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.scope import READ
-from gateway.sidecar.http.status import Refusal, answer, headers_of
+from gateway.sidecar.http.authorization import READ_SCOPE
+from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
 from gateway.sidecar.v2 import media
-from gateway.sidecar.v2.dialect import CONFLUENT, answered_as, typed
-from gateway.sidecar.v2.errors import body_of, invalid
-from gateway.sidecar.v2.served import asked_partition, spoken
-from gateway.sidecar.v2.topics import bounds
+from gateway.sidecar.v2.dialect import CONFLUENT, negotiate_content_type, set_content_type
+from gateway.sidecar.v2.endpoints import create_endpoint, parse_partition
+from gateway.sidecar.v2.errors import build_error_body, to_unprocessable
+from gateway.sidecar.v2.topics import fetch_bounds
 
-from .delivery import client_gone
-from .dialect import Slashed
-from .instance_options import LONGEST_WAIT
-from .record_json import paired_headers, shown
+from .dialect import TrailingSlashRoute
+from .instance_options import MAX_POLL_TIMEOUT_MS
+from .poll_response import wait_for_disconnect
+from .record_json import paired_headers, render_records
 
 
-class OutOfRange(Refusal):
+class OffsetOutOfRange(StatusError):
     """first, last: offsets that the log has, the last excluded."""
 
     def __init__(self, tp: TopicPartition, offset: int, first: int, last: int) -> None:
         what = f"{tp} has no offset {offset}; it begins at {first} and ends before {last}"
         super().__init__(416, f"{what}; ask for one of those", code="OFFSET_OUT_OF_RANGE")
-        self.first, self.last = first, last
+        self.log_start_offset, self.log_end_offset = first, last
 
 
 class Stateless:
@@ -52,42 +52,57 @@ class Stateless:
         self._context = context
         self._settings = settings
         path = "/topics/{topic}/partitions/{partition}/records"
-        self.routes: Sequence[BaseRoute] = [Slashed(path, spoken(self._records), "GET")]
+        self.routes: Sequence[BaseRoute] = [
+            TrailingSlashRoute(path, create_endpoint(self._get_records), "GET")
+        ]
 
     async def run(self) -> None:
         """Nothing runs beside it."""
 
-    async def check(self) -> None:
+    async def check_ready(self) -> None:
         """Kafka is checked for all parts."""
 
-    async def _records(self, request: Request) -> Response:
-        await self._context.scope(request, READ, [request.path_params["topic"]])
-        tp = await asked_partition(self._context, request)
+    async def _get_records(self, request: Request) -> Response:
+        await self._context.authorize(request, READ_SCOPE, [request.path_params["topic"]])
+        tp = await parse_partition(self._context, request)
         try:
-            given = self._context.spec["readRecords"].parameters(request)
-        except Refusal as exc:
-            raise invalid(exc) from None
-        format = _format(request)
+            given = self._context.spec["readRecords"].parse_parameters(request)
+        except StatusError as exc:
+            raise to_unprocessable(exc) from None
+        format = _negotiate_format(request)
         offset = given["offset"]
-        wait = min(given.get("timeout", self._settings.request_timeout * 1000), LONGEST_WAIT)
+        wait = min(given.get("timeout", self._settings.request_timeout * 1000), MAX_POLL_TIMEOUT_MS)
         most = max(1, given.get("max_bytes", self._settings.request_max_bytes))
         try:
-            records = await self._read(request, tp, offset, wait / 1000, most)
-        except OutOfRange as exc:
-            status, body = body_of(exc)
-            told = {**body, "log_start_offset": exc.first, "log_end_offset": exc.last}
-            return typed(answer(told, status, headers_of(exc, status)), answered_as(request))
-        made = await shown(
-            self._context.codecs, records, lambda _: (format, format), paired_headers, bare=True
+            records = await self._read_records(request, tp, offset, wait / 1000, most)
+        except OffsetOutOfRange as exc:
+            status, body = build_error_body(exc)
+            told = {
+                **body,
+                "log_start_offset": exc.log_start_offset,
+                "log_end_offset": exc.log_end_offset,
+            }
+            return set_content_type(
+                build_json_response(told, status, build_error_headers(exc, status)),
+                negotiate_content_type(request),
+            )
+        made = await render_records(
+            self._context.codecs,
+            records,
+            lambda _: (format, format),
+            paired_headers,
+            omit_empty_headers=True,
         )
-        return typed(CONFLUENT.answer(request, made), media.of_format(format))
+        return set_content_type(
+            CONFLUENT.build_response(request, made), media.build_media_type(format)
+        )
 
-    async def _read(
-        self, request: Request, tp: TopicPartition, offset: int, wait: float, most: int
+    async def _read_records(
+        self, request: Request, tp: TopicPartition, offset: int, timeout_s: float, max_bytes: int
     ) -> Sequence[Record]:
         """Raises OutOfRange; as `Context.topic`."""
         settings = self._settings
-        await self._context.topic(tp.topic)
+        await self._context.get_topic(tp.topic)
         consumer = GroupConsumer(
             self._context.cluster,
             "",
@@ -99,24 +114,27 @@ class Stateless:
         try:
             consumer.assign([tp])
             consumer.seek(tp, offset)
-            records = await self._polled(request, consumer, wait, most)
+            records = await self._poll(request, consumer, timeout_s, max_bytes)
         except PartitionFailed:
-            first, last = await bounds(self._context, tp)
-            raise OutOfRange(tp, offset, first, last) from None
+            first, last = await fetch_bounds(self._context, tp)
+            raise OffsetOutOfRange(tp, offset, first, last) from None
         finally:
             await consumer.close()
         if not records:
-            self._context.reachable()
+            self._context.require_kafka()
         return records
 
-    async def _polled(
-        self, request: Request, consumer: GroupConsumer, wait: float, most: int
+    async def _poll(
+        self, request: Request, consumer: GroupConsumer, timeout_s: float, max_bytes: int
     ) -> Sequence[Record]:
         """Until the client is gone, or the sidecar is about to end."""
-        size, count = min(most, self._settings.request_max_bytes), self._settings.max_poll_records
-        polling = asyncio.ensure_future(consumer.poll(wait, max_bytes=size, max_records=count))
+        size, count = (
+            min(max_bytes, self._settings.request_max_bytes),
+            self._settings.max_poll_records,
+        )
+        polling = asyncio.ensure_future(consumer.poll(timeout_s, max_bytes=size, max_records=count))
         draining = asyncio.ensure_future(self._context.draining.wait())
-        gone = asyncio.ensure_future(client_gone(request.receive))
+        gone = asyncio.ensure_future(wait_for_disconnect(request.receive))
         try:
             waited = [polling, draining, gone]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -127,10 +145,10 @@ class Stateless:
             await asyncio.wait([polling])
 
 
-def _format(request: Request) -> Format:
+def _negotiate_format(request: Request) -> SerializationFormat:
     """Of the first type in Accept that names one; binary, where none does."""
-    for name in media.accepted(request.headers):
-        found = media.parsed(name)
+    for name in media.iter_accepted_types(request.headers):
+        found = media.parse_media_type(name)
         if found is not None and found.format is not None:
             return found.format
-    return Format.BINARY
+    return SerializationFormat.BINARY

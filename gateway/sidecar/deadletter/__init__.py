@@ -1,5 +1,5 @@
 """Dead letters: handed to the back end once more, read and handed in by programs."""
 
-from .part import DeadLetterQueues
+from .component import DeadLetterComponent
 
-__all__ = ["DeadLetterQueues"]
+__all__ = ["DeadLetterComponent"]

@@ -6,38 +6,38 @@ import asyncio
 
 from starlette.requests import ClientDisconnect, Request
 
-from .status import Refusal
+from .status import StatusError
 
-SLOWEST = 30.0  # seconds for a body to come
+BODY_TIMEOUT_S = 30.0  # seconds for a body to come
 
 
-async def read(request: Request, most: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
     """All of it. most: bytes. Raises Refusal 400, 408, 413, 415."""
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding != "identity":
-        raise Refusal(415, f"Content-Encoding {coding[:40]} is not read here; send it as it is")
+        raise StatusError(415, f"Content-Encoding {coding[:40]} is not read here; send it as it is")
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > most:
-        raise too_large(most)
+    if length.isdecimal() and int(length) > max_bytes:
+        raise create_too_large(max_bytes)
     try:
-        async with asyncio.timeout(SLOWEST):
-            return await _pieces(request, most)
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _collect_body(request, max_bytes)
     except TimeoutError:
-        raise Refusal(408, "the body did not come; send it again") from None
+        raise StatusError(408, "the body did not come; send it again") from None
     except ClientDisconnect:
-        raise Refusal(400, "the body is not complete; send it again") from None
+        raise StatusError(400, "the body is not complete; send it again") from None
 
 
-def too_large(most: int) -> Refusal:
-    return Refusal(413, f"the body is over {most} bytes; send fewer records at once")
+def create_too_large(max_bytes: int) -> StatusError:
+    return StatusError(413, f"the body is over {max_bytes} bytes; send fewer records at once")
 
 
-async def _pieces(request: Request, most: int) -> bytes:
+async def _collect_body(request: Request, max_bytes: int) -> bytes:
     pieces: list[bytes] = []
-    left = most
+    left = max_bytes
     async for piece in request.stream():
         left -= len(piece)
         if left < 0:
-            raise too_large(most)
+            raise create_too_large(max_bytes)
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -28,24 +28,24 @@ HEADERS: Mapping[str, str] = {
 }
 
 
-def routes(spec: Spec, name: str) -> Sequence[BaseRoute]:
+def build_routes(spec: Spec, name: str) -> Sequence[BaseRoute]:
     """name: of the sidecar, as configured."""
-    page, style = render(spec.document, name).encode(), CSS.read_bytes()
+    page, style = render_page(spec.document, name).encode(), CSS.read_bytes()
     return [
-        Route("/openapi.json", _document(spec.json, "application/json")),
-        Route("/docs", _document(page, "text/html; charset=utf-8")),
-        Route("/docs.css", _document(style, "text/css; charset=utf-8")),
+        Route("/openapi.json", _create_endpoint(spec.json, "application/json")),
+        Route("/docs", _create_endpoint(page, "text/html; charset=utf-8")),
+        Route("/docs.css", _create_endpoint(style, "text/css; charset=utf-8")),
     ]
 
 
-def _document(content: bytes, kind: str) -> Any:
-    async def document(request: Request) -> Response:
-        return Response(content, headers={**HEADERS, "Content-Type": kind})
+def _create_endpoint(content: bytes, content_type: str) -> Any:
+    async def endpoint(request: Request) -> Response:
+        return Response(content, headers={**HEADERS, "Content-Type": content_type})
 
-    return document
+    return endpoint
 
 
-def render(document: Mapping[str, Any], name: str) -> str:
+def render_page(document: Mapping[str, Any], name: str) -> str:
     """The whole page."""
     operations = [
         (path, method, item[method])
@@ -58,24 +58,24 @@ def render(document: Mapping[str, Any], name: str) -> str:
         name=escape(name),
         version=escape(document["info"]["version"]),
         count=f"{len(operations)} operation{'' if len(operations) == 1 else 's'}",
-        operations="".join(_operation(*each, document) for each in operations),
-        schemas="".join(_schema(*each) for each in sorted(schemas.items())),
+        operations="".join(_render_operation(*each, document) for each in operations),
+        schemas="".join(_render_schema(*each) for each in sorted(schemas.items())),
     )
 
 
-def _operation(
+def _render_operation(
     path: str, method: str, operation: Mapping[str, Any], document: Mapping[str, Any]
 ) -> str:
-    parameters = [_resolved(document, each) for each in operation.get("parameters", ())]
+    parameters = [_resolve_reference(document, each) for each in operation.get("parameters", ())]
     scopes = [scope for each in operation.get("security", ()) for scope in each.get("kafka_auth")]
-    facts = "".join(_parameter(each) for each in parameters)
-    bodies = "".join(_bodies(operation.get("requestBody", {}), "body"))
+    facts = "".join(_render_parameter(each) for each in parameters)
+    bodies = "".join(_iter_bodies(operation.get("requestBody", {}), "body"))
     answers = "".join(
-        _answer(status, _resolved(document, each))
+        _render_response(status, _resolve_reference(document, each))
         for status, each in operation.get("responses", {}).items()
     )
     description = operation.get("description", "")
-    told = f"<p>{_text(description)}</p>" if description else ""
+    told = f"<p>{_render_text(description)}</p>" if description else ""
     scope = f'<p class="note">Scope {escape(", ".join(scopes))}</p>' if scopes else ""
     return f"""
 <details class="operation" id="{escape(operation.get("operationId", ""))}">
@@ -87,25 +87,29 @@ def _operation(
 </details>"""
 
 
-def _parameter(parameter: Mapping[str, Any]) -> str:
+def _render_parameter(parameter: Mapping[str, Any]) -> str:
     place = parameter["in"] + ("" if parameter.get("required") else ", optional")
-    told = f"{parameter.get('description', '')} ({place}; {_kind(parameter['schema'])})"
-    return f"<div><dt><code>{escape(parameter['name'])}</code></dt><dd>{_text(told)}</dd></div>"
+    told = f"{parameter.get('description', '')} ({place}; {_describe_type(parameter['schema'])})"
+    return (
+        f"<div><dt><code>{escape(parameter['name'])}</code></dt><dd>{_render_text(told)}</dd></div>"
+    )
 
 
-def _bodies(given: Mapping[str, Any], term: str) -> Iterator[str]:
+def _iter_bodies(given: Mapping[str, Any], term: str) -> Iterator[str]:
     for kind, content in given.get("content", {}).items():
-        shown = f"<code>{escape(kind)}</code> {_linked(content.get('schema', {}))}"
+        shown = f"<code>{escape(kind)}</code> {_render_links(content.get('schema', {}))}"
         yield f"<div><dt>{term}</dt><dd>{shown}</dd></div>"
 
 
-def _answer(status: str, response: Mapping[str, Any]) -> str:
-    shapes = [_linked(each.get("schema", {})) for each in response.get("content", {}).values()]
-    told = f"{_text(response.get('description', ''))} {' '.join(dict.fromkeys(shapes))}"
+def _render_response(status: str, response: Mapping[str, Any]) -> str:
+    shapes = [
+        _render_links(each.get("schema", {})) for each in response.get("content", {}).values()
+    ]
+    told = f"{_render_text(response.get('description', ''))} {' '.join(dict.fromkeys(shapes))}"
     return f"<div><dt>{escape(status)}</dt><dd>{told}</dd></div>"
 
 
-def _linked(schema: Mapping[str, Any]) -> str:
+def _render_links(schema: Mapping[str, Any]) -> str:
     names = [
         str(each["$ref"]).rpartition("/")[2]
         for each in (schema, schema.get("items", {}), *schema.get("allOf", ()))
@@ -114,19 +118,19 @@ def _linked(schema: Mapping[str, Any]) -> str:
     return " and ".join(f'<a href="#schema-{escape(each)}">{escape(each)}</a>' for each in names)
 
 
-def _schema(name: str, schema: Mapping[str, Any]) -> str:
+def _render_schema(name: str, schema: Mapping[str, Any]) -> str:
     text = orjson.dumps(schema, option=orjson.OPT_INDENT_2).decode()
     return f"""
 <section class="schema" id="schema-{escape(name)}" tabindex="-1"><h3>{escape(name)}</h3>
 <pre>{escape(text)}</pre></section>"""
 
 
-def _text(text: str) -> str:
+def _render_text(text: str) -> str:
     """What stands between backquotes is code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _kind(schema: Mapping[str, Any]) -> str:
+def _describe_type(schema: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "enum" in schema:
@@ -134,7 +138,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
     return str(schema.get("type", "any"))
 
 
-def _resolved(document: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve_reference(document: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
     if "$ref" not in given:
         return given
     _, _, room, name = str(given["$ref"]).split("/")

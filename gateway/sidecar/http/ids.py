@@ -18,106 +18,112 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.telemetry import traceparent
-from gateway.telemetry.about import about
+from gateway.telemetry.log_context import log_context
 
-from .status import Refusal
+from .status import StatusError
 
-CORRELATION = "X-Correlation-Id"
-TRACEABILITY = "X-Traceability-Id"
-TRACEPARENT = traceparent.NAME
+CORRELATION_HEADER = "X-Correlation-Id"
+TRACEABILITY_HEADER = "X-Traceability-Id"
+TRACEPARENT_HEADER = traceparent.HEADER_NAME
 
-_FORM = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,254}[\x21-\x7e])?")
+_ID_PATTERN = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,254}[\x21-\x7e])?")
 
 
-class Ids(NamedTuple):
+class RequestIds(NamedTuple):
     correlation: str
     traceability: str
     traceparent: str
 
-    def pairs(self) -> list[tuple[str, str]]:
+    def to_http_headers(self) -> list[tuple[str, str]]:
         """As headers, of requests and of answers."""
         return [
-            (CORRELATION, self.correlation),
-            (TRACEABILITY, self.traceability),
-            (TRACEPARENT, self.traceparent),
+            (CORRELATION_HEADER, self.correlation),
+            (TRACEABILITY_HEADER, self.traceability),
+            (TRACEPARENT_HEADER, self.traceparent),
         ]
 
-    def headers(
+    def to_record_headers(
         self, correlation: str | None = None, traceability: str | None = None
     ) -> list[tuple[str, bytes | None]]:
         """As a record's headers; a record may have ids of its own."""
         return [
-            (CORRELATION, (correlation or self.correlation).encode()),
-            (TRACEABILITY, (traceability or self.traceability).encode()),
-            (TRACEPARENT, self.traceparent.encode()),
+            (CORRELATION_HEADER, (correlation or self.correlation).encode()),
+            (TRACEABILITY_HEADER, (traceability or self.traceability).encode()),
+            (TRACEPARENT_HEADER, self.traceparent.encode()),
         ]
 
     @classmethod
-    def made(
+    def create(
         cls, correlation: str | None = None, traceability: str | None = None, trace: str = ""
-    ) -> Ids:
+    ) -> RequestIds:
         """What is not given is made."""
-        return cls(correlation or _id(), traceability or _id(), trace or _traceparent())
+        return cls(
+            correlation or _create_id(),
+            traceability or _create_id(),
+            trace or _create_traceparent(),
+        )
 
     @classmethod
-    def of_record(cls, headers: Iterable[tuple[str, bytes | None]]) -> Ids:
+    def from_record(cls, headers: Iterable[tuple[str, bytes | None]]) -> RequestIds:
         """Those that a record brings; the last of a name counts."""
         found = {name.lower(): (value or b"").decode("latin-1") for name, value in headers}
-        trace = found.get(TRACEPARENT, "")
-        return cls.made(
-            _usable(found.get(CORRELATION.lower())),
-            _usable(found.get(TRACEABILITY.lower())),
+        trace = found.get(TRACEPARENT_HEADER, "")
+        return cls.create(
+            _accept_id(found.get(CORRELATION_HEADER.lower())),
+            _accept_id(found.get(TRACEABILITY_HEADER.lower())),
             trace if traceparent.parse(trace.encode("latin-1")) else "",
         )
 
 
-_ids: ContextVar[Ids | None] = ContextVar("sidecar_ids", default=None)
+_current_ids: ContextVar[RequestIds | None] = ContextVar("sidecar_ids", default=None)
 
 
-def current() -> Ids:
+def get_current_ids() -> RequestIds:
     """Of the request that is being answered; new ones where there is none."""
-    return _ids.get() or Ids.made()
+    return _current_ids.get() or RequestIds.create()
 
 
-def _id() -> str:
+def _create_id() -> str:
     return str(uuid.uuid4())
 
 
-def _traceparent() -> str:
+def _create_traceparent() -> str:
     random = os.urandom(24)
     trace, span = int.from_bytes(random[:16]) or 1, int.from_bytes(random[16:]) or 1
     return str(traceparent.Traceparent(trace, span, sampled=False))
 
 
-def _usable(text: str | None) -> str | None:
-    return text if text and _FORM.fullmatch(text) else None
+def _accept_id(text: str | None) -> str | None:
+    return text if text and _ID_PATTERN.fullmatch(text) else None
 
 
-def asked(headers: Headers) -> Ids:
+def parse_ids(headers: Headers) -> RequestIds:
     """Of a request. Raises Refusal 400 for an id that is none: it would not be found again."""
     given: dict[str, str | None] = {}
-    for name in (CORRELATION, TRACEABILITY):
+    for name in (CORRELATION_HEADER, TRACEABILITY_HEADER):
         text = headers.get(name)
-        if text and not _FORM.fullmatch(text):
+        if text and not _ID_PATTERN.fullmatch(text):
             what = f"{name} is over 256 characters, or has others than ASCII's visible ones"
-            raise Refusal(400, f"{what}; shorten it")
+            raise StatusError(400, f"{what}; shorten it")
         given[name] = text
-    trace = headers.get(TRACEPARENT, "")
+    trace = headers.get(TRACEPARENT_HEADER, "")
     good = traceparent.parse(trace.encode("latin-1")) is not None
-    return Ids.made(given[CORRELATION], given[TRACEABILITY], trace if good else "")
+    return RequestIds.create(
+        given[CORRELATION_HEADER], given[TRACEABILITY_HEADER], trace if good else ""
+    )
 
 
-_WRONG = "gateway.sidecar.wrong_ids"  # in the ASGI scope: why they cannot be used
+_INVALID_IDS = "gateway.sidecar.wrong_ids"  # in the ASGI scope: why they cannot be used
 
 
-def refused_ids(scope: Scope) -> None:
+def check_ids(scope: Scope) -> None:
     """Raise what is wrong with the ids of a request: once it is known whose it is."""
-    refusal: Refusal | None = scope.get(_WRONG)
+    refusal: StatusError | None = scope.get(_INVALID_IDS)
     if refusal is not None:
         raise refusal
 
 
-class Identified:
+class RequestIdMiddleware:
     """Middleware: see the module. A request with wrong ids gets new ones until it is refused."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -128,23 +134,23 @@ class Identified:
             await self._app(scope, receive, send)
             return
         try:
-            ids = asked(Headers(scope=scope))
-        except Refusal as exc:
-            ids, scope = Ids.made(), {**scope, _WRONG: exc}
-        pairs = [(name.lower().encode(), text.encode()) for name, text in ids.pairs()]
+            ids = parse_ids(Headers(scope=scope))
+        except StatusError as exc:
+            ids, scope = RequestIds.create(), {**scope, _INVALID_IDS: exc}
+        pairs = [(name.lower().encode(), text.encode()) for name, text in ids.to_http_headers()]
 
-        async def identified(message: Message) -> None:
+        async def send_wrapper(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *pairs]}
             await send(message)
 
-        token = _ids.set(ids)
+        token = _current_ids.set(ids)
         try:
-            with about(
+            with log_context(
                 correlation=ids.correlation,
                 traceability=ids.traceability,
                 trace=ids.traceparent[3:35],
             ):
-                await self._app(scope, receive, identified)
+                await self._app(scope, receive, send_wrapper)
         finally:
-            _ids.reset(token)
+            _current_ids.reset(token)

@@ -21,18 +21,18 @@ import orjson
 from ruamel.yaml import YAML
 from starlette.requests import Request
 
-from gateway.config.source.expression import closest
+from gateway.config.source.expression import find_closest
 
-from .status import Refusal
-from .whole import resolved, whole
+from .integers import build_normalizer, resolve_reference
+from .status import StatusError
 
-DIRECTORY = Path(__file__).parent / "spec"
+SPEC_DIRECTORY = Path(__file__).parent / "spec"
 METHODS = ("get", "put", "post", "delete", "patch")
-UNLIMITED = "/health/"  # what begins so is asked for as often as one likes
+UNLIMITED_PREFIX = "/health/"  # what begins so is asked for as often as one likes
 LIMITED = {"$ref": "#/components/responses/Limited"}
-LONGEST = 200  # characters of what a validator says: it quotes the value
-NEAR = 0.8  # of difflib's likeness: `partiton`, not any other word
-MAX_UNKNOWN = 20  # unknown names of one object that are looked at: each is compared with all
+MAX_DETAIL_CHARS = 200  # characters of what a validator says: it quotes the value
+MIN_SIMILARITY = 0.8  # of difflib's likeness: `partiton`, not any other word
+MAX_UNKNOWN_NAMES = 20  # unknown names of one object that are looked at: each is compared with all
 
 _JSON = re.compile(r"application/([\w.+-]*\+)?json", re.ASCII)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
@@ -42,39 +42,39 @@ class Spec:
     """names: of the files that are merged."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.document: dict[str, Any] = _read("base")
+        self.document: dict[str, Any] = _load_yaml("base")
         self.document["info"]["version"] = version("gateway")
         for name in names:
-            part = _read(name)
+            part = _load_yaml(name)
             _merge(self.document["paths"], part.get("paths", {}))
             for kind, members in part.get("components", {}).items():
                 _merge(self.document["components"].setdefault(kind, {}), members)
             self.document["tags"] += part.get("tags", [])
         for path, item in self.document["paths"].items():
             for method in METHODS:
-                if method in item and not path.startswith(UNLIMITED):
+                if method in item and not path.startswith(UNLIMITED_PREFIX):
                     item[method]["responses"].setdefault("429", LIMITED)
-        self._operations: dict[str, Operation] = {}
+        self._operations: dict[str, ApiOperation] = {}
 
     @cached_property
     def json(self) -> bytes:
         return orjson.dumps(self.document)
 
-    def __getitem__(self, operation_id: str) -> Operation:
+    def __getitem__(self, operation_id: str) -> ApiOperation:
         """Compiled once. Raises KeyError."""
         found = self._operations.get(operation_id)
         if found is None:
-            found = self._operations[operation_id] = self._compiled(operation_id)
+            found = self._operations[operation_id] = self._compile_operation(operation_id)
         return found
 
-    def _compiled(self, operation_id: str) -> Operation:
+    def _compile_operation(self, operation_id: str) -> ApiOperation:
         for item in self.document["paths"].values():
             for method in METHODS:
                 if item.get(method, {}).get("operationId") == operation_id:
-                    return Operation(self.document, item, item[method])
-        raise KeyError(f"no operation {operation_id} in {DIRECTORY}")
+                    return ApiOperation(self.document, item, item[method])
+        raise KeyError(f"no operation {operation_id} in {SPEC_DIRECTORY}")
 
-    def validator(self, name: str) -> Validator:
+    def create_validator(self, name: str) -> Validator:
         """Of a schema of `components`."""
         return Validator(self.document, {"$ref": f"#/components/schemas/{name}"})
 
@@ -84,144 +84,150 @@ class Validator:
 
     def __init__(self, document: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
         self._document = document
-        self._compiled = jsonschema_rs.Draft202012Validator(
+        self._validator = jsonschema_rs.Draft202012Validator(
             {**schema, "components": document["components"]}
         )
-        self._known = _properties(document, schema)
-        self._whole = whole(document, schema)
+        self._known_names = _get_property_names(document, schema)
+        self._normalize = build_normalizer(document, schema)
 
-    def check(self, value: Any, place: str = "") -> None:
+    def validate(self, value: Any, location: str = "") -> None:
         """Raises Refusal 400 that names the place, such as `records[3].partition`. Afterwards an
         integer is one, also where 1.0 was written."""
-        for error in self._compiled.iter_errors(value):
-            where = _place(place, error.instance_path)
-            raise wrong(where, error.message)
-        self.mind(value, place)
-        if self._whole is not None:
-            self._whole(value)
+        for error in self._validator.iter_errors(value):
+            where = _format_location(location, error.instance_path)
+            raise create_invalid_request(where, error.message)
+        self.check_names(value, location)
+        if self._normalize is not None:
+            self._normalize(value)
 
-    def mind(self, value: Any, place: str = "") -> None:
+    def check_names(self, value: Any, location: str = "") -> None:
         """Raises Refusal 400 for a name that is nearly another."""
-        if isinstance(value, dict) and self._known and not value.keys() <= self._known:
-            for name in _unknown(value, self._known):
-                near = closest(name, self._known, NEAR)
+        if isinstance(value, dict) and self._known_names and not value.keys() <= self._known_names:
+            for name in _iter_unknown_names(value, self._known_names):
+                near = find_closest(name, self._known_names, MIN_SIMILARITY)
                 if near and near not in value:
-                    raise wrong(_place(place, [name]), f"did you mean '{near}'?")
+                    raise create_invalid_request(
+                        _format_location(location, [name]), f"did you mean '{near}'?"
+                    )
 
 
-class Operation:
+class ApiOperation:
     """One of the spec: its parameters and its body."""
 
     def __init__(
         self, document: Mapping[str, Any], item: Mapping[str, Any], operation: Mapping[str, Any]
     ) -> None:
         given = [*item.get("parameters", ()), *operation.get("parameters", ())]
-        parameters = [resolved(document, each) for each in given]
+        parameters = [resolve_reference(document, each) for each in given]
         self._parameters = [(each, Validator(document, each["schema"])) for each in parameters]
-        self._queries = frozenset(each["name"] for each in parameters if each["in"] == "query")
-        body = resolved(document, operation.get("requestBody", {}))
+        self._query_names = frozenset(each["name"] for each in parameters if each["in"] == "query")
+        body = resolve_reference(document, operation.get("requestBody", {}))
         schema = body.get("content", {}).get("application/json", {}).get("schema")
         self.validator = None if schema is None else Validator(document, schema)
         self._required: bool = body.get("required", False)
 
-    def parameters(self, request: Request) -> dict[str, Any]:
+    def parse_parameters(self, request: Request) -> dict[str, Any]:
         """Of the path, the query and the headers, by name, as their types; defaults for what is not
         given. Raises Refusal 400."""
         found: dict[str, Any] = {}
         for parameter, validator in self._parameters:
             name, place = parameter["name"], parameter["in"]
-            text = _given(request, place, name)
+            text = _get_parameter(request, place, name)
             if text is None:
                 if parameter.get("required"):
-                    raise wrong(f"{place} {name}", "is missing; add it")
+                    raise create_invalid_request(f"{place} {name}", "is missing; add it")
                 if "default" in parameter["schema"]:
                     found[name] = parameter["schema"]["default"]
                 continue
-            found[name] = value = _typed(text, parameter["schema"].get("type"))
-            validator.check(value, f"{place} {name}")
-        for name in _unknown(request.query_params, self._queries):
-            if near := closest(name, self._queries, NEAR):
-                raise wrong(f"query {name}", f"did you mean '{near}'?")
+            found[name] = value = _convert_parameter(text, parameter["schema"].get("type"))
+            validator.validate(value, f"{place} {name}")
+        for name in _iter_unknown_names(request.query_params, self._query_names):
+            if near := find_closest(name, self._query_names, MIN_SIMILARITY):
+                raise create_invalid_request(f"query {name}", f"did you mean '{near}'?")
         return found
 
-    def parsed(self, data: bytes, kind: str | None) -> Any:
+    def parse_json(self, data: bytes, content_type: str | None) -> Any:
         """A body as JSON, not validated; None for an empty one that need not be there. kind: its
         content type. Raises Refusal 400 and 415."""
         if not data and not self._required:
             return None
-        if kind is not None and not _JSON.fullmatch(kind.partition(";")[0].strip().lower()):
-            raise Refusal(415, f"the body is {kind[:80]}; send application/json")
+        if content_type is not None and not _JSON.fullmatch(
+            content_type.partition(";")[0].strip().lower()
+        ):
+            raise StatusError(415, f"the body is {content_type[:80]}; send application/json")
         try:
             return orjson.loads(data)
         except orjson.JSONDecodeError as exc:
             what = "is empty" if not data else f"is not JSON: {exc}"
-            raise wrong("the body", f"{what}; send a JSON object in UTF-8") from None
+            raise create_invalid_request(
+                "the body", f"{what}; send a JSON object in UTF-8"
+            ) from None
 
-    def body(self, data: bytes, kind: str | None = None) -> Any:
+    def parse_body(self, data: bytes, content_type: str | None = None) -> Any:
         """As `parsed`, validated. Raises Refusal 400 and 415."""
-        value = self.parsed(data, kind)
-        self.check(value)
+        value = self.parse_json(data, content_type)
+        self.validate_body(value)
         return value
 
-    def check(self, value: Any) -> None:
+    def validate_body(self, value: Any) -> None:
         """A body that was parsed; null is none. Raises Refusal 400."""
         if self.validator is not None and (value is not None or self._required):
-            self.validator.check(value)
+            self.validator.validate(value)
 
 
-def wrong(place: str, what: str) -> Refusal:
+def create_invalid_request(location: str, detail: str) -> StatusError:
     """place: as people write it, empty for all of it."""
-    what = what if len(what) <= LONGEST else f"{what[: LONGEST - 3]}..."
-    return Refusal(400, f"{place or 'the body'}: {what}", code="INVALID_REQUEST")
+    detail = detail if len(detail) <= MAX_DETAIL_CHARS else f"{detail[: MAX_DETAIL_CHARS - 3]}..."
+    return StatusError(400, f"{location or 'the body'}: {detail}", code="INVALID_REQUEST")
 
 
-def _unknown(names: Iterable[str], known: frozenset[str]) -> Iterator[str]:
+def _iter_unknown_names(names: Iterable[str], known: frozenset[str]) -> Iterator[str]:
     """The first `MAX_UNKNOWN` names that are not known."""
-    return islice((name for name in names if name not in known), MAX_UNKNOWN)
+    return islice((name for name in names if name not in known), MAX_UNKNOWN_NAMES)
 
 
-def _given(request: Request, place: str, name: str) -> str | None:
-    if place == "path":
+def _get_parameter(request: Request, location: str, name: str) -> str | None:
+    if location == "path":
         given: Any = request.path_params.get(name)
         return None if given is None else str(given)
-    if place == "query":
+    if location == "query":
         values = request.query_params.getlist(name)
         if len(values) > 1:
-            raise wrong(f"query {name}", "is given more than once; give it once")
+            raise create_invalid_request(f"query {name}", "is given more than once; give it once")
         return values[0] if values else None
     return request.headers.get(name)
 
 
-def _typed(text: str, kind: object) -> Any:
+def _convert_parameter(text: str, type_name: object) -> Any:
     """What cannot be one stays text, which the validator refuses."""
-    if kind == "integer" and _INTEGER.fullmatch(text):
+    if type_name == "integer" and _INTEGER.fullmatch(text):
         return int(text)
-    if kind == "boolean" and text in ("true", "false"):
+    if type_name == "boolean" and text in ("true", "false"):
         return text == "true"
     return text
 
 
-def _place(place: str, way: Sequence[str | int]) -> str:
-    for step in way:
+def _format_location(location: str, path: Sequence[str | int]) -> str:
+    for step in path:
         if isinstance(step, int):
-            place += f"[{step}]"
+            location += f"[{step}]"
         else:
-            place += f".{step[:80]}" if place else step[:80]
-    return place
+            location += f".{step[:80]}" if location else step[:80]
+    return location
 
 
-def _properties(document: Mapping[str, Any], schema: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(resolved(document, schema).get("properties", ()))
+def _get_property_names(document: Mapping[str, Any], schema: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(resolve_reference(document, schema).get("properties", ()))
 
 
-def _read(name: str) -> dict[str, Any]:
-    read: dict[str, Any] = YAML(typ="safe", pure=True).load(DIRECTORY / f"{name}.yaml")
+def _load_yaml(name: str) -> dict[str, Any]:
+    read: dict[str, Any] = YAML(typ="safe", pure=True).load(SPEC_DIRECTORY / f"{name}.yaml")
     return read
 
 
-def _merge(into: dict[str, Any], members: Mapping[str, Any]) -> None:
+def _merge(target: dict[str, Any], members: Mapping[str, Any]) -> None:
     for name, member in members.items():
-        if isinstance(member, dict) and isinstance(into.get(name), dict):
-            _merge(into[name], member)
+        if isinstance(member, dict) and isinstance(target.get(name), dict):
+            _merge(target[name], member)
         else:
-            into[name] = member
+            target[name] = member

@@ -28,30 +28,30 @@ from gateway.errors import (
     RequestError,
     UnknownTopic,
 )
-from gateway.sidecar.part import Unready
+from gateway.sidecar.component import NotReady
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER = 5.0
+DEFAULT_RETRY_AFTER_S = 5.0
 """Seconds a client is asked to wait where the error knows no better."""
 
-UNCACHED: Mapping[str, str] = {"Cache-Control": "no-store"}
+NO_STORE_HEADERS: Mapping[str, str] = {"Cache-Control": "no-store"}
 
 
-class Refusal(RequestError):
+class StatusError(RequestError):
     """An answer that is no success. code: a word for programs, such as INSTANCE_NOT_FOUND; by
     default that of the status. what: `what went wrong; what to do`."""
 
     def __init__(
-        self, status: int, what: str, *, code: str = "", retry_after: float | None = None
+        self, status: int, detail: str, *, code: str = "", retry_after: float | None = None
     ) -> None:
-        super().__init__(status, _phrase(status), what, retry_after=retry_after)
-        self.code = code or _word(status)
+        super().__init__(status, _phrase(status), detail, retry_after=retry_after)
+        self.code = code or _get_default_code(status)
 
 
-def told(status: int, code: str, what: str) -> dict[str, Any]:
+def build_status(status: int, code: str, detail: str) -> dict[str, Any]:
     """The members of a Status."""
-    message, _, description = what.partition("; ")
+    message, _, description = detail.partition("; ")
     return {
         "statusCode": status,
         "code": code,
@@ -60,13 +60,13 @@ def told(status: int, code: str, what: str) -> dict[str, Any]:
     }
 
 
-def status_of(exc: Exception) -> tuple[int, str, str]:
+def describe_error(exc: Exception) -> tuple[int, str, str]:
     """The HTTP status, the word, and `what; what to do` of an error."""
     match exc:
-        case Refusal():
+        case StatusError():
             return exc.status, exc.code, str(exc)
         case RequestError():
-            return exc.status, _word(exc.status), str(exc)
+            return exc.status, _get_default_code(exc.status), str(exc)
         case UnknownTopic():
             return 404, "UNKNOWN_TOPIC", str(exc)
         case AccessDenied():
@@ -78,20 +78,26 @@ def status_of(exc: Exception) -> tuple[int, str, str]:
         case KafkaError():
             what = "Kafka does not answer as it should; try again, the log says why"
             return 503, "KAFKA_UNAVAILABLE", what
-        case Unready():
+        case NotReady():
             return 503, "NOT_READY", str(exc)
         case HTTPException():
-            return exc.status_code, _word(exc.status_code), _http(exc)
+            return (
+                exc.status_code,
+                _get_default_code(exc.status_code),
+                _describe_http_exception(exc),
+            )
     return 500, "INTERNAL_ERROR", "the sidecar failed; its log says why"
 
 
-def response(exc: Exception) -> Response:
+def build_error_response(exc: Exception) -> Response:
     """The answer for an error."""
-    status, code, what = status_of(exc)
-    return answer(told(status, code, what), status, headers_of(exc, status))
+    status, code, what = describe_error(exc)
+    return build_json_response(
+        build_status(status, code, what), status, build_error_headers(exc, status)
+    )
 
 
-def headers_of(exc: Exception, status: int) -> dict[str, str]:
+def build_error_headers(exc: Exception, status: int) -> dict[str, str]:
     """When to try again, how to identify, which methods there are."""
     if isinstance(exc, HTTPException):
         return dict(exc.headers or {})
@@ -99,31 +105,33 @@ def headers_of(exc: Exception, status: int) -> dict[str, str]:
         return {"WWW-Authenticate": exc.challenge}
     wait: float | None = getattr(exc, "retry_after", None)
     if wait is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
-        wait = RETRY_AFTER
+        wait = DEFAULT_RETRY_AFTER_S
     return {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
 
 
-def answer(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def build_json_response(
+    body: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """JSON, written by orjson. body: bytes are JSON already."""
     data = body if isinstance(body, bytes) else orjson.dumps(body)
-    return Response(data, status, {**UNCACHED, **(headers or {})}, "application/json")
+    return Response(data, status, {**NO_STORE_HEADERS, **(headers or {})}, "application/json")
 
 
-async def respond(request: Request, exc: Exception) -> Response:
+async def handle_error(request: Request, exc: Exception) -> Response:
     if isinstance(exc, KafkaError):
         log.info("%s %s: %s", request.method, request.url.path, exc)
-    return response(exc)
+    return build_error_response(exc)
 
 
-HANDLERS: Mapping[Any, ExceptionHandler] = {
-    GatewayError: respond,
-    HTTPException: respond,
-    Exception: respond,
+EXCEPTION_HANDLERS: Mapping[Any, ExceptionHandler] = {
+    GatewayError: handle_error,
+    HTTPException: handle_error,
+    Exception: handle_error,
 }
 """For Starlette's `exception_handlers`."""
 
 
-def _http(exc: HTTPException) -> str:
+def _describe_http_exception(exc: HTTPException) -> str:
     if exc.status_code == 404:
         return "nothing is served at this path; GET /docs lists what is"
     if exc.status_code == 405:
@@ -135,7 +143,7 @@ def _phrase(status: int) -> str:
     return HTTPStatus(status).phrase
 
 
-def _word(status: int) -> str:
+def _get_default_code(status: int) -> str:
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return "CONTENT_TOO_LARGE"  # RFC 9110 15.5.14; Python's own word is another from 3.13 on
     return HTTPStatus(status).phrase.upper().replace(" ", "_").replace("-", "_")

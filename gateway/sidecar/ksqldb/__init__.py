@@ -1,5 +1,5 @@
 """The part `ksqldb`: queries for clients, and configured ones whose rows reach the back end."""
 
-from .ksqldb import KsqlDb
+from .component import KsqldbComponent
 
-__all__ = ["KsqlDb"]
+__all__ = ["KsqldbComponent"]

@@ -24,18 +24,18 @@ from typing import Any
 import httpx
 import orjson
 
-from .rows import Columns, Garbled, KsqlError, Reading, Row, refusal
+from .rows import Columns, KsqlError, KsqlProtocolError, KsqlRow, ResponseParser, parse_error
 
 log = logging.getLogger(__name__)
 
 DELIMITED = "application/vnd.ksqlapi.delimited.v1"
-OLD = "application/vnd.ksql.v1+json"
-BEGIN = 30.0  # seconds until a query says what its columns are: ksqlDB plans it first
-LONGEST_REFUSAL = 1 << 20  # bytes of an answer that is no 200
-CLOSE = 2.0  # seconds for /close-query, which is a courtesy
-FORGET = 600.0  # seconds after which a server that had no /query-stream is asked for it again
-OFFSET = "auto.offset.reset"
-TABLE_SCAN = "ksql.query.pull.table.scan.enabled"
+KSQL_V1_TYPE = "application/vnd.ksql.v1+json"
+BEGIN_TIMEOUT_S = 30.0  # seconds until a query says what its columns are: ksqlDB plans it first
+MAX_ERROR_BYTES = 1 << 20  # bytes of an answer that is no 200
+CLOSE_TIMEOUT_S = 2.0  # seconds for /close-query, which is a courtesy
+FALLBACK_S = 600.0  # seconds after which a server that had no /query-stream is asked for it again
+OFFSET_RESET_PROPERTY = "auto.offset.reset"
+TABLE_SCAN_PROPERTY = "ksql.query.pull.table.scan.enabled"
 
 _NO_SUCH_PATH = frozenset({404, 405, 501, 505})
 # A push query may be silent for days: the kernel asks whether the peer is still there, and a host
@@ -50,61 +50,61 @@ _KEEP_ALIVE = [
 ]
 
 
-class KsqlAway(Exception):
+class KsqlUnavailable(Exception):
     """No connection, no answer in time, or an answer that was cut."""
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class QueryRequest:
     """properties: as ksqlDB has them, each a text or a number, such as `auto.offset.reset`."""
 
     sql: str
     properties: Mapping[str, Any] = field(default_factory=dict)
 
 
-def query(
+def build_query(
     sql: str,
     properties: Mapping[str, Any] | None = None,
     *,
     offset: str | None = None,
     table_scan: bool | None = None,
-) -> Query:
+) -> QueryRequest:
     """offset: earliest or latest, where a push query begins. table_scan: whether a pull query may
     read a whole table. Both stand over the same property."""
     named: dict[str, Any] = dict(properties or {})
     if offset is not None:
-        named[OFFSET] = offset
+        named[OFFSET_RESET_PROPERTY] = offset
     if table_scan is not None:
-        named[TABLE_SCAN] = table_scan
+        named[TABLE_SCAN_PROPERTY] = table_scan
     text = sql.strip()
-    return Query(text if text.endswith(";") else f"{text};", named)
+    return QueryRequest(text if text.endswith(";") else f"{text};", named)
 
 
-class Answer:
+class QueryResult:
     """Rows of a query that has begun.
 
     columns: what is in them. path: `/query-stream` or `/query`.
     """
 
-    def __init__(self, path: str, reading: Reading, rows: AsyncIterator[Row]) -> None:
+    def __init__(self, path: str, parser: ResponseParser, rows: AsyncIterator[KsqlRow]) -> None:
         self.path = path
-        self._reading = reading
+        self._parser = parser
         self._rows = rows
 
     @property
     def columns(self) -> Columns:
-        return self._reading.columns or Columns(())
+        return self._parser.columns or Columns(())
 
     @property
-    def final(self) -> str | None:
+    def final_message(self) -> str | None:
         """The server's last word, once the rows are over."""
-        return self._reading.final
+        return self._parser.final_message
 
-    def __aiter__(self) -> AsyncIterator[Row]:
+    def __aiter__(self) -> AsyncIterator[KsqlRow]:
         return self._rows
 
 
-class Ksql:
+class KsqlClient:
     """A server, or several behind one address.
 
     url: such as `http://localhost:8088`. user and password: basic authentication.
@@ -118,72 +118,77 @@ class Ksql:
         user: str | None = None,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
-        begin: float = BEGIN,
+        begin_timeout_s: float = BEGIN_TIMEOUT_S,
     ) -> None:
         self.url = url.rstrip("/")
         self._auth = None if user is None else httpx.BasicAuth(user, password or "")
         self._tls = tls
-        self._begin = begin
-        self._old_until = 0.0
+        self._begin_timeout_s = begin_timeout_s
+        self._fallback_until = 0.0
 
     @asynccontextmanager
-    async def ask(self, wanted: Query) -> AsyncGenerator[Answer]:
+    async def stream(self, query: QueryRequest) -> AsyncGenerator[QueryResult]:
         """The query while it is entered, closed at the server when it is left.
 
         Entering, and each row, raise KsqlError where ksqlDB refuses, KsqlAway where it cannot be
         asked, or goes away.
         """
         async with contextlib.AsyncExitStack() as stack:
-            answer = await self._opened(wanted, stack)
+            answer = await self._open(query, stack)
             try:
                 yield answer
             finally:
                 await self._close_query(answer)
 
-    async def _opened(self, wanted: Query, stack: contextlib.AsyncExitStack) -> Answer:
+    async def _open(self, query: QueryRequest, stack: contextlib.AsyncExitStack) -> QueryResult:
         now = asyncio.get_running_loop().time
-        if now() >= self._old_until:
-            new = stack.enter_async_context(self._asked("/query-stream", wanted, http2=True))
+        if now() >= self._fallback_until:
+            new = stack.enter_async_context(self._open_path("/query-stream", query, http2=True))
             try:
                 return await new
-            except _NotThere as why:
+            except _QueryStreamMissing as why:
                 log.debug("%s has no /query-stream (%s); asked by /query", self.url, why)
-                if why.sure:
-                    self._old_until = now() + FORGET
-        return await stack.enter_async_context(self._asked("/query", wanted, http2=False))
+                if why.is_certain:
+                    self._fallback_until = now() + FALLBACK_S
+        return await stack.enter_async_context(self._open_path("/query", query, http2=False))
 
     @asynccontextmanager
-    async def _asked(self, path: str, wanted: Query, *, http2: bool) -> AsyncGenerator[Answer]:
+    async def _open_path(
+        self, path: str, query: QueryRequest, *, http2: bool
+    ) -> AsyncGenerator[QueryResult]:
         sql, properties = ("sql", "properties") if http2 else ("ksql", "streamsProperties")
-        body = orjson.dumps({sql: wanted.sql, properties: dict(wanted.properties)})
-        reading = Reading()
-        async with self._client(http2) as client, contextlib.AsyncExitStack() as stack:
-            with _telling(self.url, http2):
-                async with asyncio.timeout(self._begin):
+        body = orjson.dumps({sql: query.sql, properties: dict(query.properties)})
+        reading = ResponseParser()
+        async with self._create_client(http2) as client, contextlib.AsyncExitStack() as stack:
+            with _translate_errors(self.url, http2):
+                async with asyncio.timeout(self._begin_timeout_s):
                     request = client.stream(
-                        "POST", path, content=body, headers=_headers(DELIMITED if http2 else OLD)
+                        "POST",
+                        path,
+                        content=body,
+                        headers=_build_headers(DELIMITED if http2 else KSQL_V1_TYPE),
                     )
                     response = await stack.enter_async_context(request)
-                    await _accepted(response, http2)
+                    await _check_response(response, http2)
                     pieces = response.aiter_raw()
-                    first = await _begun(reading, pieces)
-            yield Answer(path, reading, self._rows(reading, first, pieces))
+                    first = await _read_columns(reading, pieces)
+            yield QueryResult(path, reading, self._iter_rows(reading, first, pieces))
 
-    async def _rows(
-        self, reading: Reading, first: list[Row], pieces: AsyncIterator[bytes]
-    ) -> AsyncIterator[Row]:
+    async def _iter_rows(
+        self, parser: ResponseParser, first: list[KsqlRow], pieces: AsyncIterator[bytes]
+    ) -> AsyncIterator[KsqlRow]:
         for row in first:
             yield row
-        with _telling(self.url):
-            reading.check()
+        with _translate_errors(self.url):
+            parser.raise_pending()
             async for piece in pieces:
-                for row in reading.take(piece):
+                for row in parser.feed(piece):
                     yield row
-                reading.check()
-            for row in reading.end():
+                parser.raise_pending()
+            for row in parser.feed_eof():
                 yield row
 
-    def _client(self, http2: bool) -> httpx.AsyncClient:
+    def _create_client(self, http2: bool) -> httpx.AsyncClient:
         plain = self.url.startswith("http:")
         transport = httpx.AsyncHTTPTransport(
             verify=self._tls if self._tls is not None else True,
@@ -192,89 +197,89 @@ class Ksql:
             trust_env=False,
             socket_options=_KEEP_ALIVE,
         )
-        quiet = httpx.Timeout(None, connect=min(5.0, self._begin), pool=5.0)
+        quiet = httpx.Timeout(None, connect=min(5.0, self._begin_timeout_s), pool=5.0)
         return httpx.AsyncClient(
             base_url=self.url, transport=transport, auth=self._auth, timeout=quiet, trust_env=False
         )
 
-    async def _close_query(self, answer: Answer) -> None:
+    async def _close_query(self, answer: QueryResult) -> None:
         """As the reference has it. Closing the connection, which follows, ends it as well."""
-        if not answer.columns.query or answer.path != "/query-stream":
+        if not answer.columns.query_id or answer.path != "/query-stream":
             return
-        body = orjson.dumps({"queryId": answer.columns.query})
+        body = orjson.dumps({"queryId": answer.columns.query_id})
         with contextlib.suppress(httpx.HTTPError, TimeoutError, OSError):
-            async with asyncio.timeout(CLOSE), self._client(True) as client:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S), self._create_client(True) as client:
                 closing = client.stream(
-                    "POST", "/close-query", content=body, headers=_headers("*/*")
+                    "POST", "/close-query", content=body, headers=_build_headers("*/*")
                 )
                 async with closing:
                     pass  # whatever it says
 
 
-class _NotThere(Exception):
+class _QueryStreamMissing(Exception):
     """The server has no /query-stream, or speaks no HTTP/2. sure: it said so; otherwise the
     connection broke, which another one need not do."""
 
-    def __init__(self, why: str, *, sure: bool = False) -> None:
+    def __init__(self, why: str, *, is_certain: bool = False) -> None:
         super().__init__(why)
-        self.sure = sure
+        self.is_certain = is_certain
 
 
-def _headers(accept: str) -> Mapping[str, str]:
+def _build_headers(accept: str) -> Mapping[str, str]:
     # identity: a row must not wait in a compressor for more of them
     return {
         "Accept": accept,
         "Accept-Encoding": "identity",
-        "Content-Type": OLD if accept == OLD else "application/json",
+        "Content-Type": KSQL_V1_TYPE if accept == KSQL_V1_TYPE else "application/json",
     }
 
 
 @contextlib.contextmanager
-def _telling(url: str, http2: bool = False) -> Any:
+def _translate_errors(url: str, http2: bool = False) -> Any:
     """httpx's errors as ours. http2: one before any answer may be of a server without it."""
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise KsqlAway(f"{url} cannot be reached: {_said(error)}") from None
-    except (httpx.HTTPError, OSError, Garbled) as error:
-        kind: type[Exception] = _NotThere if http2 else KsqlAway
-        raise kind(f"{url} broke off: {_said(error)}") from None
+        raise KsqlUnavailable(f"{url} cannot be reached: {_describe(error)}") from None
+    except (httpx.HTTPError, OSError, KsqlProtocolError) as error:
+        kind: type[Exception] = _QueryStreamMissing if http2 else KsqlUnavailable
+        raise kind(f"{url} broke off: {_describe(error)}") from None
     except TimeoutError:
-        raise KsqlAway(f"{url} did not begin the query in time") from None
+        raise KsqlUnavailable(f"{url} did not begin the query in time") from None
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-async def _accepted(response: httpx.Response, http2: bool) -> None:
+async def _check_response(response: httpx.Response, http2: bool) -> None:
     """Raises KsqlError with what the server says, _NotThere."""
     if response.status_code == 200:
         if http2 and response.http_version != "HTTP/2":
-            raise _NotThere(f"it speaks {response.http_version}", sure=True)
+            raise _QueryStreamMissing(f"it speaks {response.http_version}", is_certain=True)
         return
-    body = await _beginning(response)
-    told = _object(body)
-    found = refusal(told) if told is not None else None
+    body = await _read_error_body(response)
+    told = _parse_object(body)
+    found = parse_error(told) if told is not None else None
     if found is None and http2 and response.status_code in _NO_SUCH_PATH:
-        raise _NotThere(f"{response.status_code}", sure=True)
+        raise _QueryStreamMissing(f"{response.status_code}", is_certain=True)
     raise found or KsqlError(
         f"ksqlDB answers {response.status_code} {body[:200].decode(errors='replace')}".strip(),
         response.status_code * 100,
     )
 
 
-async def _beginning(response: httpx.Response) -> bytes:
+async def _read_error_body(response: httpx.Response) -> bytes:
     """Return what a refusal says, of a body of any length."""
     body = bytearray()
     async for piece in response.aiter_bytes():
         body += piece
-        if len(body) > LONGEST_REFUSAL:
+        if len(body) > MAX_ERROR_BYTES:
             break
     return bytes(body)
 
 
-def _object(body: bytes) -> Mapping[str, Any] | None:
+def _parse_object(body: bytes) -> Mapping[str, Any] | None:
     try:
         told = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -282,13 +287,13 @@ def _object(body: bytes) -> Mapping[str, Any] | None:
     return told if isinstance(told, dict) else None
 
 
-async def _begun(reading: Reading, pieces: AsyncIterator[bytes]) -> list[Row]:
+async def _read_columns(parser: ResponseParser, pieces: AsyncIterator[bytes]) -> list[KsqlRow]:
     """Reads until the columns are known; the rows that came with them."""
     async for piece in pieces:
-        rows = reading.take(piece)
-        if reading.columns is not None:
+        rows = parser.feed(piece)
+        if parser.columns is not None:
             return rows
-    rows = reading.end()
-    if reading.columns is None:
-        raise Garbled("the answer was over before it said what the columns are")
+    rows = parser.feed_eof()
+    if parser.columns is None:
+        raise KsqlProtocolError("the answer was over before it said what the columns are")
     return rows

@@ -16,92 +16,94 @@ import httpx
 
 from gateway.config.sections.kafka import Reconnect
 from gateway.config.sections.ksqldb import KsqlQuery, RowsBackend
-from gateway.core.delivery.verdict import Away
+from gateway.core.delivery.verdict import BackendUnavailable
 from gateway.core.log.recovery import Backoff, Cause
-from gateway.sidecar.http.ids import CORRELATION
-from gateway.sidecar.reactive.backend import Reply, call
+from gateway.sidecar.http.ids import CORRELATION_HEADER
+from gateway.sidecar.reactive.backend import BackendResponse, post_json
 
-from .client import Ksql, KsqlAway, query
-from .delivery import Batches, Delivery
+from .client import KsqlClient, KsqlUnavailable, build_query
+from .delivery import RowBatcher, RowDelivery
 from .rows import KsqlError, RowError, write_row
 
 log = logging.getLogger(__name__)
 
-NAME = "X-Ksqldb-Query"
-STEADY = 10.0  # seconds after which a query that breaks is no repeated failure
+QUERY_HEADER = "X-Ksqldb-Query"
+STEADY_AFTER_S = 10.0  # seconds after which a query that breaks is no repeated failure
 
 
-class Push:
+class PushQuery:
     """See the module; `run` it.
 
     begun: how often the query was. broken: why it is not running, None while it is.
     """
 
     def __init__(
-        self, ksql: Ksql, settings: KsqlQuery, backend: RowsBackend, reconnect: Reconnect
+        self, ksql: KsqlClient, settings: KsqlQuery, backend: RowsBackend, reconnect: Reconnect
     ) -> None:
-        self.begun = 0
-        self.broken: str | None = "it has not begun yet"
+        self.begin_count = 0
+        self.failure: str | None = "it has not begun yet"
         self.settings = settings
         self._ksql = ksql
         self._backend = backend
         self._url = httpx.URL(backend.host.rstrip("/") + backend.path)
         self._reconnect = reconnect
         self._client: httpx.AsyncClient
-        self.delivery = Delivery(
+        self.delivery = RowDelivery(
             settings.name, self._post, settings.max_retries, reconnect.initial, reconnect.max
         )
 
     async def run(self) -> None:
         """Until cancelled; of a pull query, until its rows are delivered."""
         wanted = self.settings.batch
-        batches = Batches(wanted.rows, wanted.size, wanted.linger)
+        batches = RowBatcher(wanted.rows, wanted.size, wanted.linger)
         self._client = httpx.AsyncClient(timeout=None, trust_env=False)  # `call` has one
         async with self._client, asyncio.TaskGroup() as group:
             group.create_task(self.delivery.run(batches))
-            await self._read(batches)
+            await self._run_queries(batches)
             batches.end()
 
-    async def _read(self, batches: Batches) -> None:
+    async def _run_queries(self, batches: RowBatcher) -> None:
         backoff = Backoff(self._reconnect.max, random.random, self._reconnect.initial)
         while True:
             began = asyncio.get_running_loop().time()
             try:
-                why = await self._once(batches)
+                why = await self._run_once(batches)
                 if self.settings.query_type == "pull":
-                    self.broken = None
+                    self.failure = None
                     return
-            except (KsqlError, KsqlAway) as error:
+            except (KsqlError, KsqlUnavailable) as error:
                 why = str(error)
-            if asyncio.get_running_loop().time() - began > STEADY:
-                backoff.succeeded()
-            await self._wait(why, backoff.delay(Cause.CONNECTION))
+            if asyncio.get_running_loop().time() - began > STEADY_AFTER_S:
+                backoff.reset()
+            await self._wait_before_retry(why, backoff.next_delay(Cause.CONNECTION))
 
-    async def _once(self, batches: Batches) -> str:
+    async def _run_once(self, batches: RowBatcher) -> str:
         """Why the rows are over."""
         each = self.settings
-        wanted = query(
+        wanted = build_query(
             each.query, each.properties, offset=each.offset, table_scan=each.table_scan_enable
         )
-        async with self._ksql.ask(wanted) as answer:
-            self.begun += 1
-            self.broken = None
-            log.info("query %s: begun by %s (%.100s)", each.name, answer.path, answer.columns.query)
+        async with self._ksql.stream(wanted) as answer:
+            self.begin_count += 1
+            self.failure = None
+            log.info(
+                "query %s: begun by %s (%.100s)", each.name, answer.path, answer.columns.query_id
+            )
             async for row in answer:
                 try:
                     text = write_row(row)
                 except RowError as error:
-                    self.delivery.pass_over(str(error))
+                    self.delivery.skip_row(str(error))
                     continue
                 await batches.put(text)
-            return f"the server ended it ({answer.final or 'without a word'})"
+            return f"the server ended it ({answer.final_message or 'without a word'})"
 
-    async def _wait(self, why: str, delay: float) -> None:
-        level = logging.DEBUG if why == self.broken else logging.WARNING  # once, not each time
-        self.broken = why
+    async def _wait_before_retry(self, why: str, delay: float) -> None:
+        level = logging.DEBUG if why == self.failure else logging.WARNING  # once, not each time
+        self.failure = why
         log.log(level, "query %s: %s; begins again in %.1f s", self.settings.name, why, delay)
         await asyncio.sleep(delay)
 
-    async def _post(self, body: bytes, correlation: str) -> Reply | Away:
-        headers = {CORRELATION: correlation, NAME: self.settings.name}
-        return await call(self._client, self._url, body, headers, self._backend.timeout)
+    async def _post(self, body: bytes, correlation: str) -> BackendResponse | BackendUnavailable:
+        headers = {CORRELATION_HEADER: correlation, QUERY_HEADER: self.settings.name}
+        return await post_json(self._client, self._url, body, headers, self._backend.timeout)

@@ -21,10 +21,10 @@ from typing import Any
 
 import orjson
 
-from gateway.formats.digits import has_long
+from gateway.formats.exact_numbers import has_inexact_number
 
-LARGEST = 16 << 20  # bytes of one row; a longer one is no row but a peer that never ends it
-LONGEST_MESSAGE = 2000  # characters of what the server says of an error, or at last
+MAX_ROW_BYTES = 16 << 20  # bytes of one row; a longer one is no row but a peer that never ends it
+MAX_MESSAGE_CHARS = 2000  # characters of what the server says of an error, or at last
 TOMBSTONE = "$tombstone"  # beside the columns of a row that says: the one of this key is gone
 
 _MARKS = re.compile(rb'["\\\[\]{}]')
@@ -53,28 +53,28 @@ class RowError(KsqlError):
         return 422
 
 
-class Garbled(Exception):
+class KsqlProtocolError(Exception):
     """What came is not what ksqlDB sends."""
 
 
-class Row(dict[str, Any]):
+class KsqlRow(dict[str, Any]):
     """Values by the names of their columns.
 
     fault: why they could not be read, and are not there; empty where they could.
     """
 
-    fault = ""
+    error = ""
 
 
-def write_row(row: Row) -> bytes:
+def write_row(row: KsqlRow) -> bytes:
     """Return a row as JSON.
 
     Raises:
         RowError: It could not be read, is nested deeper than 254 levels, or has text that is not
             Unicode.
     """
-    if row.fault:
-        raise RowError(row.fault)
+    if row.error:
+        raise RowError(row.error)
     try:
         return orjson.dumps(row)
     except TypeError as error:
@@ -87,118 +87,126 @@ class Columns:
 
     names: Sequence[str]
     types: Sequence[str] = ()
-    query: str = ""
+    query_id: str = ""
 
 
 @dataclass(slots=True)
-class Reading:
+class ResponseParser:
     """The body of one answer.
 
     columns: once they came. final: the server's last word, such as `Limit Reached`.
     """
 
     columns: Columns | None = None
-    final: str | None = None
-    _pieces: _Pieces = field(default_factory=lambda: _Pieces())
-    _held: KsqlError | Garbled | None = None
+    final_message: str | None = None
+    _splitter: _JsonSplitter = field(default_factory=lambda: _JsonSplitter())
+    _pending_error: KsqlError | KsqlProtocolError | None = None
 
-    def take(self, data: bytes) -> list[Row]:
+    def feed(self, data: bytes) -> list[KsqlRow]:
         """The rows that are complete with this. Raises KsqlError, Garbled.
 
         Rows before an error in the same piece are given first: `check` raises it then, and so do
         all later calls.
         """
-        self.check()
-        rows: list[Row] = []
+        self.raise_pending()
+        rows: list[KsqlRow] = []
         try:
-            for text in self._pieces.take(data):
-                if len(text) > LARGEST:
-                    raise _too_long()
-                self._element(text, rows)
-            if self._pieces.pending > LARGEST:
-                raise _too_long()
-        except (KsqlError, Garbled) as error:
-            self._held = error
+            for text in self._splitter.feed(data):
+                if len(text) > MAX_ROW_BYTES:
+                    raise _create_too_long()
+                self._parse_element(text, rows)
+            if self._splitter.pending > MAX_ROW_BYTES:
+                raise _create_too_long()
+        except (KsqlError, KsqlProtocolError) as error:
+            self._pending_error = error
             if not rows:
                 raise
         return rows
 
-    def check(self) -> None:
+    def raise_pending(self) -> None:
         """Raise the error that stood behind the rows of the last piece."""
-        if self._held is not None:
-            raise self._held
+        if self._pending_error is not None:
+            raise self._pending_error
 
-    def end(self) -> list[Row]:
+    def feed_eof(self) -> list[KsqlRow]:
         """The body is over: a last row that no line break followed. Raises as `take`, and Garbled
         where the body was cut in the middle."""
-        self.check()
-        rows: list[Row] = []
-        for text in self._pieces.end():
-            self._element(text, rows, is_last=True)
+        self.raise_pending()
+        rows: list[KsqlRow] = []
+        for text in self._splitter.feed_eof():
+            self._parse_element(text, rows, is_last=True)
         return rows
 
-    def _element(self, text: bytes, rows: list[Row], *, is_last: bool = False) -> None:
+    def _parse_element(self, text: bytes, rows: list[KsqlRow], *, is_last: bool = False) -> None:
         try:
             element = _load(text)
         except ValueError as error:
             # what is behind the last line break, or the last element, may be cut
             if is_last or not self._is_row(text):
-                raise Garbled(f"ksqlDB sent {text[:60]!r}, which is no JSON: {error}") from None
-            row = Row()
-            row.fault = f"a row cannot be read, {text[:60]!r}: {error}"
+                raise KsqlProtocolError(
+                    f"ksqlDB sent {text[:60]!r}, which is no JSON: {error}"
+                ) from None
+            row = KsqlRow()
+            row.error = f"a row cannot be read, {text[:60]!r}: {error}"
             rows.append(row)
             return
         if isinstance(element, list):
-            rows.append(self._row(element, text))
+            rows.append(self._build_row(element, text))
         elif isinstance(element, dict):
-            self._object(element, text, rows)
+            self._parse_object(element, text, rows)
         else:
-            raise Garbled(f"ksqlDB sent {text[:60]!r} where a row or an object is due")
+            raise KsqlProtocolError(f"ksqlDB sent {text[:60]!r} where a row or an object is due")
 
-    def _object(self, element: Mapping[str, Any], text: bytes, rows: list[Row]) -> None:
-        error = refusal(element)
+    def _parse_object(self, element: Mapping[str, Any], text: bytes, rows: list[KsqlRow]) -> None:
+        error = parse_error(element)
         if error is not None:
             raise error
         header, row = element.get("header"), element.get("row")
         if "columnNames" in element:
             names, types = element["columnNames"], element.get("columnTypes")
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise Garbled(f"ksqlDB sent {text[:60]!r} where names of columns are due")
+                raise KsqlProtocolError(f"ksqlDB sent {text[:60]!r} where names of columns are due")
             types = types if isinstance(types, list) else []
-            self.columns = Columns(tuple(names), tuple(types), _text(element.get("queryId")))
+            self.columns = Columns(
+                tuple(names), tuple(types), _text_or_empty(element.get("queryId"))
+            )
         elif isinstance(header, dict):
-            fields = list(schema(_text(header.get("schema"))))
+            fields = list(parse_schema(_text_or_empty(header.get("schema"))))
             names, types = [name for name, _ in fields], [type for _, type in fields]
-            self.columns = Columns(tuple(names), tuple(types), _text(header.get("queryId")))
+            self.columns = Columns(
+                tuple(names), tuple(types), _text_or_empty(header.get("queryId"))
+            )
         elif isinstance(row, dict):
             values = row.get("columns") or []
             if not isinstance(values, list):
-                raise Garbled(f"ksqlDB sent {text[:60]!r} where a row is due")
-            made = self._row(values, text)
+                raise KsqlProtocolError(f"ksqlDB sent {text[:60]!r} where a row is due")
+            made = self._build_row(values, text)
             if row.get("tombstone"):
                 made[TOMBSTONE] = True
             rows.append(made)
         elif element.get("finalMessage"):
-            self.final = str(element["finalMessage"])[:LONGEST_MESSAGE]
+            self.final_message = str(element["finalMessage"])[:MAX_MESSAGE_CHARS]
         # anything else (tokens of consistency and continuation) is not ours to read
 
-    def _row(self, values: Sequence[Any], text: bytes) -> Row:
+    def _build_row(self, values: Sequence[Any], text: bytes) -> KsqlRow:
         """text: of the element that has the values."""
         if self.columns is None:
-            raise Garbled("ksqlDB sent a row before it said what the columns are")
+            raise KsqlProtocolError("ksqlDB sent a row before it said what the columns are")
         if values and len(values) != len(self.columns.names):
-            raise Garbled(f"a row of {len(values)} values for {len(self.columns.names)} columns")
-        if has_long(text):
+            raise KsqlProtocolError(
+                f"a row of {len(values)} values for {len(self.columns.names)} columns"
+            )
+        if has_inexact_number(text):
             values = _keep_digits(values, text)
-        return Row(zip(self.columns.names, values, strict=False))
+        return KsqlRow(zip(self.columns.names, values, strict=False))
 
     def _is_row(self, text: bytes) -> bool:
         """Return whether a text that is no JSON stands where a row does."""
         return self.columns is not None and text.lstrip().startswith((b"[", b'{"row"'))
 
 
-def _too_long() -> RowError:
-    return RowError(f"a row of ksqlDB has more than {LARGEST >> 20} MiB; select less")
+def _create_too_long() -> RowError:
+    return RowError(f"a row of ksqlDB has more than {MAX_ROW_BYTES >> 20} MiB; select less")
 
 
 def _load(text: bytes) -> Any:
@@ -252,32 +260,32 @@ def _is_written_otherwise(value: Any, digits: Any) -> bool:
         return False
 
 
-def _text(value: Any) -> str:
+def _text_or_empty(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def refusal(element: Mapping[str, Any]) -> KsqlError | None:
+def parse_error(element: Mapping[str, Any]) -> KsqlError | None:
     """The error that an object tells of: a whole answer's, or one in the middle of rows."""
     told = element.get("errorMessage") or element
     if isinstance(told, str):
-        return KsqlError(told[:LONGEST_MESSAGE])
+        return KsqlError(told[:MAX_MESSAGE_CHARS])
     if not isinstance(told, Mapping) or (told is element and "error_code" not in told):
         return None
     code = told.get("error_code")
-    message = str(told.get("message") or "ksqlDB gives no reason")[:LONGEST_MESSAGE]
+    message = str(told.get("message") or "ksqlDB gives no reason")[:MAX_MESSAGE_CHARS]
     return KsqlError(message, code if isinstance(code, int) else 0)
 
 
-def schema(text: str) -> Iterator[tuple[str, str]]:
+def parse_schema(text: str) -> Iterator[tuple[str, str]]:
     """Names and types of "`ID` BIGINT KEY, `AT` STRUCT<`X` INT, `Y` INT>"."""
-    for part in _parts(text):
+    for part in _split_columns(text):
         name = _NAME.match(part)
         if name is None:
-            raise Garbled(f"{part.strip()!r} is no column of a ksqlDB schema")
+            raise KsqlProtocolError(f"{part.strip()!r} is no column of a ksqlDB schema")
         yield name[1].replace("``", "`"), part[name.end() :].strip()
 
 
-def _parts(text: str) -> Iterable[str]:
+def _split_columns(text: str) -> Iterable[str]:
     """Cut at the commas outside of names, brackets and parentheses."""
     depth, quoted, begin = 0, False, 0
     for at, char in enumerate(text):
@@ -294,69 +302,73 @@ def _parts(text: str) -> Iterable[str]:
         yield text[begin:]
 
 
-class _Pieces:
+class _JsonSplitter:
     """The JSON texts of a body, each once it is complete."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # so that a row that comes in 1,000 pieces is not copied for each
-        self._array: bool | None = None
-        self._closed = False
-        self._at = self._depth = 0  # how far the rest was looked through, and what is open there
-        self._quoted = False
+        self._buffer = (
+            bytearray()
+        )  # so that a row that comes in 1,000 pieces is not copied for each
+        self._is_array: bool | None = None
+        self._is_closed = False
+        self._scanned = self._depth = (
+            0  # how far the rest was looked through, and what is open there
+        )
+        self._is_quoted = False
 
     @property
     def pending(self) -> int:
         """How many bytes are not complete."""
-        return len(self._rest)
+        return len(self._buffer)
 
-    def take(self, data: bytes) -> Iterable[bytes]:
-        self._rest += data
-        if self._array is None:
-            self._rest = self._rest.lstrip()
-            if not self._rest:
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        self._buffer += data
+        if self._is_array is None:
+            self._buffer = self._buffer.lstrip()
+            if not self._buffer:
                 return ()
-            self._array = self._rest.startswith(b"[")
-            if self._array:
-                del self._rest[:1]
-        return self._elements() if self._array else self._lines()
+            self._is_array = self._buffer.startswith(b"[")
+            if self._is_array:
+                del self._buffer[:1]
+        return self._take_elements() if self._is_array else self._take_lines()
 
-    def end(self) -> Iterable[bytes]:
+    def feed_eof(self) -> Iterable[bytes]:
         """Raises Garbled where something is not complete."""
-        rest = bytes(self._rest.strip())
-        self._rest.clear()
-        if (rest and not rest.endswith((b"]", b"}"))) or (self._array and not self._closed):
-            raise Garbled(f"the answer of ksqlDB was cut in the middle, at {rest[:60]!r}")
+        rest = bytes(self._buffer.strip())
+        self._buffer.clear()
+        if (rest and not rest.endswith((b"]", b"}"))) or (self._is_array and not self._is_closed):
+            raise KsqlProtocolError(f"the answer of ksqlDB was cut in the middle, at {rest[:60]!r}")
         return [rest] if rest else []
 
-    def _lines(self) -> list[bytes]:
-        end = self._rest.rfind(b"\n", self._at)
-        whole = bytes(self._rest[: end + 1])
-        del self._rest[: end + 1]
-        self._at = len(self._rest)
+    def _take_lines(self) -> list[bytes]:
+        end = self._buffer.rfind(b"\n", self._scanned)
+        whole = bytes(self._buffer[: end + 1])
+        del self._buffer[: end + 1]
+        self._scanned = len(self._buffer)
         return [line for line in whole.split(b"\n") if line.strip()]
 
-    def _elements(self) -> list[bytes]:
+    def _take_elements(self) -> list[bytes]:
         """Of the array; what comes between them (commas, line breaks) is passed over."""
         found: list[bytes] = []
-        begin, at = 0, self._at
-        while (mark := _MARKS.search(self._rest, at)) is not None:
+        begin, at = 0, self._scanned
+        while (mark := _MARKS.search(self._buffer, at)) is not None:
             at, sign = mark.end(), bytes(mark[0])
             if sign == b"\\":
                 at += 1  # what it escapes: a quote or a backslash matter, and neither ends a text
             elif sign == b'"':
-                self._quoted = not self._quoted
-            elif self._quoted:
+                self._is_quoted = not self._is_quoted
+            elif self._is_quoted:
                 continue
             elif sign in b"[{":
                 self._depth += 1
             elif self._depth == 0:  # the array's own end
-                self._closed, begin, at = True, len(self._rest), len(self._rest)
+                self._is_closed, begin, at = True, len(self._buffer), len(self._buffer)
             else:
                 self._depth -= 1
                 if self._depth == 0:
-                    found.append(bytes(self._rest[begin:at]).lstrip(b", \r\n\t"))
+                    found.append(bytes(self._buffer[begin:at]).lstrip(b", \r\n\t"))
                     begin = at
         # an escape may be the last byte: what it escapes is still to come
-        self._at = max(at, len(self._rest)) - begin
-        del self._rest[:begin]
+        self._scanned = max(at, len(self._buffer)) - begin
+        del self._buffer[:begin]
         return found

@@ -4,6 +4,6 @@
 done once, `transactions` those that are written as a whole. Start with `producer`.
 """
 
-from .producer import Producers
+from .producer import ProducerComponent
 
-__all__ = ["Producers"]
+__all__ = ["ProducerComponent"]

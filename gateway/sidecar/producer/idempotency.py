@@ -27,33 +27,40 @@ from typing import NamedTuple
 from uuid import UUID
 
 from gateway.config.sections.sidecar import Producer as Settings
-from gateway.core.delivery.claims import SLACK, Claim, Claims, Result
+from gateway.core.delivery.claims import CLAIM_SLACK_S, Claim, ClaimResult, Claims
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, Fenced, KafkaError, PartitionFailed
 from gateway.errors import UnknownTopic as Missing
-from gateway.kafka.admin.topics import make_topic
-from gateway.kafka.client.offsets import LATEST, Offset
-from gateway.kafka.client.outages import label_topic
-from gateway.kafka.fetch.piece import OUT_OF_RANGE, piece
-from gateway.kafka.fetch.scan import offset
-from gateway.kafka.produce.transactions import Placed, Transactions, Write
-from gateway.kafka.protocol.requests import TopicAnswer
+from gateway.kafka.admin.topics import create_topic
+from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
+from gateway.kafka.client.outages import format_topic_label
+from gateway.kafka.fetch.committed_read import OUT_OF_RANGE, read_committed
+from gateway.kafka.fetch.scan import fetch_offset
+from gateway.kafka.produce.transactional_producer import (
+    TransactionalProducer,
+    TransactionRecord,
+    WrittenOffsets,
+)
+from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.status import Refusal
+from gateway.sidecar.http.status import StatusError
 
-from .transactions import Transactors
+from .transactions import TransactionPool
 
 log = logging.getLogger(__name__)
 
-WAIT = 1.0  # seconds that Kafka holds back a fetch without news
-AGAIN = 0.25  # seconds until what failed is tried again
-DENIED_AGAIN = 5.0  # seconds until what is not allowed is
-SWEEP = 60.0  # seconds
-TAKEN_AGAIN = (0.5, 1.5)  # seconds until one that another is taking over is, from and to
-RECENT = 1000  # answers that are kept beside their places
-KEY = 16  # bytes of a key; a claim's record has its owner behind that
+FETCH_MAX_WAIT_S = 1.0  # seconds that Kafka holds back a fetch without news
+RETRY_DELAY_S = 0.25  # seconds until what failed is tried again
+DENIED_RETRY_DELAY_S = 5.0  # seconds until what is not allowed is
+SWEEP_INTERVAL_S = 60.0  # seconds
+TAKEOVER_RETRY_RANGE_S = (0.5, 1.5)  # seconds until one that another is taking over is, from and to
+MAX_RECENT_RESPONSES = 1000  # answers that are kept beside their places
+KEY_BYTES = 16  # bytes of a key; a claim's record has its owner behind that
 
-Work = Callable[[Transactions, Callable[[bytes], Write]], Awaitable[tuple[bytes, Placed]]]
+ProduceCallback = Callable[
+    [TransactionalProducer, Callable[[bytes], TransactionRecord]],
+    Awaitable[tuple[bytes, WrittenOffsets]],
+]
 """Writes the records, and as the last of the same transaction what the callable makes of the
 answer, which it returns with the offsets of them all."""
 
@@ -68,35 +75,39 @@ class Layout(NamedTuple):
     partitions: int
 
 
-class Answered(NamedTuple):
+class StoredResponse(NamedTuple):
     """again: it was done before."""
 
     body: bytes
-    again: bool
+    is_repeated: bool
 
 
-class Ledger:
+class IdempotencyStore:
     """See the module; `run` it. It reads from the first request on."""
 
-    def __init__(self, context: Context, settings: Settings, transactors: Transactors) -> None:
+    def __init__(
+        self, context: Context, settings: Settings, transaction_pool: TransactionPool
+    ) -> None:
         section = settings.idempotency
         self.claims = Claims(section.keys, section.window)
         self._context = context
         self._outages = context.cluster.outages
         self._section = section
-        self._within = settings.timeout
-        self._patience = settings.timeout + 1.0
-        self._transactors = transactors
-        self._recent: OrderedDict[bytes, bytes] = OrderedDict()
-        self._taken: set[bytes] = set()  # keys that a request of this process takes over now
-        self._next: dict[TopicPartition, int] = {}
-        self._wanted = asyncio.Event()
-        self._reads = asyncio.Event()
-        self._moved = asyncio.Condition()
-        self._failing: dict[TopicPartition | None, KafkaError] = {}  # None: before it is read
+        self._timeout_s = settings.timeout
+        self._claim_timeout_s = settings.timeout + 1.0
+        self._transaction_pool = transaction_pool
+        self._recent_responses: OrderedDict[bytes, bytes] = OrderedDict()
+        self._keys_in_takeover: set[bytes] = (
+            set()
+        )  # keys that a request of this process takes over now
+        self._next_offsets: dict[TopicPartition, int] = {}
+        self._is_requested = asyncio.Event()
+        self._is_reading = asyncio.Event()
+        self._progress = asyncio.Condition()
+        self._failures: dict[TopicPartition | None, KafkaError] = {}  # None: before it is read
         self._layout: Layout | None = None  # of what is read, and of `_next`
 
-    async def once(self, scope: str, digest: bytes, work: Work) -> Answered:
+    async def run_once(self, scope: str, digest: bytes, work: ProduceCallback) -> StoredResponse:
         """Of the first who came with this scope, in the window. scope: identity, topic and key.
         digest: of what is to be done.
 
@@ -104,145 +115,167 @@ class Ledger:
         BrokerUnavailable, with `timeout` where nobody knows by now whether it was done; whatever
         `work` raises.
         """
-        key, mine = hashlib.sha256(scope.encode()).digest()[:KEY], _Mine()
+        key, mine = hashlib.sha256(scope.encode()).digest()[:KEY_BYTES], _Attempt()
         try:
-            async with asyncio.timeout(self._patience + 2 * self._within):
-                self._wanted.set()
-                await self._reads.wait()
+            async with asyncio.timeout(self._claim_timeout_s + 2 * self._timeout_s):
+                self._is_requested.set()
+                await self._is_reading.wait()
                 while True:
                     found = await self._attempt(key, digest, work, mine)
                     if found is not None:
                         return found
         except TimeoutError:
-            failure = next(iter(self._failing.values()), None)
+            failure = next(iter(self._failures.values()), None)
             why = str(failure) if failure else "another request with this key is not done"
             what = f"{why}; try again with the same Idempotency-Key"
-            raise BrokerUnavailable(what, timeout=mine.working, retry_after=1.0) from None
+            raise BrokerUnavailable(what, timeout=mine.may_be_written, retry_after=1.0) from None
         finally:
-            if mine.lent is not None and not mine.working:
-                self._transactors.beside(self._withdraw(key, mine))
+            if mine.transactions is not None and not mine.may_be_written:
+                self._transaction_pool.run_in_background(self._withdraw(key, mine))
 
-    async def _attempt(self, key: bytes, digest: bytes, work: Work, mine: _Mine) -> Answered | None:
+    async def _attempt(
+        self, key: bytes, digest: bytes, work: ProduceCallback, attempt: _Attempt
+    ) -> StoredResponse | None:
         """None: look again."""
-        for failure in self._failing.values():
+        for failure in self._failures.values():
             if isinstance(failure, AccessDenied):
                 raise failure.with_traceback(None)
-        known = self.claims.result(key, time.time())
+        known = self.claims.get_result(key, time.time())
         if known is not None:
-            _same(known.digest, digest)
-            return Answered(await self._answer(key, known), again=not mine.working)
-        first = self.claims.first(key)
+            _check_digest(known.digest, digest)
+            return StoredResponse(
+                await self._load_response(key, known), is_repeated=not attempt.may_be_written
+            )
+        first = self.claims.get_first_claim(key)
         if first is None:
-            mine.lent = mine.lent or await self._transactors.lend()
-            await self._claim(key, digest, mine, mine.lent.id)
+            attempt.transactions = attempt.transactions or await self._transaction_pool.acquire()
+            await self._write_claim(key, digest, attempt, attempt.transactions.id)
             return None
-        _same(first.digest, digest)
-        if mine.lent is not None and first.owner == mine.lent.id and mine.lent.started:
-            found = await self._work(key, digest, work, mine, mine.lent)
-            if found is not None or self.claims.first(key) != first:
+        _check_digest(first.digest, digest)
+        if (
+            attempt.transactions is not None
+            and first.owner == attempt.transactions.id
+            and attempt.transactions.is_started
+        ):
+            found = await self._execute(key, digest, work, attempt, attempt.transactions)
+            if found is not None or self.claims.get_first_claim(key) != first:
                 return found
-        elif (left := first.until - time.time()) > 0:
-            await self._changes(key, first, left)
+        elif (left := first.expires_at - time.time()) > 0:
+            await self._wait_for_change(key, first, left)
             return None
-        elif key not in self._taken:
-            self._taken.add(key)
+        elif key not in self._keys_in_takeover:
+            self._keys_in_takeover.add(key)
             try:
-                found = await self._take_over(key, digest, work, mine, first)
+                found = await self._take_over(key, digest, work, attempt, first)
             finally:
-                self._taken.discard(key)
-            if found is not None or self.claims.first(key) != first:
+                self._keys_in_takeover.discard(key)
+            if found is not None or self.claims.get_first_claim(key) != first:
                 return found
         # Requests that take over from each other without a pause fence each other for seconds.
-        await self._changes(key, first, random.uniform(*TAKEN_AGAIN))
+        await self._wait_for_change(key, first, random.uniform(*TAKEOVER_RETRY_RANGE_S))
         return None
 
     async def _take_over(
-        self, key: bytes, digest: bytes, work: Work, mine: _Mine, first: Claim
-    ) -> Answered | None:
+        self, key: bytes, digest: bytes, work: ProduceCallback, attempt: _Attempt, first: Claim
+    ) -> StoredResponse | None:
         """Do it in place of its owner, whose time is up. None: look again.
 
         Where claims are read late, it may have been released long since, and the key be another's
         who works on it under an id of its own, which is not fenced here. A release of the claim is
         in the log by now, or never will be: it takes the id, which is ours.
         """
-        taken = Transactions(self._context.cluster, first.owner)
+        taken = TransactionalProducer(self._context.cluster, first.owner)
         await taken.start()
         await self._catch_up(key)
-        if self.claims.result(key, time.time()) is not None or self.claims.first(key) != first:
+        if (
+            self.claims.get_result(key, time.time()) is not None
+            or self.claims.get_first_claim(key) != first
+        ):
             return None
         log.info("a request is taken over from %s, which did not end it", first.owner)
-        return await self._work(key, digest, work, mine, taken)
+        return await self._execute(key, digest, work, attempt, taken)
 
-    async def _work(
-        self, key: bytes, digest: bytes, work: Work, mine: _Mine, by: Transactions
-    ) -> Answered | None:
-        mine.working = True
-        place, layout, at = self._places(key)[1], self._layout, 0
+    async def _execute(
+        self,
+        key: bytes,
+        digest: bytes,
+        work: ProduceCallback,
+        attempt: _Attempt,
+        transactions: TransactionalProducer,
+    ) -> StoredResponse | None:
+        attempt.may_be_written = True
+        place, layout, at = self._get_partitions(key)[1], self._layout, 0
 
-        def result(body: bytes) -> Write:
+        def build_result(body: bytes) -> TransactionRecord:
             nonlocal at
             at = time.time_ns() // 1_000_000
-            return Write(place, key, digest + body, (), at)
+            return TransactionRecord(place, key, digest + body, (), at)
 
         try:
-            body, placed = await work(by, result)
+            body, placed = await work(transactions, build_result)
         except Fenced:
             return None  # another is at it: its answer is waited for, the claim stays
         except (PartitionFailed, AccessDenied):
-            if not await self._release_shielded(key, by):
+            if not await self._release_shielded(key, transactions):
                 return None  # another is at it, too
-            mine.over(by)
+            attempt.finish(transactions)
             raise
         except KafkaError as exc:
-            return await self._settled(key, mine, by, exc)
-        if by is mine.lent:
-            self._transactors.back(by)
-        mine.over(by)
-        self._keep(key, body)
+            return await self._resolve_failure(key, attempt, transactions, exc)
+        if transactions is attempt.transactions:
+            self._transaction_pool.release(transactions)
+        attempt.finish(transactions)
+        self._store_response(key, body)
         offset = placed[place][-1]
         if offset >= 0 and layout == self._layout:
-            self.claims.apply_result(key, Result(digest, place, offset, at / 1000))
+            self.claims.apply_result(key, ClaimResult(digest, place, offset, at / 1000))
             await self._notify()
-        return Answered(body, again=False)
+        return StoredResponse(body, is_repeated=False)
 
-    async def _settled(
-        self, key: bytes, mine: _Mine, by: Transactions, failure: KafkaError
-    ) -> Answered | None:
+    async def _resolve_failure(
+        self,
+        key: bytes,
+        attempt: _Attempt,
+        transactions: TransactionalProducer,
+        failure: KafkaError,
+    ) -> StoredResponse | None:
         """Was it written? Once the id is started anew that is certain. Raises the failure."""
-        await by.start()
+        await transactions.start()
         await self._catch_up(key)
-        if self.claims.result(key, time.time()) is not None:
+        if self.claims.get_result(key, time.time()) is not None:
             return None
-        if not await self._release_shielded(key, by):
+        if not await self._release_shielded(key, transactions):
             return None
-        mine.over(by)
+        attempt.finish(transactions)
         raise BrokerUnavailable(f"{failure}; it is not written", retry_after=1.0) from failure
 
     # what is written
 
-    async def _claim(self, key: bytes, digest: bytes, mine: _Mine, owner: str) -> None:
+    async def _write_claim(self, key: bytes, digest: bytes, mine: _Attempt, owner: str) -> None:
         """And hear of it, and so of all claims before it: they decide whose it is.
 
         Or not, where the topic was made anew meanwhile: it may have been written to either.
         """
-        place, layout = self._places(key)[0], self._layout
-        mine.claim = self._context.producer.put(
-            place, key + owner.encode(), digest, within=self._within
+        place, layout = self._get_partitions(key)[0], self._layout
+        mine.claim = self._context.producer.send(
+            place, key + owner.encode(), digest, timeout_s=self._timeout_s
         )
         at = await asyncio.shield(mine.claim)
         await self._wait_read({place: at + 1}, layout)
 
-    async def _withdraw(self, key: bytes, mine: _Mine) -> None:
+    async def _withdraw(self, key: bytes, mine: _Attempt) -> None:
         """Release a claim that came to nothing, once Kafka has it: not before it."""
-        if mine.claim is not None and mine.lent is not None:
+        if mine.claim is not None and mine.transactions is not None:
             await asyncio.wait([mine.claim])
-            await self._release(key, mine.lent)
+            await self._write_release(key, mine.transactions)
 
-    async def _release_shielded(self, key: bytes, by: Transactions) -> bool:
+    async def _release_shielded(self, key: bytes, by: TransactionalProducer) -> bool:
         """Release a claim; a request that is cancelled meanwhile leaves that to go on beside it."""
-        return await asyncio.shield(self._transactors.beside(self._release(key, by)))
+        return await asyncio.shield(
+            self._transaction_pool.run_in_background(self._write_release(key, by))
+        )
 
-    async def _release(self, key: bytes, by: Transactions) -> bool:
+    async def _write_release(self, key: bytes, by: TransactionalProducer) -> bool:
         """Write that a claim is released, and know it as soon as Kafka has it.
 
         A client that was told that its records are refused may use the key for others at once. It
@@ -255,17 +288,21 @@ class Ledger:
         Returns:
             False where somebody has taken the claim over: it is not released then.
         """
-        place, owner = self._places(key)[0], by.id
-        held, layout = self.claims.claim_of(key, owner), self._layout
-        release = Write(place, key + owner.encode(), None, (), time.time_ns() // 1_000_000)
+        place, owner = self._get_partitions(key)[0], by.id
+        held, layout = self.claims.get_claim(key, owner), self._layout
+        release = TransactionRecord(
+            place, key + owner.encode(), None, (), time.time_ns() // 1_000_000
+        )
         try:
             placed = await by.commit([release])
         except Fenced:
             return False
         except KafkaError as exc:
             log.debug("a claim is not released, which waits for its end now: %s", exc)
-            if not by.started:
-                self._transactors.settle(by)  # an open transaction holds up the hearing of claims
+            if not by.is_started:
+                self._transaction_pool.abort_in_background(
+                    by
+                )  # an open transaction holds up the hearing of claims
             return True
         if layout != self._layout:
             return True  # the offset is of another partition than the claims, or may be
@@ -281,12 +318,12 @@ class Ledger:
     async def run(self) -> None:
         """Read for as long as it runs; anew where the topic was deleted, replaced or enlarged to
         what is used of it."""
-        self._reads.clear()
-        await self._wanted.wait()
+        self._is_reading.clear()
+        await self._is_requested.wait()
         while True:
-            places = await self._retry_begin()
+            places = await self._begin_with_retries()
             await self._follow_all(places)
-            await asyncio.sleep(AGAIN)  # brokers may not agree yet on what became of it
+            await asyncio.sleep(RETRY_DELAY_S)  # brokers may not agree yet on what became of it
 
     async def _follow_all(self, places: Sequence[TopicPartition]) -> None:
         """Read all partitions that are used, until the topic is not current any more."""
@@ -301,60 +338,60 @@ class Ledger:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for place in places:  # none of them fails by itself any more
-                if failure := self._failing.pop(place, None):
-                    self._failing[None] = failure
+                if failure := self._failures.pop(place, None):
+                    self._failures[None] = failure
 
-    async def _retry_begin(self) -> Sequence[TopicPartition]:
+    async def _begin_with_retries(self) -> Sequence[TopicPartition]:
         """Begin, however often that must be tried."""
         while True:
             try:
-                places = await self._begin()
+                places = await self._find_start_offsets()
             except KafkaError as exc:
-                self._fail(None, exc)
+                self._note_failure(None, exc)
                 if isinstance(exc, AccessDenied):
-                    self._reads.set()  # the requests that wait are told
-                    await asyncio.sleep(DENIED_AGAIN)
+                    self._is_reading.set()  # the requests that wait are told
+                    await asyncio.sleep(DENIED_RETRY_DELAY_S)
                 else:
-                    self._reads.clear()
-                    await asyncio.sleep(AGAIN)
+                    self._is_reading.clear()
+                    await asyncio.sleep(RETRY_DELAY_S)
             else:
-                self._recover(None)
-                self._reads.set()
+                self._clear_failure(None)
+                self._is_reading.set()
                 await self._notify()
                 return places
 
-    def _fail(self, place: TopicPartition | None, error: KafkaError) -> None:
+    def _note_failure(self, place: TopicPartition | None, error: KafkaError) -> None:
         """Note why a partition cannot be read. The log has the first one that cannot."""
-        self._failing[place] = error
-        if place == next(iter(self._failing)):
-            self._outages.fail_with(label_topic(self._section.topic), error)
+        self._failures[place] = error
+        if place == next(iter(self._failures)):
+            self._outages.report_error(format_topic_label(self._section.topic), error)
 
-    def _recover(self, place: TopicPartition | None) -> None:
-        if self._failing.pop(place, None) is not None and not self._failing:
-            self._outages.recover(label_topic(self._section.topic), "is read")
+    def _clear_failure(self, place: TopicPartition | None) -> None:
+        if self._failures.pop(place, None) is not None and not self._failures:
+            self._outages.report_recovery(format_topic_label(self._section.topic), "is read")
 
-    async def _begin(self) -> Sequence[TopicPartition]:
+    async def _find_start_offsets(self) -> Sequence[TopicPartition]:
         """Find the topic, or make it, and where to read its partitions from."""
         cluster = self._context.cluster
-        known = await self._topic()
+        known = await self._get_or_create_topic()
         layout = self._layout_of(known)
         places = [TopicPartition(known.name, number) for number in range(layout.partitions)]
-        since = int((time.time() - self._section.window - SLACK) * 1000)
+        since = int((time.time() - self._section.window - CLAIM_SLACK_S) * 1000)
         # First the ends, of what is committed: a claim that comes between the two is read then.
         ends = await cluster.list_offsets(dict.fromkeys(places, LATEST))
         found = await cluster.list_offsets(dict.fromkeys(places, since))
         begins: dict[TopicPartition, int] = {}
         for place in places:
             end, told = ends[place], found[place]
-            if not isinstance(end, Offset) or not isinstance(told, Offset):
-                code = end if isinstance(told, Offset) else told
+            if not isinstance(end, OffsetAndTimestamp) or not isinstance(told, OffsetAndTimestamp):
+                code = end if isinstance(told, OffsetAndTimestamp) else told
                 raise BrokerUnavailable(f"{place} cannot be read (code {code})")
             begins[place] = told.offset if told.offset >= 0 else end.offset
         self.claims.restart()
-        self._next, self._layout = begins, layout
+        self._next_offsets, self._layout = begins, layout
         return places
 
-    def _layout_of(self, known: TopicAnswer) -> Layout:
+    def _layout_of(self, known: TopicMetadata) -> Layout:
         """Return how a topic is used.
 
         At most as many partitions are used as the topic is made with. Partitions that are added
@@ -366,31 +403,31 @@ class Ledger:
 
     def _is_current(self) -> bool:
         """Return whether the topic is there, and used as it is read."""
-        known = self._context.cluster.topic(self._section.topic)
+        known = self._context.cluster.get_topic(self._section.topic)
         return known is not None and not known.error and self._layout_of(known) == self._layout
 
-    async def _topic(self) -> TopicAnswer:
+    async def _get_or_create_topic(self) -> TopicMetadata:
         name, section = self._section.topic, self._section
         try:
-            return await self._context.topic(name)
+            return await self._context.get_topic(name)
         except Missing:
             configs = {
                 "cleanup.policy": "compact,delete",
-                "retention.ms": str(int((section.window + 2 * SLACK) * 1000)),
+                "retention.ms": str(int((section.window + 2 * CLAIM_SLACK_S) * 1000)),
             }
             replicas = -1 if section.replication is None else section.replication
-            if await make_topic(
+            if await create_topic(
                 self._context.cluster, name, partitions=section.partitions, replicas=replicas,
                 configs=configs,
             ):  # fmt: skip
                 log.info("made the topic %s, for requests with an Idempotency-Key", name)
-            return await self._context.topic(name)
+            return await self._context.get_topic(name)
 
-    def _places(self, key: bytes) -> tuple[TopicPartition, TopicPartition]:
+    def _get_partitions(self, key: bytes) -> tuple[TopicPartition, TopicPartition]:
         """Of its claims, and of its result."""
-        pairs = len(self._next) // 2
+        pairs = len(self._next_offsets) // 2
         if not pairs:
-            both = next(iter(self._next))
+            both = next(iter(self._next_offsets))
             return both, both
         at = 2 * (int.from_bytes(key[:4]) % pairs)
         return TopicPartition(self._section.topic, at), TopicPartition(self._section.topic, at + 1)
@@ -400,45 +437,52 @@ class Ledger:
         cluster = self._context.cluster
         while self._is_current():
             try:
-                got = await piece(cluster, place, self._next[place], max_wait=WAIT)
+                got = await read_committed(
+                    cluster, place, self._next_offsets[place], max_wait=FETCH_MAX_WAIT_S
+                )
             except KafkaError as exc:
-                self._fail(place, exc)
-                await asyncio.sleep(DENIED_AGAIN if isinstance(exc, AccessDenied) else AGAIN)
+                self._note_failure(place, exc)
+                await asyncio.sleep(
+                    DENIED_RETRY_DELAY_S if isinstance(exc, AccessDenied) else RETRY_DELAY_S
+                )
                 if isinstance(exc, PartitionFailed) and exc.code == OUT_OF_RANGE:
                     return
                 continue
-            self._recover(place)
+            self._clear_failure(place)
             now = time.time()
             for record in got.records:
-                self._hear(record, now)
-            if got.next != self._next[place]:
-                self._next[place] = got.next
-                self.claims.advance(place, got.next)
+                self._apply_record(record, now)
+            if got.next_offset != self._next_offsets[place]:
+                self._next_offsets[place] = got.next_offset
+                self.claims.set_read_position(place, got.next_offset)
             await self._notify()  # also without news: the topic may be current again
 
     async def _notify(self) -> None:
         """Have the requests that wait for a change look again."""
-        async with self._moved:
-            self._moved.notify_all()
+        async with self._progress:
+            self._progress.notify_all()
 
-    def _hear(self, record: Record, now: float) -> None:
-        key, owner = (record.key or b"")[:KEY], (record.key or b"")[KEY:].decode("latin-1")
+    def _apply_record(self, record: Record, now: float) -> None:
+        key, owner = (
+            (record.key or b"")[:KEY_BYTES],
+            (record.key or b"")[KEY_BYTES:].decode("latin-1"),
+        )
         value, at = record.value, record.timestamp / 1000
         if owner and value is None:
-            self.claims.released(key, owner, record.offset)
+            self.claims.on_release(key, owner, record.offset)
         elif owner and value is not None:
-            claim = Claim(owner, value, record.offset, at + self._patience)
-            self.claims.claimed(key, claim, now)
+            claim = Claim(owner, value, record.offset, at + self._claim_timeout_s)
+            self.claims.on_claim(key, claim, now)
         elif value is not None:
-            self.claims.done(key, Result(value[:KEY], record.tp, record.offset, at))
+            self.claims.on_result(key, ClaimResult(value[:KEY_BYTES], record.tp, record.offset, at))
 
-    async def _changes(self, key: bytes, first: Claim, left: float) -> None:
-        def changed() -> bool:
-            return self.claims.first(key) != first
+    async def _wait_for_change(self, key: bytes, first: Claim, timeout_s: float) -> None:
+        def has_changed() -> bool:
+            return self.claims.get_first_claim(key) != first
 
         try:
-            async with asyncio.timeout(left), self._moved:
-                await self._moved.wait_for(changed)
+            async with asyncio.timeout(timeout_s), self._progress:
+                await self._progress.wait_for(has_changed)
         except TimeoutError:
             return
 
@@ -451,13 +495,13 @@ class Ledger:
         while True:
             layout = self._layout
             try:
-                ends = {place: await self._end_of(place) for place in self._places(key)}
+                ends = {place: await self._end_of(place) for place in self._get_partitions(key)}
             except (PartitionFailed, BrokerUnavailable) as exc:
                 log.debug("the topic of keys cannot be read to its end: %s", exc)
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_DELAY_S)
                 continue
             if not self._is_current():
-                await asyncio.sleep(AGAIN)  # it is read anew soon
+                await asyncio.sleep(RETRY_DELAY_S)  # it is read anew soon
                 continue
             await self._wait_read(ends, layout)
             if layout == self._layout:
@@ -472,68 +516,70 @@ class Ledger:
         def is_read() -> bool:
             if layout != self._layout:
                 return True
-            return self._is_current() and all(self._next[tp] >= end for tp, end in ends.items())
+            return self._is_current() and all(
+                self._next_offsets[tp] >= end for tp, end in ends.items()
+            )
 
-        async with self._moved:
-            await self._moved.wait_for(is_read)
+        async with self._progress:
+            await self._progress.wait_for(is_read)
 
     async def _end_of(self, place: TopicPartition) -> int:
         """Return where a partition ends, of the topic with the id that is known."""
         cluster = self._context.cluster
-        end = await offset(cluster, place, LATEST)
+        end = await fetch_offset(cluster, place, LATEST)
         # Ends are asked for by the topic's name. A fetch, by its id, fails where it was made anew.
-        await piece(cluster, place, end, max_wait=0.0)
+        await read_committed(cluster, place, end, max_wait=0.0)
         return end
 
-    async def _answer(self, key: bytes, result: Result) -> bytes:
-        body = self._recent.get(key)
+    async def _load_response(self, key: bytes, result: ClaimResult) -> bytes:
+        body = self._recent_responses.get(key)
         if body is None:
-            got = await piece(self._context.cluster, result.tp, result.offset)
+            got = await read_committed(self._context.cluster, result.tp, result.offset)
             # The offset may be of a topic that was made anew since.
             found = got.records[0] if got.records else None
-            if found is None and not self.claims.has_read(key):
+            if found is None and not self.claims.has_read_result(key):
                 what = "it was done, and its answer cannot be read yet"
                 raise BrokerUnavailable(f"{what}; try again", retry_after=1.0)
             if found is None or (found.offset, found.key) != (result.offset, key):
                 what = "it was done, and its answer is not there any more"
-                raise Refusal(409, f"{what}; use another Idempotency-Key for another request")
-            body = (found.value or b"")[KEY:]
-            self._keep(key, body)
+                raise StatusError(409, f"{what}; use another Idempotency-Key for another request")
+            body = (found.value or b"")[KEY_BYTES:]
+            self._store_response(key, body)
         return body
 
-    def _keep(self, key: bytes, body: bytes) -> None:
-        self._recent[key] = body
-        if len(self._recent) > RECENT:
-            self._recent.popitem(last=False)
+    def _store_response(self, key: bytes, body: bytes) -> None:
+        self._recent_responses[key] = body
+        if len(self._recent_responses) > MAX_RECENT_RESPONSES:
+            self._recent_responses.popitem(last=False)
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP)
-            self.claims.sweep(time.time())
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            self.claims.expire(time.time())
 
 
-class _Mine:
+class _Attempt:
     """lent: what this request claims with. claim: its record, the latest. working: it may have
     been done by this request."""
 
     def __init__(self) -> None:
-        self.lent: Transactions | None = None
+        self.transactions: TransactionalProducer | None = None
         self.claim: asyncio.Future[int] | None = None
-        self.working = False
+        self.may_be_written = False
 
-    def over(self, by: Transactions) -> None:
+    def finish(self, transactions: TransactionalProducer) -> None:
         """What became of the attempt is known."""
-        self.working = False
-        if by is self.lent:
-            self.lent = None
+        self.may_be_written = False
+        if transactions is self.transactions:
+            self.transactions = None
 
 
-def digest_of(body: bytes) -> bytes:
+def compute_digest(body: bytes) -> bytes:
     """Of what a request asks for."""
-    return hashlib.sha256(body).digest()[:KEY]
+    return hashlib.sha256(body).digest()[:KEY_BYTES]
 
 
-def _same(one: bytes, other: bytes) -> None:
+def _check_digest(one: bytes, other: bytes) -> None:
     if one != other:
         what = "this Idempotency-Key came with another body before"
-        raise Refusal(422, f"{what}; use another key for another request", code="KEY_REUSED")
+        raise StatusError(422, f"{what}; use another key for another request", code="KEY_REUSED")

@@ -8,17 +8,35 @@ from typing import Any
 from starlette.responses import Response
 
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
-from gateway.kafka.produce.pending_records import Item
-from gateway.sidecar.http.status import RETRY_AFTER, answer, told
+from gateway.kafka.produce.pending_records import ProducerRecord
+from gateway.sidecar.http.status import DEFAULT_RETRY_AFTER_S, build_json_response, build_status
 
-from .order import DENIED, DOUBTFUL, OTHERS, TOO_LARGE, UNKNOWN, UNWRITTEN, WRONG, Failure, Order
+from .encoding import (
+    ACCESS_DENIED,
+    DOUBTFUL,
+    FAILED_DEPENDENCY,
+    INVALID,
+    TOO_LARGE,
+    UNKNOWN_TOPIC,
+    UNWRITTEN,
+    EncodedRecords,
+    RecordFailure,
+)
 
 # Kafka's codes for a record that it refuses.
-REFUSED = {2: WRONG, 32: WRONG, 87: WRONG, 10: TOO_LARGE, 18: TOO_LARGE, 3: UNKNOWN, 17: UNKNOWN}
-WORDS = {
-    WRONG: "INVALID_RECORDS",
-    DENIED: "KAFKA_ACCESS_DENIED",
-    UNKNOWN: "UNKNOWN_TOPIC",
+CODES_BY_KAFKA_ERROR = {
+    2: INVALID,
+    32: INVALID,
+    87: INVALID,
+    10: TOO_LARGE,
+    18: TOO_LARGE,
+    3: UNKNOWN_TOPIC,
+    17: UNKNOWN_TOPIC,
+}
+WORDS_BY_STATUS = {
+    INVALID: "INVALID_RECORDS",
+    ACCESS_DENIED: "KAFKA_ACCESS_DENIED",
+    UNKNOWN_TOPIC: "UNKNOWN_TOPIC",
     TOO_LARGE: "RECORDS_TOO_LARGE",
     UNWRITTEN: "KAFKA_UNAVAILABLE",
 }
@@ -28,41 +46,43 @@ class NotWritten(KafkaError):
     """One of a batch that is not written because of another."""
 
 
-def failure(exc: KafkaError) -> Failure:
+def classify_failure(exc: KafkaError) -> RecordFailure:
     """Why a record was not written, or perhaps not."""
     match exc:
         case NotWritten():
-            return Failure(OTHERS, str(exc))
+            return RecordFailure(FAILED_DEPENDENCY, str(exc))
         case AccessDenied():
-            return Failure(DENIED, str(exc))
+            return RecordFailure(ACCESS_DENIED, str(exc))
         case PartitionFailed():
-            return Failure(REFUSED.get(exc.code, UNWRITTEN), str(exc))
+            return RecordFailure(CODES_BY_KAFKA_ERROR.get(exc.code, UNWRITTEN), str(exc))
         case BrokerUnavailable(timeout=True):
-            return Failure(DOUBTFUL, str(exc))
-    return Failure(UNWRITTEN, str(exc))
+            return RecordFailure(DOUBTFUL, str(exc))
+    return RecordFailure(UNWRITTEN, str(exc))
 
 
-def one(item: Item, result: int | KafkaError) -> dict[str, Any]:
+def describe_result(item: ProducerRecord, result: int | KafkaError) -> dict[str, Any]:
     """Of a record that was handed to Kafka."""
     if isinstance(result, int):
         return {"partition": item.tp.partition, "offset": result}
-    code, error = failure(result)
+    code, error = classify_failure(result)
     return {"partition": item.tp.partition, "errorCode": code, "error": error}
 
 
-def each(order: Order, results: Sequence[int | KafkaError]) -> list[dict[str, Any]]:
+def describe_results(
+    order: EncodedRecords, results: Sequence[int | KafkaError]
+) -> list[dict[str, Any]]:
     """Of all records, in the order of the request. results: of the items."""
     if not order.failures:
-        return [one(*pair) for pair in zip(order.items, results, strict=True)]
+        return [describe_result(*pair) for pair in zip(order.items, results, strict=True)]
     found: list[dict[str, Any]] = [{}] * order.count
-    for place, item, result in zip(order.places, order.items, results, strict=True):
-        found[place] = one(item, result)
+    for place, item, result in zip(order.indexes, order.items, results, strict=True):
+        found[place] = describe_result(item, result)
     for place, (code, error) in order.failures.items():
         found[place] = {"errorCode": code, "error": error}
     return found
 
 
-def status_of(offsets: Sequence[dict[str, Any]]) -> int:
+def combine_status(offsets: Sequence[dict[str, Any]]) -> int:
     """Of the whole request: 207 where some are written, else what none of them was for."""
     codes = {record.get("errorCode", 0) for record in offsets}
     if not codes - {0}:
@@ -71,13 +91,13 @@ def status_of(offsets: Sequence[dict[str, Any]]) -> int:
         return 207
     if codes & {UNWRITTEN, DOUBTFUL}:
         return UNWRITTEN
-    codes -= {OTHERS}
-    return int(codes.pop()) if len(codes) == 1 else WRONG
+    codes -= {FAILED_DEPENDENCY}
+    return int(codes.pop()) if len(codes) == 1 else INVALID
 
 
-def body_of(offsets: list[dict[str, Any]], schema_ids: Sequence[int | None]) -> dict[str, Any]:
+def build_body(offsets: list[dict[str, Any]], schema_ids: Sequence[int | None]) -> dict[str, Any]:
     """Without those members that say that it failed."""
-    status = status_of(offsets)
+    status = combine_status(offsets)
     key, value = schema_ids
     return {
         "offsets": offsets,
@@ -89,13 +109,13 @@ def body_of(offsets: list[dict[str, Any]], schema_ids: Sequence[int | None]) -> 
     }
 
 
-def respond(body: dict[str, Any]) -> Response:
+def build_response(body: dict[str, Any]) -> Response:
     """The answer: with the members of a Status where no record was written."""
     offsets = body["offsets"]
-    status = status_of(offsets)
+    status = combine_status(offsets)
     if status < 300:
-        return answer(body, status)
-    first = next(record for record in offsets if record.get("errorCode") != OTHERS)
+        return build_json_response(body, status)
+    first = next(record for record in offsets if record.get("errorCode") != FAILED_DEPENDENCY)
     if len(offsets) == 1 or status != UNWRITTEN:
         what = str(first["error"])
     elif any(record["errorCode"] == DOUBTFUL for record in offsets):
@@ -103,5 +123,7 @@ def respond(body: dict[str, Any]) -> Response:
         what = f"{what}; `offsets` says which; repeat them with their Idempotency-Key"
     else:
         what = "Kafka did not take the records; try again"
-    headers = {"Retry-After": f"{RETRY_AFTER:g}"} if status == UNWRITTEN else {}
-    return answer(told(status, WORDS.get(status, "FAILED"), what) | body, status, headers)
+    headers = {"Retry-After": f"{DEFAULT_RETRY_AFTER_S:g}"} if status == UNWRITTEN else {}
+    return build_json_response(
+        build_status(status, WORDS_BY_STATUS.get(status, "FAILED"), what) | body, status, headers
+    )

@@ -1,5 +1,5 @@
 """The reactive consumer: batches of a group's records are POSTed to a back end."""
 
-from .part import Reactive
+from .component import ReactiveComponent
 
-__all__ = ["Reactive"]
+__all__ = ["ReactiveComponent"]

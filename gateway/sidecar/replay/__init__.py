@@ -1,5 +1,5 @@
 """Records of a topic once more, to a topic or to the back end."""
 
-from .part import Replays
+from .component import ReplayComponent
 
-__all__ = ["Replays"]
+__all__ = ["ReplayComponent"]

@@ -12,20 +12,20 @@ from collections.abc import Mapping, Sequence
 import httpx
 
 from gateway.config.sections.sidecar import Group
-from gateway.core.delivery.batch import Settled as Portion
+from gateway.core.delivery.batch import SettledRecords as Portion
 from gateway.core.delivery.verdict import Verdict
 from gateway.core.log.record import Record, TopicPartition
 from gateway.sidecar.context import Context
-from gateway.sidecar.reactive.backend import BackEnd
-from gateway.sidecar.reactive.dead_letters import DeadLetters
-from gateway.sidecar.reactive.points import Points
-from gateway.sidecar.reactive.runner import Runner, Works, audited, rules_of
-from gateway.sidecar.reactive.written import Writer
+from gateway.sidecar.reactive.backend import BackendClient
+from gateway.sidecar.reactive.batch_encoder import BatchEncoder
+from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
+from gateway.sidecar.reactive.lane_runner import LaneContext, LaneRunner, audit_settled, build_rules
+from gateway.sidecar.reactive.offset_committer import OffsetCommitter
 
-from .job import ID, Settled
+from .job import REPLAY_ID_HEADER, DeliveryResult
 
 
-class Delivery:
+class BackendReplayDelivery:
     """See the module, and `job.Deliver`. `close` it."""
 
     def __init__(
@@ -33,78 +33,83 @@ class Delivery:
     ) -> None:
         self._context = context
         self._settings = settings
-        self._back_end = _Marked(
-            client, settings.backend, accept_empty=settings.accept_empty, headers={ID: id}
+        self._back_end = _ReplayBackendClient(
+            client,
+            settings.backend,
+            accept_empty=settings.accept_empty,
+            headers={REPLAY_ID_HEADER: id},
         )
-        self._runner: Runner | None = None
+        self._runner: LaneRunner | None = None
         self._task: asyncio.Task[None] | None = None
-        self._given = 0
-        self._portions: list[Portion] = []
-        self._some = asyncio.Event()
+        self._in_flight = 0
+        self._settled_batches: list[Portion] = []
+        self._has_settled = asyncio.Event()
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         self.close()
-        self._runner = Runner(rules_of(self._settings), self._works(), lambda runner: None)
-        self._given, self._portions = 0, []
+        self._runner = LaneRunner(
+            build_rules(self._settings), self._create_lane_context(), lambda runner: None
+        )
+        self._in_flight, self._settled_batches = 0, []
         self._task = asyncio.create_task(self._runner.run())
 
     def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
-    async def __call__(self, records: Sequence[Record], within: float) -> Settled:
+    async def __call__(self, records: Sequence[Record], timeout_s: float) -> DeliveryResult:
         runner = self._runner
         assert runner is not None, "begin it"
-        if not self._given:
-            self._given = len(records)
+        if not self._in_flight:
+            self._in_flight = len(records)
             runner.lane.put(records)
             runner.wake()
-        if not self._portions:
-            self._some.clear()
+        if not self._settled_batches:
+            self._has_settled.clear()
             try:
-                async with asyncio.timeout(within):
-                    await self._some.wait()
+                async with asyncio.timeout(timeout_s):
+                    await self._has_settled.wait()
             except TimeoutError:
-                return Settled(0, why=runner.lane.trouble)
-        portions, self._portions = self._portions, []
-        done = sum(len(each.processed) + len(each.dead) for each in portions)
-        self._given -= done
-        return Settled(done, sum(len(each.dead) for each in portions))
+                return DeliveryResult(0, reason=runner.lane.problem)
+        portions, self._settled_batches = self._settled_batches, []
+        done = sum(len(each.processed) + len(each.dead_letters) for each in portions)
+        self._in_flight -= done
+        return DeliveryResult(done, sum(len(each.dead_letters) for each in portions))
 
-    def _works(self) -> Works:
+    def _create_lane_context(self) -> LaneContext:
         settings, context = self._settings, self._context
-        return Works(
+        return LaneContext(
             settings.group,
             self._back_end,
-            Writer(context.codecs, context.section, settings),
-            DeadLetters(
+            BatchEncoder(context.codecs, context.section, settings),
+            DeadLetterWriter(
                 context,
                 settings.group,
                 settings.dead_letter_topic_ext,
-                make=settings.dead_letter_make,
+                create=settings.dead_letter_make,
             ),
-            Points(settings.group, _uncommitted),
-            self._settled,
+            OffsetCommitter(settings.group, _skip_commit),
+            self._on_settled,
         )
 
-    def _settled(self, portion: Portion) -> None:
-        self._portions.append(portion)
-        self._some.set()
-        audited(self._context.audit, portion)
+    def _on_settled(self, settled: Portion) -> None:
+        self._settled_batches.append(settled)
+        self._has_settled.set()
+        audit_settled(self._context.auditor, settled)
 
 
-class _Marked(BackEnd):
+class _ReplayBackendClient(BackendClient):
     """headers: of every batch."""
 
-    def __init__(self, *how: object, headers: Mapping[str, str], **more: object) -> None:
-        super().__init__(*how, **more)  # type: ignore[arg-type]
+    def __init__(self, *args: object, headers: Mapping[str, str], **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._headers = headers
 
     async def post(
-        self, body: bytes, sent: Sequence[Record], headers: Mapping[str, str] | None = None
+        self, body: bytes, records: Sequence[Record], headers: Mapping[str, str] | None = None
     ) -> Verdict:
-        return await super().post(body, sent, {**(headers or {}), **self._headers})
+        return await super().post(body, records, {**(headers or {}), **self._headers})
 
 
-async def _uncommitted(points: Mapping[TopicPartition, int]) -> None:
+async def _skip_commit(points: Mapping[TopicPartition, int]) -> None:
     """How far a replay is stands in its topic; the group's own offsets are not touched."""

@@ -12,114 +12,121 @@ from starlette.responses import Response
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import GatewayError
-from gateway.formats.codec import Format
-from gateway.sidecar.consumer.dialect import listed
-from gateway.sidecar.consumer.instance import Instance
+from gateway.formats.codec import SerializationFormat
+from gateway.sidecar.consumer.dialect import format_partitions
+from gateway.sidecar.consumer.instance import ConsumerInstance
 from gateway.sidecar.consumer.record_json import Headers, paired_headers
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.spec import Operation
-from gateway.sidecar.http.status import Refusal, answer, headers_of
+from gateway.sidecar.http.spec import ApiOperation
+from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
 
 from . import media
-from .errors import NotJson, body_of, invalid
+from .errors import InvalidJson, build_error_body, to_unprocessable
 
 log = logging.getLogger(__name__)
 
 
-class Confluent:
+class ConfluentDialect:
     name = "v2"
-    bare = True
+    omits_empty_headers = True
 
-    def body(self, operation: Operation, data: bytes, kind: str | None) -> Any:
-        supported(kind)
-        value = parsed(operation, data)
+    def parse_body(self, operation: ApiOperation, data: bytes, content_type: str | None) -> Any:
+        parse_content_type(content_type)
+        value = parse_json(operation, data)
         try:
-            operation.check(value)
-        except Refusal as exc:
-            raise invalid(exc) from None
+            operation.validate_body(value)
+        except StatusError as exc:
+            raise to_unprocessable(exc) from None
         return value
 
-    def answer(self, request: Request, body: Any, status: int = 200) -> Response:
-        return typed(answer(body, status), answered_as(request))
+    def build_response(self, request: Request, body: Any, status: int = 200) -> Response:
+        return set_content_type(build_json_response(body, status), negotiate_content_type(request))
 
-    def records(self, request: Request, instance: Instance, body: bytes) -> Response:
-        format = _format(instance)
-        kind = answered_as(request)
-        return typed(answer(body), media.of_format(format) if kind == media.PLAIN else kind)
+    def build_records_response(
+        self, request: Request, instance: ConsumerInstance, body: bytes
+    ) -> Response:
+        format = _get_format(instance)
+        kind = negotiate_content_type(request)
+        return set_content_type(
+            build_json_response(body),
+            media.build_media_type(format) if kind == media.KAFKA_V2_TYPE else kind,
+        )
 
-    def refusal(self, request: Request, exc: Exception) -> Response:
+    def build_error_response(self, request: Request, exc: Exception) -> Response:
         if not isinstance(exc, (GatewayError, HTTPException)):
             log.error("%s %s failed", request.method, request.url.path, exc_info=exc)
-        status, body = body_of(exc)
-        made = answer(body, status, headers_of(exc, status))
-        return typed(made, answered_as(request, strictly=False))
+        status, body = build_error_body(exc)
+        made = build_json_response(body, status, build_error_headers(exc, status))
+        return set_content_type(made, negotiate_content_type(request, strict=False))
 
-    def created(self, name: str, base_uri: str) -> Any:
+    def format_created(self, name: str, base_uri: str) -> Any:
         return {"instance_id": name, "base_uri": base_uri}
 
-    def topics(self, instance: Instance, topics: Sequence[str]) -> Any:
+    def format_topics(self, instance: ConsumerInstance, topics: Sequence[str]) -> Any:
         return {"topics": list(topics)}
 
-    def partitions(self, tps: Iterable[TopicPartition]) -> Any:
-        return {"partitions": listed(tps)}
+    def format_partitions(self, tps: Iterable[TopicPartition]) -> Any:
+        return {"partitions": format_partitions(tps)}
 
-    def formats(
-        self, request: Request, instance: Instance, context: Context
-    ) -> Callable[[str], tuple[Format, Format]]:
+    def resolve_formats(
+        self, request: Request, instance: ConsumerInstance, context: Context
+    ) -> Callable[[str], tuple[SerializationFormat, SerializationFormat]]:
         """An instance has one; a client that names only others gets none of its records."""
-        format = _format(instance)
-        named = [media.parsed(each) for each in media.accepted(request.headers)]
+        format = _get_format(instance)
+        named = [
+            media.parse_media_type(each) for each in media.iter_accepted_types(request.headers)
+        ]
         wanted = {each.format for each in named if each is not None and each.format is not None}
         if wanted and format not in wanted:
             has = format.name.lower()
             what = f"{instance.name} reads {has}, and Accept names others; accept that, or PLAIN"
-            what = what.replace("PLAIN", media.PLAIN)
-            raise Refusal(406, what, code="FORMAT_MISMATCH")
+            what = what.replace("PLAIN", media.KAFKA_V2_TYPE)
+            raise StatusError(406, what, code="FORMAT_MISMATCH")
         return lambda topic: (format, format)
 
-    def headers(self, request: Request) -> Callable[[Headers], Any]:
+    def get_header_formatter(self, request: Request) -> Callable[[Headers], Any]:
         return paired_headers
 
 
-def _format(instance: Instance) -> Format:
-    return instance.wishes.format or Format.BINARY
+def _get_format(instance: ConsumerInstance) -> SerializationFormat:
+    return instance.options.format or SerializationFormat.BINARY
 
 
-def parsed(operation: Operation, data: bytes) -> Any:
+def parse_json(operation: ApiOperation, data: bytes) -> Any:
     """A body as JSON. Raises NotJson."""
     try:
-        return operation.parsed(data, None)
-    except Refusal as exc:
-        raise NotJson(str(exc)) from None
+        return operation.parse_json(data, None)
+    except StatusError as exc:
+        raise InvalidJson(str(exc)) from None
 
 
-def supported(kind: str | None) -> media.Media:
+def parse_content_type(content_type: str | None) -> media.MediaType:
     """What a request's body is. Raises Refusal 415."""
-    text = (kind or "").partition(";")[0].strip().lower()
-    found = media.parsed(text)
-    if found is None and text not in media.UNTOLD:
-        what = f"the body is {text[:80]}; send {media.PLAIN}, or application/json"
-        raise Refusal(415, what)
-    return found or media.Media(None)
+    text = (content_type or "").partition(";")[0].strip().lower()
+    found = media.parse_media_type(text)
+    if found is None and text not in media.UNSPECIFIED_TYPES:
+        what = f"the body is {text[:80]}; send {media.KAFKA_V2_TYPE}, or application/json"
+        raise StatusError(415, what)
+    return found or media.MediaType(None)
 
 
-def answered_as(request: Request, *, strictly: bool = True) -> str:
+def negotiate_content_type(request: Request, *, strict: bool = True) -> str:
     """The content type of an answer. Raises Refusal 406, where it is taken strictly."""
-    names = list(media.accepted(request.headers))
+    names = list(media.iter_accepted_types(request.headers))
     for name in names:
-        if media.parsed(name) is not None:
-            return media.PLAIN
-        if name in media.ANYTHING:
-            return media.JSON if name == media.JSON else media.PLAIN
-    if names and strictly:
-        what = f"nothing of Accept can be given; accept {media.PLAIN} or application/json"
-        raise Refusal(406, what)
-    return media.PLAIN
+        if media.parse_media_type(name) is not None:
+            return media.KAFKA_V2_TYPE
+        if name in media.WILDCARD_TYPES:
+            return media.JSON_TYPE if name == media.JSON_TYPE else media.KAFKA_V2_TYPE
+    if names and strict:
+        what = f"nothing of Accept can be given; accept {media.KAFKA_V2_TYPE} or application/json"
+        raise StatusError(406, what)
+    return media.KAFKA_V2_TYPE
 
 
-def typed(made: Response, kind: str) -> Response:
-    made.headers["Content-Type"] = kind
-    return made
+def set_content_type(response: Response, content_type: str) -> Response:
+    response.headers["Content-Type"] = content_type
+    return response
 
 
-CONFLUENT = Confluent()
+CONFLUENT = ConfluentDialect()

@@ -17,77 +17,83 @@ from gateway.errors import (
     RegistryUnavailable,
     UnknownTopic,
 )
-from gateway.sidecar.http.status import Refusal, status_of
+from gateway.sidecar.http.status import StatusError, describe_error
 
-TOPIC, PARTITION, INSTANCE = 40401, 40402, 40403
+TOPIC_NOT_FOUND, PARTITION_NOT_FOUND, INSTANCE_NOT_FOUND = 40401, 40402, 40403
 FORMAT_MISMATCH, NOT_ACCEPTABLE = 40601, 40602
-REGISTRY = 40801
-SUBSCRIBED, EXISTS, ILLEGAL_STATE = 40901, 40902, 40903
-OUT_OF_RANGE = 41601
-MEDIA_TYPE = 41501
-KEY_SCHEMA, VALUE_SCHEMA, CONVERSION, CONFIGURATION, SCHEMA = 42201, 42202, 42203, 42204, 42205
+REGISTRY_UNAVAILABLE = 40801
+ALREADY_SUBSCRIBED, INSTANCE_EXISTS, ILLEGAL_STATE = 40901, 40902, 40903
+OFFSET_OUT_OF_RANGE = 41601
+UNSUPPORTED_MEDIA_TYPE = 41501
+(
+    KEY_SCHEMA_MISSING,
+    VALUE_SCHEMA_MISSING,
+    CONVERSION_FAILED,
+    INVALID_CONFIGURATION,
+    INVALID_SCHEMA,
+) = 42201, 42202, 42203, 42204, 42205
 RETRIABLE = 50003
 
-CODES: Mapping[str, int] = {
-    "UNKNOWN_PARTITION": PARTITION,
-    "INSTANCE_NOT_FOUND": INSTANCE,
+ERROR_CODES: Mapping[str, int] = {
+    "UNKNOWN_PARTITION": PARTITION_NOT_FOUND,
+    "INSTANCE_NOT_FOUND": INSTANCE_NOT_FOUND,
     "FORMAT_MISMATCH": FORMAT_MISMATCH,
     "NOT_ACCEPTABLE": NOT_ACCEPTABLE,
-    "INSTANCE_EXISTS": EXISTS,
+    "INSTANCE_EXISTS": INSTANCE_EXISTS,
     "OTHER_SUBSCRIPTION": ILLEGAL_STATE,
     "NOT_SUBSCRIBED": ILLEGAL_STATE,
     "NOT_ASSIGNED": ILLEGAL_STATE,
     "INSTANCE_BUSY": ILLEGAL_STATE,
     "NO_OFFSET": ILLEGAL_STATE,
     "GROUP_FAILED": ILLEGAL_STATE,
-    "OFFSET_OUT_OF_RANGE": OUT_OF_RANGE,
-    "UNSUPPORTED_MEDIA_TYPE": MEDIA_TYPE,
-    "KEY_SCHEMA_MISSING": KEY_SCHEMA,
-    "VALUE_SCHEMA_MISSING": VALUE_SCHEMA,
-    "INVALID_CONFIGURATION": CONFIGURATION,
+    "OFFSET_OUT_OF_RANGE": OFFSET_OUT_OF_RANGE,
+    "UNSUPPORTED_MEDIA_TYPE": UNSUPPORTED_MEDIA_TYPE,
+    "KEY_SCHEMA_MISSING": KEY_SCHEMA_MISSING,
+    "VALUE_SCHEMA_MISSING": VALUE_SCHEMA_MISSING,
+    "INVALID_CONFIGURATION": INVALID_CONFIGURATION,
 }
 """By the word of a Refusal."""
 
 
-class NotJson(Refusal):
+class InvalidJson(StatusError):
     """A body that cannot be read: 400, in either dialect."""
 
     def __init__(self, what: str) -> None:
         super().__init__(400, what)
 
 
-def invalid(exc: Refusal, word: str = "INVALID_BODY") -> Refusal:
+def to_unprocessable(exc: StatusError, code: str = "INVALID_BODY") -> StatusError:
     """A body that is JSON and not what it should be: 422, where the contract says 400."""
-    given = exc.status in (400, 422) and not isinstance(exc, NotJson)
-    return Refusal(422, str(exc), code=word) if given else exc
+    given = exc.status in (400, 422) and not isinstance(exc, InvalidJson)
+    return StatusError(422, str(exc), code=code) if given else exc
 
 
-def misconfigured(exc: Refusal) -> Refusal:
+def to_invalid_configuration(exc: StatusError) -> StatusError:
     """As `invalid`, of an instance that is to be made."""
-    return invalid(exc, "INVALID_CONFIGURATION")
+    return to_unprocessable(exc, "INVALID_CONFIGURATION")
 
 
-def code_of(exc: Exception) -> tuple[int, int, str]:
+def get_error_code(exc: Exception) -> tuple[int, int, str]:
     """HTTP status, error code and message."""
-    status, _, what = status_of(exc)
+    status, _, what = describe_error(exc)
     match exc:
-        case Refusal():
-            return status, CODES.get(exc.code, status), what
+        case StatusError():
+            return status, ERROR_CODES.get(exc.code, status), what
         case UnknownTopic():
-            return 404, TOPIC, what
+            return 404, TOPIC_NOT_FOUND, what
         case AccessDenied():
             return 403, 40301, what
         case NotGranted():
             return status, {401: 40101, 403: 40301}.get(status, status), what
         case FormatError():
-            return 422, CONVERSION, what
+            return 422, CONVERSION_FAILED, what
         case RegistryUnavailable():
-            return 408, REGISTRY, what
+            return 408, REGISTRY_UNAVAILABLE, what
         case KafkaError():
             return 503, RETRIABLE, what
     return status, status, what
 
 
-def body_of(exc: Exception) -> tuple[int, dict[str, Any]]:
-    status, code, message = code_of(exc)
+def build_error_body(exc: Exception) -> tuple[int, dict[str, Any]]:
+    status, code, message = get_error_code(exc)
     return status, {"error_code": code, "message": message}

@@ -12,11 +12,20 @@ from starlette.requests import HTTPConnection
 
 from gateway.config import Route
 
-from .credentials import bearer
-from .grant import NOBODY, Grant, Granted
-from .guard import WANTED, Wanted
+from .credentials import get_bearer_token
+from .grant import NO_GRANTS, Grant, Granted
+from .guard import REQUESTED_ACTION_SCOPE_KEY, RequestedAction
 
-__all__ = ["NOBODY", "WANTED", "Access", "Grant", "Granted", "Wanted", "anyone", "bearer"]
+__all__ = [
+    "NO_GRANTS",
+    "REQUESTED_ACTION_SCOPE_KEY",
+    "Access",
+    "Grant",
+    "Granted",
+    "RequestedAction",
+    "allow_anyone",
+    "get_bearer_token",
+]
 
 
 class Access(Protocol):
@@ -40,7 +49,7 @@ class Access(Protocol):
     ) -> Granted | None: ...
 
 
-async def anyone(
+async def allow_anyone(
     route: Route, params: Mapping[str, str], connection: HTTPConnection, token: str | None
 ) -> None:
     """Access for whoever reaches the port."""

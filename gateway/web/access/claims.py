@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def claim(claims: Mapping[str, Any], name: str) -> Any:
+def get_claim(claims: Mapping[str, Any], name: str) -> Any:
     """A claim by its name; where there is none of it, its dots lead into objects. None if there
     is nothing."""
     if name in claims:
@@ -17,7 +17,7 @@ def claim(claims: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def text_of(value: Any) -> str | None:
+def format_claim(value: Any) -> str | None:
     """Text, a number or a truth value as text; None for anything else, and for no text."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -32,7 +32,7 @@ def _is_unicode(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def roles_of(value: Any) -> frozenset[str]:
+def parse_roles(value: Any) -> frozenset[str]:
     """A list of them, or a text with spaces (RFC 8693 4.2); none in anything else."""
     if isinstance(value, str):
         return frozenset(value.split())

@@ -11,7 +11,7 @@ MAX_EXPIRES_S = 253_402_300_799.0  # since 1970: the last second of the year 999
 
 
 @lru_cache(4096)
-def _once(roles: frozenset[str]) -> frozenset[str]:
+def _intern_roles(roles: frozenset[str]) -> frozenset[str]:
     return roles
 
 
@@ -36,10 +36,10 @@ class Grant:
     expires: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "roles", _once(frozenset(self.roles)))
+        object.__setattr__(self, "roles", _intern_roles(frozenset(self.roles)))
         object.__setattr__(self, "attributes", dict(self.attributes))
         if self.expires is not None:
-            object.__setattr__(self, "expires", _in_range(self.expires))
+            object.__setattr__(self, "expires", _clamp_expiry(self.expires))
 
     def __hash__(self) -> int:
         claims = frozenset(self.attributes.items())
@@ -51,7 +51,7 @@ class Grant:
         return self.guard, self.identity
 
 
-def _in_range(expires: float) -> float:
+def _clamp_expiry(expires: float) -> float:
     """A time that every clock, timer and calendar here can tell. Raises ValueError for NaN, with
     which no comparison would ever say that it is over."""
     if expires != expires:
@@ -92,7 +92,7 @@ class Granted(Mapping[str, Grant]):
         """Both; where both know a guard, what this one says of it."""
         return Granted((*self._grants, *[each for each in other._grants if each.guard not in self]))
 
-    def told(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         """As JSON, for another process of this gateway."""
         return [
             [*each.subject, sorted(each.roles), dict(each.attributes), each.expires]
@@ -100,9 +100,9 @@ class Granted(Mapping[str, Grant]):
         ]
 
     @classmethod
-    def of(cls, told: Iterable[Any]) -> Granted:
+    def from_json(cls, data: Iterable[Any]) -> Granted:
         """What another process `told`."""
-        return cls([Grant(g, i, frozenset(r), a, e) for g, i, r, a, e in told])
+        return cls([Grant(g, i, frozenset(r), a, e) for g, i, r, a, e in data])
 
     @property
     def identity(self) -> str | None:
@@ -149,5 +149,5 @@ class Granted(Mapping[str, Grant]):
         return None if first is None else first.expires
 
 
-NOBODY = Granted()
+NO_GRANTS = Granted()
 """Of a client that nobody asked who it is."""

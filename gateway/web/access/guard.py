@@ -10,16 +10,16 @@ from urllib.parse import quote
 from starlette.requests import HTTPConnection
 
 from gateway.config import PathPattern, Route
-from gateway.config.sections.producing import pattern_of
+from gateway.config.sections.produce import parse_location
 
 from .grant import Grant
-from .refusal import Refusals
+from .guard_errors import GuardErrors
 
-WANTED = "gateway.wanted"
+REQUESTED_ACTION_SCOPE_KEY = "gateway.wanted"
 """The member of a scope that says what a client is about to be let in to: `Wanted`."""
 
 
-class Wanted(NamedTuple):
+class RequestedAction(NamedTuple):
     """What a client wants to do, and with what: a method, and a path as it came."""
 
     method: str
@@ -27,7 +27,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AccessRequest:
     """What a client comes with, and what it wants.
 
     token: of a `token` message, which beats what the connection has; None if none came.
@@ -41,7 +41,7 @@ class Asked:
     @property
     def method(self) -> str:
         """What the client wants to do, as HTTP calls it on any wire."""
-        wanted: Wanted | None = self.connection.scope.get(WANTED)
+        wanted: RequestedAction | None = self.connection.scope.get(REQUESTED_ACTION_SCOPE_KEY)
         if wanted is not None:
             return wanted.method
         return str(self.connection.scope.get("method", "GET"))
@@ -51,7 +51,7 @@ class Asked:
         """The path of the route that the client asks for, its parameters filled in and
         percent-encoded; `/*` for a rest. A WebSocket has many streams, and its own path is none of
         theirs."""
-        wanted: Wanted | None = self.connection.scope.get(WANTED)
+        wanted: RequestedAction | None = self.connection.scope.get(REQUESTED_ACTION_SCOPE_KEY)
         for pattern in self._patterns:
             if set(pattern.params) != self.params.keys():
                 continue
@@ -60,7 +60,7 @@ class Asked:
                     quote(self.params[each[1:-1]], safe="") if each[:1] == "{" else each
                     for each in pattern.segments
                 ]
-                return "/" + "/".join([*filled, "*"] if pattern.rest else filled)
+                return "/" + "/".join([*filled, "*"] if pattern.has_wildcard else filled)
         return self.route.when[0].path
 
     @property
@@ -68,19 +68,19 @@ class Asked:
         """All that the route serves, that of replies included."""
         yield from (when.pattern for when in self.route.when)
         if self.route.with_.async_ is not None:
-            yield pattern_of(self.route.with_.async_.location)
+            yield parse_location(self.route.with_.async_.location)
 
 
 class Guard(Protocol):
     """Says who a client is."""
 
     @property
-    def refusals(self) -> Refusals:
+    def errors(self) -> GuardErrors:
         """Its words for those that it does not let in."""
 
     @property
-    def renewable(self) -> bool:
+    def is_renewable(self) -> bool:
         """A `token` message is for it, too."""
 
-    async def grant(self, asked: Asked) -> Grant:
+    async def grant(self, request: AccessRequest) -> Grant:
         """Raises NotGranted and GuardUnavailable."""

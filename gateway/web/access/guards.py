@@ -12,14 +12,14 @@ from starlette.requests import HTTPConnection
 from gateway import config as configured
 from gateway.config import Http, Inline, Jwt, Route, Settings
 from gateway.errors import NotGranted
-from gateway.telemetry.redact import hide
+from gateway.telemetry.redaction import add_secret_names
 
-from .credentials import bearer
-from .elsewhere import Elsewhere
-from .grant import NOBODY, Grant, Granted
-from .guard import Asked, Guard
+from .credentials import get_bearer_token
+from .external_http import ExternalHttp
+from .grant import NO_GRANTS, Grant, Granted
+from .guard import AccessRequest, Guard
 from .inline import InlineGuard
-from .jwks import Fetched, Keys, Listed
+from .jwks import KeySource, RemoteKeySource, StaticKeySource
 
 if TYPE_CHECKING:
     from gateway.web.access import Access
@@ -32,36 +32,36 @@ class Guards:
     own: the application's own.
     """
 
-    def __init__(self, settings: Settings, own: Access) -> None:
-        self._own = own
-        self._elsewhere = Elsewhere()
-        self._fetched: dict[str, Fetched] = {}
+    def __init__(self, settings: Settings, application_access: Access) -> None:
+        self._application_access = application_access
+        self._external_http = ExternalHttp()
+        self._remote_key_sources: dict[str, RemoteKeySource] = {}
         self._guards: dict[str, Guard] = {}
         self._settings: Mapping[str, configured.Guard] = {}
-        self._admin: Route | None = None
-        self.adopt(settings)
+        self._admin_route: Route | None = None
+        self.apply_settings(settings)
 
-    def adopt(self, settings: Settings) -> frozenset[str]:
+    def apply_settings(self, settings: Settings) -> frozenset[str]:
         """Go by these settings from now on; the guards that are others, or gone, by their names.
         Those that are the same keep what they know, such as an issuer's keys."""
         before, self._settings = self._settings, settings.guards
         for guard in settings.guards.values():
-            hide(_secret(guard))
+            add_secret_names(_list_secret_parameters(guard))
         changed = frozenset(
             name for name, guard in before.items() if settings.guards.get(name) != guard
         )
         for name in changed:
             self._guards.pop(name, None)
-            self._fetched.pop(name, None)
+            self._remote_key_sources.pop(name, None)
         asked = [route.guarded for route in settings.routes]
-        self._admin = None if settings.admin is None else settings.admin.route
-        if self._admin is not None:
-            asked.append(self._admin.guarded)
+        self._admin_route = None if settings.admin is None else settings.admin.route
+        if self._admin_route is not None:
+            asked.append(self._admin_route.guarded)
         if settings.sidecar is not None:
             asked.append(settings.sidecar.guarded)
         for name in sorted({name for guarded in asked for name in guarded}):
             if name not in self._guards:
-                self._guards[name] = self._made(name, settings)
+                self._guards[name] = self._create_guard(name, settings)
         return changed
 
     async def __call__(
@@ -71,98 +71,98 @@ class Guards:
         connection: HTTPConnection,
         token: str | None,
     ) -> Granted:
-        granted = NOBODY
+        granted = NO_GRANTS
         if route.guarded:
-            told = None if token == bearer(connection) else token
-            granted = await self._granted(Asked(route, params, connection, told))
-        own = await self._own(route, params, connection, token)
+            told = None if token == get_bearer_token(connection) else token
+            granted = await self._grant_all(AccessRequest(route, params, connection, told))
+        own = await self._application_access(route, params, connection, token)
         return granted | own if own else granted
 
     @property
-    def ask_operators(self) -> bool:
+    def has_operator_guards(self) -> bool:
         """Whether operators have to say who they are."""
-        return self._admin is not None and bool(self._admin.guarded)
+        return self._admin_route is not None and bool(self._admin_route.guarded)
 
-    async def operator(self, connection: HTTPConnection) -> Granted:
+    async def admit_operator(self, connection: HTTPConnection) -> Granted:
         """Who asks for what `admin` may do. Raises NotGranted and GuardUnavailable."""
-        if self._admin is None or not self.ask_operators:
-            return NOBODY
-        return await self._granted(Asked(self._admin, {}, connection))
+        if self._admin_route is None or not self.has_operator_guards:
+            return NO_GRANTS
+        return await self._grant_all(AccessRequest(self._admin_route, {}, connection))
 
     async def run(self) -> None:
         """Fetch keys before anybody needs them; close what was opened when it is cancelled."""
         try:
-            first = [fetched.current() for fetched in self._fetched.values()]
+            first = [fetched.get_current() for fetched in self._remote_key_sources.values()]
             await asyncio.gather(*first, return_exceptions=True)
             await asyncio.Event().wait()
         finally:
-            await self._elsewhere.close()
+            await self._external_http.close()
 
-    async def _granted(self, asked: Asked) -> Granted:
+    async def _grant_all(self, request: AccessRequest) -> Granted:
         """A token that was told (`token`) is for the guards that take it, and the others have
         what the connection came with; but one of them has to take it."""
-        guards = [self._guards[name] for name in asked.route.guarded]
-        several = sum([guard.renewable for guard in guards]) > 1
+        guards = [self._guards[name] for name in request.route.guarded]
+        several = sum([guard.is_renewable for guard in guards]) > 1
         refused: NotGranted | None = None
-        taken = asked.token is None or not any([guard.renewable for guard in guards])
+        taken = request.token is None or not any([guard.is_renewable for guard in guards])
         grants = []
-        for guard, roles in zip(guards, asked.route.guarded.values(), strict=True):
+        for guard, roles in zip(guards, request.route.guarded.values(), strict=True):
             try:
-                grants.append(await _grant(guard, roles, asked))
-                taken = taken or guard.renewable
+                grants.append(await _grant_with_roles(guard, roles, request))
+                taken = taken or guard.is_renewable
             except NotGranted as exc:
-                if asked.token is None or not (several and guard.renewable):
+                if request.token is None or not (several and guard.is_renewable):
                     raise
                 refused = refused or exc
-                grants.append(await self._without(guard, roles, asked, refused))
+                grants.append(await self._grant_without_token(guard, roles, request, refused))
         if not taken and refused is not None:
             raise refused
         return Granted(grants)
 
-    async def _without(
-        self, guard: Guard, roles: Sequence[str], asked: Asked, refused: NotGranted
+    async def _grant_without_token(
+        self, guard: Guard, roles: Sequence[str], request: AccessRequest, original_error: NotGranted
     ) -> Grant:
         """What a guard says that does not take the token that was told."""
         try:
-            return await _grant(guard, roles, replace(asked, token=None))
+            return await _grant_with_roles(guard, roles, replace(request, token=None))
         except NotGranted:
-            raise refused from None
+            raise original_error from None
 
-    def _made(self, name: str, settings: Settings) -> Guard:
+    def _create_guard(self, name: str, settings: Settings) -> Guard:
         """Imported when they are needed: cryptography takes a tenth of a second."""
         made, realm = settings.guards[name], settings.name
         if isinstance(made, Jwt):
             from .jwt import JwtGuard
 
-            return JwtGuard(name, made, realm, self._keys(name, made))
+            return JwtGuard(name, made, realm, self._create_key_source(name, made))
         if isinstance(made, Http):
             from .http import HttpGuard
 
-            return HttpGuard(name, made, realm, self._elsewhere)
+            return HttpGuard(name, made, realm, self._external_http)
         if isinstance(made, Inline):
             return InlineGuard(name, made, realm)
         from .x509 import X509Guard
 
         return X509Guard(name, made, realm)
 
-    def _keys(self, name: str, guard: Jwt) -> Keys:
+    def _create_key_source(self, name: str, guard: Jwt) -> KeySource:
         if not isinstance(guard.keys, str):
-            return Listed(guard.keys)
-        fetched = Fetched(name, guard.keys, guard.jwks, self._elsewhere)
-        self._fetched[name] = fetched
+            return StaticKeySource(guard.keys)
+        fetched = RemoteKeySource(name, guard.keys, guard.jwks, self._external_http)
+        self._remote_key_sources[name] = fetched
         return fetched
 
 
-def _secret(guard: configured.Guard) -> Iterable[str]:
+def _list_secret_parameters(guard: configured.Guard) -> Iterable[str]:
     """The parameters of a query that hold its credentials."""
     if isinstance(guard, Http):
         return guard.forward.query
     return guard.credentials.query if isinstance(guard, (Jwt, Inline)) else ()
 
 
-async def _grant(guard: Guard, roles: Sequence[str], asked: Asked) -> Grant:
-    grant = await guard.grant(asked)
+async def _grant_with_roles(guard: Guard, roles: Sequence[str], request: AccessRequest) -> Grant:
+    grant = await guard.grant(request)
     lacking = [role for role in roles if role not in grant.roles]
     if lacking:
-        raise guard.refusals.lacking(lacking)
+        raise guard.errors.build_missing_roles(lacking)
     return grant

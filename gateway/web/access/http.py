@@ -32,23 +32,23 @@ from urllib.parse import urlencode
 
 from gateway.config import Http
 
-from .claims import roles_of, text_of
-from .credentials import offered
-from .elsewhere import Away, Elsewhere, Headers
+from .claims import format_claim, parse_roles
+from .credentials import get_subprotocol_token
+from .external_http import ExternalHttp, ExternalHttpError, Headers
 from .grant import Grant
-from .guard import Asked
-from .refusal import Refusals
+from .guard import AccessRequest
+from .guard_errors import GuardErrors
 
-REMEMBERED = 10_000  # answers
+MAX_CACHED_DECISIONS = 10_000  # answers
 
-_TOKEN = re.compile(r"[\x21-\x7e]+")  # what can stand in a header without being another
+_TOKEN_PATTERN = re.compile(r"[\x21-\x7e]+")  # what can stand in a header without being another
 
 log = logging.getLogger(__name__)
 
-Denied: TypeAlias = Literal[401, 403]
+DeniedStatus: TypeAlias = Literal[401, 403]
 
 
-class Shown(NamedTuple):
+class ApplicationRequest(NamedTuple):
     """What the application is asked with."""
 
     url: str
@@ -62,40 +62,44 @@ class Shown(NamedTuple):
 class HttpGuard:
     """See the module."""
 
-    def __init__(self, name: str, settings: Http, realm: str, elsewhere: Elsewhere) -> None:
+    def __init__(self, name: str, settings: Http, realm: str, external_http: ExternalHttp) -> None:
         self._name = name
         self._settings = settings
-        self._elsewhere = elsewhere
-        self._known: OrderedDict[bytes, tuple[float, Grant | Denied]] = OrderedDict()
-        self._asking: dict[bytes, asyncio.Task[Grant | Denied]] = {}
-        self._answers = True  # the last time
-        self.renewable = "authorization" in settings.forward.headers
+        self._external_http = external_http
+        self._cache: OrderedDict[bytes, tuple[float, Grant | DeniedStatus]] = OrderedDict()
+        self._pending: dict[bytes, asyncio.Task[Grant | DeniedStatus]] = {}
+        self._is_available = True  # the last time
+        self.is_renewable = "authorization" in settings.forward.headers
         shown = [*settings.forward.headers, *(f"?{each}=" for each in settings.forward.query)]
-        self.refusals = Refusals(name, realm, f"log in to the application ({' or '.join(shown)})")
+        self.errors = GuardErrors(name, realm, f"log in to the application ({' or '.join(shown)})")
 
-    async def grant(self, asked: Asked) -> Grant:
-        shown = self._shown(asked)
+    async def grant(self, request: AccessRequest) -> Grant:
+        shown = self._build_application_request(request)
         if shown is None:
-            raise self.refusals.unknown()
+            raise self.errors.build_missing_credentials()
         try:
-            said = await self._say(shown)
-        except Away as exc:
-            raise self.refusals.uncertain("the application does not say who you are") from exc
+            said = await self._get_decision(shown)
+        except ExternalHttpError as exc:
+            raise self.errors.build_unavailable("the application does not say who you are") from exc
         if said == 401:
-            raise self.refusals.invalid("the application does not know you")
+            raise self.errors.build_invalid_token("the application does not know you")
         if said == 403:
-            raise self.refusals.denied()
+            raise self.errors.build_access_denied()
         return said
 
-    def _shown(self, asked: Asked) -> Shown | None:
+    def _build_application_request(self, request: AccessRequest) -> ApplicationRequest | None:
         """None if there is nothing to show."""
-        if asked.token is not None and not _TOKEN.fullmatch(asked.token):
-            raise self.refusals.invalid("the token is none")
-        headers = [pair for name in self._settings.forward.headers for pair in _of(name, asked)]
+        if request.token is not None and not _TOKEN_PATTERN.fullmatch(request.token):
+            raise self.errors.build_invalid_token("the token is none")
+        headers = [
+            pair
+            for name in self._settings.forward.headers
+            for pair in _get_forwarded_headers(name, request)
+        ]
         query = [
             (name, value)
             for name in self._settings.forward.query
-            for value in asked.connection.query_params.getlist(name)
+            for value in request.connection.query_params.getlist(name)
         ]
         if not headers and not query:
             return None
@@ -103,104 +107,108 @@ class HttpGuard:
         if query:
             url += ("&" if "?" in url else "?") + urlencode(query)
         wanted = [
-            (b"x-forwarded-method", asked.method.encode("latin-1")),
-            (b"x-forwarded-uri", asked.path.encode()),
+            (b"x-forwarded-method", request.method.encode("latin-1")),
+            (b"x-forwarded-uri", request.path.encode()),
         ]
-        return Shown(url, (*headers, *wanted))
+        return ApplicationRequest(url, (*headers, *wanted))
 
-    async def _say(self, shown: Shown) -> Grant | Denied:
+    async def _get_decision(self, application_request: ApplicationRequest) -> Grant | DeniedStatus:
         """Raises Away."""
-        digest = shown.digest
-        until, known = self._known.get(digest, (0.0, 401))
+        digest = application_request.digest
+        until, known = self._cache.get(digest, (0.0, 401))
         if until > time.time():
-            self._known.move_to_end(digest)
+            self._cache.move_to_end(digest)
             return known
-        asking = self._asking.get(digest)
+        asking = self._pending.get(digest)
         if asking is None:
-            asking = asyncio.create_task(self._ask(shown, digest))
-            self._asking[digest] = asking
-            asking.add_done_callback(lambda task: self._asked(task, digest))
+            asking = asyncio.create_task(self._request_decision(application_request, digest))
+            self._pending[digest] = asking
+            asking.add_done_callback(lambda task: self._on_decision_done(task, digest))
         return await asyncio.shield(asking)
 
-    def _asked(self, task: asyncio.Task[Any], digest: bytes) -> None:
-        del self._asking[digest]
+    def _on_decision_done(self, task: asyncio.Task[Any], digest: bytes) -> None:
+        del self._pending[digest]
         if not task.cancelled():
             task.exception()  # is told to those who wait, if any still does
 
-    async def _ask(self, shown: Shown, digest: bytes) -> Grant | Denied:
+    async def _request_decision(
+        self, application_request: ApplicationRequest, digest: bytes
+    ) -> Grant | DeniedStatus:
         try:
             within = self._settings.timeout
-            reply = await self._elsewhere.get(shown.url, shown.headers, within=within)
-            said = self._read(reply.status, reply.body)
-        except Away as exc:
-            if self._answers:
+            reply = await self._external_http.get(
+                application_request.url, application_request.headers, timeout_s=within
+            )
+            said = self._parse_response(reply.status, reply.body)
+        except ExternalHttpError as exc:
+            if self._is_available:
                 log.warning("guard %s: the application cannot be asked: %s", self._name, exc)
-            self._answers = False
+            self._is_available = False
             raise
-        self._answers = True
-        self._remember(digest, said)
+        self._is_available = True
+        self._cache_decision(digest, said)
         return said
 
-    def _remember(self, digest: bytes, said: Grant | Denied) -> None:
+    def _cache_decision(self, digest: bytes, decision: Grant | DeniedStatus) -> None:
         until = time.time() + self._settings.cache
-        if isinstance(said, Grant) and said.expires is not None:
-            until = min(until, said.expires)
-        self._known[digest] = until, said
-        self._known.move_to_end(digest)
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+        if isinstance(decision, Grant) and decision.expires is not None:
+            until = min(until, decision.expires)
+        self._cache[digest] = until, decision
+        self._cache.move_to_end(digest)
+        if len(self._cache) > MAX_CACHED_DECISIONS:
+            self._cache.popitem(last=False)
 
-    def _read(self, status: int, body: bytes) -> Grant | Denied:
+    def _parse_response(self, status: int, body: bytes) -> Grant | DeniedStatus:
         if status == 401 or status == 403:
             return 401 if status == 401 else 403
         if not 200 <= status < 300:
-            raise Away(f"it answers {status}; 200, 401 and 403 are understood")
+            raise ExternalHttpError(f"it answers {status}; 200, 401 and 403 are understood")
         try:
             said = json.loads(body)
         except (ValueError, RecursionError):
-            raise Away("its answer is no JSON") from None
-        identity = text_of(said.get("identity")) if isinstance(said, Mapping) else None
+            raise ExternalHttpError("its answer is no JSON") from None
+        identity = format_claim(said.get("identity")) if isinstance(said, Mapping) else None
         if identity is None:
-            raise Away("its answer names no identity")
-        expires = _expires(said.get("expires"))
+            raise ExternalHttpError("its answer names no identity")
+        expires = _parse_expiry(said.get("expires"))
         if expires is not None and expires <= time.time():
             return 401
         return Grant(
             self._name,
             identity,
-            roles_of(said.get("roles")),
-            self._attributes(said.get("attributes")),
+            parse_roles(said.get("roles")),
+            self._parse_attributes(said.get("attributes")),
             expires,
         )
 
-    def _attributes(self, said: object) -> dict[str, str]:
-        found = said if isinstance(said, Mapping) else {}
-        texts = [(name, text_of(found.get(name))) for name in self._settings.attributes]
+    def _parse_attributes(self, value: object) -> dict[str, str]:
+        found = value if isinstance(value, Mapping) else {}
+        texts = [(name, format_claim(found.get(name))) for name in self._settings.attributes]
         return {name: text for name, text in texts if text is not None}
 
 
-def _of(name: str, asked: Asked) -> Headers:
+def _get_forwarded_headers(name: str, request: AccessRequest) -> Headers:
     """A header as it came; a token that came otherwise stands in authorization."""
-    connection = asked.connection
+    connection = request.connection
     if name == "authorization":
         bare = "authorization" not in connection.headers
-        token = asked.token or (offered(connection) if bare else None)
+        token = request.token or (get_subprotocol_token(connection) if bare else None)
         if token is not None:
             return [(b"authorization", b"Bearer " + token.encode("latin-1"))]
     wanted = name.encode()
     return [(key, value) for key, value in connection.scope["headers"] if key == wanted]
 
 
-def _expires(said: object) -> float | None:
+def _parse_expiry(value: object) -> float | None:
     """Seconds since 1970, or ISO 8601; without an offset it is UTC. Raises Away."""
-    if said is None:
+    if value is None:
         return None
     try:
-        if isinstance(said, str):
-            at = datetime.fromisoformat(said)
+        if isinstance(value, str):
+            at = datetime.fromisoformat(value)
             return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-        if isinstance(said, (int, float)) and not isinstance(said, bool) and math.isfinite(said):
-            return float(said)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
     except (ValueError, OverflowError):
         pass
-    raise Away("its answer expires at no time that is understood")
+    raise ExternalHttpError("its answer expires at no time that is understood")

@@ -20,16 +20,16 @@ from pydantic import ValidationError
 
 from gateway.config import Jwk, Jwks
 
-from .elsewhere import Away, Elsewhere
+from .external_http import ExternalHttp, ExternalHttpError
 
-LARGEST = 256 * 1024  # bytes of a JWKS; those of large issuers have 10 KB
-MOST = 100  # keys of one that are looked at
-FIRST_RETRY = 1.0  # seconds, doubled up to `cooldown`
+MAX_JWKS_BYTES = 256 * 1024  # bytes of a JWKS; those of large issuers have 10 KB
+MAX_KEYS = 100  # keys of one that are looked at
+FIRST_RETRY_DELAY_S = 1.0  # seconds, doubled up to `cooldown`
 
 log = logging.getLogger(__name__)
 
 
-class KeysAway(Exception):
+class KeysUnavailable(Exception):
     """There are no keys to judge a token by. The message says why."""
 
 
@@ -38,7 +38,7 @@ class KeySet:
 
     def __init__(self, keys: Iterable[Jwk]) -> None:
         self._jwks = tuple(keys)
-        self._keys = [(each.kid, each.algorithms, each.key()) for each in self._jwks]
+        self._keys = [(each.kid, each.algorithms, each.load_key()) for each in self._jwks]
 
     def __len__(self) -> int:
         return len(self._jwks)
@@ -48,7 +48,7 @@ class KeySet:
         """What its keys are good for."""
         return frozenset(each for _, algorithms, _ in self._keys for each in algorithms)
 
-    def same(self, other: KeySet | None) -> bool:
+    def has_same_keys(self, other: KeySet | None) -> bool:
         return other is not None and self._jwks == other._jwks
 
     def find(self, kid: str | None, algorithm: str) -> list[Any]:
@@ -61,7 +61,7 @@ class KeySet:
         ]
 
     @classmethod
-    def read(cls, body: bytes) -> KeySet:
+    def parse(cls, body: bytes) -> KeySet:
         """A JWKS (RFC 7517 5). Keys of other kinds are passed over, and so are shared secrets: a
         URL gives them to everybody. Raises ValueError for what is none."""
         try:
@@ -71,44 +71,44 @@ class KeySet:
         listed = written.get("keys") if isinstance(written, Mapping) else None
         if not isinstance(listed, list):
             raise ValueError("it has no list of keys")
-        keys = [key for each in listed[:MOST] if (key := _public(each)) is not None]
+        keys = [key for each in listed[:MAX_KEYS] if (key := _parse_public_key(each)) is not None]
         if listed and not keys:
             raise ValueError("none of its keys can be used")
         return cls(keys)
 
 
-def _public(written: object) -> Jwk | None:
+def _parse_public_key(raw: object) -> Jwk | None:
     try:
-        key = Jwk.model_validate(written)
+        key = Jwk.model_validate(raw)
     except ValidationError:
         return None
     return key if key.kty != "oct" and key.algorithms else None
 
 
-class Keys(Protocol):
+class KeySource(Protocol):
     """Where a guard has its keys from."""
 
-    async def current(self) -> KeySet:
+    async def get_current(self) -> KeySet:
         """Those to judge by. Raises KeysAway."""
 
-    async def after(self, known: KeySet) -> KeySet:
+    async def get_newer(self, known: KeySet) -> KeySet:
         """Others than these, where there are any by now. Raises KeysAway if nobody can say."""
 
 
-class Listed:
+class StaticKeySource:
     """Keys of the file."""
 
     def __init__(self, keys: Sequence[Jwk]) -> None:
         self._keys = KeySet(keys)
 
-    async def current(self) -> KeySet:
+    async def get_current(self) -> KeySet:
         return self._keys
 
-    async def after(self, known: KeySet) -> KeySet:
+    async def get_newer(self, known: KeySet) -> KeySet:
         return self._keys
 
 
-class Fetched:
+class RemoteKeySource:
     """Keys of a URL; see the module.
 
     guard: its name, for the log. clock: in seconds.
@@ -118,81 +118,87 @@ class Fetched:
 
     def __init__(
         self,
-        guard: str,
+        guard_name: str,
         url: str,
         settings: Jwks,
-        elsewhere: Elsewhere,
+        external_http: ExternalHttp,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._guard = guard
+        self._guard_name = guard_name
         self._url = url
         self._settings = settings
-        self._elsewhere = elsewhere
+        self._external_http = external_http
         self._keys: KeySet | None = None
-        self._fetched = 0.0
-        self._next = 0.0
+        self._fetched_at = 0.0
+        self._next_fetch_at = 0.0
         self._failures = 0
-        self._fetching: asyncio.Task[None] | None = None
+        self._fetch_task: asyncio.Task[None] | None = None
 
-    async def current(self) -> KeySet:
+    async def get_current(self) -> KeySet:
         now = self._clock()
-        age = now - self._fetched
+        age = now - self._fetched_at
         if self._keys is None or age > self._settings.max_age:
             await self._refresh()
             if self._keys is None or self._failures:
-                raise KeysAway("the keys of the issuer cannot be fetched")
-        elif age > self._settings.refresh and now >= self._next:
-            self._begin()
+                raise KeysUnavailable("the keys of the issuer cannot be fetched")
+        elif age > self._settings.refresh and now >= self._next_fetch_at:
+            self._start_fetch()
         return self._keys
 
-    async def after(self, known: KeySet) -> KeySet:
+    async def get_newer(self, known: KeySet) -> KeySet:
         if self._keys is known:
             await self._refresh()
         if self._keys is None or (self._keys is known and self._failures):
-            raise KeysAway("the issuer cannot be asked whether it has a new key")
+            raise KeysUnavailable("the issuer cannot be asked whether it has a new key")
         return self._keys
 
     async def _refresh(self) -> None:
         """Fetch them, if it is not too soon for that; once for all who wait."""
-        if self._fetching is None:
-            if self._clock() < self._next:
+        if self._fetch_task is None:
+            if self._clock() < self._next_fetch_at:
                 return
-            self._begin()
-        assert self._fetching is not None
-        await asyncio.shield(self._fetching)
+            self._start_fetch()
+        assert self._fetch_task is not None
+        await asyncio.shield(self._fetch_task)
 
-    def _begin(self) -> None:
-        if self._fetching is None:
-            self._fetching = asyncio.create_task(self._fetch())
-            self._fetching.add_done_callback(self._done)
+    def _start_fetch(self) -> None:
+        if self._fetch_task is None:
+            self._fetch_task = asyncio.create_task(self._fetch())
+            self._fetch_task.add_done_callback(self._on_fetch_done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._fetching = None
+    def _on_fetch_done(self, task: asyncio.Task[None]) -> None:
+        self._fetch_task = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("guard %s: fetching keys failed", self._guard, exc_info=error)
+            log.error("guard %s: fetching keys failed", self._guard_name, exc_info=error)
 
     async def _fetch(self) -> None:
         try:
-            made = await self._ask()
-        except (Away, ValueError) as exc:
+            made = await self._request_keys()
+        except (ExternalHttpError, ValueError) as exc:
             self._failures += 1
-            longest = min(self._settings.cooldown, FIRST_RETRY * 2 ** min(self._failures, 10))
-            self._next = self._clock() + random.uniform(longest / 2, longest)
+            longest = min(
+                self._settings.cooldown, FIRST_RETRY_DELAY_S * 2 ** min(self._failures, 10)
+            )
+            self._next_fetch_at = self._clock() + random.uniform(longest / 2, longest)
             if self._failures == 1:
-                log.warning("guard %s: no keys from its issuer: %s", self._guard, exc)
+                log.warning("guard %s: no keys from its issuer: %s", self._guard_name, exc)
             return
         if self._failures:
-            log.info("guard %s: its issuer gives keys again", self._guard)
+            log.info("guard %s: its issuer gives keys again", self._guard_name)
         self._failures = 0
-        if not made.same(self._keys):  # or what is known of tokens would have to be found out anew
+        if not made.has_same_keys(
+            self._keys
+        ):  # or what is known of tokens would have to be found out anew
             self._keys = made
-        self._fetched = self._clock()
-        self._next = self._fetched + self._settings.cooldown
+        self._fetched_at = self._clock()
+        self._next_fetch_at = self._fetched_at + self._settings.cooldown
 
-    async def _ask(self) -> KeySet:
+    async def _request_keys(self) -> KeySet:
         within = self._settings.timeout
-        reply = await self._elsewhere.get(self._url, within=within, most=LARGEST)
+        reply = await self._external_http.get(
+            self._url, timeout_s=within, max_body_bytes=MAX_JWKS_BYTES
+        )
         if reply.status != 200:
-            raise Away(f"it answers {reply.status}")
-        return KeySet.read(reply.body)
+            raise ExternalHttpError(f"it answers {reply.status}")
+        return KeySet.parse(reply.body)

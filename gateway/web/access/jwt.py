@@ -27,20 +27,27 @@ from jwt import exceptions as wrong
 from gateway.config import Jwt
 from gateway.errors import NotGranted
 
-from .claims import claim, roles_of, text_of
-from .credentials import Ambiguous, Places
+from .claims import format_claim, get_claim, parse_roles
+from .credentials import AmbiguousCredentials, CredentialsLocations
 from .grant import Grant
-from .guard import Asked
-from .jwks import Keys, KeysAway, KeySet
-from .refusal import Refusals
+from .guard import AccessRequest
+from .guard_errors import GuardErrors
+from .jwks import KeySet, KeySource, KeysUnavailable
 
-REMEMBERED = 10_000  # tokens
-LONGEST = 16 * 1024  # characters of a token
+MAX_CACHED_TOKENS = 10_000  # tokens
+MAX_TOKEN_CHARS = 16 * 1024  # characters of a token
 
 # What PyJWT may let slip of a token that is none, besides its own.
-_SLIPS = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
+_DECODE_ERRORS = (
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
 
-_WHY: tuple[tuple[type[Exception], str], ...] = (
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
     (wrong.ExpiredSignatureError, "the token is expired"),
     (wrong.ImmatureSignatureError, "the token is not valid yet"),
     (wrong.InvalidAudienceError, "the token is for another audience"),
@@ -48,93 +55,95 @@ _WHY: tuple[tuple[type[Exception], str], ...] = (
     (wrong.InvalidSignatureError, "the signature of the token is wrong"),
 )
 
-_OPTIONS = {"verify_sub": False, "verify_jti": False, "verify_iat": False}
+_DECODE_OPTIONS = {"verify_sub": False, "verify_jti": False, "verify_iat": False}
 """Claims that we do not rely on; what names the client is looked at below."""
 
 
 class JwtGuard:
     """See the module."""
 
-    renewable = True
+    is_renewable = True
 
-    def __init__(self, name: str, settings: Jwt, realm: str, keys: Keys) -> None:
+    def __init__(self, name: str, settings: Jwt, realm: str, key_source: KeySource) -> None:
         self._name = name
         self._settings = settings
-        self._places = Places(settings.credentials)
-        self._known: OrderedDict[bytes, tuple[KeySet, Grant]] = OrderedDict()
-        self.refusals = Refusals(name, realm, self._places.said)
-        self._keys = keys
+        self._locations = CredentialsLocations(settings.credentials)
+        self._cache: OrderedDict[bytes, tuple[KeySet, Grant]] = OrderedDict()
+        self.errors = GuardErrors(name, realm, self._locations.hint)
+        self._key_source = key_source
 
-    async def grant(self, asked: Asked) -> Grant:
-        token = asked.token or self._token(asked)
+    async def grant(self, request: AccessRequest) -> Grant:
+        token = request.token or self._find_token(request)
         if token is None:
-            raise self.refusals.unknown()
+            raise self.errors.build_missing_credentials()
         try:
-            keys = await self._keys.current()
+            keys = await self._key_source.get_current()
             digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
-            known = self._known.get(digest)
-            if known is not None and known[0] is keys and not _over(known[1]):
-                self._known.move_to_end(digest)
-                return self._limited(known[1])
-            keys, claims = await self._claims(token, keys)
-        except KeysAway as exc:
-            raise self.refusals.uncertain(str(exc)) from None
-        grant = self._granted(claims)
-        self._known[digest] = keys, grant
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-        return self._limited(grant)
+            known = self._cache.get(digest)
+            if known is not None and known[0] is keys and not _is_expired(known[1]):
+                self._cache.move_to_end(digest)
+                return self._with_expiry(known[1])
+            keys, claims = await self._verify_claims(token, keys)
+        except KeysUnavailable as exc:
+            raise self.errors.build_unavailable(str(exc)) from None
+        grant = self._build_grant(claims)
+        self._cache[digest] = keys, grant
+        if len(self._cache) > MAX_CACHED_TOKENS:
+            self._cache.popitem(last=False)
+        return self._with_expiry(grant)
 
-    def _limited(self, grant: Grant) -> Grant:
+    def _with_expiry(self, grant: Grant) -> Grant:
         """The same with an end; the one that is remembered has none if the token says nothing."""
         if grant.expires is not None:
             return grant
         return replace(grant, expires=time.time() + self._settings.max_lifetime)
 
-    def _token(self, asked: Asked) -> str | None:
+    def _find_token(self, request: AccessRequest) -> str | None:
         try:
-            return self._places.find(asked.connection)
-        except Ambiguous as exc:
-            raise self.refusals.ambiguous(str(exc)) from None
+            return self._locations.find(request.connection)
+        except AmbiguousCredentials as exc:
+            raise self.errors.build_ambiguous_credentials(str(exc)) from None
 
-    async def _claims(self, token: str, keys: KeySet) -> tuple[KeySet, Mapping[str, Any]]:
+    async def _verify_claims(self, token: str, keys: KeySet) -> tuple[KeySet, Mapping[str, Any]]:
         """What a token says, once its signature fits, and the keys that it was judged by."""
-        kid, algorithm = self._header(token)
+        kid, algorithm = self._parse_header(token)
         found = keys.find(kid, algorithm)
         if not found:
-            keys = await self._keys.after(keys)
+            keys = await self._key_source.get_newer(keys)
             found = keys.find(kid, algorithm)
         if not found:
-            raise self.refusals.invalid("no key of the issuer signs such a token")
+            raise self.errors.build_invalid_token("no key of the issuer signs such a token")
         refused: Exception = wrong.InvalidSignatureError()
         for key in found:
             try:
-                return keys, self._decoded(token, key, algorithm)
+                return keys, self._decode(token, key, algorithm)
             except wrong.InvalidSignatureError:
                 continue
-            except (wrong.PyJWTError, *_SLIPS) as exc:
+            except (wrong.PyJWTError, *_DECODE_ERRORS) as exc:
                 refused = exc
                 break
-        raise self._invalid(refused) from None
+        raise self._build_invalid_token(refused) from None
 
-    def _header(self, token: str) -> tuple[str | None, str]:
+    def _parse_header(self, token: str) -> tuple[str | None, str]:
         """Which key is to be tried: its id, if there is one, and the algorithm."""
         try:
-            header = jwt.get_unverified_header(token) if len(token) <= LONGEST else {}
-        except (wrong.PyJWTError, *_SLIPS):
+            header = jwt.get_unverified_header(token) if len(token) <= MAX_TOKEN_CHARS else {}
+        except (wrong.PyJWTError, *_DECODE_ERRORS):
             header = {}
         kid, algorithm = header.get("kid"), header.get("alg")
         if not isinstance(algorithm, str) or not isinstance(kid, (str, type(None))):
-            raise self.refusals.invalid("the token is no JWT")
+            raise self.errors.build_invalid_token("the token is no JWT")
         if "crit" in header:  # RFC 7515 4.1.11: what it must not be read without is unknown here
-            raise self.refusals.invalid("the token needs extensions that are unknown here")
+            raise self.errors.build_invalid_token(
+                "the token needs extensions that are unknown here"
+            )
         if self._settings.algorithms and algorithm not in self._settings.algorithms:
-            raise self.refusals.invalid("the algorithm of the token is not accepted")
+            raise self.errors.build_invalid_token("the algorithm of the token is not accepted")
         return kid, algorithm
 
-    def _decoded(self, token: str, key: Any, algorithm: str) -> Mapping[str, Any]:
+    def _decode(self, token: str, key: Any, algorithm: str) -> Mapping[str, Any]:
         settings = self._settings
-        options: Any = {**_OPTIONS, "verify_aud": settings.audience is not None}
+        options: Any = {**_DECODE_OPTIONS, "verify_aud": settings.audience is not None}
         if settings.require_expiry:
             options["require"] = ["exp"]
         return jwt.decode(
@@ -147,36 +156,37 @@ class JwtGuard:
             leeway=settings.leeway,
         )
 
-    def _invalid(self, exc: Exception) -> NotGranted:
+    def _build_invalid_token(self, exc: Exception) -> NotGranted:
         if isinstance(exc, wrong.MissingRequiredClaimError):
-            return self.refusals.invalid(f"the token has no claim {exc.claim}")
-        why = next((why for kind, why in _WHY if isinstance(exc, kind)), "the token is no JWT")
-        return self.refusals.invalid(why)
+            return self.errors.build_invalid_token(f"the token has no claim {exc.claim}")
+        why = next((why for kind, why in _REASONS if isinstance(exc, kind)), "the token is no JWT")
+        return self.errors.build_invalid_token(why)
 
-    def _granted(self, claims: Mapping[str, Any]) -> Grant:
+    def _build_grant(self, claims: Mapping[str, Any]) -> Grant:
         settings = self._settings
-        identity = text_of(claim(claims, settings.identity))
+        identity = format_claim(get_claim(claims, settings.identity))
         if identity is None:
-            raise self.refusals.invalid("the token names nobody")
+            raise self.errors.build_invalid_token("the token names nobody")
         found = [
-            (name, text_of(claim(claims, source))) for name, source in settings.attributes.items()
+            (name, format_claim(get_claim(claims, source)))
+            for name, source in settings.attributes.items()
         ]
         return Grant(
             self._name,
             identity,
-            roles_of(claim(claims, settings.roles)),
+            parse_roles(get_claim(claims, settings.roles)),
             {name: text for name, text in found if text is not None},
-            self._expires(claims),
+            self._compute_expiry(claims),
         )
 
-    def _expires(self, claims: Mapping[str, Any]) -> float | None:
+    def _compute_expiry(self, claims: Mapping[str, Any]) -> float | None:
         """When the token is over, in seconds since 1970; None for `maxLifetime` from now on."""
         settings = self._settings
         if "exp" in claims:
             try:
                 return float(int(claims["exp"])) + settings.leeway
             except OverflowError:  # of 309 digits
-                raise self.refusals.invalid("the token is no JWT") from None
+                raise self.errors.build_invalid_token("the token is no JWT") from None
         issued = claims.get("iat")
         if isinstance(issued, bool) or not isinstance(issued, (int, float)):
             return None
@@ -185,9 +195,9 @@ class JwtGuard:
             return None
         expires = max(issued, 0) + settings.max_lifetime + settings.leeway
         if expires <= now:
-            raise self.refusals.invalid("the token has no exp and is too old")
+            raise self.errors.build_invalid_token("the token has no exp and is too old")
         return float(expires)
 
 
-def _over(grant: Grant) -> bool:
+def _is_expired(grant: Grant) -> bool:
     return grant.expires is not None and grant.expires <= time.time()

@@ -31,25 +31,25 @@ from gateway.api.gateway import Gateway
 from gateway.config import Settings
 from gateway.errors import ConfigError
 from gateway.web import discovery
-from gateway.web.access import Access, anyone
+from gateway.web.access import Access, allow_anyone
 from gateway.web.access.guards import Guards
-from gateway.web.admin.app import Admin
-from gateway.web.exchange.turns import Turns
-from gateway.web.http.problems import HANDLERS
-from gateway.web.http.security_headers import NOSNIFF, PAGE
+from gateway.web.admin.app import AdminApi
+from gateway.web.exchange.key_locks import KeyLocks
+from gateway.web.http.problems import EXCEPTION_HANDLERS
+from gateway.web.http.security_headers import NOSNIFF_HEADERS, PAGE_HEADERS
 from gateway.web.routing.limits import Limits
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.renewal import Renewals
-from gateway.web.streams.streams import Pages, Streams
+from gateway.web.streams.middleware import PagePaths, StreamMiddleware
+from gateway.web.streams.renewal import TokenRenewer
 from gateway.web.workers.bus import Bus
-from gateway.web.workers.log_levels import Levels
+from gateway.web.workers.log_levels import LogLevels
 
 from . import assets, health
-from .beside import Beside, Neighbour
-from .ending import drain_with_the_server
+from .co_hosted_app import CoHostedApp, CoHostedAppFactory
 from .metrics import Metrics
-from .reload import Reload
-from .traced import Traced
+from .reload import Reloader
+from .shutdown import drain_on_server_exit
+from .tracing import TracingMiddleware
 
 Startup = Callable[[], Coroutine[Any, Any, None]]
 
@@ -66,13 +66,13 @@ class Application(Starlette):
         super().__init__(**options, lifespan=self.lifespan)
         self.gateway = gateway
         self.state.hubs = gateway.hubs
-        self.turns: Turns | None = None
-        self.neighbour: Neighbour | None = None
-        self.reload: Reload
-        self.admin: Admin
-        self._startup: list[Startup] = [*startup, partial(drain_with_the_server, gateway.hubs)]
+        self.key_locks: KeyLocks | None = None
+        self.co_hosted_app: CoHostedApp | None = None
+        self.reload: Reloader
+        self.admin: AdminApi
+        self._startup: list[Startup] = [*startup, partial(drain_on_server_exit, gateway.hubs)]
 
-    def beside(self, start: Startup) -> None:
+    def add_startup(self, start: Startup) -> None:
         """Run this, too, from the start until the close."""
         self._startup.append(start)
 
@@ -85,7 +85,7 @@ class Application(Starlette):
         """
         await self.gateway.start()
         for hub in self.gateway.hubs:
-            hub.publisher.turns = self.turns
+            hub.publisher.key_locks = self.key_locks
         tasks = [asyncio.create_task(start()) for start in self._startup]
         try:
             yield
@@ -99,11 +99,11 @@ class Application(Starlette):
 def create_app(
     settings: Settings,
     *,
-    access: Access = anyone,
+    access: Access = allow_anyone,
     pages: Mapping[str, Path] | None = None,
     startup: Sequence[Startup] = (),
     bus: Bus | None = None,
-    beside: Beside | None = None,
+    beside: CoHostedAppFactory | None = None,
 ) -> Application:
     """The gateway as an ASGI application; its lifespan connects to Kafka and closes again.
 
@@ -126,55 +126,59 @@ def create_app(
     limits = Limits(settings.listen.limits, bus)
     metrics = Metrics(gateway.hubs, settings, limits, bus)
 
-    def listed(settings: Settings) -> list[BaseRoute]:
+    def build_routes(settings: Settings) -> list[BaseRoute]:
         scraped = settings.telemetry.metrics.prometheus
         return [
-            Route("/health/live", health.live),
-            Route("/health/ready", health.ready),
-            *assets.routes(),
-            *discovery.routes(settings, home=None if home is None else _page(home)),
-            *(_served(path, file) for path, file in files.items()),
+            Route("/health/live", health.report_liveness),
+            Route("/health/ready", health.report_readiness),
+            *assets.build_routes(),
+            *discovery.build_routes(
+                settings, home_endpoint=None if home is None else _build_page_endpoint(home)
+            ),
+            *(_build_page_route(path, file) for path, file in files.items()),
             *([] if scraped is None else [Route(scraped, metrics.scrape)]),
         ]
 
-    routes = listed(settings)
-    shown = Pages(routes)
+    routes = build_routes(settings)
+    shown = PagePaths(routes)
     guards = Guards(settings, access)
     streams = Routes(gateway.hubs, settings, guards, limits)
-    renewals = Renewals(streams, bus)
-    traced = [Middleware(Traced, gateway=gateway)] if settings.telemetry.traces.otlp else []
+    renewals = TokenRenewer(streams, bus)
+    traced = (
+        [Middleware(TracingMiddleware, gateway=gateway)] if settings.telemetry.traces.otlp else []
+    )
     neighbour = None if beside is None else beside(gateway, guards)
     middleware = [
         *traced,
-        Middleware(Streams, routes=streams, renewals=renewals, pages=shown, neighbour=neighbour)
+        Middleware(StreamMiddleware, routes=streams, renewer=renewals, pages=shown, co_hosted_app=neighbour)
     ]  # fmt: skip
     app = Application(
         gateway, [
-            bus.run, metrics.run, guards.run, streams.openings.run, *startup,
+            bus.run, metrics.run, guards.run, streams.stream_registry.run, *startup,
             *([] if neighbour is None else [neighbour.run]),
         ],
         routes=routes, middleware=middleware,
-        exception_handlers=HANDLERS,
+        exception_handlers=EXCEPTION_HANDLERS,
     )  # fmt: skip
 
-    def show(settings: Settings) -> None:
-        app.router.routes = listed(settings)
-        shown.adopt(app.router.routes)
+    def update_pages(settings: Settings) -> None:
+        app.router.routes = build_routes(settings)
+        shown.set_routes(app.router.routes)
 
-    app.reload = Reload(app, streams, guards, show)
-    app.state.bus, app.state.limits, app.state.levels = bus, limits, Levels(bus)
+    app.reload = Reloader(app, streams, guards, update_pages)
+    app.state.bus, app.state.limits, app.state.levels = bus, limits, LogLevels(bus)
     app.state.metrics = metrics
-    app.admin = Admin(streams, guards, metrics, app.state.levels, app.reload, bus)
-    app.neighbour = neighbour
+    app.admin = AdminApi(streams, guards, metrics, app.state.levels, app.reload, bus)
+    app.co_hosted_app = neighbour
     if neighbour is not None:
-        gateway.hubs.leaving.add(neighbour.drain)
-        metrics.more.append(neighbour.read)
-    app.turns = Turns(bus) if bus.workers > 1 else None
+        gateway.hubs.drain_callbacks.add(neighbour.drain)
+        metrics.collectors.append(neighbour.collect_metrics)
+    app.key_locks = KeyLocks(bus) if bus.worker_count > 1 else None
     app.router.redirect_slashes = False
     return app
 
 
-class Folder(StaticFiles):
+class RevalidatedStaticFiles(StaticFiles):
     """Files as they are by now: browsers ask for every use, and whoever edits sees it."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
@@ -183,15 +187,15 @@ class Folder(StaticFiles):
         return response
 
 
-def _served(path: str, file: Path) -> BaseRoute:
+def _build_page_route(path: str, file: Path) -> BaseRoute:
     if file.is_dir():
-        return Mount(path, Folder(directory=file, html=True))
-    return Route(path, _page(file))
+        return Mount(path, RevalidatedStaticFiles(directory=file, html=True))
+    return Route(path, _build_page_endpoint(file))
 
 
-def _page(file: Path) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    async def page(request: Request) -> Response:
-        caution = PAGE if file.suffix == ".html" else NOSNIFF
+def _build_page_endpoint(file: Path) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def serve_page(request: Request) -> Response:
+        caution = PAGE_HEADERS if file.suffix == ".html" else NOSNIFF_HEADERS
         return FileResponse(file, headers={"Cache-Control": "no-cache", **caution})
 
-    return page
+    return serve_page

@@ -14,26 +14,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.web.http.document import Document
+from gateway.web.http.document import StaticDocument
 
-DIRECTORY = Path(__file__).parents[1] / "js"
+JS_DIRECTORY = Path(__file__).parents[1] / "js"
 
 # Not by mimetypes: `.ts` is a video there.
-TYPES = {"gateway.js": "text/javascript", "gateway.d.ts": "application/typescript"}
+MEDIA_TYPES = {"gateway.js": "text/javascript", "gateway.d.ts": "application/typescript"}
 
 
-PATHS = frozenset(f"/{name}" for name in TYPES)
+ASSET_PATHS = frozenset(f"/{name}" for name in MEDIA_TYPES)
 
 
-def routes() -> list[Route]:
+def build_routes() -> list[Route]:
     """`/gateway.js` and `/gateway.d.ts`."""
-    return [Route(f"/{name}", _asset(DIRECTORY / name, kind)) for name, kind in TYPES.items()]
+    return [
+        Route(f"/{name}", _build_asset_endpoint(JS_DIRECTORY / name, kind))
+        for name, kind in MEDIA_TYPES.items()
+    ]
 
 
-def _asset(file: Path, kind: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    document = Document(file.read_bytes(), kind)
+def _build_asset_endpoint(
+    file: Path, content_type: str
+) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    document = StaticDocument(file.read_bytes(), content_type)
 
-    async def asset(request: Request) -> Response:
+    async def serve_asset(request: Request) -> Response:
         return document.respond(request)
 
-    return asset
+    return serve_asset

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.config import Route, Settings
-from gateway.config.checks.reload import reloaded
+from gateway.config.checks.reload import apply_reload
 from gateway.errors import GatewayError
 from gateway.telemetry import logs
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Load = Callable[[], Settings]
+SettingsLoader = Callable[[], Settings]
 
 
-class Outcome(NamedTuple):
+class ReloadOutcome(NamedTuple):
     """Of one reload, by what became of routes and streams. kept: options that need a restart."""
 
     same: int
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
         return f"{told}; until a restart as before: {', '.join(self.kept)}" if self.kept else told
 
 
-class Reload:
+class Reloader:
     """Of one application.
 
     show: has its pages say what is configured now.
@@ -61,44 +61,44 @@ class Reload:
         app: Application,
         routes: Routes,
         guards: Guards,
-        show: Callable[[Settings], None],
+        update_pages: Callable[[Settings], None],
     ) -> None:
         self._app = app
         self._routes = routes
         self._guards = guards
-        self._show = show
-        self.count = 0
-        self.last: Outcome | None = None
+        self._update_pages = update_pages
+        self.reload_count = 0
+        self.last_outcome: ReloadOutcome | None = None
 
-    async def __call__(self, written: Settings) -> Outcome:
+    async def __call__(self, loaded: Settings) -> ReloadOutcome:
         """Take it over; returns once each stream was told or left alone. Raises ConfigError, and
         all is as it was."""
         began, running = time.perf_counter(), self._routes.settings
-        settings, kept = reloaded(running, written)
-        guards = self._guards.adopt(settings)
+        settings, kept = apply_reload(running, loaded)
+        guards = self._guards.apply_settings(settings)
         topics = self._app.gateway.adopt(settings)
-        self._routes.adopt(settings)
-        self._show(settings)
+        self._routes.apply_settings(settings)
+        self._update_pages(settings)
         logs.set_levels(
             settings.telemetry.logs.level,
             {str(room): str(level) for room, level in settings.telemetry.logs.levels.items()},
         )
-        streams = await self._routes.openings.review(guards, topics)
-        counts = _counts(running.routes, settings.routes)
-        outcome = Outcome(*counts, streams, time.perf_counter() - began, kept)
+        streams = await self._routes.stream_registry.apply_reload(guards, topics)
+        counts = _count_changes(running.routes, settings.routes)
+        outcome = ReloadOutcome(*counts, streams, time.perf_counter() - began, kept)
         log.info("configuration reloaded in %.3f s: %s", outcome.seconds, outcome)
-        self.count, self.last = self.count + 1, outcome
+        self.reload_count, self.last_outcome = self.reload_count + 1, outcome
         return outcome
 
-    async def attempt(self, load: Load) -> Outcome | None:
+    async def try_reload(self, load: SettingsLoader) -> ReloadOutcome | None:
         """Of what is loaded now; None where that cannot be, and the log says why."""
-        with refused():
+        with log_reload_errors():
             return await self(load())
         return None
 
 
 @contextmanager
-def refused() -> Iterator[None]:
+def log_reload_errors() -> Iterator[None]:
     """Have what cannot be taken over said in the log."""
     try:
         yield
@@ -106,7 +106,7 @@ def refused() -> Iterator[None]:
         log.error("configuration not reloaded, all stays as it was: %s", exc)
 
 
-async def reload_on_hangup(app: Application, load: Load) -> None:
+async def reload_on_hangup(app: Application, load: SettingsLoader) -> None:
     """At each SIGHUP, one after the other, until it is cancelled."""
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, asked.set)
@@ -114,18 +114,18 @@ async def reload_on_hangup(app: Application, load: Load) -> None:
         while True:
             await asked.wait()
             asked.clear()
-            await app.reload.attempt(load)
+            await app.reload.try_reload(load)
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
 
 
-def _counts(before: Iterable[Route], now: Iterable[Route]) -> tuple[int, int, int, int]:
+def _count_changes(running: Iterable[Route], loaded: Iterable[Route]) -> tuple[int, int, int, int]:
     """Routes that are the same, changed, new and gone: those with a path in common are one."""
-    old = {when.path: route for route in before for when in route.when}
-    new = list(now)
+    old = {when.path: route for route in running for when in route.when}
+    new = list(loaded)
     found = [[old[when.path] for when in route.when if when.path in old] for route in new]
     same = sum(route in known for route, known in zip(new, found, strict=True))
     added = sum(not known for known in found)
     paths = {when.path for route in new for when in route.when}
-    gone = sum(all(w.path not in paths for w in route.when) for route in before)
+    gone = sum(all(w.path not in paths for w in route.when) for route in running)
     return same, len(new) - same - added, added, gone

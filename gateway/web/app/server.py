@@ -17,20 +17,20 @@ from gateway.config import Logs, Settings
 from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry import logs
 from gateway.web.admin import listener
-from gateway.web.admin.listener import open_port
+from gateway.web.admin.listener import bind_admin_socket
 from gateway.web.http.certificate import TlsContext
-from gateway.web.http.edge import EdgeServer, edge, listen_tls
-from gateway.web.http.hosts import allowed_names
+from gateway.web.http.edge import EdgeServer, create_tls_listener, create_uvicorn_config
+from gateway.web.http.hosts import get_allowed_names
 from gateway.web.http.transport import GatewayProtocol
 from gateway.web.routing.limits import Limits
-from gateway.web.websocket.connection import Peer
+from gateway.web.websocket.connection import WebSocketConnection
 from gateway.web.websocket.protocol import WebSocketProtocol
-from gateway.web.workers.listening import address, bind, refuse_exposed
+from gateway.web.workers.sockets import bind, format_url, refuse_exposed_sidecar
 from gateway.web.workers.supervisor import supervise
 
 from .app import Application, Startup, create_app
-from .beside import Beside
-from .reload import Load, reload_on_hangup
+from .co_hosted_app import CoHostedAppFactory
+from .reload import SettingsLoader, reload_on_hangup
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Server(EdgeServer):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Who asks whether it is ready hears that it is not, before it takes nobody any more."""
-        self.hubs.refuse()
+        self.hubs.stop_accepting()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -64,8 +64,8 @@ def serve(
     debug: AbstractSet[str] = frozenset(),
     pages: Mapping[str, Path] | None = None,
     startup: Sequence[Startup] = (),
-    load: Load | None = None,
-    beside: Beside | None = None,
+    load: SettingsLoader | None = None,
+    co_hosted_app_factory: CoHostedAppFactory | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, in as many processes as `listen.workers` says. The exit
     status.
@@ -78,30 +78,32 @@ def serve(
     as `create_app`.
     """
     configure_logging(settings.telemetry.logs, debug)
-    with embedded(settings) as ready:
+    with run_embedded_kafka(settings) as ready:
         if ready.listen.tls is not None:
             TlsContext(ready.listen.tls)  # one that cannot be used is told once, and nothing begun
-        again = None if load is None else partial(_as_served, load, ready)
+        again = None if load is None else partial(_load_with_embedded_kafka, load, ready)
         if ready.listen.workers > 1 and not (pages or startup):
-            create_app(ready, beside=beside)  # what it refuses is said once, and nothing started
-            return supervise(ready, debug, again, beside)
-        app = create_app(ready, pages=pages, startup=startup, beside=beside)
+            create_app(
+                ready, beside=co_hosted_app_factory
+            )  # what it refuses is said once, and nothing started
+            return supervise(ready, debug, again, co_hosted_app_factory)
+        app = create_app(ready, pages=pages, startup=startup, beside=co_hosted_app_factory)
         if again is not None:
-            app.beside(partial(reload_on_hangup, app, again))
-            app.admin.reloading.load = again
+            app.add_startup(partial(reload_on_hangup, app, again))
+            app.admin.reload_coordinator.load = again
         listening = bind(ready.listen.host, ready.listen.port)
-        refuse_exposed(ready, listening)
-        admin = open_port(ready)
-        print(f"listening on {address(listening, tls=ready.listen.tls is not None)}", flush=True)
-        run(app, ready, listening, admin)
+        refuse_exposed_sidecar(ready, listening)
+        admin = bind_admin_socket(ready)
+        print(f"listening on {format_url(listening, tls=ready.listen.tls is not None)}", flush=True)
+        run_server(app, ready, listening, admin)
         return 0
 
 
-def run(
+def run_server(
     app: Application,
     settings: Settings,
-    listening: socket.socket,
-    admin: socket.socket | None = None,
+    listening_socket: socket.socket,
+    admin_socket: socket.socket | None = None,
 ) -> None:
     """Serve in this process until it is told to end. admin: where operators come in. Raises
     GatewayError for a certificate that cannot be used."""
@@ -109,29 +111,31 @@ def run(
     tls = None if listen.tls is None else TlsContext(listen.tls)
     tls_listener = None
     if tls is not None:
-        app.beside(tls.watch)
-        tls_listener = listen_tls(listening, tls, settings, app.state.limits)
-        app.state.metrics.more += [tls.read, tls_listener.read]
-    if admin is not None:
+        app.add_startup(tls.watch)
+        tls_listener = create_tls_listener(listening_socket, tls, settings, app.state.limits)
+        app.state.metrics.collectors += [tls.collect_metrics, tls_listener.collect_metrics]
+    if admin_socket is not None:
         limits: Limits = app.state.limits
-        app.beside(partial(listener.serve, app.admin.app, settings, admin, tls, limits))
-    config = edge(
+        app.add_startup(
+            partial(listener.serve_admin, app.admin.app, settings, admin_socket, tls, limits)
+        )
+    config = create_uvicorn_config(
         app,
         settings,
-        app.neighbour,
-        names=allowed_names(listen),
-        ws=_websockets(listen.drain_timeout),
+        app.co_hosted_app,
+        allowed_names=get_allowed_names(listen),
+        ws=_build_websocket_protocol(listen.drain_timeout),
         ws_per_message_deflate=listen.websocket.compression,
         lifespan="on",
         timeout_graceful_shutdown=listen.drain_timeout,  # for asyncio.wait_for
     )
-    GatewayProtocol.prepare(listening)
+    GatewayProtocol.configure_socket(listening_socket)
     server = Server(config, tls_listener)
     server.hubs = app.gateway.hubs
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())
     _tune_garbage_collector()
     with runner, contextlib.suppress(KeyboardInterrupt):
-        runner.run(server.serve([listening]))
+        runner.run(server.serve([listening_socket]))
 
 
 def _tune_garbage_collector() -> None:
@@ -147,14 +151,18 @@ def _tune_garbage_collector() -> None:
     gc.set_threshold(10_000, 5, 400)
 
 
-def _websockets(drain_timeout: float) -> type[WebSocketProtocol]:
+def _build_websocket_protocol(drain_timeout: float) -> type[WebSocketProtocol]:
     """Sockets to which the application said nothing are closed before time is up."""
-    peer = type("Peer", (Peer,), {"__slots__": (), "DRAIN_SECONDS": 0.8 * drain_timeout})
-    return type("WebSocketProtocol", (WebSocketProtocol,), {"PEER": peer})
+    peer = type(
+        "WebSocketConnection",
+        (WebSocketConnection,),
+        {"__slots__": (), "DRAIN_TIMEOUT_S": 0.8 * drain_timeout},
+    )
+    return type("WebSocketProtocol", (WebSocketProtocol,), {"CONNECTION_CLASS": peer})
 
 
 @contextlib.contextmanager
-def embedded(settings: Settings) -> Iterator[Settings]:
+def run_embedded_kafka(settings: Settings) -> Iterator[Settings]:
     """`servers: embedded` brings a Kafka within the process, with the topics of the file."""
     found = {n: k for n, k in settings.clusters.items() if k.servers == "embedded"}
     if not found:
@@ -173,22 +181,22 @@ def embedded(settings: Settings) -> Iterator[Settings]:
         yield settings.model_copy(update={"kafka": made.get("", made)})
 
 
-def _as_served(load: Load, ready: Settings) -> Settings:
+def _load_with_embedded_kafka(load: SettingsLoader, running: Settings) -> Settings:
     """A Kafka within the process is still the one that was started with it."""
     written = load()
     made = dict(written.clusters)
     for name, kafka in written.clusters.items():
-        if kafka.servers == "embedded" and name in ready.clusters:
-            made[name] = kafka.model_copy(update={"servers": ready.clusters[name].servers})
+        if kafka.servers == "embedded" and name in running.clusters:
+            made[name] = kafka.model_copy(update={"servers": running.clusters[name].servers})
     return written.model_copy(update={"kafka": made.get("", made)})
 
 
 EMBEDDED_PARTITIONS = 12
 
 
-def configure_logging(configured: Logs, debug: AbstractSet[str], worker: int | None = None) -> None:
+def configure_logging(section: Logs, debug: AbstractSet[str], worker: int | None = None) -> None:
     """debug: rooms that log in detail, whatever is configured. worker: its number goes into every
     line, where there are several."""
-    levels = {str(room): str(level) for room, level in configured.levels.items()}
+    levels = {str(room): str(level) for room, level in section.levels.items()}
     levels |= dict.fromkeys(debug, "debug")
-    logs.configure(configured.format, configured.level, levels, worker=worker)
+    logs.configure(section.format, section.level, levels, worker=worker)

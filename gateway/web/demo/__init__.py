@@ -22,9 +22,9 @@ from aiokafka import AIOKafkaProducer
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-from .sources import HostMetrics, orders
+from .sources import HostMetrics, generate_orders
 
-TOPICS = {"host": 12, "orders": 12}
+TOPIC_PARTITIONS = {"host": 12, "orders": 12}
 
 CONFIG = """\
 # What `gateway demo` runs. To make it yours: servers, topics, routes.
@@ -51,19 +51,19 @@ routes:
     with: {topic: orders, format: envelope}
 """
 
-_PAGE = Path(__file__).parent / "page"
+_PAGE_DIRECTORY = Path(__file__).parent / "page"
 PAGES = {
-    "/": _PAGE / "index.html",
-    "/demo.css": _PAGE / "demo.css",
-    "/demo.js": _PAGE / "demo.js",
+    "/": _PAGE_DIRECTORY / "index.html",
+    "/demo.css": _PAGE_DIRECTORY / "demo.css",
+    "/demo.js": _PAGE_DIRECTORY / "demo.js",
 }
 
-_METRICS_EVERY = 1.0  # seconds
-_ORDERS_EVERY = (0.15, 0.6)
-_SERVING_WITHIN = 15.0
+_METRICS_INTERVAL_S = 1.0  # seconds
+_ORDERS_INTERVAL_S = (0.15, 0.6)
+_START_TIMEOUT_S = 15.0
 
 
-def demo(
+def run_demo(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
@@ -74,27 +74,27 @@ def demo(
     from gateway.config import loads
     from gateway.web.app.server import serve
 
-    port = port or free_port(host)
-    url = page_url(host, port)
-    with EmbeddedKafka(topics=TOPICS) as kafka:
-        settings = loads(config(kafka.bootstrap, host, port), name="demo")
-        startup = [partial(publish, kafka.bootstrap)]
+    port = port or find_free_port(host)
+    url = build_page_url(host, port)
+    with EmbeddedKafka(topics=TOPIC_PARTITIONS) as kafka:
+        settings = loads(build_config(kafka.bootstrap, host, port), name="demo")
+        startup = [partial(publish_records, kafka.bootstrap)]
         if browser:
             startup.append(partial(open_page, url))
-        print(invitation(url), flush=True)
+        print(format_invitation(url), flush=True)
         print(f"embedded Kafka on {','.join(kafka.bootstrap)}", flush=True)
         served = PAGES if pages is None else {**PAGES, "/pages": pages}
         serve(settings, pages=served, startup=startup)
 
 
-def config(servers: Sequence[str], host: str, port: int) -> str:
+def build_config(servers: Sequence[str], host: str, port: int) -> str:
     """`CONFIG` for one run."""
     listen = json.dumps({"host": host, "port": port})
     text = CONFIG.replace("{host: 127.0.0.1, port: 8080}", listen)
     return text.replace("servers: embedded ", f"servers: {json.dumps(list(servers))} ")
 
 
-def invitation(url: str) -> str:
+def format_invitation(url: str) -> str:
     """What the terminal says."""
     return f"""
   {url}/  the page: this machine and its orders, live (^C ends it)
@@ -108,7 +108,7 @@ def invitation(url: str) -> str:
 """
 
 
-async def publish(servers: Sequence[str]) -> None:
+async def publish_records(servers: Sequence[str]) -> None:
     """Write to the topics until cancelled."""
     producer = AIOKafkaProducer(
         bootstrap_servers=list(servers), client_id="gateway-demo", enable_idempotence=True
@@ -125,21 +125,21 @@ async def publish(servers: Sequence[str]) -> None:
 async def _publish_host(producer: AIOKafkaProducer) -> None:
     metrics = HostMetrics()
     while True:
-        await asyncio.sleep(_METRICS_EVERY)
-        for key, value in metrics.sample():
+        await asyncio.sleep(_METRICS_INTERVAL_S)
+        for key, value in metrics.sample_metrics():
             await producer.send("host", value, key)
 
 
 async def _publish_orders(producer: AIOKafkaProducer, rng: random.Random) -> None:
-    for key, value in orders(rng):
+    for key, value in generate_orders(rng):
         await producer.send("orders", value, key)
-        await asyncio.sleep(rng.uniform(*_ORDERS_EVERY))
+        await asyncio.sleep(rng.uniform(*_ORDERS_INTERVAL_S))
 
 
 async def open_page(url: str) -> None:
     """Open the browser when something answers at the address; give up after a while."""
     address = urlsplit(url)
-    deadline = time.monotonic() + _SERVING_WITHIN
+    deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
             _, writer = await asyncio.open_connection(address.hostname, address.port)
@@ -151,14 +151,14 @@ async def open_page(url: str) -> None:
             return
 
 
-def page_url(host: str, port: int) -> str:
+def build_page_url(host: str, port: int) -> str:
     """Where to come in; a server that listens on every address is reached by localhost."""
     if host in ("0.0.0.0", "::", ""):
         host = "localhost"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def free_port(host: str) -> int:
+def find_free_port(host: str) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as server:
         port: int = server.getsockname()[1]

@@ -18,7 +18,7 @@ KeyValue: TypeAlias = tuple[bytes, bytes]
 CUSTOMERS = ("ada", "edsger", "frances", "grace", "hedy", "katherine", "linus", "radia")
 STATUSES = ("created", "paid", "shipped")
 
-_ITEMS = {
+_ITEM_PRICES = {
     "Drip kettle": 59.0,
     "Fountain pen": 34.5,
     "Globe": 89.0,
@@ -26,7 +26,7 @@ _ITEMS = {
     "Notebook": 12.9,
     "Slide rule": 45.0,
 }
-_OPEN_ORDERS = 12
+_MAX_OPEN_ORDERS = 12
 
 
 class HostMetrics:
@@ -37,32 +37,38 @@ class HostMetrics:
 
     def __init__(self, clock: Clock = time.time) -> None:
         self._clock = clock
-        self._host = platform.node() or "localhost"
-        self._root = Path.home().anchor
-        self._last = clock(), _counters()
+        self._hostname = platform.node() or "localhost"
+        self._root_path = Path.home().anchor
+        self._last_sample = clock(), _read_counters()
         psutil.cpu_percent(percpu=True)  # the first answer of psutil means nothing
 
-    def sample(self) -> list[KeyValue]:
+    def sample_metrics(self) -> list[KeyValue]:
         """One record a group (cpu, memory, disk, network), all with the host's name as key."""
-        now, counters = self._clock(), _counters()
-        then, before = self._last
-        self._last = now, counters
+        now, counters = self._clock(), _read_counters()
+        then, before = self._last_sample
+        self._last_sample = now, counters
         seconds = max(now - then, 0.001)
         rates = {n: max(0, round((counters[n] - before[n]) / seconds)) for n in counters}
         groups = {
-            "cpu": _cpu(),
-            "memory": _memory(),
-            "disk": {**_disk(self._root), "read": rates["read"], "written": rates["written"]},
+            "cpu": _sample_cpu(),
+            "memory": _sample_memory(),
+            "disk": {
+                **_sample_disk(self._root_path),
+                "read": rates["read"],
+                "written": rates["written"],
+            },
             "network": {"received": rates["received"], "sent": rates["sent"]},
         }
         at = round(now * 1000)
         return [
-            _record(self._host, {"host": self._host, "metric": name, "at": at, **figures})
+            _encode_record(
+                self._hostname, {"host": self._hostname, "metric": name, "at": at, **figures}
+            )
             for name, figures in groups.items()
         ]
 
 
-def _cpu() -> dict[str, Any]:
+def _sample_cpu() -> dict[str, Any]:
     cores = psutil.cpu_percent(percpu=True)
     return {
         "percent": round(sum(cores) / max(1, len(cores)), 1),
@@ -71,18 +77,18 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _memory() -> dict[str, Any]:
+def _sample_memory() -> dict[str, Any]:
     memory = psutil.virtual_memory()
     used = memory.total - memory.available
     return {"percent": round(100 * used / memory.total, 1), "used": used, "total": memory.total}
 
 
-def _disk(path: str) -> dict[str, Any]:
+def _sample_disk(path: str) -> dict[str, Any]:
     disk = psutil.disk_usage(path)
     return {"percent": disk.percent, "used": disk.used, "total": disk.total}
 
 
-def _counters() -> dict[str, int]:
+def _read_counters() -> dict[str, int]:
     """Bytes since boot. A container may show no disks; then nothing was read."""
     disk, network = psutil.disk_io_counters(), psutil.net_io_counters()
     return {
@@ -93,34 +99,34 @@ def _counters() -> dict[str, int]:
     }
 
 
-def orders(rng: random.Random, clock: Clock = time.time) -> Iterator[KeyValue]:
+def generate_orders(rng: random.Random, clock: Clock = time.time) -> Iterator[KeyValue]:
     """Order events without end, keyed by customer; every order goes through `STATUSES`."""
     number = 1000
     still_open: list[dict[str, Any]] = []
     while True:
-        if len(still_open) < _OPEN_ORDERS and (not still_open or rng.random() < 0.4):
+        if len(still_open) < _MAX_OPEN_ORDERS and (not still_open or rng.random() < 0.4):
             number += 1
-            order = _new_order(rng, number)
+            order = _create_order(rng, number)
             still_open.append(order)
         else:
             order = rng.choice(still_open)
             order["status"] = STATUSES[STATUSES.index(order["status"]) + 1]
             if order["status"] == STATUSES[-1]:
                 still_open.remove(order)
-        yield _record(order["customer"], {**order, "at": round(clock() * 1000)})
+        yield _encode_record(order["customer"], {**order, "at": round(clock() * 1000)})
 
 
-def _new_order(rng: random.Random, number: int) -> dict[str, Any]:
-    item, quantity = rng.choice(list(_ITEMS)), rng.choice((1, 1, 1, 2, 3))
+def _create_order(rng: random.Random, number: int) -> dict[str, Any]:
+    item, quantity = rng.choice(list(_ITEM_PRICES)), rng.choice((1, 1, 1, 2, 3))
     return {
         "order": f"A-{number}",
         "customer": rng.choice(CUSTOMERS),
         "status": STATUSES[0],
         "item": item,
         "quantity": quantity,
-        "total": round(quantity * _ITEMS[item], 2),
+        "total": round(quantity * _ITEM_PRICES[item], 2),
     }
 
 
-def _record(key: str, value: dict[str, Any]) -> KeyValue:
+def _encode_record(key: str, value: dict[str, Any]) -> KeyValue:
     return key.encode(), orjson.dumps(value)

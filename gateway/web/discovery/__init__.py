@@ -20,97 +20,113 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.config import Settings
 from gateway.errors import RequestError
-from gateway.web.http.accept import preference
-from gateway.web.http.document import Document
-from gateway.web.http.security_headers import PAGE
+from gateway.web.http.accept import get_media_preference
+from gateway.web.http.document import StaticDocument
+from gateway.web.http.security_headers import PAGE_HEADERS
 
-from .asyncapi import document
-from .description import description
-from .html import render
+from .asyncapi import build_document
+from .description import build_description
+from .html import render_page
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
-ELSEWHERE = "/streams"
-LONGEST_HOST = 261  # a domain name of 253 characters (RFC 1035), a colon and a port, and some
-WIDTH = 100  # characters of a line of JSON
-ADDRESSES = 8  # by which the same gateway is known at once; more are written anew each time
+STREAMS_PATH = "/streams"
+MAX_HOST_CHARS = 261  # a domain name of 253 characters (RFC 1035), a colon and a port, and some
+MAX_LINE_CHARS = 100  # characters of a line of JSON
+MAX_CACHED_DOCUMENTS = (
+    8  # by which the same gateway is known at once; more are written anew each time
+)
 
-_FILES = Path(__file__).parent / "page"
+_PAGE_DIRECTORY = Path(__file__).parent / "page"
 
 
-def routes(settings: Settings, *, home: Endpoint | None = None) -> list[BaseRoute]:
+def build_routes(settings: Settings, *, home_endpoint: Endpoint | None = None) -> list[BaseRoute]:
     """home: the page that people get at `/` instead of the streams."""
-    page = _told(lambda base: render(settings, base), "text/html", PAGE)
-    programs = _told(lambda base: pretty(description(settings, base)), "application/json")
-    asyncapi = _told(lambda base: pretty(document(settings, base)), "application/json")
+    page = _build_document_endpoint(
+        lambda base: render_page(settings, base), "text/html", PAGE_HEADERS
+    )
+    programs = _build_document_endpoint(
+        lambda base: format_json(build_description(settings, base)), "application/json"
+    )
+    asyncapi = _build_document_endpoint(
+        lambda base: format_json(build_document(settings, base)), "application/json"
+    )
     return [
-        Route("/", _negotiated(home or page, programs)),
+        Route("/", _build_negotiated_endpoint(home_endpoint or page, programs)),
         Route("/asyncapi.json", asyncapi),
-        Route("/discovery.css", _file("discovery.css", "text/css")),
-        Route("/discovery.js", _file("discovery.js", "text/javascript")),
-        *([Route(ELSEWHERE, page)] if home else []),
+        Route("/discovery.css", _build_file_endpoint("discovery.css", "text/css")),
+        Route("/discovery.js", _build_file_endpoint("discovery.js", "text/javascript")),
+        *([Route(STREAMS_PATH, page)] if home_endpoint else []),
     ]
 
 
-def wants_page(accept: str) -> bool:
+def prefers_page(accept: str) -> bool:
     """Is a page preferred to JSON? Whoever takes anything, as curl does, has no preference."""
-    pages = (preference(accept, media) for media in ("text/html", "application/xhtml+xml"))
-    return max(pages) > preference(accept, "application/json")
+    pages = (
+        get_media_preference(accept, media) for media in ("text/html", "application/xhtml+xml")
+    )
+    return max(pages) > get_media_preference(accept, "application/json")
 
 
-def base_of(request: Request) -> str:
+def get_base_url(request: Request) -> str:
     """The URL of the gateway as this client knows it. Raises RequestError for no host name."""
     host = request.base_url.netloc
-    if len(host) > LONGEST_HOST:
+    if len(host) > MAX_HOST_CHARS:
         raise RequestError(400, "Bad request", "Host is longer than a host name can be")
     # Not all of base_url: mounted in another application, its path is that one's.
     below = quote(request.scope.get("root_path", "").rstrip("/"))
     return f"{request.base_url.scheme}://{host}{below}"
 
 
-def pretty(told: Any) -> str:
+def format_json(value: Any) -> str:
     """JSON that a person can read too: what fits on a line is on one."""
-    return _pretty(told, "") + "\n"
+    return _format_value(value, "") + "\n"
 
 
-def _pretty(told: Any, indent: str) -> str:
-    line = json.dumps(told, ensure_ascii=False)
-    if not isinstance(told, dict | list | tuple) or len(indent) + len(line) <= WIDTH:
+def _format_value(value: Any, indent: str) -> str:
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list | tuple) or len(indent) + len(line) <= MAX_LINE_CHARS:
         return line
     deeper = indent + "  "
-    if isinstance(told, dict):
-        parts = [f"{json.dumps(k)}: {_pretty(v, deeper)}" for k, v in told.items()]
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(k)}: {_format_value(v, deeper)}" for k, v in value.items()]
         return "{\n" + ",\n".join(deeper + part for part in parts) + f"\n{indent}}}"
-    parts = [_pretty(each, deeper) for each in told]
+    parts = [_format_value(each, deeper) for each in value]
     return "[\n" + ",\n".join(deeper + part for part in parts) + f"\n{indent}]"
 
 
-def _negotiated(page: Endpoint, programs: Endpoint) -> Endpoint:
-    async def either(request: Request) -> Response:
-        endpoint = page if wants_page(",".join(request.headers.getlist("accept"))) else programs
+def _build_negotiated_endpoint(page_endpoint: Endpoint, json_endpoint: Endpoint) -> Endpoint:
+    async def negotiate(request: Request) -> Response:
+        endpoint = (
+            page_endpoint
+            if prefers_page(",".join(request.headers.getlist("accept")))
+            else json_endpoint
+        )
         response = await endpoint(request)
         response.headers.add_vary_header("Accept")
         return response
 
-    return either
+    return negotiate
 
 
-def _told(
-    write: Callable[[str], str], kind: str, headers: Mapping[str, str] | None = None
+def _build_document_endpoint(
+    build_text: Callable[[str], str], content_type: str, headers: Mapping[str, str] | None = None
 ) -> Endpoint:
     """write: the text, from the URL of the gateway."""
-    written = lru_cache(ADDRESSES)(lambda base: Document(write(base).encode(), kind, headers))
+    written = lru_cache(MAX_CACHED_DOCUMENTS)(
+        lambda base: StaticDocument(build_text(base).encode(), content_type, headers)
+    )
 
-    async def told(request: Request) -> Response:
-        return written(base_of(request)).respond(request)
+    async def serve_document(request: Request) -> Response:
+        return written(get_base_url(request)).respond(request)
 
-    return told
+    return serve_document
 
 
-def _file(name: str, kind: str) -> Endpoint:
-    document = Document((_FILES / name).read_bytes(), kind)
+def _build_file_endpoint(name: str, content_type: str) -> Endpoint:
+    document = StaticDocument((_PAGE_DIRECTORY / name).read_bytes(), content_type)
 
-    async def file(request: Request) -> Response:
+    async def serve_file(request: Request) -> Response:
         return document.respond(request)
 
-    return file
+    return serve_file

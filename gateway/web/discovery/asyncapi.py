@@ -16,10 +16,19 @@ from gateway.config import PathPattern, Settings
 from gateway.version import __version__
 
 from . import messages
-from .description import MULTIPLEX, NDJSON, SSE, SUBPROTOCOL, Parameter, Stream, Transport, streams
+from .description import (
+    MULTIPLEX_PATH,
+    NDJSON_MEDIA_TYPE,
+    SSE_MEDIA_TYPE,
+    SUBPROTOCOL,
+    Parameter,
+    StreamDescription,
+    Transport,
+    list_streams,
+)
 from .schemas import SCHEMAS
 
-_CONTROL = (
+_CONTROL_MESSAGES = (
     "begin",
     "ready",
     "partitions-ready",
@@ -29,47 +38,52 @@ _CONTROL = (
     "partitions-error",
     "end",
 )
-_ANSWERS = ("renewed", "pong")
-_STEERING = ("change", "credit", "token", "ping")
-_KINDS = {"from_server": tuple(messages.from_server()), "to_server": tuple(messages.to_server())}
+_ANSWER_MESSAGES = ("renewed", "pong")
+_COMMAND_MESSAGES = ("change", "credit", "token", "ping")
+_MULTIPLEX_MESSAGES = {
+    "from_server": tuple(messages.build_server_messages()),
+    "to_server": tuple(messages.build_client_messages()),
+}
 
 
-def document(settings: Settings, base: str) -> dict[str, Any]:
+def build_document(settings: Settings, base_url: str) -> dict[str, Any]:
     """base: the URL of the gateway as the client knows it, without a slash at the end."""
-    found = streams(settings)
+    found = list_streams(settings)
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
-    for slug, path, stream in _paths(found):
+    for slug, path, stream in _iter_paths(found):
         http, websocket = f"{slug}.http", f"{slug}.websocket"
-        channels[http] = _over_http(path, stream)
-        channels[websocket] = _over_websocket(path, stream)
-        operations |= _http_operations(slug, http, stream)
-        operations |= _socket_operations(slug, websocket, stream)
-    channels["multiplex"] = _multiplex()
+        channels[http] = _build_http_channel(path, stream)
+        channels[websocket] = _build_websocket_channel(path, stream)
+        operations |= _build_http_operations(slug, http, stream)
+        operations |= _build_websocket_operations(slug, websocket, stream)
+    channels["multiplex"] = _build_multiplex_channel()
     operations |= {
-        "multiplex.send": _operation("send", "multiplex", _KINDS["from_server"]),
-        "multiplex.receive": _operation("receive", "multiplex", _KINDS["to_server"]),
+        "multiplex.send": _build_operation("send", "multiplex", _MULTIPLEX_MESSAGES["from_server"]),
+        "multiplex.receive": _build_operation(
+            "receive", "multiplex", _MULTIPLEX_MESSAGES["to_server"]
+        ),
     }
     return {
         "asyncapi": "3.0.0",
-        "info": _info(settings, found),
+        "info": _build_info(settings, found),
         "defaultContentType": "application/json",
-        "servers": _servers(base),
+        "servers": _build_servers(base_url),
         "channels": channels,
         "operations": operations,
-        "components": _components(found),
+        "components": _build_components(found),
     }
 
 
-def _info(settings: Settings, found: Iterable[Stream]) -> dict[str, Any]:
+def _build_info(settings: Settings, streams: Iterable[StreamDescription]) -> dict[str, Any]:
     what = "Kafka topics as streams that resume without loss."
-    if not found:
+    if not streams:
         what += " There are no routes yet."
     return {"title": settings.name, "version": __version__, "description": what}
 
 
-def _servers(base: str) -> dict[str, Any]:
-    url = urlsplit(base)
+def _build_servers(base_url: str) -> dict[str, Any]:
+    url = urlsplit(base_url)
     secure = "s" if url.scheme == "https" else ""
     at = {"host": url.netloc, **({"pathname": url.path} if url.path else {})}
     return {
@@ -78,28 +92,30 @@ def _servers(base: str) -> dict[str, Any]:
     }
 
 
-def _components(found: Iterable[Stream]) -> dict[str, Any]:
+def _build_components(streams: Iterable[StreamDescription]) -> dict[str, Any]:
     told: dict[str, Any] = {
         "schemas": dict(SCHEMAS),
         "messages": {
-            **messages.sse(),
-            **messages.ndjson(),
-            **messages.from_server(),
-            **messages.to_server(),
+            **messages.build_sse_messages(),
+            **messages.build_ndjson_messages(),
+            **messages.build_server_messages(),
+            **messages.build_client_messages(),
         },
     }
-    guards = [each for stream in found for each in stream.ways]
+    guards = [each for stream in streams for each in stream.security_schemes]
     if guards:
         told["securitySchemes"] = {
-            name: dict(way.scheme) for each in guards for name, way in each.items()
+            name: dict(way.definition) for each in guards for name, way in each.items()
         }
     return told
 
 
-def _paths(found: Iterable[Stream]) -> Iterator[tuple[str, str, Stream]]:
+def _iter_paths(
+    streams: Iterable[StreamDescription],
+) -> Iterator[tuple[str, str, StreamDescription]]:
     """Each path with a name of its own: /events/{customer} is events-customer."""
     taken = {"multiplex"}
-    for stream in found:
+    for stream in streams:
         for path in stream.paths:
             name = slug = re.sub(r"[^A-Za-z0-9]+", "-", path).strip("-") or "all"
             number = 1
@@ -113,7 +129,7 @@ def _paths(found: Iterable[Stream]) -> Iterator[tuple[str, str, Stream]]:
 # channels
 
 
-def _channel(
+def _build_channel(
     server: str, path: str, names: Iterable[str], parameters: dict[str, Any]
 ) -> dict[str, Any]:
     return {
@@ -124,107 +140,122 @@ def _channel(
     }
 
 
-def _of_path(path: str, stream: Stream) -> dict[str, Any]:
+def _build_path_parameters(path: str, stream: StreamDescription) -> dict[str, Any]:
     wanted = PathPattern.parse(path).params
     return {
         each.name: {"description": each.description}
         for each in stream.parameters
-        if each.place == "path" and each.name in wanted
+        if each.location == "path" and each.name in wanted
     }
 
 
-def _over_http(path: str, stream: Stream) -> dict[str, Any]:
-    names = (*_sse(stream), *_ndjson(stream))
+def _build_http_channel(path: str, stream: StreamDescription) -> dict[str, Any]:
+    names = (*_list_sse_messages(stream), *_list_ndjson_messages(stream))
     return {
-        **_channel("http", path, names, _of_path(path, stream)),
-        "summary": _summary(stream),
+        **_build_channel("http", path, names, _build_path_parameters(path, stream)),
+        "summary": _format_summary(stream),
     }
 
 
-def _over_websocket(path: str, stream: Stream) -> dict[str, Any]:
-    names = (*_sent(stream), *_received(stream))
-    query = _query(stream, "websocket")
+def _build_websocket_channel(path: str, stream: StreamDescription) -> dict[str, Any]:
+    names = (*_list_sent_messages(stream), *_list_received_messages(stream))
+    query = _build_query_schema(stream, "websocket")
     return {
-        **_channel("websocket", path, names, _of_path(path, stream)),
-        "summary": _summary(stream),
+        **_build_channel("websocket", path, names, _build_path_parameters(path, stream)),
+        "summary": _format_summary(stream),
         "description": f"Subprotocol: {SUBPROTOCOL}.",
         "bindings": {"ws": {"method": "GET", "query": query, "bindingVersion": "0.1.0"}},
     }
 
 
-def _multiplex() -> dict[str, Any]:
-    names = (*_KINDS["from_server"], *_KINDS["to_server"])
+def _build_multiplex_channel() -> dict[str, Any]:
+    names = (*_MULTIPLEX_MESSAGES["from_server"], *_MULTIPLEX_MESSAGES["to_server"])
     return {
-        **_channel("websocket", MULTIPLEX, names, {}),
+        **_build_channel("websocket", MULTIPLEX_PATH, names, {}),
         "summary": "Many streams on one socket: nothing runs until `subscribe`.",
         "description": f"Subprotocol: {SUBPROTOCOL}. Messages carry the id of their subscription.",
         "bindings": {"ws": {"method": "GET", "bindingVersion": "0.1.0"}},
     }
 
 
-def _summary(stream: Stream) -> str:
+def _format_summary(stream: StreamDescription) -> str:
     return f"Records of {', '.join(stream.topics)}, format {stream.format}."
 
 
 # operations
 
 
-def _operation(action: str, channel: str, names: Iterable[str], **more: Any) -> dict[str, Any]:
-    return {"action": action, **_about(channel, names), **more}
+def _build_operation(
+    action: str, channel: str, names: Iterable[str], **extra: Any
+) -> dict[str, Any]:
+    return {"action": action, **_build_references(channel, names), **extra}
 
 
-def _about(channel: str, names: Iterable[str]) -> dict[str, Any]:
+def _build_references(channel: str, names: Iterable[str]) -> dict[str, Any]:
     return {
         "channel": {"$ref": f"#/channels/{channel}"},
         "messages": [{"$ref": f"#/channels/{channel}/messages/{name}"} for name in names],
     }
 
 
-def _http_operations(slug: str, channel: str, stream: Stream) -> dict[str, Any]:
-    def got(transport: Transport, names: Iterable[str], accept: str) -> dict[str, Any]:
-        query = _query(stream, transport)
+def _build_http_operations(slug: str, channel: str, stream: StreamDescription) -> dict[str, Any]:
+    def build_get_operation(
+        transport: Transport, names: Iterable[str], accept: str
+    ) -> dict[str, Any]:
+        query = _build_query_schema(stream, transport)
         http = {"method": "GET", "query": query, "bindingVersion": "0.3.0"}
         told = {"summary": f"GET with Accept: {accept}", "bindings": {"http": http}}
-        return _operation("send", channel, names, **told, **_secured(stream))
+        return _build_operation("send", channel, names, **told, **_build_security(stream))
 
     return {
-        f"{slug}.sse": got("sse", _sse(stream), SSE),
-        f"{slug}.ndjson": got("ndjson", _ndjson(stream), NDJSON),
+        f"{slug}.sse": build_get_operation("sse", _list_sse_messages(stream), SSE_MEDIA_TYPE),
+        f"{slug}.ndjson": build_get_operation(
+            "ndjson", _list_ndjson_messages(stream), NDJSON_MEDIA_TYPE
+        ),
     }
 
 
-def _socket_operations(slug: str, channel: str, stream: Stream) -> dict[str, Any]:
-    more = _secured(stream)
-    steering = tuple(f"websocket-{kind}" for kind in _STEERING)
+def _build_websocket_operations(
+    slug: str, channel: str, stream: StreamDescription
+) -> dict[str, Any]:
+    more = _build_security(stream)
+    steering = tuple(f"websocket-{kind}" for kind in _COMMAND_MESSAGES)
     told = {
-        f"{slug}.websocket.send": _operation("send", channel, _sent(stream), **more),
-        f"{slug}.websocket.receive": _operation("receive", channel, steering, **more),
+        f"{slug}.websocket.send": _build_operation(
+            "send", channel, _list_sent_messages(stream), **more
+        ),
+        f"{slug}.websocket.receive": _build_operation("receive", channel, steering, **more),
     }
     if stream.produce:
-        reply = _about(channel, ("websocket-produced", "websocket-error"))
-        told[f"{slug}.websocket.produce"] = _operation(
+        reply = _build_references(channel, ("websocket-produced", "websocket-error"))
+        told[f"{slug}.websocket.produce"] = _build_operation(
             "receive", channel, ("websocket-produce",), reply=reply, **more
         )
     return told
 
 
-def _secured(stream: Stream) -> dict[str, Any]:
+def _build_security(stream: StreamDescription) -> dict[str, Any]:
     """Any of the ways of each guard; the specification has no word for all of several guards."""
-    named = [name for each in stream.ways for name in each]
+    named = [name for each in stream.security_schemes for name in each]
     refs = [{"$ref": f"#/components/securitySchemes/{name}"} for name in named]
     return {"security": refs} if refs else {}
 
 
-def _query(stream: Stream, transport: Transport) -> dict[str, Any]:
+def _build_query_schema(stream: StreamDescription, transport: Transport) -> dict[str, Any]:
     asked = [
-        each for each in stream.parameters if each.place == "query" and transport in each.transports
+        each
+        for each in stream.parameters
+        if each.location == "query" and transport in each.transports
     ]
     required = [each.name for each in asked if each.required]
-    told: dict[str, Any] = {"type": "object", "properties": {p.name: _typed(p) for p in asked}}
+    told: dict[str, Any] = {
+        "type": "object",
+        "properties": {p.name: _build_parameter_schema(p) for p in asked},
+    }
     return told | ({"required": required} if required else {})
 
 
-def _typed(parameter: Parameter) -> dict[str, Any]:
+def _build_parameter_schema(parameter: Parameter) -> dict[str, Any]:
     told = {"type": "string", "description": parameter.description}
     return told if parameter.default is None else {**told, "default": parameter.default}
 
@@ -232,7 +263,7 @@ def _typed(parameter: Parameter) -> dict[str, Any]:
 # which messages a stream has
 
 
-def _form(stream: Stream) -> str:
+def _get_record_schema(stream: StreamDescription) -> str:
     """What a record is as JSON."""
     with_ = stream.route.with_
     if stream.format != "value":
@@ -242,36 +273,38 @@ def _form(stream: Stream) -> str:
     return "value-fields" if with_.fields else "value-any"
 
 
-def _form_of_sse(stream: Stream) -> str:
+def _get_sse_record_schema(stream: StreamDescription) -> str:
     """There a value is text; whether it is JSON is the topics' affair."""
-    form = _form(stream)
-    return ("value-json" if stream.json else "value-text") if form == "value-any" else form
+    form = _get_record_schema(stream)
+    return ("value-json" if stream.is_json else "value-text") if form == "value-any" else form
 
 
-def _deleted(stream: Stream) -> str:
+def _get_delete_schema(stream: StreamDescription) -> str:
     return "delete-envelope" if stream.format == "envelope" else "delete-key"
 
 
-def _told(stream: Stream) -> tuple[str, ...]:
-    snapshot = ("snapshot-end",) if stream.snapshot else ()
-    challenge = ("challenge",) if stream.challenges else ()
-    return (_deleted(stream), *_CONTROL, *snapshot, *challenge)
+def _list_events(stream: StreamDescription) -> tuple[str, ...]:
+    snapshot = ("snapshot-end",) if stream.is_snapshot else ()
+    challenge = ("challenge",) if stream.has_challenges else ()
+    return (_get_delete_schema(stream), *_CONTROL_MESSAGES, *snapshot, *challenge)
 
 
-def _sse(stream: Stream) -> tuple[str, ...]:
-    return tuple(f"sse-{name}" for name in (_form_of_sse(stream), *_told(stream)))
+def _list_sse_messages(stream: StreamDescription) -> tuple[str, ...]:
+    return tuple(f"sse-{name}" for name in (_get_sse_record_schema(stream), *_list_events(stream)))
 
 
-def _ndjson(stream: Stream) -> tuple[str, ...]:
-    return tuple(f"ndjson-{name}" for name in (_form(stream), "record", *_told(stream)))
+def _list_ndjson_messages(stream: StreamDescription) -> tuple[str, ...]:
+    return tuple(
+        f"ndjson-{name}" for name in (_get_record_schema(stream), "record", *_list_events(stream))
+    )
 
 
-def _sent(stream: Stream) -> tuple[str, ...]:
-    names = (f"records-{_form(stream)}", *_told(stream), *_ANSWERS)
+def _list_sent_messages(stream: StreamDescription) -> tuple[str, ...]:
+    names = (f"records-{_get_record_schema(stream)}", *_list_events(stream), *_ANSWER_MESSAGES)
     produced = ("produced",) if stream.produce else ()
     return tuple(f"websocket-{name}" for name in (*names, *produced))
 
 
-def _received(stream: Stream) -> tuple[str, ...]:
+def _list_received_messages(stream: StreamDescription) -> tuple[str, ...]:
     produce = ("produce",) if stream.produce else ()
-    return tuple(f"websocket-{name}" for name in (*_STEERING, *produce))
+    return tuple(f"websocket-{name}" for name in (*_COMMAND_MESSAGES, *produce))

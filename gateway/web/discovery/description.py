@@ -16,63 +16,63 @@ from urllib.parse import urlsplit
 from gateway.config import Route, Settings
 from gateway.config.source.template import Template
 from gateway.config.types.path import PathPattern
-from gateway.config.types.units import show_duration
+from gateway.config.types.units import format_duration
 from gateway.version import __version__
 
-from .exchanges import exchanges
-from .ways import Way, schemes
+from .exchanges import list_exchanges
+from .security_schemes import SecurityScheme, build_security_schemes
 
-SSE, NDJSON = "text/event-stream", "application/x-ndjson"
+SSE_MEDIA_TYPE, NDJSON_MEDIA_TYPE = "text/event-stream", "application/x-ndjson"
 SUBPROTOCOL = "gateway.v1"
-MULTIPLEX = "/ws"
-NO_ROUTES = (
+MULTIPLEX_PATH = "/ws"
+NO_ROUTES_HINT = (
     "this gateway has no routes; add one to its configuration, such as "
     "routes: [{when: [{path: /events/orders}], with: {topic: orders}}], and start it again "
     "(`gateway check FILE` says what is wrong with a file)"
 )
 
 Transport = Literal["sse", "ndjson", "websocket"]
-EVERY: tuple[Transport, ...] = ("sse", "ndjson", "websocket")
+ALL_TRANSPORTS: tuple[Transport, ...] = ("sse", "ndjson", "websocket")
 
 
 class Parameter(NamedTuple):
     """place: path or query. transports: where it means something. default: None for none."""
 
     name: str
-    place: Literal["path", "query"]
+    location: Literal["path", "query"]
     description: str
     required: bool = False
-    transports: tuple[Transport, ...] = EVERY
+    transports: tuple[Transport, ...] = ALL_TRANSPORTS
     default: str | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"name": self.name, "in": self.place}
+    def to_json(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"name": self.name, "in": self.location}
         told |= {"required": True} if self.required else {}
         told |= {} if self.default is None else {"default": self.default}
-        told |= {} if self.transports == EVERY else {"transports": self.transports}
+        told |= {} if self.transports == ALL_TRANSPORTS else {"transports": self.transports}
         return told | {"description": self.description}
 
 
-class Example(NamedTuple):
+class CommandExample(NamedTuple):
     """A line for a terminal: the command, and the URL that is its last word. query: of the URL,
     besides what the route requires."""
 
     transport: Transport
     command: str
-    query: str
+    extra_query: str
 
-    def url(self, base: str, path: str, required: str) -> str:
+    def build_url(self, base_url: str, path: str, required_query: str) -> str:
         if self.transport == "websocket":
-            base = base.replace("http", "ws", 1)
-        query = _joined(required, self.query)
-        return base + path + ("?" + query if query else "")
+            base_url = base_url.replace("http", "ws", 1)
+        query = _join_queries(required_query, self.extra_query)
+        return base_url + path + ("?" + query if query else "")
 
-    def line(self, base: str, path: str, required: str) -> str:
-        return f"{self.command} {shlex.quote(self.url(base, path, required))}"
+    def format_line(self, base_url: str, path: str, required_query: str) -> str:
+        return f"{self.command} {shlex.quote(self.build_url(base_url, path, required_query))}"
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamDescription:
     """One route.
 
     topics: the templates as written.
@@ -84,10 +84,10 @@ class Stream:
 
     route: Route
     topics: tuple[str, ...]
-    start: Literal["live", "earliest"] | None
-    json: bool
-    ways: tuple[Mapping[str, Way], ...] = ()
-    challenges: bool = False
+    default_start: Literal["live", "earliest"] | None
+    is_json: bool
+    security_schemes: tuple[Mapping[str, SecurityScheme], ...] = ()
+    has_challenges: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class Stream:
     @property
     def history(self) -> str:
         history = self.route.with_.history
-        return history if isinstance(history, str) else show_duration(history)
+        return history if isinstance(history, str) else format_duration(history)
 
     @property
     def client_filters(self) -> bool:
@@ -115,7 +115,7 @@ class Stream:
         return self.route.with_.produce
 
     @property
-    def snapshot(self) -> bool:
+    def is_snapshot(self) -> bool:
         return self.route.with_.mode == "snapshot"
 
     @property
@@ -128,81 +128,94 @@ class Stream:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        return (*self._of_path(), *self._of_templates(), *self._of_every_stream())
-
-    @property
-    def required(self) -> str:
-        """The query without which the route answers 400, with the names as values to replace."""
-        return "&".join(f"{p.name}={{{p.name}}}" for p in self._of_templates())
-
-    @property
-    def examples(self) -> tuple[Example, ...]:
-        shown = [next(iter(each.values())) for each in self.ways]
-        curl = "".join([f" {way.curl}" for way in shown if way.curl])
-        wscat = "".join([f" {way.wscat}" for way in shown if way.wscat])
-        query = _joined(*[way.query for way in shown])
-        past = "" if self.history == "none" else "from=earliest&until=latest"
         return (
-            Example("sse", f"curl -N{curl}", query),
-            Example("ndjson", f"curl -N{curl} -H 'Accept: {NDJSON}'", _joined(query, past)),
-            Example("websocket", f"npx wscat{wscat} -c", query),
+            *self._iter_path_parameters(),
+            *self._iter_template_parameters(),
+            *self._iter_common_parameters(),
         )
 
     @property
-    def by_page(self) -> bool:
-        """A page of the same site may have it: an EventSource sends what its guards want."""
-        return all(any(way.unasked for way in each.values()) for each in self.ways)
+    def required_query(self) -> str:
+        """The query without which the route answers 400, with the names as values to replace."""
+        return "&".join(f"{p.name}={{{p.name}}}" for p in self._iter_template_parameters())
 
-    def as_json(self, base: str) -> dict[str, Any]:
+    @property
+    def examples(self) -> tuple[CommandExample, ...]:
+        shown = [next(iter(each.values())) for each in self.security_schemes]
+        curl = "".join([f" {way.curl}" for way in shown if way.curl])
+        wscat = "".join([f" {way.wscat}" for way in shown if way.wscat])
+        query = _join_queries(*[way.query for way in shown])
+        past = "" if self.history == "none" else "from=earliest&until=latest"
+        return (
+            CommandExample("sse", f"curl -N{curl}", query),
+            CommandExample(
+                "ndjson",
+                f"curl -N{curl} -H 'Accept: {NDJSON_MEDIA_TYPE}'",
+                _join_queries(query, past),
+            ),
+            CommandExample("websocket", f"npx wscat{wscat} -c", query),
+        )
+
+    @property
+    def is_usable_by_page(self) -> bool:
+        """A page of the same site may have it: an EventSource sends what its guards want."""
+        return all(
+            any(way.is_sent_by_browser for way in each.values()) for each in self.security_schemes
+        )
+
+    def to_json(self, base_url: str) -> dict[str, Any]:
         return {
             "paths": self.paths,
             "topics": self.topics,
             **({"allow": self.allow} if self.allow else {}),
             "format": self.format,
-            "contentTypes": (SSE, NDJSON),
+            "contentTypes": (SSE_MEDIA_TYPE, NDJSON_MEDIA_TYPE),
             "websocket": SUBPROTOCOL,
             "history": self.history,
             "filters": self.client_filters,
             "fields": self.client_fields,
             "produce": self.produce,
             "guarded": self.guarded,
-            "parameters": [each.as_json() for each in self.parameters],
+            "parameters": [each.to_json() for each in self.parameters],
             "examples": [
-                {"transport": each.transport, "line": each.line(base, path, self.required)}
+                {
+                    "transport": each.transport,
+                    "line": each.format_line(base_url, path, self.required_query),
+                }
                 for path in self.paths
                 for each in self.examples
             ],
         }
 
-    def _of_path(self) -> Iterator[Parameter]:
+    def _iter_path_parameters(self) -> Iterator[Parameter]:
         patterns = [PathPattern.parse(path) for path in self.paths]
         for name in dict.fromkeys(name for each in patterns for name in each.params):
             everywhere = all(name in each.params for each in patterns)
-            yield Parameter(name, "path", self._used(f"params.{name}"), required=everywhere)
+            yield Parameter(name, "path", self._describe_use(f"params.{name}"), required=everywhere)
 
-    def _of_templates(self) -> Iterator[Parameter]:
-        holes = (hole for template in self._templates() for hole in template.holes)
+    def _iter_template_parameters(self) -> Iterator[Parameter]:
+        holes = (hole for template in self._iter_templates() for hole in template.placeholders)
         for name in dict.fromkeys(hole.name for hole in holes if hole.root == "query"):
-            yield Parameter(name, "query", self._used(f"query.{name}"), required=True)
+            yield Parameter(name, "query", self._describe_use(f"query.{name}"), required=True)
 
-    def _templates(self) -> Iterator[Template]:
-        yield from self.route.with_.sources
+    def _iter_templates(self) -> Iterator[Template]:
+        yield from self.route.with_.topic_templates
         for one in self.route.with_.filters:
             yield from one.templates
 
-    def _used(self, hole: str) -> str:
+    def _describe_use(self, placeholder: str) -> str:
         """What becomes of a parameter."""
-        if not any("${" + hole + "}" in topic for topic in self.topics):
+        if not any("${" + placeholder + "}" in topic for topic in self.topics):
             return "Which records: part of the route's filter."
         if self.allow:
             return f"Topics, a list with commas; * is any text. Allowed: {', '.join(self.allow)}."
         return "Which topic: part of its name."
 
-    def _of_every_stream(self) -> Iterator[Parameter]:
+    def _iter_common_parameters(self) -> Iterator[Parameter]:
         if self.history != "none":
             back = "" if self.history == "all" else f"; at most {self.history} back"
             what = f"Where to begin: live, earliest, an ISO 8601 time, or ago as in -5m{back}."
-            yield Parameter("from", "query", what, default=self.start)
+            yield Parameter("from", "query", what, default=self.default_start)
         what = "Where to end: latest (what there is now), a time, or a number of records."
         yield Parameter("until", "query", what)
         what = "Go on after this position; the header Last-Event-ID beats it."
@@ -223,23 +236,25 @@ class Stream:
         yield Parameter("credit", "query", what, transports=("websocket",))
 
 
-def _joined(*queries: str) -> str:
+def _join_queries(*queries: str) -> str:
     return "&".join([query for query in queries if query])
 
 
-def streams(settings: Settings) -> tuple[Stream, ...]:
+def list_streams(settings: Settings) -> tuple[StreamDescription, ...]:
     """Every route that is one, in its order."""
-    known = schemes(settings)
+    known = build_security_schemes(settings)
     routes = [route for route in settings.routes if route.with_.capability == "stream"]
-    return tuple(_stream(route, settings, known) for route in routes)
+    return tuple(_build_stream(route, settings, known) for route in routes)
 
 
-def _stream(route: Route, settings: Settings, known: Mapping[str, Mapping[str, Way]]) -> Stream:
-    sources = route.with_.sources
+def _build_stream(
+    route: Route, settings: Settings, schemes_by_guard: Mapping[str, Mapping[str, SecurityScheme]]
+) -> StreamDescription:
+    sources = route.with_.topic_templates
     topics = [
         topic
         for topic in settings.kafka_of(route).topics
-        if any(template.may_be(topic.name) for template in sources)
+        if any(template.can_render(topic.name) for template in sources)
     ]
     offsets = {topic.default_offset for topic in topics}
     start: Literal["live", "earliest"] | None = None
@@ -247,28 +262,28 @@ def _stream(route: Route, settings: Settings, known: Mapping[str, Mapping[str, W
         start = "live"
     elif offsets == {"historical"} and route.with_.history == "all":
         start = "earliest"
-    json = all(topic.value.model == "json" or topic.value.decodes for topic in topics)
-    ways = tuple(known[name] for name in route.guarded)
+    json = all(topic.value.model == "json" or topic.value.is_decoded for topic in topics)
+    ways = tuple(schemes_by_guard[name] for name in route.guarded)
     guards = [settings.guards[name] for name in route.guarded]
     challenges = any(getattr(guard, "challenge", None) is not None for guard in guards)
     texts = tuple(str(template) for template in sources)
-    return Stream(route, texts, start, json, ways, challenges)
+    return StreamDescription(route, texts, start, json, ways, challenges)
 
 
-def description(settings: Settings, base: str) -> dict[str, Any]:
+def build_description(settings: Settings, base_url: str) -> dict[str, Any]:
     """The gateway for programs. base: its URL as the client knows it, no slash at its end."""
-    found = streams(settings)
-    scheme = "wss" if urlsplit(base).scheme == "https" else "ws"
+    found = list_streams(settings)
+    scheme = "wss" if urlsplit(base_url).scheme == "https" else "ws"
     links = {
-        "asyncapi": f"{base}/asyncapi.json",
-        "live": f"{base}/health/live",
-        "ready": f"{base}/health/ready",
-        "websocket": f"{scheme}{base[base.index(':') :]}{MULTIPLEX}",
-        "module": f"{base}/gateway.js",
-        "types": f"{base}/gateway.d.ts",
+        "asyncapi": f"{base_url}/asyncapi.json",
+        "live": f"{base_url}/health/live",
+        "ready": f"{base_url}/health/ready",
+        "websocket": f"{scheme}{base_url[base_url.index(':') :]}{MULTIPLEX_PATH}",
+        "module": f"{base_url}/gateway.js",
+        "types": f"{base_url}/gateway.d.ts",
     }
     told: dict[str, Any] = {"name": settings.name, "version": __version__}
-    told |= {} if settings.routes else {"hint": NO_ROUTES}
-    requests = [each.as_json(base) for each in exchanges(settings)]
-    told |= {"streams": [each.as_json(base) for each in found]}
+    told |= {} if settings.routes else {"hint": NO_ROUTES_HINT}
+    requests = [each.to_json(base_url) for each in list_exchanges(settings)]
+    told |= {"streams": [each.to_json(base_url) for each in found]}
     return told | ({"requests": requests} if requests else {}) | {"links": links}

@@ -8,61 +8,61 @@ from typing import Any, NamedTuple
 
 from gateway.config import Route, Settings
 
-from .ways import Way, schemes
+from .security_schemes import SecurityScheme, build_security_schemes
 
-DOES = {
+ACTION_DESCRIPTIONS = {
     "fetch": "the latest record of a key",
     "produce": "writes a record",
     "reply": "writes a record, and answers with its reply",
 }
 
 
-class Exchange(NamedTuple):
+class ExchangeDescription(NamedTuple):
     """One method of one path. ways: of its guards, as of `Stream`."""
 
     method: str
     path: str
     route: Route
-    ways: tuple[Mapping[str, Way], ...] = ()
+    security_schemes: tuple[Mapping[str, SecurityScheme], ...] = ()
 
     @property
-    def does(self) -> str:
+    def action(self) -> str:
         with_ = self.route.with_
-        return DOES["reply" if with_.reply_to is not None else with_.capability]
+        return ACTION_DESCRIPTIONS["reply" if with_.reply_to is not None else with_.capability]
 
-    def line(self, base: str) -> str:
+    def format_line(self, base_url: str) -> str:
         """For a terminal, with the names of the path as values to replace."""
-        shown = [next(iter(each.values())) for each in self.ways]
+        shown = [next(iter(each.values())) for each in self.security_schemes]
         query = "&".join([way.query for way in shown if way.query])
-        url = shlex.quote(base + self.path + (f"?{query}" if query else ""))
+        url = shlex.quote(base_url + self.path + (f"?{query}" if query else ""))
         own = "" if self.method == "GET" else f" -X {self.method}"
         body = " -H 'Content-Type: application/json' -d '{}'"
         own += body if self.method in ("POST", "PUT", "PATCH") else ""
         return f"curl{own}{''.join([f' {way.curl}' for way in shown if way.curl])} {url}"
 
-    def as_json(self, base: str) -> dict[str, Any]:
+    def to_json(self, base_url: str) -> dict[str, Any]:
         with_ = self.route.with_
         told = {"method": self.method, "path": self.path, "capability": with_.capability}
         later = {"location": str(with_.async_.location)} if with_.async_ is not None else {}
         return {
             **told,
-            "topics": tuple(str(source) for source in with_.sources),
+            "topics": tuple(str(source) for source in with_.topic_templates),
             "replies": with_.reply_to is not None,
             **later,
             "guarded": tuple(self.route.guarded),
-            "line": self.line(base),
+            "line": self.format_line(base_url),
         }
 
 
-def exchanges(settings: Settings) -> tuple[Exchange, ...]:
+def list_exchanges(settings: Settings) -> tuple[ExchangeDescription, ...]:
     """All of them, in the order of the routes."""
-    return tuple(_exchanges(settings))
+    return tuple(_iter_exchanges(settings))
 
 
-def _exchanges(settings: Settings) -> Iterator[Exchange]:
-    known = schemes(settings)
+def _iter_exchanges(settings: Settings) -> Iterator[ExchangeDescription]:
+    known = build_security_schemes(settings)
     for route in settings.routes:
         if route.with_.capability != "stream":
             ways = tuple(known[name] for name in route.guarded)
             for when in route.when:
-                yield Exchange(route.method(when), when.path, route, ways)
+                yield ExchangeDescription(route.get_method(when), when.path, route, ways)

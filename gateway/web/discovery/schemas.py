@@ -8,57 +8,59 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from gateway.core.log.record import Reason
+from gateway.core.log.record import GapReason
 
 Schema: TypeAlias = dict[str, Any]
 
-TEXT: Schema = {"type": "string"}
-INTEGER: Schema = {"type": "integer"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-ANY: Schema = {}
+TEXT_SCHEMA: Schema = {"type": "string"}
+INTEGER_SCHEMA: Schema = {"type": "integer"}
+COUNT_SCHEMA: Schema = {"type": "integer", "minimum": 0}
+ANY_SCHEMA: Schema = {}
 
 
-def members(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+def build_object_schema(
+    required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None
+) -> Schema:
     """An object; `required` are the members it always has."""
     properties = {**required, **(optional or {})}
     return {"type": "object", "required": list(required), "properties": properties}
 
 
-def ref(name: str) -> Schema:
+def build_ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def or_null(schema: Schema) -> Schema:
+def make_nullable(schema: Schema) -> Schema:
     return {**schema, "type": [schema["type"], "null"]}
 
 
-POSITION: Schema = {
+POSITION_SCHEMA: Schema = {
     "type": "string",
     "pattern": "^[A-Za-z0-9_-]+$",
     "description": "A resume token: give it back as Last-Event-ID or lastEventId.",
 }
-WHERE = {"topic": TEXT, "partition": COUNT}
-_KEY = {"key": ref("bytes")}
-_ENVELOPE = {
-    **WHERE,
-    "offset": COUNT,
+PARTITION_MEMBERS = {"topic": TEXT_SCHEMA, "partition": COUNT_SCHEMA}
+_KEY_MEMBERS = {"key": build_ref("bytes")}
+_ENVELOPE_MEMBERS = {
+    **PARTITION_MEMBERS,
+    "offset": COUNT_SCHEMA,
     "timestamp": {"type": "integer", "description": "Milliseconds of the epoch, -1 for none."},
-    "key": ref("bytes"),
-    "value": ref("bytes"),
+    "key": build_ref("bytes"),
+    "value": build_ref("bytes"),
     "headers": {
         "type": "array",
-        "items": {"type": "array", "minItems": 2, "items": [TEXT, ref("bytes")]},
+        "items": {"type": "array", "minItems": 2, "items": [TEXT_SCHEMA, build_ref("bytes")]},
     },
 }
 
 SCHEMAS: Mapping[str, Schema] = {
-    "position": POSITION,
+    "position": POSITION_SCHEMA,
     "bytes": {
         "description": "UTF-8 text, or an object with the base64 of bytes that are no UTF-8.",
         "oneOf": [
             {"type": "string"},
             {"type": "null"},
-            members({"base64": {"type": "string", "contentEncoding": "base64"}}),
+            build_object_schema({"base64": {"type": "string", "contentEncoding": "base64"}}),
         ],
     },
     "value-text": {"type": "string", "description": "The record's value, text as it is."},
@@ -71,28 +73,31 @@ SCHEMAS: Mapping[str, Schema] = {
         "type": ["object", "null"],
         "description": "The chosen members of the value; null if it is no JSON object.",
     },
-    "envelope": {**members(_ENVELOPE), "description": "The whole record, exact to the byte."},
+    "envelope": {
+        **build_object_schema(_ENVELOPE_MEMBERS),
+        "description": "The whole record, exact to the byte.",
+    },
     "cloudevents": {
-        **members(
+        **build_object_schema(
             {each: {"type": "string", "minLength": 1} for each in ("id", "source", "type")}
-            | {"specversion": TEXT},
+            | {"specversion": TEXT_SCHEMA},
             {
                 "time": {"type": "string", "format": "date-time"},
-                "subject": TEXT,
-                "partitionkey": TEXT,
-                "datacontenttype": TEXT,
-                "data": ANY,
+                "subject": TEXT_SCHEMA,
+                "partitionkey": TEXT_SCHEMA,
+                "datacontenttype": TEXT_SCHEMA,
+                "data": ANY_SCHEMA,
                 "data_base64": {"type": "string", "contentEncoding": "base64"},
             },
         ),
         "description": "CloudEvents 1.0, JSON format.",
     },
     "begin": {
-        **members(
+        **build_object_schema(
             {
-                "topics": {"type": "array", "items": TEXT},
-                "partitions": {"type": "object", "additionalProperties": COUNT},
-                "pending": {"type": "array", "items": members(WHERE)},
+                "topics": {"type": "array", "items": TEXT_SCHEMA},
+                "partitions": {"type": "object", "additionalProperties": COUNT_SCHEMA},
+                "pending": {"type": "array", "items": build_object_schema(PARTITION_MEMBERS)},
                 "resume": {"enum": ["exact", "batch"]},
             },
             {"view": {"const": "changed"}, "changed": {"const": True}},
@@ -101,20 +106,26 @@ SCHEMAS: Mapping[str, Schema] = {
         "`changed`: it goes on in place, and shows something else from here on.",
     },
     "ready": {
-        **members({**WHERE, "offset": COUNT, "resolved": {"enum": ["exact", "approximate"]}}),
+        **build_object_schema(
+            {
+                **PARTITION_MEMBERS,
+                "offset": COUNT_SCHEMA,
+                "resolved": {"enum": ["exact", "approximate"]},
+            }
+        ),
         "description": "A partition can be read (again), from `offset` on.",
     },
     "partitions-ready": {
-        **members(
+        **build_object_schema(
             {
                 "topics": {
                     "type": "array",
-                    "items": members(
+                    "items": build_object_schema(
                         {
-                            "topic": TEXT,
+                            "topic": TEXT_SCHEMA,
                             "resolved": {"enum": ["exact", "approximate"]},
-                            "partitions": {"type": "array", "items": COUNT},
-                            "offsets": {"type": "array", "items": COUNT},
+                            "partitions": {"type": "array", "items": COUNT_SCHEMA},
+                            "offsets": {"type": "array", "items": COUNT_SCHEMA},
                         }
                     ),
                 }
@@ -124,15 +135,15 @@ SCHEMAS: Mapping[str, Schema] = {
         "`ready` where ?grouped is asked for.",
     },
     "partitions-error": {
-        **members(
+        **build_object_schema(
             {
                 "topics": {
                     "type": "array",
-                    "items": members(
+                    "items": build_object_schema(
                         {
-                            "topic": TEXT,
-                            "code": TEXT,
-                            "partitions": {"type": "array", "items": COUNT},
+                            "topic": TEXT_SCHEMA,
+                            "code": TEXT_SCHEMA,
+                            "partitions": {"type": "array", "items": COUNT_SCHEMA},
                         }
                     ),
                 }
@@ -142,46 +153,55 @@ SCHEMAS: Mapping[str, Schema] = {
         "is asked for. The stream goes on.",
     },
     "gap": {
-        **members(
+        **build_object_schema(
             {
-                "topic": or_null(TEXT),
-                "partition": or_null(COUNT),
-                "from": or_null(INTEGER),
-                "to": or_null(INTEGER),
-                "reason": {"enum": [str(reason) for reason in Reason]},
+                "topic": make_nullable(TEXT_SCHEMA),
+                "partition": make_nullable(COUNT_SCHEMA),
+                "from": make_nullable(INTEGER_SCHEMA),
+                "to": make_nullable(INTEGER_SCHEMA),
+                "reason": {"enum": [str(reason) for reason in GapReason]},
             }
         ),
         "description": "Records from `from` up to `to` are not sent: Kafka has them no more, or "
         "the reason says why. All null: the position that was given could not be used.",
     },
     "snapshot-end": {
-        **members(
-            {"topics": {"type": "array", "items": TEXT}, "records": COUNT},
-            {"pending": {"type": "array", "items": members(WHERE)}},
+        **build_object_schema(
+            {"topics": {"type": "array", "items": TEXT_SCHEMA}, "records": COUNT_SCHEMA},
+            {"pending": {"type": "array", "items": build_object_schema(PARTITION_MEMBERS)}},
         ),
         "description": "The latest record of each key was sent; what follows is live. `pending` "
         "partitions could not be read and come when they can.",
     },
     "error": {
-        **members({"code": TEXT, "message": TEXT}, {**WHERE, "offset": COUNT, "retryAfter": COUNT}),
+        **build_object_schema(
+            {"code": TEXT_SCHEMA, "message": TEXT_SCHEMA},
+            {**PARTITION_MEMBERS, "offset": COUNT_SCHEMA, "retryAfter": COUNT_SCHEMA},
+        ),
         "description": "The stream goes on; `code` is for programs, `message` for people. "
         "`retryAfter`: seconds until it is worth another try.",
     },
     "end": {
-        **members({"reason": TEXT}),
+        **build_object_schema({"reason": TEXT_SCHEMA}),
         "description": "The last event; come back after the time of `retry:`, unless you are done.",
     },
     "challenge": {
-        **members(
-            {"guard": TEXT, "expires": {"type": "number", "description": "Seconds since 1970."}},
+        **build_object_schema(
+            {
+                "guard": TEXT_SCHEMA,
+                "expires": {"type": "number", "description": "Seconds since 1970."},
+            },
             {"url": {"type": "string", "format": "uri-reference"}},
         ),
         "description": "What lets you in is over at `expires`: POST to `url` with a new token, "
         "or send `token` over WebSocket, and the stream goes on.",
     },
-    "delete-key": {**members(_KEY), "description": "A tombstone: this key is gone."},
+    "delete-key": {
+        **build_object_schema(_KEY_MEMBERS),
+        "description": "A tombstone: this key is gone.",
+    },
     "delete-envelope": {
-        "allOf": [ref("envelope"), {"properties": {"value": {"type": "null"}}}],
+        "allOf": [build_ref("envelope"), {"properties": {"value": {"type": "null"}}}],
         "description": "A tombstone: the record's key is gone.",
     },
 }

@@ -6,53 +6,53 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import RequestError, StreamEnded
-from gateway.telemetry.about import note
-from gateway.web.app.traced import ROUTE
-from gateway.web.routing.routes import Match, Routes, name_of
-from gateway.web.streams.leaving import Left
-from gateway.web.websocket.origin import origin_allowed
+from gateway.telemetry.log_context import bind_log_context
+from gateway.web.app.tracing import ROUTE_SCOPE_KEY
+from gateway.web.routing.routes import Match, Routes, get_route_name
+from gateway.web.streams.disconnect import ClientDisconnected
+from gateway.web.websocket.origin import is_origin_allowed
 
-from . import latest, post, reply
+from . import latest, produce, reply
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
     """A document, what became of a record, or a reply. Raises RequestError and KafkaError."""
-    name = request.scope[ROUTE] = name_of(match.route)
-    note(route=name)
-    if match.route.with_.capability == "produce" and not match.reply:
-        _mind_origin(routes, match, request)
+    name = request.scope[ROUTE_SCOPE_KEY] = get_route_name(match.route)
+    bind_log_context(route=name)
+    if match.route.with_.capability == "produce" and not match.is_reply:
+        _check_origin(routes, match, request)
     match = await routes.admit(match, request)
-    leave = await routes.limits.enter(request.scope, match.granted)
+    leave = await routes.limits.acquire_slot(request.scope, match.granted)
     try:
         if routes.hubs.draining:
-            raise _draining()
+            raise _build_draining_error()
         match = await routes.refresh(match, request)
-        return await _answer(routes, match, request)
-    except Left:
+        return await _dispatch_request(routes, match, request)
+    except ClientDisconnected:
         return Response(status_code=204)  # nobody hears it
     except StreamEnded:  # what it waits for comes by a stream
-        raise _draining() from None
+        raise _build_draining_error() from None
     finally:
         leave()
 
 
-async def _answer(routes: Routes, match: Match, request: Request) -> Response:
+async def _dispatch_request(routes: Routes, match: Match, request: Request) -> Response:
     with_ = match.route.with_
-    if match.reply:
-        return await reply.later(routes, match, request)
+    if match.is_reply:
+        return await reply.poll_reply(routes, match, request)
     if with_.capability == "fetch":
         return await latest.respond(routes, match, request)
     if with_.reply_to is not None:
-        return await reply.ask(routes, match, request)
-    return await post.respond(routes, match, request)
+        return await reply.request_reply(routes, match, request)
+    return await produce.respond(routes, match, request)
 
 
-def _draining() -> RequestError:
+def _build_draining_error() -> RequestError:
     detail = "this gateway is about to end; repeat it with its Idempotency-Key"
     return RequestError(503, "Draining", detail, retry_after=1.0)
 
 
-def _mind_origin(routes: Routes, match: Match, request: Request) -> None:
+def _check_origin(routes: Routes, match: Match, request: Request) -> None:
     """A form of any page can be sent here with what browsers send by themselves: cookies, a
     password, a client certificate. Raises RequestError 403."""
     headers, guards = request.headers, routes.settings.guards
@@ -61,7 +61,9 @@ def _mind_origin(routes: Routes, match: Match, request: Request) -> None:
         or headers.get("authorization", "")[:6].lower() == "basic "
         or any(getattr(guards[name], "type", "") == "x509" for name in match.route.guarded)
     )
-    access = routes.access_control(match.route)
-    if not origin_allowed(access, headers.get("origin"), headers.get("host", ""), cookies=unasked):
+    access = routes.get_access_control(match.route)
+    if not is_origin_allowed(
+        access, headers.get("origin"), headers.get("host", ""), has_cookies=unasked
+    ):
         detail = "pages of this origin may not write; see access-control"
         raise RequestError(403, "Foreign origin", detail)

@@ -6,37 +6,39 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_RANGE = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
-_WEIGHT = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
+_RANGE_PATTERN = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
+_WEIGHT_PATTERN = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
 
 
-class Preference(NamedTuple):
+class MediaPreference(NamedTuple):
     """How much a media type is wanted; of two, the larger one is.
 
     quality: 0 (not at all) to 1. named: by its name 2, by its kind (`application/*`) 1.
     """
 
     quality: float
-    named: int
+    specificity: int
 
 
-NO = Preference(0.0, 0)
+NOT_ACCEPTABLE = MediaPreference(0.0, 0)
 
 
-def preference(header: str, media: str) -> Preference:
+def get_media_preference(header: str, media_type: str) -> MediaPreference:
     """What the most specific range that a media type falls under says of it; NO if none does.
     Without a header anything is welcome."""
-    kind = media.partition("/")[0]
-    names = {media: 2, f"{kind}/*": 1, "*/*": 0}
-    found = [(names[name], weight) for name, weight in ranges(header or "*/*") if name in names]
+    kind = media_type.partition("/")[0]
+    names = {media_type: 2, f"{kind}/*": 1, "*/*": 0}
+    found = [
+        (names[name], weight) for name, weight in iter_ranges(header or "*/*") if name in names
+    ]
     named, quality = max(found, default=(0, 0.0))
-    return Preference(quality, named) if quality else NO
+    return MediaPreference(quality, named) if quality else NOT_ACCEPTABLE
 
 
-def ranges(header: str) -> Iterator[tuple[str, float]]:
+def iter_ranges(header: str) -> Iterator[tuple[str, float]]:
     """Ranges and weights; one with a malformed weight is passed over."""
-    for part in _RANGE.findall(header.lower()):
+    for part in _RANGE_PATTERN.findall(header.lower()):
         name, *parameters = (each.strip() for each in part.split(";"))
         weight = next((each[2:] for each in parameters if each.startswith("q=")), "1")
-        if _WEIGHT.fullmatch(weight):
+        if _WEIGHT_PATTERN.fullmatch(weight):
             yield name, float(weight)

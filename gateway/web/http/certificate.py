@@ -23,13 +23,13 @@ from cryptography import x509
 from gateway.config import ListenTls
 from gateway.errors import GatewayError
 from gateway.telemetry import catalog
-from gateway.telemetry.figures import Figures
+from gateway.telemetry.samples import MetricSamples
 
 log = logging.getLogger(__name__)
 
-EVERY = 2.0  # seconds from one look at the files to the next
+CHECK_INTERVAL_S = 2.0  # seconds from one look at the files to the next
 
-Stamp: TypeAlias = Sequence[tuple[int, int, int] | None]
+FileStamps: TypeAlias = Sequence[tuple[int, int, int] | None]
 
 
 class TlsContext:
@@ -42,29 +42,29 @@ class TlsContext:
 
     def __init__(self, settings: ListenTls) -> None:
         self._settings = settings
-        self._seen = stamp(settings)
-        self.context = context_of(settings)
-        self._now = self.context
-        self._begins, self.expires = validity(settings.certificate)
-        self.context.sni_callback = self._lead
+        self._file_stamps = read_file_stamps(settings)
+        self.context = create_context(settings)
+        self._current_context = self.context
+        self._valid_from, self.expires_at = read_validity(settings.certificate)
+        self.context.sni_callback = self._select_context
 
     def reload(self, settings: ListenTls | None = None) -> bool:
         """Take what is in the files by now; of these settings, if they are others. False if that
         cannot be used; the log says why, and all stays as it was."""
         wanted = settings or self._settings
-        seen = stamp(wanted)
+        seen = read_file_stamps(wanted)
         try:
-            made, (begins, expires) = context_of(wanted), validity(wanted.certificate)
+            made, (begins, expires) = create_context(wanted), read_validity(wanted.certificate)
             if not begins <= time.time() < expires and self._is_valid():
                 what = "is not valid yet" if time.time() < begins else "is not valid any more"
                 name = wanted.certificate
                 raise GatewayError(f"listen.tls: {name} {what}; write one that is valid now")
         except GatewayError as exc:
-            self._seen = seen
+            self._file_stamps = seen
             log.error("the certificate is not renewed, the one before stays: %s", exc)
             return False
-        self._settings, self._seen, self._now = wanted, seen, made
-        self._begins, self.expires = begins, expires
+        self._settings, self._file_stamps, self._current_context = wanted, seen, made
+        self._valid_from, self.expires_at = begins, expires
         self.context.verify_mode = made.verify_mode  # what it is that a handshake begins with
         left = (expires - time.time()) / 86_400
         how = log.warning if left <= 0 else log.info
@@ -72,24 +72,26 @@ class TlsContext:
         return True
 
     def _is_valid(self) -> bool:
-        return self._begins <= time.time() < self.expires
+        return self._valid_from <= time.time() < self.expires_at
 
     async def watch(self) -> None:
         """Reload when a file is another one, or has changed, until cancelled."""
         while True:
-            await asyncio.sleep(EVERY)
-            if await asyncio.to_thread(stamp, self._settings) != self._seen:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            if await asyncio.to_thread(read_file_stamps, self._settings) != self._file_stamps:
                 self.reload()
 
-    def read(self, figures: Figures) -> None:
-        figures.add(catalog.CERTIFICATE_EXPIRES, self.expires)
+    def collect_metrics(self, figures: MetricSamples) -> None:
+        figures.add(catalog.CERTIFICATE_EXPIRY_TIMESTAMP_SECONDS, self.expires_at)
 
-    def _lead(self, connection: ssl.SSLObject, name: str | None, base: ssl.SSLContext) -> None:
-        if self._now is not base:
-            connection.context = self._now
+    def _select_context(
+        self, ssl_object: ssl.SSLObject, server_name: str | None, initial_context: ssl.SSLContext
+    ) -> None:
+        if self._current_context is not initial_context:
+            ssl_object.context = self._current_context
 
 
-def context_of(settings: ListenTls) -> ssl.SSLContext:
+def create_context(settings: ListenTls) -> ssl.SSLContext:
     """Raises GatewayError for files that cannot be used."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -108,7 +110,7 @@ def context_of(settings: ListenTls) -> ssl.SSLContext:
     return made
 
 
-def validity(certificate: Path) -> tuple[float, float]:
+def read_validity(certificate: Path) -> tuple[float, float]:
     """Return from when and until when the first one of a chain is valid, in seconds since 1970.
 
     Raises:
@@ -121,12 +123,12 @@ def validity(certificate: Path) -> tuple[float, float]:
     return read[0].not_valid_before_utc.timestamp(), read[0].not_valid_after_utc.timestamp()
 
 
-def stamp(settings: ListenTls) -> Stamp:
+def read_file_stamps(settings: ListenTls) -> FileStamps:
     """What tells that a file is another one, or has changed. A link is what it leads to."""
-    return [_stamp(path) for path in (settings.certificate, settings.key, settings.trust)]
+    return [_read_file_stamp(path) for path in (settings.certificate, settings.key, settings.trust)]
 
 
-def _stamp(path: Path | None) -> tuple[int, int, int] | None:
+def _read_file_stamp(path: Path | None) -> tuple[int, int, int] | None:
     try:
         found = None if path is None else os.stat(path)
     except OSError:

@@ -12,25 +12,34 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 
-class Document:
+class StaticDocument:
     """content: the bytes of its only representation. kind: media type, without a charset."""
 
-    def __init__(self, content: bytes, kind: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, content: bytes, media_type: str, headers: Mapping[str, str] | None = None
+    ) -> None:
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-        charset = "" if kind == "application/json" else "; charset=utf-8"  # RFC 8259 11: has none
+        charset = (
+            "" if media_type == "application/json" else "; charset=utf-8"
+        )  # RFC 8259 11: has none
         self._content = content
-        self._tag = tag
-        self._known = {"ETag": tag, "Cache-Control": "no-cache", **(headers or {})}
-        self._whole = {"Content-Type": kind + charset, "X-Content-Type-Options": "nosniff"}
+        self._etag = tag
+        self._validation_headers = {"ETag": tag, "Cache-Control": "no-cache", **(headers or {})}
+        self._content_headers = {
+            "Content-Type": media_type + charset,
+            "X-Content-Type-Options": "nosniff",
+        }
 
     def respond(self, request: Request) -> Response:
-        if names(request.headers.get("if-none-match", ""), self._tag):
-            return Response(status_code=304, headers=self._known)
-        return Response(self._content, headers={**self._known, **self._whole})
+        if matches_if_none_match(request.headers.get("if-none-match", ""), self._etag):
+            return Response(status_code=304, headers=self._validation_headers)
+        return Response(
+            self._content, headers={**self._validation_headers, **self._content_headers}
+        )
 
 
-def names(condition: str, tag: str) -> bool:
+def matches_if_none_match(condition: str, etag: str) -> bool:
     """Whether `If-None-Match` has the tag, by weak comparison (RFC 9110 13.1.2): a proxy that
     compresses makes tags weak."""
     tags = [each.strip().removeprefix("W/") for each in condition.split(",")]
-    return tag in tags or condition.strip() == "*"
+    return etag in tags or condition.strip() == "*"

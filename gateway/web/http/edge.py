@@ -10,13 +10,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.config import Settings
-from gateway.web.app.beside import Neighbour
+from gateway.web.app.co_hosted_app import CoHostedApp
 from gateway.web.routing.limits import Limits
-from gateway.web.workers.listening import BACKLOG
+from gateway.web.workers.sockets import LISTEN_BACKLOG
 
 from .certificate import TlsContext
-from .forwarded import Forwarded, Proxies
-from .hosts import HostCheck
+from .hosts import HostCheckMiddleware
+from .proxy_headers import ForwardedMiddleware, TrustedProxies
 from .tls_listener import TlsListener
 from .transport import GatewayProtocol
 
@@ -52,9 +52,9 @@ class EdgeServer(uvicorn.Server):
         )
 
 
-def listen_tls(
-    listening: socket.socket,
-    tls: TlsContext,
+def create_tls_listener(
+    listening_socket: socket.socket,
+    tls_context: TlsContext,
     settings: Settings,
     limits: Limits,
     *,
@@ -65,34 +65,36 @@ def listen_tls(
     A proxy that is believed has no bound of its own: its connections are those of many clients.
     """
     proxies = settings.listen.forwarded
-    believes = Proxies(() if proxies is False else proxies).believes
-    return TlsListener(listening, tls.context, limits, port=port, is_proxy=believes)
+    believes = TrustedProxies(() if proxies is False else proxies).is_trusted
+    return TlsListener(listening_socket, tls_context.context, limits, port=port, is_proxy=believes)
 
 
-def edge(
+def create_uvicorn_config(
     app: ASGIApp,
     settings: Settings,
-    neighbour: Neighbour | None = None,
+    co_hosted_app: CoHostedApp | None = None,
     *,
-    names: frozenset[str] | None = None,
+    allowed_names: frozenset[str] | None = None,
     **options: Any,
 ) -> uvicorn.Config:
     """neighbour: what else the application serves. names: by which it may be asked for; any where
     there are none. options: further ones of `uvicorn.Config`."""
     proxies = settings.listen.forwarded
     if proxies is not False:
-        app = forwarded = Forwarded(app, proxies)
-    if names is not None:
+        app = forwarded = ForwardedMiddleware(app, proxies)
+    if allowed_names is not None:
         # Whoever listed the names means them of proxies, too.
         by_proxy = proxies is not False and not settings.listen.hosts
-        app = HostCheck(app, names, forwarded.proxies.believes if by_proxy else lambda peer: False)
+        app = HostCheckMiddleware(
+            app, allowed_names, forwarded.proxies.is_trusted if by_proxy else lambda peer: False
+        )
     return uvicorn.Config(
         app,
-        http=type("Protocol", (GatewayProtocol,), {"NEIGHBOUR": neighbour}),
+        http=type("Protocol", (GatewayProtocol,), {"CO_HOSTED_APP": co_hosted_app}),
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=BACKLOG,
+        backlog=LISTEN_BACKLOG,
         **options,
     )

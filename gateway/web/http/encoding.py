@@ -13,42 +13,46 @@ from starlette.requests import HTTPConnection
 
 from gateway.config import Route
 from gateway.core.short_cache import cache_short
-from gateway.hub.wires.gzip import Gzip
+from gateway.hub.wires.gzip import GzipWire
 from gateway.hub.wires.wire import Wire
 from gateway.wire import gzip
 
-from .accept import ranges
+from .accept import iter_ranges
 
-GZIP = {"Content-Encoding": "gzip"}
+GZIP_HEADERS = {"Content-Encoding": "gzip"}
 
 
-def encoded(wire: Wire, route: Route, request: HTTPConnection) -> tuple[Wire, dict[str, str]]:
+def negotiate_wire(
+    wire: Wire, route: Route, request: HTTPConnection
+) -> tuple[Wire, dict[str, str]]:
     """The wire of a stream, and the headers that say what it is."""
-    return (_gzip(wire), GZIP) if _gzips(route, request) else (wire, {})
+    return (_create_gzip_wire(wire), GZIP_HEADERS) if _should_gzip(route, request) else (wire, {})
 
 
-def whole(body: bytes, route: Route, request: HTTPConnection) -> tuple[bytes, dict[str, str]]:
+def negotiate_body(
+    body: bytes, route: Route, request: HTTPConnection
+) -> tuple[bytes, dict[str, str]]:
     """The same of an answer that is there at once; a small one stays as it is."""
-    if len(body) < gzip.WORTHWHILE or not _gzips(route, request):
+    if len(body) < gzip.MIN_COMPRESS_BYTES or not _should_gzip(route, request):
         return body, {}
-    return gzip.whole(body), GZIP
+    return gzip.compress(body), GZIP_HEADERS
 
 
 @lru_cache(64)
-def _gzip(wire: Wire) -> Gzip:
-    return Gzip(wire)
+def _create_gzip_wire(wire: Wire) -> GzipWire:
+    return GzipWire(wire)
 
 
 @cache_short(256)
 def prefers_gzip(header: str) -> bool:
     """Is gzip named, and worth no less than plain bytes? These are worth what `*` is where they
     are not named, and are what is left to a client that takes nothing."""
-    weights = dict(reversed(list(ranges(header))))
+    weights = dict(reversed(list(iter_ranges(header))))
     named = max(weights.get("gzip", 0.0), weights.get("x-gzip", 0.0))
     return named > 0 and named >= weights.get("identity", weights.get("*", 0.0))
 
 
-def _gzips(route: Route, request: HTTPConnection) -> bool:
+def _should_gzip(route: Route, request: HTTPConnection) -> bool:
     if route.with_.compression != "gzip":
         return False
     return prefers_gzip(",".join(request.headers.getlist("accept-encoding")))

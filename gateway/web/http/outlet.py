@@ -27,10 +27,10 @@ TAKEOVER = "gateway.takeover"
 """The ASGI extension, a callable: see `take_over`."""
 
 
-class Taker(Protocol):
+class OutletOwner(Protocol):
     """Whose stream it is."""
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         """The outlet was full, and no longer is."""
 
     def close(self) -> None:
@@ -43,7 +43,7 @@ class Taker(Protocol):
         """Write something that whoever is there passes over."""
 
 
-def take_over(scope: MutableMapping[str, Any], client: Taker) -> HttpOutlet | None:
+def take_over(scope: MutableMapping[str, Any], owner: OutletOwner) -> HttpOutlet | None:
     """The connection for `client`, to be asked for after `http.response.start` was sent; the
     application sends nothing more and returns.
 
@@ -52,24 +52,24 @@ def take_over(scope: MutableMapping[str, Any], client: Taker) -> HttpOutlet | No
     or has others behind it; a client that is gone.
     """
     offer = scope.get("extensions", {}).get(TAKEOVER)
-    return None if offer is None else cast("HttpOutlet | None", offer(client))
+    return None if offer is None else cast("HttpOutlet | None", offer(owner))
 
 
-def corked(scope: MutableMapping[str, Any]) -> Cork:
+def buffer_head(scope: MutableMapping[str, Any]) -> BufferedHead:
     """For the block in which a response is begun and taken over."""
     offer = scope.get("extensions", {}).get(TAKEOVER)
-    return Cork(None if offer is None else offer.cycle)
+    return BufferedHead(None if offer is None else offer.cycle)
 
 
-class Cork:
+class BufferedHead:
     """Stands for the transport of a response while it is entered: its head leaves together with
     what follows, in one write: 4 us of a connect."""
 
-    __slots__ = ("_cycle", "_held", "_transport")
+    __slots__ = ("_buffer", "_cycle", "_transport")
 
     def __init__(self, cycle: RequestResponseCycle | None) -> None:
         self._cycle = cycle
-        self._held = b""
+        self._buffer = b""
 
     def __enter__(self) -> Self:
         if self._cycle is not None:
@@ -80,28 +80,28 @@ class Cork:
     def __exit__(self, *_: object) -> None:
         if self._cycle is not None:
             self._cycle.transport = self._transport
-        if self._held and not self._transport.is_closing():
-            self._transport.write(self._held)
+        if self._buffer and not self._transport.is_closing():
+            self._transport.write(self._buffer)
 
-    def drawn(self) -> bytes:
+    def take_bytes(self) -> bytes:
         """What was written meanwhile, for the caller to write."""
-        held, self._held = self._held, b""
+        held, self._buffer = self._buffer, b""
         return held
 
     # to uvicorn's cycle
 
     def write(self, data: bytes) -> None:
-        self._held += data
+        self._buffer += data
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 
     def close(self) -> None:
-        self._transport.write(self.drawn())
+        self._transport.write(self.take_bytes())
         self._transport.close()
 
 
-class Offer:
+class TakeoverOffer:
     """What a scope has as TAKEOVER, until its request is over."""
 
     __slots__ = ("_protocol",)
@@ -109,26 +109,26 @@ class Offer:
     def __init__(self, protocol: GatewayProtocol) -> None:
         self._protocol: GatewayProtocol | None = protocol
 
-    def __call__(self, client: Taker) -> HttpOutlet | None:
-        return None if self._protocol is None else self._protocol.give_away(client)
+    def __call__(self, owner: OutletOwner) -> HttpOutlet | None:
+        return None if self._protocol is None else self._protocol.create_outlet(owner)
 
     @property
     def cycle(self) -> RequestResponseCycle | None:
         """Of the request, while it is offered and runs."""
-        return None if self._protocol is None else self._protocol.running
+        return None if self._protocol is None else self._protocol.running_cycle
 
     def withdraw(self) -> None:
         self._protocol = None
 
 
-class _Gone(asyncio.Transport):
+class _ClosedTransport(asyncio.Transport):
     """Stands for a transport that is lost, or that HTTP has back."""
 
     def is_closing(self) -> bool:
         return True
 
 
-GONE = _Gone()
+CLOSED_TRANSPORT = _ClosedTransport()
 
 
 class HttpOutlet(asyncio.Protocol):
@@ -140,37 +140,37 @@ class HttpOutlet(asyncio.Protocol):
 
     __slots__ = (
         "_app_state",
-        "_client",
         "_config",
-        "_http",
-        "_kept",
-        "_lasts",
+        "_keep_alive",
+        "_owner",
+        "_pipelined",
+        "_protocol_class",
         "_server_state",
         "_transport",
         "full",
     )
 
-    KEPT_BYTES = 64 * 1024
+    MAX_PIPELINED_BYTES = 64 * 1024
     """Of requests behind the stream; after more the connection ends with it."""
 
-    PROBES_SECONDS = 0.1, 0.5, 2.0
+    PROBE_DELAYS_S = 0.1, 0.5, 2.0
     """After which a client that has ended its side is written to again."""
 
     # `_kept`: what came behind the stream's request; None if it was too much.
     # `_http`: makes the protocol that goes on.
 
-    def __init__(self, before: GatewayProtocol, client: Taker, *, lasts: bool) -> None:
-        self._http = type(before)
-        self._config = before.config
-        self._server_state = before.server_state
-        self._app_state = before.app_state
-        self._client: Taker | None = client
-        self._lasts = lasts
-        self._kept: bytes | None = b""
-        self._transport = transport = before.transport
+    def __init__(self, protocol: GatewayProtocol, owner: OutletOwner, *, keep_alive: bool) -> None:
+        self._protocol_class = type(protocol)
+        self._config = protocol.config
+        self._server_state = protocol.server_state
+        self._app_state = protocol.app_state
+        self._owner: OutletOwner | None = owner
+        self._keep_alive = keep_alive
+        self._pipelined: bytes | None = b""
+        self._transport = transport = protocol.transport
         transport.set_protocol(self)
         # With TLS, asyncio and uvloop pause at `high`, else above it.
-        transport.set_write_buffer_limits(high=1 if before.scheme == "https" else 0)
+        transport.set_write_buffer_limits(high=1 if protocol.scheme == "https" else 0)
         self.full = transport.get_write_buffer_size() > 0
         self._server_state.connections.add(self)  # type: ignore[arg-type]
 
@@ -188,25 +188,25 @@ class HttpOutlet(asyncio.Protocol):
         """The last bytes, the end of the chunks included. The client is not told anything from
         here on."""
         self.write(data)
-        transport, kept, full = self._transport, self._kept, self.full
-        self._forget()
+        transport, kept, full = self._transport, self._pipelined, self.full
+        self._detach()
         if transport.is_closing():
             return
         self._server_state.total_requests += 1
-        if self._lasts:
+        if self._keep_alive:
             self._server_state.connections.discard(self)
-            http = self._http(self._config, self._server_state, self._app_state)
-            http.go_on(transport, kept, full=full)
+            http = self._protocol_class(self._config, self._server_state, self._app_state)
+            http.resume_http(transport, kept, full=full)
         else:
             transport.close()
 
     def hand_over(self) -> None:
-        if self._client is not None:
-            self._client.hand_over()
+        if self._owner is not None:
+            self._owner.hand_over()
 
     def shutdown(self) -> None:
         """The server ends; the hub ends the stream."""
-        self._lasts = False
+        self._keep_alive = False
 
     def pause_writing(self) -> None:
         self.full = True
@@ -214,47 +214,47 @@ class HttpOutlet(asyncio.Protocol):
     def resume_writing(self) -> None:
         # Not told from in here: asyncio loses a connection twice if a write fails meanwhile.
         self.full = False
-        asyncio.get_running_loop().call_soon(self._tell)
+        asyncio.get_running_loop().call_soon(self._notify_drained)
 
-    def _tell(self) -> None:
-        if self._client is not None and not self.full:
-            self._client.drained()
+    def _notify_drained(self) -> None:
+        if self._owner is not None and not self.full:
+            self._owner.on_drained()
 
     def data_received(self, data: bytes) -> None:
-        if self._kept is None:
+        if self._pipelined is None:
             return
-        if len(self._kept) + len(data) <= self.KEPT_BYTES:
-            self._kept += data
+        if len(self._pipelined) + len(data) <= self.MAX_PIPELINED_BYTES:
+            self._pipelined += data
         else:
-            self._kept = None
+            self._pipelined = None
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         """Return whether the connection stays open although the client says nothing more, as
         `GatewayProtocol.eof_received` does: the stream goes on for one that ended its side only."""
         transport = self._transport
-        if self._client is None or transport.get_extra_info("sslcontext") is not None:
+        if self._owner is None or transport.get_extra_info("sslcontext") is not None:
             return False
-        if not self._lasts and self._kept is None:
+        if not self._keep_alive and self._pipelined is None:
             return True  # said before: reading was paused and went on
-        self._lasts, self._kept = False, None
-        self._probe()
+        self._keep_alive, self._pipelined = False, None
+        self._send_probe()
         loop = asyncio.get_running_loop()
-        for seconds in self.PROBES_SECONDS:
-            loop.call_later(seconds, self._probe)
+        for seconds in self.PROBE_DELAYS_S:
+            loop.call_later(seconds, self._send_probe)
         return True
 
-    def _probe(self) -> None:
-        if self._client is not None and not self.full:
-            self._client.probe()
+    def _send_probe(self) -> None:
+        if self._owner is not None and not self.full:
+            self._owner.probe()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
-        client = self._client
-        self._forget()
+        client = self._owner
+        self._detach()
         if client is not None:
             client.close()
 
-    def _forget(self) -> None:
-        self._transport = GONE
-        self._client = self._kept = None
+    def _detach(self) -> None:
+        self._transport = CLOSED_TRANSPORT
+        self._owner = self._pipelined = None

@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from gateway.web.routing.query import LONGEST_WAIT
+from gateway.web.routing.query import MAX_WAIT_S
 
-_SECONDS = re.compile(r"[0-9]{1,9}")
+_SECONDS_PATTERN = re.compile(r"[0-9]{1,9}")
 
 
 class Preferences(NamedTuple):
     """respond_async: an answer that says where to ask later. wait: seconds; None for not said."""
 
     respond_async: bool = False
-    wait: float | None = None
+    wait_s: float | None = None
 
 
-def preferences(request: Request) -> Preferences:
+def parse_preferences(request: Request) -> Preferences:
     """Those that are known here; what is not understood is passed over, as the RFC has it.
 
     Between them stands a comma or, as zilla's clients write it, a semicolon.
@@ -29,5 +29,5 @@ def preferences(request: Request) -> Preferences:
         name, _, value = part.partition("=")
         told.setdefault(name.strip().lower(), value.strip().strip('"'))
     wait = told.get("wait", "")
-    seconds = min(float(wait), LONGEST_WAIT) if _SECONDS.fullmatch(wait) else None
+    seconds = min(float(wait), MAX_WAIT_S) if _SECONDS_PATTERN.fullmatch(wait) else None
     return Preferences("respond-async" in told, seconds)

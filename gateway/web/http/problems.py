@@ -30,41 +30,41 @@ from gateway.errors import (
     UnknownTopic,
 )
 
-from .security_headers import PAGE
+from .security_headers import PAGE_HEADERS
 
-RETRY_AFTER = 5.0
+DEFAULT_RETRY_AFTER_S = 5.0
 """Seconds a client is asked to wait when Kafka is away and the error knows no better."""
 
 
-answered: Counter[int] = Counter()
+problem_counts: Counter[int] = Counter()
 """Problems that requests were answered with, by status."""
 
 
-def problem(exc: Exception, instance: str) -> Response:
+def build_problem(exc: Exception, instance: str) -> Response:
     """The response for an error. instance: the path that was asked for, percent-decoded."""
-    status, title, detail = _told(exc)
-    answered[status] += 1
+    status, title, detail = _describe_error(exc)
+    problem_counts[status] += 1
     body: dict[str, Any] = {"title": title, "status": status, "detail": detail}
-    body |= {name: told for name, told in members(exc).items() if name != "message"}
+    body |= {name: told for name, told in build_members(exc).items() if name != "message"}
     body["instance"] = quote(instance, safe="/:@!$&'()*+,;=", errors="replace")
     return Response(
         json.dumps(body),
         status,
-        {"Cache-Control": "no-store", **PAGE, **_headers(exc, status)},
+        {"Cache-Control": "no-store", **PAGE_HEADERS, **_build_headers(exc, status)},
         "application/problem+json",
     )
 
 
-def status(exc: Exception) -> int:
+def get_status(exc: Exception) -> int:
     """The HTTP status that says it best."""
-    return _told(exc)[0]
+    return _describe_error(exc)[0]
 
 
-def code(exc: Exception) -> str:
+def get_code(exc: Exception) -> str:
     """The error as a word, for wires without a status."""
     match exc:
         case TokenTooOld() | UnknownTopic() | AccessDenied() | RequestError():
-            return _told(exc)[1].lower().replace(" ", "-")
+            return _describe_error(exc)[1].lower().replace(" ", "-")
         case TokenError():
             return "position-refused"
         case KafkaError():
@@ -76,9 +76,9 @@ def code(exc: Exception) -> str:
     return "internal-error"
 
 
-def members(exc: Exception) -> dict[str, Any]:
+def build_members(exc: Exception) -> dict[str, Any]:
     """What else a message about the error says."""
-    told: dict[str, Any] = {"message": _told(exc)[2]}
+    told: dict[str, Any] = {"message": _describe_error(exc)[2]}
     topic = getattr(exc, "topic", None) if isinstance(exc, GatewayError) else None
     if topic is not None:
         told["topic"] = topic
@@ -87,7 +87,7 @@ def members(exc: Exception) -> dict[str, Any]:
     return told
 
 
-def _told(exc: Exception) -> tuple[int, str, str]:
+def _describe_error(exc: Exception) -> tuple[int, str, str]:
     match exc:
         case RequestError():
             return exc.status, exc.title, str(exc)
@@ -102,11 +102,11 @@ def _told(exc: Exception) -> tuple[int, str, str]:
         case KafkaError():
             return 503, "Kafka is unavailable", "Kafka does not answer as it should; try again"
         case HTTPException():
-            return exc.status_code, HTTPStatus(exc.status_code).phrase, _http_detail(exc)
+            return exc.status_code, HTTPStatus(exc.status_code).phrase, _describe_http_error(exc)
     return 500, "Internal error", "the gateway failed; its log says why"
 
 
-def _http_detail(exc: HTTPException) -> str:
+def _describe_http_error(exc: HTTPException) -> str:
     if exc.status_code == 404:
         return "no route has this path; see the routes of the configuration"
     if exc.status_code == 405:
@@ -114,24 +114,24 @@ def _http_detail(exc: HTTPException) -> str:
     return exc.detail
 
 
-def _headers(exc: Exception, status: int) -> Mapping[str, str]:
+def _build_headers(exc: Exception, status: int) -> Mapping[str, str]:
     if isinstance(exc, HTTPException):
         return exc.headers or {}
     wait: float | None = getattr(exc, "retry_after", None)
     if wait is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
-        wait = RETRY_AFTER
+        wait = DEFAULT_RETRY_AFTER_S
     if isinstance(exc, NotGranted) and exc.challenge is not None:
         return {"WWW-Authenticate": exc.challenge}
     return {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
 
 
-async def respond(request: Request, exc: Exception) -> Response:
-    return problem(exc, request.url.path)
+async def handle_error(request: Request, exc: Exception) -> Response:
+    return build_problem(exc, request.url.path)
 
 
-HANDLERS: Mapping[Any, ExceptionHandler] = {
-    GatewayError: respond,
-    HTTPException: respond,
-    Exception: respond,
+EXCEPTION_HANDLERS: Mapping[Any, ExceptionHandler] = {
+    GatewayError: handle_error,
+    HTTPException: handle_error,
+    Exception: handle_error,
 }
 """For Starlette's `exception_handlers`: every error of an application becomes a problem."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 from starlette.types import Message, Send
 
-NOSNIFF = {"X-Content-Type-Options": "nosniff"}
-PRIVATE = {**NOSNIFF, "Referrer-Policy": "no-referrer"}
-PAGE: Mapping[str, str] = {
-    **PRIVATE,
+NOSNIFF_HEADERS = {"X-Content-Type-Options": "nosniff"}
+PRIVATE_HEADERS = {**NOSNIFF_HEADERS, "Referrer-Policy": "no-referrer"}
+PAGE_HEADERS: Mapping[str, str] = {
+    **PRIVATE_HEADERS,
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -23,7 +23,7 @@ PAGE: Mapping[str, str] = {
 """Of a page whose scripts and styles are files beside it, and which connects to its own gateway. Of
 data as well, should a browser show it as a page: in a console there streams can be tried."""
 
-_DATA = (
+_DATA_MEDIA_TYPES = (
     b"application/json",
     b"application/problem+json",
     b"application/openmetrics",
@@ -31,26 +31,33 @@ _DATA = (
 )
 
 
-def cautious(send: Send, *, varies: bool) -> Send:
+def add_security_headers(send: Send, *, varies_by_origin: bool) -> Send:
     """Say so in answers that do not say it themselves. varies: other answers are for pages of other
     sites."""
 
-    async def with_headers(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             said = {name.lower(): value for name, value in headers}
-            told = _PAGE_RAW if said.get(b"content-type", b"").startswith(_DATA) else _PRIVATE_RAW
+            told = (
+                _RAW_PAGE_HEADERS
+                if said.get(b"content-type", b"").startswith(_DATA_MEDIA_TYPES)
+                else _RAW_PRIVATE_HEADERS
+            )
             headers += [(name, value) for name, value in told if name not in said]
-            if varies and b"origin" not in said.get(b"vary", b"").lower():
+            if varies_by_origin and b"origin" not in said.get(b"vary", b"").lower():
                 headers.append((b"vary", b"Origin"))
             message = {**message, "headers": headers}
         await send(message)
 
-    return with_headers
+    return send_with_headers
 
 
-def _raw(headers: Mapping[str, str]) -> tuple[tuple[bytes, bytes], ...]:
+def _encode_headers(headers: Mapping[str, str]) -> tuple[tuple[bytes, bytes], ...]:
     return tuple((name.lower().encode(), value.encode()) for name, value in headers.items())
 
 
-_PAGE_RAW, _PRIVATE_RAW = _raw(PAGE), _raw(PRIVATE)
+_RAW_PAGE_HEADERS, _RAW_PRIVATE_HEADERS = (
+    _encode_headers(PAGE_HEADERS),
+    _encode_headers(PRIVATE_HEADERS),
+)

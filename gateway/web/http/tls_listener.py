@@ -24,24 +24,27 @@ from collections.abc import Callable
 from functools import partial
 
 from gateway.telemetry import catalog
-from gateway.telemetry.figures import Figures
-from gateway.web.routing.ledger import Full
-from gateway.web.routing.limits import LimitReached, Limits, Place, source
+from gateway.telemetry.samples import MetricSamples
+from gateway.web.routing.connection_counts import LimitKind
+from gateway.web.routing.limits import ConnectionSlot, LimitReached, Limits, normalize_address
 
 from .transport import GatewayProtocol
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 10.0
+HANDSHAKE_TIMEOUT_S = 10.0
 """For a handshake, as for the head of a request."""
 
-MAX_ACCEPTED = 100  # connections in one turn of the loop
-PAUSE_S = 1.0  # without a file descriptor or memory for one more connection
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+MAX_ACCEPTS_PER_TURN = 100  # connections in one turn of the loop
+ACCEPT_PAUSE_S = 1.0  # without a file descriptor or memory for one more connection
+EXHAUSTED_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-TIMEOUT = "timeout"
-FAILED = "failed"
-_REASONS = {Full.HANDSHAKES: Full.ALL, Full.HANDSHAKES_OF_ADDRESS: Full.ADDRESS}
+REASON_TIMEOUT = "timeout"
+REASON_FAILED = "failed"
+_LIMIT_REASONS = {
+    LimitKind.HANDSHAKES: LimitKind.ALL,
+    LimitKind.HANDSHAKES_OF_ADDRESS: LimitKind.ADDRESS,
+}
 
 
 class TlsListener:
@@ -60,13 +63,13 @@ class TlsListener:
 
     def __init__(
         self,
-        listening: socket.socket,
+        listening_socket: socket.socket,
         context: ssl.SSLContext,
         limits: Limits,
         *,
         port: str = "",
         is_proxy: Callable[[str], bool] = lambda peer: False,
-        timeout: float = TIMEOUT_S,
+        timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         """Accept nothing yet.
 
@@ -79,30 +82,30 @@ class TlsListener:
                 it has no bound of its own.
             timeout: For one handshake, in seconds.
         """
-        self._listening = listening
+        self._listening_socket = listening_socket
         self._context = context
         self._limits = limits
         self._port = port
         self._is_proxy = is_proxy
-        self._timeout = timeout
+        self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
-        self._retry: asyncio.TimerHandle | None = None
-        self.under_way = 0
-        self.refused: Counter[str] = Counter()
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self.pending_handshakes = 0
+        self.refused_counts: Counter[str] = Counter()
 
-    def start(self, create: Callable[[], GatewayProtocol]) -> None:
+    def start(self, create_protocol: Callable[[], GatewayProtocol]) -> None:
         """Accept connections, and create a protocol for each that is admitted."""
         self._loop = asyncio.get_running_loop()
-        self._create = create
-        self._retry = None
-        self._listening.setblocking(False)
-        self._loop.add_reader(self._listening.fileno(), self._accept)
+        self._create_protocol = create_protocol
+        self._retry_timer = None
+        self._listening_socket.setblocking(False)
+        self._loop.add_reader(self._listening_socket.fileno(), self._accept_connections)
 
     def close(self) -> None:
         """Accept no more, and close the connections whose handshake is under way."""
-        if self._retry is not None:
-            self._retry.cancel()
-        self._loop.remove_reader(self._listening.fileno())
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        self._loop.remove_reader(self._listening_socket.fileno())
         for task in self._tasks:
             task.cancel()
 
@@ -111,65 +114,71 @@ class TlsListener:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def read(self, figures: Figures) -> None:
+    def collect_metrics(self, figures: MetricSamples) -> None:
         """Add the figures of this port."""
-        figures.add(catalog.TLS_HANDSHAKES, self.under_way)
-        figures.count(catalog.REFUSED_HANDSHAKES, self.refused)
+        figures.add(catalog.TLS_HANDSHAKES, self.pending_handshakes)
+        figures.add_counts(catalog.TLS_HANDSHAKES_REFUSED, self.refused_counts)
 
-    def _accept(self) -> None:
-        for _ in range(MAX_ACCEPTED):
+    def _accept_connections(self) -> None:
+        for _ in range(MAX_ACCEPTS_PER_TURN):
             try:
-                connection, peer = self._listening.accept()
+                connection, peer = self._listening_socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:
-                if exc.errno not in EXHAUSTED:
+                if exc.errno not in EXHAUSTED_ERRNOS:
                     raise
                 log.error("no connection can be accepted for now: %s", exc)
-                self._loop.remove_reader(self._listening.fileno())
-                self._retry = self._loop.call_later(PAUSE_S, self.start, self._create)
+                self._loop.remove_reader(self._listening_socket.fileno())
+                self._retry_timer = self._loop.call_later(
+                    ACCEPT_PAUSE_S, self.start, self._create_protocol
+                )
                 return
             connection.setblocking(False)
             address = peer[0] if isinstance(peer, tuple) else ""
-            task = self._loop.create_task(self._begin(connection, address))
+            task = self._loop.create_task(self._run_handshake(connection, address))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _begin(self, connection: socket.socket, address: str) -> None:
+    async def _run_handshake(self, connection: socket.socket, address: str) -> None:
         """Make a connection of requests of an accepted socket, or close it."""
         try:
-            place = await self._limits.admit(self._keys(address))
+            place = await self._limits.reserve_slot(self._build_limit_keys(address))
         except BaseException as exc:
             connection.close()
             if not isinstance(exc, LimitReached):
                 raise
-            self.refused[_REASONS[exc.full]] += 1
+            self.refused_counts[_LIMIT_REASONS[exc.limit]] += 1
             return
-        self.under_way += 1
-        protocol = self._create()
-        protocol.leave = partial(self._leave, place)
+        self.pending_handshakes += 1
+        protocol = self._create_protocol()
+        protocol.on_handshake_done = partial(self._end_handshake, place)
         try:
             await self._loop.connect_accepted_socket(
                 lambda: protocol,
                 connection,
                 ssl=self._context,
-                ssl_handshake_timeout=self._timeout,
+                ssl_handshake_timeout=self._timeout_s,
             )
         except OSError as exc:  # also what the ssl module raises
             # Of this kind is only what asyncio raises when the time is over.
             is_late = isinstance(exc, ConnectionAbortedError)
-            self.refused[TIMEOUT if is_late else FAILED] += 1
-            protocol.leave_once()
+            self.refused_counts[REASON_TIMEOUT if is_late else REASON_FAILED] += 1
+            protocol.finish_handshake()
         except BaseException:
-            protocol.leave_once()
+            protocol.finish_handshake()
             raise
 
-    def _keys(self, address: str) -> list[str]:
-        keys = [Full.HANDSHAKES.key(self._port)]
+    def _build_limit_keys(self, address: str) -> list[str]:
+        keys = [LimitKind.HANDSHAKES.build_key(self._port)]
         if address and not self._is_proxy(address):
-            keys.append(Full.HANDSHAKES_OF_ADDRESS.key(f"{self._port} {source(address)}"))
+            keys.append(
+                LimitKind.HANDSHAKES_OF_ADDRESS.build_key(
+                    f"{self._port} {normalize_address(address)}"
+                )
+            )
         return keys
 
-    def _leave(self, place: Place) -> None:
-        self.under_way -= 1
-        place()
+    def _end_handshake(self, slot: ConnectionSlot) -> None:
+        self.pending_handshakes -= 1
+        slot()

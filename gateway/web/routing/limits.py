@@ -24,40 +24,45 @@ from starlette.types import Scope
 from gateway.config import Limits as Settings
 from gateway.core.short_cache import cache_short
 from gateway.errors import Busy
-from gateway.web.access import NOBODY, Granted
-from gateway.web.workers.bus import Away, Bus
+from gateway.web.access import NO_GRANTS, Granted
+from gateway.web.workers.bus import Bus, SupervisorUnavailable
 from gateway.web.workers.relay import Relay
 
-from .ledger import EVERY, Full, Ledger, Refused, places
+from .connection_counts import TOTAL_KEY, ConnectionCounts, LimitKind, LimitRefusal, count_keys
 
 log = logging.getLogger(__name__)
 
-TOPIC = "limits"
-PATIENCE = 1.0  # seconds for the supervisor to answer
-AGAIN = (3.0, 10.0)  # seconds until one who was refused may try again
+BUS_TOPIC = "limits"
+BUS_TIMEOUT_S = 1.0  # seconds for the supervisor to answer
+RETRY_AFTER_RANGE_S = (3.0, 10.0)  # seconds until one who was refused may try again
 
-_TOLD = {
-    Full.ALL: (503, "the gateway has as many clients as it takes; come back later"),
-    Full.ADDRESS: (429, "your address has as many connections as it may; close one"),
-    Full.IDENTITY: (429, "you have as many connections as you may; close one"),
-    Full.RATE: (429, "your address asks more often than it may; come back later"),
-    Full.HANDSHAKES: (503, "the gateway has as many TLS handshakes as it takes; come back later"),
-    Full.HANDSHAKES_OF_ADDRESS: (429, "your address has as many TLS handshakes as it may"),
+_REFUSALS = {
+    LimitKind.ALL: (503, "the gateway has as many clients as it takes; come back later"),
+    LimitKind.ADDRESS: (429, "your address has as many connections as it may; close one"),
+    LimitKind.IDENTITY: (429, "you have as many connections as you may; close one"),
+    LimitKind.RATE: (429, "your address asks more often than it may; come back later"),
+    LimitKind.HANDSHAKES: (
+        503,
+        "the gateway has as many TLS handshakes as it takes; come back later",
+    ),
+    LimitKind.HANDSHAKES_OF_ADDRESS: (429, "your address has as many TLS handshakes as it may"),
 }
 
-Leave: TypeAlias = Callable[[], None]
+ReleaseSlot: TypeAlias = Callable[[], None]
 
 
 class LimitReached(Busy):
     """One limit is reached: 503 for that of all, 429 for those of one client."""
 
-    def __init__(self, refused: Refused) -> None:
-        self.full = refused.full
-        status, detail = _TOLD[refused.full]
-        super().__init__(status, detail, retry_after=refused.wait + random.uniform(*AGAIN))
+    def __init__(self, refusal: LimitRefusal) -> None:
+        self.limit = refusal.limit
+        status, detail = _REFUSALS[refusal.limit]
+        super().__init__(
+            status, detail, retry_after=refusal.retry_after_s + random.uniform(*RETRY_AFTER_RANGE_S)
+        )
 
 
-class Place:
+class ConnectionSlot:
     """One connection that is counted; to be called when it is over."""
 
     __slots__ = ("_keys", "_limits")
@@ -70,18 +75,18 @@ class Place:
         limits, keys = self._limits, self._keys
         self._limits, self._keys = None, ()
         if limits is not None:
-            limits.leave(keys)
+            limits.release(keys)
 
     async def identify(self, granted: Granted) -> None:
         """It is one of this client's, too: who comes to `/ws` is known by its streams only. Raises
         Busy."""
         limits = self._limits
-        keys = [] if limits is None else limits.keys_of(granted)
+        keys = [] if limits is None else limits.get_identity_keys(granted)
         if limits is None or not keys or keys[0] in self._keys:
             return
-        await limits.take(keys)
+        await limits.acquire(keys)
         if self._limits is None:  # it was over meanwhile
-            limits.leave(keys)
+            limits.release(keys)
         else:
             self._keys = (*self._keys, *keys)
 
@@ -93,176 +98,185 @@ class Limits:
         self._bus = bus
         self._settings = settings
         at_once = (settings.connections, settings.per_address, settings.per_identity)
-        self._unlimited = not any(at_once)
-        self._shared = bus.workers > 1
-        self._own = Ledger.of(settings, bus.workers)
-        self.refused: Counter[str] = Counter()  # connections, by what kept them out
-        self._asking: list[tuple[Sequence[str], asyncio.Future[Refused | None]]] = []
-        self._gone: Counter[str] = Counter()
-        self._turn: asyncio.Task[None] | None = None
-        bus.joined.append(self._joined)
+        self._is_unlimited = not any(at_once)
+        self._is_shared = bus.worker_count > 1
+        self._own_counts = ConnectionCounts.from_settings(settings, bus.worker_count)
+        self.refused_counts: Counter[str] = Counter()  # connections, by what kept them out
+        self._pending_requests: list[tuple[Sequence[str], asyncio.Future[LimitRefusal | None]]] = []
+        self._released_keys: Counter[str] = Counter()
+        self._flush_task: asyncio.Task[None] | None = None
+        bus.join_callbacks.append(self._on_joined)
 
     @property
-    def held(self) -> int:
+    def connection_count(self) -> int:
         """Connections of this worker; 0 where there are no limits."""
-        return self._own.total
+        return self._own_counts.total
 
-    async def arrive(self, scope: Scope) -> None:
+    async def check_rate(self, scope: Scope) -> None:
         """Somebody asks for something; before it is known who that is. Raises Busy if the address
         does so too often."""
         if self._settings.rate is None:
             return
-        refused = await self._attempt(address_of(scope))
+        refused = await self._count_request(get_client_address(scope))
         if refused is not None:
             raise LimitReached(refused)
 
-    async def attempt(self, address: str) -> float | None:
+    async def count_attempt(self, address: str) -> float | None:
         """Count one more request of an address, such as a message of a socket that asks to be let
         in. Returns the seconds to wait where that is too often. address: as `source` has it; what
         counts by itself has a prefix."""
-        refused = await self._attempt(address)
-        return None if refused is None else refused.wait
+        refused = await self._count_request(address)
+        return None if refused is None else refused.retry_after_s
 
-    async def enter(self, scope: Scope, granted: Granted = NOBODY) -> Place:
+    async def acquire_slot(self, scope: Scope, granted: Granted = NO_GRANTS) -> ConnectionSlot:
         """Count one connection. Raises Busy."""
-        if self._unlimited:
-            return NOWHERE
-        keys = [EVERY]
-        if self._settings.per_address is not None and (address := address_of(scope)):
-            keys.append(Full.ADDRESS.key(address))
-        keys += self.keys_of(granted)
-        await self.take(keys)
-        return Place(self, tuple(keys))
+        if self._is_unlimited:
+            return UNCOUNTED_SLOT
+        keys = [TOTAL_KEY]
+        if self._settings.per_address is not None and (address := get_client_address(scope)):
+            keys.append(LimitKind.ADDRESS.build_key(address))
+        keys += self.get_identity_keys(granted)
+        await self.acquire(keys)
+        return ConnectionSlot(self, tuple(keys))
 
-    async def admit(self, keys: Sequence[str]) -> Place:
+    async def reserve_slot(self, keys: Sequence[str]) -> ConnectionSlot:
         """Return a place under each of these keys for what is no connection yet.
 
         Raises:
             LimitReached: One of them is full. It is not counted among the refused connections.
         """
-        refused = await self._take_places(keys)
+        refused = await self._acquire_keys(keys)
         if refused is not None:
             raise LimitReached(refused)
-        return Place(self, tuple(keys))
+        return ConnectionSlot(self, tuple(keys))
 
-    def keys_of(self, granted: Granted) -> list[str]:
+    def get_identity_keys(self, granted: Granted) -> list[str]:
         """Of who it is for the first guard; none where that does not count."""
         guard = next(iter(granted), None) if self._settings.per_identity is not None else None
-        return [] if guard is None else [Full.IDENTITY.key(f"{guard}:{granted[guard].identity}")]
+        return (
+            []
+            if guard is None
+            else [LimitKind.IDENTITY.build_key(f"{guard}:{granted[guard].identity}")]
+        )
 
-    async def take(self, keys: Sequence[str]) -> None:
+    async def acquire(self, keys: Sequence[str]) -> None:
         """A place under each of these, or under none. Raises Busy."""
-        refused = await self._take(keys)
+        refused = await self._acquire_counting_refusals(keys)
         if refused is not None:
             raise LimitReached(refused)
 
-    async def _attempt(self, address: str) -> Refused | None:
+    async def _count_request(self, address: str) -> LimitRefusal | None:
         if self._settings.rate is None or not address:
             return None
-        return await self._take([Full.RATE.key(address)])
+        return await self._acquire_counting_refusals([LimitKind.RATE.build_key(address)])
 
-    async def _take(self, keys: Sequence[str]) -> Refused | None:
-        refused = await self._take_places(keys)
+    async def _acquire_counting_refusals(self, keys: Sequence[str]) -> LimitRefusal | None:
+        refused = await self._acquire_keys(keys)
         if refused is not None:
-            self.refused[refused.full] += 1
+            self.refused_counts[refused.limit] += 1
         return refused
 
-    async def _take_places(self, keys: Sequence[str]) -> Refused | None:
-        if self._shared:
-            return await self._ask(keys)
-        return self._own.take(0, keys, monotonic())
+    async def _acquire_keys(self, keys: Sequence[str]) -> LimitRefusal | None:
+        if self._is_shared:
+            return await self._request_keys(keys)
+        return self._own_counts.acquire(0, keys, monotonic())
 
-    def leave(self, keys: Sequence[str]) -> None:
-        self._own.give(0, places(keys))
-        if self._shared:
-            self._gone.update(places(keys))
-            self._soon()
+    def release(self, keys: Sequence[str]) -> None:
+        self._own_counts.release(0, count_keys(keys))
+        if self._is_shared:
+            self._released_keys.update(count_keys(keys))
+            self._schedule_flush()
 
-    async def _ask(self, keys: Sequence[str]) -> Refused | None:
+    async def _request_keys(self, keys: Sequence[str]) -> LimitRefusal | None:
         """The supervisor, with all others of this turn of the loop."""
-        answer: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
-        self._asking.append((keys, answer))
-        self._soon()
+        answer: asyncio.Future[LimitRefusal | None] = asyncio.get_running_loop().create_future()
+        self._pending_requests.append((keys, answer))
+        self._schedule_flush()
         try:
             return await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.result() is None:
-                self.leave(keys)  # let in, and gone before it heard of it
+                self.release(keys)  # let in, and gone before it heard of it
             raise
 
-    def _soon(self) -> None:
-        if self._turn is None:
-            self._turn = asyncio.create_task(self._talk())
+    def _schedule_flush(self) -> None:
+        if self._flush_task is None:
+            self._flush_task = asyncio.create_task(self._flush())
 
-    async def _talk(self) -> None:
+    async def _flush(self) -> None:
         """Until nothing is left to say; what comes up meanwhile goes with the next message."""
         try:
-            while self._asking or self._gone:
-                linked = await self._bus.until_linked(PATIENCE)
-                asking, self._asking = self._asking, []
-                gone, self._gone = dict(self._gone), Counter()
+            while self._pending_requests or self._released_keys:
+                linked = await self._bus.wait_until_linked(BUS_TIMEOUT_S)
+                asking, self._pending_requests = self._pending_requests, []
+                gone, self._released_keys = dict(self._released_keys), Counter()
                 told = {"gone": gone, "take": [keys for keys, _ in asking]}
-                answers = await self._call(told) if linked else None
+                answers = await self._call_supervisor(told) if linked else None
                 for n, (keys, answer) in enumerate(asking):
-                    self._decide(keys, answer, None if answers is None else answers[n])
+                    self._resolve_request(keys, answer, None if answers is None else answers[n])
         finally:
-            self._turn = None
+            self._flush_task = None
 
-    async def _call(self, told: Mapping[str, Any]) -> list[list[Any]] | None:
+    async def _call_supervisor(self, message: Mapping[str, Any]) -> list[list[Any]] | None:
         """None if the supervisor is away: it is told what is held here when it is back."""
         try:
-            answers: list[list[Any]] = await self._bus.call(TOPIC, told, within=PATIENCE)
-        except Away as exc:
+            answers: list[list[Any]] = await self._bus.call_supervisor(
+                BUS_TOPIC, message, timeout_s=BUS_TIMEOUT_S
+            )
+        except SupervisorUnavailable as exc:
             log.warning("this worker admits its share of connections by itself: %s", exc)
-            self._bus.cut()  # or an answer that is only late would count them twice
+            self._bus.abort_link()  # or an answer that is only late would count them twice
             return None
         return answers
 
-    def _decide(
-        self, keys: Sequence[str], answer: asyncio.Future[Refused | None], said: list[Any] | None
+    def _resolve_request(
+        self,
+        keys: Sequence[str],
+        future: asyncio.Future[LimitRefusal | None],
+        response: list[Any] | None,
     ) -> None:
         """said: what refuses it, or nothing; None where nobody answered."""
-        if said is None:
-            refused = self._own.take(0, keys, monotonic())
+        if response is None:
+            refused = self._own_counts.acquire(0, keys, monotonic())
         else:
-            refused = Refused(Full(said[0]), said[1]) if said else None
-            self._own.add(0, {} if said else places(keys))
-        if not answer.cancelled():
-            answer.set_result(refused)
+            refused = LimitRefusal(LimitKind(response[0]), response[1]) if response else None
+            self._own_counts.add(0, {} if response else count_keys(keys))
+        if not future.cancelled():
+            future.set_result(refused)
         elif refused is None:
-            self.leave(keys)
+            self.release(keys)
 
-    def _joined(self) -> None:
+    def _on_joined(self) -> None:
         """The supervisor is there, or there again: what is held here is all that counts."""
-        self._gone.clear()
-        self._bus.tell(TOPIC, {"held": dict(self._own.held(0))})
+        self._released_keys.clear()
+        self._bus.notify_supervisor(BUS_TOPIC, {"held": dict(self._own_counts.get_held(0))})
 
 
-def count_for(relay: Relay, settings: Settings) -> Ledger:
+def serve_limits(relay: Relay, settings: Settings) -> ConnectionCounts:
     """Let a supervisor count for its workers."""
-    ledger = Ledger.of(settings)
+    ledger = ConnectionCounts.from_settings(settings)
 
-    def answer(worker: int, told: Mapping[str, Any]) -> list[Sequence[Any]] | None:
-        if "held" in told:
-            ledger.forget(worker)
-            ledger.add(worker, told["held"])
+    def handle_call(worker: int, message: Mapping[str, Any]) -> list[Sequence[Any]] | None:
+        if "held" in message:
+            ledger.remove_worker(worker)
+            ledger.add(worker, message["held"])
             return None
-        ledger.give(worker, told["gone"])
-        return [ledger.take(worker, keys, monotonic()) or () for keys in told["take"]]
+        ledger.release(worker, message["gone"])
+        return [ledger.acquire(worker, keys, monotonic()) or () for keys in message["take"]]
 
-    relay.on(TOPIC, answer)
-    relay.left.append(ledger.forget)
+    relay.add_handler(BUS_TOPIC, handle_call)
+    relay.leave_callbacks.append(ledger.remove_worker)
     return ledger
 
 
-def address_of(scope: Scope) -> str:
+def get_client_address(scope: Scope) -> str:
     """Where a connection comes from; empty where that is not known."""
     client = scope.get("client")
-    return source(client[0]) if client else ""
+    return normalize_address(client[0]) if client else ""
 
 
 @cache_short(4096)
-def source(host: str) -> str:
+def normalize_address(host: str) -> str:
     """What counts as one address: of IPv6 the /64, which is what one subscriber is given."""
     try:
         address = ip_address(host)
@@ -275,5 +289,5 @@ def source(host: str) -> str:
     return str(ip_network((int(address), 64), strict=False))
 
 
-NOWHERE = Place(None)
+UNCOUNTED_SLOT = ConnectionSlot(None)
 """Of a connection that need not be counted."""

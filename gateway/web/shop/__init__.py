@@ -14,32 +14,32 @@ from functools import partial
 from pathlib import Path
 
 from gateway.kafka.local import LocalKafka
-from gateway.pipeline.generate import Traffic
+from gateway.pipeline.generate import ShopTraffic
 from gateway.pipeline.spark import java
 from gateway.web.app.app import Startup
-from gateway.web.demo import free_port, open_page, page_url
+from gateway.web.demo import build_page_url, find_free_port, open_page
 
-from .jobs import jobs
-from .parts import Parts
-from .redis import redis
-from .send import create_topics, send
+from .component_states import ComponentStates
+from .jobs import run_jobs
+from .redis import run_redis
+from .sender import create_topics, send_events
 
-HERE = Path(__file__).parent
-CONFIG = (HERE / "shop.yaml").read_text("utf-8")
+SHOP_DIRECTORY = Path(__file__).parent
+CONFIG = (SHOP_DIRECTORY / "shop.yaml").read_text("utf-8")
 PAGES = {
-    "/": HERE / "page" / "index.html",
-    "/shop.css": HERE / "page" / "shop.css",
-    "/shop.js": HERE / "page" / "shop.js",
-    "/demo.css": HERE.parent / "demo" / "page" / "demo.css",
+    "/": SHOP_DIRECTORY / "page" / "index.html",
+    "/shop.css": SHOP_DIRECTORY / "page" / "shop.css",
+    "/shop.js": SHOP_DIRECTORY / "page" / "shop.js",
+    "/demo.css": SHOP_DIRECTORY.parent / "demo" / "page" / "demo.css",
 }
 
 
-def shop(
+def run_shop_demo(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
     browser: bool = True,
-    traffic: Traffic | None = None,
+    traffic: ShopTraffic | None = None,
 ) -> int:
     """Run until SIGTERM or ^C. port 0: any free one. The exit status.
 
@@ -48,46 +48,48 @@ def shop(
     from gateway.config import loads
     from gateway.web.app.server import serve
 
-    java.found()
-    port = port or free_port(host)
+    java.find_java()
+    port = port or find_free_port(host)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-shop-")))
-        server = stack.enter_context(redis(directory))
+        server = stack.enter_context(run_redis(directory))
         kafka = stack.enter_context(LocalKafka(properties={"auto.create.topics.enable": "false"}))
         create_topics(kafka.bootstrap)
         file = directory / "shop.yaml"
-        file.write_text(config(kafka.bootstrap[0], server.url, directory, host, port), "utf-8")
-        url = page_url(host, port)
-        parts = Parts(kafka.bootstrap)
+        file.write_text(
+            build_config(kafka.bootstrap[0], server.url, directory, host, port), "utf-8"
+        )
+        url = build_page_url(host, port)
+        parts = ComponentStates(kafka.bootstrap)
         startup: list[Startup] = [
             parts.run,
-            partial(_told, parts, server.name, kafka.bootstrap[0]),
-            partial(send, kafka.bootstrap, traffic or Traffic(), parts),
-            partial(jobs, file, parts),
+            partial(_report_services, parts, server.name, kafka.bootstrap[0]),
+            partial(send_events, kafka.bootstrap, traffic or ShopTraffic(), parts),
+            partial(run_jobs, file, parts),
         ]
         if browser:
             startup.append(partial(open_page, url))
-        print(invitation(url), flush=True)
+        print(format_invitation(url), flush=True)
         settings = loads(file.read_text("utf-8"), name=str(file))
         return serve(settings, pages=PAGES, startup=startup)
 
 
-async def _told(parts: Parts, redis: str, servers: str) -> None:
-    parts.tell("Kafka", "running", servers)
-    parts.tell("Redis", "running", redis)
+async def _report_services(states: ComponentStates, redis_name: str, servers: str) -> None:
+    states.report_state("Kafka", "running", servers)
+    states.report_state("Redis", "running", redis_name)
     await asyncio.Event().wait()
 
 
-def config(servers: str, redis: str, directory: Path, host: str, port: int) -> str:
+def build_config(servers: str, redis_url: str, directory: Path, host: str, port: int) -> str:
     """`CONFIG` for one run."""
-    given = {"KAFKA": servers, "REDIS": redis, "CHECKPOINTS": str(directory / "checkpoints")}
+    given = {"KAFKA": servers, "REDIS": redis_url, "CHECKPOINTS": str(directory / "checkpoints")}
     text = CONFIG.replace("{host: 127.0.0.1, port: 8080}", f"{{host: '{host}', port: {port}}}")
     for name, value in given.items():
         text = re.sub(rf"\$\{{env\.{name}:[^}}]*\}}", value.replace("\\", r"\\"), text)
     return text
 
 
-def invitation(url: str) -> str:
+def format_invitation(url: str) -> str:
     """What the terminal says."""
     return f"""
   {url}/  the page; Spark's jobs begin in some 20 s (^C ends it all)

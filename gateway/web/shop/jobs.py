@@ -9,29 +9,29 @@ from asyncio.subprocess import PIPE, STDOUT
 from contextlib import suppress
 from pathlib import Path
 
-from .parts import Parts
+from .component_states import ComponentStates
 
-ENDS_WITHIN = 20.0  # s; then it is killed
+STOP_TIMEOUT_S = 20.0  # s; then it is killed
 
 
-async def jobs(config: Path, parts: Parts) -> None:
+async def run_jobs(config: Path, states: ComponentStates) -> None:
     """Until cancelled; when they end by themselves, the page says with what."""
-    parts.tell("Spark", "starting", "jobs begin in some 20 s")
+    states.report_state("Spark", "starting", "jobs begin in some 20 s")
     command = (sys.executable, "-m", "gateway", "pipeline", "run", "all", "-c", str(config))
     process = await asyncio.create_subprocess_exec(
         *command, stdout=PIPE, stderr=STDOUT, start_new_session=True
     )
     try:
-        last = await _followed(process, parts)
+        last = await _follow_output(process, states)
         code = await process.wait()
-        parts.tell("Spark", "failed", f"ended with status {code}: {last}")
+        states.report_state("Spark", "failed", f"ended with status {code}: {last}")
         print(f"gateway: the jobs ended with status {code}: {last}", file=sys.stderr, flush=True)
         await asyncio.Event().wait()
     finally:
-        await _end(process)
+        await _stop_process(process)
 
 
-async def _followed(process: asyncio.subprocess.Process, parts: Parts) -> str:
+async def _follow_output(process: asyncio.subprocess.Process, states: ComponentStates) -> str:
     """Its last line, when it has ended."""
     assert process.stdout is not None
     last = ""
@@ -40,17 +40,17 @@ async def _followed(process: asyncio.subprocess.Process, parts: Parts) -> str:
         last = line or last
         print(f"  spark  {line}", file=sys.stderr, flush=True)
         if "batch" in line:
-            parts.tell("Spark", "running", "four jobs")
+            states.report_state("Spark", "running", "four jobs")
     return last
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
     if process.returncode is not None:
         return
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
     try:
-        async with asyncio.timeout(ENDS_WITHIN):
+        async with asyncio.timeout(STOP_TIMEOUT_S):
             await process.wait()
     except TimeoutError:
         process.kill()

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from gateway.errors import PipelineError
 
-WITHIN = 15.0  # s
+START_TIMEOUT_S = 15.0  # s
 
 
-class Server(NamedTuple):
+class RedisServer(NamedTuple):
     """name: what it is, for people."""
 
     url: str
@@ -23,25 +23,25 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def redis(directory: Path) -> Iterator[Server]:
+def run_redis(directory: Path) -> Iterator[RedisServer]:
     """On a socket in that directory, so it takes no port. Raises PipelineError: there is none."""
-    binary, name = _binary()
+    binary, name = _find_binary()
     socket = directory / "redis.sock"
     line = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir"]
     process = subprocess.Popen([*line, str(directory)], stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + WITHIN
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not socket.exists():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise PipelineError(f"{binary} does not start; try it by hand")
             time.sleep(0.02)
-        yield Server(f"unix://{socket}", name)
+        yield RedisServer(f"unix://{socket}", name)
     finally:
         process.terminate()
         process.wait()
 
 
-def _binary() -> tuple[str, str]:
+def _find_binary() -> tuple[str, str]:
     if system := shutil.which("redis-server"):
         return system, "of the system"
     try:

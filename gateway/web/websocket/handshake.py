@@ -28,15 +28,15 @@ from websockets.utils import accept_key
 
 from gateway.wire.websocket import WINDOW_BITS
 
-VERSION = "13"
+WEBSOCKET_VERSION = "13"
 
 # websockets logs each handshake with its query, where tokens stand; of these only what went
 # wrong is of interest.
-quiet = logging.getLogger(f"{__name__}.quiet")
-quiet.setLevel(logging.WARNING)
+quiet_logger = logging.getLogger(f"{__name__}.quiet")
+quiet_logger.setLevel(logging.WARNING)
 
 
-class Asked(NamedTuple):
+class UpgradeRequest(NamedTuple):
     """A request to upgrade. target: as it came. headers: their names in lower case."""
 
     method: str
@@ -44,13 +44,13 @@ class Asked(NamedTuple):
     version: str
     headers: Sequence[tuple[bytes, bytes]]
 
-    def request(self) -> Request:
+    def to_library_request(self) -> Request:
         """As the library has it."""
         named = [(name.decode(), value.decode("latin-1")) for name, value in self.headers]
         return Request(self.target, Headers(named), self.method, f"HTTP/{self.version}")
 
 
-class Agreed(NamedTuple):
+class AcceptedHandshake(NamedTuple):
     """What holds for a connection whose handshake is right.
 
     head:    of the answer, without a date and the blank line.
@@ -60,18 +60,18 @@ class Agreed(NamedTuple):
 
     head: bytes
     deflate: bool = False
-    window: int = 0
+    window_bits: int = 0
 
 
-_HEAD = (
+_RESPONSE_HEAD = (
     "HTTP/1.1 101 Switching Protocols\r\n"
     "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: %s\r\n"
 )
-_KEY = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")  # 16 bytes
-_CONNECTIONS = {b"upgrade", b"keep-alive, upgrade"}  # Chromium's, Firefox's
-_PREFIX = b"sec-websocket-"
-_LOOKED_AT = {b"connection", b"upgrade", b"origin"} | {
-    _PREFIX + each for each in (b"version", b"key", b"protocol", b"extensions")
+_KEY_PATTERN = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")  # 16 bytes
+_CONNECTION_VALUES = {b"upgrade", b"keep-alive, upgrade"}  # Chromium's, Firefox's
+_HEADER_PREFIX = b"sec-websocket-"
+_CHECKED_HEADERS = {b"connection", b"upgrade", b"origin"} | {
+    _HEADER_PREFIX + each for each in (b"version", b"key", b"protocol", b"extensions")
 }
 
 
@@ -85,14 +85,14 @@ class Handshake(ServerProtocol):
             server_max_window_bits=WINDOW_BITS,
             client_max_window_bits=WINDOW_BITS,
         )
-        super().__init__(extensions=[deflate] if compression else [], logger=quiet)
+        super().__init__(extensions=[deflate] if compression else [], logger=quiet_logger)
 
-    def answer(self, asked: Asked) -> Agreed | Response:
+    def negotiate(self, request: UpgradeRequest) -> AcceptedHandshake | Response:
         """What is agreed on, or why nothing is. Nothing of it is kept here."""
-        key = self._usual(asked)
+        key = self._get_plain_key(request)
         if key is not None:
-            return Agreed((_HEAD % accept_key(key.decode())).encode())
-        response = self.accept(asked.request())
+            return AcceptedHandshake((_RESPONSE_HEAD % accept_key(key.decode())).encode())
+        response = self.accept(request.to_library_request())
         extensions, self.extensions = self.extensions, []
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             return response
@@ -101,34 +101,37 @@ class Handshake(ServerProtocol):
         for each in extensions:
             if isinstance(each, PerMessageDeflate):
                 wide = each.local_max_window_bits >= WINDOW_BITS
-                return Agreed(head, wide, each.remote_max_window_bits)
-        return Agreed(head)
+                return AcceptedHandshake(head, wide, each.remote_max_window_bits)
+        return AcceptedHandshake(head)
 
-    def _usual(self, asked: Asked) -> bytes | None:
+    def _get_plain_key(self, request: UpgradeRequest) -> bytes | None:
         """The key, of a request in which nothing needs a second look."""
         found: dict[bytes, bytes] = {}
-        for name, value in asked.headers:
-            if name in _LOOKED_AT:
+        for name, value in request.headers:
+            if name in _CHECKED_HEADERS:
                 if name in found:
                     return None
                 found[name] = value
-        if asked.method != "GET" or asked.version != "1.1":
+        if request.method != "GET" or request.version != "1.1":
             return None
-        if found.get(b"connection", b"").lower() not in _CONNECTIONS:
+        if found.get(b"connection", b"").lower() not in _CONNECTION_VALUES:
             return None
         if found.get(b"upgrade", b"").lower() != b"websocket":
             return None
-        if found.get(_PREFIX + b"version") != VERSION.encode() or _PREFIX + b"protocol" in found:
+        if (
+            found.get(_HEADER_PREFIX + b"version") != WEBSOCKET_VERSION.encode()
+            or _HEADER_PREFIX + b"protocol" in found
+        ):
             return None
-        if self.available_extensions and _PREFIX + b"extensions" in found:
+        if self.available_extensions and _HEADER_PREFIX + b"extensions" in found:
             return None
-        key = found.get(_PREFIX + b"key", b"")
-        return key if _KEY.fullmatch(key) else None
+        key = found.get(_HEADER_PREFIX + b"key", b"")
+        return key if _KEY_PATTERN.fullmatch(key) else None
 
     def accept(self, request: Request) -> Response:
         versions = request.headers.get_all("Sec-WebSocket-Version")
-        if versions != [VERSION] and request.method == "GET":
-            response = self.reject(426, f"WebSocket is spoken in version {VERSION} here")
+        if versions != [WEBSOCKET_VERSION] and request.method == "GET":
+            response = self.reject(426, f"WebSocket is spoken in version {WEBSOCKET_VERSION} here")
             response.headers["Upgrade"] = "websocket"
             return response
         return super().accept(request)
@@ -136,7 +139,7 @@ class Handshake(ServerProtocol):
     def reject(self, status: StatusLike, text: str) -> Response:
         response = super().reject(status, text)
         if status == HTTPStatus.UPGRADE_REQUIRED:  # RFC 6455 4.4
-            response.headers["Sec-WebSocket-Version"] = VERSION
+            response.headers["Sec-WebSocket-Version"] = WEBSOCKET_VERSION
         known = HTTPStatus(status)
         detail = text.partition("\n")[0].strip() or known.description or known.phrase
         told = {"title": known.phrase, "status": known.value, "detail": detail}

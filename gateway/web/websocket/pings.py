@@ -11,51 +11,51 @@ import asyncio
 import os
 from typing import Protocol
 
-from gateway.wire.websocket import ping
+from gateway.wire.websocket import encode_ping
 
-SLOTS = 64
+SLOT_COUNT = 64
 
 
-class Pinged(Protocol):
-    slot: int
+class PingTarget(Protocol):
+    ping_slot: int
 
-    def beat(self, now: float, payload: bytes, frame: bytes) -> None:
+    def on_ping_due(self, now: float, payload: bytes, frame: bytes) -> None:
         """It is time for a ping, if the last one was answered. payload: that of the frame."""
 
 
-class Pulse:
+class PingScheduler:
     """A round takes so many seconds."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, interval_s: float) -> None:
         self.loop = loop
-        self._every = seconds / SLOTS
-        self._slots: list[set[Pinged]] = [set() for _ in range(SLOTS)]
-        self._hand = 0
-        self._next = 0
+        self._slot_interval_s = interval_s / SLOT_COUNT
+        self._slots: list[set[PingTarget]] = [set() for _ in range(SLOT_COUNT)]
+        self._current_slot = 0
+        self._last_slot = 0
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, each: Pinged) -> None:
-        self._next = (self._next + 1) % SLOTS
-        each.slot = self._next
-        self._slots[each.slot].add(each)
+    def add(self, target: PingTarget) -> None:
+        self._last_slot = (self._last_slot + 1) % SLOT_COUNT
+        target.ping_slot = self._last_slot
+        self._slots[target.ping_slot].add(target)
         self._count += 1
         if self._timer is None:
-            self._timer = self.loop.call_later(self._every, self._tick)
+            self._timer = self.loop.call_later(self._slot_interval_s, self._ping_current_slot)
 
-    def discard(self, each: Pinged) -> None:
-        slot = self._slots[each.slot]
-        if each in slot:
-            slot.discard(each)
+    def discard(self, target: PingTarget) -> None:
+        slot = self._slots[target.ping_slot]
+        if target in slot:
+            slot.discard(target)
             self._count -= 1
         if not self._count and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _tick(self) -> None:
-        self._timer = self.loop.call_later(self._every, self._tick)
-        self._hand = (self._hand + 1) % SLOTS
+    def _ping_current_slot(self) -> None:
+        self._timer = self.loop.call_later(self._slot_interval_s, self._ping_current_slot)
+        self._current_slot = (self._current_slot + 1) % SLOT_COUNT
         payload = os.urandom(4)
-        now, frame = self.loop.time(), ping(payload)
-        for each in list(self._slots[self._hand]):
-            each.beat(now, payload, frame)
+        now, frame = self.loop.time(), encode_ping(payload)
+        for each in list(self._slots[self._current_slot]):
+            each.on_ping_due(now, payload, frame)

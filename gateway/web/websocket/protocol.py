@@ -33,26 +33,26 @@ from websockets.http11 import Response
 from gateway.web.http import client_certificate as tls
 from gateway.web.http.outlet import TAKEOVER
 from gateway.wire import websocket
-from gateway.wire.reader import Reader
+from gateway.wire.message_reader import MessageReader
 
-from .connection import Peer
-from .handshake import HANDSHAKES, Asked
-from .pings import Pulse
-from .socket import GONE, Listener, Socket
+from .connection import WebSocketConnection
+from .handshake import HANDSHAKES, UpgradeRequest
+from .pings import PingScheduler
+from .socket import ABNORMAL_CLOSURE, MessageListener, Socket
 
 log = logging.getLogger(__name__)
 
-PROTOCOLS = b"sec-websocket-protocol"
+SUBPROTOCOL_HEADER = b"sec-websocket-protocol"
 
-_pulses: WeakKeyDictionary[ServerState, Pulse] = WeakKeyDictionary()
+_ping_schedulers: WeakKeyDictionary[ServerState, PingScheduler] = WeakKeyDictionary()
 
 
 class WebSocketProtocol(asyncio.Protocol):
     """See the module. PEER: another limit is a subclass with another one."""
 
-    PEER: type[Peer] = Peer
-    LINGER_SECONDS = 2.0
-    QUEUE = 32  # messages that wait for the application before no more are read
+    CONNECTION_CLASS: type[WebSocketConnection] = WebSocketConnection
+    LINGER_S = 2.0
+    MAX_QUEUED_EVENTS = 32  # messages that wait for the application before no more are read
 
     # `_events`:  what the application has not received yet.
     # `_waiting`: it waits for more of them; `_writable` for room.
@@ -66,245 +66,258 @@ class WebSocketProtocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._config = config
-        self._server = server_state
+        self._server_state = server_state
         self._app_state = app_state
         self._loop = _loop or asyncio.get_running_loop()
         self._events: deque[dict[str, Any]] = deque([{"type": "websocket.connect"}])
-        self._waiting: asyncio.Future[None] | None = None
+        self._receive_waiter: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
-        self._peer: Peer | None = None
-        self._denial: tuple[int, Headers, bytes] | None = None
-        self._over = self._taken = False
+        self._connection: WebSocketConnection | None = None
+        self._denial_response: tuple[int, Headers, bytes] | None = None
+        self._is_closed = self._is_taken_over = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(
-        self, transport: asyncio.Transport, asked: HTTPScope, target: bytes, behind: bytes
+    def start_handshake(
+        self,
+        transport: asyncio.Transport,
+        http_scope: HTTPScope,
+        target: bytes,
+        trailing_data: bytes,
     ) -> None:
         """Take over a connection. asked: of the request, as far as uvicorn fills it in for an
         upgrade. behind: what came after the head."""
         self.transport = transport
-        self._server.connections.add(self)  # type: ignore[arg-type]
-        path, headers = target.decode(), cast("list[tuple[bytes, bytes]]", asked["headers"])
-        told = Asked(asked["method"], path, asked["http_version"], headers)
-        agreed = HANDSHAKES[bool(self._config.ws_per_message_deflate)].answer(told)
+        self._server_state.connections.add(self)  # type: ignore[arg-type]
+        path, headers = target.decode(), cast("list[tuple[bytes, bytes]]", http_scope["headers"])
+        told = UpgradeRequest(http_scope["method"], path, http_scope["http_version"], headers)
+        agreed = HANDSHAKES[bool(self._config.ws_per_message_deflate)].negotiate(told)
         if isinstance(agreed, Response):
-            self._refuse(agreed)
+            self._send_refusal(agreed)
             return
-        self._agreed = agreed
-        self._reader = Reader(agreed.window)
-        if behind:
-            self._reader.feed(behind)
-        task = self._loop.create_task(self._run(self._scope_of(asked, path)))
-        self._server.tasks.add(task)
-        task.add_done_callback(self._server.tasks.discard)
+        self._handshake = agreed
+        self._reader = MessageReader(agreed.window_bits)
+        if trailing_data:
+            self._reader.feed(trailing_data)
+        task = self._loop.create_task(self._run_app(self._build_scope(http_scope, path)))
+        self._server_state.tasks.add(task)
+        task.add_done_callback(self._server_state.tasks.discard)
 
-    def _scope_of(self, asked: HTTPScope, target: str) -> dict[str, Any]:
+    def _build_scope(self, http_scope: HTTPScope, target: str) -> dict[str, Any]:
         path, _, query = target.partition("?")
-        root = asked["root_path"]
-        offered = [value for name, value in asked["headers"] if name == PROTOCOLS]
+        root = http_scope["root_path"]
+        offered = [value for name, value in http_scope["headers"] if name == SUBPROTOCOL_HEADER]
         return {
             "type": "websocket",
             "asgi": {"version": self._config.asgi_version, "spec_version": "2.4"},
             "http_version": "1.1",
-            "scheme": "wss" if asked["scheme"] == "https" else "ws",
-            "server": asked["server"],
-            "client": asked["client"],
+            "scheme": "wss" if http_scope["scheme"] == "https" else "ws",
+            "server": http_scope["server"],
+            "client": http_scope["client"],
             "root_path": root,
             "path": root + (unquote(path) if "%" in path else path),
             "raw_path": (root + path).encode("ascii"),
             "query_string": query.encode("ascii"),
-            "headers": asked["headers"],
+            "headers": http_scope["headers"],
             "subprotocols": [
                 each.strip() for value in offered for each in value.decode("latin-1").split(",")
             ],
-            "state": asked["state"],
-            "extensions": self._extensions(),
+            "state": http_scope["state"],
+            "extensions": self._build_extensions(),
         }
 
-    def _extensions(self) -> dict[str, Any]:
-        offered: dict[str, Any] = {"websocket.http.response": {}, TAKEOVER: self._take}
-        shown = tls.extension(self.transport)
-        return offered if shown is None else {**offered, tls.TLS: shown}
+    def _build_extensions(self) -> dict[str, Any]:
+        offered: dict[str, Any] = {"websocket.http.response": {}, TAKEOVER: self._take_over}
+        shown = tls.build_tls_extension(self.transport)
+        return offered if shown is None else {**offered, tls.TLS_EXTENSION: shown}
 
-    async def _run(self, scope: Any) -> None:
+    async def _run_app(self, scope: Any) -> None:
         try:
             await self._config.loaded_app(scope, self.receive, self.send)
         except ClientDisconnected:
             pass
         except asyncio.CancelledError:  # the server ends, and has waited long enough
-            self._end()
+            self._close_for_restart()
             raise
         except BaseException:
             log.exception("the application failed on a WebSocket")
-            self._fail()
+            self._close_after_error()
         else:
-            if self._peer is None and not self._over:
+            if self._connection is None and not self._is_closed:
                 log.error("the application neither accepted nor refused a WebSocket")
-                self._fail()
-            elif self._peer is not None and not self._taken:
-                self._peer.close(1000)
+                self._close_after_error()
+            elif self._connection is not None and not self._is_taken_over:
+                self._connection.close(1000)
 
-    def _fail(self) -> None:
-        if self._peer is None:
+    def _close_after_error(self) -> None:
+        if self._connection is None:
             self._reject(HTTPStatus.INTERNAL_SERVER_ERROR)
-        elif not self._taken:
-            self._peer.fail(1011, "the gateway failed; its log says why")
+        elif not self._is_taken_over:
+            self._connection.fail(1011, "the gateway failed; its log says why")
 
     # Before the accept, what comes waits.
 
     def data_received(self, data: bytes) -> None:
-        if self._over:
+        if self._is_closed:
             return
         self._reader.feed(data)
-        if self._reader.held >= Peer.SLICE and self.transport.is_reading():
+        if (
+            self._reader.buffered_bytes >= WebSocketConnection.MAX_SLICE_BYTES
+            and self.transport.is_reading()
+        ):
             self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._over = True
-        self._server.connections.discard(self)
+        self._is_closed = True
+        self._server_state.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        self.lost(GONE, "")
+        self.on_closed(ABNORMAL_CLOSURE, "")
 
     def shutdown(self) -> None:
         """The server ends, and nobody was accepted yet."""
-        self._end()
+        self._close_for_restart()
 
-    def _end(self) -> None:
-        if self._peer is None:
+    def _close_for_restart(self) -> None:
+        if self._connection is None:
             self._reject(HTTPStatus.SERVICE_UNAVAILABLE)
-        elif not self._taken:
-            self._peer.fail(1012, "the server restarts")
+        elif not self._is_taken_over:
+            self._connection.fail(1012, "the server restarts")
 
     def _reject(self, status: HTTPStatus) -> None:
-        self._refuse(HANDSHAKES[False].reject(status, ""))
-        self.lost(GONE, "")
+        self._send_refusal(HANDSHAKES[False].reject(status, ""))
+        self.on_closed(ABNORMAL_CLOSURE, "")
 
-    def _refuse(self, response: Response) -> None:
+    def _send_refusal(self, response: Response) -> None:
         """Answer as HTTP, and read the other side to its end."""
-        if self._over or self.transport.is_closing():
+        if self._is_closed or self.transport.is_closing():
             return
-        self._over = True
+        self._is_closed = True
         self.transport.write(response.serialize())
         if self.transport.can_write_eof():
             self.transport.write_eof()
         if not self.transport.is_reading():
             self.transport.resume_reading()
-        self._timer = self._loop.call_later(self.LINGER_SECONDS, self.transport.abort)
+        self._timer = self._loop.call_later(self.LINGER_S, self.transport.abort)
 
     # The application's side.
 
     async def receive(self) -> dict[str, Any]:
         while not self._events:
-            self._waiting = self._loop.create_future()
-            await self._waiting
+            self._receive_waiter = self._loop.create_future()
+            await self._receive_waiter
         event = self._events.popleft()
-        if self._peer is not None and not self.busy:
-            self._peer.go_on()
+        if self._connection is not None and not self.is_busy:
+            self._connection.resume_reading()
         return event
 
     async def send(self, message: Mapping[str, Any]) -> None:
         kind = message["type"].removeprefix("websocket.")
         await self._writable.wait()
-        if self._peer is not None:
-            self._say(self._peer, kind, message)
-        elif self._over or self.transport.is_closing():
+        if self._connection is not None:
+            self._send_message(self._connection, kind, message)
+        elif self._is_closed or self.transport.is_closing():
             raise ClientDisconnected
         elif kind == "accept":
             self._accept(message)
         elif kind == "close":
             self._reject(HTTPStatus.FORBIDDEN)
         elif kind.startswith("http.response"):
-            self._deny(kind, message)
+            self._build_denial(kind, message)
         else:
             raise RuntimeError(f"{message['type']} before websocket.accept")
 
     def _accept(self, message: Mapping[str, Any]) -> None:
-        told = [*self._server.default_headers, *message.get("headers", ())]
+        told = [*self._server_state.default_headers, *message.get("headers", ())]
         if message.get("subprotocol"):
             told.append((b"Sec-WebSocket-Protocol", message["subprotocol"].encode("ascii")))
-        head = self._agreed.head + b"".join([b"%b: %b\r\n" % each for each in told]) + b"\r\n"
-        self._server.connections.discard(self)
-        pulse = _pulses.get(self._server)
+        head = self._handshake.head + b"".join([b"%b: %b\r\n" % each for each in told]) + b"\r\n"
+        self._server_state.connections.discard(self)
+        pulse = _ping_schedulers.get(self._server_state)
         if pulse is None:
-            pulse = _pulses[self._server] = Pulse(self._loop, self.PEER.PING_SECONDS)
-        connections = cast("set[Any]", self._server.connections)
-        self._peer = self.PEER(
+            pulse = _ping_schedulers[self._server_state] = PingScheduler(
+                self._loop, self.CONNECTION_CLASS.PING_INTERVAL_S
+            )
+        connections = cast("set[Any]", self._server_state.connections)
+        self._connection = self.CONNECTION_CLASS(
             self.transport,
             self._reader,
             pulse,
             connections,
-            greeting=head,
-            deflate=self._agreed.deflate,
+            handshake_response=head,
+            deflate=self._handshake.deflate,
         )
-        self._loop.call_soon(self._attend)
+        self._loop.call_soon(self._listen)
 
-    def _attend(self) -> None:
+    def _listen(self) -> None:
         """Nobody took it over: it is heard by events."""
-        if self._peer is not None and not self._taken:
-            self._attending = True
-            self._peer.attend(self)
+        if self._connection is not None and not self._is_taken_over:
+            self._is_listening = True
+            self._connection.set_listener(self)
 
-    def _take(self, listener: Listener) -> Socket | None:
-        if self._peer is None or self._attending or self._peer.closed:
+    def _take_over(self, listener: MessageListener) -> Socket | None:
+        if self._connection is None or self._is_listening or self._connection.closed:
             return None
-        self._taken = True
-        self._peer.attend(listener)
-        return self._peer
+        self._is_taken_over = True
+        self._connection.set_listener(listener)
+        return self._connection
 
-    _attending = False
+    _is_listening = False
 
-    def _say(self, peer: Peer, kind: str, message: Mapping[str, Any]) -> None:
-        if peer.closed or self._taken:
+    def _send_message(
+        self, connection: WebSocketConnection, message_type: str, message: Mapping[str, Any]
+    ) -> None:
+        if connection.closed or self._is_taken_over:
             raise ClientDisconnected
-        if kind == "send":
+        if message_type == "send":
             text = message.get("text")
             if text is not None:
-                make = websocket.deflated if peer.deflate else websocket.frame
-                peer.write(make(text.encode()))
+                make = (
+                    websocket.encode_deflated_text if connection.deflate else websocket.encode_text
+                )
+                connection.write(make(text.encode()))
             else:
-                peer.write(websocket.binary(message["bytes"]))
-            if peer.full:
+                connection.write(websocket.encode_binary(message["bytes"]))
+            if connection.full:
                 self._writable.clear()
-        elif kind == "close":
-            peer.close(message.get("code", 1000), message.get("reason") or "")
+        elif message_type == "close":
+            connection.close(message.get("code", 1000), message.get("reason") or "")
         else:
             raise RuntimeError(f"{message['type']} behind websocket.accept")
 
-    def _deny(self, kind: str, message: Mapping[str, Any]) -> None:
-        if kind == "http.response.start":
+    def _build_denial(self, message_type: str, message: Mapping[str, Any]) -> None:
+        if message_type == "http.response.start":
             told = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in message["headers"]]
-            self._denial = message["status"], Headers(told), b""
+            self._denial_response = message["status"], Headers(told), b""
             return
-        assert self._denial is not None
-        status, headers, body = self._denial
+        assert self._denial_response is not None
+        status, headers, body = self._denial_response
         body += message.get("body", b"")
-        self._denial = status, headers, body
+        self._denial_response = status, headers, body
         if not message.get("more_body", False):
             for name, value in (("Connection", "close"), ("Content-Length", str(len(body)))):
                 headers.setdefault(name, value)
-            self._refuse(Response(status, HTTPStatus(status).phrase, headers, body))
-            self.lost(GONE, "")
+            self._send_refusal(Response(status, HTTPStatus(status).phrase, headers, body))
+            self.on_closed(ABNORMAL_CLOSURE, "")
 
     # It is the listener itself where nobody took over.
 
     @property
-    def busy(self) -> bool:
-        return len(self._events) >= self.QUEUE
+    def is_busy(self) -> bool:
+        return len(self._events) >= self.MAX_QUEUED_EVENTS
 
-    def heard(self, message: str | bytes) -> None:
+    def on_message(self, message: str | bytes) -> None:
         part = "text" if isinstance(message, str) else "bytes"
-        self._tell({"type": "websocket.receive", part: message})
+        self._queue_event({"type": "websocket.receive", part: message})
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         self._writable.set()
 
-    def lost(self, code: int, reason: str) -> None:
+    def on_closed(self, code: int, reason: str) -> None:
         self._writable.set()  # whoever waits to send learns that it is over
-        self._tell({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self._queue_event({"type": "websocket.disconnect", "code": code, "reason": reason})
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _queue_event(self, event: dict[str, Any]) -> None:
         self._events.append(event)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        if self._receive_waiter is not None and not self._receive_waiter.done():
+            self._receive_waiter.set_result(None)

@@ -15,25 +15,43 @@ from gateway.errors import Busy, GatewayError, RequestError
 from gateway.hub.fanout.client import Handover
 from gateway.web.http import problems
 from gateway.web.routing.attempts import Attempts
-from gateway.web.routing.limits import Place, source
+from gateway.web.routing.limits import ConnectionSlot, normalize_address
 from gateway.web.routing.routes import Match, Routes
-from gateway.web.streams.open_streams import Next
+from gateway.web.streams.open_streams import StreamChange
 
-from .caller import Caller
-from .conversation import FAILED, NORMAL, POLICY, RESTART, TRY_AGAIN, Conversation, Work
-from .messages import BadMessage, Change, Credit, Ping, Produce, Said, Subscribe, Token, Unsubscribe
-from .produces import Produces
-from .request import Query, asked
+from .handshake_scope import HandshakeScope
+from .message_processor import (
+    INTERNAL_ERROR,
+    NORMAL_CLOSURE,
+    POLICY_VIOLATION,
+    SERVICE_RESTART,
+    TRY_AGAIN_LATER,
+    CoroutineFactory,
+    MessageProcessor,
+)
+from .messages import (
+    BadMessageError,
+    ChangeMessage,
+    ClientMessage,
+    CreditMessage,
+    PingMessage,
+    ProduceMessage,
+    SubscribeMessage,
+    TokenMessage,
+    UnsubscribeMessage,
+)
+from .producer import SocketProducer
+from .request import QueryPairs, build_target
 from .socket import Socket
-from .subscribed import Subscribed
+from .stream import WebSocketStream
 
 log = logging.getLogger(__name__)
 
-MOST_STREAMS = 100  # on one socket
-OTHER = "this token is another client's; open a socket of its own"
+MAX_STREAMS = 100  # on one socket
+OTHER_CLIENT_MESSAGE = "this token is another client's; open a socket of its own"
 
 
-class Session(Conversation):
+class Session(MessageProcessor):
     """One accepted socket, and the hall of its streams.
 
     token: what it came with. place: of its connection, among those that are counted.
@@ -43,140 +61,159 @@ class Session(Conversation):
     """
 
     __slots__ = (
-        "_attempts_so_far", "_challenged", "_closing", "_leaving", "_own", "_place", "_produces",
-        "_streams", "_token", "caller", "routes",
+        "_challenged_expiry",
+        "_is_leaving",
+        "_lazy_attempts",
+        "_path_stream",
+        "_pending_close",
+        "_producer",
+        "_slot",
+        "_streams",
+        "_token",
+        "handshake_scope",
+        "routes",
     )  # fmt: skip
 
     # `_own`:     the stream of a route's own path.
     # `_challenged`: the expiry for which a new token was asked for: many streams have the same.
     # `_closing`: what to close with once the records under way are answered.
 
-    def __init__(self, routes: Routes, caller: Caller, token: str | None, place: Place) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        handshake_scope: HandshakeScope,
+        token: str | None,
+        slot: ConnectionSlot,
+    ) -> None:
         super().__init__()
         self.routes = routes
-        self.caller = caller
-        self._own: Subscribed | None = None
+        self.handshake_scope = handshake_scope
+        self._path_stream: WebSocketStream | None = None
         self._token = token
-        self._produces: Produces | None = None  # most sockets only listen
-        self._attempts_so_far: Attempts | None = None  # or have the stream of their path
-        self._streams: dict[str | None, Subscribed] = {}
-        self._leaving = False
-        self._closing: tuple[int, str] | None = None
-        self._challenged = 0.0
-        self._place = place
+        self._producer: SocketProducer | None = None  # most sockets only listen
+        self._lazy_attempts: Attempts | None = None  # or have the stream of their path
+        self._streams: dict[str | None, WebSocketStream] = {}
+        self._is_leaving = False
+        self._pending_close: tuple[int, str] | None = None
+        self._challenged_expiry = 0.0
+        self._slot = slot
 
-    def start(self, socket: Socket, match: Match | None, query: Query) -> None:
+    def start(self, socket: Socket, match: Match | None, query: QueryPairs) -> None:
         """match: of the stream of a route's own path, which is `open`ed then; None on MULTIPLEX."""
         self.socket = socket
         hubs = self.routes.hubs
-        hubs.leaving.add(self._leave)
+        hubs.drain_callbacks.add(self._on_drain)
         if match is not None:
-            self._own = self._streams[None] = Subscribed(self, None, match, query)
+            self._path_stream = self._streams[None] = WebSocketStream(self, None, match, query)
         if hubs.draining:  # since the handshake
-            self._leave()
+            self._on_drain()
 
-    async def open(self, handshake: HTTPConnection) -> None:
+    async def open_path_stream(self, handshake: HTTPConnection) -> None:
         """The stream of a route's own path, which its handshake asks for."""
-        if self._own is not None:
-            await self._open(self._own, handshake)
+        if self._path_stream is not None:
+            await self._open_stream(self._path_stream, handshake)
 
-    def _leave(self) -> None:
+    def _on_drain(self) -> None:
         """The gateway drains: `end` goes out on every stream, then the socket is closed."""
-        self._leaving = True
+        self._is_leaving = True
         if not self._streams:
-            self._close(RESTART, "the gateway restarts; come back")
+            self._close_when_answered(SERVICE_RESTART, "the gateway restarts; come back")
 
-    def _close(self, code: int, reason: str) -> None:
+    def _close_when_answered(self, code: int, reason: str) -> None:
         """Once every record that was taken on is answered."""
-        if self._produces is not None and self._produces.under_way:
-            self._closing = code, reason
+        if self._producer is not None and self._producer.in_flight:
+            self._pending_close = code, reason
         else:
             self.socket.close(code, reason)
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         for stream in list(self._streams.values()):
-            stream.drained()
-        super().drained()
+            stream.on_drained()
+        super().on_drained()
 
-    def lost(self, code: int, reason: str) -> None:
-        super().lost(code, reason)
-        self.routes.hubs.leaving.discard(self._leave)
+    def on_closed(self, code: int, reason: str) -> None:
+        super().on_closed(code, reason)
+        self.routes.hubs.drain_callbacks.discard(self._on_drain)
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
-        self._own = None
-        self._place()
+        self._path_stream = None
+        self._slot()
 
     # what the client says
 
-    def take(self, said: Said) -> Work | None:
-        match said:
-            case Subscribe():
-                return partial(self._subscribe, said)
-            case Change():
-                return partial(self._change, said)
-            case Token():
-                return partial(self._renew, said.jwt)
-            case Unsubscribe():
-                self._stream(said.id).stop()
-            case Credit():
-                self._stream(said.id).grant(said.n)
-            case Produce():
-                self._produce(said)
-            case Ping():
-                self.answer("pong", said.id)
+    def handle_message(self, message: ClientMessage) -> CoroutineFactory | None:
+        match message:
+            case SubscribeMessage():
+                return partial(self._subscribe, message)
+            case ChangeMessage():
+                return partial(self._change, message)
+            case TokenMessage():
+                return partial(self._renew_token, message.jwt)
+            case UnsubscribeMessage():
+                self._get_stream(message.id).stop()
+            case CreditMessage():
+                self._get_stream(message.id).grant_credit(message.n)
+            case ProduceMessage():
+                self._start_produce(message)
+            case PingMessage():
+                self.send_message("pong", message.id)
         return None
 
-    async def _subscribe(self, said: Subscribe) -> None:
-        if self._own is not None:
-            raise _bad("this socket is the stream of its path; subscribe on /ws", said.id)
-        if said.id in self._streams:
-            detail = f"'{said.id}' is in use; unsubscribe it, or change it"
-            raise BadMessage("Subscription exists", detail, said.id)
-        if len(self._streams) >= MOST_STREAMS:
-            detail = f"this socket has {MOST_STREAMS} streams; open another"
-            raise BadMessage("Too many subscriptions", detail, said.id)
-        await self._attempts.count()
-        path, query = asked(said)
-        match = await self._admitted(self.routes.match(path), self._token)
+    async def _subscribe(self, message: SubscribeMessage) -> None:
+        if self._path_stream is not None:
+            raise _build_bad_message(
+                "this socket is the stream of its path; subscribe on /ws", message.id
+            )
+        if message.id in self._streams:
+            detail = f"'{message.id}' is in use; unsubscribe it, or change it"
+            raise BadMessageError("Subscription exists", detail, message.id)
+        if len(self._streams) >= MAX_STREAMS:
+            detail = f"this socket has {MAX_STREAMS} streams; open another"
+            raise BadMessageError("Too many subscriptions", detail, message.id)
+        await self._attempts.count_attempt()
+        path, query = build_target(message)
+        match = await self._admit(self.routes.match(path), self._token)
         try:
-            await self._place.identify(match.granted)
+            await self._slot.identify(match.granted)
             match = await self._refresh_match(match)
         except Busy as exc:
-            self.error(said.id, exc)
+            self.send_error(message.id, exc)
             if not self._streams:
-                self._close(TRY_AGAIN, "busy; come back")
+                self._close_when_answered(TRY_AGAIN_LATER, "busy; come back")
             return
-        stream = self._streams[said.id] = Subscribed(self, said.id, match, query)
-        self.do(self._open(stream))
+        stream = self._streams[message.id] = WebSocketStream(self, message.id, match, query)
+        self.start_task(self._open_stream(stream))
 
-    async def _change(self, said: Change) -> None:
-        stream = self._stream(said.id)
-        await self._attempts.count()
+    async def _change(self, message: ChangeMessage) -> None:
+        stream = self._get_stream(message.id)
+        await self._attempts.count_attempt()
         match = stream.matches[-1]
-        if said.path is not None:
-            if self._own is not None:
-                raise _bad("this socket is the stream of its path; leave 'path' out", said.id)
-            match = self.routes.match(said.path.partition("?")[0])
-        match = await self._admitted(match, self._token)
-        await self._place.identify(match.granted)
-        next = await stream.changed(said, match.granted)
+        if message.path is not None:
+            if self._path_stream is not None:
+                raise _build_bad_message(
+                    "this socket is the stream of its path; leave 'path' out", message.id
+                )
+            match = self.routes.match(message.path.partition("?")[0])
+        match = await self._admit(match, self._token)
+        await self._slot.identify(match.granted)
+        next = await stream.build_change(message, match.granted)
         while not self.routes.is_current(match):  # what was admitted was the route of before
             match = await self._refresh_match(match)
-            next = await stream.changed(said, match.granted)
-        stream.go_to(next)
+            next = await stream.build_change(message, match.granted)
+        stream.apply_change(next)
 
-    def _stream(self, label: str | None) -> Subscribed:
+    def _get_stream(self, label: str | None) -> WebSocketStream:
         found = self._streams.get(label)
         if found is None:
             named = "this socket has no stream" if label is None else f"no subscription '{label}'"
-            raise BadMessage("Unknown subscription", f"{named}; subscribe first", label)
+            raise BadMessageError("Unknown subscription", f"{named}; subscribe first", label)
         return found
 
-    async def _renew(self, jwt: str) -> None:
+    async def _renew_token(self, jwt: str) -> None:
         """The new token must be good for every stream that runs, and of the same client; otherwise
         the old one stays, for all of them."""
-        await self._attempts.count()
+        await self._attempts.count_attempt()
         self._attempts.note_token()
         while True:
             settings = self.routes.settings
@@ -185,22 +222,22 @@ class Session(Conversation):
                 break
         self._token = jwt
         for stream, next in renewed:
-            stream.go_to(next)
-        self.answer("renewed")
+            stream.apply_change(next)
+        self.send_message("renewed")
 
-    async def _admit_streams(self, jwt: str) -> list[tuple[Subscribed, Next]]:
-        renewed: list[tuple[Subscribed, Next]] = []
+    async def _admit_streams(self, jwt: str) -> list[tuple[WebSocketStream, StreamChange]]:
+        renewed: list[tuple[WebSocketStream, StreamChange]] = []
         for stream in list(self._streams.values()):
             for match in stream.matches:
-                granted = (await self._admitted(match, jwt)).granted
+                granted = (await self._admit(match, jwt)).granted
                 if granted.subject != match.granted.subject:
-                    raise RequestError(403, "Forbidden", OTHER)
-            renewed.append((stream, await stream.renewed(granted)))
+                    raise RequestError(403, "Forbidden", OTHER_CLIENT_MESSAGE)
+            renewed.append((stream, await stream.build_renewal(granted)))
         return renewed
 
-    async def _admitted(self, match: Match, token: str | None) -> Match:
+    async def _admit(self, match: Match, token: str | None) -> Match:
         try:
-            match = await self.routes.admit(match, self.caller.connection(), token)
+            match = await self.routes.admit(match, self.handshake_scope.build_connection(), token)
         except RequestError as exc:
             self._attempts.note_refused(exc.status)
             raise
@@ -210,86 +247,92 @@ class Session(Conversation):
 
     @property
     def _attempts(self) -> Attempts:
-        if self._attempts_so_far is None:
+        if self._lazy_attempts is None:
             limits = self.routes.limits
-            self._attempts_so_far = Attempts(limits, source(self.caller.address))
-        return self._attempts_so_far
+            self._lazy_attempts = Attempts(limits, normalize_address(self.handshake_scope.address))
+        return self._lazy_attempts
 
-    def error(self, label: str | None, exc: Exception) -> None:
-        super().error(label, exc)
-        attempts = self._attempts_so_far
+    def send_error(self, label: str | None, exc: Exception) -> None:
+        super().send_error(label, exc)
+        attempts = self._lazy_attempts
         if attempts is None:
             return
         if attempts.has_guessed:
-            self.socket.close(POLICY, "one wrong token after the other")
-        elif attempts.is_flood:
-            self.socket.close(TRY_AGAIN, "asks too often; come back")
+            self.socket.close(POLICY_VIOLATION, "one wrong token after the other")
+        elif attempts.is_flooding:
+            self.socket.close(TRY_AGAIN_LATER, "asks too often; come back")
 
     async def _refresh_match(self, match: Match) -> Match:
-        return await self.routes.refresh(match, self.caller.connection(), self._token)
+        return await self.routes.refresh(
+            match, self.handshake_scope.build_connection(), self._token
+        )
 
     # the hall of its streams
 
-    def challenge(self, guard: str, expires: float) -> None:
-        if expires != self._challenged:
-            self._challenged = expires
-            self.answer("challenge", guard=guard, expires=expires)
+    def send_challenge(self, guard: str, expires_at: float) -> None:
+        if expires_at != self._challenged_expiry:
+            self._challenged_expiry = expires_at
+            self.send_message("challenge", guard=guard, expires=expires_at)
 
-    def reopen(self, stream: Subscribed, after: Handover) -> None:
-        self.do(self._open(stream, after=after))
+    def reopen(self, stream: WebSocketStream, handover: Handover) -> None:
+        self.start_task(self._open_stream(stream, handover=handover))
 
-    async def _open(
+    async def _open_stream(
         self,
-        stream: Subscribed,
+        stream: WebSocketStream,
         request: HTTPConnection | None = None,
         *,
-        after: Handover | None = None,
+        handover: Handover | None = None,
     ) -> None:
         try:
-            await stream.open(request, after=after)
+            await stream.open(request, handover=handover)
         except (GatewayError, HTTPException) as exc:
-            self.error(stream.label, exc)
-            self._end(stream, TRY_AGAIN if problems.status(exc) == 503 else POLICY)
+            self.send_error(stream.label, exc)
+            self._end_stream(
+                stream, TRY_AGAIN_LATER if problems.get_status(exc) == 503 else POLICY_VIOLATION
+            )
         except Exception as exc:
             log.exception("the stream of %s failed", stream.match.path)
-            self.error(stream.label, exc)
-            self._end(stream, FAILED)
+            self.send_error(stream.label, exc)
+            self._end_stream(stream, INTERNAL_ERROR)
 
-    def ended(self, stream: Subscribed) -> None:
-        self._end(stream, RESTART if self.routes.hubs.draining else NORMAL)
+    def on_stream_ended(self, stream: WebSocketStream) -> None:
+        self._end_stream(stream, SERVICE_RESTART if self.routes.hubs.draining else NORMAL_CLOSURE)
 
-    def _end(self, stream: Subscribed, code: int) -> None:
+    def _end_stream(self, stream: WebSocketStream, code: int) -> None:
         stream.close()
         self._streams.pop(stream.label, None)
-        if self._own is not None:
-            self._close(code, stream.reason)
-        elif self._leaving and not self._streams:
-            self._close(RESTART, "the gateway restarts; come back")
+        if self._path_stream is not None:
+            self._close_when_answered(code, stream.close_reason)
+        elif self._is_leaving and not self._streams:
+            self._close_when_answered(SERVICE_RESTART, "the gateway restarts; come back")
 
-    def filled(self, stream: Subscribed) -> None:
+    def on_stream_full(self, stream: WebSocketStream) -> None:
         if self._streams.pop(stream.label, None) is not None:
             self._streams[stream.label] = stream  # `drained` comes to it last
 
     # produce
 
-    def _produce(self, said: Produce) -> None:
-        if self._produces is None:
-            self._produces = Produces(self.routes, self.caller)
-        self._produces.take_on(said, closing=self._closing is not None)
-        self.do(self._write(self._produces, said, self.hold()))
+    def _start_produce(self, message: ProduceMessage) -> None:
+        if self._producer is None:
+            self._producer = SocketProducer(self.routes, self.handshake_scope)
+        self._producer.accept(message, is_closing=self._pending_close is not None)
+        self.start_task(self._write_record(self._producer, message, self.hold_message()))
 
-    async def _write(self, produces: Produces, said: Produce, held: int) -> None:
-        path = self._own.match.path if self._own is not None else said.path
+    async def _write_record(
+        self, producer: SocketProducer, message: ProduceMessage, held_bytes: int
+    ) -> None:
+        path = self._path_stream.match.path if self._path_stream is not None else message.path
         try:
-            told = await produces.write(said, path, self._token, self._attempts)
-            self.answer("produced", said.id, **told)
+            told = await producer.write_record(message, path, self._token, self._attempts)
+            self.send_message("produced", message.id, **told)
         except (GatewayError, HTTPException) as exc:
-            self.error(said.id, exc)
+            self.send_error(message.id, exc)
         finally:
-            self.release(held)
-            if self._closing is not None and not produces.under_way:
-                self.socket.close(*self._closing)
+            self.release_held(held_bytes)
+            if self._pending_close is not None and not producer.in_flight:
+                self.socket.close(*self._pending_close)
 
 
-def _bad(detail: str, about: str | None) -> BadMessage:
-    return BadMessage("Bad message", detail, about)
+def _build_bad_message(detail: str, message_id: str | None) -> BadMessageError:
+    return BadMessageError("Bad message", detail, message_id)

@@ -10,26 +10,26 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Send
 
-from gateway.wire.websocket import messages
+from gateway.wire.websocket import iter_texts
 
-GONE = 1006
+ABNORMAL_CLOSURE = 1006
 """The code of a connection that ended without one."""
 
 
-class Listener(Protocol):
+class MessageListener(Protocol):
     """What hears a client."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """It wants to hear no more messages, until it calls `go_on`."""
 
-    def heard(self, message: str | bytes) -> None:
+    def on_message(self, message: str | bytes) -> None:
         """A message of the client."""
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         """The socket is no longer full."""
 
-    def lost(self, code: int, reason: str) -> None:
+    def on_closed(self, code: int, reason: str) -> None:
         """It is closed, by either side. The last call."""
 
 
@@ -58,7 +58,7 @@ class Socket(Protocol):
     def close(self, code: int, reason: str = "") -> None:
         """Behind all that was written. The listener is told by `lost`."""
 
-    def go_on(self) -> None:
+    def resume_reading(self) -> None:
         """The listener is not busy any more."""
 
 
@@ -71,72 +71,76 @@ class AsgiSocket:
     deflate = False
     transport = None
 
-    def __init__(self, listener: Listener, receive: Receive, send: Send) -> None:
+    def __init__(self, listener: MessageListener, receive: Receive, send: Send) -> None:
         self.full = self.closed = False
         self._receive, self._send = receive, send
-        self._out: list[bytes] = []
-        self._code = 0
-        self._reason = ""
-        self._wake = asyncio.Event()
-        self._calm = asyncio.Event()
-        self._listener: Listener | None = listener
+        self._output: list[bytes] = []
+        self._close_code = 0
+        self._close_reason = ""
+        self._output_ready = asyncio.Event()
+        self._listener_ready = asyncio.Event()
+        self._listener: MessageListener | None = listener
 
     async def run(self) -> None:
         """Until either side closes."""
-        sending = asyncio.create_task(self._send_all())
+        sending = asyncio.create_task(self._send_output())
         event: Any = {}
         try:
             while (event := await self._receive())["type"] != "websocket.disconnect":
                 if event["type"] == "websocket.receive" and self._listener is not None:
-                    await self._hear(self._listener, event)
+                    await self._deliver_message(self._listener, event)
         finally:
             self.closed = True
-            self._lose(event.get("code") or GONE, event.get("reason") or "")
+            self._notify_closed(event.get("code") or ABNORMAL_CLOSURE, event.get("reason") or "")
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
-    async def _hear(self, listener: Listener, event: Any) -> None:
+    async def _deliver_message(self, listener: MessageListener, event: Any) -> None:
         text = event.get("text")
-        listener.heard(text if text is not None else event.get("bytes") or b"")
-        while listener.busy and not self.closed:
-            self._calm.clear()
-            await self._calm.wait()
+        listener.on_message(text if text is not None else event.get("bytes") or b"")
+        while listener.is_busy and not self.closed:
+            self._listener_ready.clear()
+            await self._listener_ready.wait()
 
-    def go_on(self) -> None:
-        self._calm.set()
+    def resume_reading(self) -> None:
+        self._listener_ready.set()
 
     def write(self, data: bytes) -> None:
         if not self.closed:
-            self._out.append(data)
+            self._output.append(data)
             self.full = True
-            self._wake.set()
+            self._output_ready.set()
 
     def close(self, code: int, reason: str = "") -> None:
         if self.closed:
             return
-        self.closed, self._code, self._reason = True, code, reason
-        self._wake.set()
-        self._calm.set()
-        self._lose(code, reason)
+        self.closed, self._close_code, self._close_reason = True, code, reason
+        self._output_ready.set()
+        self._listener_ready.set()
+        self._notify_closed(code, reason)
 
-    async def _send_all(self) -> None:
+    async def _send_output(self) -> None:
         try:
-            while self._out or not self._code:
-                await self._wake.wait()
-                self._wake.clear()
-                out, self._out = self._out, []
-                for text in messages(b"".join(out)):
+            while self._output or not self._close_code:
+                await self._output_ready.wait()
+                self._output_ready.clear()
+                out, self._output = self._output, []
+                for text in iter_texts(b"".join(out)):
                     await self._send({"type": "websocket.send", "text": text})
-                if self._listener is not None and not self._out:
+                if self._listener is not None and not self._output:
                     self.full = False
-                    self._listener.drained()
-            close = {"type": "websocket.close", "code": self._code, "reason": self._reason}
+                    self._listener.on_drained()
+            close = {
+                "type": "websocket.close",
+                "code": self._close_code,
+                "reason": self._close_reason,
+            }
             await self._send(close)
         except OSError:  # what servers raise for one who is gone (ASGI 2.4)
             self.closed = True
-            self._calm.set()
+            self._listener_ready.set()
 
-    def _lose(self, code: int, reason: str) -> None:
+    def _notify_closed(self, code: int, reason: str) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
-            listener.lost(code, reason)
+            listener.on_closed(code, reason)

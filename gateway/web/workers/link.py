@@ -11,7 +11,7 @@ import orjson
 
 log = logging.getLogger(__name__)
 
-Heard = Callable[[list[Any]], None]
+MessageHandler = Callable[[list[Any]], None]
 
 
 class Link(asyncio.Protocol):
@@ -21,16 +21,16 @@ class Link(asyncio.Protocol):
     hear: called with every message. lost: called once, when the connection is over.
     """
 
-    UNREAD = 32 * 1024 * 1024  # bytes; lists of 10,000 clients are a few MB
+    MAX_UNREAD_BYTES = 32 * 1024 * 1024  # bytes; lists of 10,000 clients are a few MB
 
-    def __init__(self, hear: Heard, lost: Callable[[], None]) -> None:
-        self.hear = hear
-        self.lost = lost
+    def __init__(self, on_message: MessageHandler, on_lost: Callable[[], None]) -> None:
+        self.on_message = on_message
+        self.on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        self._begun = bytearray()
+        self._partial_line = bytearray()
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, *message: Any) -> None:
@@ -39,12 +39,12 @@ class Link(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        transport.write(orjson.dumps(message, _plain, orjson.OPT_NON_STR_KEYS) + b"\n")
-        if transport.get_write_buffer_size() > self.UNREAD:
+        transport.write(orjson.dumps(message, _encode_default, orjson.OPT_NON_STR_KEYS) + b"\n")
+        if transport.get_write_buffer_size() > self.MAX_UNREAD_BYTES:
             log.warning("a process of this gateway does not read what the others say; cut off")
             transport.abort()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
@@ -56,30 +56,30 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         ended, newline, begun = data.rpartition(b"\n")
         if newline:
-            lines = bytes(self._begun + ended).split(b"\n")
-            self._begun.clear()
+            lines = bytes(self._partial_line + ended).split(b"\n")
+            self._partial_line.clear()
             for line in lines:
-                self._take(line)
-        self._begun += begun
-        if len(self._begun) > self.UNREAD:
-            self.cut()
+                self._handle_line(line)
+        self._partial_line += begun
+        if len(self._partial_line) > self.MAX_UNREAD_BYTES:
+            self.abort()
 
-    def _take(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         try:
             message = orjson.loads(line)
         except ValueError:
             log.error("a process of this gateway speaks no JSON: %.100r", line)
-            self.cut()
+            self.abort()
             return
-        if self.open:
-            self.hear(message)
+        if self.is_open:
+            self.on_message(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self.lost()
+        self.on_lost()
 
 
-def _plain(value: object) -> list[Any]:
+def _encode_default(value: object) -> list[Any]:
     """orjson takes no tuples with names."""
     if isinstance(value, (tuple, set, frozenset)):
         return list(value)

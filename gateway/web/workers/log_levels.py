@@ -9,29 +9,29 @@ from gateway.telemetry import logs
 
 from .bus import Bus
 
-TOPIC = "log-levels"
+BUS_TOPIC = "log-levels"
 
 
-class Levels:
+class LogLevels:
     """Of the processes on a bus."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        bus.on(TOPIC, self._heard)
+        bus.add_handler(BUS_TOPIC, self._handle_levels)
 
     @property
-    def current(self) -> Mapping[str, str]:
+    def current_levels(self) -> Mapping[str, str]:
         """What this process logs, by room; `""` is of all others."""
-        return logs.current_levels()
+        return logs.get_levels()
 
-    def set(self, level: str, levels: Mapping[str, str]) -> None:
+    def set_levels(self, level: str, levels: Mapping[str, str]) -> None:
         """From now on, here and in all other workers; those not named log what all do.
 
         Raises ValueError for what is no level.
         """
         logs.set_levels(level, levels)
-        self._bus.say(TOPIC, [level, dict(levels)])
+        self._bus.broadcast(BUS_TOPIC, [level, dict(levels)])
 
-    def _heard(self, worker: int, said: Any) -> None:
-        level, levels = said
+    def _handle_levels(self, worker: int, data: Any) -> None:
+        level, levels = data
         logs.set_levels(level, levels)

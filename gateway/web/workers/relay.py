@@ -24,9 +24,9 @@ from .link import Link
 
 log = logging.getLogger(__name__)
 
-SUPERVISOR = 0
+SUPERVISOR_NUMBER = 0
 
-Answer: TypeAlias = Callable[[int, Any], Any]
+CallHandler: TypeAlias = Callable[[int, Any], Any]
 
 
 class Relay:
@@ -35,92 +35,96 @@ class Relay:
     joined, left: called with the number of a worker that came or went.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.joined: list[Callable[[int], None]] = []
-        self.left: list[Callable[[int], None]] = []
-        self._path = path
+    def __init__(self, socket_path: Path) -> None:
+        self.join_callbacks: list[Callable[[int], None]] = []
+        self.leave_callbacks: list[Callable[[int], None]] = []
+        self._socket_path = socket_path
         self._links: dict[int, Link] = {}
-        self._strangers: set[Link] = set()
-        self._answers: dict[str, Answer] = {}
+        self._unidentified_links: set[Link] = set()
+        self._handlers: dict[str, CallHandler] = {}
         self._server: asyncio.Server
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._connected, self._path)
+        self._server = await loop.create_unix_server(self._create_link, self._socket_path)
 
     async def close(self) -> None:
         self._server.close()
-        for link in [*self._links.values(), *self._strangers]:
-            link.cut()
+        for link in [*self._links.values(), *self._unidentified_links]:
+            link.abort()
         await self._server.wait_closed()
 
-    def on(self, topic: str, answer: Answer) -> None:
+    def add_handler(self, topic: str, handler: CallHandler) -> None:
         """What the supervisor itself answers to a call: answer(worker, data)."""
-        self._answers[topic] = answer
+        self._handlers[topic] = handler
 
     @property
     def workers(self) -> list[int]:
         return sorted(self._links)
 
-    def _connected(self) -> Link:
-        link = Link(lambda message: self._greeted(link, message), lambda: self._parted(link))
-        self._strangers.add(link)
+    def _create_link(self) -> Link:
+        link = Link(
+            lambda message: self._on_hello(link, message), lambda: self._on_unidentified_lost(link)
+        )
+        self._unidentified_links.add(link)
         return link
 
-    def _parted(self, link: Link) -> None:
-        self._strangers.discard(link)
+    def _on_unidentified_lost(self, link: Link) -> None:
+        self._unidentified_links.discard(link)
 
-    def _greeted(self, link: Link, message: list[Any]) -> None:
+    def _on_hello(self, link: Link, message: list[Any]) -> None:
         """The first message of a connection; one that the same worker had before is over."""
         _, worker = message
-        self._strangers.discard(link)
+        self._unidentified_links.discard(link)
         if worker in self._links:
-            self._forget(worker, self._links[worker])
+            self._remove_worker(worker, self._links[worker])
         self._links[worker] = link
-        link.hear = partial(self._heard, worker, link)
-        link.lost = partial(self._forget, worker, link)
-        for joined in self.joined:
+        link.on_message = partial(self._on_message, worker, link)
+        link.on_lost = partial(self._remove_worker, worker, link)
+        for joined in self.join_callbacks:
             joined(worker)
-        self._tell_who_is_here()
+        self._announce_workers()
 
-    def _forget(self, worker: int, link: Link) -> None:
+    def _remove_worker(self, worker: int, link: Link) -> None:
         if self._links.get(worker) is not link:
             return
         del self._links[worker]
-        link.cut()
-        for left in self.left:
+        link.abort()
+        for left in self.leave_callbacks:
             left(worker)
-        self._tell_who_is_here()
+        self._announce_workers()
 
-    def _tell_who_is_here(self) -> None:
+    def _announce_workers(self) -> None:
         for link in list(self._links.values()):
             link.send("here", self.workers)
 
-    def _heard(self, worker: int, link: Link, message: list[Any]) -> None:
+    def _on_message(self, worker: int, link: Link, message: list[Any]) -> None:
         kind, *rest = message
         match kind:
             case "say":
-                self._spread(worker, "say", worker, *rest)
+                self._send_to_others(worker, "say", worker, *rest)
             case "ask":
                 asked = [other for other in self.workers if other != worker]
                 link.send("asked", rest[0], asked)
-                self._spread(worker, "ask", worker, *rest)
+                self._send_to_others(worker, "ask", worker, *rest)
             case "answer":
                 to, *answer = rest
                 if to in self._links:
                     self._links[to].send("answer", worker, *answer)
             case "call":
                 number, topic, data = rest
-                link.send("answer", SUPERVISOR, number, self._answer(topic, worker, data))
+                link.send(
+                    "answer", SUPERVISOR_NUMBER, number, self._run_handler(topic, worker, data)
+                )
 
-    def _spread(self, worker: int, *message: Any) -> None:
+    def _send_to_others(self, worker: int, *message: Any) -> None:
         for other, link in list(self._links.items()):
             if other != worker:
                 link.send(*message)
 
-    def _answer(self, topic: str, worker: int, data: Any) -> list[Any]:
+    def _run_handler(self, topic: str, worker: int, data: Any) -> list[Any]:
         try:
-            return [self._answers[topic](worker, data)]
+            return [self._handlers[topic](worker, data)]
         except Exception:  # a worker's mistake must not end all of them
             log.exception("a call of worker %d for %s failed", worker, topic)
             return []

@@ -17,22 +17,22 @@ from typing import IO, Any
 
 from gateway.errors import GatewayError
 from gateway.web.app.app import Application, create_app
-from gateway.web.app.server import configure_logging, run
+from gateway.web.app.server import configure_logging, run_server
 
 from .bus import Bus
-from .supervisor import SIZE, Job
+from .supervisor import LENGTH_BYTES, WorkerSpec
 
 
-def main(number: int, job: Job) -> None:
+def main(number: int, spec: WorkerSpec) -> None:
     """Serve until told to end. Raises GatewayError as `create_app`."""
-    configure_logging(job.settings.telemetry.logs, job.debug, number)
-    listening = socket.socket(fileno=job.listening)
-    admin = socket.socket(fileno=job.admin) if job.admin >= 0 else None
-    bus = Bus(job.path, number, job.settings.listen.workers)
-    app = create_app(job.settings, bus=bus, beside=job.beside)
-    app.admin.orders.adopt(job.orders)
-    app.beside(partial(follow_supervisor, app, sys.stdin))
-    run(app, job.settings, listening, admin)
+    configure_logging(spec.settings.telemetry.logs, spec.debug, number)
+    listening = socket.socket(fileno=spec.listening_fd)
+    admin = socket.socket(fileno=spec.admin_fd) if spec.admin_fd >= 0 else None
+    bus = Bus(spec.bus_path, number, spec.settings.listen.workers)
+    app = create_app(spec.settings, bus=bus, beside=spec.co_hosted_app_factory)
+    app.admin.blocklist.replace_entries(spec.blocklist)
+    app.add_startup(partial(follow_supervisor, app, sys.stdin))
+    run_server(app, spec.settings, listening, admin)
 
 
 async def follow_supervisor(app: Application, pipe: IO[str]) -> None:
@@ -42,20 +42,20 @@ async def follow_supervisor(app: Application, pipe: IO[str]) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
     try:
         while True:
-            size = int.from_bytes(await reader.readexactly(SIZE))
+            size = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
             settings = pickle.loads(await reader.readexactly(size))
-            await app.reload.attempt(lambda settings=settings: settings)  # type: ignore[misc]
+            await app.reload.try_reload(lambda settings=settings: settings)  # type: ignore[misc]
     except asyncio.IncompleteReadError:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def first(pipe: int) -> Any:
+def read_message(pipe: int) -> Any:
     """What is said first through a pipe, and not a byte of what is said next."""
-    size = int.from_bytes(_exactly(pipe, SIZE))
-    return pickle.loads(_exactly(pipe, size))
+    size = int.from_bytes(_read_exactly(pipe, LENGTH_BYTES))
+    return pickle.loads(_read_exactly(pipe, size))
 
 
-def _exactly(pipe: int, size: int) -> bytes:
+def _read_exactly(pipe: int, size: int) -> bytes:
     data = b""
     while len(data) < size:
         piece = os.read(pipe, size - len(data))
@@ -67,6 +67,6 @@ def _exactly(pipe: int, size: int) -> bytes:
 
 if __name__ == "__main__":
     try:
-        main(int(sys.argv[1]), first(sys.stdin.fileno()))
+        main(int(sys.argv[1]), read_message(sys.stdin.fileno()))
     except GatewayError as exc:
         sys.exit(f"gateway: {exc}")

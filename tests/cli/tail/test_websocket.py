@@ -11,9 +11,9 @@ from http import HTTPStatus
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from gateway.cli.tail.item import Item, Lost, Refused
+from gateway.cli.tail.source import ConnectionLost, StreamEvent, StreamRefused
 from gateway.cli.tail.target import Target
-from gateway.cli.tail.websocket import WebSocketSource, read
+from gateway.cli.tail.websocket import WebSocketSource, parse_message
 
 BEGIN = '{"type":"begin","topics":["o"],"partitions":{"o":1},"pending":[],"position":"p0"}'
 END = '{"type":"end","reason":"until","position":"p9"}'
@@ -28,52 +28,52 @@ async def served(handler: Handler, **options) -> AsyncIterator[str]:
 
 def source(url: str, *options: str, filters: list[str] | None = None) -> WebSocketSource:
     target = Target.parse(url)
-    query = target.query.only(filters or [], None)
-    made = Target(target.scheme, target.place, target.path, target.socket, query)
+    query = target.query.with_selection(filters or [], None)
+    made = Target(target.scheme, target.location, target.path, target.socket_path, query)
     return WebSocketSource(made, headers={"Authorization": "Bearer x"}, tls=None)
 
 
 async def heard(it: WebSocketSource, position: str | None = None, left: int | None = None):
     """All items, and why it was over."""
-    items: list[Item] = []
+    items: list[StreamEvent] = []
     try:
-        async with contextlib.aclosing(it.items(position, left)) as batches:
+        async with contextlib.aclosing(it.iter_events(position, left)) as batches:
             async for batch in batches:
                 items += batch
-    except (Lost, Refused) as over:
+    except (ConnectionLost, StreamRefused) as over:
         return items, over
     raise AssertionError("a connection ends with a reason")
 
 
 def test_records_are_what_events_of_them_would_be():
     text = '{"type":"records","records":[{"n": 1.0},"text","",null,7],"position":"p5","id":"t"}'
-    assert read(text) == [
-        Item("message", b'{"n": 1.0}'),
-        Item("message", b"text"),
-        Item("message", b""),
-        Item("message", b"null"),
-        Item("message", b"7", "p5"),
+    assert parse_message(text) == [
+        StreamEvent("message", b'{"n": 1.0}'),
+        StreamEvent("message", b"text"),
+        StreamEvent("message", b""),
+        StreamEvent("message", b"null"),
+        StreamEvent("message", b"7", "p5"),
     ]
 
 
 def test_a_batch_without_a_position_has_none():
-    assert read('{"type":"records","records":[1]}') == [Item("message", b"1")]
+    assert parse_message('{"type":"records","records":[1]}') == [StreamEvent("message", b"1")]
 
 
 def test_a_tombstone_is_what_its_event_has_as_data():
     text = '{"type":"delete","record":{"key":"a"},"position":"p1"}'
-    assert read(text) == [Item("delete", b'{"key":"a"}', "p1")]
+    assert parse_message(text) == [StreamEvent("delete", b'{"key":"a"}', "p1")]
 
 
 def test_other_messages_are_control_events():
-    assert read(BEGIN) == [Item("begin", BEGIN.encode(), "p0")]
-    assert read('{"type":"pong"}') == []
+    assert parse_message(BEGIN) == [StreamEvent("begin", BEGIN.encode(), "p0")]
+    assert parse_message('{"type":"pong"}') == []
 
 
 @pytest.mark.parametrize("text", ["hello", "[]", "{}", '{"type":"records"}', '{"type":"delete"}'])
 def test_what_is_no_message_of_a_gateway_is_refused(text):
-    with pytest.raises(Refused, match="another protocol"):
-        read(text)
+    with pytest.raises(StreamRefused, match="another protocol"):
+        parse_message(text)
 
 
 async def test_a_stream_of_its_own_is_asked_for_by_its_path():
@@ -90,7 +90,7 @@ async def test_a_stream_of_its_own_is_asked_for_by_its_path():
         items, over = await heard(it)
         await heard(it, "p1", 5)
     assert [item.name for item in items] == ["begin", "message", "end"]
-    assert isinstance(over, Lost) and over.answered
+    assert isinstance(over, ConnectionLost) and over.was_reached
     assert asked == [
         ("/events/o?x=1&filter=%2Fn%3E%3D1&from=earliest", "Bearer x"),
         ("/events/o?x=1&filter=%2Fn%3E%3D1&lastEventId=p1&credit=5", "Bearer x"),
@@ -123,9 +123,9 @@ async def test_an_error_before_the_beginning_is_a_refusal_unless_kafka_is_away()
 
     async with served(handler) as url:
         _, over = await heard(source(f"{url}/other"))
-        assert isinstance(over, Refused) and str(over) == "unknown-path: no"
+        assert isinstance(over, StreamRefused) and str(over) == "unknown-path: no"
         _, over = await heard(source(f"{url}/away"))
-        assert isinstance(over, Lost) and over.answered
+        assert isinstance(over, ConnectionLost) and over.was_reached
 
 
 async def test_an_error_later_is_an_event():
@@ -137,11 +137,13 @@ async def test_an_error_later_is_an_event():
 
     async with served(handler) as url:
         items, over = await heard(source(f"{url}/o"))
-    assert items[1] == Item("error", error.encode())
-    assert isinstance(over, Lost)
+    assert items[1] == StreamEvent("error", error.encode())
+    assert isinstance(over, ConnectionLost)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(404, Refused), (401, Refused), (503, Lost)])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(404, StreamRefused), (401, StreamRefused), (503, ConnectionLost)]
+)
 async def test_a_handshake_refused_is_told_by_its_problem(status, kind):
     def refuse(socket, request):
         answer = socket.respond(HTTPStatus(status), '{"detail": "no; do this"}')
@@ -154,7 +156,7 @@ async def test_a_handshake_refused_is_told_by_its_problem(status, kind):
     async with served(handler, process_request=refuse) as url:
         _, over = await heard(source(f"{url}/o"))
     assert isinstance(over, kind) and str(over) == f"{status}: no; do this"
-    assert isinstance(over, Refused) or over.after == 7
+    assert isinstance(over, StreamRefused) or over.retry_after == 7
 
 
 async def test_nobody_at_home_and_a_cut_are_told_apart():
@@ -164,14 +166,14 @@ async def test_nobody_at_home_and_a_cut_are_told_apart():
 
     async with served(handler) as url:
         _, over = await heard(source(f"{url}/o"))
-    assert isinstance(over, Lost) and over.answered
+    assert isinstance(over, ConnectionLost) and over.was_reached
     _, over = await heard(source(f"{url}/o"))
-    assert isinstance(over, Lost) and not over.answered
+    assert isinstance(over, ConnectionLost) and not over.was_reached
     assert str(over) == "Connection refused"
 
 
 async def test_silence_is_asked_about_and_then_lost(monkeypatch):
-    monkeypatch.setattr("gateway.cli.tail.websocket.SILENCE", 0.4)
+    monkeypatch.setattr("gateway.cli.tail.websocket.IDLE_TIMEOUT_S", 0.4)
     asked = []
 
     async def handler(socket: ServerConnection) -> None:
@@ -184,5 +186,5 @@ async def test_silence_is_asked_about_and_then_lost(monkeypatch):
 
     async with served(handler) as url:
         _, over = await asyncio.wait_for(heard(source(f"{url}/o")), 30)
-    assert isinstance(over, Lost) and "nothing heard" in str(over)
+    assert isinstance(over, ConnectionLost) and "nothing heard" in str(over)
     assert len(asked) >= 2 and asked[0] == {"type": "ping"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from gateway.config import Kafka, Settings, dump, loads, schema
+from gateway.config import Kafka, Settings, build_json_schema, dumps, loads
 from gateway.errors import ConfigError
 
 EU = "eu: {servers: [a:9092], topics: [{name: orders}, {name: parcels}]}"
@@ -108,7 +108,7 @@ def test_what_is_dumped_is_read_as_the_same():
     secret = "security: {sasl: {mechanism: plain, username: u, password: s3cret}}"
     text = f"kafka: {{eu: {{servers: [a:9092], {secret}}}, {US}}}\n" + route(topic="pickups")
     made = loads(text)
-    written = dump(made)
+    written = dumps(made)
     assert "s3cret" not in written
     environ = {"KAFKA_EU_SECURITY_SASL_PASSWORD": "s3cret"}
     again = loads(written, environ=environ)
@@ -130,5 +130,5 @@ def test_warnings_say_which_it_is():
     ],
 )
 def test_the_schema_tells_them_apart_too(kafka: dict[str, Any], wrong: list[str]):
-    found = Draft202012Validator(schema()).iter_errors({"kafka": kafka})
+    found = Draft202012Validator(build_json_schema()).iter_errors({"kafka": kafka})
     assert [error.json_path for error in found] == wrong

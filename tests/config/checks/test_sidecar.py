@@ -18,8 +18,11 @@ def test_a_section_is_on_where_it_is_written_and_formats_have_numbers():
     made = loads(GOOD).sidecar
     assert made is not None and made.producer is not None
     assert made.consumer is None and made.health.enabled
-    assert (made.key_format("t", "string"), made.value_format("t", "string")) == ("json", "avro")
-    assert made.key_format("other", "string") == "string"
+    assert (made.get_key_format("t", "string"), made.get_value_format("t", "string")) == (
+        "json",
+        "avro",
+    )
+    assert made.get_key_format("other", "string") == "string"
     assert loads(KAFKA).sidecar is None
 
 

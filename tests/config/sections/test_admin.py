@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.config import Admin, Settings, dump, loads, schema
-from gateway.config.checks.reload import reloaded
+from gateway.config import Admin, Settings, build_json_schema, dumps, loads
+from gateway.config.checks.reload import apply_reload
 from gateway.errors import ConfigError
 
 BASE = """
@@ -68,8 +68,8 @@ def test_what_cannot_be_is_refused_with_what_to_write(admin: str, said: str):
 def test_it_is_written_as_it_is_read_and_the_schema_takes_it():
     text = "{host: 10.0.0.1, port: 7000, guarded: {login: [operate]}}"
     made = settings(text)
-    assert loads(dump(made), environ={"GUARDS_PEOPLE_USERS_ADA_TOKEN": "t"}) == made
-    validator = jsonschema.Draft202012Validator(schema())
+    assert loads(dumps(made), environ={"GUARDS_PEOPLE_USERS_ADA_TOKEN": "t"}) == made
+    validator = jsonschema.Draft202012Validator(build_json_schema())
     good: dict[str, Any] = {"kafka": {"servers": ["a:1"]}, "admin": {"guarded": {"a": ["b"]}}}
     validator.validate(good)
     assert not validator.is_valid({**good, "admin": {"port": "x"}})
@@ -77,11 +77,13 @@ def test_it_is_written_as_it_is_read_and_the_schema_takes_it():
 
 def test_a_reload_takes_over_its_guards_and_never_without_its_address():
     running = settings("{host: 10.0.0.1, guarded: {login: [operate]}}")
-    stricter = reloaded(running, settings("{host: 10.0.0.1, guarded: {login: [operate, more]}}"))
+    stricter = apply_reload(
+        running, settings("{host: 10.0.0.1, guarded: {login: [operate, more]}}")
+    )
     assert stricter.kept == ()
     assert stricter.settings.admin is not None
     assert stricter.settings.admin.guarded == {"login": ("operate", "more")}
     for other in ("{}", "{guarded: {}}", "null"):
-        kept = reloaded(running, settings(other))
+        kept = apply_reload(running, settings(other))
         assert kept.settings.admin == running.admin and kept.kept == ("admin",)
-    assert reloaded(settings("null"), running).kept == ("admin",)
+    assert apply_reload(settings("null"), running).kept == ("admin",)

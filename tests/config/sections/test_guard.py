@@ -9,7 +9,18 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from gateway.config import X509, Credentials, Http, Inline, Jwk, Jwt, Settings, dump, loads, schema
+from gateway.config import (
+    X509,
+    Credentials,
+    Http,
+    Inline,
+    Jwk,
+    Jwt,
+    Settings,
+    build_json_schema,
+    dumps,
+    loads,
+)
 
 KAFKA = "kafka: {servers: [a:1], topics: [{name: orders}]}\n"
 OCT = "{kty: oct, k: aHVudGVyMi5odW50ZXIyLmh1bnRlcjIuaHVudGVyMi4}"
@@ -88,7 +99,7 @@ def test_what_is_not_said_is_the_safe_and_usual_thing():
 
 def test_every_kind_is_dumped_and_read_again_without_its_secrets():
     made = loads(EVERY)
-    text = dump(made)
+    text = dumps(made)
     assert "hunter" not in text and "aHVudGVyMi" not in text
     environ = {
         "GUARDS_OWN_KEYS_0_K": "aHVudGVyMi5odW50ZXIyLmh1bnRlcjIuaHVudGVyMi4",
@@ -115,7 +126,7 @@ def test_workers_are_told_of_them_with_their_secrets():
 
 
 def test_editors_know_every_kind():
-    validator = jsonschema.Draft202012Validator(schema())
+    validator = jsonschema.Draft202012Validator(build_json_schema())
     raw = YAML(typ="safe", pure=True).load(EVERY)
     assert not list(validator.iter_errors(raw))
     raw["guards"]["session"]["urll"] = "https://app"
@@ -146,4 +157,4 @@ def test_the_public_part_of_a_private_jwks_is_asked_for(tmp_path: Path):
     text = KAFKA + "guards: {g: {type: jwt, keys: '${file:a.json}'}}"
     guard = loads(text, name=str(tmp_path / "g.yaml")).guards["g"]
     assert isinstance(guard, Jwt) and not isinstance(guard.keys, str)
-    assert [key.bits for key in guard.keys] == [24]
+    assert [key.key_bits for key in guard.keys] == [24]

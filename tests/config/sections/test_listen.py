@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.config import Rate, Settings, dump, loads, schema
+from gateway.config import Rate, Settings, build_json_schema, dumps, loads
 from gateway.errors import ConfigError
 
 KAFKA = "kafka: {servers: [localhost:9092]}\n"
@@ -36,7 +36,7 @@ def test_one_process_takes_all_and_believes_no_proxy_unless_told():
 def test_proxies_are_all_none_or_some(written: str, environ: dict[str, str], meant: Any):
     made = loads(f"{KAFKA}listen: {{forwarded: {written}}}\n", environ=environ)
     assert made.listen.forwarded == meant
-    assert loads(dump(made), environ={}) == made
+    assert loads(dumps(made), environ={}) == made
 
 
 def test_all_of_it_is_written_back_as_it_is_read():
@@ -47,8 +47,8 @@ def test_all_of_it_is_written_back_as_it_is_read():
     assert (made.listen.limits.connections, made.listen.limits.per_address) == (5, 2)
     assert (made.listen.limits.per_identity, made.listen.limits.burst) == (3, 7)
     assert made.listen.limits.rate == Rate(90, 60.0)
-    assert "rate: 90/m" in dump(made).replace('"', "")
-    assert loads(dump(made)) == made
+    assert "rate: 90/m" in dumps(made).replace('"', "")
+    assert loads(dumps(made)) == made
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_is_wrong_is_told(text: str, words: str):
 def test_editors_are_told_the_same():
     def errors(section: Any) -> int:
         raw = {"kafka": {"servers": ["a:1"]}, "listen": section}
-        return len(list(jsonschema.Draft202012Validator(schema()).iter_errors(raw)))
+        return len(list(jsonschema.Draft202012Validator(build_json_schema()).iter_errors(raw)))
 
     good: list[Any] = [
         {"workers": 3, "limits": {"connections": 1, "perAddress": "${env.X}"}},
@@ -122,6 +122,6 @@ def test_settings_can_be_handed_to_another_process():
         environ={"PW": "secret"},
     )
     copy: Settings = pickle.loads(pickle.dumps(made))
-    assert copy == made and dump(copy) == dump(made)
+    assert copy == made and dumps(copy) == dumps(made)
     assert copy.kafka.security.sasl is not None
     assert copy.kafka.security.sasl.password.get_secret_value() == "secret"

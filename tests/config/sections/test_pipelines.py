@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config import Pipelines, dump, loads
+from gateway.config import Pipelines, dumps, loads
 from gateway.config.sections import pipelines
 from gateway.errors import ConfigError
 
@@ -24,12 +24,12 @@ AGGREGATE = f"{{name: a, type: aggregate, from: {INPUT}, window: {{size: 10s}}, 
 
 
 def test_a_job_is_read_with_its_defaults_and_found_by_its_name():
-    job = read(SESSIONS).job("visits")
+    job = read(SESSIONS).find_job("visits")
     assert isinstance(job, pipelines.Sessions)
     assert (job.gap, job.max_length, job.emit, job.trigger) == (1800.0, None, "closed", 0.0)
     assert (job.from_.watermark, job.from_.on_data_loss, job.from_.late) == (600.0, "gap", "topic")
     assert (job.to.guarantee, job.to.writers, job.state.partitions) == ("exactly-once", 2, 2)
-    assert read(SESSIONS).job("visit") is None
+    assert read(SESSIONS).find_job("visit") is None
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_trigger_is_a_time_or_a_word(trigger: str, kept: Any):
 
 def test_what_was_read_is_written_as_it_can_be_read_again():
     settings = loads(f"{BEGIN}pipelines:\n  jobs:\n    - {SESSIONS}\n")
-    assert loads(dump(settings)).pipelines == settings.pipelines
+    assert loads(dumps(settings)).pipelines == settings.pipelines
 
 
 @pytest.mark.parametrize(

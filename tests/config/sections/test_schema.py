@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from gateway.config import schema
+from gateway.config import build_json_schema
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 
@@ -24,16 +24,16 @@ def options(made: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def errors(raw: object) -> list[str]:
-    validator = jsonschema.Draft202012Validator(schema())
+    validator = jsonschema.Draft202012Validator(build_json_schema())
     return [error.json_path for error in validator.iter_errors(raw)]
 
 
 def test_the_schema_is_json_and_a_schema():
-    jsonschema.Draft202012Validator.check_schema(json.loads(json.dumps(schema())))
+    jsonschema.Draft202012Validator.check_schema(json.loads(json.dumps(build_json_schema())))
 
 
 def test_every_option_says_what_it_is_and_who_uses_it():
-    found = options(schema())
+    found = options(build_json_schema())
     assert len(found) > 70
     for name, option in found.items():
         assert "or " in option.get("description", ""), f"{name} names no user"
@@ -41,7 +41,7 @@ def test_every_option_says_what_it_is_and_who_uses_it():
 
 
 def test_defaults_are_written_as_the_file_writes_them():
-    found = options(schema())
+    found = options(build_json_schema())
     assert found["Topic.partitionReadyTimeout"]["default"] == "5s"
     assert found["Cache.bytes"]["default"] == "64MiB"
     assert found["Settings.memory"]["default"] == "1GiB"

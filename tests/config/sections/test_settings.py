@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.config import Rate, Reconnect, Settings, Template, loads
-from gateway.config.checks.crosscheck import RESERVED
+from gateway.config.checks.crosscheck import RESERVED_PATHS
 
 SMALL: dict[str, Any] = {"kafka": {"servers": ["localhost:9092"], "topics": [{"name": "orders"}]}}
 
@@ -33,7 +33,7 @@ def test_a_small_file_has_the_documented_defaults():
     assert (options.format, options.binary, options.heartbeat) == ("value", "error", 15.0)
     assert (options.history, options.slow_client, options.max_lifetime) == ("all", "catchUp", None)
     assert (options.mode, options.interval) == ("live", None)
-    assert made.routes[0].method(made.routes[0].when[0]) == "GET"
+    assert made.routes[0].get_method(made.routes[0].when[0]) == "GET"
     assert made.listen.access_control.policy == "same-origin"
     assert made.listen.websocket.compression is False
     assert made.telemetry.metrics.prometheus == "/metrics"
@@ -49,8 +49,8 @@ def test_a_topic_has_the_reconnect_of_kafka_unless_it_has_its_own():
     assert made.servers == "embedded"
     assert made.topics[0].reconnect == made.reconnect
     assert made.topics[1].reconnect == Reconnect.model_validate({"max": "1s"})
-    assert made.topic("b") is made.topics[1]
-    assert made.topic("c") is None
+    assert made.find_topic("b") is made.topics[1]
+    assert made.find_topic("c") is None
 
 
 def test_units_and_choices_are_typed():
@@ -74,7 +74,7 @@ def test_units_and_choices_are_typed():
     assert (options.history, options.heartbeat, options.max_lifetime) == (86400.0, 5.0, 3600.0)
     assert (options.mode, options.interval, options.slow_client) == ("snapshot", 0.25, "conflate")
     assert options.max_rate == Rate(90, 60.0)
-    assert [str(topic) for topic in options.sources] == ["orders"]
+    assert [str(topic) for topic in options.topic_templates] == ["orders"]
     key = options.filters[0].key
     assert isinstance(key, Template) and key.render(params={"c": "7"}) == "7"
     assert made.routes[0].when[0].pattern.match("/e/7") == {"c": "7"}
@@ -132,7 +132,7 @@ def test_a_full_file_is_read_to_its_last_word():
         "identity": {"jwt0": "ann"},
         "attributes": {"jwt0": {"tenant": "t1"}},
     }
-    assert condition.written(lambda template: template.render(**given)) == {
+    assert condition.render(lambda template: template.render(**given)) == {
         "key": "7",
         "headers": {"tenant": "t1"},
         "value": {"/owner": "ann", "/region": "eu"},
@@ -215,4 +215,4 @@ def test_keys_of_a_guard_come_from_a_jwks_file(tmp_path: Path):
 
 def test_every_path_of_the_gateway_itself_is_reserved():
     own = {"/", "/asyncapi.json", "/gateway.js", "/gateway.d.ts", "/ws"}
-    assert own | {"/health/live", "/health/ready"} <= RESERVED
+    assert own | {"/health/live", "/health/ready"} <= RESERVED_PATHS

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import Settings, dump, loads, schema
-from gateway.config.types.units import share, show_share
+from gateway.config import Settings, build_json_schema, dumps, loads
+from gateway.config.types.units import format_share, parse_share
 from gateway.errors import ConfigError
 from gateway.telemetry import logs
 
@@ -45,7 +45,7 @@ def test_all_of_it_is_read_and_written_again():
     assert made.headers["authorization"].get_secret_value() == "s3cret"
     assert made.metrics.influx is not None and made.metrics.influx.interval == 5.0
     whole = loads(f"{KAFKA}telemetry: {text}\n", environ={"KEY": "s3cret"})
-    written = dump(whole)
+    written = dumps(whole)
     assert "s3cret" not in written and 'sample: "12.5%"' in written
     assert loads(written, environ={"KEY": "s3cret"}) == whole
 
@@ -78,11 +78,11 @@ def test_what_cannot_be_is_refused_with_what_to_write(text: str, said: str):
 @given(st.integers(0, 10**6))
 def test_a_share_is_written_as_it_is_read(millionths: int):
     part = millionths / 10**6
-    assert share(show_share(part)) == part
+    assert parse_share(format_share(part)) == part
 
 
 def test_the_schema_takes_what_is_taken_and_refuses_what_is_refused():
-    validator = jsonschema.Draft202012Validator(schema())
+    validator = jsonschema.Draft202012Validator(build_json_schema())
     good = {"kafka": {"servers": ["a:9092"]}, "telemetry": {"traces": {"sample": "0.5%"}}}
     validator.validate(good)
     for bad in ({"traces": {"sample": 0.5}}, {"logs": {"levels": {"kafak": "debug"}}}):

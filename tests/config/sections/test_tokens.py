@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config import dump, loads
-from gateway.config.checks.reload import reloaded
+from gateway.config import dumps, loads
+from gateway.config.checks.reload import apply_reload
 from gateway.errors import ConfigError
 
 BASE = "kafka: {servers: ['localhost:9092'], topics: [{name: orders}]}\n"
@@ -54,7 +54,7 @@ def test_what_is_wrong_is_told_with_its_place(written: str, said: str):
 
 def test_it_is_dumped_without_its_secrets():
     settings = loads(BASE + f"tokens: {{secret: [{LONG}, {OTHER}], resume: 2h}}")
-    text = dump(settings)
+    text = dumps(settings)
     assert LONG not in text and OTHER not in text
     again = loads(text, environ={"TOKENS_SECRET_0": LONG, "TOKENS_SECRET_1": OTHER})
     assert again.tokens == settings.tokens
@@ -63,5 +63,5 @@ def test_it_is_dumped_without_its_secrets():
 def test_another_secret_needs_a_restart():
     """Streams that run would go on to sign with the one before."""
     running, written = loads(BASE), loads(BASE + f"tokens: {{secret: {LONG}}}")
-    settings, kept = reloaded(running, written)
+    settings, kept = apply_reload(running, written)
     assert (settings.tokens, kept) == (running.tokens, ("tokens",))

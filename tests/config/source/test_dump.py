@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config import Settings, dump, loads
+from gateway.config import Settings, dumps, loads
 from gateway.errors import ConfigError
 
 VISIBLE = st.characters(exclude_categories=("Cc", "Cs"))
@@ -122,10 +122,10 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
 @settings(deadline=None, max_examples=60)
 def test_dumped_settings_load_as_equal_ones_and_hold_no_secret(raw: dict[str, Any]):
     settings = Settings.model_validate(raw)
-    text = dump(settings)
+    text = dumps(settings)
     assert "hunter2" not in text
     assert loads(text, environ={"KAFKA_SECURITY_SASL_PASSWORD": "hunter2"}) == settings
-    assert dump(loads(text, environ={"KAFKA_SECURITY_SASL_PASSWORD": "hunter2"})) == text
+    assert dumps(loads(text, environ={"KAFKA_SECURITY_SASL_PASSWORD": "hunter2"})) == text
 
 
 @pytest.mark.parametrize("text", TRICKY)
@@ -136,7 +136,7 @@ def test_a_text_that_looks_like_something_else_is_dumped_as_text(text: str):
         "guards": {text: {"type": "jwt", "keys": "http://k", "attributes": {text: text}}},
     }
     settings = Settings.model_validate(raw)
-    loaded = loads(dump(settings), environ={"X": "not this"})
+    loaded = loads(dumps(settings), environ={"X": "not this"})
     assert loaded == settings
     assert loaded.name == text
 
@@ -149,14 +149,14 @@ def secured(password: str) -> str:
 
 
 def test_a_secret_is_dumped_as_the_file_refers_to_it():
-    text = dump(loads(secured("${env.PW}"), environ={"PW": "hunter2"}))
+    text = dumps(loads(secured("${env.PW}"), environ={"PW": "hunter2"}))
     assert 'password: "${env.PW}"' in text
 
 
 @pytest.mark.parametrize("written", ["hunter2", "${env.NONE:hunter2}", "hunter${env.TWO}"])
 def test_a_secret_in_the_file_is_dumped_as_a_variable_to_set(written: str):
     settings = loads(secured(written), environ={"TWO": "2"})
-    text = dump(settings)
+    text = dumps(settings)
     assert "hunter" not in text
     with pytest.raises(ConfigError, match="'KAFKA_SECURITY_SASL_PASSWORD' is not set"):
         loads(text, environ={})
@@ -164,6 +164,6 @@ def test_a_secret_in_the_file_is_dumped_as_a_variable_to_set(written: str):
 
 
 def test_the_effective_configuration_is_dumped():
-    text = dump(loads("kafka: {servers: [a:1], topics: [{name: orders}]}\n"))
+    text = dumps(loads("kafka: {servers: [a:1], topics: [{name: orders}]}\n"))
     for line in ("      partitionReadyTimeout: 5s", "        bytes: 64MiB", "memory: 1GiB"):
         assert line in text.splitlines()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.config import loads
 from gateway.config.source.expression import Expression
-from gateway.config.source.substitution import shown, substitute
+from gateway.config.source.substitution import safe_repr, substitute
 from gateway.errors import ConfigError
 
 HERE = Path()
@@ -30,13 +30,13 @@ def test_what_is_put_in_is_never_put_in_again(value: str):
     for nasty in (value, "${env.A}" + value, "${params.x}" + value):
         made = substitute("<${env.A}>", environ={"A": nasty}, base=HERE)
         assert made == f"<{nasty}>"
-        assert made.settled
+        assert made.is_resolved
 
 
 def test_templates_are_left_for_later():
     made = substitute("${env.A}-${params.x}", environ={"A": "a"}, base=HERE)
     assert made.parts == ("a-", Expression("params.x"))
-    assert not made.settled
+    assert not made.is_resolved
 
 
 def test_a_file_is_read_from_the_folder_of_the_configuration(tmp_path: Path):
@@ -92,6 +92,6 @@ def test_a_variable_may_be_a_choice_a_flag_a_duration_or_a_size():
 
 def test_a_shown_value_is_what_was_written_and_short():
     made = substitute("${env.A}", environ={"A": "hunter2"}, base=HERE)
-    assert shown(made) == "'${env.A}'"
-    assert shown("http://u:hunter2@host/") == "'http://u:***@host/'"
-    assert len(shown("x" * 1000)) == 60
+    assert safe_repr(made) == "'${env.A}'"
+    assert safe_repr("http://u:hunter2@host/") == "'http://u:***@host/'"
+    assert len(safe_repr("x" * 1000)) == 60

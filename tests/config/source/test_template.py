@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Template
-from gateway.config.source.template import Hole
+from gateway.config.source.template import Placeholder
 from gateway.errors import RequestError
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,8}", fullmatch=True)
@@ -21,7 +21,7 @@ def test_a_template_is_filled_from_path_query_and_guard():
         )
         == "1|2|3|4"
     )
-    assert template.holes[3] == Hole("guarded", "g", "c", "guarded['g'].attributes.c")
+    assert template.placeholders[3] == Placeholder("guarded", "g", "c", "guarded['g'].attributes.c")
     assert template.literal is None
 
 
@@ -38,7 +38,7 @@ TEXTS = st.text() | st.text("a${}.") | st.sampled_from(["${params.x}", "${"])
 @settings(deadline=None)
 def test_what_a_client_sends_is_text_and_never_a_template(before: str, sent: str):
     """Also where it looks like one, or could close or open one with its neighbours."""
-    template = Template(pieces=(before, Hole("params", "x", "", "params.x"), "}"))
+    template = Template(parts=(before, Placeholder("params", "x", "", "params.x"), "}"))
     for value in (sent, "${params.secret}", "${", "$", "{params.y}"):
         params = {"x": value, "secret": "hunter2", "y": "no"}
         assert template.render(params=params) == f"{before}{value}}}"
@@ -107,6 +107,6 @@ def test_fields_are_taken_out_of_a_record():
 
 def test_which_names_a_template_may_become():
     template = Template.parse("orders-${params.a}.v1")
-    assert template.may_be("orders-eu.v1")
-    assert not template.may_be("orders-.v1")
-    assert not template.may_be("orders-eu_v1")
+    assert template.can_render("orders-eu.v1")
+    assert not template.can_render("orders-.v1")
+    assert not template.can_render("orders-eu_v1")

@@ -35,7 +35,7 @@ def test_conditions_are_read_and_their_holes_filled_in():
         "query": {"kind": "new", "max": "20"},
     }
     (one,) = options.filters
-    assert one.written(lambda template: template.render(**given)) == {
+    assert one.render(lambda template: template.render(**given)) == {
         "key": {"in": ["a", "7", "true", "${params.x}"]},
         "headers": {"trace": {"exists": False}, "retries": "3", "kind": {"prefix": "new-"}},
         "value": {
@@ -49,7 +49,7 @@ def test_conditions_are_read_and_their_holes_filled_in():
 
 def test_every_template_is_told_also_of_conditions():
     (one,) = loads(FILE, environ={"FIELDS": "false"}).routes[0].with_.filters
-    holes = {hole.text for template in one.templates for hole in template.holes}
+    holes = {hole.text for template in one.templates for hole in template.placeholders}
     assert holes == {"params.tenant", "query.kind", "query.max"}
 
 

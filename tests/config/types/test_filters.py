@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import fields_of, filters_of, filters_of_all
-from gateway.config.types.condition_text import Short, merged
-from gateway.config.types.filters import CONDITIONS, LISTED, LONGEST
+from gateway.config import parse_fields, parse_filter, parse_filters
+from gateway.config.types.condition_text import ShortCondition, merge_conditions
+from gateway.config.types.filters import MAX_CONDITIONS, MAX_FILTER_CHARS, MAX_LISTED_VALUES
 from gateway.core.channel.conditions import Condition
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.log.record import Record, TopicPartition
@@ -59,7 +59,7 @@ def above(**bounds: int | Decimal) -> Condition:
     ],
 )  # fmt: skip
 def test_the_short_form_is_one_condition(text: str, filter: Filter):
-    assert filters_of(text) == one(filter)
+    assert parse_filter(text) == one(filter)
 
 
 @pytest.mark.parametrize(
@@ -77,45 +77,45 @@ def test_the_short_form_is_one_condition(text: str, filter: Filter):
     ],
 )  # fmt: skip
 def test_json_is_read_as_text_and_as_values(given: dict[str, Any], filter: Filter):
-    assert filters_of(given) == one(filter)
-    assert filters_of(json.dumps(given)) == one(filter)
-    assert filters_of([given]) == one(filter)
+    assert parse_filter(given) == one(filter)
+    assert parse_filter(json.dumps(given)) == one(filter)
+    assert parse_filter([given]) == one(filter)
 
 
 def test_numbers_of_a_text_keep_all_of_their_digits():
     text = '{"value": {"/n": {"gt": 0.1000000000000000055511151231257827}}}'
     exact = above(gt=Decimal("0.1000000000000000055511151231257827"))
-    assert filters_of(text) == one(Filter(fields=(("/n", exact),)))
+    assert parse_filter(text) == one(Filter(fields=(("/n", exact),)))
 
 
 def test_a_list_is_an_or_in_whatever_order():
     ada, bob = {"key": "ada"}, {"key": "bob"}
-    assert filters_of([ada, bob]) == filters_of([bob, ada, ada])
-    assert filters_of([{"key": "alice"}, bob]).matches(RECORD)
-    assert not filters_of([ada, bob]).matches(RECORD)
+    assert parse_filter([ada, bob]) == parse_filter([bob, ada, ada])
+    assert parse_filter([{"key": "alice"}, bob]).matches(RECORD)
+    assert not parse_filter([ada, bob]).matches(RECORD)
 
 
 def test_what_is_repeated_is_an_and():
-    assert filters_of_all(["key^=al", "/amount>=10", '{"value": {"/status": "paid"}}']).matches(
+    assert parse_filters(["key^=al", "/amount>=10", '{"value": {"/status": "paid"}}']).matches(
         RECORD
     )
-    assert not filters_of_all(["key^=al", "/amount>=13"]).matches(RECORD)
-    assert not filters_of_all([{"key": "alice"}, {"key": "bob"}]).matches(RECORD)
-    assert not filters_of_all(["key=alice", "key=bob"]).matches(RECORD)
-    assert filters_of_all(["/amount>10", "/amount>11"]).matches(RECORD)
-    assert not filters_of_all(["/amount>10", "/amount>12"]).matches(RECORD)
+    assert not parse_filters(["key^=al", "/amount>=13"]).matches(RECORD)
+    assert not parse_filters([{"key": "alice"}, {"key": "bob"}]).matches(RECORD)
+    assert not parse_filters(["key=alice", "key=bob"]).matches(RECORD)
+    assert parse_filters(["/amount>10", "/amount>11"]).matches(RECORD)
+    assert not parse_filters(["/amount>10", "/amount>12"]).matches(RECORD)
 
 
 def test_short_forms_make_one_range_however_they_are_ordered():
     """Then equal choices share a channel."""
-    both = filters_of({"key": "a", "value": {"/n": {"gte": 10, "lt": 20}}})
-    assert filters_of_all(["/n>=10", "/n<20", "key=a"]) == both
-    assert filters_of_all(["key=a", "/n<20", "/n>=10"]) == both
-    assert filters_of_all(["/n>1", "/n>2"]) == filters_of_all(["/n>2", "/n>1"])
+    both = parse_filter({"key": "a", "value": {"/n": {"gte": 10, "lt": 20}}})
+    assert parse_filters(["/n>=10", "/n<20", "key=a"]) == both
+    assert parse_filters(["key=a", "/n<20", "/n>=10"]) == both
+    assert parse_filters(["/n>1", "/n>2"]) == parse_filters(["/n>2", "/n>1"])
 
 
 def test_no_filter_is_none():
-    assert filters_of(None) == filters_of_all([]) == filters_of_all([None]) == Filters()
+    assert parse_filter(None) == parse_filters([]) == parse_filters([None]) == Filters()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_no_filter_is_none():
 )  # fmt: skip
 def test_what_is_no_filter_is_told_what_to_write(given: object, words: str):
     with pytest.raises(ValueError) as raised:
-        filters_of(given)
+        parse_filter(given)
     assert all(word in str(raised.value) for word in words.split()), raised.value
     assert len(str(raised.value)) < 400
 
@@ -173,28 +173,28 @@ def test_what_is_no_filter_is_told_what_to_write(given: object, words: str):
 @pytest.mark.parametrize(
     "given",
     [
-        ["key=a" + "a" * LONGEST],
-        [{"key": "a" * (LONGEST + 1)}],
-        [{"key": {"in": ["a" * 500 + str(n) for n in range(LISTED)]}}],
-        [{"key": {"in": [str(n) for n in range(LISTED + 1)]}}],
-        ["key=in(" + ",".join(map(str, range(LISTED + 1))) + ")"],
-        [[{"key": str(n)} for n in range(CONDITIONS + 1)]],
-        [{"value": {f"/{n}": 1 for n in range(CONDITIONS + 1)}}],
-        [f"/f{n}" for n in range(CONDITIONS + 1)],
-        [{"key": "a"}] * (CONDITIONS + 1),
+        ["key=a" + "a" * MAX_FILTER_CHARS],
+        [{"key": "a" * (MAX_FILTER_CHARS + 1)}],
+        [{"key": {"in": ["a" * 500 + str(n) for n in range(MAX_LISTED_VALUES)]}}],
+        [{"key": {"in": [str(n) for n in range(MAX_LISTED_VALUES + 1)]}}],
+        ["key=in(" + ",".join(map(str, range(MAX_LISTED_VALUES + 1))) + ")"],
+        [[{"key": str(n)} for n in range(MAX_CONDITIONS + 1)]],
+        [{"value": {f"/{n}": 1 for n in range(MAX_CONDITIONS + 1)}}],
+        [f"/f{n}" for n in range(MAX_CONDITIONS + 1)],
+        [{"key": "a"}] * (MAX_CONDITIONS + 1),
         [{"value": {"/a" * 600: 1}}],
     ],
     ids=range(10),
 )
 def test_a_client_cannot_make_a_filter_dear(given: list[object]):
     with pytest.raises(ValueError, match=r"more than|at most"):
-        filters_of_all(given)
+        parse_filters(given)
 
 
 def test_what_is_within_the_bounds_is_read():
-    filters_of({"key": {"in": [str(n) for n in range(LISTED)]}})
-    filters_of([{"key": str(n)} for n in range(CONDITIONS)])
-    filters_of_all([f"/f{n}" for n in range(CONDITIONS)])
+    parse_filter({"key": {"in": [str(n) for n in range(MAX_LISTED_VALUES)]}})
+    parse_filter([{"key": str(n)} for n in range(MAX_CONDITIONS)])
+    parse_filters([f"/f{n}" for n in range(MAX_CONDITIONS)])
 
 
 @given(st.text() | st.recursive(
@@ -205,11 +205,11 @@ def test_what_is_within_the_bounds_is_read():
 ))  # fmt: skip
 def test_anything_at_all_is_a_filter_or_told_to_be_none(anything: object):
     try:
-        made = filters_of(anything)
+        made = parse_filter(anything)
     except ValueError:
         return
     made.matches(RECORD)
-    assert filters_of(anything) == made
+    assert parse_filter(anything) == made
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_anything_at_all_is_a_filter_or_told_to_be_none(anything: object):
     ],
 )
 def test_fields_are_pointers_in_an_order_of_their_own(given: object, fields: tuple[str, ...]):
-    assert fields_of(given) == fields
+    assert parse_fields(given) == fields
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,13 @@ def test_fields_are_pointers_in_an_order_of_their_own(given: object, fields: tup
         ([7], "text 7"),
         ({"/a": 1}, "pointers"),
         ("[1", "JSON"),
-        (["/f"] * (LISTED + 1), "more than"),
+        (["/f"] * (MAX_LISTED_VALUES + 1), "more than"),
         ("/a\ud800", "surrogate"),
     ],
 )
 def test_what_are_no_fields_is_told(given: object, words: str):
     with pytest.raises(ValueError) as raised:
-        fields_of(given)
+        parse_fields(given)
     assert all(word in str(raised.value) for word in words.split()), raised.value
 
 
@@ -255,8 +255,8 @@ def test_what_are_no_fields_is_told(given: object, words: str):
 )  # fmt: skip
 def test_short_forms_are_as_few_filters_as_can_be(given: list[tuple[str, str, str]]):
     """They are put where there is room for their kind, without looking for it."""
-    shorts = [Short.parse("".join(each)) for each in given]
-    found = merged(shorts)
+    shorts = [ShortCondition.parse("".join(each)) for each in given]
+    found = merge_conditions(shorts)
     kinds = Counter((site, sign) for site, sign, _ in given)
     assert len(found) == max(kinds.values(), default=0)
     said = [
@@ -271,6 +271,6 @@ def test_short_forms_are_as_few_filters_as_can_be(given: list[tuple[str, str, st
 
 def test_more_filters_than_there_may_be_conditions_are_refused_unread():
     with pytest.raises(ValueError, match="65 filters are given; give at most 64"):
-        filters_of_all(["{"] * 65)
+        parse_filters(["{"] * 65)
     with pytest.raises(ValueError, match="more than 16384 characters"):
-        filters_of_all(["{" + " " * 9000] * 2)
+        parse_filters(["{" + " " * 9000] * 2)

@@ -5,16 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.types.units import (
-    LARGEST,
-    LONGEST,
-    MOST,
+    MAX_DURATION_S,
+    MAX_RATE_COUNT,
+    MAX_SIZE_BYTES,
     Rate,
-    duration,
-    rate,
-    show_duration,
-    show_rate,
-    show_size,
-    size,
+    format_duration,
+    format_rate,
+    format_size,
+    parse_duration,
+    parse_rate,
+    parse_size,
 )
 
 
@@ -26,7 +26,7 @@ from gateway.config.types.units import (
     ],
 )  # fmt: skip
 def test_a_duration_is_seconds(text: str, seconds: float):
-    assert duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_duration_is_seconds(text: str, seconds: float):
     ],
 )  # fmt: skip
 def test_a_size_is_bytes(text: str, count: int):
-    assert size(text) == count
+    assert parse_size(text) == count
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_size_is_bytes(text: str, count: int):
 )  # fmt: skip
 def test_what_is_no_duration_says_what_to_write(text: str, hint: str):
     with pytest.raises(ValueError, match=hint):
-        duration(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize(
@@ -61,26 +61,26 @@ def test_what_is_no_duration_says_what_to_write(text: str, hint: str):
 )  # fmt: skip
 def test_what_is_no_size_says_what_to_write(text: str, hint: str):
     with pytest.raises(ValueError, match=hint):
-        size(text)
+        parse_size(text)
 
 
-@given(st.integers(0, LONGEST * 1_000_000))
+@given(st.integers(0, MAX_DURATION_S * 1_000_000))
 @settings(deadline=None)
 def test_a_shown_duration_reads_as_the_same(micros: int):
     seconds = micros / 1_000_000
-    assert duration(show_duration(seconds)) == seconds
+    assert parse_duration(format_duration(seconds)) == seconds
 
 
-@given(st.integers(0, LARGEST))
+@given(st.integers(0, MAX_SIZE_BYTES))
 @settings(deadline=None)
 def test_a_shown_size_reads_as_the_same(count: int):
-    assert size(show_size(count)) == count
+    assert parse_size(format_size(count)) == count
 
 
 @given(st.text(max_size=20))
 @settings(deadline=None)
 def test_any_text_is_a_quantity_or_a_value_error(text: str):
-    for read in (duration, size):
+    for read in (parse_duration, parse_size):
         try:
             assert read(text) >= 0
         except ValueError as error:
@@ -92,7 +92,7 @@ def test_any_text_is_a_quantity_or_a_value_error(text: str):
     [("20/s", Rate(20, 1.0)), ("100/m", Rate(100, 60.0)), ("1/h", Rate(1, 3600.0))],
 )
 def test_a_rate_is_so_many_in_a_time(text: str, meant: Rate):
-    assert rate(text) == meant and show_rate(meant) == text
+    assert parse_rate(text) == meant and format_rate(meant) == text
     assert meant.count * meant.interval == pytest.approx(meant.seconds)
 
 
@@ -102,10 +102,10 @@ def test_a_rate_is_so_many_in_a_time(text: str, meant: Rate):
         ("20", "such as 20/s"), ("20/", "such as 20/s"), ("-1/s", "such as 20/s"), ("", "20/s"),
         ("1.5/s", "such as 20/s"), ("20/2s", "such as 20/s"), ("20 / s", "'20/s'"),
         ("20/S", "'20/s'"), ("20/minute", "'20/m'"), ("20/d", "one of s, m, h"),
-        ("0/s", "1/s to"), (f"{MOST + 1}/h", "1/h to"), ("20/s\n", "such as 20/s"),
+        ("0/s", "1/s to"), (f"{MAX_RATE_COUNT + 1}/h", "1/h to"), ("20/s\n", "such as 20/s"),
         ("\u0665/s", "such as 20/s"),
     ],
 )  # fmt: skip
 def test_what_is_no_rate_says_what_to_write(text: str, hint: str):
     with pytest.raises(ValueError, match=hint):
-        rate(text)
+        parse_rate(text)

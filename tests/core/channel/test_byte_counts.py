@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
-from support.one_client import TP, client_of, write
+from support.single_client import TP, create_client, write_records
 
-from gateway.core.channel.byte_counts import Counted, Ledger
-from gateway.core.log.position import Place
-from gateway.hub.wires.gzip import Gzip
-from gateway.hub.wires.sse import Sse
-from gateway.wire.crc import Sum
+from gateway.core.channel.byte_counts import ByteCounts, CountedBytes
+from gateway.core.log.position import PartitionPosition
+from gateway.hub.wires.gzip import GzipWire
+from gateway.hub.wires.sse import SseWire
+from gateway.wire.crc import Crc32Sum
 
 
-def counted(data: bytes) -> Counted:
-    return Counted.of(b"on the wire", Sum.of(data))
+def count_bytes(data: bytes) -> CountedBytes:
+    return CountedBytes.create(b"on the wire", Crc32Sum.from_bytes(data))
 
 
 def test_rides_and_pieces_of_ones_own_are_put_together_in_order():
-    ledger = Ledger()
-    ledger.add([counted(b"begin "), b"", counted(b"own ")])
-    ledger.ride(Sum.of(b"before me "))
-    ledger.stop(Sum.of(b"before me ridden "))
-    ledger.add([counted(b"own again ")])
-    ledger.ride(None)  # of a channel that has said nothing yet
-    ledger.stop(Sum.of(b"all of it"))
-    assert ledger.sum == Sum.of(b"begin own ridden own again all of it")
+    ledger = ByteCounts()
+    ledger.add([count_bytes(b"begin "), b"", count_bytes(b"own ")])
+    ledger.start_shared(Crc32Sum.from_bytes(b"before me "))
+    ledger.stop_shared(Crc32Sum.from_bytes(b"before me ridden "))
+    ledger.add([count_bytes(b"own again ")])
+    ledger.start_shared(None)  # of a channel that has said nothing yet
+    ledger.stop_shared(Crc32Sum.from_bytes(b"all of it"))
+    assert ledger.sum == Crc32Sum.from_bytes(b"begin own ridden own again all of it")
 
 
 def test_a_ride_on_which_nothing_came_is_none():
-    ledger = Ledger()
-    ledger.ride(None)
-    ledger.stop(None)
+    ledger = ByteCounts()
+    ledger.start_shared(None)
+    ledger.stop_shared(None)
     assert ledger.sum is None
-    ledger.ride(Sum.of(b"before"))
-    ledger.stop(Sum.of(b"before"))
-    assert ledger.sum == Sum()
+    ledger.start_shared(Crc32Sum.from_bytes(b"before"))
+    ledger.stop_shared(Crc32Sum.from_bytes(b"before"))
+    assert ledger.sum == Crc32Sum()
 
 
 async def test_one_whose_bytes_are_not_counted_has_no_sum():
-    client = client_of(Sse())
+    client = create_client(SseWire())
     assert client.begin()
-    write(client, b"1")
-    assert client.subscription.take(1000) and client.subscription.got is None
+    write_records(client, b"1")
+    assert client.subscription.take(1000) and client.subscription.delivered_sum is None
 
 
 async def test_one_that_stepped_aside_is_not_asked_where_it_rode():
     """Its cursor is of a chunk that is gone: nobody kept it in the ring."""
-    client = client_of(Gzip(Sse()), ring=2000)
+    client = create_client(GzipWire(SseWire()), max_ring_bytes=2000)
     subscription = client.subscription
-    subscription.add(counted(b"begin"))
-    subscription.part({TP: Place(0, 0)})
+    subscription.count_private(count_bytes(b"begin"))
+    subscription.read_privately({TP: PartitionPosition(0, 0)})
     subscription.close()
     for n in range(100):
-        write(client, b"%d" % n)
-    assert subscription.channel.first > subscription.cursor
-    subscription.add(counted(b"own"))
-    assert subscription.got == Sum.of(b"beginown")
+        write_records(client, b"%d" % n)
+    assert subscription.channel.first_seq > subscription.next_seq
+    subscription.count_private(count_bytes(b"own"))
+    assert subscription.delivered_sum == Crc32Sum.from_bytes(b"beginown")

@@ -6,34 +6,36 @@ from typing import Any
 import pytest
 
 from gateway.core.channel.conditions import Condition
-from gateway.core.channel.exact_json import number_of
+from gateway.core.channel.exact_json import parse_number
 
 
-def bound(**bounds: str) -> Condition:
-    made = {name: number_of(text) for name, text in bounds.items()}
+def build_bounds(**bounds: str) -> Condition:
+    made = {name: parse_number(text) for name, text in bounds.items()}
     return Condition(bounds=tuple((name, at) for name, at in made.items() if at is not None))
 
 
-def holds(condition: Condition, *found: bytes | None) -> bool:
-    return condition.any_of(found)
+def matches_any(condition: Condition, *found: bytes | None) -> bool:
+    return condition.matches_any(found)
 
 
 def test_any_text_of_a_list_will_do():
     listed = Condition(one_of=("a", "b"))
-    assert holds(listed, b"a") and holds(listed, b"x", b"b")
-    assert not holds(listed, b"ab") and not holds(listed) and not holds(listed, None)
+    assert matches_any(listed, b"a") and matches_any(listed, b"x", b"b")
+    assert (
+        not matches_any(listed, b"ab") and not matches_any(listed) and not matches_any(listed, None)
+    )
 
 
 def test_a_prefix_is_of_the_bytes():
-    assert holds(Condition(prefix="\u00e9"), "\u00e9t\u00e9".encode())
-    assert holds(Condition(prefix="a"), b"a\xff\xfe")
-    assert not holds(Condition(prefix="a"), b"ba")
-    assert holds(Condition(prefix=""), b"") and not holds(Condition(prefix=""))
+    assert matches_any(Condition(prefix="\u00e9"), "\u00e9t\u00e9".encode())
+    assert matches_any(Condition(prefix="a"), b"a\xff\xfe")
+    assert not matches_any(Condition(prefix="a"), b"ba")
+    assert matches_any(Condition(prefix=""), b"") and not matches_any(Condition(prefix=""))
 
 
 def test_presence_is_of_null_too():
-    assert holds(Condition(exists=True), None) and not holds(Condition(exists=True))
-    assert holds(Condition(exists=False)) and not holds(Condition(exists=False), None)
+    assert matches_any(Condition(exists=True), None) and not matches_any(Condition(exists=True))
+    assert matches_any(Condition(exists=False)) and not matches_any(Condition(exists=False), None)
 
 
 @pytest.mark.parametrize(
@@ -52,36 +54,40 @@ def test_a_range_is_of_numbers_exactly(
     bounds: dict[str, str], inside: list[bytes], outside: list[bytes]
 ):
     for text in inside:
-        assert holds(bound(**bounds), text), text
+        assert matches_any(build_bounds(**bounds), text), text
     for text in outside:
-        assert not holds(bound(**bounds), text), text
+        assert not matches_any(build_bounds(**bounds), text), text
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"a", b"NaN", b"0x1", b" 1", b"1\n", b"\xff", b"\xd9\xa1", b"true"]
 )
 def test_text_that_is_no_number_is_in_no_range(text: bytes):
-    assert not holds(bound(gte="-1e9"), text)
-    assert not holds(bound(lt="1e9"), text)
+    assert not matches_any(build_bounds(gte="-1e9"), text)
+    assert not matches_any(build_bounds(lt="1e9"), text)
 
 
 def test_all_that_is_given_must_hold():
     both = Condition(one_of=("10", "20", "x"), prefix="1", bounds=(("gt", 5),))
-    assert holds(both, b"10")
-    assert not holds(both, b"20") and not holds(both, b"x") and not holds(both, b"15")
-    assert not holds(both, b"x", b"20"), "one of them must do for all"
+    assert matches_any(both, b"10")
+    assert (
+        not matches_any(both, b"20")
+        and not matches_any(both, b"x")
+        and not matches_any(both, b"15")
+    )
+    assert not matches_any(both, b"x", b"20"), "one of them must do for all"
 
 
 def test_equal_conditions_are_equal_values_with_the_same_text():
     """The text is what a token knows the view by."""
     for one, other in (
         (Condition(one_of=("b", "a", "b")), Condition(one_of=("a", "b"))),
-        (bound(gt="10", lt="2e1"), bound(lt="20.0", gt="10")),
+        (build_bounds(gt="10", lt="2e1"), build_bounds(lt="20.0", gt="10")),
         (Condition(prefix="a", exists=True), Condition(prefix="a")),
-        (bound(gt="0.10"), Condition(bounds=(("gt", Decimal("1e-1")),))),
+        (build_bounds(gt="0.10"), Condition(bounds=(("gt", Decimal("1e-1")),))),
     ):
         assert one == other and hash(one) == hash(other) and repr(one) == repr(other)
-    assert bound(gt="1") != bound(gte="1")
+    assert build_bounds(gt="1") != build_bounds(gte="1")
     assert Condition(exists=True) != Condition(exists=False)
 
 

@@ -5,77 +5,88 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.filtering import records, some_filters
-from support.rendering import Rendering
+from support.filter_strategies import filter_lists, records
+from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel import channel as channels
 from gateway.core.channel.channel import Channel
-from gateway.core.channel.dispatcher import MOST_TURNS, Spread
+from gateway.core.channel.dispatcher import MAX_UPDATES, ChannelDispatcher
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.log import tail as tails
-from gateway.core.log.partition_log import Log
-from gateway.core.log.position import Place, Position
-from gateway.core.log.record import Entry, Fault, Gap, Ready, Reason, Record, Skip, TopicPartition
+from gateway.core.log.partition_log import PartitionLog
+from gateway.core.log.position import PartitionPosition, Position
+from gateway.core.log.record import (
+    Entry,
+    Fault,
+    Gap,
+    GapReason,
+    Ready,
+    Record,
+    Skip,
+    TopicPartition,
+)
 from gateway.core.log.tail import Tail
-from gateway.core.token.resume_token import decode
+from gateway.core.token.resume_token import parse_token
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 EVERYTHING = Filters()
 
 
-class Lines(Rendering):
+class RecordingEncoder(PerEventEncoder):
     """Says what it is asked for a head of."""
 
-    def __init__(self, ready: bool = True) -> None:
-        self.asked: list[Entry] = []
-        self.ready = ready
+    def __init__(self, encodes_ready: bool = True) -> None:
+        self.encoded_entries: list[Entry] = []
+        self.encodes_ready = encodes_ready
 
-    def head(self, entry: Entry) -> bytes | None:
-        self.asked.append(entry)
-        if type(entry) is Skip or (type(entry) is Ready and not self.ready):
+    def encode_entry(self, entry: Entry) -> bytes | None:
+        self.encoded_entries.append(entry)
+        if type(entry) is Skip or (type(entry) is Ready and not self.encodes_ready):
             return None
         return f"{type(entry).__name__} {entry.tp.partition} {entry.offset}".encode()
 
-    def position(self) -> bytes:
+    def encode_position(self) -> bytes:
         return b"position"
 
-    def end(self, token: bytes | None) -> bytes:
+    def encode_event_end(self, token: bytes | None) -> bytes:
         if token is None:
             return b"\n"
-        return (f" -> {decode(token.decode()).topics[0].offsets}\n").encode()
+        return (f" -> {parse_token(token.decode()).topics[0].offsets}\n").encode()
 
 
-class Follower:
-    cursor = 0
-    fell: Position | None = None
+class FakeFollower:
+    next_seq = 0
+    fallen_position: Position | None = None
 
     def wake(self) -> None: ...
 
-    def fall(
+    def fall_behind(
         self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
     ) -> None:
-        self.fell = position
+        self.fallen_position = position
 
 
-def opened() -> Tail:
-    logs = [Log(tp, 1 << 20, 60.0) for tp in (A, B)]
+def build_tail() -> Tail:
+    logs = [PartitionLog(tp, 1 << 20, 60.0) for tp in (A, B)]
     for log in logs:
         log.open(0, 0)
     return Tail("cluster", logs, {"orders": "id"})
 
 
-def followed(channel: Channel) -> Channel:
-    channel.followers.add(Follower())
+def add_follower(channel: Channel) -> Channel:
+    channel.followers.add(FakeFollower())
     return channel
 
 
-def channel_of(tail: Tail, filters: Filters, encoder: Lines | None = None) -> Channel:
+def build_channel(tail: Tail, filters: Filters, encoder: RecordingEncoder | None = None) -> Channel:
     accepts = filters.matches if filters.filters else None
-    made = Channel(tail, b"view-", encoder or Lines(), accepts, fails=["orders"])
-    return followed(made)
+    made = Channel(
+        tail, b"view-", encoder or RecordingEncoder(), accepts, failing_topics=["orders"]
+    )
+    return add_follower(made)
 
 
-def by_key(key: bytes) -> Filters:
+def build_key_filters(key: bytes) -> Filters:
     return Filters((Filter(key=key),))
 
 
@@ -83,9 +94,9 @@ def record(tp: TopicPartition, offset: int, key: bytes | None) -> Record:
     return Record(tp, offset, 0, 0, key, b"v")
 
 
-def kinds(tp: TopicPartition) -> st.SearchStrategy[Entry]:
+def entry_strategy(tp: TopicPartition) -> st.SearchStrategy[Entry]:
     """Whatever may happen to a partition; offsets are put right by `turned`."""
-    gap = st.sampled_from([Reason.RETENTION, Reason.SKIPPED, Reason.CORRUPT])
+    gap = st.sampled_from([GapReason.RETENTION, GapReason.SKIPPED, GapReason.CORRUPT])
     return st.one_of(
         records.map(lambda record: record._replace(tp=tp)),
         records.map(lambda record: record._replace(tp=tp)),
@@ -96,40 +107,42 @@ def kinds(tp: TopicPartition) -> st.SearchStrategy[Entry]:
     )
 
 
-def turned(entries: list[Entry], nexts: dict[TopicPartition, int]) -> list[Entry]:
+def assign_offsets(entries: list[Entry], nexts: dict[TopicPartition, int]) -> list[Entry]:
     made = []
     for entry in entries:
         at = nexts[entry.tp]
         if type(entry) is Record:
             made.append(entry._replace(offset=at))
         else:
-            made.append(entry._replace(offset=at, next=at + entry.next))
+            made.append(entry._replace(offset=at, next=at + entry.next_offset))
         nexts[entry.tp] = made[-1].next
     return made
 
 
-turns = st.lists(st.lists(kinds(A) | kinds(B), max_size=8), min_size=1, max_size=4)
+turns = st.lists(
+    st.lists(entry_strategy(A) | entry_strategy(B), max_size=8), min_size=1, max_size=4
+)
 
 
-@given(st.lists(some_filters, max_size=6), turns, st.booleans())
+@given(st.lists(filter_lists, max_size=6), turns, st.booleans())
 def test_what_a_channel_is_told_is_what_it_sees_when_it_looks_at_every_entry_itself(
     filters: list[Filters], turns: list[list[Entry]], exact: bool
 ):
     """Bytes, ids, and whether it ends; where ids come in batches too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tails, "EXACT_TOKEN", 512 if exact else 0)
-        patch.setattr(tails, "MARK", 300)
-        patch.setattr(channels, "ID_BYTES", 30)
-        tail = opened()
-        spread = Spread(tail)
-        encoders = [Lines(), Lines(ready=False)]
+        patch.setattr(tails, "MAX_EXACT_TOKEN_CHARS", 512 if exact else 0)
+        patch.setattr(tails, "TOKEN_INTERVAL_BYTES", 300)
+        patch.setattr(channels, "MAX_BYTES_WITHOUT_ID", 30)
+        tail = build_tail()
+        spread = ChannelDispatcher(tail)
+        encoders = [RecordingEncoder(), RecordingEncoder(encodes_ready=False)]
         pairs = []
         for n, each in enumerate(filters):
-            pairs.append([channel_of(tail, each, encoders[n % 2]) for _ in range(2)])
+            pairs.append([build_channel(tail, each, encoders[n % 2]) for _ in range(2)])
             spread.add(pairs[-1][0], each)
         nexts = {A: 0, B: 0}
         for entries in turns:
-            turn = tail.turn(turned(entries, nexts), 1)
+            turn = tail.apply_entries(assign_offsets(entries, nexts), 1)
             told = spread.publish(turn)
             for mine, other in pairs:
                 chunk, seen = other.publish(turn), told.count(mine)
@@ -142,80 +155,92 @@ def test_what_a_channel_is_told_is_what_it_sees_when_it_looks_at_every_entry_its
 
 
 def test_a_record_is_encoded_once_for_all_who_see_it_and_for_nobody_else_at_all():
-    tail, encoder = opened(), Lines()
-    spread = Spread(tail)
+    tail, encoder = build_tail(), RecordingEncoder()
+    spread = ChannelDispatcher(tail)
     either = Filters((Filter(key=b"odd"), Filter(key=b"even")))
-    told = [channel_of(tail, filters, encoder) for filters in (by_key(b"odd"), either)]
-    for channel, filters in zip(told, (by_key(b"odd"), either), strict=True):
+    told = [
+        build_channel(tail, filters, encoder) for filters in (build_key_filters(b"odd"), either)
+    ]
+    for channel, filters in zip(told, (build_key_filters(b"odd"), either), strict=True):
         spread.add(channel, filters)
     sees = record(A, 0, b"odd")
-    assert spread.publish(tail.turn([sees, record(A, 1, b"none")], 1)) == told
-    assert encoder.asked == [sees]
+    assert spread.publish(tail.apply_entries([sees, record(A, 1, b"none")], 1)) == told
+    assert encoder.encoded_entries == [sees]
 
 
 def test_a_channel_that_nobody_follows_is_told_nothing():
-    tail = opened()
-    spread = Spread(tail)
-    for filters in (EVERYTHING, by_key(b"k")):
-        channel = channel_of(tail, filters)
+    tail = build_tail()
+    spread = ChannelDispatcher(tail)
+    for filters in (EVERYTHING, build_key_filters(b"k")):
+        channel = build_channel(tail, filters)
         channel.followers.clear()
         spread.add(channel, filters)
-    assert spread.publish(tail.turn([record(A, 0, b"k")], 1)) == []
+    assert spread.publish(tail.apply_entries([record(A, 0, b"k")], 1)) == []
 
 
 def test_what_was_removed_is_told_nothing_and_holds_nothing():
-    tail = opened()
-    spread = Spread(tail)
-    for filters in (EVERYTHING, by_key(b"k")):
-        channel = channel_of(tail, filters)
+    tail = build_tail()
+    spread = ChannelDispatcher(tail)
+    for filters in (EVERYTHING, build_key_filters(b"k")):
+        channel = build_channel(tail, filters)
         spread.add(channel, filters)
-        assert spread.publish(tail.turn([record(A, tail.seq, b"k")], 1)) == [channel]
+        assert spread.publish(tail.apply_entries([record(A, tail.seq, b"k")], 1)) == [channel]
         spread.remove(channel)
-        assert (channel.bytes, channel.head - channel.first) == (0, 0)
-        assert spread.publish(tail.turn([record(A, tail.seq, b"k")], 1)) == []
+        assert (channel.bytes, channel.next_seq - channel.first_seq) == (0, 0)
+        assert spread.publish(tail.apply_entries([record(A, tail.seq, b"k")], 1)) == []
 
 
 def test_turns_are_bounded_and_whoever_holds_older_chunks_lets_go_of_them_first():
-    tail = opened()
-    spread = Spread(tail)
-    own, all_, idle = by_key(b"k"), channel_of(tail, EVERYTHING), channel_of(tail, by_key(b"x"))
-    mine = channel_of(tail, own)
-    for channel, filters in ((mine, own), (all_, EVERYTHING), (idle, by_key(b"x"))):
+    tail = build_tail()
+    spread = ChannelDispatcher(tail)
+    own, all_, idle = (
+        build_key_filters(b"k"),
+        build_channel(tail, EVERYTHING),
+        build_channel(tail, build_key_filters(b"x")),
+    )
+    mine = build_channel(tail, own)
+    for channel, filters in ((mine, own), (all_, EVERYTHING), (idle, build_key_filters(b"x"))):
         spread.add(channel, filters)
-    spread.publish(tail.turn([record(A, 0, b"k")], 1))
-    assert spread.announce(idle)
-    for offset in range(1, MOST_TURNS + 3):
-        spread.publish(tail.turn([Skip(A, offset, offset + 1, 0)], 1))
-    assert tail.seq - tail.oldest == MOST_TURNS
+    spread.publish(tail.apply_entries([record(A, 0, b"k")], 1))
+    assert spread.announce_position(idle)
+    for offset in range(1, MAX_UPDATES + 3):
+        spread.publish(tail.apply_entries([Skip(A, offset, offset + 1, 0)], 1))
+    assert tail.seq - tail.oldest_seq == MAX_UPDATES
     for channel in (mine, all_, idle):
-        assert channel.head == 1 and channel.first == 1
+        assert channel.next_seq == 1 and channel.first_seq == 1
         (follower,) = channel.followers
         assert follower.fell is not None
-    assert next(iter(mine.followers)).fell == {A: Place(0, 0), B: Place(0, 0)}
-    assert next(iter(idle.followers)).fell == {A: Place(1, 0), B: Place(0, 0)}
+    assert next(iter(mine.followers)).fell == {
+        A: PartitionPosition(0, 0),
+        B: PartitionPosition(0, 0),
+    }
+    assert next(iter(idle.followers)).fell == {
+        A: PartitionPosition(1, 0),
+        B: PartitionPosition(0, 0),
+    }
 
 
 def test_a_tail_that_has_turned_before_is_trimmed_alike():
-    tail = opened()
+    tail = build_tail()
     for offset in range(5):
-        tail.turn([Skip(A, offset, offset + 1, 0)], 1)
-    spread = Spread(tail)
-    channel = followed(Channel(tail, b"view-", Lines(), max_bytes=1 << 24))
+        tail.apply_entries([Skip(A, offset, offset + 1, 0)], 1)
+    spread = ChannelDispatcher(tail)
+    channel = add_follower(Channel(tail, b"view-", RecordingEncoder(), max_bytes=1 << 24))
     spread.add(channel, EVERYTHING)
-    for offset in range(5, MOST_TURNS + 10):
-        spread.publish(tail.turn([record(A, offset, None)], 1))
-    assert tail.seq - tail.oldest == MOST_TURNS
-    assert channel.head - channel.first == MOST_TURNS
-    assert channel.oldest[A] == Place(tail.oldest, 0)
+    for offset in range(5, MAX_UPDATES + 10):
+        spread.publish(tail.apply_entries([record(A, offset, None)], 1))
+    assert tail.seq - tail.oldest_seq == MAX_UPDATES
+    assert channel.next_seq - channel.first_seq == MAX_UPDATES
+    assert channel.oldest_position[A] == PartitionPosition(tail.oldest_seq, 0)
 
 
 def test_idle_clients_hear_of_the_position_once():
-    tail = opened()
-    spread = Spread(tail)
-    channel = channel_of(tail, by_key(b"k"))
-    spread.add(channel, by_key(b"k"))
-    assert not spread.announce(channel)
-    spread.publish(tail.turn([record(A, 0, b"x")], 1))
-    assert spread.announce(channel)
-    assert channel.chunk(0).data == b"position -> [1, 0]\n"
-    assert not spread.announce(channel)
+    tail = build_tail()
+    spread = ChannelDispatcher(tail)
+    channel = build_channel(tail, build_key_filters(b"k"))
+    spread.add(channel, build_key_filters(b"k"))
+    assert not spread.announce_position(channel)
+    spread.publish(tail.apply_entries([record(A, 0, b"x")], 1))
+    assert spread.announce_position(channel)
+    assert channel.get_chunk(0).data == b"position -> [1, 0]\n"
+    assert not spread.announce_position(channel)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.channel.exact_json import canonical, number_of, reread
+from gateway.core.channel.exact_json import normalize_number, parse_exact, parse_number
 
 numerals = st.from_regex(
     r"-?(0|[1-9][0-9]{0,45})(\.[0-9]{1,30})?([eE][-+]?[0-9]{1,3})?", fullmatch=True
@@ -17,14 +17,18 @@ numerals = st.from_regex(
 
 def test_numbers_are_read_as_they_are_written():
     data = b'{"a": [1.50, -0, 18446744073709551617], "b": "1.50", "c": 1E5}'
-    assert reread(data) == {"a": ["1.50", "-0", "18446744073709551617"], "b": "1.50", "c": "1E5"}
-    again = orjson.dumps(reread(data, orjson.Fragment))
+    assert parse_exact(data) == {
+        "a": ["1.50", "-0", "18446744073709551617"],
+        "b": "1.50",
+        "c": "1E5",
+    }
+    again = orjson.dumps(parse_exact(data, orjson.Fragment))
     assert again == b'{"a":[1.50,-0,18446744073709551617],"b":"1.50","c":1E5}'
 
 
 @given(numerals)
 def test_a_numeral_is_its_number_exactly(text: str):
-    number = number_of(text)
+    number = parse_number(text)
     assert number is not None
     assert json.loads(text, parse_float=Decimal, parse_int=Decimal) == number
 
@@ -35,21 +39,21 @@ def test_a_numeral_is_its_number_exactly(text: str):
      "1e", "\u0661", "1e" + "9" * 30],
 )  # fmt: skip
 def test_what_json_has_not_as_a_number_is_none(text: str):
-    assert number_of(text) is None
+    assert parse_number(text) is None
 
 
 @given(st.integers(-(10**50), 10**50).filter(bool), st.integers(-60, 60), st.integers(0, 9))
 def test_equal_numbers_are_one_value_however_they_are_written(
     digits: int, exponent: int, zeros: int
 ):
-    number = number_of(f"{digits}e{exponent}")
-    wider = number_of(f"{digits}{'0' * zeros}e{exponent - zeros}")
+    number = parse_number(f"{digits}e{exponent}")
+    wider = parse_number(f"{digits}{'0' * zeros}e{exponent - zeros}")
     assert number is not None and wider is not None
-    assert canonical(number) == canonical(wider) == number
-    assert repr(canonical(number)) == repr(canonical(wider))
+    assert normalize_number(number) == normalize_number(wider) == number
+    assert repr(normalize_number(number)) == repr(normalize_number(wider))
 
 
 def test_an_int_of_any_length_is_kept_whole():
     for digits in (1, 39, 40, 41, 400):
-        assert canonical(10**digits + 7) == 10**digits + 7
-        assert repr(canonical(10**digits)) == repr(canonical(Decimal(f"1e{digits}")))
+        assert normalize_number(10**digits + 7) == 10**digits + 7
+        assert repr(normalize_number(10**digits)) == repr(normalize_number(Decimal(f"1e{digits}")))

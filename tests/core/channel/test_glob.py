@@ -6,7 +6,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.channel.glob import fits
+from gateway.core.channel.glob import matches_glob
 
 names = st.text("ab.", max_size=8)
 patterns = st.text("ab.*", max_size=8)
@@ -15,11 +15,11 @@ patterns = st.text("ab.*", max_size=8)
 @given(patterns, names)
 def test_a_star_stands_for_any_text_and_all_else_for_itself(pattern: str, name: str):
     regex = ".*".join(map(re.escape, pattern.split("*")))
-    assert fits(pattern, name) == (re.fullmatch(regex, name, re.DOTALL) is not None)
+    assert matches_glob(pattern, name) == (re.fullmatch(regex, name, re.DOTALL) is not None)
 
 
 def test_many_stars_do_not_take_long():
     """As a regular expression this takes longer than anyone waits."""
     before = time.process_time()
-    assert not fits("*a" * 120 + "b", "a" * 249)
+    assert not matches_glob("*a" * 120 + "b", "a" * 249)
     assert time.process_time() - before < 1

@@ -1,99 +1,99 @@
 from __future__ import annotations
 
-from support.keyed import PARTITIONS, Topic
+from support.snapshot_model import PARTITIONS, KeyedTopic
 
-from gateway.core.client.catch_up import QUANTUM, CatchUp
-from gateway.core.client.private_positions import Own
-from gateway.core.client.read_buffer import Backlog
-from gateway.core.client.shared_cursor import Ride
-from gateway.core.client.write_batch import Portion
-from gateway.core.log.position import UNVERIFIED, Place
-from gateway.core.log.record import Gap, Reason
+from gateway.core.client.catch_up import QUANTUM_BYTES, CatchUp
+from gateway.core.client.private_positions import PrivatePositions
+from gateway.core.client.read_buffer import ReadBuffer
+from gateway.core.client.shared_cursor import SharedCursor
+from gateway.core.client.write_batch import WriteBatch
+from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
+from gateway.core.log.record import Gap, GapReason
 
 A, B = PARTITIONS
 
 
-class Reader:
+class PrivateReader:
     """One that reads both partitions from their first record."""
 
-    def __init__(self, topic: Topic, credit: int | None = None) -> None:
-        self.ride = Ride(topic.channel, credit=credit)
-        self.own = Own(self.ride)
-        self.catch_up = CatchUp(self.ride, self.own, Backlog(self.ride))
+    def __init__(self, topic: KeyedTopic, credit: int | None = None) -> None:
+        self.cursor = SharedCursor(topic.channel, credit=credit)
+        self.positions = PrivatePositions(self.cursor)
+        self.catch_up = CatchUp(self.cursor, self.positions, ReadBuffer(self.cursor))
         for tp in PARTITIONS:
-            self.own.put(tp, Place(0))
+            self.positions.put(tp, PartitionPosition(0))
 
-    def read(self, budget: int = 1 << 20) -> list[str]:
-        portion = Portion(self.ride, self.own, budget)
-        self.catch_up.read(portion)
-        portion.render()
+    def read_lines(self, budget: int = 1 << 20) -> list[str]:
+        portion = WriteBatch(self.cursor, self.positions, budget)
+        self.catch_up.read_into(portion)
+        portion.flush_events()
         return b"".join(portion.pieces).decode().splitlines()
 
 
-def topic_of(first: int, second: int) -> Topic:
-    topic = Topic()
+def build_topic(first: int, second: int) -> KeyedTopic:
+    topic = KeyedTopic()
     for p, count in ((0, first), (1, second)):
         for _ in range(count):
-            topic.write(p, b"a")
+            topic.write_record(p, b"a")
     return topic
 
 
 def test_a_long_partition_does_not_hold_up_a_short_one():
-    reader = Reader(topic_of(QUANTUM // 10, 1))
-    took = reader.read(2 * QUANTUM)
+    reader = PrivateReader(build_topic(QUANTUM_BYTES // 10, 1))
+    took = reader.read_lines(2 * QUANTUM_BYTES)
     assert [line.split()[1] for line in took].index("1") < len(took) - 1
-    assert A in reader.own and B not in reader.own
+    assert A in reader.positions and B not in reader.positions
 
 
 def test_the_next_turn_is_of_the_one_that_had_none():
-    reader = Reader(topic_of(1000, 1000))
-    first = {line.split()[1] for line in reader.read(1)}
-    second = {line.split()[1] for line in reader.read(1)}
+    reader = PrivateReader(build_topic(1000, 1000))
+    first = {line.split()[1] for line in reader.read_lines(1)}
+    second = {line.split()[1] for line in reader.read_lines(1)}
     assert (first, second) == ({"0"}, {"1"})
 
 
 def test_a_partition_that_stands_where_the_tail_does_is_given_back():
-    reader = Reader(topic_of(2, 0))
-    assert reader.read() == ["record 0 0 -> 1 0", "record 0 1 -> 2 0"]
-    assert reader.own == {}
+    reader = PrivateReader(build_topic(2, 0))
+    assert reader.read_lines() == ["record 0 0 -> 1 0", "record 0 1 -> 2 0"]
+    assert reader.positions == {}
 
 
 def test_one_that_is_conflated_is_sent_the_latest_until_it_rides():
-    topic = topic_of(3, 2)
-    reader = Reader(topic)
+    topic = build_topic(3, 2)
+    reader = PrivateReader(topic)
     reader.catch_up.conflate([A])
-    assert reader.read() == ["record 0 2", "record 1 0", "record 1 1 -> 3 2"]
-    reader.own.put(A, Place(1))
-    assert reader.read() == ["record 0 1 -> 2 2", "record 0 2 -> 3 2"]
+    assert reader.read_lines() == ["record 0 2", "record 1 0", "record 1 1 -> 3 2"]
+    reader.positions.put(A, PartitionPosition(1))
+    assert reader.read_lines() == ["record 0 1 -> 2 2", "record 0 2 -> 3 2"]
 
 
 def test_what_no_log_holds_is_lacking_where_it_may_be_read():
-    topic = Topic(cache=1)
+    topic = KeyedTopic(max_log_bytes=1)
     for _ in range(3):
-        topic.write(0, b"a")
-    reader = Reader(topic)
-    assert reader.catch_up.lacks(A, Place(0))
-    assert not reader.catch_up.lacks(A, Place(3))
-    assert not reader.catch_up.lacks(A, Place(0, 0, UNVERIFIED))
-    assert not reader.catch_up.lacks(A, Place(None))
+        topic.write_record(0, b"a")
+    reader = PrivateReader(topic)
+    assert reader.catch_up.needs_backfill(A, PartitionPosition(0))
+    assert not reader.catch_up.needs_backfill(A, PartitionPosition(3))
+    assert not reader.catch_up.needs_backfill(A, PartitionPosition(0, 0, UNVERIFIED_LINEAGE))
+    assert not reader.catch_up.needs_backfill(A, PartitionPosition(None))
 
 
 def test_a_place_of_a_log_that_went_back_waits_until_that_is_in_the_log_here():
     """It was held against what the shared read had just seen, and then read from the log as
     that still was: the client got the old topic's records again, and its gap twice."""
-    topic = topic_of(2, 1)
-    reader = Reader(topic)
-    reader.own.put(A, Place(0, 0, lineage=1))
-    assert [line.split()[1] for line in reader.read()] == ["1"]
-    gap = Gap(A, 2, 0, 1, Reason.RECREATED)
+    topic = build_topic(2, 1)
+    reader = PrivateReader(topic)
+    reader.positions.put(A, PartitionPosition(0, 0, lineage=1))
+    assert [line.split()[1] for line in reader.read_lines()] == ["1"]
+    gap = Gap(A, 2, 0, 1, GapReason.RECREATED)
     topic.logs[A].append(gap, 0.0)
-    topic.tail.turn([gap], 1)
-    assert reader.read() == []
-    assert reader.own == {}
+    topic.tail.apply_entries([gap], 1)
+    assert reader.read_lines() == []
+    assert reader.positions == {}
 
 
 def test_without_credit_nothing_is_read():
-    topic = topic_of(3, 0)
-    reader = Reader(topic, credit=2)
-    assert len(reader.read()) == 2
-    assert reader.read() == [] and reader.own[A].offset == 2
+    topic = build_topic(3, 0)
+    reader = PrivateReader(topic, credit=2)
+    assert len(reader.read_lines()) == 2
+    assert reader.read_lines() == [] and reader.positions[A].offset == 2

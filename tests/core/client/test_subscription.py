@@ -3,66 +3,68 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.rendering import Rendering
+from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.channel import Channel
-from gateway.core.channel.dispatcher import Spread
+from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
-from gateway.core.channel.rings import Rings
-from gateway.core.client.slow_client import SlowClient
+from gateway.core.channel.ring_budget import RingBudget
+from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
-from gateway.core.log.partition_log import Log
-from gateway.core.log.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
-from gateway.core.log.record import Entry, Gap, Ready, Reason, Record, Skip, TopicPartition
+from gateway.core.log.partition_log import PartitionLog
+from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
+from gateway.core.log.record import Entry, Gap, GapReason, Ready, Record, Skip, TopicPartition
 from gateway.core.log.tail import Tail
-from gateway.core.token.resume_token import decode
+from gateway.core.token.resume_token import parse_token
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
-class Lines(Rendering):
+class OffsetsEncoder(PerEventEncoder):
     """One line an event: what it is, and the offsets of its id."""
 
-    def head(self, entry: Entry) -> bytes | None:
+    def encode_entry(self, entry: Entry) -> bytes | None:
         if type(entry) is Skip or type(entry) is Ready:
             return None
         name = b"gap" if type(entry) is Gap else b"record"
         return b"%b %d %d" % (name, entry.tp.partition, entry.offset)
 
-    def position(self) -> bytes:
+    def encode_position(self) -> bytes:
         return b"position"
 
-    def end(self, token: bytes | None) -> bytes:
+    def encode_event_end(self, token: bytes | None) -> bytes:
         if token is None:
             return b"\n"
-        offsets = decode(token.decode()).topics[0].offsets
+        offsets = parse_token(token.decode()).topics[0].offsets
         return (" -> " + " ".join(map(str, offsets)) + "\n").encode()
 
 
-class Gateway:
+class TailFixture:
     """A tail of two partitions from 0 on, and one channel."""
 
     def __init__(self, ring: int = 1 << 20, cache: int = 1 << 20, **channel: Any) -> None:
-        self.logs = {tp: Log(tp, cache, 60.0) for tp in (A, B)}
+        self.logs = {tp: PartitionLog(tp, cache, 60.0) for tp in (A, B)}
         self.tail = Tail("cluster", self.logs.values(), {"orders": "id"})
-        self.channel = Channel(self.tail, b"view-", Lines(), max_bytes=ring, **channel)
-        self.spread = Spread(self.tail)
+        self.channel = Channel(self.tail, b"view-", OffsetsEncoder(), max_bytes=ring, **channel)
+        self.spread = ChannelDispatcher(self.tail)
         self.spread.add(self.channel, Filters())
         for log in self.logs.values():
             log.open(0, 0)
-        self.turn(Ready(A, 0, 0, 0), Ready(B, 0, 0, 0))
+        self.apply_entries(Ready(A, 0, 0, 0), Ready(B, 0, 0, 0))
 
-    def turn(self, *entries: Entry) -> None:
+    def apply_entries(self, *entries: Entry) -> None:
         for entry in entries:
             if type(entry) is not Ready:
                 self.logs[entry.tp].append(entry, 0.0)
-        self.spread.publish(self.tail.turn(entries, 1))
+        self.spread.publish(self.tail.apply_entries(entries, 1))
 
-    def records(self, tp: TopicPartition, *offsets: int, epoch: int = 0) -> None:
+    def append_records(self, tp: TopicPartition, *offsets: int, epoch: int = 0) -> None:
         for offset in offsets:
-            self.turn(record(tp, offset, epoch))
+            self.apply_entries(record(tp, offset, epoch))
 
-    def subscribe(self, *own: tuple[TopicPartition, Place], **more: Any) -> Subscription:
+    def subscribe(
+        self, *own: tuple[TopicPartition, PartitionPosition], **more: Any
+    ) -> Subscription:
         return Subscription(self.channel, dict(own), **more)
 
 
@@ -70,224 +72,224 @@ def record(tp: TopicPartition, offset: int, epoch: int = 0) -> Record:
     return Record(tp, offset, epoch, 0, None, b"v" * 20)
 
 
-def taken(sub: Subscription, budget: int = 1 << 20) -> list[str]:
+def take_lines(sub: Subscription, budget: int = 1 << 20) -> list[str]:
     return sub.take(budget).decode().splitlines()
 
 
 def test_a_live_client_rides():
-    gateway = Gateway()
-    gateway.records(A, 0)
+    gateway = TailFixture()
+    gateway.append_records(A, 0)
     sub = gateway.subscribe()
-    gateway.records(A, 1)
-    gateway.records(B, 0)
-    assert taken(sub) == ["record 0 1 -> 2 0", "record 1 0 -> 2 1"]
+    gateway.append_records(A, 1)
+    gateway.append_records(B, 0)
+    assert take_lines(sub) == ["record 0 1 -> 2 0", "record 1 0 -> 2 1"]
 
 
 def test_one_that_resumes_behind_reads_alone_to_where_the_channel_stands_and_then_rides():
-    gateway = Gateway()
-    gateway.records(A, 0, 1, 2)
-    sub = gateway.subscribe((A, Place(1)))
-    assert taken(sub) == ["record 0 1 -> 2 0", "record 0 2 -> 3 0"]
-    assert not sub.own
-    gateway.records(A, 3)
-    assert taken(sub) == ["record 0 3 -> 4 0"]
+    gateway = TailFixture()
+    gateway.append_records(A, 0, 1, 2)
+    sub = gateway.subscribe((A, PartitionPosition(1)))
+    assert take_lines(sub) == ["record 0 1 -> 2 0", "record 0 2 -> 3 0"]
+    assert not sub.private_positions
+    gateway.append_records(A, 3)
+    assert take_lines(sub) == ["record 0 3 -> 4 0"]
 
 
 def test_one_that_resumes_ahead_waits_for_the_head_while_others_flow():
-    gateway = Gateway()
-    sub = gateway.subscribe((A, Place(2)))
-    gateway.records(A, 0)
-    gateway.records(B, 0)
-    assert taken(sub) == ["record 1 0 -> 2 1"]
-    gateway.records(A, 1, 2)
-    assert taken(sub) == ["record 0 2 -> 3 1"]
-    assert not sub.own
+    gateway = TailFixture()
+    sub = gateway.subscribe((A, PartitionPosition(2)))
+    gateway.append_records(A, 0)
+    gateway.append_records(B, 0)
+    assert take_lines(sub) == ["record 1 0 -> 2 1"]
+    gateway.append_records(A, 1, 2)
+    assert take_lines(sub) == ["record 0 2 -> 3 1"]
+    assert not sub.private_positions
 
 
 def test_an_unverified_place_is_neither_read_nor_moved():
-    gateway = Gateway()
-    gateway.records(A, 0, 1)
-    sub = gateway.subscribe((A, Place(1, 0, UNVERIFIED)))
-    gateway.records(B, 0)
-    assert taken(sub) == ["record 1 0 -> 1 1"]
-    assert sub.unverified() == [(A, Place(1, 0, UNVERIFIED))]
-    sub.verified(A, Place(1))
-    assert taken(sub) == ["record 0 1 -> 2 1"]
+    gateway = TailFixture()
+    gateway.append_records(A, 0, 1)
+    sub = gateway.subscribe((A, PartitionPosition(1, 0, UNVERIFIED_LINEAGE)))
+    gateway.append_records(B, 0)
+    assert take_lines(sub) == ["record 1 0 -> 1 1"]
+    assert sub.list_unverified() == [(A, PartitionPosition(1, 0, UNVERIFIED_LINEAGE))]
+    sub.on_verified(A, PartitionPosition(1))
+    assert take_lines(sub) == ["record 0 1 -> 2 1"]
 
 
 def test_no_id_holds_what_was_not_told():
-    gateway = Gateway()
-    sub = gateway.subscribe((A, Place(9, 0, UNVERIFIED)))
-    sub.verified(A, Place(0), Gap(A, 9, 0, 0, Reason.TRUNCATED))
-    assert decode(sub.begin()[1].decode()).topics[0].offsets == [9, 0]
-    assert taken(sub) == ["gap 0 9 -> 0 0"]
+    gateway = TailFixture()
+    sub = gateway.subscribe((A, PartitionPosition(9, 0, UNVERIFIED_LINEAGE)))
+    sub.on_verified(A, PartitionPosition(0), Gap(A, 9, 0, 0, GapReason.TRUNCATED))
+    assert parse_token(sub.begin()[1].decode()).topics[0].offsets == [9, 0]
+    assert take_lines(sub) == ["gap 0 9 -> 0 0"]
 
 
 def test_what_no_log_holds_comes_from_kafka_and_a_late_answer_does_not():
-    gateway = Gateway(cache=1)
-    gateway.records(A, 0, 1, 2)
-    sub = gateway.subscribe((A, Place(0)))
-    assert sub.lacks() == [(A, Place(0))]
-    sub.feed(A, Place(0), [record(A, 0), record(A, 1)])
-    assert taken(sub) == ["record 0 0 -> 1 0", "record 0 1 -> 2 0", "record 0 2 -> 3 0"]
-    sub.feed(A, Place(0), [record(A, 0)])
-    assert taken(sub) == []
+    gateway = TailFixture(cache=1)
+    gateway.append_records(A, 0, 1, 2)
+    sub = gateway.subscribe((A, PartitionPosition(0)))
+    assert sub.list_backfills() == [(A, PartitionPosition(0))]
+    sub.feed(A, PartitionPosition(0), [record(A, 0), record(A, 1)])
+    assert take_lines(sub) == ["record 0 0 -> 1 0", "record 0 1 -> 2 0", "record 0 2 -> 3 0"]
+    sub.feed(A, PartitionPosition(0), [record(A, 0)])
+    assert take_lines(sub) == []
 
 
 def test_who_falls_out_of_the_ring_catches_up_or_skips_or_is_let_go():
     for slow, wanted in (
-        (SlowClient.CATCH_UP, [f"record 0 {n} -> {n + 1} 0" for n in range(8)]),
-        (SlowClient.SKIP, ["gap 0 0 -> 8 0"]),
-        (SlowClient.DISCONNECT, []),
+        (SlowClientPolicy.CATCH_UP, [f"record 0 {n} -> {n + 1} 0" for n in range(8)]),
+        (SlowClientPolicy.SKIP, ["gap 0 0 -> 8 0"]),
+        (SlowClientPolicy.DISCONNECT, []),
     ):
-        gateway = Gateway(ring=1)
+        gateway = TailFixture(ring=1)
         sub = gateway.subscribe(slow=slow)
-        gateway.records(A, *range(8))
-        assert taken(sub) == wanted
-        assert sub.ended == ("slow" if slow is SlowClient.DISCONNECT else None)
+        gateway.append_records(A, *range(8))
+        assert take_lines(sub) == wanted
+        assert sub.end_reason == ("slow" if slow is SlowClientPolicy.DISCONNECT else None)
 
 
 def test_one_that_is_let_go_before_its_first_id_resumes_where_it_fell():
-    gateway = Gateway(ring=1)
-    sub = gateway.subscribe(slow=SlowClient.DISCONNECT)
-    gateway.records(A, *range(8))
-    assert decode(sub.begin()[1].decode()).topics[0].offsets == [0, 0]
+    gateway = TailFixture(ring=1)
+    sub = gateway.subscribe(slow=SlowClientPolicy.DISCONNECT)
+    gateway.append_records(A, *range(8))
+    assert parse_token(sub.begin()[1].decode()).topics[0].offsets == [0, 0]
 
 
 def test_what_was_read_for_a_place_before_a_skip_is_not_sent_after_it():
-    gateway = Gateway(ring=1, cache=1)
-    sub = gateway.subscribe(slow=SlowClient.SKIP)
-    gateway.records(A, *range(8))
-    for tp, place in sub.lacks():
+    gateway = TailFixture(ring=1, cache=1)
+    sub = gateway.subscribe(slow=SlowClientPolicy.SKIP)
+    gateway.append_records(A, *range(8))
+    for tp, place in sub.list_backfills():
         sub.feed(tp, place, [record(A, 0), record(A, 1)])
-    assert taken(sub) == ["gap 0 0 -> 8 0"]
+    assert take_lines(sub) == ["gap 0 0 -> 8 0"]
 
 
 def test_a_place_in_a_log_that_went_back_is_led_over_with_a_gap():
-    gateway = Gateway()
-    gateway.records(A, 0, 1, 2)
-    sub = gateway.subscribe((A, Place(2)))
-    gateway.turn(Gap(A, 3, 1, 1, Reason.TRUNCATED))
-    gateway.records(A, 1, epoch=1)
-    assert taken(sub) == ["gap 0 2 -> 1 0", "record 0 1 -> 2 0"]
+    gateway = TailFixture()
+    gateway.append_records(A, 0, 1, 2)
+    sub = gateway.subscribe((A, PartitionPosition(2)))
+    gateway.apply_entries(Gap(A, 3, 1, 1, GapReason.TRUNCATED))
+    gateway.append_records(A, 1, epoch=1)
+    assert take_lines(sub) == ["gap 0 2 -> 1 0", "record 0 1 -> 2 0"]
 
 
 def test_one_that_is_ahead_of_a_log_that_was_cut_is_told_where():
-    gateway = Gateway()
-    gateway.records(A, 0, 1)
-    sub = gateway.subscribe((A, Place(5, 0)))
-    assert taken(sub) == []
-    gateway.records(A, 2, epoch=1)
-    assert taken(sub) == ["gap 0 5 -> 2 0", "record 0 2 -> 3 0"]
+    gateway = TailFixture()
+    gateway.append_records(A, 0, 1)
+    sub = gateway.subscribe((A, PartitionPosition(5, 0)))
+    assert take_lines(sub) == []
+    gateway.append_records(A, 2, epoch=1)
+    assert take_lines(sub) == ["gap 0 5 -> 2 0", "record 0 2 -> 3 0"]
 
 
 def test_what_a_private_read_saw_of_a_log_that_went_back_waits_for_the_shared_read():
-    gateway = Gateway(cache=1)
-    gateway.records(A, 0, 1, 2)
-    sub = gateway.subscribe((A, Place(0)))
-    sub.feed(A, Place(0), [record(A, 0), record(A, 1, epoch=2)])
-    assert taken(sub) == ["record 0 0 -> 1 0"]
-    assert sub.lacks() == [(A, Place(1, 0))]
+    gateway = TailFixture(cache=1)
+    gateway.append_records(A, 0, 1, 2)
+    sub = gateway.subscribe((A, PartitionPosition(0)))
+    sub.feed(A, PartitionPosition(0), [record(A, 0), record(A, 1, epoch=2)])
+    assert take_lines(sub) == ["record 0 0 -> 1 0"]
+    assert sub.list_backfills() == [(A, PartitionPosition(1, 0))]
 
 
 def test_a_partition_that_only_the_token_knows_keeps_its_place():
-    gateway, new = Gateway(), TopicPartition("orders", 2)
-    sub = gateway.subscribe((new, Place(7, 0, UNVERIFIED)))
-    gateway.records(A, 0)
-    assert taken(sub) == ["record 0 0 -> 1 0 7"]
-    assert sub.unverified() == []
-    gateway.tail.add(Log(new, 1 << 20, 60.0), Place(0))
-    assert sub.unverified() == [(new, Place(7, 0, UNVERIFIED))]
+    gateway, new = TailFixture(), TopicPartition("orders", 2)
+    sub = gateway.subscribe((new, PartitionPosition(7, 0, UNVERIFIED_LINEAGE)))
+    gateway.append_records(A, 0)
+    assert take_lines(sub) == ["record 0 0 -> 1 0 7"]
+    assert sub.list_unverified() == []
+    gateway.tail.add_partition(PartitionLog(new, 1 << 20, 60.0), PartitionPosition(0))
+    assert sub.list_unverified() == [(new, PartitionPosition(7, 0, UNVERIFIED_LINEAGE))]
 
 
 def test_a_count_ends_after_so_many_records():
-    gateway = Gateway()
-    gateway.records(A, *range(5))
-    sub = gateway.subscribe((A, Place(0)), count=3)
-    assert len(taken(sub)) == 3
-    assert sub.ended == "until"
+    gateway = TailFixture()
+    gateway.append_records(A, *range(5))
+    sub = gateway.subscribe((A, PartitionPosition(0)), count=3)
+    assert len(take_lines(sub)) == 3
+    assert sub.end_reason == "until"
 
 
 def test_an_end_is_reached_when_all_partitions_have():
-    gateway = Gateway()
-    gateway.records(A, 0, 1)
-    sub = gateway.subscribe((A, Place(0)), until={A: 2, B: 1})
-    assert len(taken(sub)) == 2
-    assert sub.ended is None
-    gateway.records(A, 2)
-    gateway.records(B, 0)
-    assert taken(sub) == ["record 1 0 -> 2 1"]
-    assert sub.ended == "until"
+    gateway = TailFixture()
+    gateway.append_records(A, 0, 1)
+    sub = gateway.subscribe((A, PartitionPosition(0)), until={A: 2, B: 1})
+    assert len(take_lines(sub)) == 2
+    assert sub.end_reason is None
+    gateway.append_records(A, 2)
+    gateway.append_records(B, 0)
+    assert take_lines(sub) == ["record 1 0 -> 2 1"]
+    assert sub.end_reason == "until"
 
 
 def test_only_what_retention_took_ends_those_who_want_to_fail():
-    gateway = Gateway(fails=["orders"])
-    skipping, failing = gateway.subscribe((A, Place(0, NO_EPOCH))), gateway.subscribe()
-    gateway.turn(Gap(B, 0, 4, 0, Reason.SKIPPED))
-    taken(skipping)
-    assert skipping.ended is None
-    gateway.turn(Gap(B, 4, 6, 0, Reason.RETENTION))
-    assert taken(failing)[-1] == "gap 1 4 -> 0 6"
-    assert failing.ended == "offset-out-of-range"
+    gateway = TailFixture(fails=["orders"])
+    skipping, failing = gateway.subscribe((A, PartitionPosition(0, NO_EPOCH))), gateway.subscribe()
+    gateway.apply_entries(Gap(B, 0, 4, 0, GapReason.SKIPPED))
+    take_lines(skipping)
+    assert skipping.end_reason is None
+    gateway.apply_entries(Gap(B, 4, 6, 0, GapReason.RETENTION))
+    assert take_lines(failing)[-1] == "gap 1 4 -> 0 6"
+    assert failing.end_reason == "offset-out-of-range"
 
 
 def test_one_that_ends_at_an_offset_hears_first_what_became_of_its_place():
     """It had read further than the topic that was made anew goes: it ended at once, untold."""
-    gateway = Gateway()
-    gateway.records(A, 0, 1)
-    sub = gateway.subscribe((A, Place(9, 0, UNVERIFIED)), until={A: 2, B: 0})
-    assert taken(sub) == [] and sub.ended is None
-    gap = Gap(A, 9, 0, NO_EPOCH, Reason.RECREATED)
-    sub.verified(A, Place(0, NO_EPOCH, 0), gap)
-    assert taken(sub) == ["gap 0 9 -> 0 0", "record 0 0 -> 1 0", "record 0 1 -> 2 0"]
-    assert sub.ended == "until"
+    gateway = TailFixture()
+    gateway.append_records(A, 0, 1)
+    sub = gateway.subscribe((A, PartitionPosition(9, 0, UNVERIFIED_LINEAGE)), until={A: 2, B: 0})
+    assert take_lines(sub) == [] and sub.end_reason is None
+    gap = Gap(A, 9, 0, NO_EPOCH, GapReason.RECREATED)
+    sub.on_verified(A, PartitionPosition(0, NO_EPOCH, 0), gap)
+    assert take_lines(sub) == ["gap 0 9 -> 0 0", "record 0 0 -> 1 0", "record 0 1 -> 2 0"]
+    assert sub.end_reason == "until"
 
 
 def test_a_client_gets_no_more_than_was_granted_and_rides_again_once_there_is_enough():
-    gateway = Gateway()
+    gateway = TailFixture()
     sub = gateway.subscribe(credit=1)
-    gateway.turn(*(record(A, offset) for offset in range(3)))
-    assert taken(sub) == ["record 0 0 -> 1 0"]
-    gateway.records(B, 0)
-    assert taken(sub) == []
+    gateway.apply_entries(*(record(A, offset) for offset in range(3)))
+    assert take_lines(sub) == ["record 0 0 -> 1 0"]
+    gateway.append_records(B, 0)
+    assert take_lines(sub) == []
     sub.credit = 9
-    assert taken(sub) == ["record 1 0 -> 1 1", "record 0 1 -> 2 1", "record 0 2 -> 3 1"]
-    assert (sub.credit, sub.own) == (6, {})
+    assert take_lines(sub) == ["record 1 0 -> 1 1", "record 0 1 -> 2 1", "record 0 2 -> 3 1"]
+    assert (sub.credit, sub.private_positions) == (6, {})
 
 
 def test_without_credit_one_that_stands_where_the_channel_stands_rides():
-    gateway = Gateway()
-    gateway.records(A, 0)
-    sub = gateway.subscribe((A, Place(0)), credit=1)
-    assert taken(sub) == ["record 0 0 -> 1 0"]
-    sub.part({A: Place(1)})
-    taken(sub)
-    assert not sub.own
+    gateway = TailFixture()
+    gateway.append_records(A, 0)
+    sub = gateway.subscribe((A, PartitionPosition(0)), credit=1)
+    assert take_lines(sub) == ["record 0 0 -> 1 0"]
+    sub.read_privately({A: PartitionPosition(1)})
+    take_lines(sub)
+    assert not sub.private_positions
 
 
 @pytest.mark.parametrize("credit", [0, 1])
 def test_one_without_credit_that_the_ring_is_past_is_slow(credit: int):
     """Whether it waits in the ring, or reads alone since a chunk held more than it may get."""
 
-    def behind(slow: SlowClient) -> tuple[Subscription, list[str]]:
-        gateway = Gateway(ring=2000)
+    def build_late_subscription(slow: SlowClientPolicy) -> tuple[Subscription, list[str]]:
+        gateway = TailFixture(ring=2000)
         sub = gateway.subscribe(credit=credit, slow=slow)
-        gateway.turn(*(record(A, offset) for offset in range(3)))
-        got = taken(sub)
-        gateway.records(A, *range(3, 20))
-        got += taken(sub)
-        if slow is SlowClient.SKIP:
-            assert not sub.own, "it rides again"
-        gateway.records(A, 20)
+        gateway.apply_entries(*(record(A, offset) for offset in range(3)))
+        got = take_lines(sub)
+        gateway.append_records(A, *range(3, 20))
+        got += take_lines(sub)
+        if slow is SlowClientPolicy.SKIP:
+            assert not sub.private_positions, "it rides again"
+        gateway.append_records(A, 20)
         sub.credit = 100
-        return sub, got + taken(sub)
+        return sub, got + take_lines(sub)
 
     first = ["record 0 0 -> 1 0"] if credit else []
-    sub, got = behind(SlowClient.SKIP)
+    sub, got = build_late_subscription(SlowClientPolicy.SKIP)
     assert got == [*first, f"gap 0 {credit} -> 20 0", "record 0 20 -> 21 0"]
-    sub, got = behind(SlowClient.DISCONNECT)
-    assert (got, sub.ended) == (first, "slow")
-    sub, got = behind(SlowClient.CATCH_UP)
+    sub, got = build_late_subscription(SlowClientPolicy.DISCONNECT)
+    assert (got, sub.end_reason) == (first, "slow")
+    sub, got = build_late_subscription(SlowClientPolicy.CATCH_UP)
     assert [line.split()[2] for line in got] == [str(offset) for offset in range(21)]
 
 
@@ -295,135 +297,149 @@ def test_one_that_catches_up_with_less_credit_than_records_come_is_conflated_too
     """A partition that was read alone from the start was in no ring, so nothing told that its
     client was slow: with `maxRate` below what was written it lagged further with each record."""
 
-    def keyed(offset: int) -> Record:
+    def build_keyed_record(offset: int) -> Record:
         return record(A, offset)._replace(key=b"key %d" % (offset % 3))
 
-    gateway = Gateway(ring=2000)
-    gateway.turn(*map(keyed, range(30)))
-    sub = gateway.subscribe((A, Place(0)), credit=0, slow=SlowClient.CONFLATE)
+    gateway = TailFixture(ring=2000)
+    gateway.apply_entries(*map(build_keyed_record, range(30)))
+    sub = gateway.subscribe((A, PartitionPosition(0)), credit=0, slow=SlowClientPolicy.CONFLATE)
     got: list[int] = []
     lags: list[int] = []
     for end in range(40, 1040, 10):
-        gateway.turn(*map(keyed, range(end - 10, end)))
+        gateway.apply_entries(*map(build_keyed_record, range(end - 10, end)))
         sub.credit = 4
-        got += [int(line.split()[2]) for line in taken(sub)]
+        got += [int(line.split()[2]) for line in take_lines(sub)]
         lags.append(end - 1 - got[-1])
     assert got == sorted(set(got))
     assert max(lags) < 100, "it never lags further than the ring and what it began with"
     assert lags.count(0) > 10, "and is live again and again"
 
 
-@pytest.mark.parametrize("slow", SlowClient)
-def test_one_that_keeps_up_loses_nothing_when_its_chunks_make_room(slow: SlowClient):
+@pytest.mark.parametrize("slow", SlowClientPolicy)
+def test_one_that_keeps_up_loses_nothing_when_its_chunks_make_room(slow: SlowClientPolicy):
     """It was treated as its route treats slow clients."""
-    gateway = Gateway(rings=Rings(0, lambda: [gateway.channel]))
+    gateway = TailFixture(rings=RingBudget(0, lambda: [gateway.channel]))
     sub = gateway.subscribe(slow=slow)
-    gateway.channel.sleepers.clear()  # it is written to in rounds
+    gateway.channel.followers_to_wake.clear()  # it is written to in rounds
     got: list[str] = []
     for offset in range(5):
-        gateway.records(A, offset)
-        got += taken(sub)
+        gateway.append_records(A, offset)
+        got += take_lines(sub)
     assert [line.split()[2] for line in got] == [str(offset) for offset in range(5)]
-    assert sub.ended is None
+    assert sub.end_reason is None
 
 
-@pytest.mark.parametrize("slow", [SlowClient.SKIP, SlowClient.DISCONNECT])
-def test_one_without_credit_is_not_slow_because_the_others_have_everything(slow: SlowClient):
+@pytest.mark.parametrize("slow", [SlowClientPolicy.SKIP, SlowClientPolicy.DISCONNECT])
+def test_one_without_credit_is_not_slow_because_the_others_have_everything(slow: SlowClientPolicy):
     """The ring was let go as if it had run past it: it skipped, or was disconnected, at once."""
-    gateway = Gateway()
+    gateway = TailFixture()
     rider, sub = gateway.subscribe(), gateway.subscribe(credit=1, slow=slow)
-    gateway.turn(*(record(A, offset) for offset in range(3)))
-    assert taken(sub) == ["record 0 0 -> 1 0"]
-    taken(rider)
-    gateway.channel.let_go()
-    assert taken(sub) == [] and sub.ended is None
+    gateway.apply_entries(*(record(A, offset) for offset in range(3)))
+    assert take_lines(sub) == ["record 0 0 -> 1 0"]
+    take_lines(rider)
+    gateway.channel.drop_if_caught_up()
+    assert take_lines(sub) == [] and sub.end_reason is None
     sub.credit = 9
-    assert taken(sub) == ["record 0 1 -> 2 0", "record 0 2 -> 3 0"]
-    assert taken(sub) == [] and sub.alone is None
-    gateway.channel.let_go()
-    assert gateway.channel.first == gateway.channel.head, "all have everything now"
+    assert take_lines(sub) == ["record 0 1 -> 2 0", "record 0 2 -> 3 0"]
+    assert take_lines(sub) == [] and sub.private_reader is None
+    gateway.channel.drop_if_caught_up()
+    assert gateway.channel.first_seq == gateway.channel.next_seq, "all have everything now"
 
 
-def not_b(tp: TopicPartition) -> bool:
+def is_not_b(tp: TopicPartition) -> bool:
     return tp != B
 
 
 def test_what_holds_nothing_for_a_client_is_taken_to_where_the_channel_stands_unread():
-    gateway = Gateway()
-    gateway.records(A, 0, 1)
-    gateway.records(B, 0, 1, 2)
-    token = (A, Place(1, 0, UNVERIFIED)), (B, Place(1, 0, UNVERIFIED))
-    sub = gateway.subscribe(*token, reads=not_b)
-    assert sub.unverified() == [(A, Place(1, 0, UNVERIFIED))]
-    assert decode(sub.begin()[1].decode()).topics[0].offsets == [1, 3]
-    sub.verified(A, Place(1))
-    assert taken(sub) == ["record 0 1 -> 2 3"]
-    gateway.records(B, 3)
-    assert taken(sub) == ["record 1 3 -> 2 4"]
+    gateway = TailFixture()
+    gateway.append_records(A, 0, 1)
+    gateway.append_records(B, 0, 1, 2)
+    token = (
+        (A, PartitionPosition(1, 0, UNVERIFIED_LINEAGE)),
+        (B, PartitionPosition(1, 0, UNVERIFIED_LINEAGE)),
+    )
+    sub = gateway.subscribe(*token, reads=is_not_b)
+    assert sub.list_unverified() == [(A, PartitionPosition(1, 0, UNVERIFIED_LINEAGE))]
+    assert parse_token(sub.begin()[1].decode()).topics[0].offsets == [1, 3]
+    sub.on_verified(A, PartitionPosition(1))
+    assert take_lines(sub) == ["record 0 1 -> 2 3"]
+    gateway.append_records(B, 3)
+    assert take_lines(sub) == ["record 1 3 -> 2 4"]
 
 
 def test_it_is_not_taken_back_nor_past_a_topic_that_was_made_anew():
-    gateway = Gateway()
-    gateway.records(B, 0)
-    ahead, anew = (B, Place(2, 0, UNVERIFIED)), (B, Place(0, RETIRED, UNVERIFIED))
+    gateway = TailFixture()
+    gateway.append_records(B, 0)
+    ahead, anew = (
+        (B, PartitionPosition(2, 0, UNVERIFIED_LINEAGE)),
+        (B, PartitionPosition(0, RETIRED_EPOCH, UNVERIFIED_LINEAGE)),
+    )
     for place in (ahead, anew):
-        sub = gateway.subscribe(place, reads=not_b)
-        assert sub.unverified() == [place]
+        sub = gateway.subscribe(place, reads=is_not_b)
+        assert sub.list_unverified() == [place]
 
 
 def test_it_waits_until_it_is_known_where_the_channel_stands():
-    gateway, new = Gateway(), TopicPartition("orders", 2)
-    gateway.tail.add(Log(new, 1 << 20, 60.0), Place(None))
-    sub = gateway.subscribe((new, Place(7, 0, UNVERIFIED)), reads=lambda tp: tp != new)
-    assert sub.unverified() == [] and taken(sub) == []
-    assert list(sub.own) == [new]
+    gateway, new = TailFixture(), TopicPartition("orders", 2)
+    gateway.tail.add_partition(PartitionLog(new, 1 << 20, 60.0), PartitionPosition(None))
+    sub = gateway.subscribe(
+        (new, PartitionPosition(7, 0, UNVERIFIED_LINEAGE)), reads=lambda tp: tp != new
+    )
+    assert sub.list_unverified() == [] and take_lines(sub) == []
+    assert list(sub.private_positions) == [new]
     gateway.tail.logs[new].open(9, 0)
-    gateway.turn(Ready(new, 9, 9, 0))
-    gateway.records(A, 0)
-    assert taken(sub)[-1] == "record 0 0 -> 1 0 7"  # published before it was passed by
-    gateway.records(A, 1)
-    assert taken(sub) == ["record 0 1 -> 2 0 9"]
-    assert sub.own == {}
+    gateway.apply_entries(Ready(new, 9, 9, 0))
+    gateway.append_records(A, 0)
+    assert take_lines(sub)[-1] == "record 0 0 -> 1 0 7"  # published before it was passed by
+    gateway.append_records(A, 1)
+    assert take_lines(sub) == ["record 0 1 -> 2 0 9"]
+    assert sub.private_positions == {}
 
 
 def test_what_may_hold_something_after_all_by_then_is_read():
     """The number of partitions changed while it was not known where the channel stands."""
-    gateway, new, grown = Gateway(), TopicPartition("orders", 2), set[TopicPartition]()
-    gateway.tail.add(Log(new, 1 << 20, 60.0), Place(None))
-    place = (new, Place(7, 0, UNVERIFIED))
+    gateway, new, grown = TailFixture(), TopicPartition("orders", 2), set[TopicPartition]()
+    gateway.tail.add_partition(PartitionLog(new, 1 << 20, 60.0), PartitionPosition(None))
+    place = (new, PartitionPosition(7, 0, UNVERIFIED_LINEAGE))
     sub = gateway.subscribe(place, reads=grown.__contains__)
     grown.add(new)
     gateway.tail.logs[new].open(9, 0)
-    gateway.turn(Ready(new, 9, 9, 0))
-    taken(sub)
-    assert sub.unverified() == [place]
+    gateway.apply_entries(Ready(new, 9, 9, 0))
+    take_lines(sub)
+    assert sub.list_unverified() == [place]
 
 
 def test_with_an_end_what_holds_nothing_does_not_hold_it_up():
-    gateway = Gateway()
-    gateway.records(A, 0)
-    gateway.records(B, 0, 1)
-    token = (A, Place(0, 0, UNVERIFIED)), (B, Place(0, 0, UNVERIFIED))
-    sub = gateway.subscribe(*token, reads=not_b, until={A: 1, B: 2})
-    sub.verified(A, Place(0))
-    assert taken(sub) == ["record 0 0 -> 1 2"]
-    assert sub.ended == "until"
+    gateway = TailFixture()
+    gateway.append_records(A, 0)
+    gateway.append_records(B, 0, 1)
+    token = (
+        (A, PartitionPosition(0, 0, UNVERIFIED_LINEAGE)),
+        (B, PartitionPosition(0, 0, UNVERIFIED_LINEAGE)),
+    )
+    sub = gateway.subscribe(*token, reads=is_not_b, until={A: 1, B: 2})
+    sub.on_verified(A, PartitionPosition(0))
+    assert take_lines(sub) == ["record 0 0 -> 1 2"]
+    assert sub.end_reason == "until"
 
 
 def test_one_that_goes_on_reads_a_partition_that_came_meanwhile_from_its_first_record():
     """It was not among the places it went on from, and was taken to stand where the tail does."""
-    gateway, new = Gateway(), TopicPartition("orders", 2)
-    gateway.records(A, 0)
+    gateway, new = TailFixture(), TopicPartition("orders", 2)
+    gateway.append_records(A, 0)
     sub = gateway.subscribe()
-    places = sub.places()
-    sub.step_aside()
-    log = gateway.logs[new] = Log(new, 1 << 20, 60.0)
-    gateway.tail.add(log, Place(0))
+    places = sub.get_position()
+    sub.detach()
+    log = gateway.logs[new] = PartitionLog(new, 1 << 20, 60.0)
+    gateway.tail.add_partition(log, PartitionPosition(0))
     log.open(0, 0)
-    gateway.turn(Ready(new, 0, 0, 0))
-    gateway.records(new, 0)
-    gateway.records(A, 1)
-    sub.go_on(places)
-    assert sorted(line.partition(" -> ")[0] for line in taken(sub)) == ["record 0 1", "record 2 0"]
-    gateway.records(new, 1)
-    assert taken(sub) == ["record 2 1 -> 2 0 2"]
+    gateway.apply_entries(Ready(new, 0, 0, 0))
+    gateway.append_records(new, 0)
+    gateway.append_records(A, 1)
+    sub.reattach(places)
+    assert sorted(line.partition(" -> ")[0] for line in take_lines(sub)) == [
+        "record 0 1",
+        "record 2 0",
+    ]
+    gateway.append_records(new, 1)
+    assert take_lines(sub) == ["record 2 1 -> 2 0 2"]

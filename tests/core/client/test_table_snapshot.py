@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.channel.conflation import weight
-from gateway.core.client.table_snapshot import History, Table
-from gateway.core.log.position import Place
-from gateway.core.log.record import Entry, Gap, Reason, Record, Skip, TopicPartition
+from gateway.core.channel.conflation import buffered_size
+from gateway.core.client.table_snapshot import KeyTable, RecordHistory
+from gateway.core.log.position import PartitionPosition
+from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
 
 A = TopicPartition("prices", 0)
 
@@ -16,52 +16,52 @@ def record(offset: int, key: bytes | None, value: bytes | None = b"v") -> Record
     return Record(A, offset, 3, 0, key, value)
 
 
-def table(*entries: Entry) -> Table:
-    made = Table(A, Place(0))
+def build_table(*entries: Entry) -> KeyTable:
+    made = KeyTable(A, PartitionPosition(0))
     assert made.apply(entries)
     return made
 
 
 def test_the_latest_of_each_key_is_there_in_the_order_of_offsets():
-    made = table(record(0, b"a"), record(1, b"b"), record(2, b"a"), Skip(A, 3, 5, 3))
-    edition = made.edition()
+    made = build_table(record(0, b"a"), record(1, b"b"), record(2, b"a"), Skip(A, 3, 5, 3))
+    edition = made.take_snapshot()
     assert edition.entries == [record(1, b"b"), record(2, b"a")]
-    assert edition.end == Place(5, 3)
-    assert made.bytes == weight(record(1, b"b")) + weight(record(2, b"a"))
+    assert edition.end_position == PartitionPosition(5, 3)
+    assert made.bytes == buffered_size(record(1, b"b")) + buffered_size(record(2, b"a"))
 
 
 def test_a_deleted_key_is_not_there_and_records_without_a_key_all_are():
-    made = table(record(0, b"a"), record(1, None), record(2, None), record(3, b"a", None))
-    assert made.edition().entries == [record(1, None), record(2, None)]
+    made = build_table(record(0, b"a"), record(1, None), record(2, None), record(3, b"a", None))
+    assert made.take_snapshot().entries == [record(1, None), record(2, None)]
 
 
 def test_what_could_not_be_decoded_is_told_and_what_retention_took_is_not():
-    corrupt = Gap(A, 4, 5, 3, Reason.CORRUPT)
-    made = table(Gap(A, 0, 4, 3, Reason.RETENTION), corrupt, record(5, b"a"))
-    assert made.edition().entries == [corrupt, record(5, b"a")]
+    corrupt = Gap(A, 4, 5, 3, GapReason.CORRUPT)
+    made = build_table(Gap(A, 0, 4, 3, GapReason.RETENTION), corrupt, record(5, b"a"))
+    assert made.take_snapshot().entries == [corrupt, record(5, b"a")]
 
 
 def test_an_edition_stays_as_it_was_while_the_table_goes_on():
-    made = table(record(0, b"a"), record(1, b"b"))
-    edition = made.edition()
-    assert made.edition() is edition, "those who come while nothing changed share one"
+    made = build_table(record(0, b"a"), record(1, b"b"))
+    edition = made.take_snapshot()
+    assert made.take_snapshot() is edition, "those who come while nothing changed share one"
     made.apply([record(2, b"a", b"new")])
     assert edition.entries == [record(0, b"a"), record(1, b"b")]
-    assert edition.end.offset == 2
-    assert made.edition().entries == [record(1, b"b"), record(2, b"a", b"new")]
+    assert edition.end_position.offset == 2
+    assert made.take_snapshot().entries == [record(1, b"b"), record(2, b"a", b"new")]
 
 
-@pytest.mark.parametrize("reason", [Reason.TRUNCATED, Reason.RECREATED])
-def test_a_log_that_went_back_makes_it_useless(reason: Reason):
-    made = table(record(0, b"a"), record(1, b"b"))
+@pytest.mark.parametrize("reason", [GapReason.TRUNCATED, GapReason.RECREATED])
+def test_a_log_that_went_back_makes_it_useless(reason: GapReason):
+    made = build_table(record(0, b"a"), record(1, b"b"))
     assert not made.apply([Gap(A, 2, 1, 4, reason)])
 
 
 def test_what_kafka_no_longer_has_is_let_go():
-    made = table(record(0, b"a"), record(1, b"b"), record(2, b"c"))
+    made = build_table(record(0, b"a"), record(1, b"b"), record(2, b"c"))
     made.prune(2)
-    assert made.edition().entries == [record(2, b"c")]
-    assert (len(made), made.bytes) == (1, weight(record(2, b"c")))
+    assert made.take_snapshot().entries == [record(2, b"c")]
+    assert (len(made), made.bytes) == (1, buffered_size(record(2, b"c")))
 
 
 keys = st.sampled_from([None, b"a", b"b", b"c", b"d"])
@@ -74,7 +74,7 @@ def test_whoever_reads_an_edition_in_pieces_gets_all_of_it_once(
 ):
     """Also after a cut, at any place that it was told."""
     records = [record(offset, key, value) for offset, (key, value) in enumerate(written)]
-    edition = table(*records).edition()
+    edition = build_table(*records).take_snapshot()
     known = {r.key: r for r in records if r.key is not None}
     wanted = [r for r in records if r.key is None or (known[r.key] is r and r.value is not None)]
     got: list[Record] = []
@@ -84,40 +84,44 @@ def test_whoever_reads_an_edition_in_pieces_gets_all_of_it_once(
         if data.draw(st.booleans()):
             entries = entries[:1]
         got += [entry for entry in entries if isinstance(entry, Record)]
-        at = entries[-1].next
+        at = entries[-1].next_offset
     assert got == wanted
     assert edition.read(at, most) == []
 
 
 def test_an_edition_of_some_keys_has_those_and_what_all_must_hear():
-    corrupt = Gap(A, 3, 4, 3, Reason.CORRUPT)
-    edition = table(record(0, b"a"), record(1, b"b"), record(2, None), corrupt).edition()
-    some = edition.narrowed([b"b", b"nobody"])
-    assert (some.entries, some.end) == ([record(1, b"b"), corrupt], edition.end)
+    corrupt = Gap(A, 3, 4, 3, GapReason.CORRUPT)
+    edition = build_table(
+        record(0, b"a"), record(1, b"b"), record(2, None), corrupt
+    ).take_snapshot()
+    some = edition.select_keys([b"b", b"nobody"])
+    assert (some.entries, some.end_position) == ([record(1, b"b"), corrupt], edition.end_position)
 
 
 def test_the_latest_of_one_key_is_looked_up_whatever_came_behind_it():
     latest = record(2, b"a")
-    made = table(record(0, b"a"), record(1, b"b"), latest, record(3, b"b", None), record(4, None))
+    made = build_table(
+        record(0, b"a"), record(1, b"b"), latest, record(3, b"b", None), record(4, None)
+    )
     assert [made.get(key) for key in (b"a", b"b", b"c")] == [latest, None, None]
 
 
-def history(*entries: Entry) -> History:
-    made = History(A, Place(0))
+def build_history(*entries: Entry) -> RecordHistory:
+    made = RecordHistory(A, PartitionPosition(0))
     assert made.apply(entries)
     return made
 
 
 def test_a_history_keeps_what_was_replaced_until_a_tombstone_or_retention_takes_it():
-    made = history(record(0, b"a"), record(1, b"b"), record(2, b"a"), record(3, None))
-    assert [entry.offset for entry in made.edition().entries] == [0, 1, 2, 3]
-    assert [entry.offset for entry in made.of([b"a", b"nobody"])] == [0, 2]
+    made = build_history(record(0, b"a"), record(1, b"b"), record(2, b"a"), record(3, None))
+    assert [entry.offset for entry in made.take_snapshot().entries] == [0, 1, 2, 3]
+    assert [entry.offset for entry in made.select_keys([b"a", b"nobody"])] == [0, 2]
     made.apply([record(4, b"a", None), record(5, b"a", b"new")])
-    assert [entry.offset for entry in made.edition().entries] == [1, 3, 5]
+    assert [entry.offset for entry in made.take_snapshot().entries] == [1, 3, 5]
     made.prune(2)
-    assert made.edition().entries == [record(3, None), record(5, b"a", b"new")]
-    assert made.bytes == sum(weight(entry) for entry in made.edition().entries)
-    assert made.of([b"b"]) == []
+    assert made.take_snapshot().entries == [record(3, None), record(5, b"a", b"new")]
+    assert made.bytes == sum(buffered_size(entry) for entry in made.take_snapshot().entries)
+    assert made.select_keys([b"b"]) == []
 
 
 records_of_keys = st.tuples(
@@ -132,12 +136,12 @@ def test_the_latest_that_is_accepted_is_found_in_a_history(
     """As by looking at each record: what is not accepted replaces nothing, and a tombstone
     removes its key for all."""
     records = [record(n, key, value) for n, (key, value) in enumerate(written)]
-    made = history(*records)
+    made = build_history(*records)
     made.prune(start)
     for key in (b"a", b"b"):
         mine = [each for each in records if each.key == key and each.offset >= start]
         gone = max((e.offset for e in records if e.key == key and e.value is None), default=-1)
         wanted = [each for each in mine if each.value == b"x" and each.offset > gone]
-        found = made.latest(key, lambda each: each.value == b"x")
+        found = made.get_latest(key, lambda each: each.value == b"x")
         assert found == (wanted[-1] if wanted else None)
-    assert made.bytes == sum(weight(entry) for entry in made.edition().entries)
+    assert made.bytes == sum(buffered_size(entry) for entry in made.take_snapshot().entries)

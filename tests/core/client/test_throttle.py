@@ -3,18 +3,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.client.throttle import PARTS, Throttle
+from gateway.core.client.throttle import WINDOW_PARTS, Throttle
 
 
 def test_as_many_as_there_is_room_for_come_at_once_and_the_next_when_their_time_is_over():
     throttle = Throttle(100, 1.0)
-    assert throttle.room(10.0) == 100
-    throttle.spend(70, 10.0)
-    throttle.spend(30, 10.4)
-    assert throttle.room(10.9) == 0
-    assert throttle.again(10.9) == 11.0
-    assert throttle.room(11.0) == 70
-    assert throttle.room(11.4) == 100
+    assert throttle.get_capacity(10.0) == 100
+    throttle.record_sent(70, 10.0)
+    throttle.record_sent(30, 10.4)
+    assert throttle.get_capacity(10.9) == 0
+    assert throttle.next_capacity_at(10.9) == 11.0
+    assert throttle.get_capacity(11.0) == 70
+    assert throttle.get_capacity(11.4) == 100
 
 
 @given(
@@ -26,18 +26,18 @@ def test_in_no_span_of_that_length_more_is_sent_and_what_waits_long_enough_is(mo
     sent: list[tuple[float, int]] = []
     for pause, wanted in steps:
         now += pause * within
-        room = throttle.room(now)
+        room = throttle.get_capacity(now)
         spent = min(wanted, room)
         if spent:
-            throttle.spend(spent, now)
+            throttle.record_sent(spent, now)
             sent.append((now, spent))
         lately = sum(n for at, n in sent if now < at + within)  # rounded as there
         assert lately <= most
-        if throttle.room(now) == 0:
-            again = throttle.again(now)
+        if throttle.get_capacity(now) == 0:
+            again = throttle.next_capacity_at(now)
             assert now < again <= now + within
-            assert Throttle(most, within, throttle).room(again) > 0
-    assert throttle.room(now + within) == most
+            assert Throttle(most, within, throttle).get_capacity(again) > 0
+    assert throttle.get_capacity(now + within) == most
 
 
 @given(st.integers(1, 50), st.integers(1, 10))
@@ -45,27 +45,27 @@ def test_one_that_wants_more_than_it_may_have_gets_all_that_it_may(most, seconds
     """Asked at every moment when there is room."""
     throttle, now, sent = Throttle(most, 1.0), 0.0, 0
     while now < seconds:
-        room = throttle.room(now)
+        room = throttle.get_capacity(now)
         if room:
-            throttle.spend(room, now)
+            throttle.record_sent(room, now)
             sent += room
         else:
-            now = throttle.again(now)
+            now = throttle.next_capacity_at(now)
     assert sent == most * seconds
 
 
 def test_what_one_let_through_counts_for_the_next_of_another_rate():
     first = Throttle(100, 1.0)
-    first.spend(60, 10.0)
+    first.record_sent(60, 10.0)
     then = Throttle(50, 1.0, first)
-    first.spend(40, 10.5)
-    assert then.room(10.9) == 0
-    assert then.room(11.0) == 50
+    first.record_sent(40, 10.5)
+    assert then.get_capacity(10.9) == 0
+    assert then.get_capacity(11.0) == 50
 
 
 def test_it_remembers_little_however_often_something_is_sent():
     throttle = Throttle(10**6, 1.0)
     for n in range(5000):
-        throttle.room(n / 1000)
-        throttle.spend(1, n / 1000)
-    assert len(throttle._sent) <= PARTS + 1
+        throttle.get_capacity(n / 1000)
+        throttle.record_sent(1, n / 1000)
+    assert len(throttle._sent) <= WINDOW_PARTS + 1

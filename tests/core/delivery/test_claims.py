@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.core.delivery.claims import SLACK, Claim, Claims, Result
+from gateway.core.delivery.claims import CLAIM_SLACK_S, Claim, ClaimResult, Claims
 from gateway.core.log.record import TopicPartition
 
 KEY, PLACE = b"k" * 16, TopicPartition("claims", 1)
@@ -15,26 +15,26 @@ def claim(owner: str, offset: int, until: float = 10.0) -> Claim:
     return Claim(owner, b"digest", offset, until)
 
 
-def result(at: float = 0.0, offset: int = 7) -> Result:
-    return Result(b"digest", PLACE, offset, at)
+def result(at: float = 0.0, offset: int = 7) -> ClaimResult:
+    return ClaimResult(b"digest", PLACE, offset, at)
 
 
 def test_the_first_claim_has_it_until_it_is_released():
     claims = Claims(10, 100.0)
-    claims.claimed(KEY, claim("a", 3), now=0.0)
-    claims.claimed(KEY, claim("b", 5), now=0.0)
-    assert claims.first(KEY) == claim("a", 3)
-    claims.released(KEY, "a", 6)
-    assert claims.first(KEY) == claim("b", 5)
-    claims.released(KEY, "b", 7)
-    assert claims.first(KEY) is None
+    claims.on_claim(KEY, claim("a", 3), now=0.0)
+    claims.on_claim(KEY, claim("b", 5), now=0.0)
+    assert claims.get_first_claim(KEY) == claim("a", 3)
+    claims.on_release(KEY, "a", 6)
+    assert claims.get_first_claim(KEY) == claim("b", 5)
+    claims.on_release(KEY, "b", 7)
+    assert claims.get_first_claim(KEY) is None
 
 
 def test_a_claim_that_comes_again_is_the_one_it_was():
     claims = Claims(10, 100.0)
-    claims.claimed(KEY, claim("a", 3), now=0.0)
-    claims.claimed(KEY, claim("a", 9), now=0.0)
-    assert claims.first(KEY) == claim("a", 3)
+    claims.on_claim(KEY, claim("a", 3), now=0.0)
+    claims.on_claim(KEY, claim("a", 9), now=0.0)
+    assert claims.get_first_claim(KEY) == claim("a", 3)
 
 
 def test_what_is_done_needs_no_claim_whichever_is_heard_first():
@@ -42,36 +42,36 @@ def test_what_is_done_needs_no_claim_whichever_is_heard_first():
         claims = Claims(10, 100.0)
         for step in order:
             if step:
-                claims.done(KEY, result())
+                claims.on_result(KEY, result())
             else:
-                claims.claimed(KEY, claim("a", 3), now=0.0)
-        assert claims.first(KEY) is None
-        assert claims.result(KEY, now=1.0) == result()
+                claims.on_claim(KEY, claim("a", 3), now=0.0)
+        assert claims.get_first_claim(KEY) is None
+        assert claims.get_result(KEY, now=1.0) == result()
 
 
 def test_a_result_is_known_for_the_window():
     claims = Claims(10, 100.0)
-    claims.done(KEY, result(at=0.0))
-    assert claims.result(KEY, now=100.0) is not None
-    assert claims.result(KEY, now=100.1) is None
+    claims.on_result(KEY, result(at=0.0))
+    assert claims.get_result(KEY, now=100.0) is not None
+    assert claims.get_result(KEY, now=100.1) is None
     assert len(claims) == 0
 
 
 def test_a_claim_outlives_the_result_that_it_may_have():
     claims = Claims(10, 100.0)
-    claims.claimed(KEY, claim("a", 3, until=0.0), now=100.0 + SLACK - 1)
-    assert claims.first(KEY) is not None
-    claims.sweep(now=100.0 + SLACK + 1)
-    assert claims.first(KEY) is None
-    claims.claimed(KEY, claim("a", 3, until=0.0), now=100.0 + SLACK + 1)
-    assert claims.first(KEY) is None
+    claims.on_claim(KEY, claim("a", 3, until=0.0), now=100.0 + CLAIM_SLACK_S - 1)
+    assert claims.get_first_claim(KEY) is not None
+    claims.expire(now=100.0 + CLAIM_SLACK_S + 1)
+    assert claims.get_first_claim(KEY) is None
+    claims.on_claim(KEY, claim("a", 3, until=0.0), now=100.0 + CLAIM_SLACK_S + 1)
+    assert claims.get_first_claim(KEY) is None
 
 
 def test_the_latest_results_are_remembered():
     claims = Claims(2, 100.0)
     for name in (b"a", b"b", b"c"):
-        claims.done(name, result())
-    assert [claims.result(name, now=1.0) is None for name in (b"a", b"b", b"c")] == [
+        claims.on_result(name, result())
+    assert [claims.get_result(name, now=1.0) is None for name in (b"a", b"b", b"c")] == [
         True,
         False,
         False,
@@ -80,11 +80,11 @@ def test_the_latest_results_are_remembered():
 
 def test_a_sweep_forgets_what_is_older_than_the_window():
     claims = Claims(10, 100.0)
-    claims.done(b"a", result(at=0.0))
-    claims.done(b"b", result(at=50.0))
-    claims.sweep(now=120.0)
+    claims.on_result(b"a", result(at=0.0))
+    claims.on_result(b"b", result(at=50.0))
+    claims.expire(now=120.0)
     assert len(claims) == 1
-    assert claims.result(b"b", now=120.0) is not None
+    assert claims.get_result(b"b", now=120.0) is not None
 
 
 @given(st.permutations(range(5)))
@@ -92,77 +92,77 @@ def test_all_who_hear_the_same_claims_agree_on_the_first(order: list[int]):
     """Partitions of claims are read in order; but a reader may begin anywhere, and hear again."""
     claims = Claims(10, 100.0)
     for offset in order:
-        claims.claimed(KEY, claim(f"owner-{offset}", offset), now=0.0)
-    first = claims.first(KEY)
+        claims.on_claim(KEY, claim(f"owner-{offset}", offset), now=0.0)
+    first = claims.get_first_claim(KEY)
     assert first is not None and first.offset == 0
 
 
 def test_a_release_is_known_before_it_is_read():
     """The key was refused to the client that had been told to use it again, until it was read."""
     claims = Claims(10, 100.0)
-    claims.claimed(KEY, claim("a", 3), now=0.0)
-    claims.advance(PLACE, 4)
+    claims.on_claim(KEY, claim("a", 3), now=0.0)
+    claims.set_read_position(PLACE, 4)
     claims.apply_release(KEY, "a", PLACE, 9)
-    assert claims.first(KEY) is None
-    claims.claimed(KEY, claim("b", 5), now=0.0)
-    assert claims.first(KEY) == claim("b", 5)
+    assert claims.get_first_claim(KEY) is None
+    claims.on_claim(KEY, claim("b", 5), now=0.0)
+    assert claims.get_first_claim(KEY) == claim("b", 5)
 
 
 def test_a_claim_that_is_read_after_its_release_was_acknowledged_is_over():
     claims = Claims(10, 100.0)
     claims.apply_release(KEY, "a", PLACE, 9)
-    claims.claimed(KEY, claim("a", 3), now=0.0)
-    assert claims.first(KEY) is None
+    claims.on_claim(KEY, claim("a", 3), now=0.0)
+    assert claims.get_first_claim(KEY) is None
 
 
 def test_a_release_that_is_acknowledged_late_ends_no_claim_behind_it():
     claims = Claims(10, 100.0)
-    claims.claimed(KEY, claim("a", 3), now=0.0)
-    claims.released(KEY, "a", 4)
-    claims.claimed(KEY, claim("a", 5), now=0.0)
-    claims.advance(PLACE, 6)
+    claims.on_claim(KEY, claim("a", 3), now=0.0)
+    claims.on_release(KEY, "a", 4)
+    claims.on_claim(KEY, claim("a", 5), now=0.0)
+    claims.set_read_position(PLACE, 6)
     claims.apply_release(KEY, "a", PLACE, 4)
-    assert claims.first(KEY) == claim("a", 5)
+    assert claims.get_first_claim(KEY) == claim("a", 5)
 
 
 def test_a_result_that_was_applied_ends_no_later_claim_when_it_is_read():
     """A claim is made once the window of the result is over, and the result is read then."""
     claims = Claims(10, 100.0)
     claims.apply_result(KEY, result(at=0.0, offset=7))
-    assert claims.result(KEY, now=1.0) == result(at=0.0, offset=7)
-    assert not claims.has_read(KEY)
-    assert claims.result(KEY, now=101.0) is None
-    claims.claimed(KEY, claim("b", 3, until=110.0), now=101.0)
-    claims.done(KEY, result(at=0.0, offset=7))
-    claims.advance(PLACE, 8)
-    assert claims.first(KEY) == claim("b", 3, until=110.0)
-    assert claims.has_read(KEY)
+    assert claims.get_result(KEY, now=1.0) == result(at=0.0, offset=7)
+    assert not claims.has_read_result(KEY)
+    assert claims.get_result(KEY, now=101.0) is None
+    claims.on_claim(KEY, claim("b", 3, until=110.0), now=101.0)
+    claims.on_result(KEY, result(at=0.0, offset=7))
+    claims.set_read_position(PLACE, 8)
+    assert claims.get_first_claim(KEY) == claim("b", 3, until=110.0)
+    assert claims.has_read_result(KEY)
 
 
 def test_a_result_that_was_read_before_it_is_acknowledged_changes_nothing():
     claims = Claims(10, 100.0)
-    claims.done(KEY, result(at=0.0, offset=7))
-    claims.done(KEY, result(at=200.0, offset=8))
-    claims.advance(PLACE, 9)
+    claims.on_result(KEY, result(at=0.0, offset=7))
+    claims.on_result(KEY, result(at=200.0, offset=8))
+    claims.set_read_position(PLACE, 9)
     claims.apply_result(KEY, result(at=0.0, offset=7))
-    assert claims.result(KEY, now=201.0) == result(at=200.0, offset=8)
-    assert claims.has_read(KEY)
+    assert claims.get_result(KEY, now=201.0) == result(at=200.0, offset=8)
+    assert claims.has_read_result(KEY)
 
 
 def test_claims_of_a_topic_that_was_deleted_are_released_in_the_one_made_anew():
     """The offsets of the new topic are smaller."""
     claims = Claims(10, 100.0)
-    claims.claimed(KEY, claim("a", 500), now=0.0)
-    claims.claimed(KEY, claim("b", 501), now=0.0)
+    claims.on_claim(KEY, claim("a", 500), now=0.0)
+    claims.on_claim(KEY, claim("b", 501), now=0.0)
     claims.apply_release(b"other", "a", PLACE, 600)
     claims.restart()
-    claims.claimed(b"other", claim("a", 0), now=0.0)
-    assert claims.first(b"other") == claim("a", 0)
-    first = claims.first(KEY)
+    claims.on_claim(b"other", claim("a", 0), now=0.0)
+    assert claims.get_first_claim(b"other") == claim("a", 0)
+    first = claims.get_first_claim(KEY)
     assert first is not None and first.owner == "a"
-    claims.released(KEY, "a", 1)
-    claims.claimed(KEY, claim("c", 2), now=0.0)
-    first = claims.first(KEY)
+    claims.on_release(KEY, "a", 1)
+    claims.on_claim(KEY, claim("c", 2), now=0.0)
+    first = claims.get_first_claim(KEY)
     assert first is not None and first.owner == "b"
 
 
@@ -181,15 +181,15 @@ def test_when_releases_are_acknowledged_makes_no_difference(log: list[Any], data
             if moment == position:
                 claims.apply_release(KEY, log[offset][1], PLACE, offset)
                 known.add(offset)
-        assert claims.first(KEY) == first_of(log, known)
+        assert claims.get_first_claim(KEY) == find_first_claim(log, known)
         if position < len(log):
-            read(claims, position, log[position])
-            claims.advance(PLACE, position + 1)
+            apply_event(claims, position, log[position])
+            claims.set_read_position(PLACE, position + 1)
             known.add(position)
-    assert claims.first(KEY) == first_of(log, set(range(len(log))))
+    assert claims.get_first_claim(KEY) == find_first_claim(log, set(range(len(log))))
 
 
-def first_of(log: list[Any], known: set[int]) -> Claim | None:
+def find_first_claim(log: list[Any], known: set[int]) -> Claim | None:
     """Return the first claim by the part of a log that is known."""
     held: dict[str, int] = {}
     for offset in sorted(known):
@@ -202,14 +202,14 @@ def first_of(log: list[Any], known: set[int]) -> Claim | None:
     return None if owner is None else claim(owner, held[owner])
 
 
-def read(claims: Claims, offset: int, event: tuple[str, str]) -> None:
+def apply_event(claims: Claims, offset: int, event: tuple[str, str]) -> None:
     kind, owner = event
     if kind == "claim":
-        claims.claimed(KEY, claim(owner, offset), now=0.0)
+        claims.on_claim(KEY, claim(owner, offset), now=0.0)
     elif kind == "release":
-        claims.released(KEY, owner, offset)
+        claims.on_release(KEY, owner, offset)
     else:
-        claims.done(KEY, result(offset=offset))
+        claims.on_result(KEY, result(offset=offset))
 
 
 class Replica:
@@ -232,30 +232,30 @@ class Replica:
         getattr(self, action)()
 
     def claim(self) -> None:
-        if self.claims.result(KEY, 0.0) is None and self.claims.first(KEY) is None:
+        if self.claims.get_result(KEY, 0.0) is None and self.claims.get_first_claim(KEY) is None:
             self._write("claim", f"{self._name}-{len(self._log)}")
 
     def read(self) -> None:
         if self._position < len(self._log):
-            read(self.claims, self._position, self._log[self._position])
+            apply_event(self.claims, self._position, self._log[self._position])
             self._position += 1
-            self.claims.advance(PLACE, self._position)
+            self.claims.set_read_position(PLACE, self._position)
 
     def work(self) -> None:
-        first = self.claims.first(KEY)
+        first = self.claims.get_first_claim(KEY)
         if first is None or not first.owner.startswith(self._name) or first.owner in self._epochs:
             return
         self._epochs[first.owner] = 0
         self._working.append((first.owner, 0))
 
     def take_over(self) -> None:
-        first = self.claims.first(KEY)
+        first = self.claims.get_first_claim(KEY)
         if first is None:
             return
         epoch = self._epochs[first.owner] = self._epochs.get(first.owner, 0) + 1
         while self._position < len(self._log):
             self.read()
-        if self.claims.first(KEY) == first and self.claims.result(KEY, 0.0) is None:
+        if self.claims.get_first_claim(KEY) == first and self.claims.get_result(KEY, 0.0) is None:
             self._working.append((first.owner, epoch))
 
     def refuse(self) -> None:

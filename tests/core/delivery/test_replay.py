@@ -6,73 +6,80 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.delivery.replay import Destination, Lack, Replay, Replays, Span, State
+from gateway.core.delivery.replay import (
+    Destination,
+    MissingRange,
+    Replay,
+    Replays,
+    ReplayState,
+    Span,
+)
 from gateway.core.log.record import TopicPartition
 
 
-def replay(id: str = "r", **spans: int) -> Replay:
+def build_replay(id: str = "r", **spans: int) -> Replay:
     """spans: `p0=10` is partition 0 from 0 to before 10."""
     made = {int(name[1:]): Span(0, end, 0) for name, end in spans.items()}
     return Replay(id, "orders", Destination.TOPIC, "copy", "", made, created=1000, updated=1000)
 
 
 def test_is_over_when_all_partitions_are_and_an_empty_one_is_from_the_start():
-    some = replay(p0=10, p1=0)
-    assert not some.over
-    assert [tp for tp, _ in some.left()] == [TopicPartition("orders", 0)]
+    some = build_replay(p0=10, p1=0)
+    assert not some.is_done
+    assert [tp for tp, _ in some.list_remaining()] == [TopicPartition("orders", 0)]
 
-    some = some.moved(0, 4, records=3, bytes=30, at=2000)
+    some = some.with_progress(0, 4, records=3, bytes=30, at=2000)
     assert some.progress == 0.4
-    some = some.moved(0, 10, records=5, bytes=50, at=3000)
+    some = some.with_progress(0, 10, records=5, bytes=50, at=3000)
 
-    assert some.over
+    assert some.is_done
     assert (some.records, some.bytes, some.progress) == (8, 80, 1.0)
 
 
 def test_what_is_gone_is_told_and_passed_over_but_no_further_than_the_end():
-    some = replay(p0=10).lacking(0, 7, at=2000)
-    assert (some.lacks, some.spans[0].next) == ((Lack(0, 0, 7),), 7)
+    some = build_replay(p0=10).with_missing(0, 7, at=2000)
+    assert (some.lacks, some.spans[0].next_offset) == ((MissingRange(0, 0, 7),), 7)
 
-    some = some.lacking(0, 90, at=2000)
+    some = some.with_missing(0, 90, at=2000)
 
-    assert some.lacks[1] == Lack(0, 7, 10)
-    assert some.over
+    assert some.lacks[1] == MissingRange(0, 7, 10)
+    assert some.is_done
 
 
 @given(
     st.dictionaries(st.integers(0, 9), st.tuples(*[st.integers(0, 99)] * 3), max_size=4),
-    st.sampled_from(State),
+    st.sampled_from(ReplayState),
     st.text(max_size=20),
 )
 def test_comes_out_of_its_topic_as_it_was(spans, state, error):
     some = Replay(
         "r", "orders", Destination.BACKEND, "", "billing",
         {number: Span(*span) for number, span in spans.items()},
-        1, 2, by="me", owner="here", state=state, records=3, lacks=(Lack(0, 1, 2),), error=error,
+        1, 2, by="me", owner="here", state=state, records=3, lacks=(MissingRange(0, 1, 2),), error=error,
     )  # fmt: skip
-    assert Replay.read(orjson.loads(orjson.dumps(some.written()))) == some
+    assert Replay.from_json(orjson.loads(orjson.dumps(some.to_json()))) == some
 
 
 def test_one_whose_owner_is_silent_is_taken_over_and_one_that_was_given_up_at_once():
-    replays = Replays(silence=5.0, draw=lambda: 0.0)
-    replays.learn("a", replay("a", p0=1).owned("here", 1), now=0.0)
-    replays.learn("b", replay("b", p0=1), now=0.0)
-    replays.learn("c", replay("c", p0=1).ended(State.DONE, 1), now=0.0)
+    replays = Replays(silence_timeout_s=5.0, random=lambda: 0.0)
+    replays.apply_record("a", build_replay("a", p0=1).with_owner("here", 1), now=0.0)
+    replays.apply_record("b", build_replay("b", p0=1), now=0.0)
+    replays.apply_record("c", build_replay("c", p0=1).with_end(ReplayState.DONE, 1), now=0.0)
 
-    assert replays.abandoned(now=4.9) == ["b"]
-    replays.learn("a", replay("a", p0=1).owned("here", 2), now=4.9)
-    assert replays.abandoned(now=9.8) == ["b"]
-    assert replays.abandoned(now=10.0) == ["a", "b"]
+    assert replays.list_abandoned(now=4.9) == ["b"]
+    replays.apply_record("a", build_replay("a", p0=1).with_owner("here", 2), now=4.9)
+    assert replays.list_abandoned(now=9.8) == ["b"]
+    assert replays.list_abandoned(now=10.0) == ["a", "b"]
 
 
 def test_the_rate_is_that_of_late_while_it_runs_and_of_all_its_time_after():
     replays = Replays()
-    some = replay(p0=1000)
+    some = build_replay(p0=1000)
     for second in range(30):
-        some = some.moved(0, second, records=second, bytes=0, at=1000 + second * 1000)
-        replays.learn("r", some, now=float(second))
-    assert 22 < replays.rate("r", now=29.0) < 26
+        some = some.with_progress(0, second, records=second, bytes=0, at=1000 + second * 1000)
+        replays.apply_record("r", some, now=float(second))
+    assert 22 < replays.get_rate("r", now=29.0) < 26
 
-    replays.learn("r", some.ended(State.DONE, 31_000), now=30.0)
+    replays.apply_record("r", some.with_end(ReplayState.DONE, 31_000), now=30.0)
 
-    assert replays.rate("r", now=99.0) == some.records / 30
+    assert replays.get_rate("r", now=99.0) == some.records / 30

@@ -6,7 +6,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.group.assignor import Assignment, Claim, Plan, assign
+from gateway.core.group.assignor import AssignmentPlan, GroupAssignment, MemberSubscription, assign
 from gateway.core.log.record import TopicPartition
 
 TOPICS = ("orders", "prices", "users")
@@ -18,77 +18,79 @@ def tps(topic: str, *partitions: int) -> frozenset[TopicPartition]:
 
 def claim(
     member: str, owned: frozenset[TopicPartition] = frozenset(), *topics: str, generation: int = 1
-) -> Claim:
-    return Claim(member, frozenset(topics or ("orders",)), owned, generation)
+) -> MemberSubscription:
+    return MemberSubscription(member, frozenset(topics or ("orders",)), owned, generation)
 
 
-def loads(assignment: Assignment) -> list[int]:
+def count_partitions(assignment: GroupAssignment) -> list[int]:
     return sorted(len(tps) for tps in assignment.values())
 
 
-def moved(claims: list[Claim], target: Assignment) -> frozenset[TopicPartition]:
+def find_moved(
+    claims: list[MemberSubscription], target: GroupAssignment
+) -> frozenset[TopicPartition]:
     """What living owners lose."""
-    return frozenset(tp for one in claims for tp in one.owned - target[one.member])
+    return frozenset(tp for one in claims for tp in one.owned - target[one.member_id])
 
 
 def test_a_first_member_has_all():
     plan = assign([claim("a")], {"orders": 3})
-    assert plan.now == {"a": tps("orders", 0, 1, 2)}
-    assert plan.settled
+    assert plan.current == {"a": tps("orders", 0, 1, 2)}
+    assert plan.is_settled
 
 
 def test_several_that_begin_share_evenly_and_every_topic_is_spread():
     plan = assign([claim(m, frozenset(), *TOPICS) for m in "ab"], dict.fromkeys(TOPICS, 4))
-    assert plan.settled
-    for tps in plan.now.values():
+    assert plan.is_settled
+    for tps in plan.current.values():
         assert Counter(tp.topic for tp in tps) == dict.fromkeys(TOPICS, 2)
 
 
 def test_who_joins_gets_nothing_until_the_owner_has_given_it_up():
     before = [claim("a", tps("orders", 0, 1, 2, 3)), claim("b")]
     first = assign(before, {"orders": 4})
-    assert first.now == {"a": tps("orders", 0, 1), "b": frozenset()}
-    assert not first.settled
-    second = assign([claim("a", first.now["a"], generation=2), claim("b")], {"orders": 4})
-    assert second.now == {"a": tps("orders", 0, 1), "b": tps("orders", 2, 3)}
+    assert first.current == {"a": tps("orders", 0, 1), "b": frozenset()}
+    assert not first.is_settled
+    second = assign([claim("a", first.current["a"], generation=2), claim("b")], {"orders": 4})
+    assert second.current == {"a": tps("orders", 0, 1), "b": tps("orders", 2, 3)}
 
 
 def test_what_one_leaves_behind_is_shared_at_once_and_nothing_else_moves():
     left = [claim("a", tps("orders", 0, 1)), claim("b", tps("orders", 2, 3))]
     plan = assign(left, {"orders": 6})
-    assert plan.settled
-    assert plan.now["a"] > tps("orders", 0, 1) and plan.now["b"] > tps("orders", 2, 3)
+    assert plan.is_settled
+    assert plan.current["a"] > tps("orders", 0, 1) and plan.current["b"] > tps("orders", 2, 3)
 
 
 def test_the_later_generation_keeps_what_two_claim():
     stale = claim("a", tps("orders", 0, 1), generation=4)
     fresh = claim("b", tps("orders", 0), generation=5)
     plan = assign([stale, fresh], {"orders": 2})
-    assert plan.now == {"a": tps("orders", 1), "b": tps("orders", 0)}
+    assert plan.current == {"a": tps("orders", 1), "b": tps("orders", 0)}
 
 
 def test_a_claim_from_an_earlier_generation_counts_where_nobody_else_claims():
     """A member that missed a round keeps what it has, if that went to nobody (KAFKA-13419)."""
     plan = assign([claim("a", tps("orders", 1), generation=4), claim("b")], {"orders": 2})
-    assert plan.now == {"a": tps("orders", 1), "b": tps("orders", 0)}
+    assert plan.current == {"a": tps("orders", 1), "b": tps("orders", 0)}
 
 
 def test_what_two_claim_in_one_generation_is_given_up_by_both_first():
     plan = assign([claim("a", tps("orders", 0)), claim("b", tps("orders", 0))], {"orders": 1})
-    assert plan.now == {"a": frozenset(), "b": frozenset()}
-    assert loads(plan.target) == [0, 1]
+    assert plan.current == {"a": frozenset(), "b": frozenset()}
+    assert count_partitions(plan.target) == [0, 1]
 
 
 def test_what_its_owner_no_longer_subscribes_goes_to_others_in_the_next_round():
     claims = [claim("a", tps("orders", 0), "prices"), claim("b")]
     plan = assign(claims, {"orders": 1, "prices": 1})
-    assert plan.now == {"a": tps("prices", 0), "b": frozenset()}
+    assert plan.current == {"a": tps("prices", 0), "b": frozenset()}
     assert plan.target["b"] == tps("orders", 0)
 
 
 def test_topics_that_do_not_exist_and_partitions_that_went_are_nobodys():
     plan = assign([claim("a", tps("gone", 0) | tps("orders", 7), "gone", "orders")], {"orders": 1})
-    assert plan.now == {"a": tps("orders", 0)}
+    assert plan.current == {"a": tps("orders", 0)}
 
 
 def test_one_that_reads_more_topics_leaves_the_others_theirs():
@@ -99,7 +101,7 @@ def test_one_that_reads_more_topics_leaves_the_others_theirs():
         claim("c", frozenset(), "prices"),
     ]
     plan = assign(claims, {"orders": 3, "prices": 2})
-    assert loads(plan.target) == [1, 2, 2]
+    assert count_partitions(plan.target) == [1, 2, 2]
 
 
 counts = st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 7), max_size=3)
@@ -116,19 +118,24 @@ def groups(draw: st.DrawFn, topics: st.SearchStrategy[frozenset[str]] = subscrib
     for topic, partition in product(TOPICS, range(draw(st.integers(0, 7)))):
         if holder := draw(owner):
             owned[holder].add(TopicPartition(topic, partition))
-    claims = [Claim(m, draw(topics), frozenset(owned[m]), draw(st.integers(0, 2))) for m in members]
+    claims = [
+        MemberSubscription(m, draw(topics), frozenset(owned[m]), draw(st.integers(0, 2)))
+        for m in members
+    ]
     return claims, draw(counts)
 
 
 @st.composite
-def disputed(draw: st.DrawFn):
+def disputed_groups(draw: st.DrawFn):
     """The same with claims that contradict each other."""
     claims, partitions = draw(groups())
     some = st.frozensets(st.builds(TopicPartition, st.sampled_from(TOPICS), st.integers(0, 6)))
     return [one._replace(owned=one.owned | draw(some)) for one in claims], partitions
 
 
-def check(claims: list[Claim], partitions: dict[str, int], plan: Plan) -> None:
+def check_plan(
+    claims: list[MemberSubscription], partitions: dict[str, int], plan: AssignmentPlan
+) -> None:
     """All is assigned to subscribers, once; nobody gets what another holds."""
     given_out = [tp for tps in plan.target.values() for tp in tps]
     readable = {
@@ -139,34 +146,34 @@ def check(claims: list[Claim], partitions: dict[str, int], plan: Plan) -> None:
     }
     assert len(given_out) == len(set(given_out)) and set(given_out) == readable
     for one in claims:
-        assert all(tp.topic in one.topics for tp in plan.target[one.member])
-        assert plan.now[one.member] <= plan.target[one.member]
-        newly = plan.now[one.member] - one.owned
+        assert all(tp.topic in one.topics for tp in plan.target[one.member_id])
+        assert plan.current[one.member_id] <= plan.target[one.member_id]
+        newly = plan.current[one.member_id] - one.owned
         assert not any(newly & other.owned for other in claims if other is not one)
 
 
-def follow(claims: list[Claim], plan: Plan) -> list[Claim]:
+def apply_plan(claims: list[MemberSubscription], plan: AssignmentPlan) -> list[MemberSubscription]:
     """Everybody has what it was given, and joins again."""
-    return [one._replace(owned=plan.now[one.member], generation=9) for one in claims]
+    return [one._replace(owned=plan.current[one.member_id], generation=9) for one in claims]
 
 
-@given(disputed())
+@given(disputed_groups())
 def test_all_is_assigned_once_and_settles_in_two_rounds(group):
     claims, partitions = group
     first = assign(claims, partitions)
-    check(claims, partitions, first)
-    second = assign(follow(claims, first), partitions)
-    check(follow(claims, first), partitions, second)
-    assert second.settled
-    third = assign(follow(claims, second), partitions)
-    assert third.now == second.now
+    check_plan(claims, partitions, first)
+    second = assign(apply_plan(claims, first), partitions)
+    check_plan(apply_plan(claims, first), partitions, second)
+    assert second.is_settled
+    third = assign(apply_plan(claims, second), partitions)
+    assert third.current == second.current
 
 
-@given(disputed())
+@given(disputed_groups())
 def test_two_never_read_the_same_of_what_they_were_given(group):
     claims, partitions = group
     plan = assign(claims, partitions)
-    given_out = [tp for tps in plan.now.values() for tp in tps]
+    given_out = [tp for tps in plan.current.values() for tp in tps]
     assert len(given_out) == len(set(given_out))
 
 
@@ -174,7 +181,7 @@ def test_two_never_read_the_same_of_what_they_were_given(group):
 def test_equal_subscriptions_are_balanced_within_one_and_move_the_least(group):
     claims, partitions = group
     target = assign(claims, partitions).target
-    assert loads(target)[-1] - loads(target)[0] <= 1
+    assert count_partitions(target)[-1] - count_partitions(target)[0] <= 1
     # The least: every member above its share gives what is above it, the fullest keep one more.
     share, more = divmod(sum(partitions.values()), len(claims))
     held = sorted(
@@ -182,7 +189,7 @@ def test_equal_subscriptions_are_balanced_within_one_and_move_the_least(group):
         reverse=True,
     )
     surplus = sum(max(0, n - share - (at < more)) for at, n in enumerate(held))
-    alive = {tp for tp in moved(claims, target) if tp.partition < partitions.get(tp.topic, 0)}
+    alive = {tp for tp in find_moved(claims, target) if tp.partition < partitions.get(tp.topic, 0)}
     assert len(alive) == surplus
 
 
@@ -211,10 +218,10 @@ def test_what_is_balanced_does_not_move(group):
     claims, partitions = group
     target = assign(claims, partitions).target
     again = [one._replace(owned=target[one.member], generation=3) for one in claims]
-    assert assign(again, partitions).now == target
+    assert assign(again, partitions).current == target
 
 
-def best(claims: list[Claim], partitions: dict[str, int]) -> int:
+def find_best_load(claims: list[MemberSubscription], partitions: dict[str, int]) -> int:
     """The least possible sum of squared loads, by trying everything."""
     readers = [
         [at for at, one in enumerate(claims) if topic in one.topics]
@@ -231,6 +238,6 @@ readers = st.lists(st.frozensets(st.sampled_from(TOPICS)), min_size=1, max_size=
 
 @given(readers, few)
 def test_unequal_subscriptions_are_as_even_as_can_be(topics, partitions):
-    claims = [Claim(f"m{at}", some) for at, some in enumerate(topics)]
+    claims = [MemberSubscription(f"m{at}", some) for at, some in enumerate(topics)]
     target = assign(claims, partitions).target
-    assert sum(n * n for n in loads(target)) == best(claims, partitions)
+    assert sum(n * n for n in count_partitions(target)) == find_best_load(claims, partitions)

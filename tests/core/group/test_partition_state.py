@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.group.partition_state import EARLIEST, Held, size_of
+from gateway.core.group.partition_state import EARLIEST, PartitionState, prefetched_size
 from gateway.core.log.record import Record, Skip, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 
 TP = TopicPartition("orders", 0)
 
 
-def held(offset: int = 0) -> Held:
-    made = Held(TP, Backoff(ceiling=1.0, random=lambda: 0.5))
+def build_state(offset: int = 0) -> PartitionState:
+    made = PartitionState(TP, Backoff(max_delay=1.0, random=lambda: 0.5))
     made.seek(offset)
     return made
 
@@ -23,77 +23,77 @@ def record(offset: int, epoch: int = 3, size: int = 10) -> Record:
 
 
 def test_the_position_is_what_was_returned_not_what_was_fetched():
-    one = held()
-    one.took([record(0), record(1)], 2, 3)
-    assert (one.position, one.fetched) == (0, 2)
+    one = build_state()
+    one.add_fetched([record(0), record(1)], 2, 3)
+    assert (one.position, one.fetch_offset) == (0, 2)
     assert [each.offset for each in one.take(1, 1 << 20)] == [0]
     assert (one.position, one.epoch) == (1, 3)
 
 
 def test_what_holds_nothing_is_passed_when_all_before_it_was_returned():
-    one = held()
-    one.took([record(0), Skip(TP, 1, 5, 3)], 5, 3)
+    one = build_state()
+    one.add_fetched([record(0), Skip(TP, 1, 5, 3)], 5, 3)
     assert one.position == 0
     one.take(9, 1 << 20)
     assert one.position == 5
-    one.took([Skip(TP, 5, 7, 3)], 7, 3)
+    one.add_fetched([Skip(TP, 5, 7, 3)], 7, 3)
     assert one.position == 7
 
 
 def test_one_record_comes_however_large_and_no_more_than_fit_after_it():
-    one = held()
-    one.took([record(n) for n in range(4)], 4, 3)
-    each = size_of(record(0))
+    one = build_state()
+    one.add_fetched([record(n) for n in range(4)], 4, 3)
+    each = prefetched_size(record(0))
     assert len(one.take(9, 1)) == 1
     assert len(one.take(9, 2 * each)) == 2
-    assert one.size == each
+    assert one.buffered_bytes == each
 
 
 def test_a_seek_forgets_what_is_kept_and_what_is_under_way_is_of_the_past():
-    one = held()
-    one.took([record(0), record(1)], 2, 3)
+    one = build_state()
+    one.add_fetched([record(0), record(1)], 2, 3)
     before = one.lineage
     one.seek(9)
-    assert (one.take(9, 99), one.position, one.fetched, one.size) == ([], 9, 9, 0)
+    assert (one.take(9, 99), one.position, one.fetch_offset, one.buffered_bytes) == ([], 9, 9, 0)
     assert one.lineage > before
 
 
 def test_a_seek_waits_for_nothing_that_is_under_way():
     """A long poll that was left at the broker held it up for up to 300 s."""
-    one = held()
-    one.flight = object()
+    one = build_state()
+    one.in_flight = object()
     one.seek(3)
-    assert one.flight is None
-    one.flight = object()
+    assert one.in_flight is None
+    one.in_flight = object()
     one.reset(EARLIEST)
-    assert one.flight is None
+    assert one.in_flight is None
 
 
 def test_a_reset_has_no_position_until_it_is_looked_up():
-    one = held(4)
+    one = build_state(4)
     one.reset(EARLIEST)
-    assert (one.position, one.spec) == (None, EARLIEST)
+    assert (one.position, one.offset_spec) == (None, EARLIEST)
     one.seek(2)
-    assert (one.position, one.spec) == (2, None)
+    assert (one.position, one.offset_spec) == (2, None)
 
 
 def test_a_hindered_one_is_tried_again_later_and_at_its_leader():
-    one = held()
-    one.replica = 7
-    one.hinder(Cause.CONNECTION, 10.0, least=0.5)
-    assert one.retry_at >= 10.5 and one.replica is None
+    one = build_state()
+    one.preferred_replica = 7
+    one.back_off(Cause.CONNECTION, 10.0, min_delay=0.5)
+    assert one.retry_at >= 10.5 and one.preferred_replica is None
 
 
 @given(st.lists(st.integers(1, 5), max_size=8), st.lists(st.integers(1, 4), max_size=40))
 def test_every_record_is_returned_once_and_in_order_however_it_is_taken(fetches, takes):
-    one, taken = held(), list[int]()
+    one, taken = build_state(), list[int]()
     sizes = iter(takes)
     for count in fetches:
-        start = one.fetched
-        one.took([record(start + n) for n in range(count)], start + count, 3)
+        start = one.fetch_offset
+        one.add_fetched([record(start + n) for n in range(count)], start + count, 3)
         taken += [each.offset for each in one.take(next(sizes, 3), 150)]
         assert one.position == (taken[-1] + 1 if taken else 0)
-    while one.kept:
+    while one.records:
         taken += [each.offset for each in one.take(next(sizes, 3), 150)]
     assert taken == list(range(sum(fetches)))
-    assert one.size == 0 and one.position == one.fetched
+    assert one.buffered_bytes == 0 and one.position == one.fetch_offset

@@ -4,12 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.produce.idempotency import Key, Once, Written, digest
+from gateway.core.produce.idempotency import (
+    IdempotencyKey,
+    IdempotencyWindow,
+    RecordLocation,
+    hash_record,
+)
 from gateway.errors import KeyReused
 
-KEY = Key("orders", "/orders", "k1")
-HERE = Written(2, 41)
-ONE, OTHER = digest(None, b"one", ()), digest(None, b"other", ())
+KEY = IdempotencyKey("orders", "/orders", "k1")
+HERE = RecordLocation(2, 41)
+ONE, OTHER = hash_record(None, b"one", ()), hash_record(None, b"other", ())
 
 contents = st.none() | st.binary(max_size=4)
 records = st.tuples(
@@ -17,62 +22,62 @@ records = st.tuples(
 )
 
 
-def written(once: Once[str], key: Key, now: float = 0.0) -> None:
+def write_once(once: IdempotencyWindow[str], key: IdempotencyKey, now: float = 0.0) -> None:
     once.begin(key, ONE, "flight")
-    once.learn(key, ONE, HERE, now)
+    once.add_written(key, ONE, HERE, now)
     once.end(key)
 
 
 def test_a_key_is_unknown_then_under_way_then_written():
-    once: Once[str] = Once()
-    assert (once.known(KEY, ONE, 0.0), once.flight(KEY, ONE)) == (None, None)
+    once: IdempotencyWindow[str] = IdempotencyWindow()
+    assert (once.lookup_written(KEY, ONE, 0.0), once.lookup_in_flight(KEY, ONE)) == (None, None)
     once.begin(KEY, ONE, "flight")
-    assert (once.known(KEY, ONE, 0.0), once.flight(KEY, ONE)) == (None, "flight")
-    once.learn(KEY, ONE, HERE, 1.0)
+    assert (once.lookup_written(KEY, ONE, 0.0), once.lookup_in_flight(KEY, ONE)) == (None, "flight")
+    once.add_written(KEY, ONE, HERE, 1.0)
     once.end(KEY)
-    assert (once.known(KEY, ONE, 2.0), once.flight(KEY, ONE)) == (HERE, None)
+    assert (once.lookup_written(KEY, ONE, 2.0), once.lookup_in_flight(KEY, ONE)) == (HERE, None)
 
 
 def test_a_key_whose_write_failed_may_be_written():
-    once: Once[str] = Once()
+    once: IdempotencyWindow[str] = IdempotencyWindow()
     once.begin(KEY, ONE, "flight")
     once.end(KEY)
-    assert (once.known(KEY, OTHER, 0.0), once.flight(KEY, OTHER)) == (None, None)
+    assert (once.lookup_written(KEY, OTHER, 0.0), once.lookup_in_flight(KEY, OTHER)) == (None, None)
     assert len(once) == 0
 
 
 def test_a_key_with_another_record_is_refused_under_way_and_later():
-    once: Once[str] = Once()
+    once: IdempotencyWindow[str] = IdempotencyWindow()
     once.begin(KEY, ONE, "flight")
     with pytest.raises(KeyReused, match="'k1' was used for another record of topic 'orders'"):
-        once.flight(KEY, OTHER)
-    once.learn(KEY, ONE, HERE, 0.0)
+        once.lookup_in_flight(KEY, OTHER)
+    once.add_written(KEY, ONE, HERE, 0.0)
     with pytest.raises(KeyReused) as refused:
-        once.known(KEY, OTHER, 0.0)
+        once.lookup_written(KEY, OTHER, 0.0)
     assert refused.value.status == 422
 
 
 @pytest.mark.parametrize("other", [KEY._replace(topic="bills"), KEY._replace(scope="/all")])
-def test_equal_keys_of_two_topics_or_scopes_are_two(other: Key):
-    once: Once[str] = Once()
-    written(once, KEY)
-    assert once.known(other, OTHER, 0.0) is None
+def test_equal_keys_of_two_topics_or_scopes_are_two(other: IdempotencyKey):
+    once: IdempotencyWindow[str] = IdempotencyWindow()
+    write_once(once, KEY)
+    assert once.lookup_written(other, OTHER, 0.0) is None
 
 
 def test_keys_are_forgotten_by_age_and_only_then():
-    once: Once[str] = Once(age=10.0)
-    written(once, KEY)
-    assert once.known(KEY, ONE, 9.9) == HERE
-    assert once.known(KEY, ONE, 10.0) is None
+    once: IdempotencyWindow[str] = IdempotencyWindow(max_age_s=10.0)
+    write_once(once, KEY)
+    assert once.lookup_written(KEY, ONE, 9.9) == HERE
+    assert once.lookup_written(KEY, ONE, 10.0) is None
     assert len(once) == 0
 
 
 def test_the_oldest_keys_are_forgotten_by_count():
-    once: Once[str] = Once(most=3)
+    once: IdempotencyWindow[str] = IdempotencyWindow(max_keys=3)
     keys = [KEY._replace(text=str(number)) for number in range(5)]
     for now, key in enumerate(keys):
-        written(once, key, float(now))
-    assert [once.known(key, ONE, 5.0) is not None for key in keys] == [
+        write_once(once, key, float(now))
+    assert [once.lookup_written(key, ONE, 5.0) is not None for key in keys] == [
         False,
         False,
         True,
@@ -82,23 +87,23 @@ def test_the_oldest_keys_are_forgotten_by_count():
 
 
 def test_a_write_under_way_is_not_forgotten():
-    once: Once[str] = Once(most=1, age=1.0)
+    once: IdempotencyWindow[str] = IdempotencyWindow(max_keys=1, max_age_s=1.0)
     once.begin(KEY, ONE, "flight")
     for number in range(9):
-        written(once, KEY._replace(text=str(number)), 100.0)
-    assert once.flight(KEY, ONE) == "flight"
+        write_once(once, KEY._replace(text=str(number)), 100.0)
+    assert once.lookup_in_flight(KEY, ONE) == "flight"
 
 
 def test_the_first_record_of_a_key_counts():
-    once: Once[str] = Once()
-    once.learn(KEY, ONE, HERE, 0.0)
-    once.learn(KEY, ONE, Written(2, 99), 1.0)
-    assert once.known(KEY, ONE, 2.0) == HERE
+    once: IdempotencyWindow[str] = IdempotencyWindow()
+    once.add_written(KEY, ONE, HERE, 0.0)
+    once.add_written(KEY, ONE, RecordLocation(2, 99), 1.0)
+    assert once.lookup_written(KEY, ONE, 2.0) == HERE
 
 
 @given(records, records)
 def test_two_records_have_one_digest_only_if_they_are_one(one, other):
-    assert (digest(*one) == digest(*other)) == (one == other)
+    assert (hash_record(*one) == hash_record(*other)) == (one == other)
 
 
 @given(
@@ -107,18 +112,18 @@ def test_two_records_have_one_digest_only_if_they_are_one(one, other):
 )
 def test_what_is_known_is_what_was_written_lately(steps, most):
     """Against a list of all writes: the last `most` of keys no older than `age` are known."""
-    once: Once[str] = Once(most=most, age=5.0)
+    once: IdempotencyWindow[str] = IdempotencyWindow(max_keys=most, max_age_s=5.0)
     model: dict[int, tuple[int, float]] = {}
     now = 0.0
     for offset, (number, write, pause) in enumerate(steps):
         now += pause
         model = {key: known for key, known in model.items() if now - known[1] < 5.0}
         key = KEY._replace(text=str(number))
-        found = once.known(key, ONE, now)
-        assert found == (Written(0, model[number][0]) if number in model else None)
+        found = once.lookup_written(key, ONE, now)
+        assert found == (RecordLocation(0, model[number][0]) if number in model else None)
         if write and found is None:
             once.begin(key, ONE, "flight")
-            once.learn(key, ONE, Written(0, offset), now)
+            once.add_written(key, ONE, RecordLocation(0, offset), now)
             once.end(key)
             model[number] = (offset, now)
             while len(model) > most:

@@ -7,140 +7,144 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.produce.outbox import Fate, Outbox, Outcome, Producer
+from gateway.core.produce.outbox import Outbox, ProducerIdAndEpoch, WriteOutcome, WriteStatus
 
 TOO_LARGE, NOT_LEADER, NOT_ENOUGH, OUT_OF_ORDER, DENIED, DUPLICATE = 10, 6, 19, 45, 29, 46
 UNKNOWN_TOPIC = 3, 100
-ME = Producer(7, 0)
+ME = ProducerIdAndEpoch(7, 0)
 
 
-def outbox(*items: str, **options: float) -> Outbox[str]:
+def build_outbox(*items: str, **options: float) -> Outbox[str]:
     made: Outbox[str] = Outbox(**options)  # type: ignore[arg-type]
-    made.adopt(ME)
+    made.set_producer(ME)
     for item in items:
         made.put(item, 10)
     return made
 
 
 def test_what_waits_goes_as_one_batch_and_what_comes_meanwhile_as_the_next():
-    box = outbox("a", "b")
-    assert box.batch() == ["a", "b"]
+    box = build_outbox("a", "b")
+    assert box.next_batch() == ["a", "b"]
     box.put("c", 10)
-    assert box.answered(0, 0.0) == (Fate.WRITTEN, ["a", "b"])
-    assert (box.sequence, box.batch()) == (2, ["c"])
+    assert box.on_response(0, 0.0) == (WriteStatus.WRITTEN, ["a", "b"])
+    assert (box.sequence, box.next_batch()) == (2, ["c"])
 
 
 def test_a_batch_is_cut_by_its_bytes_and_a_larger_item_goes_alone():
-    box = outbox("a", "b", "c", most=20)
+    box = build_outbox("a", "b", "c", most=20)
     box.put("large", 500)
     box.put("d", 10)
     sent = []
     while box:
-        sent.append(box.batch())
-        box.answered(0, 0.0)
+        sent.append(box.next_batch())
+        box.on_response(0, 0.0)
     assert sent == [["a", "b"], ["c"], ["large"], ["d"]]
 
 
 @pytest.mark.parametrize("answer", [NOT_LEADER, 7, 20, None])
 def test_a_batch_of_unknown_fate_goes_again_as_it_was(answer: int | None):
-    box = outbox("a")
-    box.batch()
+    box = build_outbox("a")
+    box.next_batch()
     box.put("b", 10)
-    open_ = box.unanswered(0.0) if answer is None else box.answered(answer, 0.0)
-    assert open_ == (Fate.OPEN, ())
+    open_ = box.on_no_response(0.0) if answer is None else box.on_response(answer, 0.0)
+    assert open_ == (WriteStatus.PENDING, ())
     assert box.withdraw(["a"]) == []
     assert box.withdraw(["b"]) == ["b"]
-    assert (box.producer, box.sequence, box.batch()) == (ME, 0, ["a"])
-    assert box.answered(0, 1.0) == (Fate.WRITTEN, ["a"])
+    assert (box.producer, box.sequence, box.next_batch()) == (ME, 0, ["a"])
+    assert box.on_response(0, 1.0) == (WriteStatus.WRITTEN, ["a"])
 
 
 @pytest.mark.parametrize("answer", [NOT_ENOUGH, *UNKNOWN_TOPIC])
 def test_a_batch_refused_before_it_was_appended_may_be_withdrawn(answer: int):
     """A record for a topic that was deleted meanwhile was in doubt for two minutes."""
-    box = outbox("a", "b")
-    box.batch()
-    assert box.answered(answer, 0.0).fate is Fate.OPEN
+    box = build_outbox("a", "b")
+    box.next_batch()
+    assert box.on_response(answer, 0.0).status is WriteStatus.PENDING
     assert box.withdraw(["a"]) == ["a"]
-    assert (box.sequence, box.batch()) == (0, ["b"])
+    assert (box.sequence, box.next_batch()) == (0, ["b"])
 
 
 def test_a_refused_batch_leaves_no_hole_in_the_sequence():
     """aiokafka's producer counts it, and the partition takes nothing any more."""
-    box = outbox("a")
-    box.batch()
-    assert box.answered(TOO_LARGE, 0.0) == (Fate.REFUSED, ["a"])
+    box = build_outbox("a")
+    box.next_batch()
+    assert box.on_response(TOO_LARGE, 0.0) == (WriteStatus.REJECTED, ["a"])
     box.put("b", 10)
-    assert (box.batch(), box.sequence, box.producer) == (["b"], 0, ME)
+    assert (box.next_batch(), box.sequence, box.producer) == (["b"], 0, ME)
 
 
 def test_of_a_batch_only_the_record_that_is_too_large_is_refused():
-    box = outbox("a", "large", "c")
-    box.batch()
-    assert box.answered(TOO_LARGE, 0.0).fate is Fate.OPEN
+    box = build_outbox("a", "large", "c")
+    box.next_batch()
+    assert box.on_response(TOO_LARGE, 0.0).status is WriteStatus.PENDING
     told = []
     while box:
-        batch = box.batch()
+        batch = box.next_batch()
         assert len(batch) == 1
-        told.append(box.answered(TOO_LARGE if batch == ["large"] else 0, 0.0))
-    assert told == [(Fate.WRITTEN, ["a"]), (Fate.REFUSED, ["large"]), (Fate.WRITTEN, ["c"])]
+        told.append(box.on_response(TOO_LARGE if batch == ["large"] else 0, 0.0))
+    assert told == [
+        (WriteStatus.WRITTEN, ["a"]),
+        (WriteStatus.REJECTED, ["large"]),
+        (WriteStatus.WRITTEN, ["c"]),
+    ]
     assert box.sequence == 2
 
 
 def test_a_refusal_of_what_may_be_written_already_is_no_word_on_the_first_attempt():
-    box = outbox("a")
-    box.batch()
-    box.unanswered(0.0)
-    box.batch()
-    assert box.answered(DENIED, 1.0) == (Fate.DOUBTFUL, ["a"])
+    box = build_outbox("a")
+    box.next_batch()
+    box.on_no_response(0.0)
+    box.next_batch()
+    assert box.on_response(DENIED, 1.0) == (WriteStatus.UNKNOWN, ["a"])
     assert box.producer is None
 
 
 def test_doubt_ends_with_the_batch_it_was_about():
-    box = outbox("a")
-    box.batch()
-    box.unanswered(0.0)
-    box.batch()
-    box.answered(0, 1.0)
+    box = build_outbox("a")
+    box.next_batch()
+    box.on_no_response(0.0)
+    box.next_batch()
+    box.on_response(0, 1.0)
     box.put("b", 10)
-    box.batch()
-    assert box.answered(DENIED, 2.0) == (Fate.REFUSED, ["b"])
+    box.next_batch()
+    assert box.on_response(DENIED, 2.0) == (WriteStatus.REJECTED, ["b"])
 
 
 def test_a_batch_is_given_up_when_nobody_said_what_became_of_it_for_long():
-    box = outbox("a", doubt=60.0)
-    box.batch()
-    box.unanswered(0.0)
-    assert box.delayed(59.0).fate is Fate.OPEN
-    assert box.delayed(60.0) == (Fate.DOUBTFUL, ["a"])
+    box = build_outbox("a", doubt=60.0)
+    box.next_batch()
+    box.on_no_response(0.0)
+    assert box.on_not_sent(59.0).status is WriteStatus.PENDING
+    assert box.on_not_sent(60.0) == (WriteStatus.UNKNOWN, ["a"])
     assert box.producer is None
 
 
 def test_what_was_never_sent_is_not_given_up():
-    box = outbox("a", doubt=60.0)
-    assert box.delayed(1e9).fate is Fate.OPEN
+    box = build_outbox("a", doubt=60.0)
+    assert box.on_not_sent(1e9).status is WriteStatus.PENDING
     assert box.withdraw(["a"]) == ["a"]
 
 
 def test_a_stranger_introduces_itself_again():
-    box = outbox("a")
-    box.batch()
-    assert box.answered(OUT_OF_ORDER, 0.0).fate is Fate.OPEN
+    box = build_outbox("a")
+    box.next_batch()
+    assert box.on_response(OUT_OF_ORDER, 0.0).status is WriteStatus.PENDING
     assert box.producer is None
-    box.adopt(Producer(8, 0))
-    assert (box.batch(), box.sequence) == (["a"], 0)
+    box.set_producer(ProducerIdAndEpoch(8, 0))
+    assert (box.next_batch(), box.sequence) == (["a"], 0)
 
 
 def test_a_duplicate_is_written():
-    box = outbox("a")
-    box.batch()
-    assert box.answered(DUPLICATE, 0.0) == (Fate.WRITTEN, ["a"])
+    box = build_outbox("a")
+    box.next_batch()
+    assert box.on_response(DUPLICATE, 0.0) == (WriteStatus.WRITTEN, ["a"])
 
 
 def test_the_sequence_wraps():
-    box = outbox("a", "b")
+    box = build_outbox("a", "b")
     box.sequence = (1 << 31) - 1
-    box.batch()
-    box.answered(0, 0.0)
+    box.next_batch()
+    box.on_response(0, 0.0)
     assert box.sequence == 1
 
 
@@ -148,36 +152,36 @@ def test_where_nobody_may_write_all_that_waits_is_refused():
     box: Outbox[str] = Outbox()
     box.put("a", 1)
     box.put("b", 1)
-    assert box.refused() == (Fate.REFUSED, ["a", "b"])
+    assert box.reject_waiting() == (WriteStatus.REJECTED, ["a", "b"])
     assert not box
 
 
 @dataclass
-class Log:
+class PartitionLog:
     """One partition of a Kafka as KIP-98 has it, with all that may go wrong on the way."""
 
     items: list[int] = field(default_factory=list)
-    next: dict[int, int] = field(default_factory=dict)
-    last: dict[int, tuple[int, int]] = field(default_factory=dict)
+    next_sequences: dict[int, int] = field(default_factory=dict)
+    last_batches: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def append(self, producer: int, sequence: int, batch: Sequence[int]) -> int:
-        if self.last.get(producer) == (sequence, len(batch)):
+    def append_batch(self, producer: int, sequence: int, batch: Sequence[int]) -> int:
+        if self.last_batches.get(producer) == (sequence, len(batch)):
             return 0
-        if self.next.get(producer, sequence) != sequence:
+        if self.next_sequences.get(producer, sequence) != sequence:
             return OUT_OF_ORDER
         if any(item % 7 == 0 for item in batch):
             return TOO_LARGE
         self.items += batch
-        self.next[producer] = sequence + len(batch)
-        self.last[producer] = sequence, len(batch)
+        self.next_sequences[producer] = sequence + len(batch)
+        self.last_batches[producer] = sequence, len(batch)
         return 0
 
 
-FAULTS: dict[str, Callable[[Log, int, int, Sequence[int]], int | None]] = {
-    "right": lambda log, *batch: log.append(*batch),
+FAULTS: dict[str, Callable[[PartitionLog, int, int, Sequence[int]], int | None]] = {
+    "right": lambda log, *batch: log.append_batch(*batch),
     "the request is lost": lambda log, *batch: None,
-    "the answer is lost": lambda log, *batch: (log.append(*batch), None)[1],
-    "deposed after the append": lambda log, *batch: log.append(*batch) or NOT_LEADER,
+    "the answer is lost": lambda log, *batch: (log.append_batch(*batch), None)[1],
+    "deposed after the append": lambda log, *batch: log.append_batch(*batch) or NOT_LEADER,
     "deposed before": lambda log, *batch: NOT_LEADER,
     "too few replicas": lambda log, *batch: NOT_ENOUGH,
     "denied": lambda log, *batch: DENIED,
@@ -190,15 +194,15 @@ FAULTS: dict[str, Callable[[Log, int, int, Sequence[int]], int | None]] = {
     st.lists(st.sampled_from(["put", "put", *FAULTS, "withdraw", "wait"]), min_size=20, max_size=80)
 )
 def test_whatever_happens_a_record_is_written_as_it_is_told_and_once(steps: list[str]):
-    log, box = Log(), Outbox[int](most=3, doubt=5.0)
-    told: dict[int, Fate] = {}
+    log, box = PartitionLog(), Outbox[int](max_batch_bytes=3, delivery_timeout_s=5.0)
+    told: dict[int, WriteStatus] = {}
     withdrawn: set[int] = set()
     now, producers, put = 0.0, 0, 0
 
-    def tell(outcome: Outcome[int]) -> None:
+    def record_outcome(outcome: WriteOutcome[int]) -> None:
         for item in outcome.items:
             assert item not in told
-            told[item] = outcome.fate
+            told[item] = outcome.status
 
     for step in [*steps, *["right"] * 200]:
         now += 1.0
@@ -206,7 +210,7 @@ def test_whatever_happens_a_record_is_written_as_it_is_told_and_once(steps: list
             put += 1
             box.put(put, 1)
         elif step == "wait":
-            tell(box.delayed(now))
+            record_outcome(box.on_not_sent(now))
         elif step == "withdraw":
             item = next((item for item in box.items() if item not in withdrawn), None)
             if item is not None and box.withdraw([item]):
@@ -214,16 +218,20 @@ def test_whatever_happens_a_record_is_written_as_it_is_told_and_once(steps: list
         elif box:
             if box.producer is None:
                 producers += 1
-                box.adopt(Producer(producers, 0))
+                box.set_producer(ProducerIdAndEpoch(producers, 0))
             assert box.producer is not None
             fault = FAULTS[step]
-            code = fault(log, box.producer.id, box.sequence, batch := list(box.batch()))
-            tell(box.unanswered(now) if code is None else box.answered(code, now))
+            code = fault(log, box.producer.id, box.sequence, batch := list(box.next_batch()))
+            record_outcome(box.on_no_response(now) if code is None else box.on_response(code, now))
             assert len(batch) <= 3
     assert not box
     assert len(log.items) == len(set(log.items))
     assert log.items == sorted(log.items)
     for item in range(1, put + 1):
         assert (item in withdrawn) != (item in told)
-        expected = {Fate.WRITTEN: True, Fate.REFUSED: False, Fate.DOUBTFUL: item in log.items}
+        expected = {
+            WriteStatus.WRITTEN: True,
+            WriteStatus.REJECTED: False,
+            WriteStatus.UNKNOWN: item in log.items,
+        }
         assert (item in log.items) == (expected[told[item]] if item in told else False)

@@ -5,79 +5,79 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from support.one_client import client_of, write
-from support.outlet import Outlet
+from support.outlet import FakeOutlet
+from support.single_client import create_client, write_records
 
 from gateway.core.channel.channel import Channel
 from gateway.core.client.subscription import Subscription
-from gateway.hub.fanout.broadcaster import Fan
+from gateway.hub.fanout.broadcaster import ReceiverGroup
 from gateway.hub.fanout.client import Client
 
 
 async def test_an_idle_client_gets_a_comment_every_heartbeat():
-    stream = client_of(heartbeat=0.01).stream()
+    stream = create_client(heartbeat=0.01).iter_bytes()
     await anext(stream)
     assert [await anext(stream) for _ in range(3)] == [b":\n"] * 3
     await stream.aclose()
 
 
 async def test_a_record_is_sent_at_once_and_puts_the_heartbeat_off():
-    client = client_of()
-    stream = client.stream()
+    client = create_client()
+    stream = client.iter_bytes()
     await anext(stream)
     for offset in range(2):
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
-        write(client, b"%d" % offset)
+        write_records(client, b"%d" % offset)
         async with asyncio.timeout(30):
             assert b"data: %d\n" % offset in await waiting
     await stream.aclose()
 
 
 async def test_a_lifetime_that_is_over_ends_an_idle_stream_without_a_last_comment():
-    client = client_of(lifetime=0.01)
+    client = create_client(lifetime=0.01)
     async with asyncio.timeout(30):
-        pieces = [piece async for piece in client.stream()]
+        pieces = [piece async for piece in client.iter_bytes()]
     assert len(pieces) == 2 and b'event: end\ndata: {"reason":"lifetime"}' in pieces[1]
     assert client._hub.left == [client]
 
 
 async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
     """A drain does not wait for partitions that nobody leads."""
-    client = client_of(ready=False, deadline=asyncio.get_running_loop().time() + 3600)
-    waiting = asyncio.create_task(client.ready())
+    client = create_client(ready=False, deadline=asyncio.get_running_loop().time() + 3600)
+    waiting = asyncio.create_task(client.wait_until_ready())
     await asyncio.sleep(0)
     client.end("drain")
     async with asyncio.timeout(30):
         await waiting
-        pieces = [piece async for piece in client.stream()]
+        pieces = [piece async for piece in client.iter_bytes()]
     assert b"event: begin" in pieces[0] and b'{"reason":"drain"}' in pieces[-1]
 
 
 async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
     """It was part of a reference cycle, with its filters and its channel."""
-    kinds = (Client, Subscription, Channel, Fan)
+    kinds = (Client, Subscription, Channel, ReceiverGroup)
 
-    def there() -> int:
+    def count_alive() -> int:
         return sum(isinstance(each, kinds) for each in gc.get_objects())
 
     gc.collect()
     gc.disable()
     try:
-        before = there()
+        before = count_alive()
         for credit in (None, 1):
-            client = client_of(credit=credit)
-            client.attach(Outlet())
+            client = create_client(credit=credit)
+            client.attach(FakeOutlet())
             for _ in range(3):
                 await asyncio.sleep(0)
-            write(client, b"1")
+            write_records(client, b"1")
             await asyncio.sleep(0)
             hub, channel = client._hub, client.subscription.channel
             client.close()
-            hub.pump.forget(channel)
+            hub.broadcaster.remove_channel(channel)
             hub.left.clear()
             del client, hub, channel
         await asyncio.sleep(0)
-        assert there() == before
+        assert count_alive() == before
     finally:
         gc.enable()

@@ -9,23 +9,23 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.gateways import config_for
-from support.reading import cluster
-from support.records import Sent, produce
-from support.sse import Event, Parser
-from support.until import until
+from support.gateways import build_config
+from support.records import RecordToSend, produce_records
+from support.sse import SseEvent, SseParser
+from support.topic_reads import open_cluster
+from support.waiting import wait_until
 
 from gateway.config import Settings
 from gateway.core.channel.filters import Filter, Filters
-from gateway.core.client.slow_client import SlowClient
+from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.log.record import TopicPartition
 from gateway.errors import UnknownTopic
 from gateway.hub.fanout import hub as hubs
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.resume import Start
-from gateway.hub.wires.sse import Sse
+from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 
 ALL = View(("orders",), Filters(), "value", "error")
@@ -33,9 +33,9 @@ ADA = View(("orders",), Filters((Filter(key=b"ada"),)), "value", "error")
 
 
 @asynccontextmanager
-async def hub_on(kafka: EmbeddedKafka, **section: Any) -> AsyncIterator[Hub]:
-    config = config_for(kafka.bootstrap, ["orders"], kafka=section)
-    async with cluster(kafka.bootstrap) as kafkas:
+async def running_hub(kafka: EmbeddedKafka, **section: Any) -> AsyncIterator[Hub]:
+    config = build_config(kafka.bootstrap, ["orders"], kafka=section)
+    async with open_cluster(kafka.bootstrap) as kafkas:
         hub = Hub(kafkas, Settings.model_validate(config))
         await hub.start()
         try:
@@ -44,40 +44,48 @@ async def hub_on(kafka: EmbeddedKafka, **section: Any) -> AsyncIterator[Hub]:
             await hub.close()
 
 
-async def join(hub: Hub, view: View = ALL, start: Start = Start()) -> Client:  # noqa: B008
-    client = await hub.subscribe(view, start, Sse(), heartbeat=60, slow=SlowClient.CATCH_UP)
-    await client.ready()
+async def subscribe_client(
+    hub: Hub, view: View = ALL, start: StreamStart = StreamStart()
+) -> Client:
+    client = await hub.subscribe(
+        view, start, SseWire(), heartbeat=60, slow=SlowClientPolicy.CATCH_UP
+    )
+    await client.wait_until_ready()
     return client
 
 
-async def hear(client: Client, until: str) -> list[Event]:
+async def read_until(client: Client, event_name: str) -> list[SseEvent]:
     """The events of a client up to one of that name."""
-    parser, heard = Parser(), list[Event]()
-    async for piece in client.stream():
+    parser, heard = SseParser(), list[SseEvent]()
+    async for piece in client.iter_bytes():
         heard += parser.feed(piece)
-        if any(event.type == until for event in heard):
+        if any(event.event_type == event_name for event in heard):
             return heard
-    raise AssertionError(f"ended without {until}: {heard}")
+    raise AssertionError(f"ended without {event_name}: {heard}")
 
 
 async def test_clients_of_one_view_share_a_channel_and_all_views_the_reads(
     embedded: EmbeddedKafka,
 ):
     embedded.create_topic("orders", 3)
-    async with hub_on(embedded) as hub:
-        first, second, other = await join(hub), await join(hub), await join(hub, ADA)
+    async with running_hub(embedded) as hub:
+        first, second, other = (
+            await subscribe_client(hub),
+            await subscribe_client(hub),
+            await subscribe_client(hub, ADA),
+        )
         channels = [each.subscription.channel for each in (first, second, other)]
         assert channels[0] is channels[1] is not channels[2]
         assert channels[0].tail is channels[2].tail
-        assert len(hub.feeds.fetcher.jobs) == 3
+        assert len(hub.shared_reads.fetcher.partition_fetches) == 3
 
 
 async def test_a_client_that_left_is_forgotten(embedded: EmbeddedKafka):
     embedded.create_topic("orders")
-    async with hub_on(embedded) as hub:
-        client = await join(hub)
+    async with running_hub(embedded) as hub:
+        client = await subscribe_client(hub)
         channel = client.subscription.channel
-        await hear(client, "begin")
+        await read_until(client, "begin")
         client.close()
         assert (hub.clients, channel.followers) == (set(), set())
 
@@ -85,75 +93,77 @@ async def test_a_client_that_left_is_forgotten(embedded: EmbeddedKafka):
 async def test_a_topic_is_no_longer_read_some_time_after_its_last_client(
     embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hubs, "LINGER", 0.0)
+    monkeypatch.setattr(hubs, "LINGER_S", 0.0)
     embedded.create_topic("orders")
-    async with hub_on(embedded) as hub:
-        client = await join(hub)
-        assert hub.feeds.topics == {"orders"}
+    async with running_hub(embedded) as hub:
+        client = await subscribe_client(hub)
+        assert hub.shared_reads.topics == {"orders"}
         client.close()
-        await until(lambda: not hub.feeds.topics, "nobody looks at it")
-        assert not hub.feeds.fetcher.jobs
+        await wait_until(lambda: not hub.shared_reads.topics, "nobody looks at it")
+        assert not hub.shared_reads.fetcher.partition_fetches
 
 
 async def test_a_bootstrap_topic_is_read_before_anyone_comes_and_goes_on_being(
     embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hubs, "LINGER", 0.0)
+    monkeypatch.setattr(hubs, "LINGER_S", 0.0)
     embedded.create_topic("orders")
-    async with hub_on(embedded, bootstrap=["orders"]) as hub:
-        assert hub.topics.cold() == ["orders"]
-        await until(lambda: not hub.topics.cold(), "it is warm")
-        (await join(hub)).close()
-        await until(lambda: not hub._tails, "the client is forgotten")
-        assert hub.feeds.topics == {"orders"}
-        assert hub.topics.cold() == []
+    async with running_hub(embedded, bootstrap=["orders"]) as hub:
+        assert hub.topics.list_unread_bootstrap() == ["orders"]
+        await wait_until(lambda: not hub.topics.list_unread_bootstrap(), "it is warm")
+        (await subscribe_client(hub)).close()
+        await wait_until(lambda: not hub._tails, "the client is forgotten")
+        assert hub.shared_reads.topics == {"orders"}
+        assert hub.topics.list_unread_bootstrap() == []
 
 
 async def test_a_bootstrap_topic_that_is_not_there_yet_is_waited_for(embedded: EmbeddedKafka):
-    async with hub_on(embedded, bootstrap=["orders"]) as hub:
+    async with running_hub(embedded, bootstrap=["orders"]) as hub:
         with pytest.raises(UnknownTopic, match="orders"):
-            await join(hub)
+            await subscribe_client(hub)
         embedded.create_topic("orders")
-        await until(lambda: not hub.topics.cold(), "it is warm")
+        await wait_until(lambda: not hub.topics.list_unread_bootstrap(), "it is warm")
 
 
 async def test_draining_ends_every_stream_with_a_word(embedded: EmbeddedKafka):
     embedded.create_topic("orders")
-    async with hub_on(embedded) as hub:
-        client = await join(hub)
+    async with running_hub(embedded) as hub:
+        client = await subscribe_client(hub)
         hub.drain()
-        *_, end = await hear(client, "end")
-        assert end.json() == {"reason": "drain"}
+        *_, end = await read_until(client, "end")
+        assert end.parse_json() == {"reason": "drain"}
 
 
 async def test_a_count_ends_a_stream_after_so_many_records(embedded: EmbeddedKafka):
     embedded.create_topic("orders")
-    await produce(embedded.bootstrap, "orders", [b"%d" % number for number in range(5)])
-    async with hub_on(embedded) as hub:
-        client = await join(hub, start=Start(origin="earliest", count=3))
-        heard = await hear(client, "end")
-        assert [event.data for event in heard if event.type == "message"] == ["0", "1", "2"]
-        assert heard[-1].json() == {"reason": "until"}
+    await produce_records(embedded.bootstrap, "orders", [b"%d" % number for number in range(5)])
+    async with running_hub(embedded) as hub:
+        client = await subscribe_client(hub, start=StreamStart(origin="earliest", max_records=3))
+        heard = await read_until(client, "end")
+        assert [event.data for event in heard if event.event_type == "message"] == ["0", "1", "2"]
+        assert heard[-1].parse_json() == {"reason": "until"}
 
 
 async def test_ids_that_a_proxy_may_refuse_are_warned_of_once(
     embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(hubs, "SWEEP", 0.01)
+    monkeypatch.setattr(hubs, "SWEEP_INTERVAL_S", 0.01)
     embedded.create_topic("orders", 40)
-    async with hub_on(embedded) as hub:
-        client = await join(hub)
+    async with running_hub(embedded) as hub:
+        client = await subscribe_client(hub)
         tail = client.subscription.channel.tail
         swept = hub._sweep
         sweeps = []
         monkeypatch.setattr(hub, "_sweep", lambda now: (sweeps.append(now), swept(now)))
-        await until(lambda: len(sweeps) > 2, "some sweeps")
+        await wait_until(lambda: len(sweeps) > 2, "some sweeps")
         assert not caplog.records
-        monkeypatch.setattr(hubs, "LONG_ID", len(tail.text) - 1)
+        monkeypatch.setattr(hubs, "LONG_ID_CHARS", len(tail.token_text) - 1)
         before = len(sweeps)
-        await until(lambda: len(sweeps) > before + 5, "more sweeps")
+        await wait_until(lambda: len(sweeps) > before + 5, "more sweeps")
         (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
-        assert warning.getMessage().startswith(f"ids of orders have {len(tail.text)} characters; ")
+        assert warning.getMessage().startswith(
+            f"ids of orders have {len(tail.token_text)} characters; "
+        )
 
 
 async def test_the_sweep_leaves_a_topic_alone_while_another_of_its_view_is_opened(
@@ -163,15 +173,15 @@ async def test_the_sweep_leaves_a_topic_alone_while_another_of_its_view_is_opene
     yet, it was swept away in the moment in which the second was being opened."""
     for topic in ("one", "two"):
         embedded.create_topic(topic, 2)
-    async with hub_on(embedded) as hub:
-        opened = hub.topics._open
+    async with running_hub(embedded) as hub:
+        opened = hub.topics._open_shared
 
-        async def swept(name: str) -> None:
+        async def open_and_sweep(name: str) -> None:
             await opened(name)
             hub._sweep(asyncio.get_running_loop().time())
 
-        monkeypatch.setattr(hub.topics, "_open", swept)
-        client = await join(hub, View(("one", "two"), Filters(), "value", "error"))
+        monkeypatch.setattr(hub.topics, "_open_shared", open_and_sweep)
+        client = await subscribe_client(hub, View(("one", "two"), Filters(), "value", "error"))
         partitions = set(client.subscription.channel.tail.logs)
         assert partitions == {TopicPartition(t, p) for t in ("one", "two") for p in (0, 1)}
 
@@ -182,17 +192,17 @@ async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(
     """Its channel was made first, and, followed by nobody yet, swept away while Kafka was asked
     for the start: the client then followed a channel that nothing was published to."""
     embedded.create_topic("orders", 1)
-    async with hub_on(embedded) as hub:
-        await join(hub)
-        resolve = hub.archive.resolve
+    async with running_hub(embedded) as hub:
+        await subscribe_client(hub)
+        resolve = hub.backfill_reader.resolve_start
 
-        async def swept(*asked: Any) -> Any:
+        async def sweep_and_resolve(*asked: Any) -> Any:
             hub._sweep(asyncio.get_running_loop().time())
             return await resolve(*asked)
 
-        monkeypatch.setattr(hub.archive, "resolve", swept)
+        monkeypatch.setattr(hub.backfill_reader, "resolve_start", sweep_and_resolve)
         view = View(("orders",), Filters(), "envelope", "error")
-        client = await join(hub, view, Start(origin="earliest"))
+        client = await subscribe_client(hub, view, StreamStart(origin="earliest"))
         (shared,) = hub._tails.values()
         assert client.subscription.channel in shared.channels.values()
 
@@ -200,18 +210,18 @@ async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(
 async def test_the_cache_is_one_for_all_partitions_of_a_topic(embedded: EmbeddedKafka):
     """Each partition could hold all of it: twelve of them held twelve times as much."""
     embedded.create_topic("orders", partitions=4)
-    config = config_for(embedded.bootstrap, [{"name": "orders", "cache": {"bytes": "40KiB"}}])
-    async with cluster(embedded.bootstrap) as kafkas:
+    config = build_config(embedded.bootstrap, [{"name": "orders", "cache": {"bytes": "40KiB"}}])
+    async with open_cluster(embedded.bootstrap) as kafkas:
         hub = Hub(kafkas, Settings.model_validate(config))
         await hub.start()
         try:
-            client = await join(hub)
+            client = await subscribe_client(hub)
             for p in range(4):
-                many = [Sent(b"x" * 1000, None, p) for _ in range(30)]
-                await produce(embedded.bootstrap, "orders", many)
-            logs = [feed.log for feed in hub.feeds.by_partition.values()]
-            await until(lambda: all(log.next == 30 for log in logs), "the records")
-            await until(lambda: sum(log.bytes for log in logs) <= 40 * 1024, "less in memory")
+                many = [RecordToSend(b"x" * 1000, None, p) for _ in range(30)]
+                await produce_records(embedded.bootstrap, "orders", many)
+            logs = [feed.log for feed in hub.shared_reads.by_partition.values()]
+            await wait_until(lambda: all(log.next_offset == 30 for log in logs), "the records")
+            await wait_until(lambda: sum(log.bytes for log in logs) <= 40 * 1024, "less in memory")
             assert all(len(log) for log in logs), "each has its share"
             client.close()
         finally:

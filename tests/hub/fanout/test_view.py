@@ -17,7 +17,7 @@ LISTED = Filter(
     headers=(("region", Condition(one_of=("us", "eu", "asia"))),),
     fields=(("/n", Condition(bounds=(("lt", Decimal("2.50")), ("gt", 1)))),),
 )
-CHOSEN = View(("orders",), ADA.narrowed(Filters((LISTED,))), "value", "error", ("/a", "/b"))
+CHOSEN = View(("orders",), ADA.narrow(Filters((LISTED,))), "value", "error", ("/a", "/b"))
 
 
 def test_equal_views_are_one_channel():
@@ -39,8 +39,8 @@ def test_the_order_of_topics_is_not_seen():
         View(("orders", "refunds"), ADA, "envelope", "error"),
         View(("orders", "refunds"), ADA, "value", "base64"),
         View(("orders", "refunds"), ADA, "value", "error", ("/a",)),
-        View(("orders", "refunds"), ADA.narrowed(ADA), "value", "error"),
-        View(("orders", "refunds"), ADA.narrowed(Filters((LISTED,))), "value", "error"),
+        View(("orders", "refunds"), ADA.narrow(ADA), "value", "error"),
+        View(("orders", "refunds"), ADA.narrow(Filters((LISTED,))), "value", "error"),
     ],
     ids=["topics", "no filter", "filter", "format", "binary", "fields", "narrowed", "narrowest"],
 )

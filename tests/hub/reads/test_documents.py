@@ -10,7 +10,7 @@ from support.brokers import embedded_kafka
 from gateway.api.gateway import Gateway
 from gateway.config import Settings
 from gateway.errors import BrokerUnavailable, RequestError, UnknownTopic
-from gateway.hub.reads.documents import Documents
+from gateway.hub.reads.documents import DocumentReader
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "many": 1})
@@ -18,52 +18,54 @@ kafka = embedded_kafka({"orders": 3, "many": 1})
 TOPICS = [{"name": "orders"}, {"name": "many", "cache": {"bytes": "64KiB"}}]
 
 
-def settings(kafka: EmbeddedKafka) -> Settings:
+def build_settings(kafka: EmbeddedKafka) -> Settings:
     servers = {"servers": list(kafka.bootstrap), "topics": TOPICS}
     return Settings.model_validate({"kafka": servers})
 
 
 async def test_it_is_the_last_one_wherever_it_was_written(kafka: EmbeddedKafka):
-    async with Gateway(settings(kafka)) as gateway:
+    async with Gateway(build_settings(kafka)) as gateway:
         documents = gateway.hub.documents
-        assert await documents.latest("orders", b"a") is None
+        assert await documents.get_latest("orders", b"a") is None
         for partition in (0, 2, 1):
             await gateway.produce("orders", str(partition), key="a", partition=partition)
             await asyncio.sleep(0.002)  # their times are of whole milliseconds
         await gateway.produce("orders", "other", key="b")
-        found = await documents.latest("orders", b"a")
+        found = await documents.get_latest("orders", b"a")
         assert found is not None and found.value == b"1"
         await gateway.produce("orders", None, key="b")
-        assert await documents.latest("orders", b"b") is None
+        assert await documents.get_latest("orders", b"b") is None
 
 
 async def test_a_topic_is_read_once_for_many_questions(kafka: EmbeddedKafka):
-    async with Gateway(settings(kafka)) as gateway:
+    async with Gateway(build_settings(kafka)) as gateway:
         await gateway.produce("orders", "1", key="c")
-        await gateway.hub.documents.latest("orders", b"c")
-        asked = gateway.hub.archive.asked.total()
-        await asyncio.gather(*(gateway.hub.documents.latest("orders", b"c") for _ in range(100)))
-        assert gateway.hub.archive.asked.total() == asked
+        await gateway.hub.documents.get_latest("orders", b"c")
+        asked = gateway.hub.backfill_reader.read_counts.total()
+        await asyncio.gather(
+            *(gateway.hub.documents.get_latest("orders", b"c") for _ in range(100))
+        )
+        assert gateway.hub.backfill_reader.read_counts.total() == asked
 
 
 async def test_what_cannot_be_had_is_told(kafka: EmbeddedKafka):
-    async with Gateway(settings(kafka)) as gateway:
+    async with Gateway(build_settings(kafka)) as gateway:
         with pytest.raises(UnknownTopic):
-            await gateway.hub.documents.latest("nowhere", b"a")
+            await gateway.hub.documents.get_latest("nowhere", b"a")
         for n in range(32):
             await gateway.produce("many", bytes(4096), key=str(n))
         with pytest.raises(RequestError, match=r"cache\.bytes") as raised:
-            await gateway.hub.documents.latest("many", b"1")
+            await gateway.hub.documents.get_latest("many", b"1")
         assert raised.value.status == 503
 
 
 async def test_one_at_a_time_compares_and_writes_a_key(kafka: EmbeddedKafka):
-    async with Gateway(settings(kafka)) as gateway:
+    async with Gateway(build_settings(kafka)) as gateway:
         inside, most, others = 0, 0, 0
 
-        async def write(key: bytes) -> None:
+        async def write_key(key: bytes) -> None:
             nonlocal inside, most, others
-            async with gateway.hub.documents.alone("orders", key):
+            async with gateway.hub.documents.lock_key("orders", key):
                 inside += key == b"a"
                 others += key == b"b" and inside > 0
                 most = max(most, inside)
@@ -71,7 +73,7 @@ async def test_one_at_a_time_compares_and_writes_a_key(kafka: EmbeddedKafka):
                 await asyncio.sleep(0)
                 inside -= key == b"a"
 
-        await asyncio.gather(*(write(b"ab"[n % 2 : n % 2 + 1]) for n in range(40)))
+        await asyncio.gather(*(write_key(b"ab"[n % 2 : n % 2 + 1]) for n in range(40)))
         assert most == 1
         assert others, "another key had to wait"
 
@@ -86,8 +88,8 @@ async def test_where_keys_are_placed_no_other_partition_is_waited_for():
             await gateway.produce("orders", "1", key="a")
             for name in ("placed", "orders"):
                 kafka.lead(name, 1 - placed.partition, None)
-            found = await gateway.hub.documents.latest("placed", b"a")
+            found = await gateway.hub.documents.get_latest("placed", b"a")
             assert found is not None and found.value == b"1"
-            hasty = Documents(gateway.hub, patience=0.5)
+            hasty = DocumentReader(gateway.hub, timeout_s=0.5)
             with pytest.raises(BrokerUnavailable, match="try again"):
-                await hasty.latest("orders", b"a")
+                await hasty.get_latest("orders", b"a")

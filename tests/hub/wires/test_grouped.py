@@ -9,41 +9,41 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sse import parse
+from support.sse import parse_stream
 
-from gateway.core.channel.channel import Event
-from gateway.core.log.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
-from gateway.core.token.resume_token import seal
-from gateway.formats import format_for
-from gateway.hub.wires.chunked import Framed
+from gateway.core.channel.channel import ChannelEvent
+from gateway.core.log.record import Entry, Fault, Gap, GapReason, Ready, Record, TopicPartition
+from gateway.core.token.resume_token import seal_token
+from gateway.formats import create_format
+from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.grouped import MAX_PARTITIONS
-from gateway.hub.wires.gzip import Gzip
-from gateway.hub.wires.lines import Ndjson
-from gateway.hub.wires.sse import Sse
-from gateway.hub.wires.websocket import WebSocket
+from gateway.hub.wires.gzip import GzipWire
+from gateway.hub.wires.ndjson import NdjsonWire
+from gateway.hub.wires.sse import SseWire
+from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.wires.wire import Wire
-from gateway.wire.websocket import messages
+from gateway.wire.websocket import iter_texts
 
 VIEW = b"view0"
-VALUE = format_for("value")
+VALUE = create_format("value")
 
-Told = list[tuple[str, Any, str | None]]
+WireEvents = list[tuple[str, Any, str | None]]
 """Name, data and id of each event."""
 
 
-def of_sse(data: bytes) -> Told:
+def parse_sse(data: bytes) -> WireEvents:
     ids = set[str]()
-    found: Told = []
-    for event in parse(data):  # which has an event keep the id of the one before
+    found: WireEvents = []
+    for event in parse_stream(data):  # which has an event keep the id of the one before
         fresh = event.last_event_id not in ids
         ids.add(event.last_event_id)
-        body = event.data if event.type == "message" else json.loads(event.data)
-        found.append((event.type, body, event.last_event_id if fresh else None))
+        body = event.data if event.event_type == "message" else json.loads(event.data)
+        found.append((event.event_type, body, event.last_event_id if fresh else None))
     return found
 
 
-def of_lines(data: bytes) -> Told:
-    found: Told = []
+def parse_lines(data: bytes) -> WireEvents:
+    found: WireEvents = []
     for line in data.splitlines():
         members = json.loads(line)
         position = members.pop("@position", None)
@@ -52,9 +52,9 @@ def of_lines(data: bytes) -> Told:
     return found
 
 
-def of_messages(data: bytes) -> Told:
-    found: Told = []
-    for text in messages(data):
+def parse_messages(data: bytes) -> WireEvents:
+    found: WireEvents = []
+    for text in iter_texts(data):
         members = json.loads(text)
         name, position = members.pop("type"), members.pop("position", None)
         if name == "records":
@@ -65,9 +65,9 @@ def of_messages(data: bytes) -> Told:
 
 
 WIRES = {
-    "sse": (Sse(grouped=True), of_sse),
-    "ndjson": (Ndjson(positions=True, grouped=True), of_lines),
-    "websocket": (WebSocket(grouped=True), of_messages),
+    "sse": (SseWire(grouped=True), parse_sse),
+    "ndjson": (NdjsonWire(positions=True, grouped=True), parse_lines),
+    "websocket": (WebSocketWire(grouped=True), parse_messages),
 }
 EVERY = pytest.mark.parametrize("wire", WIRES)
 
@@ -84,24 +84,24 @@ def fault(number: int, cause: str = "access-denied") -> Fault:
     return Fault(partition(number), 5, 5, 0, cause)
 
 
-def rendered(wire: Wire, entries: Iterable[Entry]) -> bytes:
+def encode_entries(wire: Wire, entries: Iterable[Entry]) -> bytes:
     """Each with an id of its own, the number of its place."""
-    encoder = wire.encoder(VALUE)
+    encoder = wire.create_encoder(VALUE)
     events = [
-        Event(None, head, b"%d" % n)
+        ChannelEvent(None, head, b"%d" % n)
         for n, entry in enumerate(entries)
-        if (head := encoder.head(entry)) is not None
+        if (head := encoder.encode_entry(entry)) is not None
     ]
-    return encoder.render(events, VIEW)
+    return encoder.encode_events(events, VIEW)
 
 
-def told(wire: str, *entries: Entry) -> Told:
+def decode_entries(wire: str, *entries: Entry) -> WireEvents:
     made, read = WIRES[wire]
-    return read(rendered(made, entries))
+    return read(encode_entries(made, entries))
 
 
-def id_of(place: int) -> str:
-    return seal(b"%d" % place, VIEW).decode()
+def build_id(place: int) -> str:
+    return seal_token(b"%d" % place, VIEW).decode()
 
 
 @EVERY
@@ -114,7 +114,7 @@ def test_many_that_are_ready_are_one_event_with_the_id_of_the_last(wire: str):
             {"topic": "orders", "resolved": "approximate", "partitions": [2], "offsets": [12]},
         ]
     }
-    assert told(wire, *entries) == [("partitions-ready", data, id_of(3))]
+    assert decode_entries(wire, *entries) == [("partitions-ready", data, build_id(3))]
 
 
 @EVERY
@@ -126,34 +126,34 @@ def test_many_that_cannot_be_read_are_one_event_by_topic_and_cause(wire: str):
             {"topic": "orders", "code": "unknown-topic", "partitions": [1]},
         ]
     }
-    assert told(wire, *entries) == [("partitions-error", data, id_of(2))]
+    assert decode_entries(wire, *entries) == [("partitions-error", data, build_id(2))]
 
 
 @EVERY
 def test_one_alone_is_as_on_any_wire(wire: str):
-    (first, second) = told(wire, ready(3), fault(4))
+    (first, second) = decode_entries(wire, ready(3), fault(4))
     assert first == (
         "ready",
         {"topic": "orders", "partition": 3, "offset": 13, "resolved": "exact"},
-        id_of(0),
+        build_id(0),
     )
-    assert (second[0], second[1]["partition"], second[2]) == ("error", 4, id_of(1))
+    assert (second[0], second[1]["partition"], second[2]) == ("error", 4, build_id(1))
 
 
 @EVERY
 def test_what_stands_between_keeps_its_place(wire: str):
     record = Record(partition(0), 4, 0, 0, b"ada", b"1")
-    gap = Gap(partition(1), 5, 9, 0, Reason.RETENTION)
+    gap = Gap(partition(1), 5, 9, 0, GapReason.RETENTION)
     entries = [ready(0), ready(1), record, ready(2), ready(3), fault(2), fault(3), gap, ready(4)]
-    found = told(wire, *entries)
+    found = decode_entries(wire, *entries)
     names = ["partitions-ready", "message", "partitions-ready", "partitions-error", "gap", "ready"]
     assert [name for name, _, _ in found] == names
-    assert [position for _, _, position in found] == [id_of(n) for n in (1, 2, 4, 6, 7, 8)]
+    assert [position for _, _, position in found] == [build_id(n) for n in (1, 2, 4, 6, 7, 8)]
 
 
 @EVERY
 def test_one_event_is_of_so_many_partitions_at_most(wire: str):
-    every = told(wire, *map(ready, range(2 * MAX_PARTITIONS + 1)))
+    every = decode_entries(wire, *map(ready, range(2 * MAX_PARTITIONS + 1)))
     assert [name for name, _, _ in every] == ["partitions-ready", "partitions-ready", "ready"]
     sizes = [len(data["topics"][0]["partitions"]) for _, data, _ in every[:2]]
     assert sizes == [MAX_PARTITIONS, MAX_PARTITIONS]
@@ -171,19 +171,19 @@ def test_the_last_fault_of_each_partition_wins(wire: str):
             {"topic": "orders", "code": "access-denied", "partitions": [1]},
         ]
     }
-    assert told(wire, *entries) == [("partitions-error", data, id_of(3))]
+    assert decode_entries(wire, *entries) == [("partitions-error", data, build_id(3))]
 
 
 @EVERY
 def test_one_partition_that_is_told_twice_is_alone(wire: str):
-    ((name, data, position),) = told(wire, fault(4), fault(4, "unknown-topic"))
-    assert (name, data["code"], position) == ("error", "unknown-topic", id_of(1))
+    ((name, data, position),) = decode_entries(wire, fault(4), fault(4, "unknown-topic"))
+    assert (name, data["code"], position) == ("error", "unknown-topic", build_id(1))
 
 
 State = dict[tuple[str, int], tuple[Any, ...]]
 
 
-def state_of(found: Told) -> State:
+def build_state(found: WireEvents) -> State:
     """Return what a client knows of each partition that reads events and their groups in order."""
     state: State = {}
     for name, data, _ in found:
@@ -209,42 +209,44 @@ runs = st.lists(
 @EVERY
 @given(entries=runs)
 def test_grouped_or_not_each_partition_ends_at_the_same_state(wire: str, entries: list[Entry]):
-    plain = {"sse": Sse(), "ndjson": Ndjson(positions=True), "websocket": WebSocket()}[wire]
-    alone = WIRES[wire][1](rendered(plain, entries))
-    grouped = told(wire, *entries)
-    assert state_of(grouped) == state_of(alone)
+    plain = {"sse": SseWire(), "ndjson": NdjsonWire(positions=True), "websocket": WebSocketWire()}[
+        wire
+    ]
+    alone = WIRES[wire][1](encode_entries(plain, entries))
+    grouped = decode_entries(wire, *entries)
+    assert build_state(grouped) == build_state(alone)
     assert [each[2] for each in grouped[-1:]] == [each[2] for each in alone[-1:]]
 
 
 def test_ids_that_are_not_sent_with_each_event_are_the_last_there_is():
-    encoder = Sse(grouped=True).encoder(VALUE)
-    heads = [encoder.head(ready(n)) or b"" for n in range(3)]
+    encoder = SseWire(grouped=True).create_encoder(VALUE)
+    heads = [encoder.encode_entry(ready(n)) or b"" for n in range(3)]
     texts = [None, b"1", None]
-    events = [Event(None, head, text) for head, text in zip(heads, texts, strict=True)]
-    ((_, _, position),) = of_sse(encoder.render(events, VIEW))
-    assert position == id_of(1)
+    events = [ChannelEvent(None, head, text) for head, text in zip(heads, texts, strict=True)]
+    ((_, _, position),) = parse_sse(encoder.encode_events(events, VIEW))
+    assert position == build_id(1)
 
 
 def test_lines_without_positions_tell_errors_alone():
     entries = [ready(0), ready(1), fault(0), fault(1)]
-    (line,) = rendered(Ndjson(grouped=True), entries).splitlines()
+    (line,) = encode_entries(NdjsonWire(grouped=True), entries).splitlines()
     assert list(json.loads(line)) == ["@partitions-error"]
 
 
 def test_that_partitions_are_ready_is_nothing_that_a_page_waits_for():
-    wire = Ndjson(positions=True, grouped=True)
-    assert not wire.tells(rendered(wire, [ready(0), ready(1)]))
-    assert wire.tells(rendered(wire, [fault(0), fault(1)]))
+    wire = NdjsonWire(positions=True, grouped=True)
+    assert not wire.has_content(encode_entries(wire, [ready(0), ready(1)]))
+    assert wire.has_content(encode_entries(wire, [fault(0), fault(1)]))
 
 
-@pytest.mark.parametrize("wire", [Sse(), Ndjson(positions=True), WebSocket()])
+@pytest.mark.parametrize("wire", [SseWire(), NdjsonWire(positions=True), WebSocketWire()])
 def test_who_did_not_ask_for_it_gets_one_event_each(wire: Wire):
-    data = rendered(wire, map(ready, range(100)))
+    data = encode_entries(wire, map(ready, range(100)))
     assert data.count(b'"partition":') == 100 and b"partitions-ready" not in data
 
 
-@pytest.mark.parametrize("around", [Framed, Gzip])
+@pytest.mark.parametrize("around", [ChunkedWire, GzipWire])
 def test_wires_around_others_group_as_well(around: Any):
-    wire = around(Sse(grouped=True))
-    assert wire != around(Sse())
-    assert len(rendered(wire, map(ready, range(100)))) < 2_000
+    wire = around(SseWire(grouped=True))
+    assert wire != around(SseWire())
+    assert len(encode_entries(wire, map(ready, range(100)))) < 2_000

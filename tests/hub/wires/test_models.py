@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.registry import Registry
-from support.served import served
+from support.app_server import running_app
+from support.registry import FakeRegistry
 
 from gateway.config import Settings, Topic
-from gateway.core.log.record import Entry, Gap, Reason, Record, Skip, TopicPartition
+from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
 from gateway.errors import RegistryUnavailable, RequestError
-from gateway.formats import format_for
-from gateway.formats.invalid import Invalid, Raw, checked
+from gateway.formats import create_format
+from gateway.formats.invalid_values import InvalidValue, RawValue, wrap_format
 from gateway.hub.wires.models import Models
 
 TP = TopicPartition("orders", 0)
@@ -26,20 +26,20 @@ def record(offset: int, value: bytes | None, key: bytes | None = None) -> Record
 
 
 @pytest.fixture
-async def fake() -> Registry:
-    made = Registry()
-    made.register("orders-value", '"int"')
-    made.register("orders-value", '"string"')
+async def fake() -> FakeRegistry:
+    made = FakeRegistry()
+    made.register_schema("orders-value", '"int"')
+    made.register_schema("orders-value", '"string"')
     return made
 
 
 @pytest.fixture
-async def url(fake: Registry) -> AsyncIterator[str]:
-    async with served(fake.app) as url:
+async def url(fake: FakeRegistry) -> AsyncIterator[str]:
+    async with running_app(fake.app) as url:
         yield url
 
 
-def models(url: str, on_invalid: str = "error", key: str = "bytes") -> Models:
+def running_models(url: str, on_invalid: str = "error", key: str = "bytes") -> Models:
     value = {"model": "avro", "catalog": "r", "onInvalid": on_invalid}
     topic: dict[str, Any] = {"name": "orders", "value": value, "key": {"model": key}}
     settings = Settings.model_validate(
@@ -49,14 +49,14 @@ def models(url: str, on_invalid: str = "error", key: str = "bytes") -> Models:
         }
     )
     kafka = settings.clusters[""]
-    return Models(settings, lambda name: kafka.topic(name) or Topic(name=name))
+    return Models(settings, lambda name: kafka.find_topic(name) or Topic(name=name))
 
 
-async def test_what_comes_before_an_unknown_schema_is_handed_on(fake: Registry, url: str):
-    made = models(url)
-    understand = made.of("orders")
+async def test_what_comes_before_an_unknown_schema_is_handed_on(fake: FakeRegistry, url: str):
+    made = running_models(url)
+    understand = made.get_topic_model("orders")
     assert understand is not None
-    gap = Gap(TP, 0, 1, 3, Reason.RETENTION)
+    gap = Gap(TP, 0, 1, 3, GapReason.RETENTION)
     entries: list[Entry] = [gap, record(1, None), record(2, GOOD), record(3, OTHER)]
     found, ask = understand(entries)
     assert (list(found), ask is not None) == ([gap, record(1, None)], True)
@@ -69,25 +69,25 @@ async def test_what_comes_before_an_unknown_schema_is_handed_on(fake: Registry, 
     await made.close()
 
 
-async def test_a_registry_that_is_away_is_told_to_who_asks(fake: Registry, url: str):
-    made = models(url)
-    understand = made.of("orders")
+async def test_a_registry_that_is_away_is_told_to_who_asks(fake: FakeRegistry, url: str):
+    made = running_models(url)
+    understand = made.get_topic_model("orders")
     assert understand is not None
-    fake.status = 503
+    fake.error_status = 503
     found, ask = understand([record(1, GOOD)])
     assert not found and ask is not None
     with pytest.raises(RegistryUnavailable):
         await ask()
     with pytest.raises(RequestError) as told:
-        await made.written("orders", None, b"5")
+        await made.encode_record("orders", None, b"5")
     assert (told.value.status, told.value.retry_after) == (503, 1.0)
     await made.close()
 
 
-@pytest.mark.parametrize(("on_invalid", "kind"), [("error", Invalid), ("raw", Raw)])
+@pytest.mark.parametrize(("on_invalid", "kind"), [("error", InvalidValue), ("raw", RawValue)])
 async def test_what_is_none_of_it_keeps_its_bytes(url: str, on_invalid: str, kind: type):
-    made = models(url, on_invalid)
-    understand = made.of("orders")
+    made = running_models(url, on_invalid)
+    understand = made.get_topic_model("orders")
     assert understand is not None
     ((found,), ask) = understand([record(1, BAD)])
     assert isinstance(found, Record) and ask is None
@@ -96,7 +96,7 @@ async def test_what_is_none_of_it_keeps_its_bytes(url: str, on_invalid: str, kin
 
 
 async def test_what_is_skipped_leaves_no_hole(url: str):
-    understand = models(url, "skip").of("orders")
+    understand = running_models(url, "skip").get_topic_model("orders")
     assert understand is not None
     assert list(understand([record(1, BAD), record(2, None)]).entries) == [
         Skip(TP, 1, 2, 3), record(2, None),
@@ -104,25 +104,25 @@ async def test_what_is_skipped_leaves_no_hole(url: str):
 
 
 async def test_a_key_that_is_none_of_its_model_makes_the_record_invalid(url: str):
-    understand = models(url, key="long").of("orders")
+    understand = running_models(url, key="long").get_topic_model("orders")
     assert understand is not None
     good = record(1, None, (7).to_bytes(8, "big"))
     found = understand([good, record(2, None, b"x")]).entries
     assert isinstance(found[0], Record) and found[0].key == b"7"
-    assert isinstance(found[1], Record) and isinstance(found[1].value, Invalid)
-    assert found[1].value.why.startswith("its key: model long has 8 bytes")
+    assert isinstance(found[1], Record) and isinstance(found[1].value, InvalidValue)
+    assert found[1].value.reason.startswith("its key: model long has 8 bytes")
 
 
 async def test_topics_that_are_passed_on_as_they_are_cost_nothing(url: str):
-    assert models(url).of("else") is None
+    assert running_models(url).get_topic_model("else") is None
 
 
 @pytest.mark.parametrize("name", ["value", "envelope", "cloudevents"])
 def test_an_invalid_record_is_an_error_event_in_every_format(name: str):
-    shown = checked(format_for(name), name)
-    kind, payload = shown(record(4, Invalid.of(BAD, "why not")))
+    shown = wrap_format(create_format(name), name)
+    kind, payload = shown(record(4, InvalidValue.create(BAD, "why not")))
     told = json.loads(payload)
     assert kind == "error"
     assert (told["code"], told["offset"]) == ("value-invalid", 4)
     assert "why not" in told["message"]
-    assert shown(record(4, b"{}")) == format_for(name)(record(4, b"{}"))
+    assert shown(record(4, b"{}")) == create_format(name)(record(4, b"{}"))

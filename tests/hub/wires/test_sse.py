@@ -3,58 +3,67 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.sse import parse
+from support.sse import parse_stream
 
-from gateway.core.channel.channel import Event
-from gateway.core.log.record import Entry, Fault, Gap, Ready, Reason, Record, Skip, TopicPartition
-from gateway.core.token.resume_token import seal
-from gateway.formats import format_for
+from gateway.core.channel.channel import ChannelEvent
+from gateway.core.log.record import (
+    Entry,
+    Fault,
+    Gap,
+    GapReason,
+    Ready,
+    Record,
+    Skip,
+    TopicPartition,
+)
+from gateway.core.token.resume_token import seal_token
+from gateway.formats import create_format
 from gateway.hub.wires.sse import SseEncoder
 
 TP = TopicPartition("orders", 7)
 WHERE = {"topic": "orders", "partition": 7}
-SSE = SseEncoder(format_for("value"))
+SSE = SseEncoder(create_format("value"))
 VIEW = b"view0"
-ID = seal(b"text", VIEW).decode()
+ID = seal_token(b"text", VIEW).decode()
 
 
-def rendered(*events: tuple[bytes, bytes | None]) -> bytes:
+def encode_events(*events: tuple[bytes, bytes | None]) -> bytes:
     """Heads, and the text of their ids."""
-    return SSE.render([Event(None, head, text) for head, text in events], VIEW)
+    return SSE.encode_events([ChannelEvent(None, head, text) for head, text in events], VIEW)
 
 
-def told(entry: Entry) -> tuple[str, str]:
+def parse_entry(entry: Entry) -> tuple[str, str]:
     """Name and data of the event that an entry becomes."""
-    head = SSE.head(entry)
+    head = SSE.encode_entry(entry)
     assert head is not None
-    (event,) = parse(rendered((head, b"text")))
+    (event,) = parse_stream(encode_events((head, b"text")))
     assert event.last_event_id == ID
-    return event.type, event.data
+    return event.event_type, event.data
 
 
 def test_a_record_goes_out_under_the_name_that_onmessage_hears():
-    assert told(Record(TP, 4, 0, 0, b"ada", b"paid")) == ("message", "paid")
+    assert parse_entry(Record(TP, 4, 0, 0, b"ada", b"paid")) == ("message", "paid")
 
 
 def test_a_tombstone_is_a_delete_of_its_key():
-    name, data = told(Record(TP, 4, 0, 0, b"ada", None))
+    name, data = parse_entry(Record(TP, 4, 0, 0, b"ada", None))
     assert (name, json.loads(data)) == ("delete", {"key": "ada"})
 
 
-@pytest.mark.parametrize("reason", Reason)
-def test_a_gap_says_from_which_offset_to_which_and_why(reason: Reason):
-    name, data = told(Gap(TP, 5, 9, 0, reason))
+@pytest.mark.parametrize("reason", GapReason)
+def test_a_gap_says_from_which_offset_to_which_and_why(reason: GapReason):
+    name, data = parse_entry(Gap(TP, 5, 9, 0, reason))
     assert (name, json.loads(data)) == ("gap", {**WHERE, "from": 5, "to": 9, "reason": reason})
 
 
 @pytest.mark.parametrize(("approximate", "resolved"), [(False, "exact"), (True, "approximate")])
 def test_ready_says_where_the_partition_goes_on_and_how_that_was_found(approximate, resolved):
-    name, data = told(Ready(TP, 5, 5, 0, approximate))
+    name, data = parse_entry(Ready(TP, 5, 5, 0, approximate))
     assert (name, json.loads(data)) == ("ready", {**WHERE, "offset": 5, "resolved": resolved})
 
 
 def test_a_fault_names_its_cause_and_that_the_stream_goes_on():
-    name, data = told(Fault(TP, 5, 5, 0, "access-denied"))
+    name, data = parse_entry(Fault(TP, 5, 5, 0, "access-denied"))
     error = json.loads(data)
     assert name == "error"
     assert error.pop("message").endswith("the stream goes on by itself")
@@ -62,15 +71,15 @@ def test_a_fault_names_its_cause_and_that_the_stream_goes_on():
 
 
 def test_offsets_that_hold_nothing_are_not_told():
-    assert SSE.head(Skip(TP, 5, 9, 0)) is None
+    assert SSE.encode_entry(Skip(TP, 5, 9, 0)) is None
 
 
 def test_a_position_alone_is_an_event_with_data_or_some_clients_would_ignore_its_id():
-    (event,) = parse(rendered((SSE.position(), b"text")))
-    assert (event.type, event.data, event.last_event_id) == ("position", "{}", ID)
+    (event,) = parse_stream(encode_events((SSE.encode_position(), b"text")))
+    assert (event.event_type, event.data, event.last_event_id) == ("position", "{}", ID)
 
 
 def test_an_event_without_an_id_leaves_the_clients_last_one_in_place():
-    record = SSE.head(Record(TP, 4, 0, 0, None, b"x")) or b""
-    first, second = parse(rendered((record, b"text"), (record, None)))
+    record = SSE.encode_entry(Record(TP, 4, 0, 0, None, b"x")) or b""
+    first, second = parse_stream(encode_events((record, b"text"), (record, None)))
     assert (first.last_event_id, second.last_event_id) == (ID, ID)

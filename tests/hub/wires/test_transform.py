@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config import Transform
-from gateway.core.log.record import Gap, Reason, Record, TopicPartition
+from gateway.core.log.record import Gap, GapReason, Record, TopicPartition
 from gateway.hub.wires.transform import Transformer
 
 TP = TopicPartition("orders", 0)
@@ -41,5 +41,5 @@ def test_a_value_that_is_not_json_passes_as_it_is(value: bytes | None):
 
 
 def test_what_is_no_record_passes_as_it_is():
-    gap = Gap(TP, 1, 2, 0, Reason.CORRUPT)
+    gap = Gap(TP, 1, 2, 0, GapReason.CORRUPT)
     assert TRANSFORM(gap) is gap

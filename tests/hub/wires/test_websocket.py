@@ -5,33 +5,33 @@ from typing import Any
 
 import orjson
 import pytest
-from support.one_client import client_of, write
-from support.outlet import Outlet
-from support.until import until
+from support.outlet import FakeOutlet
+from support.single_client import create_client, write_records
+from support.waiting import wait_until
 from websockets.client import ClientProtocol
 from websockets.extensions.permessage_deflate import PerMessageDeflate
 from websockets.frames import Frame
 from websockets.protocol import OPEN
 from websockets.uri import parse_uri
 
-from gateway.core.channel.channel import Event
-from gateway.core.log.record import Gap, Ready, Reason, Record, Skip, TopicPartition
-from gateway.core.token.resume_token import seal
-from gateway.formats import format_for
+from gateway.core.channel.channel import ChannelEvent
+from gateway.core.log.record import Gap, GapReason, Ready, Record, Skip, TopicPartition
+from gateway.core.token.resume_token import seal_token
+from gateway.formats import create_format
 from gateway.hub.fanout.client import Client
-from gateway.hub.wires.websocket import BATCH, WebSocket, label_member
-from gateway.wire.websocket import deflated, insert_member
+from gateway.hub.wires.websocket import MAX_BATCH_BYTES, WebSocketWire, encode_label
+from gateway.wire.websocket import encode_deflated_text, insert_member
 
 TP = TopicPartition("orders", 7)
 VIEW = b"view0"
-OWN, LABELLED = WebSocket(), WebSocket(labelled=True)
+OWN, LABELLED = WebSocketWire(), WebSocketWire(labelled=True)
 
 
 def record(offset: int, value: bytes | None = b'{"n": 1}') -> Record:
     return Record(TP, offset, 0, 0, b"ada", value)
 
 
-def told(data: bytes, deflate: bool = False) -> list[Any]:
+def decode_frames(data: bytes, deflate: bool = False) -> list[Any]:
     """The messages of frames, as a client's library reads them."""
     client = ClientProtocol(parse_uri("ws://localhost/"), state=OPEN)
     if deflate:
@@ -43,92 +43,101 @@ def told(data: bytes, deflate: bool = False) -> list[Any]:
     return [orjson.loads(each.data) for each in frames if isinstance(each, Frame)]
 
 
-def sent(wire: WebSocket, *entries: tuple[Any, bytes | None], format: str = "value") -> list[Any]:
-    encoder = wire.encoder(format_for(format))
-    events = [Event(None, encoder.head(entry) or b"", text) for entry, text in entries]
-    return told(written(wire, encoder.render(events, VIEW)), wire.deflate)
+def encode_messages(
+    wire: WebSocketWire, *entries: tuple[Any, bytes | None], format: str = "value"
+) -> list[Any]:
+    encoder = wire.create_encoder(create_format(format))
+    events = [
+        ChannelEvent(None, encoder.encode_entry(entry) or b"", text) for entry, text in entries
+    ]
+    return decode_frames(insert_label(wire, encoder.encode_events(events, VIEW)), wire.deflate)
 
 
-def written(wire: WebSocket, data: bytes) -> bytes:
+def insert_label(wire: WebSocketWire, data: bytes) -> bytes:
     """The frames as the socket of subscription 'a' is given them."""
-    return insert_member(data, label_member("a")) if wire.labelled else data
+    return insert_member(data, encode_label("a")) if wire.labelled else data
 
 
-def position(text: bytes) -> str:
-    return seal(text, VIEW).decode()
+def build_position(text: bytes) -> str:
+    return seal_token(text, VIEW).decode()
 
 
 def test_a_run_of_records_is_one_message_with_the_position_after_the_last():
-    assert sent(LABELLED, (record(1), b"one"), (record(2, b"paid"), b"two")) == [
-        {"type": "records", "id": "a", "records": [{"n": 1}, "paid"], "position": position(b"two")}
+    assert encode_messages(LABELLED, (record(1), b"one"), (record(2, b"paid"), b"two")) == [
+        {
+            "type": "records",
+            "id": "a",
+            "records": [{"n": 1}, "paid"],
+            "position": build_position(b"two"),
+        }
     ]
 
 
 def test_the_socket_of_a_routes_own_path_needs_no_id():
-    assert sent(OWN, (record(1), b"one")) == [
-        {"type": "records", "records": [{"n": 1}], "position": position(b"one")}
+    assert encode_messages(OWN, (record(1), b"one")) == [
+        {"type": "records", "records": [{"n": 1}], "position": build_position(b"one")}
     ]
 
 
 def test_what_is_no_record_is_a_message_in_its_place_among_them():
-    gap = Gap(TP, 2, 5, 0, Reason.RETENTION)
-    said = sent(OWN, (record(1), b"one"), (gap, b"gap"), (record(5), b"five"))
+    gap = Gap(TP, 2, 5, 0, GapReason.RETENTION)
+    said = encode_messages(OWN, (record(1), b"one"), (gap, b"gap"), (record(5), b"five"))
     assert [each["type"] for each in said] == ["records", "gap", "records"]
     where = {"topic": "orders", "partition": 7, "from": 2, "to": 5, "reason": "retention"}
-    assert said[1] == {"type": "gap", **where, "position": position(b"gap")}
+    assert said[1] == {"type": "gap", **where, "position": build_position(b"gap")}
 
 
 def test_a_tombstone_is_a_delete_with_what_sse_tells_of_it():
-    assert sent(LABELLED, (record(1, None), b"one")) == [
-        {"type": "delete", "id": "a", "record": {"key": "ada"}, "position": position(b"one")}
+    assert encode_messages(LABELLED, (record(1, None), b"one")) == [
+        {"type": "delete", "id": "a", "record": {"key": "ada"}, "position": build_position(b"one")}
     ]
 
 
 def test_numbers_stay_as_they_were_written():
-    encoder = OWN.encoder(format_for("value"))
-    data = encoder.render(
-        [Event(None, encoder.head(record(1, b'{"n": 1.10}\n')) or b"", None)], VIEW
+    encoder = OWN.create_encoder(create_format("value"))
+    data = encoder.encode_events(
+        [ChannelEvent(None, encoder.encode_entry(record(1, b'{"n": 1.10}\n')) or b"", None)], VIEW
     )
     assert b'"records":[{"n": 1.10} ]' in data
 
 
 def test_a_value_that_is_no_text_is_an_error_in_its_place():
-    (error,) = sent(LABELLED, (record(1, b"\xff"), b"one"))
+    (error,) = encode_messages(LABELLED, (record(1, b"\xff"), b"one"))
     assert (error["type"], error["id"], error["code"]) == ("error", "a", "value-not-text")
 
 
 def test_an_envelope_is_the_object_that_sse_has():
-    (message,) = sent(OWN, (record(1), None), format="envelope")
-    _, payload = format_for("envelope")(record(1))
+    (message,) = encode_messages(OWN, (record(1), None), format="envelope")
+    _, payload = create_format("envelope")(record(1))
     assert message == {"type": "records", "records": [json.loads(payload)]}
 
 
 def test_where_not_every_record_has_a_position_it_is_still_that_after_the_last_of_a_message():
-    said = sent(OWN, (record(1), None), (record(2), b"two"), (record(3), None))
+    said = encode_messages(OWN, (record(1), None), (record(2), b"two"), (record(3), None))
     assert [(len(each["records"]), each.get("position")) for each in said] == [
-        (2, position(b"two")), (1, None)
+        (2, build_position(b"two")), (1, None)
     ]  # fmt: skip
 
 
 def test_a_long_run_is_cut_into_several_messages():
-    size = BATCH // 4
+    size = MAX_BATCH_BYTES // 4
     long = [(record(n, b'"%b"' % (b"x" * size)), b"%d" % n) for n in range(10)]
-    said = sent(OWN, *long)
+    said = encode_messages(OWN, *long)
     assert sum(len(each["records"]) for each in said) == 10
     assert max(len(each["records"]) for each in said) <= 6
-    assert [each["position"] for each in said][-1] == position(b"9")
+    assert [each["position"] for each in said][-1] == build_position(b"9")
 
 
 def test_ready_has_no_position_and_holes_are_not_told():
-    (ready,) = sent(LABELLED, (Ready(TP, 3, 3, 0), None))
+    (ready,) = encode_messages(LABELLED, (Ready(TP, 3, 3, 0), None))
     assert ready["type"] == "ready" and "position" not in ready
-    assert OWN.encoder(format_for("value")).head(Skip(TP, 1, 2, 0)) is None
+    assert OWN.create_encoder(create_format("value")).encode_entry(Skip(TP, 1, 2, 0)) is None
 
 
 def test_frames_are_compressed_where_the_client_takes_that():
-    wire = WebSocket(deflate=True)
+    wire = WebSocketWire(deflate=True)
     records = [(record(n, b'{"name": "the same again and again"}'), b"%d" % n) for n in range(50)]
-    assert len(sent(wire, *records)[0]["records"]) == 50
+    assert len(encode_messages(wire, *records)[0]["records"]) == 50
 
 
 async def test_a_message_is_compressed_once_for_all_and_a_small_one_not_at_all(
@@ -136,28 +145,36 @@ async def test_a_message_is_compressed_once_for_all_and_a_small_one_not_at_all(
 ):
     made: list[bytes] = []
 
-    def counting(payload: bytes) -> bytes:
+    def record_payload(payload: bytes) -> bytes:
         made.append(payload)
-        return deflated(payload)
+        return encode_deflated_text(payload)
 
-    outlets = [Outlet() for _ in range(3)]
+    outlets = [FakeOutlet() for _ in range(3)]
     clients: list[Client] = []
     for outlet in outlets:
-        clients.append(client_of(WebSocket(deflate=True), beside=clients[0] if clients else None))
+        clients.append(
+            create_client(WebSocketWire(deflate=True), sibling=clients[0] if clients else None)
+        )
         clients[-1].attach(outlet)
-    await until(lambda: all(client._fan is not None for client in clients), "all ride")
-    monkeypatch.setattr("gateway.hub.wires.websocket.deflated", counting)
+    await wait_until(
+        lambda: all(client._receiver_group is not None for client in clients), "all ride"
+    )
+    monkeypatch.setattr("gateway.hub.wires.websocket.encode_deflated_text", record_payload)
     for n, (value, first) in enumerate(((b'"%b"' % (b"x" * 1000), 0xC1), (b"1", 0x81)), start=2):
-        write(clients[0], value)
-        await until(lambda n=n: all(len(outlet.got) == n for outlet in outlets), "the message")
-        assert len({id(outlet.got[-1]) for outlet in outlets}) == 1
-        assert outlets[0].got[-1][0] == first
+        write_records(clients[0], value)
+        await wait_until(
+            lambda n=n: all(len(outlet.chunks) == n for outlet in outlets), "the message"
+        )
+        assert len({id(outlet.chunks[-1]) for outlet in outlets}) == 1
+        assert outlets[0].chunks[-1][0] == first
         assert len(made) == n - 1
 
 
 def test_begin_says_where_it_begins_and_end_why():
-    (begin,) = told(written(LABELLED, LABELLED.begin({"topics": []}, b"t", refused=False)))
+    (begin,) = decode_frames(
+        insert_label(LABELLED, LABELLED.encode_begin({"topics": []}, b"t", position_refused=False))
+    )
     assert begin == {"type": "begin", "id": "a", "topics": [], "position": "t"}
-    assert told(written(LABELLED, LABELLED.end("until", b"t"))) == [
+    assert decode_frames(insert_label(LABELLED, LABELLED.encode_end("until", b"t"))) == [
         {"type": "end", "id": "a", "reason": "until", "position": "t"}
     ]

@@ -5,14 +5,19 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
-from support.reading import cluster
-from support.records import Sent, produce, transaction
-from support.until import until
+from support.records import RecordToSend, open_transaction, produce_records
+from support.topic_reads import open_cluster
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
-from gateway.core.produce.idempotency import Key, Once, Written, digest
+from gateway.core.produce.idempotency import (
+    IdempotencyKey,
+    IdempotencyWindow,
+    RecordLocation,
+    hash_record,
+)
 from gateway.hub.writes import idempotency_log as seen
-from gateway.hub.writes.idempotency_log import Seen
+from gateway.hub.writes.idempotency_log import IdempotencyLog
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -20,22 +25,29 @@ T = TopicPartition("t", 0)
 
 
 @asynccontextmanager
-async def seeing(
+async def running_log(
     bootstrap: Sequence[str], tp: TopicPartition = T
-) -> AsyncIterator[tuple[Cluster, Seen, Once[object]]]:
-    once: Once[object] = Once()
-    async with cluster(bootstrap, tp.topic, metadata_max_age=0.1) as kafkas, asyncio.timeout(60):
-        yield kafkas, Seen(kafkas, tp, once, 600.0), once
+) -> AsyncIterator[tuple[Cluster, IdempotencyLog, IdempotencyWindow[object]]]:
+    once: IdempotencyWindow[object] = IdempotencyWindow()
+    async with (
+        open_cluster(bootstrap, tp.topic, metadata_max_age=0.1) as kafkas,
+        asyncio.timeout(60),
+    ):
+        yield kafkas, IdempotencyLog(kafkas, tp, once, 600.0), once
 
 
-def keyed(text: str, value: bytes = b"v", scope: str | None = None) -> Sent:
+def build_keyed_record(text: str, value: bytes = b"v", scope: str | None = None) -> RecordToSend:
     own = [("idempotency-key", text.encode())]
     own += [("idempotency-scope", scope.encode())] if scope is not None else []
-    return Sent(value, b"k", 0, headers=(("h", b"x"), *own))
+    return RecordToSend(value, b"k", 0, headers=(("h", b"x"), *own))
 
 
-def known(once: Once[object], text: str, scope: str = "", topic: str = "t") -> Written | None:
-    return once.known(Key(topic, scope, text), digest(b"k", b"v", [("h", b"x")]), 0.0)
+def lookup_written(
+    once: IdempotencyWindow[object], text: str, scope: str = "", topic: str = "t"
+) -> RecordLocation | None:
+    return once.lookup_written(
+        IdempotencyKey(topic, scope, text), hash_record(b"k", b"v", [("h", b"x")]), 0.0
+    )
 
 
 @pytest.fixture
@@ -45,82 +57,93 @@ def one(embedded: EmbeddedKafka) -> EmbeddedKafka:
 
 
 async def test_the_keys_in_the_log_are_known_with_their_scope_and_record(one):
-    await produce(one.bootstrap, "t", [keyed("1"), Sent(b"plain"), keyed("2", scope="/a")])
-    async with seeing(one.bootstrap) as (_, log, once):
+    await produce_records(
+        one.bootstrap,
+        "t",
+        [build_keyed_record("1"), RecordToSend(b"plain"), build_keyed_record("2", scope="/a")],
+    )
+    async with running_log(one.bootstrap) as (_, log, once):
         await log.catch_up()
-        assert known(once, "1") == Written(0, 0)
-        assert known(once, "2", "/a") == Written(0, 2)
-        assert known(once, "2") is None
+        assert lookup_written(once, "1") == RecordLocation(0, 0)
+        assert lookup_written(once, "2", "/a") == RecordLocation(0, 2)
+        assert lookup_written(once, "2") is None
         assert len(once) == 2
 
 
 async def test_an_empty_log_has_none(one):
-    async with seeing(one.bootstrap) as (kafkas, log, once):
+    async with running_log(one.bootstrap) as (kafkas, log, once):
         await log.catch_up()
-        assert (len(once), kafkas.requests["Fetch"]) == (0, 0)
+        assert (len(once), kafkas.request_counts["Fetch"]) == (0, 0)
 
 
 async def test_only_what_is_new_is_read_again(one):
-    await produce(one.bootstrap, "t", [keyed("1")])
-    async with seeing(one.bootstrap) as (kafkas, log, once):
+    await produce_records(one.bootstrap, "t", [build_keyed_record("1")])
+    async with running_log(one.bootstrap) as (kafkas, log, once):
         await log.catch_up()
-        await produce(one.bootstrap, "t", [keyed("2")])
-        fetches = kafkas.requests["Fetch"]
+        await produce_records(one.bootstrap, "t", [build_keyed_record("2")])
+        fetches = kafkas.request_counts["Fetch"]
         await log.catch_up()
-        assert (known(once, "2"), kafkas.requests["Fetch"]) == (Written(0, 1), fetches + 1)
+        assert (lookup_written(once, "2"), kafkas.request_counts["Fetch"]) == (
+            RecordLocation(0, 1),
+            fetches + 1,
+        )
 
 
 async def test_who_comes_during_a_reading_hears_of_what_was_written_before_he_came(one):
-    async with seeing(one.bootstrap) as (kafkas, log, once):
+    async with running_log(one.bootstrap) as (kafkas, log, once):
         one.delay(1, 0.2)
         early = asyncio.create_task(log.catch_up())
-        await until(lambda: kafkas.requests["ListOffsets"])
-        await produce(one.bootstrap, "t", [keyed("1")])
+        await wait_until(lambda: kafkas.request_counts["ListOffsets"])
+        await produce_records(one.bootstrap, "t", [build_keyed_record("1")])
         await asyncio.gather(*(log.catch_up() for _ in range(5)))
-        assert known(once, "1") == Written(0, 0)
-        assert kafkas.requests["ListOffsets"] <= 5  # of three readings
+        assert lookup_written(once, "1") == RecordLocation(0, 0)
+        assert kafkas.request_counts["ListOffsets"] <= 5  # of three readings
         await early
 
 
 async def test_a_log_whose_start_has_moved_on_is_read_from_there(one):
-    async with seeing(one.bootstrap) as (_, log, once):
-        await produce(one.bootstrap, "t", [keyed("0")])
+    async with running_log(one.bootstrap) as (_, log, once):
+        await produce_records(one.bootstrap, "t", [build_keyed_record("0")])
         await log.catch_up()
-        await produce(one.bootstrap, "t", [keyed(f"{number}") for number in range(1, 10)])
+        await produce_records(
+            one.bootstrap, "t", [build_keyed_record(f"{number}") for number in range(1, 10)]
+        )
         one.delete_records("t", {0: 8})
-        await produce(one.bootstrap, "t", [keyed("10")])
+        await produce_records(one.bootstrap, "t", [build_keyed_record("10")])
         await log.catch_up()
-        assert known(once, "10") == Written(0, 10)
+        assert lookup_written(once, "10") == RecordLocation(0, 10)
 
 
 async def test_what_cannot_be_read_for_a_while_is_read_then(one, monkeypatch):
-    monkeypatch.setattr(seen, "AGAIN", 0.01)
-    await produce(one.bootstrap, "t", [keyed("1")])
-    async with seeing(one.bootstrap) as (_, log, once):
+    monkeypatch.setattr(seen, "RETRY_DELAY_S", 0.01)
+    await produce_records(one.bootstrap, "t", [build_keyed_record("1")])
+    async with running_log(one.bootstrap) as (_, log, once):
         one.fail(2, 5, 6)
         one.fail(1, 6, 13)
         await log.catch_up()
-        assert known(once, "1") == Written(0, 0)
+        assert lookup_written(once, "1") == RecordLocation(0, 0)
 
 
 async def test_a_topic_made_anew_is_read_from_its_beginning(one):
-    await produce(one.bootstrap, "t", [keyed("old")])
-    async with seeing(one.bootstrap) as (kafkas, log, once):
+    await produce_records(one.bootstrap, "t", [build_keyed_record("old")])
+    async with running_log(one.bootstrap) as (kafkas, log, once):
         await log.catch_up()
-        before = kafkas.topic("t")
+        before = kafkas.get_topic("t")
         one.delete_topic("t")
         one.create_topic("t")
-        await produce(one.bootstrap, "t", [keyed("new"), keyed("more")])
-        await until(lambda: (now := kafkas.topic("t")) and now.topic_id != before.topic_id)
+        await produce_records(
+            one.bootstrap, "t", [build_keyed_record("new"), build_keyed_record("more")]
+        )
+        await wait_until(lambda: (now := kafkas.get_topic("t")) and now.topic_id != before.topic_id)
         await log.catch_up()
-        assert known(once, "new") == Written(0, 0)
+        assert lookup_written(once, "new") == RecordLocation(0, 0)
 
 
 async def test_an_open_transaction_hides_nothing(kafka, topic):
     name = topic()
-    async with transaction(kafka.bootstrap) as holding:
-        await holding.write(name, [b"open"])
-        await produce(kafka.bootstrap, name, [keyed("1")])
-        async with seeing(kafka.bootstrap, TopicPartition(name, 0)) as (_, log, once):
+    async with open_transaction(kafka.bootstrap) as holding:
+        await holding.write_records(name, [b"open"])
+        await produce_records(kafka.bootstrap, name, [build_keyed_record("1")])
+        async with running_log(kafka.bootstrap, TopicPartition(name, 0)) as (_, log, once):
             await log.catch_up()
-            assert known(once, "1", topic=name) == Written(0, 1)
+            assert lookup_written(once, "1", topic=name) == RecordLocation(0, 1)

@@ -9,24 +9,24 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from support.proxy import Api, KafkaProxy
-from support.reading import cluster, entries
-from support.until import until
+from support.kafka_proxy import ApiKey, KafkaProxy
+from support.topic_reads import open_cluster, read_entries
+from support.waiting import wait_until
 
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, KeyReused, RequestError, UnknownTopic
 from gateway.hub.writes import idempotency_log as seen
 from gateway.hub.writes.publisher import Publisher
-from gateway.hub.writes.writer import Produced
+from gateway.hub.writes.writer import ProduceResult
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
-from gateway.kafka.client.offsets import LATEST, Offset
+from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.embedded import EmbeddedKafka
 
 T = TopicPartition("t", 0)
 
 
 @asynccontextmanager
-async def publishing(bootstrap: Sequence[str], **options: Any) -> AsyncIterator[Publisher]:
+async def running_publisher(bootstrap: Sequence[str], **options: Any) -> AsyncIterator[Publisher]:
     """A gateway that has just started: as far as it goes here, a replica of its own."""
     async with Cluster(ClusterSettings(bootstrap)) as kafkas:
         made = Publisher(kafkas, **({"patience": 30.0} | options))
@@ -34,15 +34,15 @@ async def publishing(bootstrap: Sequence[str], **options: Any) -> AsyncIterator[
             async with asyncio.timeout(60):
                 yield made
         finally:
-            await made.producer.close(within=0.0)
+            await made.producer.close(timeout_s=0.0)
             await made.close()
 
 
-async def records(bootstrap: Sequence[str], tp: TopicPartition = T) -> list[Record]:
-    async with cluster(bootstrap, tp.topic) as kafkas:
+async def read_records(bootstrap: Sequence[str], tp: TopicPartition = T) -> list[Record]:
+    async with open_cluster(bootstrap, tp.topic) as kafkas:
         end = (await kafkas.list_offsets({tp: LATEST}))[tp]
-        assert isinstance(end, Offset)
-        read = await entries(kafkas, tp, 0, end.offset)
+        assert isinstance(end, OffsetAndTimestamp)
+        read = await read_entries(kafkas, tp, 0, end.offset)
         return [each for each in read if isinstance(each, Record)]
 
 
@@ -53,100 +53,111 @@ def one(embedded: EmbeddedKafka) -> EmbeddedKafka:
 
 
 async def test_records_without_an_idempotency_key_are_each_written(one):
-    async with publishing(one.bootstrap) as publisher:
-        writer = publisher.writer()
+    async with running_publisher(one.bootstrap) as publisher:
+        writer = publisher.create_writer()
         told = [await writer.send("t", b"k", b"v", [("h", b"x")]) for _ in range(2)]
-        assert told == [Produced("t", 0, 0), Produced("t", 0, 1)]
-        (first, _) = await records(one.bootstrap)
+        assert told == [ProduceResult("t", 0, 0), ProduceResult("t", 0, 1)]
+        (first, _) = await read_records(one.bootstrap)
         assert (first.key, first.value, list(first.headers)) == (b"k", b"v", [("h", b"x")])
 
 
 async def test_a_repeat_gets_the_offset_of_the_first_one(one):
-    async with publishing(one.bootstrap) as publisher:
-        first = await publisher.writer().send("t", None, b"v", idempotency_key="1")
-        again = await publisher.writer().send("t", None, b"v", idempotency_key="1")
-        assert (first, again) == (Produced("t", 0, 0), Produced("t", 0, 0, repeated=True))
-        (record,) = await records(one.bootstrap)
+    async with running_publisher(one.bootstrap) as publisher:
+        first = await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
+        again = await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
+        assert (first, again) == (ProduceResult("t", 0, 0), ProduceResult("t", 0, 0, repeated=True))
+        (record,) = await read_records(one.bootstrap)
         assert list(record.headers) == [("idempotency-key", b"1")]
 
 
 async def test_repeats_of_what_is_under_way_join_it(one):
-    async with publishing(one.bootstrap) as publisher:
+    async with running_publisher(one.bootstrap) as publisher:
         told = await asyncio.gather(
-            *(publisher.writer().send("t", None, b"v", idempotency_key="1") for _ in range(20))
+            *(
+                publisher.create_writer().send("t", None, b"v", idempotency_key="1")
+                for _ in range(20)
+            )
         )
         assert sorted(each.repeated for each in told) == [False] + [True] * 19
         assert {each.offset for each in told} == {0}
-        assert len(await records(one.bootstrap)) == 1
+        assert len(await read_records(one.bootstrap)) == 1
 
 
 async def test_a_key_used_again_for_something_else_is_refused(one):
-    async with publishing(one.bootstrap) as publisher, publishing(one.bootstrap) as other:
-        await publisher.writer().send("t", None, b"v", [("h", b"x")], idempotency_key="1")
+    async with (
+        running_publisher(one.bootstrap) as publisher,
+        running_publisher(one.bootstrap) as other,
+    ):
+        await publisher.create_writer().send("t", None, b"v", [("h", b"x")], idempotency_key="1")
         for each in (publisher, other):
             with pytest.raises(KeyReused):
-                await each.writer().send("t", None, b"v", idempotency_key="1")
-        assert len(await records(one.bootstrap)) == 1
+                await each.create_writer().send("t", None, b"v", idempotency_key="1")
+        assert len(await read_records(one.bootstrap)) == 1
 
 
 async def test_equal_keys_of_two_scopes_are_two_also_for_another_replica(one):
-    async with publishing(one.bootstrap) as publisher, publishing(one.bootstrap) as other:
+    async with (
+        running_publisher(one.bootstrap) as publisher,
+        running_publisher(one.bootstrap) as other,
+    ):
         for scope in ("/a", "/b"):
-            await publisher.writer().send("t", None, b"v", idempotency_key="1", scope=scope)
+            await publisher.create_writer().send("t", None, b"v", idempotency_key="1", scope=scope)
         for scope, offset in (("/b", 1), ("/a", 0)):
-            again = await other.writer().send("t", None, b"v", idempotency_key="1", scope=scope)
-            assert again == Produced("t", 0, offset, repeated=True)
-        assert len(await records(one.bootstrap)) == 2
+            again = await other.create_writer().send(
+                "t", None, b"v", idempotency_key="1", scope=scope
+            )
+            assert again == ProduceResult("t", 0, offset, repeated=True)
+        assert len(await read_records(one.bootstrap)) == 2
 
 
 async def test_a_thousand_at_once_are_in_the_order_of_the_calls(one):
     """Some with an idempotency key: those wait for the log, and nobody overtakes them."""
-    async with publishing(one.bootstrap) as publisher:
-        writer = publisher.writer()
+    async with running_publisher(one.bootstrap) as publisher:
+        writer = publisher.create_writer()
         sends = [
             writer.send("t", None, b"%d" % n, idempotency_key=f"{n}" if n % 3 == 0 else None)
             for n in range(1000)
         ]
         told = await asyncio.gather(*sends)
         assert [each.offset for each in told] == list(range(1000))
-        written = await records(one.bootstrap)
+        written = await read_records(one.bootstrap)
         assert [record.value for record in written] == [b"%d" % n for n in range(1000)]
 
 
 async def test_a_record_goes_where_javas_partitioner_puts_its_key(embedded):
     """murmur2 of "21" is -973932308 (Kafka's own UtilsTest); 0x7fffffff of it, by 7, leaves 2."""
     embedded.create_topic("t", 7)
-    async with publishing(embedded.bootstrap) as publisher:
-        told = await publisher.writer().send("t", b"21", b"v", idempotency_key="1")
+    async with running_publisher(embedded.bootstrap) as publisher:
+        told = await publisher.create_writer().send("t", b"21", b"v", idempotency_key="1")
         assert told.partition == (-973932308 & 0x7FFFFFFF) % 7
-        free = {(await publisher.writer().send("t", None, b"v")).partition for _ in range(7)}
+        free = {(await publisher.create_writer().send("t", None, b"v")).partition for _ in range(7)}
         assert free == set(range(7))
-        chosen = await publisher.writer().send("t", b"21", b"v", partition=5)
+        chosen = await publisher.create_writer().send("t", b"21", b"v", partition=5)
         assert chosen.partition == 5
 
 
 async def test_what_a_client_leaves_behind_is_written_and_remembered(one):
-    async with publishing(one.bootstrap) as publisher:
-        writer = publisher.writer()
+    async with running_publisher(one.bootstrap) as publisher:
+        writer = publisher.create_writer()
         await writer.send("t", None, b"0", idempotency_key="0")
         one.delay(1, 0.3)
         waiting = asyncio.create_task(writer.send("t", None, b"v", idempotency_key="1"))
-        await until(lambda: publisher.cluster.requests["Produce"] == 2)
+        await wait_until(lambda: publisher.cluster.request_counts["Produce"] == 2)
         waiting.cancel()
         one.delay(1, 0.0)
-        again = await publisher.writer().send("t", None, b"v", idempotency_key="1")
-        assert (waiting.cancelled(), again) == (True, Produced("t", 0, 1, repeated=True))
-        assert len(await records(one.bootstrap)) == 2
+        again = await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
+        assert (waiting.cancelled(), again) == (True, ProduceResult("t", 0, 1, repeated=True))
+        assert len(await read_records(one.bootstrap)) == 2
 
 
 async def test_a_refused_record_does_not_use_its_key_up(one):
-    async with publishing(one.bootstrap) as publisher:
-        one.fail(Api.PRODUCE, 10)
+    async with running_publisher(one.bootstrap) as publisher:
+        one.fail(ApiKey.PRODUCE, 10)
         with pytest.raises(RequestError, match="larger than topic 't' takes") as refused:
-            await publisher.writer().send("t", None, b"large", idempotency_key="1")
+            await publisher.create_writer().send("t", None, b"large", idempotency_key="1")
         assert refused.value.status == 413
-        told = await publisher.writer().send("t", None, b"small", idempotency_key="1")
-        assert told == Produced("t", 0, 0)
+        told = await publisher.create_writer().send("t", None, b"small", idempotency_key="1")
+        assert told == ProduceResult("t", 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +165,10 @@ async def test_a_refused_record_does_not_use_its_key_up(one):
     [(87, RequestError, "a compacted one wants a key"), (29, AccessDenied, "allow it WRITE")],
 )
 async def test_what_kafka_refuses_is_told_with_what_to_do(one, code, error, said):
-    one.fail(Api.PRODUCE, code)
-    async with publishing(one.bootstrap) as publisher:
+    one.fail(ApiKey.PRODUCE, code)
+    async with running_publisher(one.bootstrap) as publisher:
         with pytest.raises(error, match=said):
-            await publisher.writer().send("t", None, b"v")
+            await publisher.create_writer().send("t", None, b"v")
 
 
 @pytest.mark.parametrize(
@@ -171,24 +182,26 @@ async def test_what_kafka_refuses_is_told_with_what_to_do(one, code, error, said
     ],
 )
 async def test_what_cannot_be_is_said_before_anything_is_written(one, options, status, said):
-    async with publishing(one.bootstrap) as publisher:
+    async with running_publisher(one.bootstrap) as publisher:
         with pytest.raises(RequestError, match=said) as refused:
-            await publisher.writer().send(**({"topic": "t", "key": None, "value": b"v"} | options))
+            await publisher.create_writer().send(
+                **({"topic": "t", "key": None, "value": b"v"} | options)
+            )
         assert refused.value.status == status
-        assert not await records(one.bootstrap)
+        assert not await read_records(one.bootstrap)
 
 
 async def test_an_unknown_topic_is_not_asked_for_by_writing_to_it(one):
-    async with publishing(one.bootstrap) as publisher:
+    async with running_publisher(one.bootstrap) as publisher:
         for key in (None, "1"):
             with pytest.raises(UnknownTopic, match="no broker knows the topic nope"):
-                await publisher.writer().send("nope", None, b"v", idempotency_key=key)
-        assert publisher.cluster.requests["Produce"] == 0
+                await publisher.create_writer().send("nope", None, b"v", idempotency_key=key)
+        assert publisher.cluster.request_counts["Produce"] == 0
 
 
 async def test_without_kafka_the_answer_is_an_error_soon_and_nothing_is_written_later(one):
-    async with publishing(one.bootstrap, patience=1.0) as publisher:
-        writer = publisher.writer()
+    async with running_publisher(one.bootstrap, patience=1.0) as publisher:
+        writer = publisher.create_writer()
         await writer.send("t", None, b"0")
         one.down(1)
         for key in (None, "1"):
@@ -196,15 +209,15 @@ async def test_without_kafka_the_answer_is_an_error_soon_and_nothing_is_written_
                 await writer.send("t", None, b"v", idempotency_key=key)
             assert away.value.retry_after is not None
         one.up(1)
-        await until(lambda: publisher.cluster.error is None)
-        publisher.patience = 30.0
-        assert await writer.send("t", None, b"v", idempotency_key="1") == Produced("t", 0, 1)
-        assert len(await records(one.bootstrap)) == 2
+        await wait_until(lambda: publisher.cluster.error is None)
+        publisher.timeout_s = 30.0
+        assert await writer.send("t", None, b"v", idempotency_key="1") == ProduceResult("t", 0, 1)
+        assert len(await read_records(one.bootstrap)) == 2
 
 
 async def test_a_frozen_kafka_is_an_error_in_time(one):
-    async with publishing(one.bootstrap, patience=0.5) as publisher:
-        writer = publisher.writer()
+    async with running_publisher(one.bootstrap, patience=0.5) as publisher:
+        writer = publisher.create_writer()
         await writer.send("t", None, b"0")
         one.delay(1, 3600)
         with pytest.raises(BrokerUnavailable, match="not said yet whether") as away:
@@ -214,78 +227,86 @@ async def test_a_frozen_kafka_is_an_error_in_time(one):
 
 async def test_where_the_log_cannot_be_read_nothing_with_a_key_is_written(one, monkeypatch):
     """Rather an error than a second record."""
-    monkeypatch.setattr(seen, "AGAIN", 0.01)
-    async with publishing(one.bootstrap, patience=1.0) as publisher:
-        await publisher.writer().send("t", None, b"0")
-        one.fail(Api.LIST_OFFSETS, *[5] * 1000)
+    monkeypatch.setattr(seen, "RETRY_DELAY_S", 0.01)
+    async with running_publisher(one.bootstrap, patience=1.0) as publisher:
+        await publisher.create_writer().send("t", None, b"0")
+        one.fail(ApiKey.LIST_OFFSETS, *[5] * 1000)
         with pytest.raises(BrokerUnavailable, match="nothing was written to t") as away:
-            await publisher.writer().send("t", None, b"v", idempotency_key="1")
+            await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
         assert not away.value.timeout
-        one.forgive(Api.LIST_OFFSETS)
-        await publisher.writer().send("t", None, b"v", idempotency_key="1")
-        assert len(await records(one.bootstrap)) == 2
+        one.forgive(ApiKey.LIST_OFFSETS)
+        await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
+        assert len(await read_records(one.bootstrap)) == 2
 
 
 async def test_a_gateway_that_may_not_read_says_so(one):
-    one.fail(Api.LIST_OFFSETS, 29)
-    async with publishing(one.bootstrap) as publisher:
+    one.fail(ApiKey.LIST_OFFSETS, 29)
+    async with running_publisher(one.bootstrap) as publisher:
         with pytest.raises(AccessDenied, match="allow it READ"):
-            await publisher.writer().send("t", None, b"v", idempotency_key="1")
+            await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
 
 
 async def test_the_log_is_read_once_for_many_connections_and_then_only_what_is_new(one):
-    async with publishing(one.bootstrap) as publisher:
-        asked = publisher.cluster.requests
+    async with running_publisher(one.bootstrap) as publisher:
+        asked = publisher.cluster.request_counts
         await asyncio.gather(
-            *(publisher.writer().send("t", None, b"v", idempotency_key=f"{n}") for n in range(50))
+            *(
+                publisher.create_writer().send("t", None, b"v", idempotency_key=f"{n}")
+                for n in range(50)
+            )
         )
         assert asked["ListOffsets"] <= 6
         before = asked["Fetch"]
-        writer = publisher.writer()
+        writer = publisher.create_writer()
         for number in range(50, 60):
             await writer.send("t", None, b"v", idempotency_key=f"{number}")
         assert asked["Fetch"] - before <= 51  # the mock gives one batch at a time
-        assert len(await records(one.bootstrap)) == 60
+        assert len(await read_records(one.bootstrap)) == 60
 
 
 async def test_another_replica_finds_what_the_first_one_wrote(kafka, topic):
     """Also far behind the end of the log, and what came since it looked last."""
     name = topic(partitions=3)
-    async with publishing(kafka.bootstrap) as first, publishing(kafka.bootstrap) as second:
-        early = await first.writer().send(name, None, b"early", idempotency_key="early")
-        writer = first.writer()
+    async with (
+        running_publisher(kafka.bootstrap) as first,
+        running_publisher(kafka.bootstrap) as second,
+    ):
+        early = await first.create_writer().send(name, None, b"early", idempotency_key="early")
+        writer = first.create_writer()
         await asyncio.gather(
             *(writer.send(name, None, b"-", partition=early.partition) for _ in range(2000))
         )
-        again = await second.writer().send(name, None, b"early", idempotency_key="early")
+        again = await second.create_writer().send(name, None, b"early", idempotency_key="early")
         assert again == early._replace(repeated=True)
-        late = await first.writer().send(name, b"k", b"late", idempotency_key="late")
-        again = await second.writer().send(name, b"k", b"late", idempotency_key="late")
+        late = await first.create_writer().send(name, b"k", b"late", idempotency_key="late")
+        again = await second.create_writer().send(name, b"k", b"late", idempotency_key="late")
         assert again == late._replace(repeated=True)
 
 
 async def test_a_repeat_of_what_kafka_did_not_answer_is_the_first_one(kafka, topic):
     """The same gateway joins it; one that is started in its place finds it in the log."""
     name = topic()
-    async with KafkaProxy.around(kafka.servers) as proxy:
-        held = proxy.inject(Api.PRODUCE, 7)  # it is written, and Kafka says it does not know
-        async with publishing(proxy.bootstrap.split(","), patience=1.0) as publisher:
+    async with KafkaProxy.wrap_cluster(kafka.servers) as proxy:
+        held = proxy.inject_error(
+            ApiKey.PRODUCE, 7
+        )  # it is written, and Kafka says it does not know
+        async with running_publisher(proxy.bootstrap.split(","), patience=1.0) as publisher:
             with pytest.raises(BrokerUnavailable) as cut:
-                await publisher.writer().send(name, None, b"v", idempotency_key="1")
+                await publisher.create_writer().send(name, None, b"v", idempotency_key="1")
             assert cut.value.timeout
-            assert held.hits
-            proxy.heal(held)
-            joined = await publisher.writer().send(name, None, b"v", idempotency_key="1")
-            assert joined == Produced(name, 0, 0, repeated=True)
+            assert held.hit_count
+            proxy.remove_injection(held)
+            joined = await publisher.create_writer().send(name, None, b"v", idempotency_key="1")
+            assert joined == ProduceResult(name, 0, 0, repeated=True)
 
-            held = proxy.inject(Api.PRODUCE, 7)
+            held = proxy.inject_error(ApiKey.PRODUCE, 7)
             with pytest.raises(BrokerUnavailable):
-                await publisher.writer().send(name, None, b"w", idempotency_key="2")
-            assert held.hits
-        async with publishing(kafka.bootstrap) as restarted:
-            found = await restarted.writer().send(name, None, b"w", idempotency_key="2")
-            assert found == Produced(name, 0, 1, repeated=True)
-    written = await records(kafka.bootstrap, TopicPartition(name, 0))
+                await publisher.create_writer().send(name, None, b"w", idempotency_key="2")
+            assert held.hit_count
+        async with running_publisher(kafka.bootstrap) as restarted:
+            found = await restarted.create_writer().send(name, None, b"w", idempotency_key="2")
+            assert found == ProduceResult(name, 0, 1, repeated=True)
+    written = await read_records(kafka.bootstrap, TopicPartition(name, 0))
     assert [record.value for record in written] == [b"v", b"w"]
 
 
@@ -293,34 +314,38 @@ async def test_after_a_doubt_the_same_connection_looks_in_the_log_again(kafka, t
     """The producer gave up: it was refused at a second attempt, and written at the first."""
     name = topic()
     async with (
-        KafkaProxy.around(kafka.servers) as proxy,
-        publishing(proxy.bootstrap.split(",")) as publisher,
+        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        running_publisher(proxy.bootstrap.split(",")) as publisher,
     ):
-        writer = publisher.writer()
+        writer = publisher.create_writer()
         await writer.send(name, None, b"0", idempotency_key="0")
-        proxy.inject(Api.PRODUCE, 29, times=2)
-        proxy.inject(Api.PRODUCE, 7, times=1)  # in place of the first 29
+        proxy.inject_error(ApiKey.PRODUCE, 29, times=2)
+        proxy.inject_error(ApiKey.PRODUCE, 7, times=1)  # in place of the first 29
         with pytest.raises(BrokerUnavailable, match="may have been written to, or not"):
             await writer.send(name, None, b"v", idempotency_key="1")
         again = await writer.send(name, None, b"v", idempotency_key="1")
-        assert again == Produced(name, 0, 1, repeated=True)
+        assert again == ProduceResult(name, 0, 1, repeated=True)
 
 
 async def test_what_may_not_be_written_is_not_but_what_is_there_was_allowed_before(one):
     asked = 0
 
-    async def never() -> None:
+    async def refuse_write() -> None:
         nonlocal asked
         asked += 1
         raise RequestError(412, "Precondition failed", "it is another by now")
 
-    async with publishing(one.bootstrap) as publisher:
+    async with running_publisher(one.bootstrap) as publisher:
         for key in (None, "1"):
             with pytest.raises(RequestError, match="another by now"):
-                await publisher.writer().send("t", None, b"v", idempotency_key=key, allowed=never)
-        assert await records(one.bootstrap) == []
-        await publisher.writer().send("t", None, b"v", idempotency_key="1")
-        again = await publisher.writer().send("t", None, b"v", idempotency_key="1", allowed=never)
+                await publisher.create_writer().send(
+                    "t", None, b"v", idempotency_key=key, check_allowed=refuse_write
+                )
+        assert await read_records(one.bootstrap) == []
+        await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
+        again = await publisher.create_writer().send(
+            "t", None, b"v", idempotency_key="1", check_allowed=refuse_write
+        )
         assert (again.repeated, asked) == (True, 2)
 
 
@@ -328,14 +353,16 @@ async def test_a_repeat_is_the_same_record_however_each_attempt_is_traced(one):
     """With traces on, a repeat at another worker, or after a restart, was refused as another record
     (422): the log has the traceparent that the gateway had written."""
 
-    class Tracing:
+    class FakeTracing:
         @contextmanager
-        def sending(self, topic: str, headers: Any) -> Any:
+        def trace_produce(self, topic: str, headers: Any) -> Any:
             yield [*headers, ("traceparent", b"of the gateway")]
 
     for n in range(2):
-        async with publishing(one.bootstrap) as publisher:
-            publisher.tracing = Tracing()
+        async with running_publisher(one.bootstrap) as publisher:
+            publisher.tracing = FakeTracing()
             headers = [("a", b"b"), ("traceparent", b"%d" % n)]
-            told = await publisher.writer().send("t", None, b"v", headers, idempotency_key="1")
-            assert told == Produced("t", 0, 0, repeated=n > 0)
+            told = await publisher.create_writer().send(
+                "t", None, b"v", headers, idempotency_key="1"
+            )
+            assert told == ProduceResult("t", 0, 0, repeated=n > 0)

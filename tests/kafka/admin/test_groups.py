@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka import TopicPartition as Place
-from support.consuming import member
-from support.reading import cluster
-from support.records import Sent, produce
-from support.until import until
+from support.group_members import running_member
+from support.records import RecordToSend, produce_records
+from support.topic_reads import open_cluster
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import GroupFailed, GroupInUse, UnknownTopic
 from gateway.kafka.admin import groups as group_admin
-from gateway.kafka.admin.groups import Lag
+from gateway.kafka.admin.groups import PartitionLag
 from gateway.kafka.protocol.group_admin_messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -34,11 +34,15 @@ def group() -> str:
 
 
 @asynccontextmanager
-async def reading(made, group: str, name: str, protocol: str, **how):
+async def running_reader(made, group: str, name: str, protocol: str, **how):
     """A member that has read and committed 10 records of partition 0, and nothing of 1."""
-    async with member(made, group, [name], protocol=protocol, **how) as one:
-        await produce([*made.settings.servers], name, [Sent(b"x", partition=0)] * 10)
-        await until(lambda: len(one.records) >= 10 and len(one.owned) == 2, within=LONG)
+    async with running_member(made, group, [name], protocol=protocol, **how) as one:
+        await produce_records(
+            [*made.settings.servers], name, [RecordToSend(b"x", partition=0)] * 10
+        )
+        await wait_until(
+            lambda: len(one.records) >= 10 and len(one.owned_partitions) == 2, timeout_s=LONG
+        )
         await one.consumer.commit()
         yield one
 
@@ -47,12 +51,12 @@ async def reading(made, group: str, name: str, protocol: str, **how):
 async def test_groups_are_listed_and_described_with_who_owns_what(kafka, topic, group, protocol):
     name = topic(partitions=2)
     async with (
-        cluster(kafka.bootstrap, name) as made,
-        reading(made, group, name, protocol, instance_id="pod-0"),
+        open_cluster(kafka.bootstrap, name) as made,
+        running_reader(made, group, name, protocol, instance_id="pod-0"),
     ):
-        (listed,) = [each for each in await group_admin.groups(made) if each.name == group]
+        (listed,) = [each for each in await group_admin.list_groups(made) if each.name == group]
         assert (listed.type, listed.state.lower()) == (protocol, "stable")
-        described = await group_admin.describe(made, group)
+        described = await group_admin.describe_group(made, group)
         assert (described.type, described.state) == (protocol, "Stable")
         (found,) = described.members
         assert found.id and found.host
@@ -64,20 +68,20 @@ async def test_groups_are_listed_and_described_with_who_owns_what(kafka, topic, 
 async def test_lag_is_told_for_what_is_committed_and_what_is_owned(kafka, topic, group, protocol):
     name = topic(partitions=2)
     zero, one = TopicPartition(name, 0), TopicPartition(name, 1)
-    async with cluster(kafka.bootstrap, name) as made:
-        async with reading(made, group, name, protocol):
-            ((owner, *_),) = (await group_admin.describe(made, group)).members
-            told = await group_admin.lag(made, group)
-            assert told[zero] == Lag(10, 10, owner) and told[zero].lag == 0
-            assert told[one].owner == owner and told[one].end == 0
-        await produce(kafka.bootstrap, name, [Sent(b"x", partition=0)] * 5)
-        after = await group_admin.lag(made, group)
-        assert after[zero] == Lag(10, 15, None) and after[zero].lag == 5
+    async with open_cluster(kafka.bootstrap, name) as made:
+        async with running_reader(made, group, name, protocol):
+            ((owner, *_),) = (await group_admin.describe_group(made, group)).members
+            told = await group_admin.fetch_lag(made, group)
+            assert told[zero] == PartitionLag(10, 10, owner) and told[zero].lag == 0
+            assert told[one].owner == owner and told[one].end_offset == 0
+        await produce_records(kafka.bootstrap, name, [RecordToSend(b"x", partition=0)] * 5)
+        after = await group_admin.fetch_lag(made, group)
+        assert after[zero] == PartitionLag(10, 15, None) and after[zero].lag == 5
 
 
 def test_lag_that_cannot_be_said_is_none_and_what_went_away_is_no_debt():
-    assert Lag(None, 5).lag is None and Lag(5, None).lag is None
-    assert Lag(9, 3).lag == 0
+    assert PartitionLag(None, 5).lag is None and PartitionLag(5, None).lag is None
+    assert PartitionLag(9, 3).lag == 0
 
 
 @BOTH
@@ -86,28 +90,28 @@ async def test_offsets_are_set_only_while_nobody_is_in_the_group_and_are_where_i
 ):
     name = topic(partitions=2)
     zero = TopicPartition(name, 0)
-    async with cluster(kafka.bootstrap, name) as made:
-        async with reading(made, group, name, protocol):
+    async with open_cluster(kafka.bootstrap, name) as made:
+        async with running_reader(made, group, name, protocol):
             with pytest.raises(GroupInUse, match="stop them"):
                 await group_admin.set_offsets(made, group, {zero: 3})
             with pytest.raises(GroupInUse):
                 await group_admin.delete_offsets(made, group, [zero])
             with pytest.raises(GroupInUse):
-                await group_admin.delete(made, group)
-            assert (await group_admin.lag(made, group))[zero].committed == 10
+                await group_admin.delete_group(made, group)
+            assert (await group_admin.fetch_lag(made, group))[zero].committed == 10
         await group_admin.set_offsets(made, group, {zero: 7})
-        assert (await group_admin.lag(made, group))[zero].lag == 3
-        async with member(made, group, [name], protocol=protocol) as back:
-            await until(lambda: len(back.records) >= 3, within=LONG)
+        assert (await group_admin.fetch_lag(made, group))[zero].lag == 3
+        async with running_member(made, group, [name], protocol=protocol) as back:
+            await wait_until(lambda: len(back.records) >= 3, timeout_s=LONG)
             assert [record.offset for record in back.records] == [7, 8, 9]
 
 
 async def test_offsets_of_a_group_that_never_was_make_it(kafka, topic, group):
     name = topic()
     tp = TopicPartition(name, 0)
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_cluster(kafka.bootstrap, name) as made:
         await group_admin.set_offsets(made, group, {tp: 0})
-        assert (await group_admin.describe(made, group)).state == "Empty"
+        assert (await group_admin.describe_group(made, group)).state == "Empty"
         with pytest.raises(UnknownTopic, match="gone-0"):
             await group_admin.set_offsets(made, group, {TopicPartition("gone", 0): 0})
 
@@ -115,33 +119,33 @@ async def test_offsets_of_a_group_that_never_was_make_it(kafka, topic, group):
 async def test_what_is_deleted_is_gone(kafka, topic, group):
     name = topic(partitions=2)
     zero, one = TopicPartition(name, 0), TopicPartition(name, 1)
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_cluster(kafka.bootstrap, name) as made:
         await group_admin.set_offsets(made, group, {zero: 0, one: 0})
         await group_admin.delete_offsets(made, group, [zero])
-        assert set(await group_admin.lag(made, group)) == {one}
-        await group_admin.delete(made, group)
+        assert set(await group_admin.fetch_lag(made, group)) == {one}
+        await group_admin.delete_group(made, group)
         with pytest.raises(GroupFailed, match="there is no group") as refused:
-            await group_admin.describe(made, group)
+            await group_admin.describe_group(made, group)
         assert refused.value.code == 69
-        assert group not in {each.name for each in await group_admin.groups(made)}
+        assert group not in {each.name for each in await group_admin.list_groups(made)}
 
 
 async def test_a_committed_topic_that_was_deleted_has_no_end(kafka, topic, group):
     """The broker forgets such offsets by itself, a moment later."""
     name, doomed = topic(), topic()
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_cluster(kafka.bootstrap, name) as made:
         await group_admin.set_offsets(
             made, group, {TopicPartition(name, 0): 0, TopicPartition(doomed, 0): 0}
         )
         await asyncio.to_thread(kafka.admin.delete_topic, doomed)
-        told = await group_admin.lag(made, group)
+        told = await group_admin.fetch_lag(made, group)
         assert told[TopicPartition(name, 0)].lag == 0
-        assert told.get(TopicPartition(doomed, 0), Lag(0, None)).end is None
+        assert told.get(TopicPartition(doomed, 0), PartitionLag(0, None)).end_offset is None
 
 
 async def test_librdkafka_sees_what_was_set(kafka, topic, group):
     name = topic()
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_cluster(kafka.bootstrap, name) as made:
         await group_admin.set_offsets(made, group, {TopicPartition(name, 0): 42})
     asked = ConsumerGroupTopicPartitions(group, [Place(name, 0)])
     listing = kafka.admin.client.list_consumer_group_offsets([asked])[group]
@@ -151,14 +155,14 @@ async def test_librdkafka_sees_what_was_set(kafka, topic, group):
 
 @pytest.mark.parametrize("version", range(2, 6))
 async def test_older_brokers_are_listed_in_their_words(kafka, topic, group, version: int):
-    class Old(ListGroupsRequest):
-        def version(self, versions) -> int:
+    class OldListGroupsRequest(ListGroupsRequest):
+        def choose_version(self, versions) -> int:
             return version
 
     name = topic()
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_cluster(kafka.bootstrap, name) as made:
         await group_admin.set_offsets(made, group, {TopicPartition(name, 0): 0})
-        answer = await made.coordinators.send(group, Old())
+        answer = await made.coordinators.send(group, OldListGroupsRequest())
         (found,) = [one for one in answer.groups if one.name == group]
         assert (found.state == "Empty") == (version >= 4)
         assert (found.type == "classic") == (version >= 5)
@@ -166,31 +170,31 @@ async def test_older_brokers_are_listed_in_their_words(kafka, topic, group, vers
 
 @pytest.mark.parametrize("version", range(3, 7))
 async def test_older_brokers_describe_a_classic_group(kafka, topic, group, version: int):
-    class Old(DescribeGroupsRequest):
-        def version(self, versions) -> int:
+    class OldDescribeGroupsRequest(DescribeGroupsRequest):
+        def choose_version(self, versions) -> int:
             return version
 
     name = topic(partitions=2)
     async with (
-        cluster(kafka.bootstrap, name) as made,
-        reading(made, group, name, "classic") as one,
+        open_cluster(kafka.bootstrap, name) as made,
+        running_reader(made, group, name, "classic") as one,
     ):
-        answer = await made.coordinators.send(group, Old(group))
+        answer = await made.coordinators.send(group, OldDescribeGroupsRequest(group))
         assert (answer.error, answer.state, answer.assignor) == (0, "Stable", "cooperative-sticky")
         (found,) = answer.members
-        assert found.owned == one.owned
-        nobody = await made.coordinators.send(group, Old(group + "-not"))
+        assert found.owned == one.owned_partitions
+        nobody = await made.coordinators.send(group, OldDescribeGroupsRequest(group + "-not"))
         assert nobody.error == 69
 
 
 @pytest.mark.parametrize("version", range(3))
 async def test_older_brokers_delete_a_group(kafka, topic, group, version: int):
-    class Old(DeleteGroupsRequest):
-        def version(self, versions) -> int:
+    class OldDeleteGroupsRequest(DeleteGroupsRequest):
+        def choose_version(self, versions) -> int:
             return version
 
     name = topic()
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_cluster(kafka.bootstrap, name) as made:
         await group_admin.set_offsets(made, group, {TopicPartition(name, 0): 0})
-        assert (await made.coordinators.send(group, Old(group))).error == 0
-        assert (await made.coordinators.send(group, Old(group))).error == 69
+        assert (await made.coordinators.send(group, OldDeleteGroupsRequest(group))).error == 0
+        assert (await made.coordinators.send(group, OldDeleteGroupsRequest(group))).error == 69

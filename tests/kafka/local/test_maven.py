@@ -11,13 +11,13 @@ import pytest
 
 from gateway.errors import LocalBrokerError
 from gateway.kafka.local import maven
-from gateway.kafka.local.maven import Bundle, Coordinate
+from gateway.kafka.local.maven import JarBundle, MavenCoordinate
 
 JARS = {
-    Coordinate("org.example", "one", "1.0"): hashlib.sha256(b"one").hexdigest(),
-    Coordinate("org.example", "two", "2.0"): hashlib.sha256(b"two").hexdigest(),
+    MavenCoordinate("org.example", "one", "1.0"): hashlib.sha256(b"one").hexdigest(),
+    MavenCoordinate("org.example", "two", "2.0"): hashlib.sha256(b"two").hexdigest(),
 }
-TWO = Bundle("Two 1", JARS, LocalBrokerError)
+TWO = JarBundle("Two 1", JARS, LocalBrokerError)
 
 
 @pytest.fixture
@@ -30,19 +30,19 @@ def repository(monkeypatch):
         for coordinate in bundle.pins:
             (target / coordinate.file).write_bytes(coordinate.artifact.encode())
 
-    monkeypatch.setattr(Bundle, "_fetch", fetch)
+    monkeypatch.setattr(JarBundle, "_fetch", fetch)
     return fetches
 
 
 def test_what_is_there_is_not_fetched_again(repository, tmp_path):
-    libs = TWO.fetched(tmp_path)
-    assert TWO.fetched(tmp_path) == libs
+    libs = TWO.ensure_fetched(tmp_path)
+    assert TWO.ensure_fetched(tmp_path) == libs
     assert len(repository) == 1
     assert sorted(path.name for path in libs.iterdir()) == ["one-1.0.jar", "two-2.0.jar"]
 
 
 def test_two_at_once_fetch_once(repository, tmp_path):
-    threads = [threading.Thread(target=TWO.fetched, args=[tmp_path]) for _ in range(4)]
+    threads = [threading.Thread(target=TWO.ensure_fetched, args=[tmp_path]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -52,15 +52,15 @@ def test_two_at_once_fetch_once(repository, tmp_path):
 
 def test_a_damaged_download_is_never_seen(repository, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        Bundle, "_fetch", lambda bundle, target: (target / "one-1.0.jar").write_bytes(b"evil")
+        JarBundle, "_fetch", lambda bundle, target: (target / "one-1.0.jar").write_bytes(b"evil")
     )
     with pytest.raises(LocalBrokerError, match=r": one-1.0.jar, two-2.0.jar;"):
-        TWO.fetched(tmp_path)
+        TWO.ensure_fetched(tmp_path)
     assert not (tmp_path / "libs").exists()
 
 
 def test_a_jar_damaged_later_is_found_by_verifying(repository, tmp_path):
-    libs = TWO.fetched(tmp_path)
+    libs = TWO.ensure_fetched(tmp_path)
     (libs / "two-2.0.jar").write_bytes(b"other")
     with pytest.raises(LocalBrokerError, match=r": two-2.0.jar;"):
         TWO.verify(libs)
@@ -70,7 +70,7 @@ def test_with_nothing_to_fetch_with_the_error_says_what_to_install(tmp_path, mon
     monkeypatch.setattr(maven.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(maven.shutil, "which", lambda name: None)
     with pytest.raises(LocalBrokerError, match="pip install jgo"):
-        TWO.fetched(tmp_path)
+        TWO.ensure_fetched(tmp_path)
 
 
 @pytest.fixture
@@ -96,11 +96,11 @@ def jgo(monkeypatch, tmp_path):
 def test_jgo_brings_each_jar_by_its_pinned_name(jgo, tmp_path, capsys):
     only = {name: digest for name, digest in JARS.items() if name.artifact == "one"}
     assert (
-        Bundle("Two 1", only, LocalBrokerError).fetched(tmp_path) / "one-1.0.jar"
+        JarBundle("Two 1", only, LocalBrokerError).ensure_fetched(tmp_path) / "one-1.0.jar"
     ).read_bytes() == b"one"
     assert "1 of 1 jars" in capsys.readouterr().err
 
 
 def test_what_jgo_cannot_bring_is_named(jgo, tmp_path):
     with pytest.raises(LocalBrokerError, match=r"org.example:two:2.0 could not be fetched"):
-        TWO.fetched(tmp_path)
+        TWO.ensure_fetched(tmp_path)

@@ -9,20 +9,22 @@ from typing import BinaryIO
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from support.brokers import Broker
-from support.pipe import pipe
+from support.brokers import KafkaCluster
+from support.pipe import open_pipe
 
 from gateway.errors import AccessDenied, BrokerUnavailable, GatewayError, KafkaError, UnknownTopic
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.produce import line_producer as module
-from gateway.kafka.produce.line_producer import Produced, produce, produce_lines
-from gateway.kafka.produce.lines import Digest, Lines
+from gateway.kafka.produce.line_format import LineFormat, ValueDigest
+from gateway.kafka.produce.line_producer import ProduceProgress, produce, produce_lines
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22  # api keys
 TOPIC_AUTHORIZATION_FAILED, MESSAGE_TOO_LARGE, CLUSTER_AUTHORIZATION_FAILED = 29, 10, 31
 
 
-async def everything(kafka: EmbeddedKafka | Broker, topic: str, partitions: int) -> list[list]:
+async def read_partitions(
+    kafka: EmbeddedKafka | KafkaCluster, topic: str, partitions: int
+) -> list[list]:
     """All records of each partition, in order."""
     wanted = [TopicPartition(topic, each) for each in range(partitions)]
     consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest")
@@ -40,41 +42,41 @@ async def everything(kafka: EmbeddedKafka | Broker, topic: str, partitions: int)
         await consumer.stop()
 
 
-def lines_of(*lines: bytes) -> BinaryIO:
+def build_input(*lines: bytes) -> BinaryIO:
     return io.BytesIO(b"".join(line + b"\n" for line in lines))
 
 
 async def test_every_line_arrives_once_with_its_bytes(embedded):
     embedded.create_topic("t", 4)
     values = [b"%d \xff\x00\r" % each for each in range(20_000)]
-    done = await produce("t", lines_of(*values), servers=embedded.bootstrap)
-    got = await everything(embedded, "t", 4)
-    digest = Digest()
+    done = await produce("t", build_input(*values), servers=embedded.bootstrap)
+    got = await read_partitions(embedded, "t", 4)
+    digest = ValueDigest()
     for record in (record for partition in got for record in partition):
         digest.add(record.value)
     assert done.failure is None
-    assert (done.lines, done.acknowledged) == (20_000, 20_000)
+    assert (done.lines, done.acknowledged_records) == (20_000, 20_000)
     assert sum(map(len, got)) == 20_000
     assert digest.unordered == done.digest.unordered
     assert done.value_bytes == sum(map(len, values))
-    assert done.read == sum(map(len, values)) + len(values)
+    assert done.bytes_read == sum(map(len, values)) + len(values)
 
 
 async def test_one_partition_keeps_the_order_of_the_input(embedded, monkeypatch):
-    monkeypatch.setattr(module, "BATCH", 500)
+    monkeypatch.setattr(module, "MAX_BATCH_BYTES", 500)
     embedded.create_topic("t", 3)
     values = [b"%d" % each for each in range(3_000)]
-    done = await produce("t", lines_of(*values), servers=embedded.bootstrap, partition=2)
-    got = await everything(embedded, "t", 3)
+    done = await produce("t", build_input(*values), servers=embedded.bootstrap, partition=2)
+    got = await read_partitions(embedded, "t", 3)
     assert [record.value for record in got[2]] == values
-    assert done.acknowledged == 3_000
+    assert done.acknowledged_records == 3_000
 
 
 async def test_a_key_has_one_partition_and_its_order(embedded):
     embedded.create_topic("t", 3)
     values = [b'{"id":"c%d","n":%d}' % (each % 50, each) for each in range(2_000)]
-    await produce("t", lines_of(*values), servers=embedded.bootstrap, lines=Lines(key="id"))
-    got = await everything(embedded, "t", 3)
+    await produce("t", build_input(*values), servers=embedded.bootstrap, lines=LineFormat(key="id"))
+    got = await read_partitions(embedded, "t", 3)
     for key in {record.key for partition in got for record in partition}:
         (home,) = [each for each in got if any(record.key == key for record in each)]
         mine = [value for value in values if b'"id":"%s"' % key in value]
@@ -83,10 +85,10 @@ async def test_a_key_has_one_partition_and_its_order(embedded):
 
 async def test_headers_keys_and_tombstones_arrive(embedded):
     embedded.create_topic("t")
-    lines = Lines(separator=b":", null_empty=True)
+    lines = LineFormat(separator=b":", null_empty=True)
     options = {"servers": embedded.bootstrap, "lines": lines, "headers": [("host", b"web1")]}
-    await produce("t", lines_of(b"alice:hello", b"alice:"), **options)
-    (got,) = await everything(embedded, "t", 1)
+    await produce("t", build_input(b"alice:hello", b"alice:"), **options)
+    (got,) = await read_partitions(embedded, "t", 1)
     assert [(record.key, record.value) for record in got] == [
         (b"alice", b"hello"),
         (b"alice", None),
@@ -95,29 +97,29 @@ async def test_headers_keys_and_tombstones_arrive(embedded):
 
 
 async def test_a_line_larger_than_a_batch_is_a_batch(embedded, monkeypatch):
-    monkeypatch.setattr(module, "BATCH", 1000)
+    monkeypatch.setattr(module, "MAX_BATCH_BYTES", 1000)
     embedded.create_topic("t")
     values = [b"a", b"b" * 50_000, b"c"]
-    done = await produce("t", lines_of(*values), servers=embedded.bootstrap)
-    (got,) = await everything(embedded, "t", 1)
+    done = await produce("t", build_input(*values), servers=embedded.bootstrap)
+    (got,) = await read_partitions(embedded, "t", 1)
     assert [record.value for record in got] == values
-    assert done.acknowledged == 3
+    assert done.acknowledged_records == 3
 
 
 async def test_no_input_is_no_failure(embedded):
     embedded.create_topic("t")
     done = await produce("t", io.BytesIO(), servers=embedded.bootstrap)
-    assert (done.lines, done.acknowledged, done.failure) == (0, 0, None)
+    assert (done.lines, done.acknowledged_records, done.failure) == (0, 0, None)
 
 
 async def test_what_stands_before_a_wrong_line_is_sent_and_counted(embedded):
     embedded.create_topic("t")
-    source = lines_of(b'{"id":1}', b'{"id":2}', b"{", b'{"id":4}')
-    done = await produce("t", source, servers=embedded.bootstrap, lines=Lines(key="id"))
-    (got,) = await everything(embedded, "t", 1)
+    source = build_input(b'{"id":1}', b'{"id":2}', b"{", b'{"id":4}')
+    done = await produce("t", source, servers=embedded.bootstrap, lines=LineFormat(key="id"))
+    (got,) = await read_partitions(embedded, "t", 1)
     assert isinstance(done.failure, GatewayError)
     assert "line 3: not JSON" in str(done.failure)
-    assert done.acknowledged == len(got) == 2
+    assert done.acknowledged_records == len(got) == 2
 
 
 @pytest.mark.parametrize(
@@ -130,10 +132,10 @@ async def test_what_stands_before_a_wrong_line_is_sent_and_counted(embedded):
 async def test_a_refused_batch_is_told_and_not_counted(embedded, code, error, said):
     embedded.create_topic("t")
     embedded.fail(PRODUCE, code)
-    done = await produce("t", lines_of(b"a", b"b"), servers=embedded.bootstrap)
+    done = await produce("t", build_input(b"a", b"b"), servers=embedded.bootstrap)
     assert type(done.failure) is error
     assert said in str(done.failure)
-    assert (done.lines, done.acknowledged) == (2, 0)
+    assert (done.lines, done.acknowledged_records) == (2, 0)
 
 
 async def test_a_principal_that_may_write_nothing_is_told_before_anything_is_read(embedded):
@@ -147,26 +149,26 @@ async def test_an_interrupted_input_is_sent_as_far_as_it_was_read(embedded):
     embedded.create_topic("t")
     fed = asyncio.Event()
 
-    def progress(done: Produced) -> None:
+    def on_progress(done: ProduceProgress) -> None:
         if done.lines == 2:
             fed.set()
 
-    with pipe() as (source, sink):
+    with open_pipe() as (source, sink):
         sink.write(b"a\nb\nunfinished")
-        options = {"servers": embedded.bootstrap, "progress": progress}
+        options = {"servers": embedded.bootstrap, "progress": on_progress}
         running = asyncio.create_task(produce("t", source, **options))
         await asyncio.wait_for(fed.wait(), 30)
         running.cancel()
         done = await asyncio.wait_for(running, 30)
-    (got,) = await everything(embedded, "t", 1)
+    (got,) = await read_partitions(embedded, "t", 1)
     assert done.interrupted
     assert [record.value for record in got] == [b"a", b"b"]
-    assert done.acknowledged == 2
+    assert done.acknowledged_records == 2
 
 
 async def test_an_unknown_topic_is_told_before_anything_is_read(kafka, monkeypatch):
     """On a real broker: the embedded one creates every topic it is asked for."""
-    monkeypatch.setattr(module, "TOPIC_WAIT", 1.0)
+    monkeypatch.setattr(module, "TOPIC_TIMEOUT_S", 1.0)
     with pytest.raises(UnknownTopic, match="nope"):
         await produce("nope", io.BytesIO(b"x"), servers=kafka.bootstrap)
 
@@ -174,13 +176,13 @@ async def test_an_unknown_topic_is_told_before_anything_is_read(kafka, monkeypat
 async def test_a_real_broker_holds_every_line_once(kafka):
     topic = kafka.topic(12)
     values = [b'{"id":%d,"note":"%s"}' % (each % 997, b"x" * 40) for each in range(100_000)]
-    options = {"servers": kafka.bootstrap, "lines": Lines(key="id")}
-    done = await produce(topic, lines_of(*values), **options)
-    got = await everything(kafka, topic, 12)
-    digest = Digest()
+    options = {"servers": kafka.bootstrap, "lines": LineFormat(key="id")}
+    done = await produce(topic, build_input(*values), **options)
+    got = await read_partitions(kafka, topic, 12)
+    digest = ValueDigest()
     for record in (record for partition in got for record in partition):
         digest.add(record.value)
-    assert done.acknowledged == sum(map(len, got)) == 100_000
+    assert done.acknowledged_records == sum(map(len, got)) == 100_000
     assert digest.unordered == done.digest.unordered
 
 

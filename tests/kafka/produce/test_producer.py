@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.proxy import Api, KafkaProxy
-from support.reading import cluster, entries
-from support.until import until
+from support.kafka_proxy import ApiKey, KafkaProxy
+from support.topic_reads import open_cluster, read_entries
+from support.waiting import wait_until
 
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.offsets import LATEST, Offset
+from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.produce.pending_records import Item
+from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.producer import Producer
 
 T = TopicPartition("t", 0)
@@ -26,22 +26,28 @@ LONG = 60.0  # seconds; no test waits so long
 
 
 @asynccontextmanager
-async def producing(
-    bootstrap: Sequence[str], topic: str, *, most: int | None = None, **options: Any
+async def running_producer(
+    bootstrap: Sequence[str], topic: str, *, max_batch_bytes: int | None = None, **options: Any
 ) -> AsyncIterator[tuple[Cluster, Producer]]:
-    async with cluster(bootstrap, topic, **options) as kafkas:
-        made = Producer(kafkas) if most is None else Producer(kafkas, most=most)
+    async with open_cluster(bootstrap, topic, **options) as kafkas:
+        made = (
+            Producer(kafkas)
+            if max_batch_bytes is None
+            else Producer(kafkas, max_pending_bytes=max_batch_bytes)
+        )
         try:
             async with asyncio.timeout(LONG):
                 yield kafkas, made
         finally:
-            await made.close(within=0.0)
+            await made.close(timeout_s=0.0)
 
 
-async def log(kafkas: Cluster, tp: TopicPartition) -> list[Record]:
+async def read_log(kafkas: Cluster, tp: TopicPartition) -> list[Record]:
     end = (await kafkas.list_offsets({tp: LATEST}))[tp]
-    assert isinstance(end, Offset)
-    return [each for each in await entries(kafkas, tp, 0, end.offset) if isinstance(each, Record)]
+    assert isinstance(end, OffsetAndTimestamp)
+    return [
+        each for each in await read_entries(kafkas, tp, 0, end.offset) if isinstance(each, Record)
+    ]
 
 
 @pytest.fixture
@@ -52,153 +58,161 @@ def one(embedded: EmbeddedKafka) -> EmbeddedKafka:
 
 async def test_a_thousand_at_once_are_in_the_order_of_the_calls(embedded):
     embedded.create_topic("t", 3)
-    async with producing(embedded.bootstrap, "t") as (kafkas, producer):
+    async with running_producer(embedded.bootstrap, "t") as (kafkas, producer):
         futures = [
-            producer.put(TopicPartition("t", n % 3), None, b"%d" % n, within=LONG)
+            producer.send(TopicPartition("t", n % 3), None, b"%d" % n, timeout_s=LONG)
             for n in range(1000)
         ]
         offsets = await asyncio.gather(*futures)
         for number in range(3):
-            written = await log(kafkas, TopicPartition("t", number))
+            written = await read_log(kafkas, TopicPartition("t", number))
             assert [record.value for record in written] == [
                 b"%d" % n for n in range(1000) if n % 3 == number
             ]
             assert [record.offset for record in written] == offsets[number::3]
-        assert kafkas.requests["Produce"] < 100
+        assert kafkas.request_counts["Produce"] < 100
 
 
 async def test_many_at_once_are_told_of_together_in_their_order(embedded):
     embedded.create_topic("t", 2)
     other = TopicPartition("t", 1)
-    async with producing(embedded.bootstrap, "t") as (kafkas, producer):
-        items = [Item(T, b"k", b"a"), Item(other, None, b"c"), Item(T, None, b"b", (), 7)]
-        assert await producer.put_many(items, within=LONG) == [0, 0, 1]
-        assert await producer.put_many([], within=LONG) == []
-        written = await log(kafkas, T)
+    async with running_producer(embedded.bootstrap, "t") as (kafkas, producer):
+        items = [
+            ProducerRecord(T, b"k", b"a"),
+            ProducerRecord(other, None, b"c"),
+            ProducerRecord(T, None, b"b", (), 7),
+        ]
+        assert await producer.send_many(items, timeout_s=LONG) == [0, 0, 1]
+        assert await producer.send_many([], timeout_s=LONG) == []
+        written = await read_log(kafkas, T)
         assert [(r.value, r.timestamp == 7) for r in written] == [(b"a", False), (b"b", True)]
 
 
 async def test_one_of_many_that_is_too_large_is_refused_alone(kafka, topic):
     name = topic(partitions=2)
     tp, other = TopicPartition(name, 0), TopicPartition(name, 1)
-    async with producing(kafka.bootstrap, name) as (_, producer):
-        items = [Item(tp, None, b"a"), Item(other, None, b"x" * (2 << 20)), Item(tp, None, b"b")]
-        first, refused, last = await producer.put_many(items, within=LONG)
+    async with running_producer(kafka.bootstrap, name) as (_, producer):
+        items = [
+            ProducerRecord(tp, None, b"a"),
+            ProducerRecord(other, None, b"x" * (2 << 20)),
+            ProducerRecord(tp, None, b"b"),
+        ]
+        first, refused, last = await producer.send_many(items, timeout_s=LONG)
     assert (first, last) == (0, 1)
     assert isinstance(refused, PartitionFailed) and refused.partition == 1
 
 
 async def test_many_that_kafka_never_hears_of_are_all_told_so(one):
-    async with producing(one.bootstrap, "t") as (_, producer):
+    async with running_producer(one.bootstrap, "t") as (_, producer):
         one.down(1)
-        told = await producer.put_many([Item(T, None, b"v")] * 3, within=0.2)
+        told = await producer.send_many([ProducerRecord(T, None, b"v")] * 3, timeout_s=0.2)
         assert [type(each) for each in told] == [BrokerUnavailable] * 3
-        assert producer.waiting == 0
+        assert producer.pending_bytes == 0
 
 
 async def test_batches_are_compressed_as_wanted(one):
-    async with producing(one.bootstrap, "t") as (kafkas, _):
+    async with running_producer(one.bootstrap, "t") as (kafkas, _):
         for codec in ("gzip", "snappy", "lz4", "zstd"):
             packed = Producer(kafkas, compression=codec)
-            await packed.put(T, None, codec.encode() * 100, within=LONG)
+            await packed.send(T, None, codec.encode() * 100, timeout_s=LONG)
             await packed.close()
-        written = await log(kafkas, T)
+        written = await read_log(kafkas, T)
         assert [r.value[:4] for r in written] == [b"gzip", b"snap", b"lz4l", b"zstd"]
 
 
 async def test_whatever_may_be_missing_of_a_record_may_be_missing(one):
     sent = [(b"k", b"v", [("h", b"x"), ("n", None)]), (b"k", None, []), (None, None, [])]
-    async with producing(one.bootstrap, "t") as (kafkas, producer):
+    async with running_producer(one.bootstrap, "t") as (kafkas, producer):
         for key, value, headers in sent:
-            await producer.put(T, key, value, headers, within=LONG)
-        written = await log(kafkas, T)
+            await producer.send(T, key, value, headers, timeout_s=LONG)
+        written = await read_log(kafkas, T)
     assert [(r.key, r.value, list(r.headers)) for r in written] == sent
 
 
 async def test_what_cannot_be_a_record_is_told_at_once_and_harms_no_other(one):
-    async with producing(one.bootstrap, "t") as (_, producer):
-        good = producer.put(T, None, b"good", within=LONG)
+    async with running_producer(one.bootstrap, "t") as (_, producer):
+        good = producer.send(T, None, b"good", timeout_s=LONG)
         with pytest.raises(TypeError, match="str where a record has bytes"):
-            producer.put(T, None, "text", within=LONG)  # type: ignore[arg-type]
+            producer.send(T, None, "text", timeout_s=LONG)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="surrogates"):
-            producer.put(T, None, b"v", [("\ud800", b"x")], within=LONG)
+            producer.send(T, None, b"v", [("\ud800", b"x")], timeout_s=LONG)
         assert await good == 0
 
 
 @pytest.mark.parametrize(
     ("api", "code", "error"),
     [
-        (Api.PRODUCE, 29, AccessDenied),
-        (Api.INIT_PRODUCER_ID, 31, AccessDenied),
-        (Api.PRODUCE, 87, PartitionFailed),
+        (ApiKey.PRODUCE, 29, AccessDenied),
+        (ApiKey.INIT_PRODUCER_ID, 31, AccessDenied),
+        (ApiKey.PRODUCE, 87, PartitionFailed),
     ],
 )
 async def test_a_refused_record_is_told_and_the_next_one_written(one, api, code, error):
     one.fail(api, code)
-    async with producing(one.bootstrap, "t") as (kafkas, producer):
+    async with running_producer(one.bootstrap, "t") as (kafkas, producer):
         with pytest.raises(error):
-            await producer.put(T, None, b"refused", within=LONG)
-        assert await producer.put(T, None, b"next", within=LONG) == 0
-        assert [record.value for record in await log(kafkas, T)] == [b"next"]
+            await producer.send(T, None, b"refused", timeout_s=LONG)
+        assert await producer.send(T, None, b"next", timeout_s=LONG) == 0
+        assert [record.value for record in await read_log(kafkas, T)] == [b"next"]
 
 
 @pytest.mark.parametrize("code", [5, 6, 14, 19, 45, 59])
 async def test_errors_that_pass_are_not_told(one, code):
-    one.fail(Api.PRODUCE, code, code)
-    async with producing(one.bootstrap, "t") as (kafkas, producer):
-        assert await producer.put(T, None, b"v", within=LONG) == 0
-        assert len(await log(kafkas, T)) == 1
+    one.fail(ApiKey.PRODUCE, code, code)
+    async with running_producer(one.bootstrap, "t") as (kafkas, producer):
+        assert await producer.send(T, None, b"v", timeout_s=LONG) == 0
+        assert len(await read_log(kafkas, T)) == 1
 
 
 async def test_a_new_leader_is_found():
     with EmbeddedKafka(nodes=2) as kafka:
         kafka.create_topic("t", replication=2)
-        async with producing(kafka.bootstrap, "t") as (kafkas, producer):
-            await producer.put(T, None, b"1", within=LONG)
-            leader = kafkas.leader(T)
+        async with running_producer(kafka.bootstrap, "t") as (kafkas, producer):
+            await producer.send(T, None, b"1", timeout_s=LONG)
+            leader = kafkas.leader_for_partition(T)
             assert leader is not None
             kafka.lead("t", 0, 3 - leader[0])
-            assert await producer.put(T, None, b"2", within=LONG) == 1
+            assert await producer.send(T, None, b"2", timeout_s=LONG) == 1
 
 
 async def test_what_cannot_be_sent_in_time_is_not_written_and_kafka_that_is_back_is_used(one):
-    async with producing(one.bootstrap, "t") as (kafkas, producer):
+    async with running_producer(one.bootstrap, "t") as (kafkas, producer):
         one.down(1)
         with pytest.raises(BrokerUnavailable, match="t-0 was not written to: ") as told:
-            await producer.put(T, None, b"late", within=0.5)
+            await producer.send(T, None, b"late", timeout_s=0.5)
         assert (told.value.timeout, told.value.retry_after) == (False, 1.0)
         one.up(1)
-        assert await producer.put(T, None, b"next", within=LONG) == 0
-        assert [record.value for record in await log(kafkas, T)] == [b"next"]
+        assert await producer.send(T, None, b"next", timeout_s=LONG) == 0
+        assert [record.value for record in await read_log(kafkas, T)] == [b"next"]
 
 
 async def test_no_more_waits_than_memory_allows(one):
-    async with producing(one.bootstrap, "t", most=3000) as (_, producer):
+    async with running_producer(one.bootstrap, "t", most=3000) as (_, producer):
         one.down(1)
-        first = producer.put(T, None, bytes(2000), within=0.5)
+        first = producer.send(T, None, bytes(2000), timeout_s=0.5)
         with pytest.raises(BrokerUnavailable, match="too much waits to be written"):
-            producer.put(T, None, bytes(2000), within=0.5)
+            producer.send(T, None, bytes(2000), timeout_s=0.5)
         with pytest.raises(BrokerUnavailable):
             await first
         one.up(1)
-        assert await producer.put(T, None, bytes(2000), within=LONG) == 0
+        assert await producer.send(T, None, bytes(2000), timeout_s=LONG) == 0
 
 
 async def test_closing_writes_what_was_taken_on(one):
-    async with producing(one.bootstrap, "t") as (kafkas, producer):
-        futures = [producer.put(T, None, b"%d" % n, within=LONG) for n in range(10)]
+    async with running_producer(one.bootstrap, "t") as (kafkas, producer):
+        futures = [producer.send(T, None, b"%d" % n, timeout_s=LONG) for n in range(10)]
         await producer.close()
         assert [future.result() for future in futures] == list(range(10))
-        assert len(await log(kafkas, T)) == 10
+        assert len(await read_log(kafkas, T)) == 10
         with pytest.raises(BrokerUnavailable, match="the gateway is closing"):
-            producer.put(T, None, b"v", within=LONG)
+            producer.send(T, None, b"v", timeout_s=LONG)
 
 
 async def test_closing_without_kafka_ends_and_tells_who_waits(one):
-    async with producing(one.bootstrap, "t") as (_, producer):
+    async with running_producer(one.bootstrap, "t") as (_, producer):
         one.down(1)
-        future = producer.put(T, None, b"v", within=LONG)
-        await producer.close(within=0.1)
+        future = producer.send(T, None, b"v", timeout_s=LONG)
+        await producer.close(timeout_s=0.1)
         with pytest.raises(BrokerUnavailable, match="closed"):
             future.result()
 
@@ -208,37 +222,40 @@ async def test_a_record_too_large_is_refused_alone_and_the_partition_goes_on(kaf
     out of order."""
     name = topic(configs={"max.message.bytes": "2000"})
     tp = TopicPartition(name, 0)
-    async with producing(kafka.bootstrap, name) as (kafkas, producer):
+    async with running_producer(kafka.bootstrap, name) as (kafkas, producer):
         sent = [b"a", bytes(5000), b"b"]
         told = await asyncio.gather(
-            *(producer.put(tp, None, value, within=LONG) for value in sent), return_exceptions=True
+            *(producer.send(tp, None, value, timeout_s=LONG) for value in sent),
+            return_exceptions=True,
         )
         assert isinstance(told[1], PartitionFailed)
         assert told[1].code == 10
-        assert [told[0], told[2], await producer.put(tp, None, b"c", within=LONG)] == [0, 1, 2]
-        assert [record.value for record in await log(kafkas, tp)] == [b"a", b"b", b"c"]
+        assert [told[0], told[2], await producer.send(tp, None, b"c", timeout_s=LONG)] == [0, 1, 2]
+        assert [record.value for record in await read_log(kafkas, tp)] == [b"a", b"b", b"c"]
 
 
 async def test_a_batch_whose_answers_are_cut_off_is_written_once(kafka, topic):
     name = topic()
     tp = TopicPartition(name, 0)
     async with (
-        KafkaProxy.around(kafka.servers) as proxy,
-        producing(proxy.bootstrap.split(","), name) as (kafkas, producer),
+        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        running_producer(proxy.bootstrap.split(","), name) as (kafkas, producer),
     ):
-        assert await producer.put(tp, None, b"0", within=LONG) == 0
+        assert await producer.send(tp, None, b"0", timeout_s=LONG) == 0
         cuts = []
 
-        def cut(request: Any, _: object) -> None:
-            if request.api_key == Api.PRODUCE and len(cuts) < 3:
+        def cut_answer(request: Any, _: object) -> None:
+            if request.api_key == ApiKey.PRODUCE and len(cuts) < 3:
                 cuts.append(request)
                 proxy[request.node].cut()
 
-        proxy.on_answer = cut
-        futures = [producer.put(tp, None, b"%d" % n, within=LONG) for n in range(1, 6)]
+        proxy.on_response = cut_answer
+        futures = [producer.send(tp, None, b"%d" % n, timeout_s=LONG) for n in range(1, 6)]
         assert await asyncio.gather(*futures) == [1, 2, 3, 4, 5]
         assert len(cuts) == 3
-        assert [record.value for record in await log(kafkas, tp)] == [b"%d" % n for n in range(6)]
+        assert [record.value for record in await read_log(kafkas, tp)] == [
+            b"%d" % n for n in range(6)
+        ]
 
 
 async def test_what_was_sent_is_not_given_up_with_its_time(kafka, topic):
@@ -246,14 +263,14 @@ async def test_what_was_sent_is_not_given_up_with_its_time(kafka, topic):
     name = topic()
     tp = TopicPartition(name, 0)
     async with (
-        KafkaProxy.around(kafka.servers) as proxy,
-        producing(proxy.bootstrap.split(","), name) as (kafkas, producer),
+        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        running_producer(proxy.bootstrap.split(","), name) as (kafkas, producer),
     ):
-        held = proxy.inject(Api.PRODUCE, 7)
+        held = proxy.inject_error(ApiKey.PRODUCE, 7)
         began = time.monotonic()
-        future = producer.put(tp, None, b"v", within=0.2)
-        await until(lambda: held.hits >= 2 and time.monotonic() - began > 0.5)
+        future = producer.send(tp, None, b"v", timeout_s=0.2)
+        await wait_until(lambda: held.hit_count >= 2 and time.monotonic() - began > 0.5)
         assert not future.done()
-        proxy.heal(held)
+        proxy.remove_injection(held)
         assert await future == 0
-        assert len(await log(kafkas, tp)) == 1
+        assert len(await read_log(kafkas, tp)) == 1

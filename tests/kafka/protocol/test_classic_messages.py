@@ -2,45 +2,45 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.group.assignor import Claim
+from gateway.core.group.assignor import MemberSubscription
 from gateway.core.group.classic_requests import (
-    HeartbeatAnswer,
-    HeartbeatAsk,
-    JoinAnswer,
-    JoinAsk,
-    LeaveAnswer,
-    LeaveAsk,
-    SyncAnswer,
-    SyncAsk,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinRequest,
+    JoinResponse,
+    LeaveRequest,
+    LeaveResponse,
+    SyncRequest,
+    SyncResponse,
 )
-from gateway.core.group.member import Ask, Identity
+from gateway.core.group.member import GroupRequest, MemberIdentity
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.protocol.classic_messages import REQUESTS
+from gateway.kafka.protocol.classic_messages import REQUEST_CLASSES
 
-SELF = Identity("m", 8, "i")
-CLAIM = Claim("m", frozenset({"a"}), generation=7)
+SELF = MemberIdentity("m", 8, "i")
+CLAIM = MemberSubscription("m", frozenset({"a"}), generation=7)
 GIVEN = frozenset({TopicPartition("a", 2)})
 CASES = {
-    "join": JoinAsk(
+    "join": JoinRequest(
         group="g",
         identity=SELF,
         session_timeout=10,
         rebalance_timeout=60,
-        claim=CLAIM,
+        subscription=CLAIM,
         reason="why",
     ),
-    "sync": SyncAsk(group="g", identity=SELF, assignment={"m": GIVEN}),
-    "heartbeat": HeartbeatAsk(group="g", identity=SELF),
-    "leave": LeaveAsk(group="g", identity=SELF._replace(instance_id=None), reason="why"),
+    "sync": SyncRequest(group="g", identity=SELF, assignment={"m": GIVEN}),
+    "heartbeat": HeartbeatRequest(group="g", identity=SELF),
+    "leave": LeaveRequest(group="g", identity=SELF._replace(instance_id=None), reason="why"),
 }
-JOINED = JoinAnswer(
-    3, 0, 8, "cooperative-sticky", "m", "m", (CLAIM, Claim("n", frozenset())), False
+JOINED = JoinResponse(
+    3, 0, 8, "cooperative-sticky", "m", "m", (CLAIM, MemberSubscription("n", frozenset())), False
 )
 ANSWERS = {
     "join": JOINED,
-    "sync": SyncAnswer(3, 0, GIVEN),
-    "heartbeat": HeartbeatAnswer(3, 27),
-    "leave": LeaveAnswer(3, 25),
+    "sync": SyncResponse(3, 0, GIVEN),
+    "heartbeat": HeartbeatResponse(3, 27),
+    "leave": LeaveResponse(3, 25),
 }
 
 # Written by the message classes of kafka-clients 4.3.1: request, answer. The second member of the
@@ -125,15 +125,15 @@ JAVA = {
 
 @pytest.mark.parametrize(("name", "version"), JAVA)
 def test_requests_are_javas_byte_for_byte(name: str, version: int):
-    ask: Ask = CASES[name]
-    request = REQUESTS[type(ask)](ask)
+    ask: GroupRequest = CASES[name]
+    request = REQUEST_CLASSES[type(ask)](ask)
     assert request.encode(version).hex() == JAVA[name, version][0]
 
 
 @pytest.mark.parametrize(("name", "version"), JAVA)
 def test_answers_of_java_are_read(name: str, version: int):
-    ask: Ask = CASES[name]
-    request = REQUESTS[type(ask)](ask)
+    ask: GroupRequest = CASES[name]
+    request = REQUEST_CLASSES[type(ask)](ask)
     expected = ANSWERS[name]
     if (name, version) == ("join", 9):
         expected = JOINED._replace(assigned=True)
@@ -142,5 +142,5 @@ def test_answers_of_java_are_read(name: str, version: int):
 
 def test_every_version_that_is_spoken_is_in_the_table():
     for name, ask in CASES.items():
-        low, high, _ = REQUESTS[type(ask)](ask).SPOKEN
+        low, high, _ = REQUEST_CLASSES[type(ask)](ask).VERSIONS
         assert {v for n, v in JAVA if n == name} == set(range(low, high + 1))

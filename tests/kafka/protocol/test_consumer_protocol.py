@@ -8,7 +8,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata as Meta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.group.assignor import Claim
+from gateway.core.group.assignor import MemberSubscription
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.protocol.consumer_protocol import (
     decode_assignment,
@@ -20,7 +20,7 @@ from gateway.kafka.protocol.consumer_protocol import (
 OWNED = frozenset(
     {TopicPartition("prices", 0), TopicPartition("orders", 2), TopicPartition("orders", 0)}
 )
-CLAIM = Claim("m", frozenset({"prices", "orders"}), OWNED, 7)
+CLAIM = MemberSubscription("m", frozenset({"prices", "orders"}), OWNED, 7)
 
 # Written by ConsumerProtocol of kafka-clients 4.3.1, user data by its CooperativeStickyAssignor.
 JAVA = {
@@ -60,7 +60,7 @@ def test_a_rack_and_whatever_later_versions_append_is_passed_over():
 
 def test_a_member_without_user_data_has_no_generation():
     plain = bytes.fromhex("0001 00000001 0006 6f7264657273 ffffffff 00000000")
-    assert decode_subscription("m", plain) == Claim("m", frozenset({"orders"}))
+    assert decode_subscription("m", plain) == MemberSubscription("m", frozenset({"orders"}))
 
 
 def test_the_generation_at_the_end_of_the_sticky_user_data_is_found():
@@ -68,7 +68,7 @@ def test_the_generation_at_the_end_of_the_sticky_user_data_is_found():
     before = struct.pack(">ih6siii", 1, 6, b"orders", 2, 0, 2)
     said = bytes.fromhex("0001 00000001 0006 6f7264657273") + struct.pack(">i", len(before) + 4)
     found = decode_subscription("m", said + before + struct.pack(">i", 5) + b"\0\0\0\0")
-    assert found == Claim("m", frozenset({"orders"}), generation=5)
+    assert found == MemberSubscription("m", frozenset({"orders"}), generation=5)
 
 
 def test_user_data_of_an_unknown_kind_is_no_generation():
@@ -98,7 +98,7 @@ def test_aiokafka_reads_what_we_write():
 
 def test_we_read_what_aiokafka_writes():
     said = Metadata(0, ["orders"], b"").encode()
-    assert decode_subscription("m", said) == Claim("m", frozenset({"orders"}))
+    assert decode_subscription("m", said) == MemberSubscription("m", frozenset({"orders"}))
     given_out = Assignment(0, [("orders", [2, 0])], b"").encode()
     assert decode_assignment(given_out) == OWNED - {TopicPartition("prices", 0)}
 

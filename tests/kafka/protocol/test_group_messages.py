@@ -5,23 +5,23 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from support.consuming import coordinated
-from support.reading import cluster
+from support.group_members import wait_for_coordinator
+from support.topic_reads import open_cluster
 
-from gateway.core.group.consumer_member import Beat
+from gateway.core.group.consumer_member import ConsumerHeartbeatRequest
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.client.connections import Role
+from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.protocol.group_messages import (
-    NOBODY,
-    Committed,
+    NO_MEMBER,
+    ConsumerGroupHeartbeatRequest,
     FindCoordinatorRequest,
-    HeartbeatRequest,
+    OffsetAndMetadata,
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
 
 
-def spoken(*requests) -> list:
+def list_versions(*requests) -> list:
     return [
         pytest.param(request, version, id=f"{request.NAME} {version}")
         for request in requests
@@ -31,45 +31,50 @@ def spoken(*requests) -> list:
 
 @pytest.mark.parametrize(
     "kind, version",
-    spoken(FindCoordinatorRequest, HeartbeatRequest, OffsetCommitRequest, OffsetFetchRequest),
+    list_versions(
+        FindCoordinatorRequest,
+        ConsumerGroupHeartbeatRequest,
+        OffsetCommitRequest,
+        OffsetFetchRequest,
+    ),
 )
 async def test_a_broker_understands_each_version_and_is_understood(kafka, topic, kind, version):
     name, group = topic(partitions=2), f"group-{uuid.uuid4().hex[:12]}"
     one, none = TopicPartition(name, 1), TopicPartition(name, 0)
-    async with cluster(kafka.bootstrap, name) as made:
-        known = made.topic(name)
-        await coordinated(made, group)
-        link = await made.coordinators.link(group)
+    async with open_cluster(kafka.bootstrap, name) as made:
+        known = made.get_topic(name)
+        await wait_for_coordinator(made, group)
+        link = await made.coordinators.connect(group)
         link.conn._versions = {**link.versions, kind.API: (version, version)}
 
-        async def ask(request):
-            return await made.connections.send(link.node, Role.GROUP, request)
+        async def send_request(request):
+            return await made.connections.send(link.node, ConnectionRole.GROUP, request)
 
-        found = await ask(FindCoordinatorRequest(group))
+        found = await send_request(FindCoordinatorRequest(group))
         assert (found.error, found.node) == (0, link.node)
-        offsets = {one: Committed(7, 0, "note")}
-        commit = OffsetCommitRequest(group, offsets, NOBODY, {name: known.topic_id})
-        assert (await ask(commit)).errors == {one: 0}
+        offsets = {one: OffsetAndMetadata(7, 0, "note")}
+        commit = OffsetCommitRequest(group, offsets, NO_MEMBER, {name: known.topic_id})
+        assert (await send_request(commit)).errors == {one: 0}
         for asked in ([one, none], None):
-            fetched = await ask(OffsetFetchRequest(group, asked))
+            fetched = await send_request(OffsetFetchRequest(group, asked))
             assert (fetched.error, fetched.offsets) == (0, offsets)
-        beat = Beat(
+        beat = ConsumerHeartbeatRequest(
             group=f"{group}-2", member_id=str(uuid.uuid4()), epoch=0, rebalance_timeout=60.0,
             topics=(name,), owned=frozenset(),
         )  # fmt: skip
-        answer = await ask(HeartbeatRequest(beat))
+        answer = await send_request(ConsumerGroupHeartbeatRequest(beat))
         assert answer.error == 0 and answer.epoch > 0 and answer.interval > 0
         assert answer.assignment == {known.topic_id: frozenset({0, 1})}
-        leave = Beat(group=beat.group, member_id=answer.member_id, epoch=-1)
-        assert (await ask(HeartbeatRequest(leave))).error == 0
+        leave = ConsumerHeartbeatRequest(group=beat.group, member_id=answer.member_id, epoch=-1)
+        assert (await send_request(ConsumerGroupHeartbeatRequest(leave))).error == 0
 
 
 async def test_an_offset_of_a_topic_that_was_deleted_is_not_taken_for_its_successor(kafka, topic):
     name, group = topic(), f"group-{uuid.uuid4().hex[:12]}"
     tp = TopicPartition(name, 0)
-    async with cluster(kafka.bootstrap, name) as made:
-        await coordinated(made, group)
+    async with open_cluster(kafka.bootstrap, name) as made:
+        await wait_for_coordinator(made, group)
         ids = {name: uuid.uuid4()}
-        request = OffsetCommitRequest(group, {tp: Committed(7)}, NOBODY, ids)
+        request = OffsetCommitRequest(group, {tp: OffsetAndMetadata(7)}, NO_MEMBER, ids)
         answer = await made.coordinators.send(group, request)
         assert answer.errors == {tp: 100}  # UNKNOWN_TOPIC_ID

@@ -4,14 +4,18 @@ InitProducerId version 1), not made by the code under test."""
 from __future__ import annotations
 
 from gateway.core.log.record import TopicPartition
-from gateway.core.produce.outbox import Producer
-from gateway.kafka.protocol.produce_messages import Appended, InitProducerIdRequest, ProduceRequest
+from gateway.core.produce.outbox import ProducerIdAndEpoch
+from gateway.kafka.protocol.produce_messages import (
+    AppendResult,
+    InitProducerIdRequest,
+    ProduceRequest,
+)
 
 
 def test_partitions_of_a_topic_are_sent_together_with_acks_of_all():
     request = ProduceRequest(
         {TopicPartition("t", 0): b"AB", TopicPartition("u", 5): b"C", TopicPartition("t", 3): b""},
-        timeout=4000,
+        timeout_ms=4000,
     )
     assert request.encode(7) == bytes.fromhex(
         "ffff ffff 00000fa0 00000002"
@@ -30,8 +34,8 @@ def test_every_partition_has_its_own_word():
     answer = ProduceRequest({}, 0).decode(7, b"head" + data, 4)
     assert answer.throttle_ms == 7
     assert answer.partitions == {
-        TopicPartition("t", 0): Appended(0, 41),
-        TopicPartition("t", 3): Appended(10, -1),
+        TopicPartition("t", 0): AppendResult(0, 41),
+        TopicPartition("t", 3): AppendResult(10, -1),
     }
 
 
@@ -39,4 +43,4 @@ def test_a_producer_id_is_asked_for_without_transactions():
     request = InitProducerIdRequest()
     assert request.encode(1) == bytes.fromhex("ffff 7fffffff")
     data = bytes.fromhex("00000000 0000 00000000000003e8 0002")
-    assert request.decode(1, data, 0) == (0, 0, Producer(1000, 2))
+    assert request.decode(1, data, 0) == (0, 0, ProducerIdAndEpoch(1000, 2))

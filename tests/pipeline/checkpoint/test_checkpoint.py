@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import PipelineError
-from gateway.pipeline.checkpoint.checkpoint import Batch, Checkpoint, Sources
+from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Sources
 
 ID = "0f70c16a-b938-4a30-8499-2120ac1acb06"
 
@@ -34,53 +34,61 @@ def offsets(watermark: int, ends: dict[str, int]) -> str:
 
 
 def test_a_checkpoint_knows_its_query_and_how_far_it_is(checkpoint: Checkpoint):
-    assert (checkpoint.query(), checkpoint.planned(), checkpoint.committed()) == (ID, 1, 0)
+    assert (
+        checkpoint.read_query_id(),
+        checkpoint.read_last_planned(),
+        checkpoint.read_last_committed(),
+    ) == (ID, 1, 0)
 
 
 def test_a_batch_begins_where_the_one_before_ended_the_first_where_its_source_began(
     checkpoint: Checkpoint,
 ):
-    batch = checkpoint.batch(1)
+    batch = checkpoint.read_batch(1)
     assert batch.start == ({("orders", 0): 100, ("orders", 1): 80},)
     assert batch.end == ({("orders", 0): 150, ("orders", 1): 80},)
-    assert checkpoint.batch(0).start == ({("orders", 0): 5, ("orders", 1): 7},)
+    assert checkpoint.read_batch(0).start == ({("orders", 0): 5, ("orders", 1): 7},)
 
 
 def test_late_events_are_held_against_the_watermark_of_the_batch_before(
     checkpoint: Checkpoint, tmp_path: Path
 ):
     write(tmp_path / "offsets" / "2", offsets(90_000, {"0": 150, "1": 90}))
-    assert [checkpoint.batch(number).held for number in range(3)] == [0, 0, 60_000]
+    assert [checkpoint.read_batch(number).watermark_ms for number in range(3)] == [0, 0, 60_000]
 
 
 def test_the_offsets_of_an_input_are_those_of_its_sources():
     """They were found by their topic, so those of two clusters, or of both sides of a join, were
     taken for one another's."""
     ends = tuple({("orders", 0): offset} for offset in (1, 2, 3))
-    sources = Sources(lines=("eu", "us", "us"), numbers=("eu", "us"))
-    first = Batch(0, ends[:2], ends, 0)
-    assert sources.select(first, "eu") == Batch(0, ends[:1], ends[:1], 0)
-    assert sources.select(first, "us") == Batch(0, ends[1:2], ends[1:], 0)
-    assert sources.select(Batch(1, ends, ends, 0), "us").start == ends[1:]
+    sources = Sources(lines=("eu", "us", "us"), directories=("eu", "us"))
+    first = BatchOffsets(0, ends[:2], ends, 0)
+    assert sources.select(first, "eu") == BatchOffsets(0, ends[:1], ends[:1], 0)
+    assert sources.select(first, "us") == BatchOffsets(0, ends[1:2], ends[1:], 0)
+    assert sources.select(BatchOffsets(1, ends, ends, 0), "us").start == ends[1:]
 
 
 def test_a_new_directory_has_nothing(tmp_path: Path):
     new = Checkpoint(str(tmp_path / "none"))
-    assert (new.query(), new.planned(), new.committed()) == (None, None, None)
-    assert new.mark(0) == ""
+    assert (new.read_query_id(), new.read_last_planned(), new.read_last_committed()) == (
+        None,
+        None,
+        None,
+    )
+    assert new.compute_digest(0) == ""
 
 
 def test_two_ranges_under_one_number_have_different_marks(checkpoint: Checkpoint, tmp_path: Path):
-    before = checkpoint.mark(1)
+    before = checkpoint.compute_digest(1)
     write(tmp_path / "offsets" / "1", offsets(60_000, {"0": 151, "1": 80}))
-    assert before != checkpoint.mark(1) != ""
+    assert before != checkpoint.compute_digest(1) != ""
 
 
 def test_a_batch_that_spark_has_forgotten_and_a_format_of_another_version_are_told(
     checkpoint: Checkpoint, tmp_path: Path
 ):
     with pytest.raises(PipelineError, match="no offsets of batch 9"):
-        checkpoint.batch(9)
+        checkpoint.read_batch(9)
     write(tmp_path / "offsets" / "2", "v2\n{}\n{}")
     with pytest.raises(PipelineError, match="'v2', not v1"):
-        checkpoint.batch(2)
+        checkpoint.read_batch(2)

@@ -49,9 +49,9 @@ def job(base, **changes):
 
 
 def changed(base, **changes):
-    before, hot = definition.read(definition.encode(job(base)))
+    before, hot = definition.parse_definition(definition.encode_definition(job(base)))
     assert hot == []
-    return definition.differences(before, definition.of(job(base, **changes)))
+    return definition.find_differences(before, definition.build_definition(job(base, **changes)))
 
 
 @pytest.mark.parametrize(
@@ -92,20 +92,20 @@ def test_what_state_means_may_not(base, changes, said):
 
 
 def test_a_refusal_says_what_differs_and_what_to_do():
-    before, _ = definition.read(definition.encode(job(SESSIONS)))
+    before, _ = definition.parse_definition(definition.encode_definition(job(SESSIONS)))
     with pytest.raises(CheckpointRefused, match=r"gap: 30m before, 1h now\); take .*--fresh") as it:
-        definition.refuse(job(SESSIONS, gap="1h"), before, "/checkpoints/visits/v1")
+        definition.verify_definition(job(SESSIONS, gap="1h"), before, "/checkpoints/visits/v1")
     assert it.value.differences == ("gap: 30m before, 1h now",)
-    definition.refuse(job(SESSIONS), before, "/checkpoints/visits/v1")
+    definition.verify_definition(job(SESSIONS), before, "/checkpoints/visits/v1")
 
 
 def test_other_partitions_of_state_are_a_matter_of_rescaling():
-    before, _ = definition.read(definition.encode(job(SESSIONS)))
+    before, _ = definition.parse_definition(definition.encode_definition(job(SESSIONS)))
     with pytest.raises(CheckpointRefused, match="`gateway pipeline rescale visits --partitions 8`"):
-        definition.refuse(job(SESSIONS, state__partitions=8), before, "v1")
+        definition.verify_definition(job(SESSIONS, state__partitions=8), before, "v1")
 
 
 def test_hot_keys_are_kept_and_another_format_is_refused():
-    assert definition.read(definition.encode(job(JOIN), ["a"]))[1] == ["a"]
+    assert definition.parse_definition(definition.encode_definition(job(JOIN), ["a"]))[1] == ["a"]
     with pytest.raises(CheckpointRefused, match="is of format 2, not 1"):
-        definition.read(b'{"format": 2}')
+        definition.parse_definition(b'{"format": 2}')

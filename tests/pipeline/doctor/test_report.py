@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-from support.progresses import progress, stage, tasks
+from support.query_progress import build_progress, build_stage, build_tasks
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
-from gateway.pipeline.doctor.ranking import diagnose
-from gateway.pipeline.doctor.reading import run
-from gateway.pipeline.doctor.report import as_json, as_text
-from gateway.pipeline.progress.progress import Kept, place
+from gateway.pipeline.doctor.diagnosis import diagnose
+from gateway.pipeline.doctor.query_run import build_run
+from gateway.pipeline.doctor.report import render_text, to_json
+from gateway.pipeline.progress.progress_file import ProgressFile, get_progress_path
 
-SKEWED = [progress(each, tasks=tasks(stage(1.7, 0.2))) for each in range(8)]
-HEALTHY = [progress(each, tasks=tasks(stage(1.7, 1.7))) for each in range(8)]
+SKEWED = [build_progress(each, tasks=build_tasks(build_stage(1.7, 0.2))) for each in range(8)]
+HEALTHY = [build_progress(each, tasks=build_tasks(build_stage(1.7, 1.7))) for each in range(8)]
 
 
 def ask(*arguments: object) -> Result:
@@ -33,16 +33,16 @@ def saved(tmp_path: Path) -> Path:
 def test_a_watermark_of_any_year_is_read():
     """A watermark beyond the year 9999 made the whole batch unreadable: Python has no such time."""
     times = {"max": "2026-11-23T00:00:00.000Z", "watermark": "+55840-11-08T22:13:20.000Z"}
-    (batch,) = run([{**HEALTHY[0], "eventTime": times}]).batches
+    (batch,) = build_run([{**HEALTHY[0], "eventTime": times}]).batches
     assert batch.watermark == 1_700_000_000_000
-    assert batch.newest == 1_795_392_000
+    assert batch.newest_event_time == 1_795_392_000
     old = {"watermark": "-0001-01-01T00:00:00.000Z"}
-    (batch,) = run([{**HEALTHY[0], "eventTime": old}]).batches
+    (batch,) = build_run([{**HEALTHY[0], "eventTime": old}]).batches
     assert batch.watermark is None
 
 
 def test_says_the_cause_its_evidence_and_the_setting():
-    text = as_text(diagnose(run(SKEWED)))
+    text = render_text(diagnose(build_run(SKEWED)))
     assert "orders: 6 batches of 10,000 rows in 2.00 s (5,000 rows/s)" in text
     assert "1. skew: a few keys that most records have: 1.5 s (75%)" in text
     assert "one task takes 1.7 s, the other 1 0.2 s each" in text
@@ -50,7 +50,7 @@ def test_says_the_cause_its_evidence_and_the_setting():
 
 
 def test_says_that_a_job_is_healthy_and_what_was_not_judged():
-    text = as_text(diagnose(run([{**each, "tasks": None} for each in HEALTHY])))
+    text = render_text(diagnose(build_run([{**each, "tasks": None} for each in HEALTHY])))
     assert "no cause found" in text
     assert (
         "not judged: skew, partitions-too-few, sink-slow, python, gc: needs times of tasks" in text
@@ -58,7 +58,7 @@ def test_says_that_a_job_is_healthy_and_what_was_not_judged():
 
 
 def test_programs_get_the_same():
-    told = as_json(diagnose(run(SKEWED)))
+    told = to_json(diagnose(build_run(SKEWED)))
     assert json.loads(json.dumps(told)) == told
     assert told["causes"][0]["name"] == "skew" and told["causes"][0]["seconds"] == 1.5
 
@@ -74,9 +74,9 @@ class TestCommand:
 
     def test_of_a_job_reads_what_it_has_told(self, tmp_path: Path):
         config = written(tmp_path)
-        kept = Kept(place(str(tmp_path / "checkpoints"), "paid"))
+        kept = ProgressFile(get_progress_path(str(tmp_path / "checkpoints"), "paid"))
         for each in HEALTHY:
-            kept.add(each | {"name": "paid"})
+            kept.append(each | {"name": "paid"})
         found = ask("paid", "-c", config)
         assert found.exit_code == 0 and found.output.startswith("paid: 6 batches")
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from gateway.config import Kafka, Settings
-from gateway.config.sections.pipeline import Input, Output
+from gateway.config.sections.job import Input, Output
 from gateway.errors import PipelineError
-from gateway.pipeline.checkpoint.checkpoint import Batch, Sources
-from gateway.pipeline.exactly_once import beside as module
-from gateway.pipeline.exactly_once.beside import EVERY, Beside
+from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Sources
+from gateway.pipeline.exactly_once import side_outputs as module
+from gateway.pipeline.exactly_once.side_outputs import SCAN_INTERVAL_S, SideOutputs
 
 INPUT = Input.model_validate({"topic": "clicks", "onInvalid": "skip", "onDataLoss": "fail"})
 
@@ -27,10 +27,12 @@ class Held:
     def committed(self) -> int:
         return self.last
 
-    def batch(self, number: int) -> Batch:
+    def batch(self, number: int) -> BatchOffsets:
         if number < self.first:
             raise PipelineError(f"no offsets of batch {number}")
-        return Batch(number, ({("clicks", 0): number},), ({("clicks", 0): number + 1},), 1000)
+        return BatchOffsets(
+            number, ({("clicks", 0): number},), ({("clicks", 0): number + 1},), 1000
+        )
 
 
 class Told:
@@ -45,7 +47,7 @@ class Told:
     def written(self, kind: str) -> int:
         return self.sent
 
-    def late(self, batches: Sequence[Batch], _: Any) -> int:
+    def late(self, batches: Sequence[BatchOffsets], _: Any) -> int:
         self.looked += [[each.number for each in batches]] if batches else []
         return 0
 
@@ -59,7 +61,7 @@ class Process:
     def __init__(self, told: Told, counts: Mapping[int, int] | None = None, first: int = 0) -> None:
         self.now = 0.0
         self.held = Held(first)
-        self.beside = Beside(
+        self.beside = SideOutputs(
             None,  # type: ignore[arg-type]
             "job",
             "query",
@@ -68,38 +70,38 @@ class Process:
             Settings(kafka=Kafka(servers=["localhost:9092"])),
             self.held,  # type: ignore[arg-type]
             sources=Sources(("from",), ("from",)),
-            late={"from": lambda rows, held: rows},
-            counted=lambda epoch: {"late": (counts or {}).get(epoch, 0)},
+            late_filters={"from": lambda rows, held: rows},
+            get_counts=lambda epoch: {"late": (counts or {}).get(epoch, 0)},
             clock=lambda: self.now,
         )
         self.beside.__dict__["_ledger"] = told
-        self.beside._sides = {"from": told}  # type: ignore[dict-item]
+        self.beside._side_outputs = {"from": told}  # type: ignore[dict-item]
 
     def batches(self, numbers: Sequence[int], seconds: float = 1.0) -> None:
         for number in numbers:
-            self.beside.before(number)
+            self.beside.begin_batch(number)
             self.now += seconds
             self.held.last = number
 
 
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(self: Beside, epoch: int) -> None:
+    def told(self: SideOutputs, epoch: int) -> None:
         self._ledger.entry = {"to": epoch}  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(module.Beside, "_told", told)
+    monkeypatch.setattr(module.SideOutputs, "_told", told)
 
 
 def test_several_batches_are_looked_at_together_from_the_first_with_any_to_the_last():
     told = Told()
     Process(told, {2: 1, 3: 0, 5: 4, 8: 0}).batches(range(15))
     assert told.looked == [[2, 3, 4, 5]]
-    assert told.entry == {"to": EVERY - 1}
+    assert told.entry == {"to": SCAN_INTERVAL_S - 1}
 
 
 def test_long_batches_are_looked_at_one_by_one_and_those_without_any_not_at_all():
     told = Told()
-    Process(told, {0: 1, 2: 1}).batches(range(5), seconds=EVERY)
+    Process(told, {0: 1, 2: 1}).batches(range(5), seconds=SCAN_INTERVAL_S)
     assert told.looked == [[0], [2]]
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import psutil
 import pytest
-from support.brokers import Broker
-from support.pipelines import Output, wait
+from support.brokers import KafkaCluster
+from support.pipelines import OutputTopic, wait_until
 
-from gateway.config.sections import pipeline as config
+from gateway.config.sections import job as config
 from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
-from gateway.pipeline.exactly_once import Writer
+from gateway.pipeline.exactly_once import ExactlyOnceWriter
 
 pytestmark = [
     pytest.mark.needs("java17"),
@@ -35,8 +35,8 @@ ROWS = 400_000
 
 
 @contextmanager
-def opened(kafka: Broker, topic: str) -> Iterator[Output]:
-    output = Output(kafka.bootstrap, topic, 2)
+def opened(kafka: KafkaCluster, topic: str) -> Iterator[OutputTopic]:
+    output = OutputTopic(kafka.bootstrap, topic, 2)
     try:
         yield output
     finally:
@@ -44,7 +44,12 @@ def opened(kafka: Broker, topic: str) -> Iterator[Output]:
 
 
 def write(
-    kafka: Broker, spark: Any, topic: str, output: Output, timeout: float, fault: Callable[[], None]
+    kafka: KafkaCluster,
+    spark: Any,
+    topic: str,
+    output: OutputTopic,
+    timeout: float,
+    fault: Callable[[], None],
 ) -> Counter[tuple[bytes | None, bytes | None]]:
     """Two epochs, the fault inside the first; what a restart would do is done where it ends."""
     to = config.Output.model_validate({"topic": topic, "transactionTimeout": f"{timeout:g}s"})
@@ -64,16 +69,18 @@ def write(
                     return
 
     none = Checkpoint("/nowhere")  # its batches have no marks
-    writer = Writer(query, to, {"bootstrap.servers": kafka.servers}, checkpoint=none)
+    writer = ExactlyOnceWriter(
+        query, to, {"bootstrap.servers": kafka.bootstrap_servers}, checkpoint=none
+    )
     under_way = threading.Thread(target=epoch, args=(0,))
     under_way.start()
-    wait(output.open, "an open transaction", every=0)
+    wait_until(output.has_open_transaction, "an open transaction", interval_s=0)
     fault()
     under_way.join(600)
     assert not under_way.is_alive()
     epoch(1)
     assert not failed
-    return output.committed()
+    return output.read_committed()
 
 
 def expected() -> Counter[tuple[bytes | None, bytes | None]]:
@@ -83,23 +90,25 @@ def expected() -> Counter[tuple[bytes | None, bytes | None]]:
 
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
 def test_a_broker_that_dies_or_freezes_inside_a_transaction_costs_no_row(
-    kafka3: Broker, spark: Any, fault: str
+    kafka3: KafkaCluster, spark: Any, fault: str
 ):
-    topic = kafka3.topic(partitions=2, replication=3, configs={"min.insync.replicas": "2"})
-    assert kafka3.local is not None
-    node = kafka3.local.node(kafka3.admin.leaders(topic)[0])
+    topic = kafka3.create_unique_topic(
+        partitions=2, replication=3, configs={"min.insync.replicas": "2"}
+    )
+    assert kafka3.local_kafka is not None
+    node = kafka3.local_kafka.get_node(kafka3.admin.get_leaders(topic)[0])
     with opened(kafka3, topic) as output:
 
         def fail() -> None:
             node.kill() if fault == "kill" else node.freeze()
             time.sleep(12)  # longer than a leader takes to be replaced
-            kafka3.heal()
+            kafka3.restore()
 
         assert write(kafka3, spark, topic, output, 30.0, fail) == expected()
 
 
-def test_a_transaction_that_kafka_gave_up_is_written_again(kafka: Broker, spark: Any):
-    topic = kafka.topic(partitions=2)
+def test_a_transaction_that_kafka_gave_up_is_written_again(kafka: KafkaCluster, spark: Any):
+    topic = kafka.create_unique_topic(partitions=2)
     with opened(kafka, topic) as output:
 
         def stall() -> None:
@@ -111,7 +120,7 @@ def test_a_transaction_that_kafka_gave_up_is_written_again(kafka: Broker, spark:
             for pid in workers:
                 os.kill(pid, signal.SIGSTOP)
             try:
-                wait(lambda: not output.open(), "Kafka to give it up")
+                wait_until(lambda: not output.has_open_transaction(), "Kafka to give it up")
             finally:
                 for pid in workers:
                     os.kill(pid, signal.SIGCONT)

@@ -5,46 +5,54 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.brokers import Broker
+from support.brokers import KafkaCluster
 
 from gateway.errors import PipelineError
-from gateway.pipeline.exactly_once.ledger import SPREAD, Ledger, opened, topic_of, writer_key
-from gateway.pipeline.exactly_once.plan import Entry, Plan
-from gateway.pipeline.exactly_once.producers import Interrupted, Transactional
+from gateway.pipeline.exactly_once.ledger import (
+    MIN_WRITER_PARTITIONS,
+    Ledger,
+    ledger_topic,
+    open_ledger,
+    writer_key,
+)
+from gateway.pipeline.exactly_once.plan import LedgerEntry, WriterPlan
+from gateway.pipeline.exactly_once.producers import LedgerProducer, TransactionInterrupted
 
 
 @pytest.fixture
-def ledger(kafka: Broker) -> Iterator[Ledger]:
+def ledger(kafka: KafkaCluster) -> Iterator[Ledger]:
     output = f"out-{uuid.uuid4().hex[:8]}"
-    yield opened(output, 2, 10.0, {"bootstrap.servers": kafka.servers})
-    kafka.admin.delete_topic(topic_of(output))
+    yield open_ledger(output, 2, 10.0, {"bootstrap.servers": kafka.bootstrap_servers})
+    kafka.admin.delete_topic(ledger_topic(output))
 
 
-def writer(ledger: Ledger, number: int) -> Transactional:
-    return Transactional(f"q-{number}", ledger.client, ledger.topic, 30.0)
+def writer(ledger: Ledger, number: int) -> LedgerProducer:
+    return LedgerProducer(f"q-{number}", ledger.client_config, ledger.topic, 30.0)
 
 
-def put(ledger: Ledger, producer: Transactional, number: int, epoch: int) -> None:
+def put(ledger: Ledger, producer: LedgerProducer, number: int, epoch: int) -> None:
     value = {"epoch": epoch, "writers": 2, "mark": "m"}
-    producer.entry(ledger.topic, ledger.place(number), writer_key("q", number), value)
+    producer.write_entry(
+        ledger.topic, ledger.writer_partition(number), writer_key("q", number), value
+    )
 
 
-def commit(ledger: Ledger, producer: Transactional, number: int, epoch: int) -> None:
+def commit(ledger: Ledger, producer: LedgerProducer, number: int, epoch: int) -> None:
     producer.begin()
     put(ledger, producer, number, epoch)
     producer.commit()
 
 
 def test_the_last_committed_entry_of_a_writer_is_found_in_the_tail_or_behind_it(ledger: Ledger):
-    assert ledger.standing("q", 0) == (None, None)
-    first, other = writer(ledger, 0), writer(ledger, SPREAD)
+    assert ledger.read_plan_and_entry("q", 0) == (None, None)
+    first, other = writer(ledger, 0), writer(ledger, MIN_WRITER_PARTITIONS)
     commit(ledger, first, 0, 6)
     commit(ledger, first, 0, 7)
-    assert ledger.standing("q", 0) == (None, Entry(7, 2, "m"))
+    assert ledger.read_plan_and_entry("q", 0) == (None, LedgerEntry(7, 2, "m"))
     for epoch in range(50):  # another writer of the same partition, beyond the tail
-        commit(ledger, other, SPREAD, epoch)
-    assert set(ledger.entries("q")) == {Entry(7, 2, "m"), Entry(49, 2, "m")}
-    assert ledger.entries("other") == []
+        commit(ledger, other, MIN_WRITER_PARTITIONS, epoch)
+    assert set(ledger.read_entries("q")) == {LedgerEntry(7, 2, "m"), LedgerEntry(49, 2, "m")}
+    assert ledger.read_entries("other") == []
 
 
 def test_what_is_aborted_is_no_entry(ledger: Ledger):
@@ -53,44 +61,44 @@ def test_what_is_aborted_is_no_entry(ledger: Ledger):
     producer.begin()
     put(ledger, producer, 1, 4)
     producer.abort()
-    assert ledger.standing("q", 1)[1] == Entry(3, 2, "m")
+    assert ledger.read_plan_and_entry("q", 1)[1] == LedgerEntry(3, 2, "m")
 
 
 @pytest.mark.parametrize("timeout", [1.0, 900.0])
 def test_the_shortest_and_the_longest_transaction_are_taken(ledger: Ledger, timeout: float):
-    producer = Transactional("q-0", ledger.client, ledger.topic, timeout)
+    producer = LedgerProducer("q-0", ledger.client_config, ledger.topic, timeout)
     commit(ledger, producer, 0, 1)
-    assert ledger.standing("q", 0)[1] == Entry(1, 2, "m")
+    assert ledger.read_plan_and_entry("q", 0)[1] == LedgerEntry(1, 2, "m")
 
 
 def test_settings_that_kafkas_client_refuses_are_not_tried_again(ledger: Ledger):
     with pytest.raises(PipelineError, match=r"does not take its settings: .*no\.such") as caught:
-        Transactional("q-0", {**ledger.client, "no.such": 1}, ledger.topic, 1.0)
-    assert not isinstance(caught.value, Interrupted)
+        LedgerProducer("q-0", {**ledger.client_config, "no.such": 1}, ledger.topic, 1.0)
+    assert not isinstance(caught.value, TransactionInterrupted)
 
 
 def test_a_plan_is_found_beside_entries(ledger: Ledger):
-    producer = Transactional("q-plan", ledger.client, ledger.topic, 30.0)
+    producer = LedgerProducer("q-plan", ledger.client_config, ledger.topic, 30.0)
     producer.begin()
-    producer.entry(ledger.topic, 0, "q", {"generation": 3, "writers": 2})
+    producer.write_entry(ledger.topic, 0, "q", {"generation": 3, "writers": 2})
     producer.commit()
-    assert ledger.plan("q") == Plan(3, 2)
+    assert ledger.read_plan("q") == WriterPlan(3, 2)
 
 
 def test_an_entry_behind_a_siblings_open_transaction_is_waited_for(ledger: Ledger):
     """Reading to the last stable offset at hand says that nothing is there, and its rows would be
     written twice."""
-    sibling, own = writer(ledger, SPREAD), writer(ledger, 0)
+    sibling, own = writer(ledger, MIN_WRITER_PARTITIONS), writer(ledger, 0)
     sibling.begin()
-    put(ledger, sibling, SPREAD, 5)
+    put(ledger, sibling, MIN_WRITER_PARTITIONS, 5)
     sibling._producer.flush(30)
     commit(ledger, own, 0, 5)
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(ledger.standing, "q", 0)
+        reading = pool.submit(ledger.read_plan_and_entry, "q", 0)
         with pytest.raises(TimeoutError):
             reading.result(1.0)
         sibling.abort()
-        assert reading.result(30) == (None, Entry(5, 2, "m"))
+        assert reading.result(30) == (None, LedgerEntry(5, 2, "m"))
 
 
 def test_a_new_producer_fences_the_one_before_and_ends_what_it_left_open(ledger: Ledger):
@@ -98,6 +106,6 @@ def test_a_new_producer_fences_the_one_before_and_ends_what_it_left_open(ledger:
     before.begin()
     put(ledger, before, 0, 9)
     writer(ledger, 0)
-    with pytest.raises(Interrupted):
+    with pytest.raises(TransactionInterrupted):
         before.commit()
-    assert ledger.standing("q", 0) == (None, None)
+    assert ledger.read_plan_and_entry("q", 0) == (None, None)

@@ -14,68 +14,75 @@ from hypothesis import strategies as st
 
 from gateway.errors import CheckpointRefused
 from gateway.pipeline.exactly_once.plan import (
-    Change,
-    Entry,
-    Plan,
-    Superseded,
-    current,
-    due,
-    verify,
+    LedgerEntry,
+    PlanChange,
+    PlanSuperseded,
+    WriterPlan,
+    must_write,
+    verify_entries,
     verify_owner,
+    verify_plan,
 )
 
 
 def test_a_writer_without_an_entry_or_with_an_older_one_has_to_write():
-    assert due(None, 0)
-    assert due(Entry(6, 2), 7)
+    assert must_write(None, 0)
+    assert must_write(LedgerEntry(6, 2), 7)
 
 
 def test_a_writer_that_has_committed_the_epoch_does_not_write_it_again():
-    assert not due(Entry(7, 2, "a"), 7, "a")
-    assert not due(Entry(7, 2), 7, "a")
+    assert not must_write(LedgerEntry(7, 2, "a"), 7, "a")
+    assert not must_write(LedgerEntry(7, 2), 7, "a")
 
 
-@pytest.mark.parametrize("entry", [Entry(9, 2), Entry(7, 2, "other")])
-def test_a_checkpoint_that_was_put_back_is_refused(entry: Entry):
+@pytest.mark.parametrize("entry", [LedgerEntry(9, 2), LedgerEntry(7, 2, "other")])
+def test_a_checkpoint_that_was_put_back_is_refused(entry: LedgerEntry):
     with pytest.raises(CheckpointRefused, match="put back to another state"):
-        due(entry, 7, "this")
+        must_write(entry, 7, "this")
 
 
 @pytest.mark.parametrize(
     "entries",
     [
-        [Entry(6, 2, "six"), Entry(8, 2, "eight")],  # it is older
-        [Entry(6, 2, "six"), Entry(7, 2, "other")],  # batch 7 was written with other records
-        [Entry(5, 2, "other")],  # it is newer, and of another history
-        [Entry(6, 3, "six"), Entry(6, 3, "six"), Entry(8, 3, "eight")],  # of a former plan
+        [LedgerEntry(6, 2, "six"), LedgerEntry(8, 2, "eight")],  # it is older
+        [
+            LedgerEntry(6, 2, "six"),
+            LedgerEntry(7, 2, "other"),
+        ],  # batch 7 was written with other records
+        [LedgerEntry(5, 2, "other")],  # it is newer, and of another history
+        [
+            LedgerEntry(6, 3, "six"),
+            LedgerEntry(6, 3, "six"),
+            LedgerEntry(8, 3, "eight"),
+        ],  # of a former plan
     ],
 )
 def test_one_writer_that_knows_of_another_history_refuses_the_checkpoint_for_all(
-    entries: list[Entry],
+    entries: list[LedgerEntry],
 ):
     """Each writer asked for its own entry alone, so those with older ones wrote their rows while
     the one that knew better refused."""
     marks = {5: "five", 6: "six", 7: "seven"}
     with pytest.raises(CheckpointRefused):
-        verify(entries, 7, lambda epoch: marks.get(epoch, ""))
+        verify_entries(entries, 7, lambda epoch: marks.get(epoch, ""))
 
 
 def test_a_checkpoint_that_wrote_what_the_ledger_has_goes_on():
     marks = {6: "six", 7: "seven"}
-    entries = [Entry(3, 2, "forgotten"), Entry(6, 2, "six"), Entry(7, 2, "seven")]
-    verify(entries, 7, lambda epoch: marks.get(epoch, ""))
-    verify(entries, 8, lambda epoch: marks.get(epoch, ""))
-    verify([], 0, lambda _: "")
+    entries = [LedgerEntry(3, 2, "forgotten"), LedgerEntry(6, 2, "six"), LedgerEntry(7, 2, "seven")]
+    verify_entries(entries, 7, lambda epoch: marks.get(epoch, ""))
+    verify_entries(entries, 8, lambda epoch: marks.get(epoch, ""))
+    verify_entries([], 0, lambda _: "")
 
 
 def test_what_an_older_generation_started_does_not_write():
-    current(Plan(2, 3), Plan(2, 3))
-    with pytest.raises(Superseded):
-        current(Plan(3, 3), Plan(2, 3))
+    verify_plan(WriterPlan(2, 3), WriterPlan(2, 3))
+    with pytest.raises(PlanSuperseded):
+        verify_plan(WriterPlan(3, 3), WriterPlan(2, 3))
 
 
 def test_only_an_earlier_checkpoint_of_the_job_is_refused_by_its_owner():
-    plan = Plan(3, 2)
+    plan = WriterPlan(3, 2)
     verify_owner(None, "first", plan)  # of a ledger that names no owners yet
     verify_owner("first", "first", plan)
     verify_owner("first", "second", None)  # a new checkpoint, which has not written
@@ -84,11 +91,11 @@ def test_only_an_earlier_checkpoint_of_the_job_is_refused_by_its_owner():
 
 
 def test_the_number_of_writers_changes_between_epochs_only():
-    change = Change(Plan(4, 2, "before"), wanted=3, epoch=10, driver="now")
-    assert change.closing == Plan(5, 2, "now")
-    assert change.settled([Entry(9, 2), Entry(9, 2)]) == Plan(6, 3, "now")
-    assert change.settled([Entry(9, 2), Entry(10, 2)]) == Plan(5, 2, "now")
-    assert Change(None, wanted=3, epoch=0).settled([]) == Plan(1, 3)
+    change = PlanChange(WriterPlan(4, 2, "before"), writers=3, epoch=10, driver_id="now")
+    assert change.fencing_plan == WriterPlan(5, 2, "now")
+    assert change.choose_plan([LedgerEntry(9, 2), LedgerEntry(9, 2)]) == WriterPlan(6, 3, "now")
+    assert change.choose_plan([LedgerEntry(9, 2), LedgerEntry(10, 2)]) == WriterPlan(5, 2, "now")
+    assert PlanChange(None, writers=3, epoch=0).choose_plan([]) == WriterPlan(1, 3)
 
 
 RECORDS = 12  # of the input; the key is the offset
@@ -98,8 +105,8 @@ RECORDS = 12  # of the input; the key is the offset
 class Kafka:
     """What of it matters: a commit needs the newest producer of its transactional id."""
 
-    plan: Plan | None = None
-    entries: dict[int, Entry] = field(default_factory=dict)
+    plan: WriterPlan | None = None
+    entries: dict[int, LedgerEntry] = field(default_factory=dict)
     producers: Counter[str] = field(default_factory=Counter)
     rows: Counter[int] = field(default_factory=Counter)
 
@@ -107,14 +114,14 @@ class Kafka:
         self.producers[identity] += 1
         return self.producers[identity]
 
-    def commit(self, writer: int, producer: int, entry: Entry, rows: range) -> bool:
+    def commit(self, writer: int, producer: int, entry: LedgerEntry, rows: range) -> bool:
         if self.producers[f"writer-{writer}"] != producer:
             return False
         self.entries[writer] = entry
         self.rows.update(row for row in rows if row % entry.writers == writer)
         return True
 
-    def register(self, producer: int, plan: Plan) -> bool:
+    def register(self, producer: int, plan: WriterPlan) -> bool:
         if self.producers["plan"] != producer:
             return False
         self.plan = plan
@@ -146,17 +153,17 @@ class Checkpoint:
         return replace(self, ends=list(self.ends))
 
 
-def task(kafka: Kafka, plan: Plan, writer: int, epoch: int, mark: str, rows: range) -> Steps:
+def task(kafka: Kafka, plan: WriterPlan, writer: int, epoch: int, mark: str, rows: range) -> Steps:
     yield
     if not any(row % plan.writers == writer for row in rows):
         return
     producer = kafka.begin(f"writer-{writer}")
     yield
-    current(kafka.plan or plan, plan)
+    verify_plan(kafka.plan or plan, plan)
     yield
-    if due(kafka.entries.get(writer), epoch, mark):
+    if must_write(kafka.entries.get(writer), epoch, mark):
         yield
-        if not kafka.commit(writer, producer, Entry(epoch, plan.writers, mark), rows):
+        if not kafka.commit(writer, producer, LedgerEntry(epoch, plan.writers, mark), rows):
             raise Interrupted
 
 
@@ -192,7 +199,7 @@ class Driver:
         self.choice = choice
         try:
             next(self.steps, None)
-        except (Interrupted, Superseded):
+        except (Interrupted, PlanSuperseded):
             self.crash(self.wanted)
         except CheckpointRefused:
             self.refused = True
@@ -202,7 +209,7 @@ class Driver:
             at = choice % len(self.left)
             try:
                 next(self.left[at])
-            except (StopIteration, Interrupted, Superseded, CheckpointRefused):
+            except (StopIteration, Interrupted, PlanSuperseded, CheckpointRefused):
                 del self.left[at]
 
     def run(self) -> Steps:
@@ -217,7 +224,7 @@ class Driver:
             plan = self.kafka.plan
             assert plan is not None
             if plan.driver != self.name:
-                raise Superseded
+                raise PlanSuperseded
             rows, mark = checkpoint.rows(epoch), checkpoint.mark(epoch)
             every = range(plan.writers)
             self.tasks = {w: task(self.kafka, plan, w, epoch, mark, rows) for w in every}
@@ -232,26 +239,26 @@ class Driver:
 
     def take_over(self, epoch: int) -> Steps:
         kafka, mark = self.kafka, self.checkpoint.mark
-        verify(list(kafka.entries.values()), epoch, mark)
+        verify_entries(list(kafka.entries.values()), epoch, mark)
         yield
         producer = kafka.begin("plan")
         yield
         before = kafka.plan
         if self.owns and (before is None or before.driver != self.name):
-            raise Superseded
+            raise PlanSuperseded
         yield
-        change = Change(before, self.wanted, epoch, self.name)
-        if not kafka.register(producer, change.closing):
+        change = PlanChange(before, self.wanted, epoch, self.name)
+        if not kafka.register(producer, change.fencing_plan):
             raise Interrupted
         yield
         for writer in range(before.writers if before else 0):
             kafka.begin(f"writer-{writer}")
             yield
         entries = list(kafka.entries.values())
-        verify(entries, epoch, mark)
-        settled = change.settled(entries)
+        verify_entries(entries, epoch, mark)
+        settled = change.choose_plan(entries)
         yield
-        if settled != change.closing and not kafka.register(producer, settled):
+        if settled != change.fencing_plan and not kafka.register(producer, settled):
             raise Interrupted
         self.owns = True
 

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Producer
-from support.brokers import Broker
-from support.pipelines import wait
+from support.brokers import KafkaCluster
+from support.pipelines import wait_until
 
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
-from gateway.pipeline.checkpoint.place import ready
-from gateway.pipeline.exactly_once.ledger import topic_of
-from gateway.pipeline.exactly_once.recreated import InputTopics
+from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
+from gateway.pipeline.exactly_once.ledger import ledger_topic
+from gateway.pipeline.exactly_once.recreated_topics import InputTopics
 from gateway.pipeline.run import query
-from gateway.pipeline.spark.session import of_job
+from gateway.pipeline.spark.session import create_job_session
 from gateway.pipeline.state import profiles
 
 
@@ -49,25 +49,27 @@ def held() -> Held:
 @pytest.mark.needs("java17")
 @pytest.mark.timeout(600)
 def test_starts_of_a_query_leave_neither_descriptors_nor_threads(
-    kafka: Broker, spark: Any, tmp_path: Path
+    kafka: KafkaCluster, spark: Any, tmp_path: Path
 ):
     """Each left a connection from the JVM open, with a descriptor and a thread of its own."""
-    topic, to = kafka.topic(), kafka.topic()
+    topic, to = kafka.create_unique_topic(), kafka.create_unique_topic()
     made = {"name": "query", "type": "query", "trigger": "available-now", "to": {"topic": to}}
     made["tables"] = {"t": {"topic": topic, "value": {"fields": {"n": "bigint"}}}}
     made["sql"] = "SELECT n FROM t"
     pipelines = {"checkpoints": str(tmp_path), "jobs": [made]}
-    loaded = loads(json.dumps({"kafka": {"servers": [kafka.servers]}, "pipelines": pipelines}))
+    loaded = loads(
+        json.dumps({"kafka": {"servers": [kafka.bootstrap_servers]}, "pipelines": pipelines})
+    )
     assert isinstance(loaded.pipelines, Pipelines)
     job = loaded.pipelines.jobs[0]
-    place = ready(str(tmp_path), job, spark)
-    session = of_job(spark, profiles.of(job))
-    producer = Producer({"bootstrap.servers": kafka.servers})
+    place = prepare_checkpoint(str(tmp_path), job, spark)
+    session = create_job_session(spark, profiles.build_job_conf(job))
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
 
     def start() -> None:
         producer.produce(topic, b'{"n": 1}')
         assert producer.flush(30) == 0
-        started = query.start(session, job, loaded, place)
+        started = query.start_query(session, job, loaded, place)
         assert started.awaitTermination(120)
         assert started.lastProgress["numInputRows"] == 1
 
@@ -77,20 +79,25 @@ def test_starts_of_a_query_leave_neither_descriptors_nor_threads(
     for _ in range(5):
         start()
     try:
-        wait(lambda: held().fits(before, more=2), f"no more than 2 above {before}", within=10)
+        wait_until(
+            lambda: held().fits(before, more=2), f"no more than 2 above {before}", timeout_s=10
+        )
     except TimeoutError as error:
         raise AssertionError(f"{error}; there are {held()}") from None
     finally:
-        query.close(place.query)
-        kafka.admin.delete_topic(topic_of(to))
+        query.close_clients(place.query_id)
+        kafka.admin.delete_topic(ledger_topic(to))
 
 
-def test_topics_of_a_query_that_ended_keep_no_client(kafka: Broker):
+def test_topics_of_a_query_that_ended_keep_no_client(kafka: KafkaCluster):
     """The function of its batches keeps them until the JVM's collector runs."""
-    places = {str(each): ({"bootstrap.servers": kafka.servers}, kafka.topic()) for each in range(3)}
+    places = {
+        str(each): ({"bootstrap.servers": kafka.bootstrap_servers}, kafka.create_unique_topic())
+        for each in range(3)
+    }
     before = held()
     inputs = InputTopics(places)
     assert held().clients > before.clients
     inputs.close()
-    wait(lambda: held().clients <= before.clients, "the end of the clients", within=30)
+    wait_until(lambda: held().clients <= before.clients, "the end of the clients", timeout_s=30)
     assert inputs.topics.keys() == places.keys()

@@ -1,26 +1,30 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from support.brokers import Broker
-from support.pipelines import Output
+from support.brokers import KafkaCluster
+from support.pipelines import OutputTopic
 
-from gateway.pipeline.exactly_once.ledger import opened
-from gateway.pipeline.exactly_once.plan import Plan
-from gateway.pipeline.exactly_once.task import Task
+from gateway.pipeline.exactly_once.ledger import open_ledger
+from gateway.pipeline.exactly_once.plan import WriterPlan
+from gateway.pipeline.exactly_once.task import WriteTask
 
 
-def test_a_key_of_any_bytes_is_written_as_it_is(kafka: Broker):
+def test_a_key_of_any_bytes_is_written_as_it_is(kafka: KafkaCluster):
     """A text of Spark's may be no UTF-8, such as a key cast to a string: it ended the job."""
-    topic = kafka.topic(partitions=1)
-    ledger = opened(topic, 1, 30.0, {"bootstrap.servers": kafka.servers})
+    topic = kafka.create_unique_topic(partitions=1)
+    ledger = open_ledger(topic, 1, 30.0, {"bootstrap.servers": kafka.bootstrap_servers})
     keys = pa.array([b"\xff\xfe", "ä".encode(), None], pa.binary()).view(pa.string())
     rows = pa.RecordBatch.from_arrays([keys, pa.array(["1", "2", "3"])], ["key", "value"])
-    plan = Plan(generation=0, writers=1)
-    task = Task("q", topic, ledger, plan, 0, "m", 30.0, {}, 1 << 20, f"{topic}.dlq")
+    plan = WriterPlan(generation=0, writers=1)
+    task = WriteTask("q", topic, ledger, plan, 0, "m", 30.0, {}, 1 << 20, f"{topic}.dlq")
     outcome = task.write(0, [rows])
     assert outcome.rows == 3
-    output = Output(kafka.bootstrap, topic, 1)
+    output = OutputTopic(kafka.bootstrap, topic, 1)
     try:
-        assert set(output.committed()) == {(b"\xff\xfe", b"1"), ("ä".encode(), b"2"), (None, b"3")}
+        assert set(output.read_committed()) == {
+            (b"\xff\xfe", b"1"),
+            ("ä".encode(), b"2"),
+            (None, b"3"),
+        }
     finally:
         output.close()

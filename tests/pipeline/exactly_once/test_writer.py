@@ -10,29 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.brokers import Broker
-from support.letters import committed, header
+from support.brokers import KafkaCluster
+from support.dead_letters import get_header, read_committed
 
-from gateway.config.sections.pipeline import Output
+from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
-from gateway.pipeline.exactly_once import Writer
-from gateway.pipeline.exactly_once.ledger import Ledger, opened, topic_of, writer_key
-from gateway.pipeline.exactly_once.producers import Transactional
+from gateway.pipeline.exactly_once import ExactlyOnceWriter
+from gateway.pipeline.exactly_once.ledger import Ledger, ledger_topic, open_ledger, writer_key
+from gateway.pipeline.exactly_once.producers import LedgerProducer
 
 WRITERS = 2
 
 
 @pytest.fixture
-def output(kafka: Broker) -> Iterator[Output]:
-    topic = kafka.topic()
+def output(kafka: KafkaCluster) -> Iterator[Output]:
+    topic = kafka.create_unique_topic()
     yield Output.model_validate({"topic": topic, "writers": WRITERS})
-    kafka.admin.delete_topic(topic_of(topic))
+    kafka.admin.delete_topic(ledger_topic(topic))
 
 
 @pytest.fixture
-def ledger(kafka: Broker, output: Output) -> Ledger:
-    return opened(output.topic, WRITERS, 10.0, {"bootstrap.servers": kafka.servers})
+def ledger(kafka: KafkaCluster, output: Output) -> Ledger:
+    return open_ledger(output.topic, WRITERS, 10.0, {"bootstrap.servers": kafka.bootstrap_servers})
 
 
 @pytest.fixture
@@ -51,15 +51,19 @@ def checkpoint(directory: Path, *ends: int) -> Checkpoint:
 
 def commit(ledger: Ledger, query: str, number: int, epoch: int, held: Checkpoint) -> None:
     """The entry that a writer leaves with its rows of a batch."""
-    producer = Transactional(f"{query}-{number}", ledger.client, ledger.topic, 10.0)
+    producer = LedgerProducer(f"{query}-{number}", ledger.client_config, ledger.topic, 10.0)
     producer.begin()
-    value = {"epoch": epoch, "writers": WRITERS, "mark": held.mark(epoch)}
-    producer.entry(ledger.topic, ledger.place(number), writer_key(query, number), value)
+    value = {"epoch": epoch, "writers": WRITERS, "mark": held.compute_digest(epoch)}
+    producer.write_entry(
+        ledger.topic, ledger.writer_partition(number), writer_key(query, number), value
+    )
     producer.commit()
 
 
-def writer(output: Output, query: str, ledger: Ledger, held: Checkpoint, job: str = "") -> Writer:
-    return Writer(query, output, ledger.client, checkpoint=held, job=job)
+def writer(
+    output: Output, query: str, ledger: Ledger, held: Checkpoint, job: str = ""
+) -> ExactlyOnceWriter:
+    return ExactlyOnceWriter(query, output, ledger.client_config, checkpoint=held, job=job)
 
 
 def test_a_checkpoint_that_was_put_back_is_refused_before_the_plan_is_changed(
@@ -69,7 +73,7 @@ def test_a_checkpoint_that_was_put_back_is_refused_before_the_plan_is_changed(
     committed rows of the wrong batch when the other one refused."""
     newer = checkpoint(tmp_path / "newer", 10, 20)
     writer(output, query, ledger, newer).prepare(1)
-    plan = ledger.plan(query)
+    plan = ledger.read_plan(query)
     commit(ledger, query, 0, 0, newer)
     commit(ledger, query, 1, 1, newer)
     for number, ends in enumerate([(10, 21), (11, 20, 30), (11, 20)]):
@@ -78,7 +82,7 @@ def test_a_checkpoint_that_was_put_back_is_refused_before_the_plan_is_changed(
             writer(output, query, ledger, other).prepare(len(ends) - 1)
     with pytest.raises(CheckpointRefused, match="the ledger is at batch 1"):
         writer(output, query, ledger, newer).prepare(0)
-    assert ledger.plan(query) == plan
+    assert ledger.read_plan(query) == plan
     writer(output, query, ledger, newer).prepare(1)
 
 
@@ -92,7 +96,7 @@ def test_the_number_of_writers_changes_with_the_first_batch_that_nobody_has_begu
     again = writer(fewer, query, ledger, held)
     for epoch, writers in enumerate([WRITERS, 1]):
         again.prepare(epoch)
-        plan = ledger.plan(query)
+        plan = ledger.read_plan(query)
         assert plan is not None and plan.writers == writers
 
 
@@ -105,18 +109,18 @@ def test_a_checkpoint_from_before_a_fresh_start_is_refused(
     writer(output, query, ledger, earlier, "orders").prepare(1)
     commit(ledger, query, 0, 0, earlier)
     writer(output, later, ledger, fresh, "orders").prepare(0)
-    plan = ledger.plan(query)
+    plan = ledger.read_plan(query)
     for epoch in (0, 1):
         with pytest.raises(CheckpointRefused, match=rf"query {later} has written .* --fresh"):
             writer(output, query, ledger, earlier, "orders").prepare(epoch)
-    assert ledger.plan(query) == plan
+    assert ledger.read_plan(query) == plan
     writer(output, query, ledger, earlier, "another job").prepare(1)
     writer(output, later, ledger, fresh, "orders").prepare(0)
 
 
 @pytest.mark.needs("java17")
 def test_a_fresh_checkpoint_fences_a_process_that_still_runs_by_the_earlier_one(
-    kafka: Broker, spark: Any, output: Output, query: str, ledger: Ledger, tmp_path: Path
+    kafka: KafkaCluster, spark: Any, output: Output, query: str, ledger: Ledger, tmp_path: Path
 ):
     """Only one that started later was refused; the one that ran wrote its rows beside."""
     held = checkpoint(tmp_path / "held", 1, 2)
@@ -128,13 +132,13 @@ def test_a_fresh_checkpoint_fences_a_process_that_still_runs_by_the_earlier_one(
     with pytest.raises(PipelineError, match=r"another process runs this job|was replaced"):
         running(rows, 1)
     assert fresh(rows, 0) == 4
-    values = Counter(each.value() for each in committed(kafka, output.topic))
+    values = Counter(each.value() for each in read_committed(kafka, output.topic))
     assert values == Counter({each.encode(): 2 for each in "abcd"})
 
 
 @pytest.mark.needs("java17")
 def test_a_refused_batch_is_written_by_no_writer_and_of_two_processes_the_later_one_writes(
-    kafka: Broker, spark: Any, output: Output, query: str, ledger: Ledger, tmp_path: Path
+    kafka: KafkaCluster, spark: Any, output: Output, query: str, ledger: Ledger, tmp_path: Path
 ):
     """A checkpoint was put back by one batch: the writer of that batch refused, and the other one
     committed its row, which came once more with the right checkpoint."""
@@ -154,50 +158,50 @@ def test_a_refused_batch_is_written_by_no_writer_and_of_two_processes_the_later_
     assert overtaken(rows("b", "c", "d"), 2) == 0
     with pytest.raises(PipelineError, match="another process runs this job"):
         right(rows("b", "c", "d"), 2)
-    values = Counter(each.value() for each in committed(kafka, output.topic))
+    values = Counter(each.value() for each in read_committed(kafka, output.topic))
     assert values == Counter({b"a": 2, b"b": 1, b"c": 1, b"d": 1})
 
 
 @pytest.mark.needs("java17")
 def test_a_row_that_is_too_large_for_the_output_is_a_dead_letter(
-    kafka: Broker, spark: Any, query: str, tmp_path: Path
+    kafka: KafkaCluster, spark: Any, query: str, tmp_path: Path
 ):
     """It was tried again for ever, and the rows beside it never came."""
-    topic = kafka.topic(configs={"max.message.bytes": "20000"})
+    topic = kafka.create_unique_topic(configs={"max.message.bytes": "20000"})
     rows = [(str(n), "x" * size) for n, size in enumerate([1_000, 19_000, 20_000, 2_000_000])]
     rows += [("many", "y" * 1_000)] * 100  # more than the topic takes in one batch
     given = spark.createDataFrame(rows, "key string, value string")
     output = Output.model_validate({"topic": topic, "writers": WRITERS})
-    options = {"bootstrap.servers": kafka.servers}
-    write = Writer(query, output, options, checkpoint=checkpoint(tmp_path / "held", 1))
+    options = {"bootstrap.servers": kafka.bootstrap_servers}
+    write = ExactlyOnceWriter(query, output, options, checkpoint=checkpoint(tmp_path / "held", 1))
     try:
         assert write(given, 0) == len(rows)
-        found = Counter((each.key(), len(each.value())) for each in committed(kafka, topic))
-        letters = {each.key(): each for each in committed(kafka, f"{topic}.dlq")}
+        found = Counter((each.key(), len(each.value())) for each in read_committed(kafka, topic))
+        letters = {each.key(): each for each in read_committed(kafka, f"{topic}.dlq")}
     finally:
-        for name in (topic_of(topic), f"{topic}.dlq"):
+        for name in (ledger_topic(topic), f"{topic}.dlq"):
             kafka.admin.delete_topic(name)
     assert found == {(b"0", 1_000): 1, (b"1", 19_000): 1, (b"many", 1_000): 100}
     assert letters.keys() == {b"2", b"3"}
-    assert header(letters[b"3"], "X-Origin-Topic") == topic.encode()
-    assert b"2,000,101 bytes" in header(letters[b"3"], "X-Reason")
+    assert get_header(letters[b"3"], "X-Origin-Topic") == topic.encode()
+    assert b"2,000,101 bytes" in get_header(letters[b"3"], "X-Reason")
     assert set(letters[b"3"].value()) == set(b"x")
 
 
 @pytest.mark.needs("java17")
 def test_what_kafka_refuses_for_good_is_not_tried_again(
-    kafka: Broker, spark: Any, query: str, tmp_path: Path
+    kafka: KafkaCluster, spark: Any, query: str, tmp_path: Path
 ):
     """Every error of Kafka was taken for one that may pass."""
-    topic = kafka.topic(configs={"cleanup.policy": "compact"})
+    topic = kafka.create_unique_topic(configs={"cleanup.policy": "compact"})
     output = Output.model_validate({"topic": topic, "writers": WRITERS})
-    options = {"bootstrap.servers": kafka.servers}
-    write = Writer(query, output, options, checkpoint=checkpoint(tmp_path / "held", 1))
+    options = {"bootstrap.servers": kafka.bootstrap_servers}
+    write = ExactlyOnceWriter(query, output, options, checkpoint=checkpoint(tmp_path / "held", 1))
     rows = spark.createDataFrame([(None, "x")], "key string, value string")
     try:
         with pytest.raises(PipelineError, match=rf"{topic} \[0\].*set to\.key") as caught:
             write(rows, 0)
     finally:
-        kafka.admin.delete_topic(topic_of(topic))
+        kafka.admin.delete_topic(ledger_topic(topic))
     assert not isinstance(caught.value, PipelineUnavailable)
     assert "\n" not in str(caught.value)

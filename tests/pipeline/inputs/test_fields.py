@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
-from support.poison import KINDS, LENIENT, OUT, WITHIN
+from support.poison import BAD_VALUES, COLUMN_TYPES, GOOD_VALUES, LENIENT_JSON
 
-from gateway.config.sections.pipeline import Input
-from gateway.pipeline.inputs.fields import columns, invalid, typed
+from gateway.config.sections.job import Input
+from gateway.pipeline.inputs.fields import get_columns, parse_values, select_invalid_values
 
 SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp"
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -32,7 +32,9 @@ def raw(spark, *values):
 
 
 def test_json_becomes_typed_columns_beside_those_of_the_record(spark):
-    (row,) = typed(raw(spark, '{"user":"ann","at":1767323045000,"more":1}'), given()).collect()
+    (row,) = parse_values(
+        raw(spark, '{"user":"ann","at":1767323045000,"more":1}'), given()
+    ).collect()
     assert row.asDict() == {
         "user": "ann",
         "at": AT.replace(tzinfo=None),
@@ -45,8 +47,10 @@ def test_json_becomes_typed_columns_beside_those_of_the_record(spark):
 
 
 def test_the_columns_are_known_without_spark(spark):
-    found = typed(raw(spark, "{}"), given())
-    assert columns(given()) == {each.name: each.dataType.simpleString() for each in found.schema}
+    found = parse_values(raw(spark, "{}"), given())
+    assert get_columns(given()) == {
+        each.name: each.dataType.simpleString() for each in found.schema
+    }
 
 
 WRONG = {
@@ -65,8 +69,8 @@ WRONG = {
 
 def test_invalid_values_are_left_out_each_with_its_reason(spark):
     values = raw(spark, *WRONG, '{"at":1}', None)
-    assert [row["_offset"] for row in typed(values, given()).collect()] == [len(WRONG)]
-    found = invalid(values, given())
+    assert [row["_offset"] for row in parse_values(values, given()).collect()] == [len(WRONG)]
+    found = select_invalid_values(values, given())
     assert found.columns == [*values.columns, "_reason"]
     reasons = {row.offset: row["_reason"] for row in found.collect()}
     for n, (value, said) in enumerate(WRONG.items()):
@@ -75,21 +79,21 @@ def test_invalid_values_are_left_out_each_with_its_reason(spark):
 
 
 def test_invalid_values_end_the_job_where_that_is_asked(spark):
-    table = typed(raw(spark, '{"at":1}', "nope"), given(onInvalid="fail"))
+    table = parse_values(raw(spark, '{"at":1}', "nope"), given(onInvalid="fail"))
     with pytest.raises(Exception, match="clicks: its value is no JSON of the columns at part"):
         table.collect()
 
 
 def test_each_value_is_parsed_once(spark):
     """The filter on what is valid must not be pushed below the parsing, and parse again."""
-    table = typed(raw(spark, "{}"), given())
+    table = parse_values(raw(spark, "{}"), given())
     plan = table._jdf.queryExecution().optimizedPlan().toString()
     assert plan.count("from_json(") == 1
 
 
 def test_strings_are_one_column_and_tombstones_are_null(spark):
     text = Input.model_validate({"topic": "clicks", "value": {"model": "string"}})
-    rows = typed(raw(spark, "plain", None, ""), text).collect()
+    rows = parse_values(raw(spark, "plain", None, ""), text).collect()
     assert [row.value for row in rows] == ["plain", None, ""]
 
 
@@ -113,7 +117,7 @@ def test_types_are_read_as_spark_has_them(spark):
         "ok": True,
     }
     plain = Input.model_validate({"topic": "clicks", "value": {"fields": kinds}})
-    (row,) = typed(raw(spark, json.dumps(value)), plain).collect()
+    (row,) = parse_values(raw(spark, json.dumps(value)), plain).collect()
     assert row.price == Decimal("12.50")
     assert row.when == datetime(2026, 1, 2, 3, 4, 5, 678000)
     assert (str(row.day), row.tags, row.place.x, row.place.y) == ("2026-01-02", ["a"], 1, None)
@@ -124,11 +128,11 @@ def test_what_is_read_and_what_is_invalid_of_it_is_counted(spark):
     from pyspark.sql import Observation
 
     seen = Observation("seen")
-    typed(raw(spark, '{"at":1}', "nope", None), given(), observed=seen).collect()
+    parse_values(raw(spark, '{"at":1}', "nope", None), given(), metrics_name=seen).collect()
     assert seen.get == {"rows": 3, "invalid": 1}
 
 
-EVERY = Input.model_validate({"topic": "clicks", "value": {"fields": KINDS}})
+EVERY = Input.model_validate({"topic": "clicks", "value": {"fields": COLUMN_TYPES}})
 
 
 def values_of(cases):
@@ -139,13 +143,13 @@ def test_values_out_of_the_range_of_their_type_are_invalid(spark):
     """A nanosecond time in a `timestamp_ms` ended the job, others overflowed without a word."""
     from pyspark.sql import functions as F
 
-    out, within = values_of(OUT), values_of(WITHIN)
+    out, within = values_of(BAD_VALUES), values_of(GOOD_VALUES)
     values = raw(spark, *out, *within)
-    reasons = {row.offset: row["_reason"] for row in invalid(values, EVERY).collect()}
+    reasons = {row.offset: row["_reason"] for row in select_invalid_values(values, EVERY).collect()}
     assert [value for n, value in enumerate(out) if n not in reasons] == []
     assert [value for n, value in enumerate(within, len(out)) if n in reasons] == []
     assert "'byte' is out of the range of tinyint" in reasons.values()
-    rows = typed(values, EVERY).select("byte", F.to_json(F.struct("*"))).collect()
+    rows = parse_values(values, EVERY).select("byte", F.to_json(F.struct("*"))).collect()
     assert len(rows) == len(within)
     assert [row.byte for row in rows if row.byte is not None] == [127, -128]
 
@@ -153,7 +157,7 @@ def test_values_out_of_the_range_of_their_type_are_invalid(spark):
 def test_an_integer_that_another_column_holds_under_the_same_name_is_no_time(spark):
     """Only seconds of the column itself are too many; a nested number has nothing to do with it."""
     value = '{"when": "2026-01-01T00:00:00Z", "inner": {"deep": {"when": 1700000000000}}}'
-    assert typed(raw(spark, value), EVERY).count() == 1
+    assert parse_values(raw(spark, value), EVERY).count() == 1
 
 
 @pytest.mark.parametrize("model", ["json", "string"])
@@ -165,17 +169,19 @@ def test_a_record_whose_timestamp_no_calendar_has_is_invalid(spark, model):
         "key", "value", "topic", "partition", "offset",
         "timestamp_millis(if(offset = 0, 1700000000000000, 1700000000000)) AS timestamp",
     )  # fmt: skip
-    assert [row["_offset"] for row in typed(rows, given).select("_offset").collect()] == [1]
-    (found,) = invalid(rows, given).select("offset", "_reason").collect()
+    assert [row["_offset"] for row in parse_values(rows, given).select("_offset").collect()] == [1]
+    (found,) = select_invalid_values(rows, given).select("offset", "_reason").collect()
     assert found["_reason"] == "its timestamp is outside of the years 1 to 9999"
-    assert typed(rows, given, timed=False).count() == 2
+    assert parse_values(rows, given, has_event_time=False).count() == 2
 
 
 def test_what_is_no_json_is_not_taken_for_it(spark):
     """What followed a value was dropped without a word, a second value among it."""
-    values = raw(spark, *LENIENT, ' {"user":"a","at":1}\n')
-    assert [row["_offset"] for row in typed(values, given()).collect()] == [len(LENIENT)]
-    assert invalid(values, given()).count() == len(LENIENT)
+    values = raw(spark, *LENIENT_JSON, ' {"user":"a","at":1}\n')
+    assert [row["_offset"] for row in parse_values(values, given()).collect()] == [
+        len(LENIENT_JSON)
+    ]
+    assert select_invalid_values(values, given()).count() == len(LENIENT_JSON)
 
 
 def test_what_is_no_utf_8_is_no_json(spark):
@@ -184,4 +190,4 @@ def test_what_is_no_utf_8_is_no_json(spark):
         "key", "encode(value, 'ISO-8859-1') AS value", "topic", "partition", "offset", "timestamp"
     )
     broken = values.withColumn("value", values["value"].substr(1, 9))
-    assert typed(broken, given()).count() == 0
+    assert parse_values(broken, given()).count() == 0

@@ -7,19 +7,19 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from support.letters import committed, header
-from support.registry import Registry
-from support.served import served
+from support.app_server import running_app
+from support.dead_letters import get_header, read_committed
+from support.registry import FakeRegistry
 
 from gateway.config import Kafka, SchemaRegistry
-from gateway.config.sections.pipeline import Input, Output
-from gateway.formats.codec import Codecs, Format
+from gateway.config.sections.job import Input, Output
+from gateway.formats.codec import Codecs, SerializationFormat
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
-from gateway.pipeline.exactly_once import Writer
-from gateway.pipeline.inputs.source import invalid, typed
-from gateway.pipeline.run.output import encoded
-from gateway.pipeline.run.query import sink_options
-from gateway.pipeline.spark.connect import client
+from gateway.pipeline.exactly_once import ExactlyOnceWriter
+from gateway.pipeline.inputs.source import parse_records, select_invalid_records
+from gateway.pipeline.run.output import encode_rows
+from gateway.pipeline.run.query import build_sink_options
+from gateway.pipeline.spark.client_config import build_client_config
 
 ORDER = {
     "type": "record",
@@ -36,14 +36,14 @@ GIVEN = {"topic": "orders", "value": {"model": "avro", "catalog": "r"}, "time": 
 
 
 async def test_avro_becomes_columns_of_its_schema_and_rows_become_avro(spark):
-    registry = Registry()
-    registry.register("orders-value", ORDER)
-    registry.register("out-value", ORDER)
-    async with served(registry.app) as url:
+    registry = FakeRegistry()
+    registry.register_schema("orders-value", ORDER)
+    registry.register_schema("out-value", ORDER)
+    async with running_app(registry.app) as url:
         catalogs = {"r": SchemaRegistry(type="schema-registry", url=[url])}
         codecs = Codecs(catalogs["r"])
         order = {"id": "a", "at": AT, "n": 2**60}
-        value = (await codecs.encode(Format.AVRO, "orders", False, order)).data
+        value = (await codecs.encode(SerializationFormat.AVRO, "orders", False, order)).data
         values = [value, b"\0\0\0\0\1", b"nothing framed", None]
         rows = [(None, each, "orders", 0, n, datetime.now(UTC)) for n, each in enumerate(values)]
         found, wrong, out = await asyncio.to_thread(through, spark, rows, catalogs)
@@ -55,7 +55,7 @@ async def test_avro_becomes_columns_of_its_schema_and_rows_become_avro(spark):
         assert "not avro as a schema registry's clients write it" in wrong[1]["_reason"]
         (row,) = out
         assert row.key == "a"
-        written = await codecs.decode(Format.AVRO, "out", False, bytes(row.value))
+        written = await codecs.decode(SerializationFormat.AVRO, "out", False, bytes(row.value))
         assert json.loads(json.dumps(written)) == order
         await codecs.close()
 
@@ -63,10 +63,14 @@ async def test_avro_becomes_columns_of_its_schema_and_rows_become_avro(spark):
 def through(spark, rows, catalogs):
     raw = spark.createDataFrame(rows, SCHEMA)
     given = Input.model_validate(GIVEN)
-    table = typed(raw, given, catalogs)
+    table = parse_records(raw, given, catalogs)
     output = Output(topic="out", model="avro", catalog="r")
-    records = encoded(table, output, ("id",), catalogs)
-    return table.collect(), invalid(raw, given, catalogs).collect(), records.collect()
+    records = encode_rows(table, output, ("id",), catalogs)
+    return (
+        table.collect(),
+        select_invalid_records(raw, given, catalogs).collect(),
+        records.collect(),
+    )
 
 
 PRICE = {
@@ -111,43 +115,47 @@ async def test_rows_that_their_schema_refuses_are_dead_letters(
     """One of them ended the job, at each start again."""
     topic = kafka.topic()
     kafka.create_topic(f"{topic}.dlq")
-    registry = Registry()
-    registry.register(f"{topic}-value", schema, model.upper())
-    async with served(registry.app) as url:
+    registry = FakeRegistry()
+    registry.register_schema(f"{topic}-value", schema, model.upper())
+    async with running_app(registry.app) as url:
         given = {"r": SchemaRegistry(type="schema-registry", url=[url])}
         to = Output(topic=topic, model=model, catalog="r", guarantee=guarantee)
         await asyncio.to_thread(write, spark, kafka.servers, to, given, tmp_path)
-        codecs, format = Codecs(given["r"]), Format.of(model)
+        codecs, format = Codecs(given["r"]), SerializationFormat.parse(model)
         rows = [
             await codecs.decode(format, topic, False, each.value())
-            for each in committed(kafka, topic)
+            for each in read_committed(kafka, topic)
         ]
         await codecs.close()
-    letters = {json.loads(each.value())["id"]: each for each in committed(kafka, f"{topic}.dlq")}
+    letters = {
+        json.loads(each.value())["id"]: each for each in read_committed(kafka, f"{topic}.dlq")
+    }
     assert letters.keys() == refused
     every = {"good", "null", "range", "float", "day", "\ufffd", "last"}
     assert sorted(row["id"] for row in rows) == sorted(every - refused)
-    assert header(letters["range"], "X-Origin-Topic") == topic.encode()
-    assert b"small" in header(letters["range"], "X-Reason")
+    assert get_header(letters["range"], "X-Origin-Topic") == topic.encode()
+    assert b"small" in get_header(letters["range"], "X-Reason")
 
 
 def write(spark, servers, to, catalogs, directory):
     """One batch of `PRICES`, as jobs of either guarantee write it."""
-    rows = encoded(spark.sql(PRICES), to, ("id",), catalogs)
+    rows = encode_rows(spark.sql(PRICES), to, ("id",), catalogs)
     kafka = Kafka(servers=[servers])
     if to.guarantee == "at-least-once":
-        rows.write.format("kafka").options(**sink_options(to, kafka)).save()
+        rows.write.format("kafka").options(**build_sink_options(to, kafka)).save()
         return
-    write = Writer("q", to, client(kafka), checkpoint=Checkpoint(str(directory)))
+    write = ExactlyOnceWriter(
+        "q", to, build_client_config(kafka), checkpoint=Checkpoint(str(directory))
+    )
     assert write(rows, 0) == 7
 
 
 async def test_a_schema_that_is_missing_ends_the_job(spark):
     """Else all rows would become dead letters where only the registry is to be corrected."""
-    registry = Registry()
-    async with served(registry.app) as url:
+    registry = FakeRegistry()
+    async with running_app(registry.app) as url:
         given = {"r": SchemaRegistry(type="schema-registry", url=[url])}
         to = Output(topic="none", model="avro", catalog="r")
-        rows = encoded(spark.sql(PRICES), to, ("id",), given)
+        rows = encode_rows(spark.sql(PRICES), to, ("id",), given)
         with pytest.raises(Exception, match="the registry has no subject 'none-value'"):
             await asyncio.to_thread(rows.collect)

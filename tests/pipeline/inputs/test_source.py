@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from gateway.config import Kafka
-from gateway.config.sections.pipeline import Input
+from gateway.config.sections.job import Input
 from gateway.pipeline.checkpoint.checkpoint import Sources
-from gateway.pipeline.inputs.source import read_stream, sources_of
+from gateway.pipeline.inputs.source import find_sources, read_stream
 
 KAFKA = Kafka(servers=("localhost:9092",))  # a plan asks nobody
 
@@ -30,5 +30,5 @@ def test_sources_of_a_query_are_known_by_the_inputs_that_they_read(
     value = {"fields": {"n": "bigint"}}
     for name in "ab":
         input = Input.model_validate({"topic": "t", "value": value})
-        read_stream(session, input, KAFKA, {}, name=name).createOrReplaceTempView(name)
-    assert sources_of(session.sql(sql)) == Sources(tuple(lines), tuple(numbers))
+        read_stream(session, input, KAFKA, {}, input_name=name).createOrReplaceTempView(name)
+    assert find_sources(session.sql(sql)) == Sources(tuple(lines), tuple(numbers))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.pipeline.inputs.types import NAMES, problem, shown, spark
+from gateway.pipeline.inputs.types import TYPE_NAMES, check_type, get_column_type, get_json_type
 
 GOOD = [
-    *NAMES,
+    *TYPE_NAMES,
     "decimal(10,2)",
     "DECIMAL( 38 , 38 )",
     "timestamp_ms",
@@ -33,17 +33,20 @@ WRONG = {
 
 @pytest.mark.parametrize("text", GOOD)
 def test_types_of_spark_sql_are_types(text):
-    assert problem(text) is None
+    assert check_type(text) is None
 
 
 @pytest.mark.parametrize(("text", "said"), WRONG.items())
 def test_what_is_none_is_told_with_what_to_write(text, said):
-    assert said in (problem(text) or "")
+    assert said in (check_type(text) or "")
 
 
 def test_milliseconds_are_read_as_a_number_and_become_a_time():
-    assert (spark("timestamp_ms"), shown("timestamp_ms")) == ("bigint", "timestamp")
-    assert (spark("timestamp"), shown("Timestamp")) == ("timestamp", "timestamp")
+    assert (get_json_type("timestamp_ms"), get_column_type("timestamp_ms")) == (
+        "bigint",
+        "timestamp",
+    )
+    assert (get_json_type("timestamp"), get_column_type("Timestamp")) == ("timestamp", "timestamp")
 
 
 def test_spark_reads_the_types_that_are_said_to_be_good(session_spark):

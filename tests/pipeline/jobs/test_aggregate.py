@@ -163,7 +163,7 @@ def streamed(spark: Any, job: Aggregate, steps: Sequence[Any], directory: Path) 
     def keep(batch: Any, _: int) -> None:
         told.extend(batch.collect())
 
-    writer = rows.writeStream.outputMode(aggregate.mode(job)).foreachBatch(keep)
+    writer = rows.writeStream.outputMode(aggregate.get_output_mode(job)).foreachBatch(keep)
     query = writer.option("checkpointLocation", str(directory / "checkpoint")).start()
     for number, step in enumerate(steps):
         made = directory / f"step-{number}"
@@ -214,37 +214,37 @@ def test_late_are_the_events_whose_last_window_the_watermark_has_passed(
     after = [Event(at, "ann", "a", 1) for at in (59.9, 60, 119.9, 120, 150)]
     parts = [table(spark, [Event(130, "ann", "a", 1)]), table(spark, after)]
     watermark = EPOCH + timedelta(seconds=120)
-    late = aggregate.late(settings(), parts[1], watermark).collect()
+    late = aggregate.select_late(settings(), parts[1], watermark).collect()
     *_, dropped = streamed(spark, settings(), parts, tmp_path)
     assert [row["time"].replace(tzinfo=UTC).timestamp() for row in late] == [59.9, 60, 119.9]
     # Spark counts groups, after the first aggregation of each task: here one for each window
     assert dropped == 2
-    sliding = aggregate.late(settings(window=SLIDING), parts[1], watermark).collect()
+    sliding = aggregate.select_late(settings(window=SLIDING), parts[1], watermark).collect()
     assert [row["time"].replace(tzinfo=UTC).timestamp() for row in sliding] == [59.9, 60]
 
 
 def test_columns_that_the_input_lacks_are_told_with_the_nearest() -> None:
     columns = {"from": {"user": "string", "page": "string", "time": "timestamp"}}
     job = settings(by=["usr"], measures={"n": "count(pages)", "t": "sum(if(_offset > 1, 1, 0))"})
-    assert list(aggregate.problems(job, columns)) == [
+    assert list(aggregate.check_job(job, columns)) == [
         "by: there is no column 'usr'; did you mean 'user'?",
         "measures.n: there is no column 'pages'; did you mean 'page'?",
     ]
-    assert not list(aggregate.problems(job, {"from": {}})), "of a registry's schema none is known"
+    assert not list(aggregate.check_job(job, {"from": {}})), "of a registry's schema none is known"
 
 
 def test_what_spark_would_refuse_or_lose_is_told_before() -> None:
     top = settings(emit="updates", top={"of": "page"}, window={"size": "1s", "slide": "2s"})
-    assert list(aggregate.problems(top, {})) == [
+    assert list(aggregate.check_job(top, {})) == [
         "window.slide (2s) is longer than size (1s); what is between is lost",
         "top is told once a window has ended; write emit: final, or count by that column",
     ]
     taken = settings(by=["start"], measures={"end": "count(*)"})
-    assert [problem.split(":")[0] for problem in aggregate.problems(taken, {})] == [
+    assert [problem.split(":")[0] for problem in aggregate.check_job(taken, {})] == [
         "by",
         "measures.end",
     ]
 
 
 def test_no_aggregate_runs_in_real_time() -> None:
-    assert "keeps state" in str(aggregate.realtime(settings()))
+    assert "keeps state" in str(aggregate.check_realtime(settings()))

@@ -48,7 +48,7 @@ def told(rows: Any) -> list[dict[str, Any]]:
 
 
 def problems(job: Enrich, columns: Mapping[str, str] = EVENTS) -> list[str]:
-    return list(enrich.problems(job, {"from": columns}))
+    return list(enrich.check_job(job, {"from": columns}))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def until_done() -> Iterator[Callable[[Any], Any]]:
 
 def test_events_get_the_columns_of_their_row_in_redis(spark: Any, redis_server: RedisServer):
     row = {"name": "Ann", "tier": 2, "since": 1000}
-    with redis_server.client() as client:
+    with redis_server.create_client() as client:
         client.mset({"users:ann": json.dumps(row), "users:bad": "{", "users:none": "null"})
     users = ["ann", "unknown", None, "bad", "none", "ann"]
     found = enrich.build(settings(in_redis(redis_server.url)), {"from": events(spark, *users)})
@@ -77,13 +77,13 @@ def test_events_get_the_columns_of_their_row_in_redis(spark: Any, redis_server: 
     assert [row["tier"] for row in rows] == [2, None, None, None, None, 2]
     assert rows[0]["since"].timestamp() == 1.0
     counted = lookup.stats()["enriched"]
-    assert (counted.rows, counted.keys, counted.missing) == (5, 4, 1)
+    assert (counted.rows, counted.keys, counted.missing_keys) == (5, 4, 1)
 
 
 def test_redis_enriches_as_a_dictionary_would(spark: Any, redis_server: RedisServer):
     """More keys than a request, a cache and a batch of Arrow have."""
     table = {f"u{number}": {"name": f"n{number}", "tier": number % 7} for number in range(3000)}
-    with redis_server.client() as client:
+    with redis_server.create_client() as client:
         client.mset({f"users:{user}": json.dumps(row) for user, row in table.items()})
     users = [f"u{number * 7919 % 4000}" for number in range(12_000)]
     job = settings(in_redis(redis_server.url, batch=100, cache=50))
@@ -96,7 +96,7 @@ def test_redis_enriches_as_a_dictionary_would(spark: Any, redis_server: RedisSer
 
 
 def test_keys_that_are_no_text_are_looked_up_by_their_text(spark: Any, redis_server: RedisServer):
-    with redis_server.client() as client:
+    with redis_server.create_client() as client:
         client.set("users:7", '{"name":"seven"}')
         client.set("users:k", '{"name":"key"}')
     rows = spark.createDataFrame([(7, b"k")], "id int, _key binary")
@@ -115,9 +115,9 @@ def test_a_table_is_joined_with_one_row_an_event(spark: Any, tmp_path: Path):
     rows = [("ann", "Ann"), ("ann", "Ann"), ("bob", "Bob"), (None, "Nobody")]
     spark.createDataFrame(rows, "id string, name string").write.parquet(str(tmp_path / "users"))
     job = settings(in_files(tmp_path / "users"))
-    held = enrich.held(job, spark, {})
+    held = enrich.create_batch_table(job, spark, {})
     assert held is not None
-    tables = {"from": events(spark, "ann", "cid", None, "bob"), "table": held.current()}
+    tables = {"from": events(spark, "ann", "cid", None, "bob"), "table": held.get_current()}
     found = enrich.build(job, tables)
     assert found.columns == ["user", "page", "name"]
     assert [row["name"] for row in told(found)] == ["Ann", None, None, "Bob"]
@@ -128,10 +128,10 @@ def test_a_column_that_both_have_is_told(spark: Any, tmp_path: Path):
         str(tmp_path / "users")
     )
     job = settings(in_files(tmp_path / "users"))
-    held = enrich.held(job, spark, {})
+    held = enrich.create_batch_table(job, spark, {})
     assert held is not None
     with pytest.raises(PipelineError, match="both have page"):
-        enrich.build(job, {"from": events(spark, "ann"), "table": held.current()})
+        enrich.build(job, {"from": events(spark, "ann"), "table": held.get_current()})
 
 
 def test_a_topic_is_its_latest_value_of_each_key(spark: Any):
@@ -149,8 +149,8 @@ def test_a_topic_is_its_latest_value_of_each_key(spark: Any):
         rows, "key string, value string, partition int, offset bigint, timestamp bigint"
     )
     assert isinstance(job.table, enrich.Broadcast)
-    found = broadcast.newest(raw, job.table).collect()
-    assert sorted((row[broadcast.KEY], row["name"]) for row in found) == [
+    found = broadcast.select_latest_rows(raw, job.table).collect()
+    assert sorted((row[broadcast.KEY_COLUMN], row["name"]) for row in found) == [
         ("a", "new"),
         ("c", "after"),
     ]
@@ -173,12 +173,12 @@ def test_a_table_that_is_replaced_does_not_end_a_running_job(
     write("first")
     clicks.mkdir()
     job = settings(in_files(users, refresh="1ms"))
-    held = enrich.held(job, spark, {})
+    held = enrich.create_batch_table(job, spark, {})
     assert held is not None
     seen: list[tuple[str, str]] = []
 
     def batch(rows: Any, epoch: int) -> None:
-        found = enrich.build(job, {"from": rows, "table": held.current()}).collect()
+        found = enrich.build(job, {"from": rows, "table": held.get_current()}).collect()
         seen.extend((row["page"], row["name"]) for row in found)
 
     stream = spark.readStream.schema("user string, page string").json(str(clicks))
@@ -200,7 +200,7 @@ def test_a_table_that_is_replaced_does_not_end_a_running_job(
 def test_a_stream_is_enriched_from_redis(
     spark: Any, tmp_path: Path, redis_server: RedisServer, until_done: Callable[[Any], Any]
 ):
-    with redis_server.client() as client:
+    with redis_server.create_client() as client:
         client.set("users:ann", '{"name":"Ann"}')
     clicks = tmp_path / "clicks"
     clicks.mkdir()

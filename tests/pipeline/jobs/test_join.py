@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.joins import Row, Rule, joined
+from support.joins import JoinRule, Row, join_rows
 
 from gateway.config.sections.pipelines import Join
-from gateway.pipeline.generate import Traffic, events
+from gateway.pipeline.generate import ShopTraffic, generate_events
 from gateway.pipeline.jobs import join
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -60,11 +60,11 @@ def payment(name: str | None, seconds: float, merchant: str = "m") -> dict[str, 
 
 def shop(seconds: int = 60) -> tuple[list[Row], list[Row]]:
     """Orders and payments of a seeded shop, some of both twice: a join is not a lookup."""
-    traffic = Traffic(clicks=0, orders=10, merchants=5, delay=6.0, seed=7)
+    traffic = ShopTraffic(clicks=0, orders=10, merchants=5, mean_payment_delay_s=6.0, seed=7)
     orders: list[Row] = []
     payments: list[Row] = []
     merchants: dict[str, str] = {}
-    for event in sorted(events(traffic, 0.0, seconds), key=lambda event: event.topic):
+    for event in sorted(generate_events(traffic, 0.0, seconds), key=lambda event: event.topic):
         value = event.value | {"at": NOON + timedelta(milliseconds=event.value["at"])}
         merchants.setdefault(value["order"], value.get("merchant", ""))
         value["merchant"] = merchants[value["order"]]
@@ -85,10 +85,10 @@ TOLD = {
 }
 
 
-def expected(rule: Rule, orders: Iterable[Row], payments: Iterable[Row]) -> Counter[Any]:
+def expected(rule: JoinRule, orders: Iterable[Row], payments: Iterable[Row]) -> Counter[Any]:
     return bag(
         (left["order"], left["merchant"], plain(left["at"]), *_of(right))
-        for left, right in joined(rule, orders, payments)
+        for left, right in join_rows(rule, orders, payments)
     )
 
 
@@ -126,7 +126,9 @@ def test_in_batch_it_equals_the_oracle(spark: Any, kind: str, on: tuple[str, ...
     keys = {name: name for name in on}
     job = settings(kind=kind, on=keys, before="2s", select=TOLD)
     found = join.build(job, both(spark, orders, payments)).collect()
-    assert bag(found) == expected(Rule(keys, before=2, after=10, kind=kind), orders, payments)
+    assert bag(found) == expected(
+        JoinRule(keys, before_s=2, after_s=10, kind=kind), orders, payments
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_salting_changes_no_result(
     on = {"merchant": "merchant"}
     job = settings(kind=kind, on=on, select=TOLD, salt={"buckets": 4, **salt})
     found = join.build(job, both(spark, orders, payments), hot).collect()
-    assert bag(found) == expected(Rule(on, after=10, kind=kind), orders, payments)
+    assert bag(found) == expected(JoinRule(on, after_s=10, kind=kind), orders, payments)
 
 
 def test_several_columns_make_one_hot_key(spark: Any) -> None:
@@ -210,7 +212,7 @@ class Stream:
         self._numbers, self._name = itertools.count(), f"joined_{uuid.uuid4().hex}"
         tables = {side: self._table(side) for side in ("left", "right")}
         writer = join.build(job, tables).writeStream.format("memory").queryName(self._name)
-        self._query = writer.outputMode(join.mode(job)).start()
+        self._query = writer.outputMode(join.get_output_mode(job)).start()
 
     def _table(self, side: str) -> Any:
         (self._directory / side).mkdir()
@@ -250,7 +252,9 @@ def test_heartbeats_without_a_key_complete_it_to_the_last_order(
     stream.batch(orders[:half], payments[:half])
     stream.batch(orders[half:], payments[half:])
     found = stream.batch([order(None, 3600)], [payment(None, 3600)])
-    assert bag(found) == expected(Rule({"order": "order"}, after=10, kind=kind), orders, payments)
+    assert bag(found) == expected(
+        JoinRule({"order": "order"}, after_s=10, kind=kind), orders, payments
+    )
     watermarked = stream.batch([order("x", 0)], [payment("x", 0)])
     assert (len(watermarked), stream.dropped) == (len(found), 2)
 
@@ -263,7 +267,7 @@ def test_what_is_late_is_what_spark_drops(spark: Any, tmp_path: Path) -> None:
     stream.batch([order("a", 600)], [payment("a", 601)])
     stream.batch(orders, payments)
     tables = both(spark, orders, payments)
-    late = {side: join.late(job, tables[side], NOON, side) for side in ("left", "right")}
+    late = {side: join.select_late(job, tables[side], NOON, side) for side in ("left", "right")}
     assert [row.order for row in late["left"].collect()] == ["-1", "0"]
     assert stream.dropped == late["left"].count() + late["right"].count()
 
@@ -274,7 +278,7 @@ COLUMNS = {"left": ORDERS, "right": PAYMENTS}
 
 
 def test_a_job_that_fits_its_inputs_has_no_problems() -> None:
-    assert list(join.problems(settings(select=TOLD, on={"_key": "_key"}), COLUMNS)) == []
+    assert list(join.check_job(settings(select=TOLD, on={"_key": "_key"}), COLUMNS)) == []
 
 
 @pytest.mark.parametrize(
@@ -301,26 +305,26 @@ def test_a_job_that_fits_its_inputs_has_no_problems() -> None:
     ],
 )
 def test_what_cannot_be_right_is_told(more: dict[str, Any], problem: str) -> None:
-    assert list(join.problems(settings(**more), COLUMNS)) == [problem]
+    assert list(join.check_job(settings(**more), COLUMNS)) == [problem]
 
 
 def test_inputs_that_are_unknown_are_not_checked() -> None:
-    assert list(join.problems(settings(on={"x": "y"}), {"left": {}})) == []
+    assert list(join.check_job(settings(on={"x": "y"}), {"left": {}})) == []
 
 
 def test_the_output_is_keyed_by_what_is_joined_where_it_is_told() -> None:
-    assert join.key(settings(on={"order": "order"})) == ("order",)
-    assert join.key(settings(select={"order": "left.order"})) == ("order",)
-    assert join.key(settings(select={"x": "left.order"})) == ()
+    assert join.get_default_key_columns(settings(on={"order": "order"})) == ("order",)
+    assert join.get_default_key_columns(settings(select={"order": "left.order"})) == ("order",)
+    assert join.get_default_key_columns(settings(select={"x": "left.order"})) == ()
 
 
 def test_real_time_mode_is_refused_with_the_reason() -> None:
-    assert "keeps state" in (join.realtime(settings()) or "")
+    assert "keeps state" in (join.check_realtime(settings()) or "")
 
 
 @pytest.mark.parametrize(("keys", "names"), [("auto", ("a", "b")), ("all", ()), (["c"], ("c",))])
 def test_the_keys_that_are_spread_are_the_listed_ones_or_those_found(
     keys: object, names: tuple[str, ...]
 ) -> None:
-    assert join.hot_names(settings(salt={"keys": keys}).salt, ["b", "a"]) == names
-    assert join.hot_names(None, ["a"]) == ()
+    assert join.select_hot_keys(settings(salt={"keys": keys}).salt, ["b", "a"]) == names
+    assert join.select_hot_keys(None, ["a"]) == ()

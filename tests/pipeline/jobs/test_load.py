@@ -10,7 +10,7 @@ from support.redis import RedisServer
 from gateway.config.sections.pipelines import Load
 from gateway.pipeline.jobs import load
 from gateway.pipeline.tables import lookup
-from gateway.pipeline.tables.redis import Redis, Server
+from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 
 RECORDS = (
     "value string, _key binary, _topic string, _partition int, _offset bigint, _timestamp timestamp"
@@ -34,7 +34,7 @@ def records(spark: Any, *rows: tuple[str | None, str | None], first: int = 0) ->
 
 
 def stored(server: RedisServer) -> dict[str, str]:
-    with server.client() as client:
+    with server.create_client() as client:
         keys = [key for key in client.keys("users:*") if key != b"users:!loaded"]
         return {key.decode().removeprefix("users:"): client.get(key).decode() for key in keys}
 
@@ -49,13 +49,15 @@ def test_redis_holds_what_the_topic_holds_when_compacted(spark: Any, redis_serve
             table.pop(key, None)
         else:
             table[key] = value
-    job = load.Loader(settings(redis_server.url))
+    job = load.BatchLoader(settings(redis_server.url))
     job(records(spark, *rows[:350]), 0)
     job(records(spark, *rows[350:], first=350), 1)
     assert stored(redis_server) == table
     job(records(spark, *rows[350:], first=350), 1)  # again, after a crash
     assert stored(redis_server) == table
-    noted = Redis(Server(redis_server.url, "users:", chunk=1)).noted()
+    noted = RedisTable(
+        RedisConfig(redis_server.url, "users:", keys_per_command=1)
+    ).fetch_positions()
     assert noted["users:3"] == 600
     assert noted["at"] > 1_700_000_000_000
 
@@ -64,35 +66,40 @@ def test_records_without_a_key_are_no_rows_and_a_note_is_not_overwritten(
     spark: Any, redis_server: RedisServer
 ):
     rows = records(spark, (None, "1"), ("!loaded", "2"), ("a", "3"))
-    load.Loader(settings(redis_server.url))(rows, 0)
+    load.BatchLoader(settings(redis_server.url))(rows, 0)
     assert stored(redis_server) == {"a": "3"}
-    assert Redis(Server(redis_server.url, "users:", chunk=1)).noted()["users:3"] == 3
+    assert (
+        RedisTable(RedisConfig(redis_server.url, "users:", keys_per_command=1)).fetch_positions()[
+            "users:3"
+        ]
+        == 3
+    )
 
 
 def test_values_are_read_as_they_are():
-    read = load.input(settings())
+    read = load.build_input(settings())
     assert (read.value.model, read.time, read.topic) == ("string", "_timestamp", "users")
 
 
 def test_what_lookups_could_not_read_is_told():
-    assert list(load.problems(settings(), {})) == []
+    assert list(load.check_job(settings(), {})) == []
     avro = settings(value={"model": "avro", "catalog": "c"})
-    assert "avro is not what lookups read" in next(iter(load.problems(avro, {})))
+    assert "avro is not what lookups read" in next(iter(load.check_job(avro, {})))
     elsewhere = settings("http://there")
-    assert "into.url: is no address of Redis" in next(iter(load.problems(elsewhere, {})))
+    assert "into.url: is no address of Redis" in next(iter(load.check_job(elsewhere, {})))
 
 
 def test_keys_of_any_bytes_are_loaded_and_looked_up(spark: Any, redis_server: RedisServer):
     """A key that is no UTF-8 ended the job."""
     keys = [b"\xff\xfe", b"\x00\x01", "ä".encode()]
     made = [(f'{{"n":{n}}}', key, "users", 0, n, None) for n, key in enumerate(keys)]
-    load.Loader(settings(redis_server.url))(spark.createDataFrame(made, RECORDS), 0)
-    with redis_server.client() as client:
+    load.BatchLoader(settings(redis_server.url))(spark.createDataFrame(made, RECORDS), 0)
+    with redis_server.create_client() as client:
         found = [client.get(b"users:" + key) for key in keys]
     assert found == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
     asked = spark.createDataFrame([(key,) for key in keys], "key binary")
-    find = lookup.column(
-        lookup.Lookup(Server(redis_server.url, "users:", 10), 10, 5.0, 1.0), "j", spark
+    find = lookup.create_lookup_function(
+        lookup.LookupConfig(RedisConfig(redis_server.url, "users:", 10), 10, 5.0, 1.0), "j", spark
     )
     rows = asked.select(find(asked["key"].cast("string")).cast("string").alias("json")).collect()
     assert [row.json for row in rows] == ['{"n":0}', '{"n":1}', '{"n":2}']

@@ -10,46 +10,55 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sessions import Event, Session, sessions
+from support.session_windows import Event, Session, compute_sessions
 
-from gateway.pipeline.jobs.pieces import EVER, Rules, Step, schema, step, unmergeable
+from gateway.pipeline.jobs.pieces import (
+    MAX_WATERMARK_US,
+    SessionRules,
+    SessionUpdate,
+    build_piece_schema,
+    find_unmergeable,
+    update_sessions,
+)
 
 GAP = 10
 
 
 def rules(longest: int | None = None, updates: bool = False, measures: Sequence[str] = ("sum",)):
     ordered = any(kind in ("first", "last") for kind in measures)
-    made = schema([pa.string()], [pa.int64()] * len(measures), ordered)
-    return Rules(made, 1, tuple(measures), GAP, longest, updates)
+    made = build_piece_schema([pa.string()], [pa.int64()] * len(measures), ordered)
+    return SessionRules(made, 1, tuple(measures), GAP, longest, updates)
 
 
-def pieces(events: Sequence[Event], rules: Rules) -> pa.Table:
+def pieces(events: Sequence[Event], rules: SessionRules) -> pa.Table:
     columns: dict[str, list[object]] = {
         "k0": [event.key for event in events],
         "start": [event.time for event in events],
         "end": [event.time for event in events],
         "events": [1] * len(events),
     }
-    if rules.ordered:
+    if rules.has_order:
         columns |= {"fp": [0] * len(events), "lp": [0] * len(events)}
         columns |= {name: [event.value for event in events] for name in ("fo", "lo")}
-    columns |= {f"m{at}": [event.value for event in events] for at in range(len(rules.measures))}
+    columns |= {
+        f"m{at}": [event.value for event in events] for at in range(len(rules.measure_kinds))
+    }
     return pa.table(columns, schema=rules.schema)
 
 
-def told(step: Step, state: str) -> list[Session]:
-    rows = step.told.to_pylist()
+def told(step: SessionUpdate, state: str) -> list[Session]:
+    rows = step.sessions.to_pylist()
     found = (Session(r["k0"], r["start"], r["end"], r["events"], r["m0"] or 0)
              for r in rows if r["state"] == state)  # fmt: skip
     return sorted(found, key=lambda session: (str(session.key), session.start))
 
 
 def fed(
-    batches: Iterable[Sequence[Event]], rules: Rules, grace: int
-) -> tuple[list[Step], list[list[Event]]]:
+    batches: Iterable[Sequence[Event]], rules: SessionRules, grace: int
+) -> tuple[list[SessionUpdate], list[list[Event]]]:
     """The steps, as Spark takes them, until the watermark has passed all, and what came in time
     until each."""
-    steps: list[Step] = []
+    steps: list[SessionUpdate] = []
     timely: list[list[Event]] = [[]]
     kept, watermark, latest = None, 0, 0
     for batch in [*batches, ()]:
@@ -57,9 +66,9 @@ def fed(
         come = [event for event in batch if event.time > passed]
         timely.append([*timely[-1], *come])
         latest = max([latest, *(event.time for event in batch)])
-        steps.append(step(kept, pieces(come, rules), rules, watermark))
-        kept = steps[-1].kept
-    steps.append(step(kept, None, rules, EVER))
+        steps.append(update_sessions(kept, pieces(come, rules), rules, watermark))
+        kept = steps[-1].open_pieces
+    steps.append(update_sessions(kept, None, rules, MAX_WATERMARK_US))
     return steps, [*timely[1:], timely[-1]]
 
 
@@ -74,9 +83,9 @@ def test_what_closes_is_what_all_timely_events_sorted_give(batches, longest, gra
     used = rules(longest, updates)
     steps, timely = fed(batches, used, grace)
     closed = sorted((s for each in steps for s in told(each, "closed")), key=str)
-    assert closed == sorted(sessions(timely[-1], GAP, longest), key=str)
-    assert len(steps[-1].kept) == 0
-    assert steps[-1].due is None
+    assert closed == sorted(compute_sessions(timely[-1], GAP, longest), key=str)
+    assert len(steps[-1].open_pieces) == 0
+    assert steps[-1].next_close_us is None
 
 
 @given(BATCHES, st.none() | st.integers(5, 60), st.integers(0, 120))
@@ -96,23 +105,27 @@ def test_a_reader_that_keeps_the_latest_row_of_each_start_knows_every_open_sessi
                     known[session.key, session.start] = session
         for session in told(each, "closed"):
             over.add(known.pop((session.key, session.start)))
-        now = [session for session in sessions(each_timely, GAP, longest) if session not in over]
+        now = [
+            session
+            for session in compute_sessions(each_timely, GAP, longest)
+            if session not in over
+        ]
         assert sorted(known.values()) == sorted(now)
 
 
 def test_a_session_that_did_not_change_is_not_told_again():
     used = rules(updates=True)
-    first = step(None, pieces([Event("a", 1), Event("b", 1)], used), used, 0)
+    first = update_sessions(None, pieces([Event("a", 1), Event("b", 1)], used), used, 0)
     assert len(told(first, "open")) == 2
-    second = step(first.kept, pieces([Event("b", 5)], used), used, 0)
+    second = update_sessions(first.open_pieces, pieces([Event("b", 5)], used), used, 0)
     assert told(second, "open") == [Session("b", 1, 5, 2, 0)]
     assert told(second, "merged") == []
 
 
 def test_a_late_event_between_two_sessions_makes_one_of_them_and_says_which_is_gone():
     used = rules(updates=True)
-    first = step(None, pieces([Event("a", 1), Event("a", 20)], used), used, 0)
-    second = step(first.kept, pieces([Event("a", 11)], used), used, 0)
+    first = update_sessions(None, pieces([Event("a", 1), Event("a", 20)], used), used, 0)
+    second = update_sessions(first.open_pieces, pieces([Event("a", 11)], used), used, 0)
     assert told(second, "merged") == [Session("a", 20, 20, 1, 0)]
     assert told(second, "open") == [Session("a", 1, 20, 3, 0)]
 
@@ -123,12 +136,12 @@ def test_a_piece_a_session_is_kept_while_none_can_grow_to_the_longest(batches, g
     over: list[Session] = []
     for each, come in zip(steps, timely, strict=True):
         over += told(each, "closed")
-        assert len(each.kept) == len(sessions(come, GAP)) - len(over)
+        assert len(each.open_pieces) == len(compute_sessions(come, GAP)) - len(over)
 
 
 def test_of_who_never_pauses_events_are_kept_only_where_the_next_cut_is_not_certain_yet():
     steps, _ = fed([[Event("a", at)] for at in range(1, 1000)], rules(longest=60), grace=5)
-    assert max(len(each.kept) for each in steps) <= 8
+    assert max(len(each.open_pieces) for each in steps) <= 8
 
 
 def test_who_never_pauses_gets_a_session_after_each_longest():
@@ -143,8 +156,13 @@ def test_who_never_pauses_gets_a_session_after_each_longest():
 
 def test_a_session_is_due_where_its_pause_or_its_length_is_over_whichever_is_first():
     used = rules(longest=15)
-    assert step(None, pieces([Event("a", 100)], used), used, 0).due == 110
-    assert step(None, pieces([Event("a", 100), Event("a", 108)], used), used, 0).due == 115
+    assert update_sessions(None, pieces([Event("a", 100)], used), used, 0).next_close_us == 110
+    assert (
+        update_sessions(
+            None, pieces([Event("a", 100), Event("a", 108)], used), used, 0
+        ).next_close_us
+        == 115
+    )
 
 
 def test_measures_merge_and_leave_out_nulls():
@@ -153,10 +171,14 @@ def test_measures_merge_and_leave_out_nulls():
         "k0": ["a"] * 3, "start": [1, 2, 3], "end": [1, 2, 3], "events": [1] * 3,
         "m0": [None, 5, 2], "m1": [None, 5, 2], "m2": [None, 5, 2], "m3": [0, 1, 1],
     }  # fmt: skip
-    row = step(None, pa.table(rows, schema=used.schema), used, EVER).told.to_pylist()[0]
+    row = update_sessions(
+        None, pa.table(rows, schema=used.schema), used, MAX_WATERMARK_US
+    ).sessions.to_pylist()[0]
     assert [row[f"m{at}"] for at in range(4)] == [7, 2, 5, 2]
     rows |= {"m0": [None] * 3, "m1": [None] * 3, "m2": [None] * 3}
-    row = step(None, pa.table(rows, schema=used.schema), used, EVER).told.to_pylist()[0]
+    row = update_sessions(
+        None, pa.table(rows, schema=used.schema), used, MAX_WATERMARK_US
+    ).sessions.to_pylist()[0]
     assert [row["m0"], row["m1"], row["m2"]] == [None] * 3
 
 
@@ -165,19 +187,21 @@ def test_first_and_last_are_those_of_time_then_offset_in_whatever_order_they_com
     used = rules(measures=("first", "last"))
     kept = None
     for event in events:
-        kept = step(kept, pieces([event], used), used, 0).kept
-    row = step(kept, None, used, EVER).told.to_pylist()[0]
+        kept = update_sessions(kept, pieces([event], used), used, 0).open_pieces
+    row = update_sessions(kept, None, used, MAX_WATERMARK_US).sessions.to_pylist()[0]
     assert (row["m0"], row["m1"]) == (0, 4)
 
 
 def test_keys_of_several_columns_and_null_are_keys():
-    made = schema([pa.string(), pa.int64()], [], False)
-    used = Rules(made, 2, (), GAP, None, False)
+    made = build_piece_schema([pa.string(), pa.int64()], [], False)
+    used = SessionRules(made, 2, (), GAP, None, False)
     rows = {
         "k0": ["a", "a", None, None], "k1": [1, 2, 1, 1],
         "start": [1, 2, 3, 4], "end": [1, 2, 3, 4], "events": [1] * 4,
     }  # fmt: skip
-    found = step(None, pa.table(rows, schema=made), used, EVER).told.to_pylist()
+    found = update_sessions(
+        None, pa.table(rows, schema=made), used, MAX_WATERMARK_US
+    ).sessions.to_pylist()
     assert sorted((str(r["k0"]), r["k1"], r["events"]) for r in found) == [
         ("None", 1, 2), ("a", 1, 1), ("a", 2, 1),
     ]  # fmt: skip
@@ -185,11 +209,13 @@ def test_keys_of_several_columns_and_null_are_keys():
 
 def merged(kind: str, of: pa.DataType, *values: object):
     """What a measure of a session of such events is."""
-    used = Rules(schema([pa.string()], [of], False), 1, (kind,), GAP, None, False)
+    used = SessionRules(
+        build_piece_schema([pa.string()], [of], False), 1, (kind,), GAP, None, False
+    )
     times = [*range(1, len(values) + 1)]
     columns = {"k0": ["a"] * len(times), "start": times, "end": times, "events": [1] * len(times)}
     made = pa.table({**columns, "m0": pa.array(values, of)}, schema=used.schema)
-    (row,) = step(None, made, used, EVER).told.to_pylist()
+    (row,) = update_sessions(None, made, used, MAX_WATERMARK_US).sessions.to_pylist()
     return row["m0"]
 
 
@@ -226,5 +252,5 @@ def test_types_that_do_not_merge_are_told_before_any_event():
     keys = [pa.string(), nested, pa.list_(pa.int64())]
     kinds = ("max", "first", "count", "sum", "min", "max")
     values = [nested, nested, pa.int64(), pa.month_day_nano_interval(), pa.string(), pa.bool_()]
-    used = Rules(schema(keys, values, True), 3, kinds, GAP, None, False)
-    assert unmergeable(used) == ["k1", "k2", "m0", "m3"]
+    used = SessionRules(build_piece_schema(keys, values, True), 3, kinds, GAP, None, False)
+    assert find_unmergeable(used) == ["k1", "k2", "m0", "m3"]

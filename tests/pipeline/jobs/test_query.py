@@ -52,7 +52,11 @@ def told(job: Query, tables: Any, directory: Path) -> list[tuple[Any, ...]]:
     def keep(batch: Any, _: int) -> None:
         rows.extend(map(tuple, batch.collect()))
 
-    writer = query.build(job, tables).writeStream.outputMode(query.mode(job)).foreachBatch(keep)
+    writer = (
+        query.build(job, tables)
+        .writeStream.outputMode(query.get_output_mode(job))
+        .foreachBatch(keep)
+    )
     writer = writer.option("checkpointLocation", str(directory)).trigger(availableNow=True)
     writer.start().awaitTermination()
     return sorted(rows)
@@ -96,9 +100,9 @@ def test_windows_end_also_by_rows_that_where_takes_out(spark: Any, tmp_path: Pat
 
 
 def test_rows_are_told_once_unless_updates_are_asked_for() -> None:
-    assert query.mode(settings("SELECT 1 FROM orders")) == "append"
-    assert query.mode(settings("SELECT 1 FROM orders", emit="updates")) == "update"
-    assert query.mode(settings("SELECT 1 FROM orders", trigger="realtime")) == "update"
+    assert query.get_output_mode(settings("SELECT 1 FROM orders")) == "append"
+    assert query.get_output_mode(settings("SELECT 1 FROM orders", emit="updates")) == "update"
+    assert query.get_output_mode(settings("SELECT 1 FROM orders", trigger="realtime")) == "update"
 
 
 @pytest.mark.parametrize(
@@ -116,17 +120,17 @@ def test_rows_are_told_once_unless_updates_are_asked_for() -> None:
 )
 def test_what_is_wrong_without_a_doubt_is_told_before_spark_starts(sql: str, problem: str) -> None:
     columns = {"orders": {"amount": "int", "user": "string"}}
-    (found,) = query.problems(settings(sql), columns)
+    (found,) = query.check_job(settings(sql), columns)
     assert found.startswith(problem)
 
 
 def test_late_rows_of_a_query_are_not_promised() -> None:
     """`late: topic` of a query with windows was taken, and nothing was ever sent."""
     tables = {"orders": {"topic": "orders", "late": "topic"}}
-    (found,) = query.problems(settings("SELECT 1 FROM orders", tables=tables), {})
+    (found,) = query.check_job(settings("SELECT 1 FROM orders", tables=tables), {})
     assert found.startswith("tables.orders.late: which rows of a query come late")
     skipped = {"orders": {"topic": "orders", "late": "skip"}}
-    assert not list(query.problems(settings("SELECT 1 FROM orders", tables=skipped), {}))
+    assert not list(query.check_job(settings("SELECT 1 FROM orders", tables=skipped), {}))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +143,7 @@ def test_late_rows_of_a_query_are_not_promised() -> None:
     ],
 )
 def test_what_only_spark_can_judge_is_left_to_it(sql: str) -> None:
-    assert not list(query.problems(settings(sql), {"orders": {"amount": "int"}}))
+    assert not list(query.check_job(settings(sql), {"orders": {"amount": "int"}}))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_what_only_spark_can_judge_is_left_to_it(sql: str) -> None:
     ],
 )
 def test_why_a_query_does_not_run_in_real_time(sql: str, why: str) -> None:
-    assert why in str(query.realtime(settings(sql, "orders", "payments")))
+    assert why in str(query.check_realtime(settings(sql, "orders", "payments")))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_why_a_query_does_not_run_in_real_time(sql: str, why: str) -> None:
     ],
 )
 def test_columns_filters_explode_and_union_all_run_in_real_time(sql: str) -> None:
-    assert query.realtime(settings(sql, "orders", "payments")) is None
+    assert query.check_realtime(settings(sql, "orders", "payments")) is None
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support.sessions import Event, Native, Session, sessions
-from support.streamed import Streamed
+from support.file_stream import FileStream
+from support.session_windows import Event, Session, SparkSessionModel, compute_sessions
 
 from gateway.config.sections.pipelines import Sessions
 from gateway.errors import PipelineError
-from gateway.pipeline.exactly_once import side
+from gateway.pipeline.exactly_once import side_output
 from gateway.pipeline.jobs import sessions as job
 
 COLUMNS = "user string, time timestamp, amount int, _partition int, _offset bigint"
@@ -119,7 +119,7 @@ def test_a_pause_of_just_the_gap_does_not_end_a_session_and_a_microsecond_more_d
 def test_equal_the_oracle(spark, kind):
     events = scattered(4000, users=60, span=24 * HOUR, disorder=10 * MINUTE)
     longest = 90 * MINUTE if kind.get("maxLength") == "90m" else None
-    assert batch(spark, events, **kind) == sorted(sessions(events, 30 * MINUTE, longest))
+    assert batch(spark, events, **kind) == sorted(compute_sessions(events, 30 * MINUTE, longest))
 
 
 def test_both_ways_have_the_same_columns_values_and_nulls(spark):
@@ -160,15 +160,15 @@ def test_grace_as_long_as_the_gap_ends_sessions_all_the_same(spark, tmp_path):
     from pyspark.sql import functions as F
 
     chosen = settings()
-    fed = Streamed(
+    fed = FileStream(
         spark,
         tmp_path,
         COLUMNS,
         lambda events: job.build(chosen, {"from": events}),
         watermark="30 minutes",
-        mode=job.mode(chosen),
+        mode=job.get_output_mode(chosen),
     )
-    oracle = Native(gap=30 * MINUTE, grace=30 * MINUTE)
+    oracle = SparkSessionModel(gap=30 * MINUTE, watermark_delay=30 * MINUTE)
     story = [
         [Event("a", at("10:00")), Event("a", at("10:20"))],
         [Event("b", at("11:00"))],  # the watermark is 10:30: 10:20 + 30 is not over
@@ -181,77 +181,79 @@ def test_grace_as_long_as_the_gap_ends_sessions_all_the_same(spark, tmp_path):
     with fed:
         latest = None
         for events in story:
-            came = fed.feed(rows(events))
-            expected = oracle.batch(events, latest)
+            came = fed.process_rows(rows(events))
+            expected = oracle.process_batch(events, latest)
             latest = max(latest or 0, *(event.time for event in events))
-            expected += oracle.batch([], latest)
+            expected += oracle.process_batch([], latest)
             assert found(came) == sorted(s._replace(total=0) for s in expected)
-            assert fed.state == len(oracle.open)
-        assert fed.dropped == len(oracle.late) == 1
-        assert [s.events for s in found(fed.rows) if s.key == "a"] == [3]
+            assert fed.state_row_count == len(oracle.open_runs)
+        assert fed.dropped_row_count == len(oracle.late_events) == 1
+        assert [s.events for s in found(fed.output_rows) if s.key == "a"] == [3]
     watermark = F.lit(instant(at("11:10")))
-    missed = side.of_job(job, chosen, "from")(table(spark, story[5]), watermark).collect()
+    missed = side_output.create_late_filter(job, chosen, "from")(
+        table(spark, story[5]), watermark
+    ).collect()
     assert [(row.user, micros(row.time)) for row in missed] == [("a", at("10:40"))]
 
 
 def test_open_sessions_are_told_as_they_grow_merge_and_close_over_a_restart(spark, tmp_path):
     chosen = settings(emit="updates")
-    fed = Streamed(
+    fed = FileStream(
         spark,
         tmp_path,
         COLUMNS,
         lambda events: job.build(chosen, {"from": events}),
         watermark="30 minutes",
-        mode=job.mode(chosen),
+        mode=job.get_output_mode(chosen),
     )
     with fed:
-        came = fed.feed(rows([Event("a", at("10:00"), 1), Event("a", at("10:40"), 2)]))
+        came = fed.process_rows(rows([Event("a", at("10:00"), 1), Event("a", at("10:40"), 2)]))
         assert [(row["start"].hour, row["state"]) for row in came] == [(10, "open")] * 2
-        fed.restart()
-        came = fed.feed(rows([Event("a", at("10:20"), 4), Event("b", at("10:50"), 1)]))
+        fed.restart_query()
+        came = fed.process_rows(rows([Event("a", at("10:20"), 4), Event("b", at("10:50"), 1)]))
         assert found(came, "merged") == [Session("a", at("10:40"), at("10:40"), 1, 2)]
         assert found(came, "open") == [
             Session("a", at("10:00"), at("10:40"), 3, 7),
             Session("b", at("10:50"), at("10:50"), 1, 1),
         ]
-        came = fed.feed(rows([Event("b", at("11:15"), 1)]))
+        came = fed.process_rows(rows([Event("b", at("11:15"), 1)]))
         assert found(came, "open") == [Session("b", at("10:50"), at("11:15"), 2, 2)]
         late = [Event("a", at("10:45"), 9), Event("a", at("10:46"), 1)]  # the watermark is 10:45
-        came = fed.feed(rows(late))
+        came = fed.process_rows(rows(late))
         assert found(came, "open") == [Session("a", at("10:00"), at("10:46"), 4, 8)]
-        assert fed.dropped == 1
-        came = fed.feed(rows([Event("c", at("12:00"), 1)]))
+        assert fed.dropped_row_count == 1
+        came = fed.process_rows(rows([Event("c", at("12:00"), 1)]))
         assert found(came, "closed") == [Session("a", at("10:00"), at("10:46"), 4, 8)]
-    missed = job.late(chosen, table(spark, late), instant(at("10:45"))).collect()
+    missed = job.select_late(chosen, table(spark, late), instant(at("10:45"))).collect()
     assert [micros(row.time) for row in missed] == [at("10:45")]
 
 
 def test_who_never_pauses_gets_sessions_of_the_longest_as_the_oracle_cuts_them(spark, tmp_path):
     """Events come up to 5 minutes late, less than the grace, and three users never pause."""
     chosen = settings(maxLength="1h")
-    fed = Streamed(
+    fed = FileStream(
         spark,
         tmp_path,
         COLUMNS,
         lambda events: job.build(chosen, {"from": events}),
         watermark="6 minutes",
-        mode=job.mode(chosen),
+        mode=job.get_output_mode(chosen),
     )
     events = scattered(900, users=3, span=6 * HOUR, disorder=5 * MINUTE)
     end = [Event("end", NOON + 24 * HOUR)]
     with fed:
         for number in range(3):
-            fed.feed(rows(events[300 * number : 300 * (number + 1)]))
+            fed.process_rows(rows(events[300 * number : 300 * (number + 1)]))
             if number == 1:
-                fed.restart()
-        fed.feed(rows(end))
-        assert found(fed.rows) == sorted(sessions(events, 30 * MINUTE, HOUR))
-        assert fed.dropped == 0
+                fed.restart_query()
+        fed.process_rows(rows(end))
+        assert found(fed.output_rows) == sorted(compute_sessions(events, 30 * MINUTE, HOUR))
+        assert fed.dropped_row_count == 0
 
 
 def problems(columns: Mapping[str, str] | None = None, **more: Any) -> list[str]:
     known = {"user": "string", "amount": "int", "time": "timestamp"}
-    return list(job.problems(settings(**more), {"from": known if columns is None else columns}))
+    return list(job.check_job(settings(**more), {"from": known if columns is None else columns}))
 
 
 def test_what_the_input_lacks_is_told_with_the_nearest_name():
@@ -289,10 +291,10 @@ def test_a_longest_below_the_gap_is_refused():
 
 
 def test_updates_are_told_in_update_mode_and_never_in_real_time():
-    assert job.mode(settings()) == "append"
-    assert job.mode(settings(maxLength="8h")) == "append"
-    assert job.mode(settings(emit="updates")) == "update"
-    assert "state" in (job.realtime(settings()) or "")
+    assert job.get_output_mode(settings()) == "append"
+    assert job.get_output_mode(settings(maxLength="8h")) == "append"
+    assert job.get_output_mode(settings(emit="updates")) == "update"
+    assert "state" in (job.check_realtime(settings()) or "")
 
 
 def test_measures_and_keys_of_types_that_do_not_merge_are_refused(spark: Any) -> None:
@@ -300,12 +302,12 @@ def test_measures_and_keys_of_types_that_do_not_merge_are_refused(spark: Any) ->
     kinds = {"user": "string", "time": "timestamp", "amount": "int", "place": "struct<x: int>"}
     columns = {"from": kinds}
     given = {"measures": {"best": "max(place)"}, "by": ["place"]}
-    by, best = job.problems(settings(**given, emit="updates"), columns)
+    by, best = job.check_job(settings(**given, emit="updates"), columns)
     assert by.startswith("by: 'place' is no plain value")
     assert "measures.best: with emit: updates and maxLength no max of struct<x: int>" in best
-    assert not list(job.problems(settings(**given), columns))
+    assert not list(job.check_job(settings(**given), columns))
     events = table(spark, [Event("ann", NOON, 1)])
     only_spark_knows = settings(measures={"best": "max(struct(amount, user))"}, maxLength="1h")
-    assert not list(job.problems(only_spark_knows, columns))
+    assert not list(job.check_job(only_spark_knows, columns))
     with pytest.raises(PipelineError, match=r"measures.best: .*no max of struct<amount:int,user:s"):
         job.build(only_spark_knows, {"from": events})

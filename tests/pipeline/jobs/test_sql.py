@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.pipeline.jobs.sql import lacking, named, tables, words
+from gateway.pipeline.jobs.sql import check_columns, iter_columns, iter_tables, tokenize
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from gateway.pipeline.jobs.sql import lacking, named, tables, words
     ],
 )
 def test_tables_are_what_topics_must_be_there_for(sql: str, read: list[str]) -> None:
-    assert list(tables(words(sql))) == read
+    assert list(iter_tables(tokenize(sql))) == read
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ def test_tables_are_what_topics_must_be_there_for(sql: str, read: list[str]) -> 
 def test_columns_are_named_by_what_is_no_call_no_keyword_and_no_parameter(
     sql: str, columns: list[str]
 ) -> None:
-    assert list(named(sql)) == columns
+    assert list(iter_columns(sql)) == columns
 
 
 def test_a_lacking_column_is_told_once_and_case_does_not_matter() -> None:
-    assert list(lacking("by", ["Amount", "amont", "amont", "_key"], {"amount": "int"})) == [
+    assert list(check_columns("by", ["Amount", "amont", "amont", "_key"], {"amount": "int"})) == [
         "by: there is no column 'amont'; did you mean 'amount'?"
     ]

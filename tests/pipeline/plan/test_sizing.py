@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
-from gateway.pipeline.plan import rates
-from gateway.pipeline.plan.sizing import KINDS, Wanted, plan
+from gateway.pipeline.plan import estimates
+from gateway.pipeline.plan.sizing import KINDS, JobRequirements, build_plan
 
 PAGE = (Path(__file__).parents[3] / "examples" / "pipeline" / "sizing.md").read_text()
 SHOWN = re.findall(r"```console\n\$ gateway (.+)\n([^`]+)```", PAGE)
@@ -38,14 +38,14 @@ def test_the_page_answers_seven_questions_and_their_follow_ups():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_twice_the_events_need_twice_the_cores(kind: str):
-    one, two = (plan(Wanted(kind, events=events)) for events in (1e6, 2e6))
+    one, two = (build_plan(JobRequirements(kind, events=events)) for events in (1e6, 2e6))
     assert two["cores"] == pytest.approx(2 * one["cores"], rel=0.05)
 
 
 @pytest.mark.parametrize("once", [True, False])
 def test_more_output_costs_cores(once: bool):
     none, some, more = (
-        plan(Wanted(events=1e6, output=rows, exactly_once=once))["cores"]
+        build_plan(JobRequirements(events=1e6, output=rows, exactly_once=once))["cores"]
         for rows in (0.0, 1e5, 1e6)
     )
     assert none < some < more
@@ -53,7 +53,9 @@ def test_more_output_costs_cores(once: bool):
 
 def test_more_executors_have_less_state_each_and_restart_sooner():
     few, many = (
-        plan(Wanted("sessions", events=1e5, state=2e11, keys=1e9, executors=each, sla=5))
+        build_plan(
+            JobRequirements("sessions", events=1e5, state=2e11, keys=1e9, executors=each, sla=5)
+        )
         for each in (10, 40)
     )
     assert many["state an executor"] == few["state an executor"] / 4
@@ -62,41 +64,43 @@ def test_more_executors_have_less_state_each_and_restart_sooner():
 
 
 def test_no_partition_holds_more_than_two_gigabytes():
-    made = plan(Wanted("sessions", events=1e4, state=1e12, keys=1e9, sla=5))
+    made = build_plan(JobRequirements("sessions", events=1e4, state=1e12, keys=1e9, sla=5))
     assert 1e12 / made["state.partitions"] <= 2e9
 
 
 class TestRefused:
     def test_a_latency_below_what_was_measured(self):
-        (said,) = plan(Wanted("sessions", events=100, sla=0.5)).refused
+        (said,) = build_plan(JobRequirements("sessions", events=100, sla=0.5)).refused
         assert "real-time mode" in said
 
     def test_not_for_a_stateless_job_that_may_run_in_real_time(self):
-        made = plan(Wanted(events=100, sla=0.2, exactly_once=False))
-        assert not made.refused and "realtime" in made.told[0]
+        made = build_plan(JobRequirements(events=100, sla=0.2, exactly_once=False))
+        assert not made.refused and "realtime" in made.notes[0]
 
     def test_one_that_only_transactions_are_too_slow_for(self):
-        (said,) = plan(Wanted("sessions", events=100, sla=1)).refused
+        (said,) = build_plan(JobRequirements("sessions", events=100, sla=1)).refused
         assert "at-least-once has 0.72 s" in said
-        assert not plan(Wanted("sessions", events=100, sla=1, exactly_once=False)).refused
+        assert not build_plan(
+            JobRequirements("sessions", events=100, sla=1, exactly_once=False)
+        ).refused
 
     def test_a_real_time_job_with_transactions(self):
-        assert plan(Wanted(events=100, sla=0.2)).refused
+        assert build_plan(JobRequirements(events=100, sla=0.2)).refused
 
     def test_executors_that_are_too_few(self):
-        (said,) = plan(Wanted(events=1e6, executors=2, sla=5)).refused
+        (said,) = build_plan(JobRequirements(events=1e6, executors=2, sla=5)).refused
         assert "take 8" in said
 
     def test_a_key_that_is_more_than_a_core_can(self):
-        made = plan(Wanted("join", events=1e5, hot=0.5, sla=5))
+        made = build_plan(JobRequirements("join", events=1e5, hot=0.5, sla=5))
         (said,) = made.refused
         assert "salt" in said
         share = 0.5 * 1e5 / made["salt.buckets"]
-        assert share <= rates.EVENTS["join"].value * rates.HEADROOM
+        assert share <= estimates.EVENT_RATES["join"].value * estimates.MAX_UTILIZATION
 
     def test_a_checkpoint_that_fills_the_network(self):
-        wanted = Wanted("sessions", events=1e6, state=1e12, keys=1e8, bandwidth=1e6, sla=5)
-        assert any("checkpoint" in said for said in plan(wanted).refused)
+        wanted = JobRequirements("sessions", events=1e6, state=1e12, keys=1e8, bandwidth=1e6, sla=5)
+        assert any("checkpoint" in said for said in build_plan(wanted).refused)
 
     def test_ends_with_1(self):
         assert ask("--sla", "10ms").exit_code == 1
@@ -117,8 +121,8 @@ def test_wrong_usage_is_told(wrong: tuple[str, str]):
 
 
 def test_every_figure_has_a_source():
-    found = [each for each in vars(rates).values() if isinstance(each, rates.Rate)]
-    found += [*rates.EVENTS.values(), *rates.LATENCY.values()]
+    found = [each for each in vars(estimates).values() if isinstance(each, estimates.Estimate)]
+    found += [*estimates.EVENT_RATES.values(), *estimates.LATENCIES_S.values()]
     assert len(found) > 10
     assert all(each.source and each.value > 0 for each in found)
-    assert all(each.measured for each in rates.LATENCY.values())
+    assert all(each.is_measured for each in estimates.LATENCIES_S.values())

@@ -13,15 +13,15 @@ import httpx
 import pytest
 from confluent_kafka import Consumer
 from support.brokers import embedded_kafka
-from support.pipelines import wait
-from support.progresses import progress
+from support.pipelines import wait_until
+from support.query_progress import build_progress
 
-from bench.pipeline.plant import grow, stream
+from bench.pipeline.scenarios import read_stream, run_scenario
 from gateway.config.sections.pipelines import Pipelines
-from gateway.pipeline.doctor.ranking import diagnose
-from gateway.pipeline.doctor.reading import run
-from gateway.pipeline.progress.listener import Telling, telling
-from gateway.pipeline.progress.progress import place, read
+from gateway.pipeline.doctor.diagnosis import diagnose
+from gateway.pipeline.doctor.query_run import build_run
+from gateway.pipeline.progress.listener import ProgressReporter, report_progress
+from gateway.pipeline.progress.progress_file import get_progress_path, read_records
 from gateway.telemetry import logs
 
 kafka = embedded_kafka({"progress": 1})
@@ -50,11 +50,11 @@ def session(spark: Any) -> Any:
 
 
 @pytest.fixture
-def told(session: Any, kafka: Any, tmp_path: Path) -> Iterator[Telling]:
+def told(session: Any, kafka: Any, tmp_path: Path) -> Iterator[ProgressReporter]:
     progress = {"listen": 0, "topic": "progress"}
     section = Pipelines.model_validate({"checkpoints": str(tmp_path), "progress": progress})
-    with telling(section, (), {"bootstrap.servers": ",".join(kafka.bootstrap)}) as telling_:
-        telling_.watch(session)
+    with report_progress(section, (), {"bootstrap.servers": ",".join(kafka.bootstrap)}) as telling_:
+        telling_.watch_session(session)
         yield telling_
 
 
@@ -62,29 +62,33 @@ def counted(session: Any, directory: Path, name: str) -> Any:
     """A query with state, under way."""
     from pyspark.sql import functions as F
 
-    events = stream(session, 1000).withWatermark("timestamp", "1 second")
+    events = read_stream(session, 1000).withWatermark("timestamp", "1 second")
     rows = events.groupBy(F.window("timestamp", "1 second"), F.col("value") % 10).count()
     writer = rows.writeStream.format("noop").outputMode("append").queryName(name)
     return writer.option("checkpointLocation", str(directory / "v1")).start()
 
 
-def scraped(told: Telling) -> dict[str, float]:
+def scraped(told: ProgressReporter) -> dict[str, float]:
     text = httpx.get(f"http://127.0.0.1:{told.port}/metrics").text
     found = re.findall(r"^(\w+\{[^}]*\}) (\S+)$", text, re.MULTILINE)
     return {name: float(value) for name, value in found}
 
 
 def test_a_job_is_told_to_prometheus_a_topic_the_log_and_the_doctor(
-    told: Telling, session: Any, kafka: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    told: ProgressReporter,
+    session: Any,
+    kafka: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ):
     logs.configure("json", "info")
     caplog.set_level(logging.INFO)
     query = counted(session, tmp_path, "counts")
-    file = place(str(tmp_path), "counts")
-    wait(lambda: len(read(file)) >= 3, "three batches are told")
+    file = get_progress_path(str(tmp_path), "counts")
+    wait_until(lambda: len(read_records(file)) >= 3, "three batches are told")
     during = scraped(told)
     query.stop()
-    wait(lambda: scraped(told)['gateway_pipeline_running{job="counts"}'] == 0, "it is over")
+    wait_until(lambda: scraped(told)['gateway_pipeline_running{job="counts"}'] == 0, "it is over")
 
     assert during['gateway_pipeline_running{job="counts"}'] == 1
     assert during['gateway_pipeline_starts_total{job="counts"}'] == 1
@@ -98,7 +102,7 @@ def test_a_job_is_told_to_prometheus_a_topic_the_log_and_the_doctor(
     phase = 'gateway_pipeline_batch_seconds_count{job="counts",phase="addBatch"}'
     assert during[phase] == batches
 
-    (first, *_) = read(file)
+    (first, *_) = read_records(file)
     tasks = first["tasks"]
     assert tasks["cores"] == 2 and len(tasks["stages"]) == 2
     reads, keeps = tasks["stages"]
@@ -117,24 +121,33 @@ def test_tasks_are_looked_at_once_in_a_while(tmp_path: Path):
     asked = []
 
     class Tasks:
-        def of(self, run: str, batch: int) -> None:
+        def read_tasks(self, run: str, batch: int) -> None:
             asked.append((run, batch))
 
-    with telling(Pipelines(checkpoints=str(tmp_path)), (), every=3600) as told:
-        told._tasks = Tasks()  # type: ignore[assignment]
+    with report_progress(Pipelines(checkpoints=str(tmp_path)), (), task_interval_s=3600) as told:
+        told._task_reader = Tasks()  # type: ignore[assignment]
         for batch in range(4):
             for job in ("a", "b"):
-                told.took(progress(batch, rows=batch) | {"name": job, "id": job, "runId": job})
+                told.on_query_progress(
+                    build_progress(batch, rows=batch) | {"name": job, "id": job, "runId": job}
+                )
     assert asked == [("a", 1), ("b", 1)]
-    assert [each["batchId"] for each in read(place(str(tmp_path), "a"))] == [0, 1, 2, 3]
+    assert [each["batchId"] for each in read_records(get_progress_path(str(tmp_path), "a"))] == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_lines_of_the_log_have_job_query_run_and_batch(
-    told: Telling, session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    told: ProgressReporter, session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     logs.configure("json", "info")
     query = counted(session, tmp_path, "lines")
-    wait(lambda: len(read(place(str(tmp_path), "lines"))) >= 1, "a batch is told")
+    wait_until(
+        lambda: len(read_records(get_progress_path(str(tmp_path), "lines"))) >= 1, "a batch is told"
+    )
     query.stop()
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "rows in" in line]
     assert said[0]["job"] == "lines" and said[0]["batch"] == 0
@@ -142,18 +155,20 @@ def test_lines_of_the_log_have_job_query_run_and_batch(
     assert said[0]["message"].startswith("1,000 rows in ")
 
 
-def test_a_query_that_fails_is_counted_by_its_error(told: Telling, session: Any, tmp_path: Path):
+def test_a_query_that_fails_is_counted_by_its_error(
+    told: ProgressReporter, session: Any, tmp_path: Path
+):
     from pyspark.sql import functions as F
 
-    rows = stream(session, 10).select(F.assert_true(F.col("value") < 5))
+    rows = read_stream(session, 10).select(F.assert_true(F.col("value") < 5))
     writer = rows.writeStream.format("noop").queryName("fails")
     query = writer.option("checkpointLocation", str(tmp_path / "v1")).start()
-    wait(lambda: query.exception() is not None, "it fails")
+    wait_until(lambda: query.exception() is not None, "it fails")
 
     def failures() -> float:
         return sum(v for k, v in scraped(told).items() if "pipeline_failures" in k and "fails" in k)
 
-    wait(lambda: failures() == 1, "its failure is counted")
+    wait_until(lambda: failures() == 1, "its failure is counted")
 
 
 def test_late_rows_of_a_running_job_are_an_alert_and_a_cause(spark: Any, tmp_path: Path):
@@ -161,11 +176,11 @@ def test_late_rows_of_a_running_job_are_an_alert_and_a_cause(spark: Any, tmp_pat
     from gateway.pipeline.progress import alerts
 
     try:
-        records = read(grow(spark, "late-drops", tmp_path))
-        assert "late-drops" in [cause.name for cause in diagnose(run(records)).causes]
-        assert ("late-drops", "late") in alerts.active()
+        records = read_records(run_scenario(spark, "late-drops", tmp_path))
+        assert "late-drops" in [cause.name for cause in diagnose(build_run(records)).causes]
+        assert ("late-drops", "late") in alerts.get_active_alerts()
     finally:
-        alerts.clear("late-drops", "late")
+        alerts.clear_alert("late-drops", "late")
 
 
 def consumed(servers: str, topic: str, count: int) -> list[tuple[str, dict[str, Any]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.pipeline.progress.tasks import of_stage, seconds
+from gateway.pipeline.progress.tasks import parse_seconds, summarize_stage
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from gateway.pipeline.progress.tasks import of_stage, seconds
     ],
 )
 def test_times_for_people_are_read(text: str, meant: float):
-    assert seconds(text) == pytest.approx(meant)
+    assert parse_seconds(text) == pytest.approx(meant)
 
 
 def test_a_stage_without_summary_has_its_sums():
@@ -29,6 +29,6 @@ def test_a_stage_without_summary_has_its_sums():
         "submissionTime": "2026-11-21T19:18:33.680GMT",
         "completionTime": "2026-11-21T19:18:35.180GMT",
     }  # fmt: skip
-    found = of_stage(stage, {})
+    found = summarize_stage(stage, {})
     assert found["seconds"] == pytest.approx(1.5) and found["total"] == 3.0
     assert not found["last"] and not found["shuffles"] and found["slowest"] == 0.0

@@ -10,17 +10,17 @@ from confluent_kafka import KafkaError, KafkaException
 
 from gateway.errors import PipelineUnavailable
 from gateway.pipeline.run.failures import (
-    LONGEST,
-    Cause,
-    Unreadable,
+    MAX_REASON_CHARS,
+    ExceptionCause,
+    UnreadableOffset,
+    build_kafka_error,
+    classify_causes,
     clear_frames,
-    explain,
+    explain_error,
     find_unreadable,
-    of,
-    of_kafka,
 )
 
-STREAM = Cause(
+STREAM = ExceptionCause(
     "org.apache.spark.sql.streaming.StreamingQueryException",
     "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: long\nplan\nplan",
 )
@@ -30,23 +30,27 @@ PYTHON = "An exception was raised by the Python Proxy. Return Message: Traceback
 
 
 def test_the_innermost_cause_is_told_in_one_line():
-    timeout = Cause("org.apache.kafka.common.errors.TimeoutException", "Timed out waiting\nmore")
-    outer = Cause("java.util.concurrent.ExecutionException", "org.apache.kafka...")
-    failure = of([STREAM, outer, timeout])
+    timeout = ExceptionCause(
+        "org.apache.kafka.common.errors.TimeoutException", "Timed out waiting\nmore"
+    )
+    outer = ExceptionCause("java.util.concurrent.ExecutionException", "org.apache.kafka...")
+    failure = classify_causes([STREAM, outer, timeout])
     assert failure == ("TimeoutException: Timed out waiting", True)
 
 
 def test_of_a_python_function_the_last_line_of_the_trace():
-    raised = Cause("py4j.Py4JException", PYTHON + "ValueError: bad row\n")
-    outer = Cause("org.apache.spark.sql.execution.streaming.ForeachBatchUserFuncException", "[X] y")
-    assert of([STREAM, outer, raised]) == ("ValueError: bad row", False)
+    raised = ExceptionCause("py4j.Py4JException", PYTHON + "ValueError: bad row\n")
+    outer = ExceptionCause(
+        "org.apache.spark.sql.execution.streaming.ForeachBatchUserFuncException", "[X] y"
+    )
+    assert classify_causes([STREAM, outer, raised]) == ("ValueError: bad row", False)
 
 
 def test_our_own_errors_say_enough_by_themselves():
     said = "batch 3 could not be committed to out: _TIMED_OUT; it is finished by the next start"
     for name, transient in (("PipelineUnavailable", True), ("PipelineError", False)):
-        raised = Cause("py4j.Py4JException", f"{PYTHON}gateway.errors.{name}: {said}\n")
-        assert of([STREAM, raised]) == (said, transient)
+        raised = ExceptionCause("py4j.Py4JException", f"{PYTHON}gateway.errors.{name}: {said}\n")
+        assert classify_causes([STREAM, raised]) == (said, transient)
 
 
 @pytest.mark.parametrize(
@@ -64,15 +68,19 @@ def test_our_own_errors_say_enough_by_themselves():
     ],
 )
 def test_what_may_pass_is_tried_again_and_data_is_not(kind, message, transient):
-    assert of([STREAM, Cause(kind, message)]).transient is transient
+    assert classify_causes([STREAM, ExceptionCause(kind, message)]).is_transient is transient
 
 
 def test_what_is_final_says_what_to_do_also_where_its_wrapper_may_pass():
     """A client that cannot be made was tried again for ever where its user is not let in."""
-    outer = Cause("org.apache.kafka.common.KafkaException", "Failed to create new KafkaAdminClient")
-    inner = Cause("org.apache.kafka.common.errors.SaslAuthenticationException", "no such user")
+    outer = ExceptionCause(
+        "org.apache.kafka.common.KafkaException", "Failed to create new KafkaAdminClient"
+    )
+    inner = ExceptionCause(
+        "org.apache.kafka.common.errors.SaslAuthenticationException", "no such user"
+    )
     said = "SaslAuthenticationException: no such user; correct kafka.security"
-    assert of([STREAM, outer, inner]) == (said, False)
+    assert classify_causes([STREAM, outer, inner]) == (said, False)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +94,7 @@ def test_what_is_final_says_what_to_do_also_where_its_wrapper_may_pass():
     ],
 )
 def test_an_error_of_kafkas_is_final_or_worth_another_try(code: int, transient: bool):
-    error = of_kafka("topic out cannot be made", KafkaException(KafkaError(code, "why")))
+    error = build_kafka_error("topic out cannot be made", KafkaException(KafkaError(code, "why")))
     assert isinstance(error, PipelineUnavailable) is transient
     assert str(error).startswith("topic out cannot be made: why")
     assert ("; " in str(error)) is not transient  # what to do
@@ -95,19 +103,26 @@ def test_an_error_of_kafkas_is_final_or_worth_another_try(code: int, transient: 
 def test_a_record_timestamp_that_spark_cannot_express_is_told_with_what_to_do():
     """The reason was "long overflow", of the innermost cause, which does not name the record."""
     said = "Record at topic t partition 0 offset 2 has timestamp value 17 that overflows when x.\ny"
-    raised = Cause("org.apache.spark.sql.kafka010.KafkaIllegalStateException", f"[KAFKA_M] {said}")
-    failure = of([STREAM, raised, Cause("java.lang.ArithmeticException", "long overflow")])
-    assert not failure.transient
+    raised = ExceptionCause(
+        "org.apache.spark.sql.kafka010.KafkaIllegalStateException", f"[KAFKA_M] {said}"
+    )
+    failure = classify_causes(
+        [STREAM, raised, ExceptionCause("java.lang.ArithmeticException", "long overflow")]
+    )
+    assert not failure.is_transient
     assert "topic t partition 0 offset 2" in failure.reason
     assert "kafka-delete-records.sh" in failure.reason
-    assert find_unreadable([STREAM, raised]) == Unreadable("t", 0, 2, 17)
+    assert find_unreadable([STREAM, raised]) == UnreadableOffset("t", 0, 2, 17)
     assert find_unreadable([STREAM]) is None
 
 
 def test_a_reason_is_never_pages():
-    assert len(of([Cause("java.lang.X", "y" * 10_000)]).reason) == LONGEST
-    assert of([]).reason == "it ended without saying why"
-    assert of([STREAM]).reason.startswith("Query [id = 1, runId = 2] terminated")
+    assert (
+        len(classify_causes([ExceptionCause("java.lang.X", "y" * 10_000)]).reason)
+        == MAX_REASON_CHARS
+    )
+    assert classify_causes([]).reason == "it ended without saying why"
+    assert classify_causes([STREAM]).reason.startswith("Query [id = 1, runId = 2] terminated")
 
 
 JAVA = """\
@@ -122,10 +137,10 @@ Caused by: java.lang.ArithmeticException: long overflow
 
 def test_of_a_call_of_java_the_cause_in_java_is_told():
     """The reason told was which call it was: "An error occurred while calling o1253..."."""
-    raised = Cause("py4j.Py4JException", PYTHON + JAVA)
-    assert of([STREAM, raised]).reason == "ArithmeticException: long overflow"
-    without = Cause("py4j.Py4JException", PYTHON + JAVA.splitlines()[0])
-    assert "An error occurred while calling o1253" in of([STREAM, without]).reason
+    raised = ExceptionCause("py4j.Py4JException", PYTHON + JAVA)
+    assert classify_causes([STREAM, raised]).reason == "ArithmeticException: long overflow"
+    without = ExceptionCause("py4j.Py4JException", PYTHON + JAVA.splitlines()[0])
+    assert "An error occurred while calling o1253" in classify_causes([STREAM, without]).reason
 
 
 def test_what_spark_raises_here_is_told_by_its_cause_in_java(spark):
@@ -133,9 +148,9 @@ def test_what_spark_raises_here_is_told_by_its_cause_in_java(spark):
     failing = spark.sql("SELECT timestamp_millis(id * 1700000000000000000) AS at FROM range(2)")
     with pytest.raises(Exception, match=r"calling|overflow") as raised:
         failing.toArrow()
-    assert "overflow" in explain(raised.value)
-    assert "An error occurred while calling" not in explain(raised.value)
-    assert explain(OSError("no such file\nat all")) == "no such file"
+    assert "overflow" in explain_error(raised.value)
+    assert "An error occurred while calling" not in explain_error(raised.value)
+    assert explain_error(OSError("no such file\nat all")) == "no such file"
 
 
 def test_an_exception_that_is_kept_does_not_keep_what_its_functions_had():

@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.config.sections.pipeline import Output
-from gateway.pipeline.run.output import encoded
+from gateway.config.sections.job import Output
+from gateway.pipeline.run.output import encode_rows
 
 TO = Output(topic="out")
 SCHEMA = "user string, n bigint, at timestamp, price decimal(10,2), tags array<string>, ok boolean"
@@ -22,7 +22,7 @@ def rows(session_spark):
 
 
 def test_the_value_has_all_columns_nulls_too_and_times_as_iso(rows):
-    first, second = (json.loads(row.value) for row in encoded(rows, TO, ()).collect())
+    first, second = (json.loads(row.value) for row in encode_rows(rows, TO, ()).collect())
     assert first == {
         "user": 'a "b"',
         "n": 7,
@@ -48,10 +48,10 @@ def test_the_value_has_all_columns_nulls_too_and_times_as_iso(rows):
     ],
 )
 def test_keys_are_the_text_of_one_column_or_an_array_of_several(rows, key, expected):
-    assert [row.key for row in encoded(rows, TO, key).collect()] == expected
+    assert [row.key for row in encode_rows(rows, TO, key).collect()] == expected
 
 
 def test_columns_of_the_record_are_no_part_of_the_value(spark):
     rows = spark.createDataFrame([("a", "t", 5)], "user string, _topic string, _offset bigint")
-    (row,) = encoded(rows, TO, ("_topic",)).collect()
+    (row,) = encode_rows(rows, TO, ("_topic",)).collect()
     assert (row.key, json.loads(row.value)) == ("t", {"user": "a"})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pipelines import wait
+from support.pipelines import wait_until
 
 from gateway.config import loads
 from gateway.pipeline.run import query
@@ -29,13 +29,13 @@ def job(trigger: str, **more: Any) -> Any:
     "written", [{"late": "topic"}, {"onInvalid": "dead-letter"}, {"onDataLoss": "gap"}]
 )
 def test_a_job_at_least_once_tells_what_is_beside_its_rows_where_that_is_written(written: Any):
-    assert query._told(job("1s", **written))
+    assert query._has_side_outputs(job("1s", **written))
 
 
 def test_else_it_does_not_nor_in_real_time_mode():
-    assert not query._told(job("1s"))
-    assert not query._told(job("1s", onInvalid="fail", late="skip"))
-    assert not query._told(job("realtime", late="topic"))
+    assert not query._has_side_outputs(job("1s"))
+    assert not query._has_side_outputs(job("1s", onInvalid="fail", late="skip"))
+    assert not query._has_side_outputs(job("realtime", late="topic"))
 
 
 @pytest.mark.needs("java17")
@@ -57,9 +57,9 @@ def test_a_query_ends_with_the_batch_under_way_while_records_keep_coming(
     writer = rows.writeStream.foreachBatch(batch).option("checkpointLocation", str(tmp_path))
     started = writer.start()
     assert under_way.wait(60)
-    query.retire(started)
+    query.retire_query(started)
     told.set()
-    wait(lambda: query.is_idle(started), "the end of the batch")
+    wait_until(lambda: query.is_idle(started), "the end of the batch")
     started.stop()
     assert epochs == [0, 1, 2]
     for log in ("offsets", "commits"):
@@ -83,7 +83,7 @@ def test_a_query_that_waits_for_its_trigger_is_idle_and_one_in_a_batch_is_not(
     assert under_way.wait(60)
     assert not query.is_idle(started)
     told.set()
-    wait(lambda: query.is_idle(started), "the end of the batch", 30)
-    query.retire(started)
+    wait_until(lambda: query.is_idle(started), "the end of the batch", 30)
+    query.retire_query(started)
     assert query.is_idle(started)
     started.stop()

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pipelines import wait
+from support.pipelines import wait_until
 
-from gateway.pipeline.spark.callbacks import close_idle
+from gateway.pipeline.spark.callbacks import close_idle_connections
 
 
 def start(spark: Any, place: Path, epochs: list[int]) -> Any:
@@ -24,11 +24,13 @@ def test_queries_that_ended_leave_no_thread(spark: Any, tmp_path: Path):
     for number in range(6):
         epochs: list[int] = []
         query = start(spark, tmp_path / str(number), epochs)
-        wait(lambda epochs=epochs: epochs, "a batch")
+        wait_until(lambda epochs=epochs: epochs, "a batch")
         query.stop()
-        close_idle(spark)
+        close_idle_connections(spark)
         most = counts[0] + 2 if counts else threading.active_count()
-        wait(lambda most=most: threading.active_count() <= most, f"{most} threads", within=10)
+        wait_until(
+            lambda most=most: threading.active_count() <= most, f"{most} threads", timeout_s=10
+        )
         counts.append(threading.active_count())
 
 
@@ -39,7 +41,7 @@ def test_a_query_that_runs_goes_on_where_its_connection_is_closed(spark: Any, tm
     query = start(spark, tmp_path, epochs)
     closed = 0
     while len(epochs) < 12:
-        close_idle(spark)
+        close_idle_connections(spark)
         closed += 1
         assert query.isActive, query.exception()
     query.stop()

@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.sections.pipeline import Spark
+from gateway.config.sections.job import Spark
 from gateway.config.sections.pipelines import Pipelines
 from gateway.errors import PipelineError
-from gateway.pipeline.run.runner import session_of
+from gateway.pipeline.run.runner import create_configured_session
 from gateway.pipeline.spark import java
-from gateway.pipeline.spark.jars import connector, pinned
-from gateway.pipeline.spark.session import of_checkpoints, of_job, settings
-from gateway.pipeline.spark.versions import SCALA, SPARK
+from gateway.pipeline.spark.jars import fetch_connector_jars, read_pinned_jars
+from gateway.pipeline.spark.session import (
+    build_checkpoint_conf,
+    build_session_conf,
+    create_job_session,
+)
+from gateway.pipeline.spark.versions import SCALA_VERSION, SPARK_VERSION
 
 
 def executable(path, banner):
@@ -26,9 +30,9 @@ def executable(path, banner):
 def test_the_connector_is_of_the_version_of_the_wheel():
     from importlib.metadata import version
 
-    assert version("pyspark") == SPARK
-    names = {jar.artifact: jar.version for jar in pinned()}
-    assert names[f"spark-sql-kafka-0-10_{SCALA}"] == SPARK
+    assert version("pyspark") == SPARK_VERSION
+    names = {jar.artifact: jar.version for jar in read_pinned_jars()}
+    assert names[f"spark-sql-kafka-0-10_{SCALA_VERSION}"] == SPARK_VERSION
     assert len(names) == 4
 
 
@@ -36,24 +40,24 @@ def test_without_java_it_is_said_what_to_install(monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(java.shutil, "which", lambda name: None)
     with pytest.raises(PipelineError, match=r"needs Java 17, and there is none; install .*apt-get"):
-        java.found()
+        java.find_java()
 
 
 def test_an_older_java_is_named_with_its_version(monkeypatch, tmp_path):
     executable(tmp_path / "bin" / "java", 'openjdk version "11.0.2" 2019-01-15')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(PipelineError, match=r"bin/java \(JAVA_HOME\) is Java 11; install"):
-        java.found()
+        java.find_java()
 
 
 def test_a_java_home_without_java_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(PipelineError, match="does not run"):
-        java.found()
+        java.find_java()
 
 
 def test_a_job_has_settings_of_its_own_in_the_shared_context(spark):
-    job = of_job(spark, {"spark.sql.shuffle.partitions": "7"})
+    job = create_job_session(spark, {"spark.sql.shuffle.partitions": "7"})
     assert job.conf.get("spark.sql.shuffle.partitions") == "7"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert job.conf.get("spark.sql.session.timeZone") == "UTC"
@@ -61,7 +65,7 @@ def test_a_job_has_settings_of_its_own_in_the_shared_context(spark):
 
 
 def test_the_connector_of_kafka_is_there(spark):
-    assert all(jar.is_file() for jar in connector())
+    assert all(jar.is_file() for jar in fetch_connector_jars())
     frame = spark.readStream.format("kafka")
     frame = frame.option("kafka.bootstrap.servers", "127.0.0.1:1").option("subscribe", "none")
     assert frame.load().columns[:3] == ["key", "value", "topic"]
@@ -77,7 +81,7 @@ def test_python_functions_run_in_workers(spark):
 
 def test_a_setting_of_the_user_beats_ours():
     asked = Spark(memory="2GiB", conf={"spark.ui.enabled": "true"})
-    found = settings(asked, jars=[Path("/one.jar"), Path("/two.jar")])
+    found = build_session_conf(asked, jars=[Path("/one.jar"), Path("/two.jar")])
     assert found["spark.ui.enabled"] == "true"
     assert found["spark.driver.memory"] == "2048m"
     assert found["spark.jars"] == "/one.jar,/two.jar"
@@ -93,19 +97,19 @@ def test_a_setting_of_the_user_beats_that_of_a_jobs_state(spark, tmp_path):
     for conf in ({}, asked):
         written = {"checkpoints": str(tmp_path), "jobs": [job], "spark": {"conf": conf}}
         section = Pipelines.model_validate(written)
-        own = session_of(spark, section, section.jobs[0])
+        own = create_configured_session(spark, section, section.jobs[0])
         ours = {repair: "true", "spark.sql.session.timeZone": "UTC"}
         assert {key: own.conf.get(key) for key in ours} == ours | conf
 
 
 def test_under_spark_submit_what_belongs_to_its_jvm_is_left_alone():
-    found = settings(Spark(), jars=None)
+    found = build_session_conf(Spark(), jars=None)
     assert "spark.sql.session.timeZone" in found
     assert not {"spark.master", "spark.driver.memory", "spark.jars"} & found.keys()
 
 
 def test_checkpoints_of_this_machine_are_renamed_without_processes(spark, tmp_path):
-    own = of_job(spark, of_checkpoints(str(tmp_path)))
+    own = create_job_session(spark, build_checkpoint_conf(str(tmp_path)))
     path = spark._jvm.org.apache.hadoop.fs.Path(str(tmp_path))
     managers = spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing
     conf = own._jsparkSession.sessionState().newHadoopConf()
@@ -114,5 +118,9 @@ def test_checkpoints_of_this_machine_are_renamed_without_processes(spark, tmp_pa
 
 
 def test_checkpoints_elsewhere_are_renamed_as_spark_would():
-    assert not of_checkpoints("s3a://jobs/checkpoints")
-    assert of_checkpoints("checkpoints") == of_checkpoints("file:///var/checkpoints") != {}
+    assert not build_checkpoint_conf("s3a://jobs/checkpoints")
+    assert (
+        build_checkpoint_conf("checkpoints")
+        == build_checkpoint_conf("file:///var/checkpoints")
+        != {}
+    )

@@ -7,8 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
-from gateway.config.sections.pipeline import Spark
-from gateway.pipeline.spark.submit import command, environment, run
+from gateway.config.sections.job import Spark
+from gateway.pipeline.spark.submit import build_command, build_environment, run_command
 
 JARS = [Path("/jars/one.jar"), Path("/jars/two.jar")]
 
@@ -16,7 +16,7 @@ JARS = [Path("/jars/one.jar"), Path("/jars/two.jar")]
 def line(**spark):
     arguments = ["all", "-c", "/gateway.yaml"]
     paths = {"driver": Path("/driver.py"), "package": Path("/package.zip")}
-    return command(Spark(**spark), arguments, jars=JARS, **paths)
+    return build_command(Spark(**spark), arguments, jars=JARS, **paths)
 
 
 def after(found, option):
@@ -42,16 +42,16 @@ def test_what_has_an_option_of_its_own_is_not_said_twice():
 
 def test_nodes_have_the_python_that_is_named_and_the_driver_has_ours():
     given = {"PYSPARK_PYTHON": "/opt/nodes/python", "HOME": "/home/me"}
-    found = environment(given, master="spark://host:7077")
+    found = build_environment(given, master="spark://host:7077")
     assert found == {**given, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    assert environment({}, master="local[2]")["SPARK_LOCAL_IP"] == "127.0.0.1"
+    assert build_environment({}, master="local[2]")["SPARK_LOCAL_IP"] == "127.0.0.1"
 
 
 def test_its_exit_code_is_that_of_spark_submit(monkeypatch):
     monkeypatch.setattr("gateway.pipeline.spark.java.found", lambda: None)
-    assert run([sys.executable, "-c", "raise SystemExit(3)"], master="local") == 3
+    assert run_command([sys.executable, "-c", "raise SystemExit(3)"], master="local") == 3
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    assert run([sys.executable, "-c", killed], master="local") == 128 + signal.SIGKILL
+    assert run_command([sys.executable, "-c", killed], master="local") == 128 + signal.SIGKILL
 
 
 # What stands in for spark-submit: a driver below it, and the words of both when they end.
@@ -73,5 +73,5 @@ def test_a_signal_is_for_the_driver_and_spark_submit_ends_as_it_does(monkeypatch
     monkeypatch.setattr("gateway.pipeline.spark.java.found", lambda: None)
     line = [sys.executable, "-c", SUBMIT, DRIVER, str(os.getpid())]
     before = signal.getsignal(signal.SIGTERM)
-    assert run(line, master="local") == 7
+    assert run_command(line, master="local") == 7
     assert signal.getsignal(signal.SIGTERM) == before

@@ -4,34 +4,36 @@ import json
 from pathlib import Path
 
 import pytest
-from support import paper
+from support import fake_checkpoint
 
 from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint import definition
 from gateway.pipeline.state import backup
-from gateway.pipeline.state.files import Local
+from gateway.pipeline.state.files import LocalFiles
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Local:
-    return Local(paper.checkpoint(tmp_path / "checkpoint"))
+def source(tmp_path: Path) -> LocalFiles:
+    return LocalFiles(fake_checkpoint.write_checkpoint(tmp_path / "checkpoint"))
 
 
 @pytest.fixture
-def copied(tmp_path: Path, source: Local) -> Local:
-    target = Local(tmp_path / "copy")
-    backup.backup(source, target, "sessions")
+def copied(tmp_path: Path, source: LocalFiles) -> LocalFiles:
+    target = LocalFiles(tmp_path / "copy")
+    backup.create_backup(source, target, "sessions")
     return target
 
 
-def restored(tmp_path: Path, copied: Local, *, same: bool = False) -> Path:
+def restored(tmp_path: Path, copied: LocalFiles, *, same: bool = False) -> Path:
     to = tmp_path / "v2"
-    backup.restore(copied, Local(tmp_path / "v2.restoring"), str(to), same=same)
+    backup.restore_backup(
+        copied, LocalFiles(tmp_path / "v2.restoring"), str(to), keep_identity=same
+    )
     return to
 
 
-def test_a_copy_has_what_the_newest_batch_needs_and_no_more(copied: Local) -> None:
-    names = set(copied.sizes())
+def test_a_copy_has_what_the_newest_batch_needs_and_no_more(copied: LocalFiles) -> None:
+    names = set(copied.list_sizes())
     store = {name.removeprefix("state/0/1/") for name in names if name.startswith("state/0/1/")}
     assert store == {
         "6.zip", "SSTs/000006-own.sst", "SSTs/000001-shared.sst",
@@ -43,44 +45,44 @@ def test_a_copy_has_what_the_newest_batch_needs_and_no_more(copied: Local) -> No
     assert {"metadata", "sources/0/0", "state/0/_metadata/metadata", "backup.json"} <= names
 
 
-def test_a_batch_under_way_is_not_copied(tmp_path: Path, source: Local) -> None:
-    paper.offsets(source.path, 6, 2)
-    paper.write(source.path / "state/0/0/7.changelog", b"half")
-    target = Local(tmp_path / "copy")
-    assert backup.backup(source, target, "sessions").batch == 5
-    assert not {"offsets/6", "state/0/0/7.changelog"} & target.sizes().keys()
+def test_a_batch_under_way_is_not_copied(tmp_path: Path, source: LocalFiles) -> None:
+    fake_checkpoint.write_offsets(source.path, 6, 2)
+    fake_checkpoint.write_file(source.path / "state/0/0/7.changelog", b"half")
+    target = LocalFiles(tmp_path / "copy")
+    assert backup.create_backup(source, target, "sessions").batch == 5
+    assert not {"offsets/6", "state/0/0/7.changelog"} & target.list_sizes().keys()
 
 
 def test_a_damaged_snapshot_is_left_out_where_an_older_one_is_whole(
-    tmp_path: Path, source: Local
+    tmp_path: Path, source: LocalFiles
 ) -> None:
-    paper.cut(source.path / "state/0/0/6.zip")
-    target = Local(tmp_path / "copy")
-    backup.backup(source, target, "sessions")
-    names = target.sizes()
+    fake_checkpoint.truncate_file(source.path / "state/0/0/6.zip")
+    target = LocalFiles(tmp_path / "copy")
+    backup.create_backup(source, target, "sessions")
+    names = target.list_sizes()
     assert "state/0/0/6.zip" not in names
     assert {"state/0/0/4.zip", "state/0/0/6.changelog"} <= names.keys()
 
 
 def test_what_has_no_substitute_is_told_and_nothing_is_copied(
-    tmp_path: Path, source: Local
+    tmp_path: Path, source: LocalFiles
 ) -> None:
-    paper.cut(source.path / "state/0/0/SSTs/000001-shared.sst")
-    paper.cut(source.path / "state/0/0/1.changelog")
+    fake_checkpoint.truncate_file(source.path / "state/0/0/SSTs/000001-shared.sst")
+    fake_checkpoint.truncate_file(source.path / "state/0/0/1.changelog")
     with pytest.raises(PipelineError, match=r"SSTs/000001-shared\.sst has \d+ bytes"):
-        backup.backup(source, Local(tmp_path / "copy"), "sessions")
+        backup.create_backup(source, LocalFiles(tmp_path / "copy"), "sessions")
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_directory_in_use_takes_no_copy(source: Local, copied: Local) -> None:
+def test_a_directory_in_use_takes_no_copy(source: LocalFiles, copied: LocalFiles) -> None:
     with pytest.raises(PipelineError, match="is not empty"):
-        backup.backup(source, copied, "sessions")
+        backup.create_backup(source, copied, "sessions")
 
 
 def test_files_that_retention_takes_meanwhile_are_tried_again(
-    tmp_path: Path, source: Local, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: LocalFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = Local(tmp_path / "copy")
+    target = LocalFiles(tmp_path / "copy")
     put, lost = target.put, []
 
     def losing(path: Path, name: str) -> None:
@@ -90,20 +92,22 @@ def test_files_that_retention_takes_meanwhile_are_tried_again(
         put(path, name)
 
     monkeypatch.setattr(target, "put", losing)
-    assert backup.backup(source, target, "sessions").batch == 5
+    assert backup.create_backup(source, target, "sessions").batch == 5
     assert lost
-    backup.verify(target)
+    backup.verify_backup(target)
 
 
-def test_what_comes_back_is_what_was_copied(tmp_path: Path, copied: Local) -> None:
+def test_what_comes_back_is_what_was_copied(tmp_path: Path, copied: LocalFiles) -> None:
     to = restored(tmp_path, copied, same=True)
-    back = Local(to).sizes()
-    assert back == {name: n for name, n in copied.sizes().items() if name != backup.MANIFEST}
+    back = LocalFiles(to).list_sizes()
+    assert back == {
+        name: n for name, n in copied.list_sizes().items() if name != backup.MANIFEST_FILE
+    }
     assert all((to / name).read_bytes() == copied.read(name) for name in back)
 
 
 def test_a_restored_job_has_a_new_identity_unless_it_is_the_same(
-    tmp_path: Path, copied: Local
+    tmp_path: Path, copied: LocalFiles
 ) -> None:
     """The ledger of the old one has batches that are to come under the same numbers."""
     old = json.loads(copied.read("metadata"))["id"]
@@ -113,7 +117,7 @@ def test_a_restored_job_has_a_new_identity_unless_it_is_the_same(
 
 
 @pytest.mark.parametrize("how", ["flipped", "missing"])
-def test_a_damaged_copy_is_not_restored(tmp_path: Path, copied: Local, how: str) -> None:
+def test_a_damaged_copy_is_not_restored(tmp_path: Path, copied: LocalFiles, how: str) -> None:
     path = copied.path / "state/0/1/5.changelog"
     path.unlink() if how == "missing" else path.write_bytes(path.read_bytes()[::-1])
     with pytest.raises(PipelineError, match=r"5\.changelog is (damaged|missing)"):
@@ -121,26 +125,32 @@ def test_a_damaged_copy_is_not_restored(tmp_path: Path, copied: Local, how: str)
     assert not (tmp_path / "v2").exists()
 
 
-def test_an_unfinished_copy_is_told_as_that(tmp_path: Path, copied: Local) -> None:
-    copied.remove(backup.MANIFEST)
+def test_an_unfinished_copy_is_told_as_that(tmp_path: Path, copied: LocalFiles) -> None:
+    copied.remove(backup.MANIFEST_FILE)
     with pytest.raises(PipelineError, match="no finished backup"):
         restored(tmp_path, copied)
 
 
 def test_a_checkpoint_without_a_batch_cannot_be_copied(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="no finished batch"):
-        backup.backup(Local(tmp_path / "none"), Local(tmp_path / "copy"), "sessions")
+        backup.create_backup(
+            LocalFiles(tmp_path / "none"), LocalFiles(tmp_path / "copy"), "sessions"
+        )
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_restored_checkpoint_is_of_one_query(tmp_path: Path, source: Local, same: bool) -> None:
+def test_a_restored_checkpoint_is_of_one_query(
+    tmp_path: Path, source: LocalFiles, same: bool
+) -> None:
     """Its definition names the query, and that of a copy is another one."""
     content = {"format": 1, "job": "sessions", "query": "before", "definition": {}, "hot": []}
-    source.write(definition.FILE, json.dumps(content).encode())
+    source.write(definition.DEFINITION_FILE, json.dumps(content).encode())
     source.write("metadata", b'{"id": "before"}')
-    target = Local(tmp_path / "copy")
-    backup.backup(source, target, "sessions")
+    target = LocalFiles(tmp_path / "copy")
+    backup.create_backup(source, target, "sessions")
     to = restored(tmp_path, target, same=same)
     query = json.loads((to / "metadata").read_text())["id"]
     assert (query == "before") is same
-    definition.verify_identity((to / definition.FILE).read_bytes(), "sessions", query, str(to))
+    definition.verify_identity(
+        (to / definition.DEFINITION_FILE).read_bytes(), "sessions", query, str(to)
+    )

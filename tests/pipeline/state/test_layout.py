@@ -20,7 +20,7 @@ NAMES = [
 
 
 def test_stores_are_found_by_operator_partition_and_name() -> None:
-    assert list(layout.stores(NAMES)) == [
+    assert list(layout.parse_stores(NAMES)) == [
         StoreId(0, 0, "default"),
         StoreId(0, 1, "default"),
         StoreId(0, 1, "left-keyToNumValues"),
@@ -28,35 +28,35 @@ def test_stores_are_found_by_operator_partition_and_name() -> None:
 
 
 def test_ways_to_a_version_begin_with_the_newest_snapshot() -> None:
-    store = layout.stores(NAMES)[StoreId(0, 0, "default")]
-    assert list(store.chains(10)) == [
+    store = layout.parse_stores(NAMES)[StoreId(0, 0, "default")]
+    assert list(store.iter_chains(10)) == [
         (10, ["state/0/0/10.zip"]),
         (8, ["state/0/0/8.zip", "state/0/0/9.changelog", "state/0/0/10.changelog"]),
     ]
 
 
 def test_no_way_leads_over_a_missing_changelog() -> None:
-    store = layout.stores(NAMES)[StoreId(0, 1, "default")]
-    assert not list(store.chains(10))
-    assert not list(store.chains(11))
+    store = layout.parse_stores(NAMES)[StoreId(0, 1, "default")]
+    assert not list(store.iter_chains(10))
+    assert not list(store.iter_chains(11))
 
 
 def test_changelogs_from_the_first_version_on_need_no_snapshot() -> None:
     names = ["state/0/0/1.changelog", "state/0/0/2.changelog"]
-    store = layout.stores(names)[StoreId(0, 0, "default")]
-    assert list(store.chains(2)) == [(0, names)]
+    store = layout.parse_stores(names)[StoreId(0, 0, "default")]
+    assert list(store.iter_chains(2)) == [(0, names)]
 
 
 def test_batches_are_numbers_in_their_order() -> None:
-    assert layout.batches([*NAMES, "offsets/.10.crc"], "offsets") == [9, 10]
+    assert layout.parse_batches([*NAMES, "offsets/.10.crc"], "offsets") == [9, 10]
 
 
 def test_stores_beyond_the_partitions_are_left_behind() -> None:
-    assert list(layout.in_use(layout.stores(NAMES), 1)) == [StoreId(0, 0, "default")]
+    assert list(layout.select_in_use(layout.parse_stores(NAMES), 1)) == [StoreId(0, 0, "default")]
 
 
 def test_schemas_and_identity_are_always_needed_and_state_is_not() -> None:
-    assert [name for name in NAMES if layout.always(name)] == [
+    assert [name for name in NAMES if layout.is_always_needed(name)] == [
         "metadata",
         "state/0/_metadata/metadata",
     ]

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.until import PATIENCE
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.errors import PipelineError
 from gateway.pipeline.progress import alerts
-from gateway.pipeline.tables.broadcast import ALERT, Refreshed
-from gateway.pipeline.tables.columns import parsed
+from gateway.pipeline.tables.broadcast import REFRESH_ALERT, RefreshedValue
+from gateway.pipeline.tables.columns import parse_json_column
 
 
 class Source:
@@ -23,18 +23,18 @@ class Source:
         self.may.set()
 
     def read(self) -> int:
-        assert self.may.wait(PATIENCE)
+        assert self.may.wait(WAIT_TIMEOUT_S)
         if self.fails:
             raise OSError("no such file\nand a trace")
         self.reads += 1
         return self.reads
 
-    def refreshed(self, refresh: float = 60.0) -> Refreshed[int]:
-        return Refreshed(self.read, refresh, job="enriched", clock=lambda: self.now)
+    def refreshed(self, refresh: float = 60.0) -> RefreshedValue[int]:
+        return RefreshedValue(self.read, refresh, job="enriched", clock=lambda: self.now)
 
 
 def met(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -45,47 +45,47 @@ def test_the_first_read_is_waited_for_and_must_succeed():
     source.fails = True
     refreshed = source.refreshed()
     with pytest.raises(PipelineError, match="of job enriched cannot be read: no such file; the"):
-        refreshed.current()
+        refreshed.get_current()
     source.fails = False
-    assert refreshed.current() == 1
+    assert refreshed.get_current() == 1
 
 
 def test_it_is_read_anew_in_the_background_at_half_its_age():
     source = Source()
     refreshed = source.refreshed()
-    refreshed.current()
+    refreshed.get_current()
     source.now += 29.0
-    assert (refreshed.current(), source.reads) == (1, 1)
+    assert (refreshed.get_current(), source.reads) == (1, 1)
     source.now += 1.0
     source.may.clear()
-    assert refreshed.current() == 1  # while it is being read
+    assert refreshed.get_current() == 1  # while it is being read
     source.may.set()
-    met(lambda: refreshed.age == 0.0)
-    assert refreshed.current() == 2
+    met(lambda: refreshed.age_s == 0.0)
+    assert refreshed.get_current() == 2
 
 
 def test_one_that_is_too_old_is_waited_for():
     source = Source()
     refreshed = source.refreshed()
-    refreshed.current()
+    refreshed.get_current()
     source.now += 60.0
-    assert refreshed.current() == 2
+    assert refreshed.get_current() == 2
 
 
 def test_the_last_good_one_goes_on_where_reads_fail():
     source = Source()
     refreshed = source.refreshed()
-    refreshed.current()
+    refreshed.get_current()
     source.fails = True
     source.now += 60.0
-    assert refreshed.current() == 1
-    assert "cannot be read: no such file" in alerts.active()["enriched", ALERT]
-    assert refreshed.current() == 1  # nobody waits for it now, nor is it read at each batch
+    assert refreshed.get_current() == 1
+    assert "cannot be read: no such file" in alerts.get_active_alerts()["enriched", REFRESH_ALERT]
+    assert refreshed.get_current() == 1  # nobody waits for it now, nor is it read at each batch
     source.fails = False
     source.now += 5.0
-    refreshed.current()
-    met(lambda: ("enriched", ALERT) not in alerts.active())
-    assert refreshed.current() == 2
+    refreshed.get_current()
+    met(lambda: ("enriched", REFRESH_ALERT) not in alerts.get_active_alerts())
+    assert refreshed.get_current() == 2
 
 
 def test_what_a_type_cannot_express_is_null_and_does_not_end_the_job(spark: Any):
@@ -99,7 +99,7 @@ def test_what_a_type_cannot_express_is_null_and_does_not_end_the_job(spark: Any)
     }
     fields = {"name": "string", "at": "timestamp_ms", "when": "timestamp", "n": "tinyint"}
     held = spark.createDataFrame(list(values.items()), "key string, json string")
-    rows = parsed(held, "json", fields)
+    rows = parse_json_column(held, "json", fields)
     found = {row.key: tuple(row)[1:] for row in rows.collect()}
     assert found["good"][0] == "ann"
     assert found["good"][1] is not None

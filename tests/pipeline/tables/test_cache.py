@@ -5,59 +5,64 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pipeline.tables.cache import Cache, Request, Stats
+from gateway.pipeline.tables.cache import BatchRequest, LookupCache, LookupStats
 
 
-def answered(cache: Cache, keys: list[str], table: dict[str, bytes], now: float) -> list[str]:
+def answered(cache: LookupCache, keys: list[str], table: dict[str, bytes], now: float) -> list[str]:
     """One batch, from a table that answers at once: the keys that it was asked for."""
-    request = Request(cache, keys, now)
+    request = BatchRequest(cache, keys, now)
     asked = []
-    while request.ask:
-        asked += request.ask
-        request.begun(now)
-        cache.put(request.ask, [table.get(key) for key in request.ask], now)
-        request.over(now)
-    assert cache.answer(keys) == [table.get(key) for key in keys]
-    cache.trim()
+    while request.keys_to_fetch:
+        asked += request.keys_to_fetch
+        request.start_round(now)
+        cache.store_values(
+            request.keys_to_fetch, [table.get(key) for key in request.keys_to_fetch], now
+        )
+        request.finish_round(now)
+    assert cache.get_values(keys) == [table.get(key) for key in keys]
+    cache.evict_excess()
     return asked
 
 
 def test_a_key_is_asked_for_once_as_long_as_its_value_is_fresh():
-    cache, table = Cache(size=10, staleness=5.0, negative=1.0), {"a": b"1"}
+    cache, table = LookupCache(size=10, staleness=5.0, negative=1.0), {"a": b"1"}
     assert answered(cache, ["a"], table, now=100.0) == ["a"]
     assert answered(cache, ["a"], table, now=105.0) == []
     assert answered(cache, ["a"], table, now=105.1) == ["a"]
 
 
 def test_that_a_key_has_no_value_is_remembered_for_a_time_of_its_own():
-    cache = Cache(size=10, staleness=5.0, negative=1.0)
+    cache = LookupCache(size=10, staleness=5.0, negative=1.0)
     assert answered(cache, ["a"], {}, now=100.0) == ["a"]
     assert answered(cache, ["a"], {}, now=101.0) == []
     assert answered(cache, ["a"], {"a": b"1"}, now=101.1) == ["a"]
 
 
 def test_that_there_is_none_is_believed_no_longer_than_a_value():
-    cache = Cache(size=10, staleness=0.5, negative=60.0)
+    cache = LookupCache(size=10, staleness=0.5, negative=60.0)
     answered(cache, ["a"], {}, now=100.0)
     assert answered(cache, ["a"], {"a": b"1"}, now=101.0) == ["a"]
 
 
 def test_without_staleness_each_batch_asks():
-    cache = Cache(size=10, staleness=0.0, negative=1.0)
+    cache = LookupCache(size=10, staleness=0.0, negative=1.0)
     assert answered(cache, ["a"], {"a": b"1"}, now=100.0) == ["a"]
     assert answered(cache, ["a"], {"a": b"2"}, now=100.1) == ["a"]
 
 
 def test_a_batch_of_more_keys_than_are_kept_is_answered_whole():
     """Evicted while it was being answered, some keys came out without their row."""
-    cache = Cache(size=2, staleness=5.0, negative=1.0)
+    cache = LookupCache(size=2, staleness=5.0, negative=1.0)
     keys = [str(number) for number in range(50)]
     answered(cache, keys, {key: key.encode() for key in keys}, now=100.0)
     assert len(cache) == 2
 
 
 def test_the_keys_used_last_are_kept():
-    cache, table = Cache(size=2, staleness=5.0, negative=1.0), {"a": b"1", "b": b"2", "c": b"3"}
+    cache, table = (
+        LookupCache(size=2, staleness=5.0, negative=1.0),
+        {"a": b"1", "b": b"2", "c": b"3"},
+    )
     answered(cache, ["a", "b"], table, now=100.0)
     answered(cache, ["a"], table, now=101.0)
     answered(cache, ["c"], table, now=102.0)
@@ -65,28 +70,30 @@ def test_the_keys_used_last_are_kept():
 
 
 def test_the_hit_rate_is_the_share_of_rows_that_needed_no_request_of_their_own():
-    assert Stats(rows=10, keys=5, hits=2).hit_rate == 0.7
-    assert Stats().hit_rate == 0.0
-    assert Stats(rows=1, keys=1) + Stats(rows=2, hits=1) == Stats(rows=3, keys=1, hits=1)
+    assert LookupStats(rows=10, keys=5, hits=2).hit_rate == 0.7
+    assert LookupStats().hit_rate == 0.0
+    assert LookupStats(rows=1, keys=1) + LookupStats(rows=2, hits=1) == LookupStats(
+        rows=3, keys=1, hits=1
+    )
 
 
 def test_hits_and_what_was_too_old_are_counted():
-    cache, table = Cache(size=10, staleness=5.0, negative=1.0), {"a": b"1", "b": b"2"}
+    cache, table = LookupCache(size=10, staleness=5.0, negative=1.0), {"a": b"1", "b": b"2"}
     answered(cache, ["a"], table, now=100.0)
     answered(cache, ["a", "b"], table, now=101.0)
     answered(cache, ["a"], table, now=110.0)
-    assert (cache.stats.keys, cache.stats.hits, cache.stats.stale) == (4, 1, 1)
+    assert (cache.stats.keys, cache.stats.hits, cache.stats.stale_keys) == (4, 1, 1)
 
 
 def test_what_becomes_too_old_while_others_are_asked_for_is_asked_for_alone():
     """All keys of each batch were asked for a second time: of many some are always at their end."""
-    cache = Cache(size=10, staleness=5.0, negative=1.0)
+    cache = LookupCache(size=10, staleness=5.0, negative=1.0)
     answered(cache, ["a"], {"a": b"1"}, now=100.0)
-    request = Request(cache, ["a", "b", "c"], 104.9)
-    request.begun(104.9)
-    cache.put(request.ask, [b"2", b"3"], 104.9)
-    request.over(105.1)
-    assert request.ask == ["a"]
+    request = BatchRequest(cache, ["a", "b", "c"], 104.9)
+    request.start_round(104.9)
+    cache.store_values(request.keys_to_fetch, [b"2", b"3"], 104.9)
+    request.finish_round(105.1)
+    assert request.keys_to_fetch == ["a"]
 
 
 @dataclass
@@ -142,29 +149,29 @@ def test_no_value_is_older_than_its_bound_or_the_last_request(
     """Whatever changes, fails and takes its time: a value that is used was the table's at some
     time within `staleness`, or since the last request that did not fail began."""
     world = World(steps, failures)
-    cache = Cache(size, staleness, negative)
+    cache = LookupCache(size, staleness, negative)
     for keys, changes in batches:
         for key in changes:
             world.write(key)
         world.passes()
-        request = Request(cache, keys, world.now)
+        request = BatchRequest(cache, keys, world.now)
         since, rounds = world.now, 0
-        while request.ask:
-            assert set(request.ask) <= set(keys)
+        while request.keys_to_fetch:
+            assert set(request.keys_to_fetch) <= set(keys)
             since = world.now
-            request.begun(since)
+            request.start_round(since)
             fails = bool(world.failures) and world.failures.pop()
             rounds = 0 if fails else rounds + 1
             assert rounds <= 3  # it ends
-            for key in request.ask[: len(request.ask) // 2 if fails else None]:
+            for key in request.keys_to_fetch[: len(request.keys_to_fetch) // 2 if fails else None]:
                 asked = world.now
                 world.passes()
-                cache.put([key], [world.read(key)], asked)
+                cache.store_values([key], [world.read(key)], asked)
                 world.write("abcdef"[len(world.steps) % 6])
             world.passes()
-            request.failed(world.now) if fails else request.over(world.now)
+            request.fail_round(world.now) if fails else request.finish_round(world.now)
         bound = min(since, world.now - staleness)
-        for key, value in zip(keys, cache.answer(keys), strict=True):
+        for key, value in zip(keys, cache.get_values(keys), strict=True):
             assert world.true_since(key, value, bound)
-        cache.trim()
+        cache.evict_excess()
         assert len(cache) <= size

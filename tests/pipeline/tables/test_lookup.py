@@ -12,8 +12,8 @@ from support.redis import RedisServer
 
 from gateway.errors import PipelineError
 from gateway.pipeline.tables import lookup
-from gateway.pipeline.tables.lookup import Lookup, Table
-from gateway.pipeline.tables.redis import Away, Server, texts
+from gateway.pipeline.tables.lookup import LookupConfig, LookupTable
+from gateway.pipeline.tables.redis import RedisConfig, RedisUnavailable, decode_texts
 
 
 class Clock:
@@ -35,22 +35,26 @@ class Stored:
     def __init__(self, clock: Clock, rows: dict[str, bytes], failures: int = 0) -> None:
         self.clock, self.rows, self.failures, self.requests = clock, rows, failures, 0
 
-    def values(self, keys: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Any], float]]:
+    def fetch_values(self, keys: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Any], float]]:
         self.requests += 1
         if self.failures:
             self.failures -= 1
-            raise Away("connection refused")
+            raise RedisUnavailable("connection refused")
         yield keys, [self.rows.get(key) for key in keys], self.clock()
 
 
 def looked(
     server: str = "redis://nowhere", *, staleness: float = 5.0, fallback: str | None = None
-) -> Lookup:
-    return Lookup(Server(server, "t:", chunk=2), 100, staleness, 1.0, fallback)
+) -> LookupConfig:
+    return LookupConfig(
+        RedisConfig(server, "t:", keys_per_command=2), 100, staleness, 1.0, fallback
+    )
 
 
-def table(of: Lookup, stored: Stored) -> Table:
-    return Table(of, source=lambda _: stored, clock=stored.clock, sleep=stored.clock.sleep)  # type: ignore[arg-type, return-value]
+def table(of: LookupConfig, stored: Stored) -> LookupTable:
+    return LookupTable(
+        of, create_redis=lambda _: stored, clock=stored.clock, sleep=stored.clock.sleep
+    )  # type: ignore[arg-type, return-value]
 
 
 @pytest.fixture
@@ -63,32 +67,32 @@ def fallback(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def test_rows_come_back_in_the_order_of_their_keys(redis_server: RedisServer):
-    with redis_server.client() as client:
+    with redis_server.create_client() as client:
         client.mset({f"t:{key}": f'"{key}"' for key in "abcde"})
     of = looked(redis_server.url)
     keys = pa.array(["e", "a", None, "x", "a", "b"])
     counted: list[Any] = []
-    found = lookup.taken(of, keys, counted.append)
+    found = lookup.look_up_keys(of, keys, counted.append)
     assert found.to_pylist() == [b'"e"', b'"a"', None, None, b'"a"', b'"b"']
     assert (counted[0].rows, counted[0].keys, counted[0].asked, counted[0].missing) == (5, 4, 4, 1)
-    lookup.taken(of, keys, counted.append)
+    lookup.look_up_keys(of, keys, counted.append)
     assert (counted[1].hits, counted[1].asked) == (4, 0)
 
 
 def test_a_changed_row_is_seen_once_the_old_one_is_too_old(redis_server: RedisServer):
     clock = Clock()
     of = looked(redis_server.url)
-    looking = Table(of, clock=clock)
-    with redis_server.client() as client:
+    looking = LookupTable(of, clock=clock)
+    with redis_server.create_client() as client:
         client.set("t:a", "1")
         asked: list[float] = []
-        looking._redis.values = _stamped(looking._redis.values, clock, asked)  # type: ignore[method-assign]
-        assert looking.values(["a"]) == [b"1"]
+        looking._redis.fetch_values = _stamped(looking._redis.fetch_values, clock, asked)  # type: ignore[method-assign]
+        assert looking.get_values(["a"]) == [b"1"]
         client.set("t:a", "2")
         clock.now += 5.0
-        assert looking.values(["a"]) == [b"1"]
+        assert looking.get_values(["a"]) == [b"1"]
         clock.now += 0.001
-        assert looking.values(["a"]) == [b"2"]
+        assert looking.get_values(["a"]) == [b"2"]
     assert len(asked) == 2
 
 
@@ -111,29 +115,29 @@ def test_no_row_is_older_than_its_bound_while_a_writer_goes_on(redis_server: Red
     bound, written, stop = 0.05, dict[int, float](), threading.Event()
 
     def write() -> None:
-        with redis_server.client() as client:
+        with redis_server.create_client() as client:
             number = 0
             while not stop.is_set():
                 number += 1
                 client.set("t:a", str(number))
                 written[number] = time.monotonic()
 
-    with redis_server.client() as client:
+    with redis_server.create_client() as client:
         client.set("t:a", "0")
-    looking = Table(looked(redis_server.url, staleness=bound))
+    looking = LookupTable(looked(redis_server.url, staleness=bound))
     writer = threading.Thread(target=write)
     writer.start()
     try:
         seen = []
         while len({number for number, _ in seen}) < 5:
             asked = time.monotonic()  # before the lookup: what it may use is as old as that - bound
-            value = looking.values(["a"])[0]
+            value = looking.get_values(["a"])[0]
             assert value is not None
             seen.append((int(value), asked))
     finally:
         stop.set()
         writer.join()
-    assert looking.drained().hits > 0
+    assert looking.take_stats().hits > 0
     for number, asked in seen:
         assert number + 1 not in written or written[number + 1] >= asked - bound
 
@@ -141,7 +145,7 @@ def test_no_row_is_older_than_its_bound_while_a_writer_goes_on(redis_server: Red
 def test_a_batch_waits_while_redis_is_away(caplog: pytest.LogCaptureFixture):
     clock = Clock()
     stored = Stored(clock, {"a": b"1"}, failures=3)
-    assert table(looked(), stored).values(["a"]) == [b"1"]
+    assert table(looked(), stored).get_values(["a"]) == [b"1"]
     assert clock.now > 1000.0
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
@@ -153,49 +157,49 @@ def test_what_became_too_old_while_redis_was_away_is_not_used():
     clock = Clock()
     stored = Stored(clock, {"a": b"1"})
     looking = table(looked(), stored)
-    assert looking.values(["a"]) == [b"1"]
+    assert looking.get_values(["a"]) == [b"1"]
     stored.rows["a"], stored.failures = b"2", 2
     clock.now += 5.5
-    assert looking.values(["a"]) == [b"2"]
-    assert looking.drained().failures == 2
+    assert looking.get_values(["a"]) == [b"2"]
+    assert looking.take_stats().failures == 2
 
 
 def test_an_idle_connection_that_was_closed_is_no_line_of_the_log(
     caplog: pytest.LogCaptureFixture,
 ):
     stored = Stored(Clock(), {"a": b"1"}, failures=1)
-    assert table(looked(), stored).values(["a"]) == [b"1"]
+    assert table(looked(), stored).get_values(["a"]) == [b"1"]
     assert not caplog.records
 
 
 def test_redis_that_comes_back_is_found(redis_server: RedisServer):
-    looking = Table(looked(redis_server.url, staleness=0.0))
-    with redis_server.client() as client:
+    looking = LookupTable(looked(redis_server.url, staleness=0.0))
+    with redis_server.create_client() as client:
         client.set("t:a", "1")
-    assert looking.values(["a"]) == [b"1"]
+    assert looking.get_values(["a"]) == [b"1"]
     redis_server.stop()
     back = threading.Timer(0.3, redis_server.start)
     back.start()
     try:
-        assert looking.values(["a"]) == [None]  # the new server is empty
+        assert looking.get_values(["a"]) == [None]  # the new server is empty
     finally:
         back.join()
-    assert looking.drained().failures > 0
+    assert looking.take_stats().failures > 0
 
 
 def test_the_fallback_is_asked_for_what_redis_lacks(fallback: ModuleType):
     stored = Stored(Clock(), {"a": b"1"})
     looking = table(looked(fallback="users_of_tests:find"), stored)
-    assert looking.values(["a", "b", "c"]) == [b"1", b'{"from":"database"}', None]
-    assert looking.values(["b", "c"]) == [b'{"from":"database"}', None]
-    counted = looking.drained()
-    assert (counted.missing, counted.fallback, stored.requests) == (2, 1, 1)
+    assert looking.get_values(["a", "b", "c"]) == [b"1", b'{"from":"database"}', None]
+    assert looking.get_values(["b", "c"]) == [b'{"from":"database"}', None]
+    counted = looking.take_stats()
+    assert (counted.missing_keys, counted.fallback_keys, stored.requests) == (2, 1, 1)
 
 
 def test_the_fallback_is_asked_for_all_while_redis_is_away(fallback: ModuleType):
     stored = Stored(Clock(), {"a": b"1"}, failures=1000)
     looking = table(looked(fallback="users_of_tests:find"), stored)
-    assert looking.values(["b", "c"]) == [b'{"from":"database"}', None]
+    assert looking.get_values(["b", "c"]) == [b'{"from":"database"}', None]
     assert stored.requests == 3
 
 
@@ -208,7 +212,7 @@ def test_a_fallback_is_not_asked_for_keys_that_are_no_text(fallback: ModuleType)
     """It is the user's, and would fail as it writes such a key: no record may end a job."""
     asked: list[str] = []
     fallback.find = lambda keys: asked.extend(keys) or {}  # type: ignore[attr-defined]
-    (key,) = texts(pa.array([b"\xff"]))
+    (key,) = decode_texts(pa.array([b"\xff"]))
     of = looked(fallback="users_of_tests:find")
-    assert table(of, Stored(Clock(), {})).values([key, "b"]) == [None, None]
+    assert table(of, Stored(Clock(), {})).get_values([key, "b"]) == [None, None]
     assert asked == ["b"]

@@ -11,9 +11,9 @@ from gateway.config import Kafka
 from gateway.config.sections.pipelines import Broadcast, Load
 from gateway.pipeline.inputs.source import read_stream
 from gateway.pipeline.jobs import load
-from gateway.pipeline.spark.connect import spark_options
+from gateway.pipeline.spark.client_config import build_spark_options
 from gateway.pipeline.tables import broadcast
-from gateway.pipeline.tables.redis import Redis, Server
+from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 
 
 def produce(kafka: Any, topic: str, *records: tuple[str, str | None]) -> None:
@@ -35,9 +35,14 @@ def test_a_compacted_topic_is_a_table(
 
     fields = {"name": "string"}
     table = Broadcast.model_validate({"kind": "broadcast", "topic": users, "fields": fields})
-    held = broadcast.held(table, spark, spark_options(cluster), job="enriched")
-    rows = held.current().collect()
-    assert sorted((row[broadcast.KEY], row["name"]) for row in rows) == [("a", "new"), ("c", "cid")]
+    held = broadcast.create_refreshed_table(
+        table, spark, build_spark_options(cluster), job="enriched"
+    )
+    rows = held.get_current().collect()
+    assert sorted((row[broadcast.KEY_COLUMN], row["name"]) for row in rows) == [
+        ("a", "new"),
+        ("c", "cid"),
+    ]
 
     into = {"kind": "redis", "url": redis_server.url, "prefix": "users:", "fields": fields}
     job = Load.model_validate(
@@ -45,8 +50,8 @@ def test_a_compacted_topic_is_a_table(
     )
 
     def loaded() -> None:
-        stream = read_stream(spark, load.input(job), cluster, {})
-        writer = stream.writeStream.foreachBatch(load.Loader(job)).trigger(availableNow=True)
+        stream = read_stream(spark, load.build_input(job), cluster, {})
+        writer = stream.writeStream.foreachBatch(load.BatchLoader(job)).trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         query.awaitTermination()
         assert query.exception() is None
@@ -54,8 +59,8 @@ def test_a_compacted_topic_is_a_table(
     loaded()
     produce(kafka, users, ("c", None), ("d", '{"name":"dan"}'))
     loaded()
-    redis = Redis(Server(redis_server.url, "users:", chunk=10))
-    ((_, values, _),) = redis.values(["a", "b", "c", "d"])
+    redis = RedisTable(RedisConfig(redis_server.url, "users:", keys_per_command=10))
+    ((_, values, _),) = redis.fetch_values(["a", "b", "c", "d"])
     assert values == [b'{"name":"new"}', None, None, b'{"name":"dan"}']
-    noted = redis.noted()
+    noted = redis.fetch_positions()
     assert noted[f"{users}:0"] + noted[f"{users}:1"] == 7

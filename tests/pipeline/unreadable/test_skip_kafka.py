@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from support.brokers import Broker
-from support.jobs import run_job
-from support.letters import committed, header
-from support.pipelines import Story, wait
+from support.brokers import KafkaCluster
+from support.dead_letters import get_header, read_committed
+from support.jobs import run_until_ended
+from support.pipelines import JobHistory, wait_until
 from support.redis import RedisServer
 
-from gateway.pipeline.exactly_once.ledger import topic_of
-from gateway.pipeline.state.backup import backup, restore
-from gateway.pipeline.state.files import Local
-from gateway.pipeline.tables.redis import Redis, Server
+from gateway.pipeline.exactly_once.ledger import ledger_topic
+from gateway.pipeline.state.backup import create_backup, restore_backup
+from gateway.pipeline.state.files import LocalFiles
+from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 
 ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
 BEYOND = 2**60
@@ -30,11 +30,11 @@ BAD = "bad"
 
 
 @pytest.fixture
-def topics(kafka: Broker) -> Iterator[tuple[str, str]]:
+def topics(kafka: KafkaCluster) -> Iterator[tuple[str, str]]:
     """An input of two partitions that takes any timestamp, and an output."""
-    topic, to = kafka.topic(2, configs=ANY_TIME), kafka.topic()
+    topic, to = kafka.create_unique_topic(2, configs=ANY_TIME), kafka.create_unique_topic()
     yield topic, to
-    for name in (topic_of(to), f"{topic}.dlq"):
+    for name in (ledger_topic(to), f"{topic}.dlq"):
         kafka.admin.delete_topic(name)
 
 
@@ -54,9 +54,9 @@ def settings(kind: str, topic: str, to: str, **changed: Any) -> dict[str, Any]:
     return made | {"select": {"user": "left.user"}}
 
 
-def produce(kafka: Broker, topic: str, partition: int, users: Sequence[str]) -> None:
+def produce(kafka: KafkaCluster, topic: str, partition: int, users: Sequence[str]) -> None:
     """Produce records of users; those of `BAD` have timestamps that Spark cannot read."""
-    producer = Producer({"bootstrap.servers": kafka.servers})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number, user in enumerate(users):
         timestamp = (-1) ** number * BEYOND if user.startswith(BAD) else 0  # now
         at = AT + 86_400_000 if user == END else AT
@@ -65,8 +65,8 @@ def produce(kafka: Broker, topic: str, partition: int, users: Sequence[str]) -> 
     assert producer.flush(60) == 0
 
 
-def users_of(kafka: Broker, topic: str) -> Counter[str]:
-    found = Counter(json.loads(each.value())["user"] for each in committed(kafka, topic))
+def users_of(kafka: KafkaCluster, topic: str) -> Counter[str]:
+    found = Counter(json.loads(each.value())["user"] for each in read_committed(kafka, topic))
     found.pop(END, None)
     return found
 
@@ -75,21 +75,21 @@ def users_of(kafka: Broker, topic: str) -> Counter[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["query", "sessions", "aggregate", "join"])
 def test_good_records_around_unreadable_ones_are_rows_once(
-    kafka: Broker, spark: Any, tmp_path: Path, topics: tuple[str, str], kind: str
+    kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str], kind: str
 ):
     """One record ended the job, and each of its starts."""
     topic, to = topics
     job = settings(kind, topic, to)
     produce(kafka, topic, 0, ["bad1", "a", "bad2", "bad3", "b", "bad4"])
     produce(kafka, topic, 1, ["c", "bad5"])
-    assert run_job(spark, [kafka.servers], tmp_path, job).reason is None
+    assert run_until_ended(spark, [kafka.bootstrap_servers], tmp_path, job).failure_reason is None
     produce(kafka, topic, 0, ["bad6", "d", END])
     produce(kafka, topic, 1, ["e"])
-    assert run_job(spark, [kafka.servers], tmp_path, job).reason is None
+    assert run_until_ended(spark, [kafka.bootstrap_servers], tmp_path, job).failure_reason is None
     assert users_of(kafka, to) == Counter("abcde")
-    letters = committed(kafka, f"{topic}.dlq")
+    letters = read_committed(kafka, f"{topic}.dlq")
     inputs = {"query": ["t"], "join": ["left", "right"]}.get(kind, ["from"])
-    told = Counter((header(each, "X-Origin-Input").decode(), each.key()) for each in letters)
+    told = Counter((get_header(each, "X-Origin-Input").decode(), each.key()) for each in letters)
     assert told == {(name, b"bad%d" % n): 1 for name in inputs for n in range(1, 7)}
 
 
@@ -97,39 +97,39 @@ def test_good_records_around_unreadable_ones_are_rows_once(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("told", [True, False])
 def test_at_least_once_a_letter_is_sent_once_where_that_is_asked_for(
-    kafka: Broker, spark: Any, tmp_path: Path, topics: tuple[str, str], told: bool
+    kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str], told: bool
 ):
     topic, to = topics
     job = settings("query", topic, to, **({"onInvalid": "dead-letter"} if told else {}))
     job["to"]["guarantee"] = "at-least-once"
     produce(kafka, topic, 0, ["a", "bad1", "b"])
-    assert run_job(spark, [kafka.servers], tmp_path, job).reason is None
+    assert run_until_ended(spark, [kafka.bootstrap_servers], tmp_path, job).failure_reason is None
     assert set(users_of(kafka, to)) == {"a", "b"}
     if told:
-        assert [each.key() for each in committed(kafka, f"{topic}.dlq")] == [b"bad1"]
+        assert [each.key() for each in read_committed(kafka, f"{topic}.dlq")] == [b"bad1"]
 
 
 @pytest.mark.needs("java17")
 @pytest.mark.timeout(600)
 def test_where_bad_records_end_the_job_this_one_does(
-    kafka: Broker, spark: Any, tmp_path: Path, topics: tuple[str, str]
+    kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str]
 ):
     topic, to = topics
     produce(kafka, topic, 0, ["a", "bad1", "b"])
     job = settings("query", topic, to, onInvalid="fail")
-    reason = run_job(spark, [kafka.servers], tmp_path, job).reason
+    reason = run_until_ended(spark, [kafka.bootstrap_servers], tmp_path, job).failure_reason
     assert reason is not None
     assert f"topic {topic} partition 0 offset 1" in reason
-    assert committed(kafka, to) == []
+    assert read_committed(kafka, to) == []
 
 
 @pytest.mark.needs("java17")
 @pytest.mark.timeout(600)
 def test_a_table_is_read_around_unreadable_records(
-    kafka: Broker, spark: Any, tmp_path: Path, topics: tuple[str, str]
+    kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str]
 ):
     topic, to = topics
-    table = kafka.topic(2, configs=ANY_TIME)
+    table = kafka.create_unique_topic(2, configs=ANY_TIME)
     produce(kafka, table, 0, ["a", "bad1", "bad2", "b", "bad3"])
     produce(kafka, table, 1, ["bad4", "c"])
     produce(kafka, topic, 0, ["bad1", "a", "b", "c"])
@@ -138,16 +138,16 @@ def test_a_table_is_read_around_unreadable_records(
     job |= {"from": {"topic": topic, "time": "at", "value": VALUE}, "on": "user", "table": held}
     job["from"]["value"] = {"fields": {"user": "string"}}
     job["from"]["time"] = "_timestamp"
-    assert run_job(spark, [kafka.servers], tmp_path, job).reason is None
-    rows = [json.loads(each.value()) for each in committed(kafka, to)]
+    assert run_until_ended(spark, [kafka.bootstrap_servers], tmp_path, job).failure_reason is None
+    rows = [json.loads(each.value()) for each in read_committed(kafka, to)]
     assert sorted((each["user"], each["at"]) for each in rows) == [(each, AT) for each in "abc"]
-    assert [each.key() for each in committed(kafka, f"{topic}.dlq")] == [b"bad1"]
+    assert [each.key() for each in read_committed(kafka, f"{topic}.dlq")] == [b"bad1"]
 
 
 @pytest.mark.needs("java17")
 @pytest.mark.timeout(600)
 def test_a_loaded_table_has_the_records_around_unreadable_ones(
-    kafka: Broker,
+    kafka: KafkaCluster,
     spark: Any,
     tmp_path: Path,
     topics: tuple[str, str],
@@ -158,48 +158,59 @@ def test_a_loaded_table_has_the_records_around_unreadable_ones(
     into = {"kind": "redis", "url": redis_server.url, "prefix": "users:", "fields": {"at": "long"}}
     job = {"name": "load", "type": "load", "trigger": "available-now", "into": into}
     job |= {"from": {"topic": topic}}
-    assert run_job(spark, [kafka.servers], tmp_path, job).reason is None
-    redis = Redis(Server(redis_server.url, "users:", chunk=10))
-    ((_, values, _),) = redis.values(["a", "bad1", "bad2"])
+    assert run_until_ended(spark, [kafka.bootstrap_servers], tmp_path, job).failure_reason is None
+    redis = RedisTable(RedisConfig(redis_server.url, "users:", keys_per_command=10))
+    ((_, values, _),) = redis.fetch_values(["a", "bad1", "bad2"])
     assert [value is not None for value in values] == [True, False, False]
 
 
 @pytest.mark.needs("java17")
 @pytest.mark.timeout(600)
 def test_a_restored_job_goes_on_behind_what_was_passed_over(
-    kafka: Broker, spark: Any, tmp_path: Path, topics: tuple[str, str]
+    kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str]
 ):
     """Its identity is another one, so it sends the letters of what it reads, and of no more."""
     topic, to = topics
     job = settings("query", topic, to)
     produce(kafka, topic, 0, ["a", "bad1"])
-    assert run_job(spark, [kafka.servers], tmp_path / "one", job).reason is None
+    assert (
+        run_until_ended(spark, [kafka.bootstrap_servers], tmp_path / "one", job).failure_reason
+        is None
+    )
     produce(kafka, topic, 0, ["bad2", "b"])
-    assert run_job(spark, [kafka.servers], tmp_path / "one", job).reason is None
-    copied = Local(tmp_path / "copied")
-    backup(Local(tmp_path / "one" / "query" / "v1"), copied, "query")
+    assert (
+        run_until_ended(spark, [kafka.bootstrap_servers], tmp_path / "one", job).failure_reason
+        is None
+    )
+    copied = LocalFiles(tmp_path / "copied")
+    create_backup(LocalFiles(tmp_path / "one" / "query" / "v1"), copied, "query")
     place = tmp_path / "other" / "query" / "v1"
-    restore(copied, Local(tmp_path / "other" / "query" / "v1.restoring"), str(place))
+    restore_backup(copied, LocalFiles(tmp_path / "other" / "query" / "v1.restoring"), str(place))
     produce(kafka, topic, 0, ["bad3", "c"])
-    assert run_job(spark, [kafka.servers], tmp_path / "other", job).reason is None
+    assert (
+        run_until_ended(spark, [kafka.bootstrap_servers], tmp_path / "other", job).failure_reason
+        is None
+    )
     assert users_of(kafka, to) == Counter("abc")
-    told = [each.key() for each in committed(kafka, f"{topic}.dlq")]
+    told = [each.key() for each in read_committed(kafka, f"{topic}.dlq")]
     assert told == [b"bad1", b"bad2", b"bad3"]
 
 
 @pytest.mark.needs("java17")
 @pytest.mark.timeout(600)
 def test_a_job_that_is_killed_between_its_letters_and_its_rows_repeats_none(
-    kafka: Broker, tmp_path: Path, topics: tuple[str, str]
+    kafka: KafkaCluster, tmp_path: Path, topics: tuple[str, str]
 ):
     topic, to = topics
     job = settings("query", topic, to)
     del job["trigger"]
     produce(kafka, topic, 0, ["bad1", "a", "bad2", "b"])
-    story = Story(job, [kafka.servers], tmp_path)
-    with story.running() as run:
-        wait(lambda: run.ended or run.said("passes over"), "a record that is passed over")
-        run.kill()
-    story.finish()
+    story = JobHistory(job, [kafka.bootstrap_servers], tmp_path)
+    with story.running_job() as run:
+        wait_until(
+            lambda: run.is_ended or run.has_logged("passes over"), "a record that is passed over"
+        )
+        run.kill_tree()
+    story.run_to_end()
     assert users_of(kafka, to) == Counter("ab")
-    assert [each.key() for each in committed(kafka, f"{topic}.dlq")] == [b"bad1", b"bad2"]
+    assert [each.key() for each in read_committed(kafka, f"{topic}.dlq")] == [b"bad1", b"bad2"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from support.brokers import Broker
+from support.brokers import KafkaCluster
 
 from gateway.pipeline.unreadable.table import TopicReader
 
@@ -20,13 +20,15 @@ class SparkFails(Exception):
     """As Spark's connector says it; a real one is in `test_skip_kafka`."""
 
 
-def reader_of(kafka: Broker, topic: str) -> TopicReader:
-    return TopicReader("job", topic, {"bootstrap.servers": kafka.servers})
+def reader_of(kafka: KafkaCluster, topic: str) -> TopicReader:
+    return TopicReader("job", topic, {"bootstrap.servers": kafka.bootstrap_servers})
 
 
-def produce(kafka: Broker, topic: str, records: list[tuple[str | None, str | None, bool]]) -> None:
+def produce(
+    kafka: KafkaCluster, topic: str, records: list[tuple[str | None, str | None, bool]]
+) -> None:
     """Produce records of a key and a value, in two partitions; True for a timestamp beyond."""
-    producer = Producer({"bootstrap.servers": kafka.servers})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for key, value, bad in records:
         partition = ord(key[-1]) % 2 if key else 0
         producer.produce(topic, value, key, partition, timestamp=BEYOND if bad else 0)
@@ -51,10 +53,10 @@ class Load:
 
 
 def test_scattered_records_are_left_out_by_one_read(
-    kafka: Broker, caplog: pytest.LogCaptureFixture
+    kafka: KafkaCluster, caplog: pytest.LogCaptureFixture
 ):
     """Each of them took a whole read by Spark: 97 s for forty."""
-    topic = kafka.topic(2, configs=ANY_TIME)
+    topic = kafka.create_unique_topic(2, configs=ANY_TIME)
     rng = random.Random(7)
     expected: dict[bytes, bytes | None] = {}
     records: list[tuple[str | None, str | None, bool]] = []
@@ -75,8 +77,8 @@ def test_scattered_records_are_left_out_by_one_read(
     assert f"lacks 200 records of {topic}" in said[0]
 
 
-def test_spark_reads_a_topic_again_whose_unreadable_records_are_gone(kafka: Broker):
-    topic = kafka.topic(2, configs=ANY_TIME)
+def test_spark_reads_a_topic_again_whose_unreadable_records_are_gone(kafka: KafkaCluster):
+    topic = kafka.create_unique_topic(2, configs=ANY_TIME)
     produce(kafka, topic, [("a", "1", True), ("b", "2", False)])
     load, reader = Load(topic), reader_of(kafka, topic)
     assert reader.read(load) == {b"b": b"2"}
@@ -86,14 +88,14 @@ def test_spark_reads_a_topic_again_whose_unreadable_records_are_gone(kafka: Brok
     assert reader.read(load) is None
 
 
-def test_a_record_that_is_gone_before_it_is_looked_at_is_no_reason_to_fail(kafka: Broker):
-    topic = kafka.topic(2, configs=ANY_TIME)
+def test_a_record_that_is_gone_before_it_is_looked_at_is_no_reason_to_fail(kafka: KafkaCluster):
+    topic = kafka.create_unique_topic(2, configs=ANY_TIME)
     produce(kafka, topic, [("b", "2", False)])
     assert reader_of(kafka, topic).read(Load(topic)) == {b"b": b"2"}
 
 
-def test_another_failure_is_raised(kafka: Broker):
-    topic = kafka.topic(2)
+def test_another_failure_is_raised(kafka: KafkaCluster):
+    topic = kafka.create_unique_topic(2)
 
     def load(_: Any) -> None:
         raise ValueError("no table")

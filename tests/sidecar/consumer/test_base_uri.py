@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from starlette.requests import Request
 
-from gateway.sidecar.consumer.base_uri import base_uri
+from gateway.sidecar.consumer.base_uri import build_base_uri
 
 
-def asked(**headers: str) -> Request:
+def build_request(**headers: str) -> Request:
     raw = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
     scope = {"type": "http", "scheme": "http", "path": "/", "query_string": b"", "headers": raw}
     return Request({**scope, "server": ("10.0.0.1", 81)})
@@ -32,9 +32,9 @@ PATH = "/consumers/g/instances/i"
     ],
 )
 def test_the_base_uri_is_what_the_client_asked(headers, begins):
-    assert base_uri(asked(**headers), None, "g", "i") == begins + PATH
+    assert build_base_uri(build_request(**headers), None, "g", "i") == begins + PATH
 
 
 def test_the_configured_one_beats_all_and_names_are_quoted():
-    uri = base_uri(asked(host="h"), "https://this.example/", "a group", "i")
+    uri = build_base_uri(build_request(host="h"), "https://this.example/", "a group", "i")
     assert uri == "https://this.example/consumers/a%20group/instances/i"

@@ -8,16 +8,16 @@ from typing import Any
 
 import httpx
 from support.brokers import embedded_kafka
-from support.gateways import browsing, config_for, running_gateway
-from support.instances import Consuming
-from support.sidecars import ready, running_sidecar
+from support.gateways import build_config, create_http_client, running_gateway
+from support.instances import ConsumerInstance
+from support.sidecars import running_sidecar, wait_until_ready
 
 kafka = embedded_kafka({"t": 1})
 
 V2 = {"accept": "application/vnd.kafka.v2+json"}
 
 
-def a_user(token: str, *roles: str) -> dict[str, Any]:
+def build_user(token: str, *roles: str) -> dict[str, Any]:
     return {"token": token, "roles": list(roles)}
 
 
@@ -26,9 +26,9 @@ GUARDS = {
         "type": "inline",
         "credentials": {"headers": {"authorization": "Bearer {credentials}"}},
         "users": {
-            "alice": a_user("a", "kafka:w", "kafka:r"),
-            "bob": a_user("b", "kafka:w", "kafka:r"),
-            "writer": a_user("w", "kafka:w"),
+            "alice": build_user("a", "kafka:w", "kafka:r"),
+            "bob": build_user("b", "kafka:w", "kafka:r"),
+            "writer": build_user("w", "kafka:w"),
         },
     }
 }
@@ -37,9 +37,11 @@ GUARDS = {
 async def test_an_instance_is_its_makers_and_reading_needs_its_scope(kafka):
     options: Any = {"consumer": {}, "guarded": {"users": []}}
     async with running_sidecar(kafka.bootstrap, guards=GUARDS, **options) as http:
-        await ready(http)
+        await wait_until_ready(http)
 
-        async def status(method: str, path: str, token: str, code: int | None = None) -> int:
+        async def request_status(
+            method: str, path: str, token: str, code: int | None = None
+        ) -> int:
             headers = {"authorization": f"Bearer {token}", **(V2 if code else {})}
             answer = await http.request(method, path, headers=headers)
             if code is not None:
@@ -51,38 +53,43 @@ async def test_an_instance_is_its_makers_and_reading_needs_its_scope(kafka):
         assert made.status_code == 200
         assert (await http.post("/consumers/g", json={})).status_code == 401
         mine = "/consumers/g/instances/mine"
-        assert await status("GET", f"{mine}/subscriptions", "a") == 200
-        assert await status("GET", f"{mine}/subscriptions", "b") == 404
-        assert await status("GET", f"{mine}/records", "w") == 403
-        assert await status("GET", f"{mine}/records", "w", 40301) == 403
-        assert await status("DELETE", mine, "b") == 404
-        assert await status("GET", "/topics", "w", 40301) == 403
-        assert await status("DELETE", mine, "a") == 204
+        assert await request_status("GET", f"{mine}/subscriptions", "a") == 200
+        assert await request_status("GET", f"{mine}/subscriptions", "b") == 404
+        assert await request_status("GET", f"{mine}/records", "w") == 403
+        assert await request_status("GET", f"{mine}/records", "w", 40301) == 403
+        assert await request_status("DELETE", mine, "b") == 404
+        assert await request_status("GET", "/topics", "w", 40301) == 403
+        assert await request_status("DELETE", mine, "a") == 204
 
 
 async def test_while_kafka_is_away_it_is_said_so_with_a_time_to_try_again(kafka):
     nowhere = "127.0.0.1:1"
     async with running_sidecar(nowhere, consumer={}) as http:
-        instance = await Consuming.created(http)
+        instance = await ConsumerInstance.create_instance(http)
 
-        async def away(answer: httpx.Response) -> bool:
+        async def check_unavailable(answer: httpx.Response) -> bool:
             assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
             return True
 
-        subscribed = await instance.ask("POST", "/subscriptions", {"topics": ["t"]})
-        assert await away(subscribed) and subscribed.json()["code"] == "KAFKA_UNAVAILABLE"
+        subscribed = await instance.send_request("POST", "/subscriptions", {"topics": ["t"]})
+        assert (
+            await check_unavailable(subscribed) and subscribed.json()["code"] == "KAFKA_UNAVAILABLE"
+        )
         topics = await http.get("/topics", headers=V2)
-        assert await away(topics) and topics.json()["error_code"] == 50003
-        assert await away(await http.get("/topics/t/partitions/0/records?offset=0"))
+        assert await check_unavailable(topics) and topics.json()["error_code"] == 50003
+        assert await check_unavailable(await http.get("/topics/t/partitions/0/records?offset=0"))
 
 
 async def test_a_long_poll_ends_with_the_sidecar(kafka):
-    config = config_for(kafka.bootstrap, [], [], sidecar={"consumer": {}})
+    config = build_config(kafka.bootstrap, [], [], sidecar={"consumer": {}})
     command = (sys.executable, "-m", "gateway", "sidecar", "-c")
-    async with running_gateway(config, command=command) as gateway, browsing(gateway) as http:
-        instance = await Consuming.created(http, autoCommitEnable="false")
+    async with (
+        running_gateway(config, command=command) as gateway,
+        create_http_client(gateway) as http,
+    ):
+        instance = await ConsumerInstance.create_instance(http, autoCommitEnable="false")
         await instance.assign("t", 0)
-        long = asyncio.create_task(instance.ask("GET", "/records", timeout=60_000))
+        long = asyncio.create_task(instance.send_request("GET", "/records", timeout=60_000))
         path = "/topics/t/partitions/0/records?offset=0&timeout=60000"
         stateless = asyncio.create_task(http.get(path))
         async with asyncio.timeout(30):

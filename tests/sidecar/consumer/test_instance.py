@@ -8,47 +8,47 @@ import random
 
 import pytest
 from support.simulated_kafka import SimulatedCluster, SimulatedKafka
-from support.virtual_time import run_virtually
+from support.virtual_time import run_in_virtual_time
 
 from gateway.config.sections.sidecar import Consumer
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GroupFailed
-from gateway.sidecar.consumer.instance import Instance
-from gateway.sidecar.consumer.instance_options import Wishes
+from gateway.sidecar.consumer.instance import ConsumerInstance
+from gateway.sidecar.consumer.instance_options import InstanceOptions
 
 ZERO = TopicPartition("orders", 0)
 
 
-class World:
+class InstanceWorld:
     """A topic of ten records, and an instance."""
 
     def __init__(self, *, classic: bool = False) -> None:
-        self.kafka = SimulatedKafka(random.Random(0), classic=classic)
+        self.kafka = SimulatedKafka(random.Random(0), is_classic=classic)
         self.kafka.create_topic("orders", 1)
-        self.kafka.write(ZERO, [b"{}"] * 10)
+        self.kafka.append_records(ZERO, [b"{}"] * 10)
         self.cluster = SimulatedCluster(self.kafka)
-        self.instance = Instance(
+        self.instance = ConsumerInstance(
             self.cluster,  # type: ignore[arg-type]
             Consumer.model_validate({"sessionTimeout": "6s", "heartbeatInterval": "1s"}),
             "g", "one",
-            Wishes("one", None, None, None, "earliest", "read_committed", True, 1, 1.0),
+            InstanceOptions("one", None, None, None, "earliest", "read_committed", True, 1, 1.0),
             dialect="",
         )  # fmt: skip
 
-    async def poll(self) -> list[Record]:
+    async def poll_records(self) -> list[Record]:
         """Return what a request for records would."""
         loop = asyncio.get_running_loop()
-        async with self.instance.long(5.0) as wait:
+        async with self.instance.lock_for_poll(5.0) as wait:
             return await self.instance.poll(wait, 1 << 20, 1, asyncio.Event(), loop.create_future())
 
-    async def be_forgotten(self) -> None:
+    async def lose_partitions(self) -> None:
         """Lose all partitions, and have them again."""
-        self.kafka.expire(self.kafka.members[0])
+        self.kafka.expire_member(self.kafka.member_ids[0])
         await asyncio.sleep(5.0)
         assert self.instance.assignment
 
     @property
-    def committed(self) -> int | None:
+    def committed_offset(self) -> int | None:
         """The group's offset, or None."""
         found = self.kafka.committed.get((self.kafka.topics["orders"].id, 0))
         return None if found is None else found.offset
@@ -59,36 +59,36 @@ def test_records_of_a_partition_that_went_and_came_back_are_not_committed():
     got further; the older offset was committed over its own."""
 
     async def play() -> None:
-        world = World()
-        kafka = asyncio.create_task(world.kafka.run())
+        world = InstanceWorld()
+        kafka = asyncio.create_task(world.kafka.run_expiry())
         world.instance.subscribe(["orders"])
-        found = await world.poll()
-        await world.be_forgotten()
-        world.instance.returned(found)  # the answer is written only now
-        world.kafka.write(ZERO, [b"{}"])
-        await world.poll()
+        found = await world.poll_records()
+        await world.lose_partitions()
+        world.instance.mark_returned(found)  # the answer is written only now
+        world.kafka.append_records(ZERO, [b"{}"])
+        await world.poll_records()
         await asyncio.sleep(3.0)
-        assert world.committed is None
+        assert world.committed_offset is None
         await world.instance.unsubscribe()
         kafka.cancel()
 
-    run_virtually(play())
+    run_in_virtual_time(play())
 
 
 def test_records_that_were_written_are_committed_with_the_next_poll():
     async def play() -> None:
-        world = World()
-        kafka = asyncio.create_task(world.kafka.run())
+        world = InstanceWorld()
+        kafka = asyncio.create_task(world.kafka.run_expiry())
         world.instance.subscribe(["orders"])
-        world.instance.returned(await world.poll())
-        world.kafka.write(ZERO, [b"{}"])
-        await world.poll()
+        world.instance.mark_returned(await world.poll_records())
+        world.kafka.append_records(ZERO, [b"{}"])
+        await world.poll_records()
         await asyncio.sleep(3.0)
-        assert world.committed == 10
+        assert world.committed_offset == 10
         await world.instance.unsubscribe()
         kafka.cancel()
 
-    run_virtually(play())
+    run_in_virtual_time(play())
 
 
 @pytest.mark.parametrize("classic", [False, True])
@@ -99,24 +99,24 @@ def test_an_instance_whose_group_was_denied_for_a_while_is_polled_as_before(
     caplog.set_level(logging.INFO)
 
     async def play() -> None:
-        world = World(classic=classic)
-        kafka = asyncio.create_task(world.kafka.run())
+        world = InstanceWorld(classic=classic)
+        kafka = asyncio.create_task(world.kafka.run_expiry())
         world.instance.subscribe(["orders"])
-        world.instance.returned(await world.poll())
+        world.instance.mark_returned(await world.poll_records())
         world.kafka.is_denied = True
         with pytest.raises(GroupFailed):
-            await world.poll()
+            await world.poll_records()
         assert not world.instance.assignment
         world.kafka.is_denied = False
         await asyncio.sleep(6.0)
-        again = await world.poll()
+        again = await world.poll_records()
         assert [record.offset for record in again] == list(range(10))
-        world.instance.returned(again)
+        world.instance.mark_returned(again)
         await world.instance.unsubscribe()
-        assert world.committed == 10
+        assert world.committed_offset == 10
         kafka.cancel()
 
-    run_virtually(play())
+    run_in_virtual_time(play())
     for label in ("group=g ", "commits of group=g instance=one "):
         told = [each for each in caplog.messages if each.startswith(label)]
         assert len(told) == 2 and "cause=access-denied: " in told[0], told

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.sections.sidecar import Consumer
-from gateway.formats.codec import Format
-from gateway.sidecar.consumer.instance_options import Wishes, pattern_of
-from gateway.sidecar.http.status import Refusal
+from gateway.formats.codec import SerializationFormat
+from gateway.sidecar.consumer.instance_options import InstanceOptions, compile_topic_pattern
+from gateway.sidecar.http.status import StatusError
 
 
 @pytest.mark.parametrize(
@@ -17,27 +17,38 @@ from gateway.sidecar.http.status import Refusal
     ],
 )
 def test_a_field_means_the_same_in_every_spelling(body):
-    wishes = Wishes.of(body, Consumer())
-    assert (wishes.reset, wishes.auto_commit, wishes.min_bytes) == ("earliest", False, 7)
+    wishes = InstanceOptions.from_body(body, Consumer())
+    assert (wishes.auto_offset_reset, wishes.auto_commit, wishes.min_bytes) == (
+        "earliest",
+        False,
+        7,
+    )
 
 
 def test_what_is_not_said_is_as_the_section_has_it():
-    wishes = Wishes.of({"format": None, "name": None}, Consumer(autoOffsetReset="none"))
-    assert (wishes.reset, wishes.name, wishes.format) == ("none", "", None)
-    assert (wishes.auto_commit, wishes.min_bytes, wishes.wait) == (True, 1, 1.0)
+    wishes = InstanceOptions.from_body(
+        {"format": None, "name": None}, Consumer(autoOffsetReset="none")
+    )
+    assert (wishes.auto_offset_reset, wishes.name, wishes.format) == ("none", "", None)
+    assert (wishes.auto_commit, wishes.min_bytes, wishes.timeout_s) == (True, 1, 1.0)
 
 
 def test_formats_are_names_or_numbers():
-    wishes = Wishes.of({"format": 2, "keyFormat": "string", "valueFormat": "text"}, Consumer())
-    assert (wishes.format, wishes.key_format) == (Format.JSON, Format.STRING)
-    assert wishes.value_format is Format.STRING
+    wishes = InstanceOptions.from_body(
+        {"format": 2, "keyFormat": "string", "valueFormat": "text"}, Consumer()
+    )
+    assert (wishes.format, wishes.key_format) == (
+        SerializationFormat.JSON,
+        SerializationFormat.STRING,
+    )
+    assert wishes.value_format is SerializationFormat.STRING
 
 
 def test_times_are_milliseconds_and_bounded_and_minus_one_is_no_minimum():
-    wishes = Wishes.of(
+    wishes = InstanceOptions.from_body(
         {"consumer.request.timeout.ms": "999999999", "fetch.min.bytes": -1}, Consumer()
     )
-    assert (wishes.wait, wishes.min_bytes) == (300.0, 1)
+    assert (wishes.timeout_s, wishes.min_bytes) == (300.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -54,30 +65,30 @@ def test_times_are_milliseconds_and_bounded_and_minus_one_is_no_minimum():
 )
 def test_what_is_wrong_is_named(body):
     (field,) = body
-    with pytest.raises(Refusal, match=field):
-        Wishes.of(body, Consumer())
+    with pytest.raises(StatusError, match=field):
+        InstanceOptions.from_body(body, Consumer())
 
 
 @pytest.mark.parametrize("text", ["orders-.*", "(a|b)?-[0-9]+", "x{2,3}", "orders"])
 def test_patterns_that_are_matched_in_no_time_are_taken(text):
-    assert pattern_of(text).pattern == text
+    assert compile_topic_pattern(text).pattern == text
 
 
 @pytest.mark.parametrize(
     "text", ["(a+)+", "(a*b?)*c", ".*.*.*.*", "(?:x{1,40}){1,40}", "(", "a" * 201]
 )
 def test_patterns_that_could_take_hours_are_refused(text):
-    with pytest.raises(Refusal, match="topic_pattern"):
-        pattern_of(text)
+    with pytest.raises(StatusError, match="topic_pattern"):
+        compile_topic_pattern(text)
 
 
 @pytest.mark.parametrize("text", [".?" * 30 + "!", "a{0,9}" * 30, "(a|ab|b)*!", "(a+)+", ".*" * 4])
 def test_a_pattern_that_could_be_tried_for_ever_is_refused(text: str):
     """`.?` thirty times took minutes for one name, and the loop of everybody with it."""
-    with pytest.raises(Refusal):
-        pattern_of(text)
+    with pytest.raises(StatusError):
+        compile_topic_pattern(text)
 
 
 @pytest.mark.parametrize("text", ["orders-.*", ".*a.*b.*", "(eu|us)-[a-z]+", "t[0-9]{3}", "x?y"])
 def test_a_pattern_of_names_is_taken(text: str):
-    assert pattern_of(text).pattern == text
+    assert compile_topic_pattern(text).pattern == text

@@ -5,65 +5,74 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.sidecar import Consumer
-from gateway.sidecar.consumer.instance_options import Wishes
-from gateway.sidecar.consumer.instances import REMEMBERED, Gone, Instances, Key
-from gateway.sidecar.http.status import Refusal
+from gateway.sidecar.consumer.instance_options import InstanceOptions
+from gateway.sidecar.consumer.instances import (
+    MAX_REMEMBERED_INSTANCES,
+    ConsumerInstances,
+    EndedInstances,
+    InstanceKey,
+)
+from gateway.sidecar.http.status import StatusError
 
 
-def some(**settings: Any) -> Instances:
+def build_instances(**settings: Any) -> ConsumerInstances:
     """Nothing of a cluster is touched by instances that are subscribed to nothing."""
-    return Instances(None, Consumer(**settings))  # type: ignore[arg-type]
+    return ConsumerInstances(None, Consumer(**settings))  # type: ignore[arg-type]
 
 
-def added(instances: Instances, name: str = "", identity: str = "") -> str:
-    wishes = Wishes.of({"name": name}, Consumer())
+def add_instance(instances: ConsumerInstances, name: str = "", identity: str = "") -> str:
+    wishes = InstanceOptions.from_body({"name": name}, Consumer())
     return instances.add("g", wishes, dialect="contract", identity=identity).name
 
 
 async def test_a_name_is_taken_once_and_made_where_there_is_none():
-    instances = some()
-    assert added(instances, "mine") == "mine"
-    with pytest.raises(Refusal, match="mine") as taken:
-        added(instances, "mine")
+    instances = build_instances()
+    assert add_instance(instances, "mine") == "mine"
+    with pytest.raises(StatusError, match="mine") as taken:
+        add_instance(instances, "mine")
     assert (taken.value.status, taken.value.code) == (409, "INSTANCE_EXISTS")
-    assert added(instances) != added(instances)
+    assert add_instance(instances) != add_instance(instances)
 
 
 async def test_there_are_no_more_than_there_may_be():
-    instances = some(instances=2)
-    added(instances), added(instances)
-    with pytest.raises(Refusal) as one_too_many:
-        added(instances)
+    instances = build_instances(instances=2)
+    add_instance(instances), add_instance(instances)
+    with pytest.raises(StatusError) as one_too_many:
+        add_instance(instances)
     assert one_too_many.value.status == 429
     await instances.remove(next(iter(instances)))
-    added(instances)
+    add_instance(instances)
 
 
 async def test_an_instance_is_found_only_by_whom_it_was_made_for():
-    instances = some()
-    added(instances, "mine", identity="alice")
+    instances = build_instances()
+    add_instance(instances, "mine", identity="alice")
     assert instances.get("g", "mine", "alice").name == "mine"
-    with pytest.raises(Refusal, match="never here") as unknown:
+    with pytest.raises(StatusError, match="never here") as unknown:
         instances.get("g", "mine", "bob")
     assert unknown.value.status == 404
 
 
 async def test_who_comes_late_hears_why():
-    instances, others = some(), some()
-    name = added(instances)
+    instances, others = build_instances(), build_instances()
+    name = add_instance(instances)
     await instances.remove(instances.get("g", name))
-    for asked, why in ((name, "deleted"), ("x", "never here"), (added(others), "another gateway")):
-        with pytest.raises(Refusal, match=why):
+    for asked, why in (
+        (name, "deleted"),
+        ("x", "never here"),
+        (add_instance(others), "another gateway"),
+    ):
+        with pytest.raises(StatusError, match=why):
             instances.get("g", asked)
 
 
 def test_what_is_gone_is_remembered_for_a_while_and_the_latest_reason_counts():
-    gone = Gone()
-    gone.add(Key("g", "first"), "expired")
-    gone.add(Key("g", "twice"), "expired")
-    gone.add(Key("g", "twice"), "deleted")
-    assert gone.why(Key("g", "twice")) == "deleted"
-    for number in range(2 * REMEMBERED):
-        gone.add(Key("g", str(number)), "closed")
-    assert gone.why(Key("g", "first")) is None
-    assert gone.why(Key("g", str(2 * REMEMBERED - 1))) == "closed"
+    gone = EndedInstances()
+    gone.add(InstanceKey("g", "first"), "expired")
+    gone.add(InstanceKey("g", "twice"), "expired")
+    gone.add(InstanceKey("g", "twice"), "deleted")
+    assert gone.get_reason(InstanceKey("g", "twice")) == "deleted"
+    for number in range(2 * MAX_REMEMBERED_INSTANCES):
+        gone.add(InstanceKey("g", str(number)), "closed")
+    assert gone.get_reason(InstanceKey("g", "first")) is None
+    assert gone.get_reason(InstanceKey("g", str(2 * MAX_REMEMBERED_INSTANCES - 1))) == "closed"

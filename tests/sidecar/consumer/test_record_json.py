@@ -3,34 +3,58 @@ from __future__ import annotations
 import json
 
 from gateway.core.log.record import Record, TopicPartition
-from gateway.formats.codec import Codecs, Format
-from gateway.sidecar.consumer.record_json import base64_headers, paired_headers, shown, text_headers
+from gateway.formats.codec import Codecs, SerializationFormat
+from gateway.sidecar.consumer.record_json import (
+    base64_headers,
+    paired_headers,
+    render_records,
+    text_headers,
+)
 
 
 def record(key: bytes | None, value: bytes | None, headers: object = ()) -> Record:
     return Record(TopicPartition("t", 1), 5, 0, 1000, key, value, headers)  # type: ignore[arg-type]
 
 
-async def text(one: Record, key: Format, value: Format, bare: bool = False) -> str:
-    body = await shown(Codecs(), [one], lambda _: (key, value), text_headers, bare=bare)
+async def render_text(
+    one: Record,
+    key: SerializationFormat,
+    value: SerializationFormat,
+    omits_empty_headers: bool = False,
+) -> str:
+    body = await render_records(
+        Codecs(),
+        [one],
+        lambda _: (key, value),
+        text_headers,
+        omit_empty_headers=omits_empty_headers,
+    )
     return body.decode()
 
 
 async def test_json_is_given_as_it_was_written():
     written = b'{"n": 1e2, "n": 1.0, "big": 340282366920938463463374607431768211456}'
-    assert written.decode() in await text(record(None, written), Format.STRING, Format.JSON)
+    assert written.decode() in await render_text(
+        record(None, written), SerializationFormat.STRING, SerializationFormat.JSON
+    )
 
 
 async def test_null_is_null_and_no_bytes_are_empty_text_in_every_format():
-    for format in Format:
-        (shown_one,) = json.loads(await text(record(None, b""), format, format))
+    for format in SerializationFormat:
+        (shown_one,) = json.loads(await render_text(record(None, b""), format, format))
         assert (shown_one["key"], shown_one["value"]) == (None, "")
         assert "error" not in shown_one
 
 
 async def test_what_cannot_be_read_is_told_and_given_in_base64():
-    for format in (Format.JSON, Format.STRING, Format.AVRO, Format.PROTOBUF, Format.JSONSCHEMA):
-        (one,) = json.loads(await text(record(b"\xff", b"\xfe"), format, format))
+    for format in (
+        SerializationFormat.JSON,
+        SerializationFormat.STRING,
+        SerializationFormat.AVRO,
+        SerializationFormat.PROTOBUF,
+        SerializationFormat.JSONSCHEMA,
+    ):
+        (one,) = json.loads(await render_text(record(b"\xff", b"\xfe"), format, format))
         assert (one["key"], one["value"]) == ("/w==", "/g==")
         assert "key: " in one["error"] and "value: " in one["error"]
 
@@ -40,5 +64,12 @@ async def test_headers_that_repeat_keep_their_order_and_bytes_that_are_no_text_s
     assert text_headers(pairs) == {"a": ["1", {"base64": "/w=="}, "3"], "b": None}
     assert base64_headers(pairs) == {"a": ["MQ==", "/w==", "Mw=="], "b": None}
     assert paired_headers(pairs[:2]) == [{"key": "a", "value": "MQ=="}, {"key": "b", "value": None}]
-    assert '"headers":{}' in await text(record(None, None), Format.BINARY, Format.BINARY)
-    assert "headers" not in await text(record(None, None), Format.BINARY, Format.BINARY, bare=True)
+    assert '"headers":{}' in await render_text(
+        record(None, None), SerializationFormat.BINARY, SerializationFormat.BINARY
+    )
+    assert "headers" not in await render_text(
+        record(None, None),
+        SerializationFormat.BINARY,
+        SerializationFormat.BINARY,
+        omits_empty_headers=True,
+    )

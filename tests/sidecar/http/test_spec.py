@@ -11,9 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 from starlette.requests import Request
 
-from gateway.sidecar.http.docs import render
-from gateway.sidecar.http.spec import DIRECTORY, METHODS, Spec
-from gateway.sidecar.http.status import Refusal
+from gateway.sidecar.http.docs import render_page
+from gateway.sidecar.http.spec import METHODS, SPEC_DIRECTORY, Spec
+from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.v2.dialect import CONFLUENT
 
 CONTRACT: Any = YAML(typ="safe", pure=True).load(
@@ -25,17 +25,17 @@ OPERATIONS = [
     for method in METHODS
     if method in item
 ]
-EVERY = Spec(sorted({path.stem for path in DIRECTORY.glob("*.yaml")} - {"base"}))
+EVERY = Spec(sorted({path.stem for path in SPEC_DIRECTORY.glob("*.yaml")} - {"base"}))
 SERVED = EVERY.document
 
 
-def resolved(given: Any, document: Any = SERVED) -> Any:
-    while "$ref" in given:
+def resolve_schema(schema: Any, document: Any = SERVED) -> Any:
+    while "$ref" in schema:
         found = document
-        for step in given["$ref"].removeprefix("#/").split("/"):
+        for step in schema["$ref"].removeprefix("#/").split("/"):
             found = found[step]
-        given = found
-    return given
+        schema = found
+    return schema
 
 
 def test_the_contract_has_its_operations_and_schemas():
@@ -53,7 +53,7 @@ def test_each_operation_of_the_contract_is_there_with_its_parameters_and_answers
     ours = item[method]
     assert ours["operationId"] == asked["operationId"]
     shared = [*item.get("parameters", ()), *ours.get("parameters", ())]
-    parameters = {(each["name"], each["in"]): each for each in map(resolved, shared)}
+    parameters = {(each["name"], each["in"]): each for each in map(resolve_schema, shared)}
     known = {(each["name"], each["in"]) for each in asked.get("parameters", ())}
     assert known <= parameters.keys()
     needed = {place for place, each in parameters.items() if each.get("required")}
@@ -64,7 +64,7 @@ def test_each_operation_of_the_contract_is_there_with_its_parameters_and_answers
     assert asked["security"][0]["kafka_auth"] == ours["security"][0]["kafka_auth"]
     if "requestBody" in asked:
         schema = asked["requestBody"]["content"]["application/json"]["schema"]
-        body = resolved(ours["requestBody"])
+        body = resolve_schema(ours["requestBody"])
         assert body["content"]["application/json"]["schema"]["$ref"] == schema["$ref"]
 
 
@@ -79,10 +79,10 @@ def test_what_the_contract_answers_and_asks_for_is_still_that(path: str, method:
     assert {"401", "403", "409", "413", "422", "503"} <= ours["responses"].keys()
     for status, response in asked["responses"].items():
         for kind, content in response.get("content", {}).items():
-            found = resolved(ours["responses"][status])["content"][kind]["schema"]
+            found = resolve_schema(ours["responses"][status])["content"][kind]["schema"]
             assert has_schema(found, content["schema"]), f"{method} {path} {status}"
     shared = [*item.get("parameters", ()), *ours.get("parameters", ())]
-    parameters = {each["name"]: each["schema"] for each in map(resolved, shared)}
+    parameters = {each["name"]: each["schema"] for each in map(resolve_schema, shared)}
     for each in asked.get("parameters", ()):
         validator = jsonschema.Draft202012Validator(
             {**parameters[each["name"]], "components": SERVED["components"]}
@@ -92,15 +92,18 @@ def test_what_the_contract_answers_and_asks_for_is_still_that(path: str, method:
             assert validator.is_valid(value), (each["name"], value)
 
 
-def has_schema(ours: Any, asked: Any) -> bool:
+def has_schema(ours: Any, contract_schema: Any) -> bool:
     """Is it the contract's, or one of several of which it is one?"""
-    if "$ref" in asked and ours.get("$ref") != asked["$ref"]:
+    if "$ref" in contract_schema and ours.get("$ref") != contract_schema["$ref"]:
         inner = [*ours.get("anyOf", ()), *ours.get("allOf", ())]
-        inner += [resolved(ours)] if "$ref" in ours else []
-        return any(has_schema(each, asked) for each in inner)
-    if "items" in asked:
+        inner += [resolve_schema(ours)] if "$ref" in ours else []
+        return any(has_schema(each, contract_schema) for each in inner)
+    if "items" in contract_schema:
         arrays = [ours, *ours.get("anyOf", ())]
-        return any("items" in each and has_schema(each["items"], asked["items"]) for each in arrays)
+        return any(
+            "items" in each and has_schema(each["items"], contract_schema["items"])
+            for each in arrays
+        )
     return True
 
 
@@ -134,7 +137,7 @@ def test_what_the_seed_has_besides_its_contract_is_served_as_well():
 @pytest.mark.parametrize("name", CONTRACT["components"]["schemas"])
 def test_each_schema_of_the_contract_is_there_with_its_fields(name: str):
     asked = CONTRACT["components"]["schemas"][name]
-    ours = resolved(SERVED["components"]["schemas"][name])
+    ours = resolve_schema(SERVED["components"]["schemas"][name])
     assert asked["properties"].keys() <= ours["properties"].keys()
     assert set(asked.get("required", ())) <= set(ours.get("required", ()))
 
@@ -144,8 +147,8 @@ def test_every_schema_is_one():
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-def body(operation: str, text: bytes, kind: str | None = "application/json") -> Any:
-    return EVERY[operation].body(text, kind)
+def parse_body(operation: str, text: bytes, kind: str | None = "application/json") -> Any:
+    return EVERY[operation].parse_body(text, kind)
 
 
 @pytest.mark.parametrize(
@@ -165,35 +168,37 @@ def body(operation: str, text: bytes, kind: str | None = "application/json") -> 
 )
 def test_what_is_wrong_is_told_with_its_place(text: bytes, said: str | None):
     if said is None:
-        assert body("postData", text)["recrods"] == []  # both are there: no slip of the finger
+        assert (
+            parse_body("postData", text)["recrods"] == []
+        )  # both are there: no slip of the finger
         return
-    with pytest.raises(Refusal) as refused:
-        body("postData", text)
+    with pytest.raises(StatusError) as refused:
+        parse_body("postData", text)
     assert refused.value.status == 400
     assert str(refused.value).startswith(said)
 
 
 def test_a_body_that_is_no_json_by_its_own_word_is_refused():
-    with pytest.raises(Refusal) as refused:
-        body("postData", b"a=b", "application/x-www-form-urlencoded")
+    with pytest.raises(StatusError) as refused:
+        parse_body("postData", b"a=b", "application/x-www-form-urlencoded")
     assert refused.value.status == 415
-    assert body("postData", b'{"records":[]}', "application/vnd.kafka.v2+json; charset=utf-8")
+    assert parse_body("postData", b'{"records":[]}', "application/vnd.kafka.v2+json; charset=utf-8")
 
 
 def test_null_where_a_body_is_needed_is_refused_in_either_dialect():
     """In that of Confluent it was a 500."""
-    for said, refuse in ((400, EVERY["assignPartitions"].body), (422, _in_v2)):
-        with pytest.raises(Refusal) as refused:
+    for said, refuse in ((400, EVERY["assignPartitions"].parse_body), (422, _parse_v2)):
+        with pytest.raises(StatusError) as refused:
             refuse(b"null")
         assert refused.value.status == said
-    assert CONFLUENT.body(EVERY["createConsumerInstanceInGroup"], b"null", None) is None
+    assert CONFLUENT.parse_body(EVERY["createConsumerInstanceInGroup"], b"null", None) is None
 
 
-def _in_v2(text: bytes) -> Any:
-    return CONFLUENT.body(EVERY["assignPartitions"], text, None)
+def _parse_v2(text: bytes) -> Any:
+    return CONFLUENT.parse_body(EVERY["assignPartitions"], text, None)
 
 
-def request(query: str = "", headers: Any = (), **path: str) -> Request:
+def build_request(query: str = "", headers: Any = (), **path: str) -> Request:
     return Request(
         {
             "type": "http", "method": "POST", "path": "/", "query_string": query.encode(),
@@ -203,8 +208,8 @@ def request(query: str = "", headers: Any = (), **path: str) -> Request:
 
 
 def test_parameters_are_typed_and_a_slip_of_the_finger_is_told():
-    asked = EVERY["postData"].parameters(
-        request("keyFormat=json&other=1", [(b"idempotency-key", b"k")], topic="t")
+    asked = EVERY["postData"].parse_parameters(
+        build_request("keyFormat=json&other=1", [(b"idempotency-key", b"k")], topic="t")
     )
     assert asked == {"topic": "t", "keyFormat": "json", "Idempotency-Key": "k"}
     for query, said in (
@@ -212,13 +217,13 @@ def test_parameters_are_typed_and_a_slip_of_the_finger_is_told():
         ("keyFormt=json", "query keyFormt: did you mean 'keyFormat'?"),
         ("keyFormat=json&keyFormat=json", "query keyFormat: is given more than once"),
     ):
-        with pytest.raises(Refusal) as refused:
-            EVERY["postData"].parameters(request(query, topic="t"))
+        with pytest.raises(StatusError) as refused:
+            EVERY["postData"].parse_parameters(build_request(query, topic="t"))
         assert str(refused.value).startswith(said)
 
 
 def test_the_page_has_every_operation_and_no_script():
-    page = render(SERVED, "<b>shop</b>")
+    page = render_page(SERVED, "<b>shop</b>")
     assert "&lt;b&gt;shop" in page and "<b>" not in page
     assert "<script" not in page and "http://" not in page
     for path, _, operation in OPERATIONS:
@@ -229,5 +234,5 @@ def test_the_page_has_every_operation_and_no_script():
 
 
 def test_every_link_of_the_page_leads_somewhere():
-    page = render(SERVED, "shop")
+    page = render_page(SERVED, "shop")
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'id="([^"]+)"', page))

@@ -10,138 +10,144 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.letters import committed
-from support.until import until
+from support.dead_letters import read_committed
+from support.waiting import wait_until
 
 from gateway.config.sections.sidecar import Idempotency, Producer
 from gateway.core.log.record import TopicPartition
 from gateway.errors import PartitionFailed
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
-from gateway.kafka.client.offsets import LATEST, Offset
+from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.produce.producer import Producer as Writer
-from gateway.kafka.produce.transactions import Placed, Transactions, Write
+from gateway.kafka.produce.transactional_producer import (
+    TransactionalProducer,
+    TransactionRecord,
+    WrittenOffsets,
+)
 from gateway.sidecar.context import Context
-from gateway.sidecar.producer.idempotency import Ledger, Work
-from gateway.sidecar.producer.transactions import Transactors
+from gateway.sidecar.producer.idempotency import IdempotencyStore, ProduceCallback
+from gateway.sidecar.producer.transactions import TransactionPool
 
 
-class Log:
+class FakeCluster:
     """A cluster with one topic, to which another replica writes whenever it was asked."""
 
     outages = None
 
     def __init__(self) -> None:
-        self.ends = {0: 3, 1: 0}
-        self.first_new = dict(self.ends)
+        self.end_offsets = {0: 3, 1: 0}
+        self.first_ends = dict(self.end_offsets)
 
-    def topic(self, name: str) -> Any:
+    def get_topic(self, name: str) -> Any:
         return SimpleNamespace(name=name, error=0, topic_id=None)
 
     async def list_offsets(self, specs: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
         told = {
-            tp: Offset(self.ends[tp.partition] if spec == LATEST else -1, -1, 0)
+            tp: OffsetAndTimestamp(self.end_offsets[tp.partition] if spec == LATEST else -1, -1, 0)
             for tp, spec in specs.items()
         }
-        for number in self.ends:
-            self.ends[number] += 1
+        for number in self.end_offsets:
+            self.end_offsets[number] += 1
         return told
 
 
 async def test_a_claim_that_is_written_while_it_looks_where_to_begin_is_read():
     """Two replicas that began at once both had the first claim of one key, and both wrote."""
-    log = Log()
+    log = FakeCluster()
 
     async def topic(name: str) -> Any:
         return SimpleNamespace(name=name, partitions={0: None, 1: None}, topic_id=None)
 
     context: Any = SimpleNamespace(cluster=log, topic=topic)
-    ledger = Ledger(context, Producer(), transactors=None)  # type: ignore[arg-type]
-    places = await ledger._begin()
-    assert {tp.partition: ledger._next[tp] for tp in places} == log.first_new
+    ledger = IdempotencyStore(context, Producer(), transaction_pool=None)  # type: ignore[arg-type]
+    places = await ledger._find_start_offsets()
+    assert {tp.partition: ledger._next_offsets[tp] for tp in places} == log.first_ends
 
 
 async def test_partitions_beyond_those_that_it_makes_the_topic_with_are_not_read():
-    log = Log()
+    log = FakeCluster()
 
     async def topic(name: str) -> Any:
         return SimpleNamespace(name=name, partitions=dict.fromkeys(range(8)), topic_id=None)
 
-    log.ends = dict.fromkeys(range(8), 0)
+    log.end_offsets = dict.fromkeys(range(8), 0)
     context: Any = SimpleNamespace(cluster=log, topic=topic)
     section = Producer(idempotency=Idempotency(partitions=5))
-    ledger = Ledger(context, section, transactors=None)  # type: ignore[arg-type]
-    assert [tp.partition for tp in await ledger._begin()] == [0, 1, 2, 3]
+    ledger = IdempotencyStore(context, section, transaction_pool=None)  # type: ignore[arg-type]
+    assert [tp.partition for tp in await ledger._find_start_offsets()] == [0, 1, 2, 3]
 
 
-class Replica:
+class LedgerReplica:
     """A ledger of its own on a real cluster, and the work that its requests ask for."""
 
     def __init__(self, cluster: Cluster, section: Producer, name: str) -> None:
         context: Any = Context(None, cluster, None, None, None)  # type: ignore[arg-type]
         self.writer = context.producer = Writer(cluster)
         self.cluster = cluster
-        self.transactors = Transactors(context, section.transaction_timeout)
-        self.ledger = Ledger(context, section, self.transactors)
+        self.transactors = TransactionPool(context, section.transaction_timeout)
+        self.ledger = IdempotencyStore(context, section, self.transactors)
         self._name = name
-        self._reading: asyncio.Task[None] | None = None
+        self._read_task: asyncio.Task[None] | None = None
 
-    def resume(self) -> None:
+    def resume_reading(self) -> None:
         """Begin to read, or go on."""
-        self._reading = asyncio.create_task(self.ledger.run())
+        self._read_task = asyncio.create_task(self.ledger.run())
 
-    async def pause(self) -> None:
+    async def pause_reading(self) -> None:
         """Read no more, as a reader that has not noticed yet what became of the topic."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._read_task is not None:
+            self._read_task.cancel()
+            await asyncio.gather(self._read_task, return_exceptions=True)
 
-    def writing(self, value: bytes) -> Work:
+    def build_work(self, value: bytes) -> ProduceCallback:
         """Write a record and the answer."""
 
-        async def work(by: Transactions, result: Callable[[bytes], Write]) -> tuple[bytes, Placed]:
+        async def write_answer(
+            by: TransactionalProducer, result: Callable[[bytes], TransactionRecord]
+        ) -> tuple[bytes, WrittenOffsets]:
             now = time.time_ns() // 1_000_000
-            record = Write(TopicPartition(self._name, 0), None, value, (), now)
-            return b"done", await by.commit([record], then=lambda _: [result(b"done")])
+            record = TransactionRecord(TopicPartition(self._name, 0), None, value, (), now)
+            return b"done", await by.commit([record], build_followups=lambda _: [result(b"done")])
 
-        return work
+        return write_answer
 
-    async def write(self, key: str) -> bool:
+    async def write_once(self, key: str) -> bool:
         """Return whether it was done before."""
-        answered = await self.ledger.once(key, b"d" * 16, self.writing(key.encode()))
-        return answered.again
+        answered = await self.ledger.run_once(key, b"d" * 16, self.build_work(key.encode()))
+        return answered.is_repeated
 
 
 @asynccontextmanager
-async def replica(
+async def running_replica(
     kafka: Any,
     name: str,
     log: str,
     *,
-    patience: str = "5s",
+    timeout: str = "5s",
     partitions: int = 4,
     max_age: float = 0.2,
-) -> AsyncIterator[Replica]:
+) -> AsyncIterator[LedgerReplica]:
     """A replica that writes to the topic `name`. max_age: of metadata, in seconds."""
     idempotency = Idempotency(topic=log, partitions=partitions)
-    section = Producer.model_validate({"timeout": patience, "idempotency": idempotency})
+    section = Producer.model_validate({"timeout": timeout, "idempotency": idempotency})
     async with Cluster(ClusterSettings(kafka.bootstrap, metadata_max_age=max_age)) as cluster:
-        cluster.metadata.watch(name, await cluster.describe(name))
-        made = Replica(cluster, section, name)
-        made.resume()
+        cluster.metadata.watch(name, await cluster.describe_topic(name))
+        made = LedgerReplica(cluster, section, name)
+        made.resume_reading()
         try:
             yield made
         finally:
-            await made.pause()
+            await made.pause_reading()
             await made.transactors.close()
             await made.writer.close(0.0)
 
 
-def values(kafka: Any, topic: str) -> list[bytes]:
-    return sorted(each.value() for each in committed(kafka, topic))
+def read_values(kafka: Any, topic: str) -> list[bytes]:
+    return sorted(each.value() for each in read_committed(kafka, topic))
 
 
-def partitions_of(cluster: Cluster, topic: str) -> Mapping[int, Any]:
-    known = cluster.topic(topic)
+def get_partitions(cluster: Cluster, topic: str) -> Mapping[int, Any]:
+    known = cluster.get_topic(topic)
     assert known is not None
     return known.partitions
 
@@ -150,15 +156,15 @@ async def write_by_two_with_partitions_added(kafka: Any, topic: Any, used: int, 
     """Have keys written by a replica that started before partitions are added, and a later one."""
     name, log = topic(), topic(2)
     keys = [f"k{number}" for number in range(12)]
-    async with replica(kafka, name, log, partitions=used) as one:
-        assert not await one.write("first")
+    async with running_replica(kafka, name, log, partitions=used) as one:
+        assert not await one.write_once("first")
         await asyncio.to_thread(kafka.admin.add_partitions, log, more)
-        async with replica(kafka, name, log, partitions=used) as two:
-            await until(lambda: len(partitions_of(one.cluster, log)) == more)
-            await until(one.ledger._is_current)
-            told = [(await two.write(key), await one.write(key)) for key in keys]
+        async with running_replica(kafka, name, log, partitions=used) as two:
+            await wait_until(lambda: len(get_partitions(one.cluster, log)) == more)
+            await wait_until(one.ledger._is_current)
+            told = [(await two.write_once(key), await one.write_once(key)) for key in keys]
     assert told == [(False, True)] * 12
-    assert values(kafka, name) == sorted([b"first", *(key.encode() for key in keys)])
+    assert read_values(kafka, name) == sorted([b"first", *(key.encode() for key in keys)])
 
 
 async def test_partitions_that_are_added_make_no_difference_to_keys(kafka: Any, topic: Any):
@@ -181,50 +187,54 @@ async def test_a_claim_that_was_taken_over_is_not_released_by_whoever_had_it(
     name, log = topic(), topic(2)
     refused, taken, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def refuse(by: Transactions, result: Callable[[bytes], Write]) -> tuple[bytes, Placed]:
+    async def refuse(
+        by: TransactionalProducer, result: Callable[[bytes], TransactionRecord]
+    ) -> tuple[bytes, WrittenOffsets]:
         if not refused.is_set():
             await refused.wait()
             raise PartitionFailed("it is too large", topic=name, partition=0, code=10)
-        return await one.writing(b"k")(by, result)
+        return await one.build_work(b"k")(by, result)
 
     async with (
-        replica(kafka, name, log, patience="2s") as one,
-        replica(kafka, name, log, patience="2s") as two,
+        running_replica(kafka, name, log, timeout="2s") as one,
+        running_replica(kafka, name, log, timeout="2s") as two,
     ):
-        write = two.writing(b"k")
+        write = two.build_work(b"k")
 
-        async def wait(by: Transactions, result: Callable[[bytes], Write]) -> tuple[bytes, Placed]:
+        async def wait(
+            by: TransactionalProducer, result: Callable[[bytes], TransactionRecord]
+        ) -> tuple[bytes, WrittenOffsets]:
             taken.set()
             await go_on.wait()
             return await write(by, result)
 
         digest = b"d" * 16
-        first = asyncio.create_task(one.ledger.once("k", digest, refuse))
-        await until(lambda: two.ledger.claims._claims or one.ledger.claims._claims)
-        second = asyncio.create_task(two.ledger.once("k", digest, wait))
+        first = asyncio.create_task(one.ledger.run_once("k", digest, refuse))
+        await wait_until(lambda: two.ledger.claims._claims or one.ledger.claims._claims)
+        second = asyncio.create_task(two.ledger.run_once("k", digest, wait))
         async with asyncio.timeout(60):
             await taken.wait()
         refused.set()
         await asyncio.wait([first], timeout=0.5)
-        third = asyncio.create_task(one.write("k"))
+        third = asyncio.create_task(one.write_once("k"))
         await asyncio.wait([third], timeout=0.5)
         go_on.set()
         told = await asyncio.gather(first, second, third, return_exceptions=True)
-    assert values(kafka, name) == [b"k"]
+    assert read_values(kafka, name) == [b"k"]
     assert not any(isinstance(each, BaseException) for each in told), told
 
 
 async def test_a_key_is_free_once_its_records_were_refused(kafka: Any, topic: Any):
     name, log = topic(configs={"max.message.bytes": "1000"}), topic(2)
-    async with replica(kafka, name, log) as one, replica(kafka, name, log) as two:
+    async with running_replica(kafka, name, log) as one, running_replica(kafka, name, log) as two:
         for each in (one, two):
             with pytest.raises(PartitionFailed):
-                await each.ledger.once("k", b"d" * 16, each.writing(b"x" * 5000))
-        assert not await one.write("k")
-    assert values(kafka, name) == [b"k"]
+                await each.ledger.run_once("k", b"d" * 16, each.build_work(b"x" * 5000))
+        assert not await one.write_once("k")
+    assert read_values(kafka, name) == [b"k"]
 
 
-async def make_anew(kafka: Any, topic: str) -> None:
+async def recreate_topic(kafka: Any, topic: str) -> None:
     await asyncio.to_thread(kafka.admin.delete_topic, topic)
     await asyncio.to_thread(kafka.admin.create_topic, topic, 2)
 
@@ -236,30 +246,32 @@ async def test_a_claim_is_not_taken_over_by_what_was_read_of_a_topic_that_is_gon
     what stood there was not read, and the record written again."""
     name, log = topic(), topic(2)
 
-    async def hang(by: Transactions, result: Callable[[bytes], Write]) -> tuple[bytes, Placed]:
+    async def hang(
+        by: TransactionalProducer, result: Callable[[bytes], TransactionRecord]
+    ) -> tuple[bytes, WrittenOffsets]:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with replica(kafka, name, log, patience="2s", max_age=60.0) as one:
+    async with running_replica(kafka, name, log, timeout="2s", max_age=60.0) as one:
         for number in range(5):
-            await one.write(f"{number}")
-        async with replica(kafka, name, log, patience="2s") as gone:
-            owner = asyncio.create_task(gone.ledger.once("k", b"d" * 16, hang))
+            await one.write_once(f"{number}")
+        async with running_replica(kafka, name, log, timeout="2s") as gone:
+            owner = asyncio.create_task(gone.ledger.run_once("k", b"d" * 16, hang))
             claims = one.ledger.claims._claims
-            await until(lambda: claims)
+            await wait_until(lambda: claims)
             owner.cancel()
             await asyncio.gather(owner, return_exceptions=True)
-        late = [claim.until for each in claims.values() for claim in each.values()]
-        await until(lambda: time.time() > max(late))
-        await one.pause()
-        await make_anew(kafka, log)
-        async with replica(kafka, name, log) as other:
-            assert not await other.write("k")
-        again = asyncio.create_task(one.write("k"))
+        late = [claim.expires_at for each in claims.values() for claim in each.values()]
+        await wait_until(lambda: time.time() > max(late))
+        await one.pause_reading()
+        await recreate_topic(kafka, log)
+        async with running_replica(kafka, name, log) as other:
+            assert not await other.write_once("k")
+        again = asyncio.create_task(one.write_once("k"))
         await asyncio.wait([again], timeout=0.5)
-        one.resume()
+        one.resume_reading()
         assert await again
-    assert values(kafka, name).count(b"k") == 1
+    assert read_values(kafka, name).count(b"k") == 1
 
 
 async def test_a_claim_is_written_once_while_a_topic_made_anew_is_not_read_yet(
@@ -267,16 +279,16 @@ async def test_a_claim_is_written_once_while_a_topic_made_anew_is_not_read_yet(
 ):
     """It was written over and over, since it seemed to be read already."""
     name, log = topic(), topic(2)
-    async with replica(kafka, name, log) as one:
+    async with running_replica(kafka, name, log) as one:
         for number in range(5):
-            await one.write(f"{number}")
-        await one.pause()
-        await make_anew(kafka, log)
-        await until(lambda: not one.ledger._is_current())
-        written = asyncio.create_task(one.write("k"))
+            await one.write_once(f"{number}")
+        await one.pause_reading()
+        await recreate_topic(kafka, log)
+        await wait_until(lambda: not one.ledger._is_current())
+        written = asyncio.create_task(one.write_once("k"))
         await asyncio.wait([written], timeout=0.5)
-        one.resume()
+        one.resume_reading()
         assert not await written
-        claims = [each for each in committed(kafka, log, 2) if len(each.key()) > 16]
+        claims = [each for each in read_committed(kafka, log, 2) if len(each.key()) > 16]
         assert len([each for each in claims if each.value() is not None]) <= 2
-    assert values(kafka, name).count(b"k") == 1
+    assert read_values(kafka, name).count(b"k") == 1

@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import browsing, config_for, running_gateway
-from support.lasting import a_line, lasting, piece
-from support.letters import committed
-from support.sidecars import ready, running_sidecar
-from support.until import until
+from support.dead_letters import read_committed
+from support.gateways import build_config, create_http_client, running_gateway
+from support.ndjson_request import build_chunk, open_ndjson_request, read_json_line
+from support.sidecars import running_sidecar, wait_until_ready
+from support.waiting import wait_until
 
-from gateway.kafka.produce.partitioner import partition_of
+from gateway.kafka.produce.partitioner import compute_partition
 
 kafka = embedded_kafka()
 _number = itertools.count()
@@ -43,15 +43,17 @@ def name(kafka):
 @pytest.fixture
 async def http(kafka):
     async with running_sidecar(kafka.bootstrap, producer={"timeout": "2s"}) as http:
-        await ready(http)
+        await wait_until_ready(http)
         yield http
 
 
-def written(kafka: Any, topic: str, partitions: int = 3) -> list[Any]:
-    return committed(SimpleNamespace(servers=",".join(kafka.bootstrap)), topic, partitions)
+def read_written(kafka: Any, topic: str, partitions: int = 3) -> list[Any]:
+    return read_committed(SimpleNamespace(servers=",".join(kafka.bootstrap)), topic, partitions)
 
 
-async def post(http: httpx.AsyncClient, topic: str, *records: Any, **more: Any) -> httpx.Response:
+async def post_records(
+    http: httpx.AsyncClient, topic: str, *records: Any, **more: Any
+) -> httpx.Response:
     headers = more.pop("headers", {})
     body = {"records": list(records), **more}
     return await http.post(f"/producers/{topic}", json=body, headers=headers)
@@ -64,13 +66,18 @@ async def test_each_format_is_written_as_its_bytes(kafka, http, name):
         ("json", {"k": 1}, [1, None, "x"], b'[1,null,"x"]'),
         (5, "k", "by number", b"by number"),
     ):
-        answer = await post(
+        answer = await post_records(
             http, name, {"key": key, "value": value, "partition": 0},
             keyFormat=given_, valueFormat=given_,
         )  # fmt: skip
         assert answer.status_code == 200, answer.text
-        assert written(kafka, name)[-1].value() == bytes_
-    assert [message.key() for message in written(kafka, name)] == [b"k", b"k", b'{"k":1}', b"k"]
+        assert read_written(kafka, name)[-1].value() == bytes_
+    assert [message.key() for message in read_written(kafka, name)] == [
+        b"k",
+        b"k",
+        b'{"k":1}',
+        b"k",
+    ]
 
 
 async def test_numbers_keep_their_digits_however_they_come(kafka, http, name):
@@ -84,17 +91,17 @@ async def test_numbers_keep_their_digits_however_they_come(kafka, http, name):
         headers = {"Content-Type": f"application/{kind}"}
         answer = await http.post(path, content=content, headers=headers)
         assert answer.status_code == 200, answer.text
-        assert written(kafka, name)[-1].value() == value
-    assert len(written(kafka, name)) == 3
+        assert read_written(kafka, name)[-1].value() == value
+    assert len(read_written(kafka, name)) == 3
 
 
 async def test_null_is_a_tombstone_and_empty_stays_empty(kafka, http, name):
-    answer = await post(
+    answer = await post_records(
         http, name, {"key": "a", "value": None, "partition": 0}, {"key": "", "partition": 0},
         {"key": None, "value": "", "partition": 0}, valueFormat="string",
     )  # fmt: skip
     assert answer.status_code == 200
-    found = [(message.key(), message.value()) for message in written(kafka, name)]
+    found = [(message.key(), message.value()) for message in read_written(kafka, name)]
     assert found == [(b"a", None), (b"", None), (None, b"")]
 
 
@@ -106,9 +113,9 @@ async def test_a_record_has_its_partition_time_headers_and_ids(kafka, http, name
     }  # fmt: skip
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     given_ = {"X-Traceability-Id": "of-the-request", "traceparent": trace}
-    answer = await post(http, name, record, headers=given_)
+    answer = await post_records(http, name, record, headers=given_)
     assert answer.json()["offsets"] == [{"partition": 2, "offset": 0}]
-    (message,) = written(kafka, name)
+    (message,) = read_written(kafka, name)
     assert message.timestamp()[1] == 1234567890123
     assert message.headers() == [
         ("h", b"1"), ("h", None), ("h", b"1"), ("x", "é".encode()), ("none", None),
@@ -120,30 +127,32 @@ async def test_a_record_has_its_partition_time_headers_and_ids(kafka, http, name
 
 
 async def test_ids_that_a_request_does_not_bring_are_made_and_told(kafka, http, name):
-    answers = [await post(http, name, {"partition": 0}) for _ in range(2)]
+    answers = [await post_records(http, name, {"partition": 0}) for _ in range(2)]
     told = [answer.headers["X-Correlation-Id"] for answer in answers]
     assert len({*told}) == 2
-    found = [dict(message.headers())["X-Correlation-Id"] for message in written(kafka, name)]
+    found = [dict(message.headers())["X-Correlation-Id"] for message in read_written(kafka, name)]
     assert found == [each.encode() for each in told]
 
 
 async def test_an_id_that_a_record_gives_itself_is_not_given_again(kafka, http, name):
     headers = {"x-correlation-id": "own"}
-    await post(http, name, {"partition": 0, "headers": headers})
-    (message,) = written(kafka, name)
+    await post_records(http, name, {"partition": 0, "headers": headers})
+    (message,) = read_written(kafka, name)
     assert [key.lower() for key, _ in message.headers()].count("x-correlation-id") == 1
 
 
 async def test_keys_decide_as_everywhere_in_kafka_and_keyless_ones_stay_together(kafka, http, name):
     keys = [f"key-{n}" for n in range(20)]
-    told = (await post(http, name, *({"key": key} for key in keys))).json()["offsets"]
-    assert [each["partition"] for each in told] == [partition_of(k.encode(), 3) for k in keys]
-    told = (await post(http, name, *({"value": "eA=="} for _ in range(9)))).json()["offsets"]
+    told = (await post_records(http, name, *({"key": key} for key in keys))).json()["offsets"]
+    assert [each["partition"] for each in told] == [compute_partition(k.encode(), 3) for k in keys]
+    told = (await post_records(http, name, *({"value": "eA=="} for _ in range(9)))).json()[
+        "offsets"
+    ]
     assert len({each["partition"] for each in told}) == 1
 
 
 async def test_some_of_many_may_fail_and_each_is_told_in_its_place(kafka, http, name):
-    answer = await post(
+    answer = await post_records(
         http, name, {"value": "!"}, {"value": "YQ==", "partition": 1}, {"partition": 3}
     )
     assert answer.status_code == 207
@@ -157,7 +166,7 @@ async def test_some_of_many_may_fail_and_each_is_told_in_its_place(kafka, http, 
 
 
 async def test_what_is_all_the_callers_fault_says_so(http, name):
-    answer = await post(http, name, {"key": 7}, {"key": {}})
+    answer = await post_records(http, name, {"key": 7}, {"key": {}})
     assert answer.status_code == 400
     told = answer.json()
     assert (told["statusCode"], told["code"]) == (400, "INVALID_RECORDS")
@@ -166,33 +175,33 @@ async def test_what_is_all_the_callers_fault_says_so(http, name):
 
 
 async def test_nothing_is_written_of_a_request_that_is_none(kafka, http, name):
-    answer = await post(http, name, {"key": "a"}, {"partition": "x"})
+    answer = await post_records(http, name, {"key": "a"}, {"partition": "x"})
     assert answer.status_code == 400
     assert answer.json()["message"].startswith("records[1].partition: ")
-    assert written(kafka, name) == []
+    assert read_written(kafka, name) == []
 
 
 async def test_no_records_are_fine(http, name):
-    answer = await post(http, name)
+    answer = await post_records(http, name)
     assert (answer.status_code, answer.json()["offsets"]) == (200, [])
 
 
 async def test_a_topic_that_is_unknown_is_told_with_the_nearest(kafka, http):
     kafka.create_topic("payments", 1)
-    answer = await post(http, "paymets", {})
+    answer = await post_records(http, "paymets", {})
     assert answer.status_code == 404
     assert answer.json()["code"] == "UNKNOWN_TOPIC"
     assert "did you mean 'payments'" in answer.json()["description"]
     for wrong in ("%C3%A4", "x" * 300, "a%20b"):
-        assert (await post(http, wrong, {})).status_code == 404
+        assert (await post_records(http, wrong, {})).status_code == 404
 
 
 async def test_a_topic_has_formats_of_its_own(kafka, name):
     topics = {name: {"keyFormat": "json", "valueFormat": 5}}
     async with running_sidecar(kafka.bootstrap, producer={}, topics=topics) as http:
-        await ready(http)
-        assert (await post(http, name, {"key": [1], "value": "x"})).status_code == 200
-    (message,) = written(kafka, name)
+        await wait_until_ready(http)
+        assert (await post_records(http, name, {"key": [1], "value": "x"})).status_code == 200
+    (message,) = read_written(kafka, name)
     assert (message.key(), message.value()) == (b"[1]", b"x")
 
 
@@ -201,20 +210,20 @@ async def test_while_kafka_is_away_nothing_is_taken_on():
 
     with EmbeddedKafka({"t": 1}) as kafka:
         async with running_sidecar(kafka.bootstrap, producer={"timeout": "500ms"}) as http:
-            await ready(http)
-            assert (await post(http, "t", {})).status_code == 200
+            await wait_until_ready(http)
+            assert (await post_records(http, "t", {})).status_code == 200
             kafka.down(1)
-            answer = await post(http, "t", {}, {})
+            answer = await post_records(http, "t", {}, {})
             assert answer.status_code == 503
             assert int(answer.headers["Retry-After"]) >= 1
             assert {"statusCode", "code", "message"} <= answer.json().keys()
 
             async with asyncio.timeout(60):
                 while "offsets" in answer.json():  # until it notices that Kafka is away
-                    answer = await post(http, "t", {})
+                    answer = await post_records(http, "t", {})
                     assert answer.status_code == 503
                 kafka.up(1)
-                while (await post(http, "t", {})).status_code != 200:
+                while (await post_records(http, "t", {})).status_code != 200:
                     pass
 
 
@@ -225,8 +234,8 @@ async def test_a_token_needs_the_scope_to_write(kafka, name, token, status):
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     options: Any = {"producer": {}, "guarded": {"users": []}}
     async with running_sidecar(kafka.bootstrap, guards=GUARDS, **options) as http:
-        await ready(http)
-        answer = await post(http, name, {}, headers=headers)
+        await wait_until_ready(http)
+        answer = await post_records(http, name, {}, headers=headers)
         assert answer.status_code == status
         if status != 200:
             assert answer.json()["statusCode"] == status
@@ -253,8 +262,8 @@ async def test_a_body_may_be_a_megabyte_and_no_more(http, name):
     ],
 )
 async def test_pages_of_browsers_are_no_callers(kafka, http, name, headers):
-    assert (await post(http, name, {}, headers=headers)).status_code == 403
-    assert written(kafka, name) == []
+    assert (await post_records(http, name, {}, headers=headers)).status_code == 403
+    assert read_written(kafka, name) == []
 
 
 async def test_a_body_of_another_kind_is_refused(http, name):
@@ -283,7 +292,9 @@ async def test_what_is_served_is_told_to_programs_and_people(http):
 # lines
 
 
-async def lines(http: httpx.AsyncClient, topic: str, content: Any, query: str = "") -> list[Any]:
+async def post_lines(
+    http: httpx.AsyncClient, topic: str, content: Any, query: str = ""
+) -> list[Any]:
     headers = {"Content-Type": "application/x-ndjson"}
     async with http.stream(
         "POST", f"/producers/{topic}{query}", content=content, headers=headers
@@ -293,18 +304,20 @@ async def lines(http: httpx.AsyncClient, topic: str, content: Any, query: str = 
 
 
 async def test_each_line_is_answered_in_its_turn(kafka, http, name):
-    async def content():
+    async def iter_content():
         for n in range(500):
             yield b'{"partition":0,"value":"%d"}\n' % n
 
-    told = await lines(http, name, content(), "?valueFormat=string")
+    told = await post_lines(http, name, iter_content(), "?valueFormat=string")
     assert told == [{"partition": 0, "offset": n} for n in range(500)]
-    assert [message.value() for message in written(kafka, name)] == [b"%d" % n for n in range(500)]
+    assert [message.value() for message in read_written(kafka, name)] == [
+        b"%d" % n for n in range(500)
+    ]
 
 
 async def test_a_line_that_is_no_record_harms_no_other(http, name):
     content = b'{"partition":0}\nnope\n\n{"partition":-1}\n{"key":1}\n{"partition":0}'
-    told = await lines(http, name, content)
+    told = await post_lines(http, name, content)
     assert [each.get("offset", each.get("error", "")[:7]) for each in told] == [
         0, "line 2:", "line 4:", "line 5:", 1,
     ]  # fmt: skip
@@ -313,11 +326,11 @@ async def test_a_line_that_is_no_record_harms_no_other(http, name):
 
 async def test_a_result_comes_as_soon_as_it_is_known(http, name):
     """While the request goes on: httpx would send all of it first."""
-    async with lasting(http, name) as (reader, writer):
+    async with open_ndjson_request(http, name) as (reader, writer):
         for offset in range(3):
-            writer.write(piece(b'{"partition":0}\n'))
-            assert json.loads(await a_line(reader)) == {"partition": 0, "offset": offset}
-        writer.write(piece(b""))
+            writer.write(build_chunk(b'{"partition":0}\n'))
+            assert json.loads(await read_json_line(reader)) == {"partition": 0, "offset": offset}
+        writer.write(build_chunk(b""))
         assert b"0\r\n\r\n" in await reader.read()
 
 
@@ -325,11 +338,11 @@ async def test_who_does_not_read_what_became_of_its_lines_is_not_read_from(kafka
     """Else all that it sends would be kept here, or all that it is told. Others go on, and it is
     gone when it goes."""
     async with running_sidecar(kafka.bootstrap, producer={"streamed": 100}) as http:
-        await ready(http)
-        before = streaming()
-        async with lasting(http, name) as (_, writer):
+        await wait_until_ready(http)
+        before = count_streams()
+        async with open_ndjson_request(http, name) as (_, writer):
             writer.transport.pause_reading()
-            lines, sent = piece(b'{"partition":0,"value":"%b"}\n' % (b"x" * 10) * 1000), 0
+            lines, sent = build_chunk(b'{"partition":0,"value":"%b"}\n' % (b"x" * 10) * 1000), 0
             try:
                 while sent < 64 << 20:
                     writer.write(lines)
@@ -340,12 +353,12 @@ async def test_who_does_not_read_what_became_of_its_lines_is_not_read_from(kafka
                 pass
             else:
                 pytest.fail("64 MiB were taken from a client that reads nothing")
-            assert (await post(http, name, {"partition": 1})).status_code == 200
-            assert streaming() > before
-        await until(lambda: streaming() == before, "the end of its request")
+            assert (await post_records(http, name, {"partition": 1})).status_code == 200
+            assert count_streams() > before
+        await wait_until(lambda: count_streams() == before, "the end of its request")
 
 
-def streaming() -> int:
+def count_streams() -> int:
     """Requests that last, here: each has a task that reads."""
     return sum("Lines._read" in str(task.get_coro()) for task in asyncio.all_tasks())
 
@@ -353,29 +366,29 @@ def streaming() -> int:
 async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(
     monkeypatch, kafka, name
 ):
-    monkeypatch.setattr("gateway.sidecar.producer.ndjson.LINGER", 0.1)
+    monkeypatch.setattr("gateway.sidecar.producer.ndjson.LINGER_S", 0.1)
     async with running_sidecar(kafka.bootstrap, producer={"maxBytes": "1000B"}) as http:
-        await ready(http)
+        await wait_until_ready(http)
         good = b'{"partition":0,"value":"v"}\n'
         for first, long in ((0, b"x" * 1001), (2, b"x" * 1001 + b"\n" + good)):
-            async with lasting(http, name) as (reader, writer):
-                writer.write(piece(good * 2 + long))
+            async with open_ndjson_request(http, name) as (reader, writer):
+                writer.write(build_chunk(good * 2 + long))
                 for offset in (first, first + 1):
-                    assert json.loads(await a_line(reader))["offset"] == offset
-                told = json.loads(await a_line(reader))
+                    assert json.loads(await read_json_line(reader))["offset"] == offset
+                told = json.loads(await read_json_line(reader))
                 assert told["errorCode"] == 413
                 assert told["error"].startswith("line 3 is over 1000 bytes")
                 assert b"0\r\n\r\n" in await reader.read()
-        assert len(written(kafka, name)) == 4
+        assert len(read_written(kafka, name)) == 4
 
 
 async def test_a_request_that_is_silent_for_long_is_ended_and_told_so(monkeypatch, http, name):
-    monkeypatch.setattr("gateway.sidecar.producer.ndjson.IDLE", 0.5)
-    monkeypatch.setattr("gateway.sidecar.producer.ndjson.LINGER", 0.1)
-    async with lasting(http, name) as (reader, writer):
-        writer.write(piece(b'{"partition":0}\n{"parti'))
-        assert json.loads(await a_line(reader))["offset"] == 0
-        told = json.loads(await a_line(reader))
+    monkeypatch.setattr("gateway.sidecar.producer.ndjson.IDLE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("gateway.sidecar.producer.ndjson.LINGER_S", 0.1)
+    async with open_ndjson_request(http, name) as (reader, writer):
+        writer.write(build_chunk(b'{"partition":0}\n{"parti'))
+        assert json.loads(await read_json_line(reader))["offset"] == 0
+        told = json.loads(await read_json_line(reader))
         assert told["errorCode"] == 408
         assert told["error"].startswith("nothing came for 0.5 s")
         assert b"0\r\n\r\n" in await reader.read()
@@ -383,22 +396,22 @@ async def test_a_request_that_is_silent_for_long_is_ended_and_told_so(monkeypatc
 
 async def test_a_sidecar_that_ends_says_after_which_line_to_go_on(kafka, name):
     """What was taken is written and told; who reads nothing of that does not hold it up."""
-    made = config_for(kafka.bootstrap, [], [], sidecar={"producer": {"streamed": 100}})
+    made = build_config(kafka.bootstrap, [], [], sidecar={"producer": {"streamed": 100}})
     async with (
         running_gateway({**made, "listen": {"drainTimeout": "3s"}}) as gateway,
-        browsing(gateway) as http,
-        lasting(http, name) as (reader, writer),
-        lasting(http, name) as (_, stuck),
+        create_http_client(gateway) as http,
+        open_ndjson_request(http, name) as (reader, writer),
+        open_ndjson_request(http, name) as (_, stuck),
     ):
         stuck.transport.pause_reading()
-        stuck.write(piece(b'{"partition":1}\n' * 100_000))
-        writer.write(piece(b'{"partition":0}\n' * 2))
+        stuck.write(build_chunk(b'{"partition":1}\n' * 100_000))
+        writer.write(build_chunk(b'{"partition":0}\n' * 2))
         for offset in range(2):
-            assert json.loads(await a_line(reader))["offset"] == offset
+            assert json.loads(await read_json_line(reader))["offset"] == offset
         ending = asyncio.create_task(gateway.stop())
-        told = json.loads(await a_line(reader))
+        told = json.loads(await read_json_line(reader))
         assert told["errorCode"] == 503
         assert "go on after line 2 with another one" in told["error"]
         assert b"0\r\n\r\n" in await reader.read()
         assert await ending == 0
-    assert sum(message.partition() == 0 for message in written(kafka, name)) == 2
+    assert sum(message.partition() == 0 for message in read_written(kafka, name)) == 2

@@ -14,12 +14,17 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from support.served import served
+from support.app_server import running_app
 
 from gateway.config.sections.sidecar import Backend as Settings
-from gateway.core.delivery.verdict import Answered, Away, Item, Suspect
+from gateway.core.delivery.verdict import (
+    BackendUnavailable,
+    BatchResults,
+    RecordResult,
+    SuspectBatch,
+)
 from gateway.core.log.record import Record, TopicPartition
-from gateway.sidecar.reactive.backend import BackEnd, call, retry_after
+from gateway.sidecar.reactive.backend import BackendClient, parse_retry_after, post_json
 
 SENT = [Record(TopicPartition("orders", 0), 5, 0, 0, b"k", b"v")]
 GOOD = b'[{"processed": true}]'
@@ -33,13 +38,15 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def answering(reply: Reply) -> Any:
+def running_backend(reply: Reply) -> Any:
     paths = [Route("/kafka/records", reply, methods=["POST"]), Route("/health", reply)]
-    return served(Starlette(routes=paths))
+    return running_app(Starlette(routes=paths))
 
 
-def back_end(client: httpx.AsyncClient, url: str, **options: Any) -> BackEnd:
-    return BackEnd(client, Settings.model_validate({"host": url, "timeout": "500ms", **options}))
+def build_back_end(client: httpx.AsyncClient, url: str, **options: Any) -> BackendClient:
+    return BackendClient(
+        client, Settings.model_validate({"host": url, "timeout": "500ms", **options})
+    )
 
 
 async def test_a_batch_is_posted_with_its_headers(client: httpx.AsyncClient):
@@ -50,14 +57,14 @@ async def test_a_batch_is_posted_with_its_headers(client: httpx.AsyncClient):
         seen.append((await request.body(), headers.get("content-type"), headers.get("x-one")))
         return Response(GOOD)
 
-    async with answering(reply) as url:
-        said = await back_end(client, url).post(b'["batch"]', SENT, {"X-One": "1"})
-    assert said == Answered([Item(True)])
+    async with running_backend(reply) as url:
+        said = await build_back_end(client, url).post(b'["batch"]', SENT, {"X-One": "1"})
+    assert said == BatchResults([RecordResult(True)])
     assert seen == [(b'["batch"]', "application/json", "1")]
 
 
 async def test_one_that_is_late_or_drips_or_breaks_off_is_away(client: httpx.AsyncClient):
-    async def drips(request: Request) -> Response:
+    async def drip_answer(request: Request) -> Response:
         from starlette.responses import StreamingResponse
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -67,39 +74,41 @@ async def test_one_that_is_late_or_drips_or_breaks_off_is_away(client: httpx.Asy
 
         return StreamingResponse(pieces())
 
-    async def sleeps(request: Request) -> Response:
+    async def answer_late(request: Request) -> Response:
         await asyncio.sleep(30)
         return Response()
 
-    for reply in (drips, sleeps):
-        async with answering(reply) as url:
-            said = await back_end(client, url).post(b"[]", SENT)
-        assert isinstance(said, Away) and said.late, "each piece came in time, the answer did not"
-    said = await back_end(client, url).post(b"[]", SENT)
-    assert isinstance(said, Away) and not said.late
+    for reply in (drip_answer, answer_late):
+        async with running_backend(reply) as url:
+            said = await build_back_end(client, url).post(b"[]", SENT)
+        assert isinstance(said, BackendUnavailable) and said.is_late, (
+            "each piece came in time, the answer did not"
+        )
+    said = await build_back_end(client, url).post(b"[]", SENT)
+    assert isinstance(said, BackendUnavailable) and not said.is_late
     assert "is not there" in said.reason
 
 
 async def test_one_that_cuts_the_connection_is_away(client: httpx.AsyncClient):
-    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def cut_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n[{")
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(cut, "127.0.0.1", 0)
+    server = await asyncio.start_server(cut_connection, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        said = await back_end(client, f"http://127.0.0.1:{port}").post(b"[]", SENT)
-    assert isinstance(said, Away) and "broke off" in said.reason
+        said = await build_back_end(client, f"http://127.0.0.1:{port}").post(b"[]", SENT)
+    assert isinstance(said, BackendUnavailable) and "broke off" in said.reason
 
 
 async def test_it_is_asked_again_when_it_says(client: httpx.AsyncClient):
     async def busy(request: Request) -> Response:
         return Response("busy", 429, {"Retry-After": "7"})
 
-    async with answering(busy) as url:
-        assert await back_end(client, url).post(b"[]", SENT) == Away(
+    async with running_backend(busy) as url:
+        assert await build_back_end(client, url).post(b"[]", SENT) == BackendUnavailable(
             "the back end says 429: busy", 7.0
         )
 
@@ -110,25 +119,25 @@ async def test_how_long_it_wants_to_be_left_alone_is_bounded(client: httpx.Async
     async def busy(request: Request) -> Response:
         return Response("busy", 503, {"Retry-After": "1" * 400})
 
-    async with answering(busy) as url:
-        said = await call(client, httpx.URL(url).join("/kafka/records"), b"[]", {}, 10.0)
+    async with running_backend(busy) as url:
+        said = await post_json(client, httpx.URL(url).join("/kafka/records"), b"[]", {}, 10.0)
     assert said == (503, 3600.0, b"busy")
 
 
 async def test_a_redirect_is_not_followed(client: httpx.AsyncClient):
-    async def elsewhere(request: Request) -> Response:
+    async def redirect(request: Request) -> Response:
         return Response(status_code=307, headers={"Location": "/kafka/records"})
 
-    async with answering(elsewhere) as url:
-        assert isinstance(await back_end(client, url).post(b"[]", SENT), Away)
+    async with running_backend(redirect) as url:
+        assert isinstance(await build_back_end(client, url).post(b"[]", SENT), BackendUnavailable)
 
 
 async def test_garbage_is_suspect_by_what_it_is(client: httpx.AsyncClient):
     async def garbage(request: Request) -> Response:
         return Response(b"\xff\xfe")
 
-    async with answering(garbage) as url:
-        assert isinstance(await back_end(client, url).post(b"[]", SENT), Suspect)
+    async with running_backend(garbage) as url:
+        assert isinstance(await build_back_end(client, url).post(b"[]", SENT), SuspectBatch)
 
 
 async def test_it_is_well_by_a_success_of_its_health_path_or_where_none_is_asked(
@@ -139,13 +148,15 @@ async def test_it_is_well_by_a_success_of_its_health_path_or_where_none_is_asked
     async def health(request: Request) -> Response:
         return Response(status_code=status)
 
-    async with answering(health) as url:
-        assert await back_end(client, url).unwell() == ""
+    async with running_backend(health) as url:
+        assert await build_back_end(client, url).describe_failure() == ""
         status = 503
-        assert "says 503" in await back_end(client, url).unwell()
-        assert "says 404" in await back_end(client, url, healthPath="/other").unwell()
-        assert await back_end(client, url, healthPath=None).unwell() == ""
-    assert "does not answer" in await back_end(client, url).unwell()
+        assert "says 503" in await build_back_end(client, url).describe_failure()
+        assert (
+            "says 404" in await build_back_end(client, url, healthPath="/other").describe_failure()
+        )
+        assert await build_back_end(client, url, healthPath=None).describe_failure() == ""
+    assert "does not answer" in await build_back_end(client, url).describe_failure()
 
 
 @pytest.mark.parametrize(
@@ -163,10 +174,10 @@ async def test_it_is_well_by_a_success_of_its_health_path_or_where_none_is_asked
     ],
 )
 def test_retry_after_is_read_and_bounded(given: str, seconds: float):
-    assert retry_after({"retry-after": given}) == seconds
+    assert parse_retry_after({"retry-after": given}) == seconds
 
 
 def test_retry_after_may_be_a_date():
     later = formatdate(time.time() + 60, usegmt=True)
-    assert 30 < retry_after({"retry-after": later}) <= 60
-    assert retry_after({"retry-after": formatdate(0, usegmt=True)}) == 0.0
+    assert 30 < parse_retry_after({"retry-after": later}) <= 60
+    assert parse_retry_after({"retry-after": formatdate(0, usegmt=True)}) == 0.0

@@ -7,8 +7,8 @@ import logging
 import os
 
 import pytest
-from support.simulated_groups import GroupWorld
-from support.virtual_time import run_virtually
+from support.simulated_groups import GroupSimulation
+from support.virtual_time import run_in_virtual_time
 
 from gateway.core.log.record import TopicPartition
 
@@ -28,9 +28,9 @@ def test_every_record_is_delivered_once_all_is_well_again(
     successor of its topic. A right that was taken away for a while ended the membership."""
     caplog.set_level(logging.CRITICAL)
     for seed in range(HISTORIES):
-        world = GroupWorld(seed, classic=protocol == "classic")
-        run_virtually(world.run(EVENTS, 25))
-        assert not world.oracle.faults, (seed, world.oracle.faults, world.log)
+        world = GroupSimulation(seed, is_classic=protocol == "classic")
+        run_in_virtual_time(world.run_events(EVENTS, 25))
+        assert not world.oracle.violations, (seed, world.oracle.violations, world.log)
 
 
 def test_a_paused_group_that_fails_and_begins_again_stays_paused(
@@ -38,34 +38,34 @@ def test_a_paused_group_that_fails_and_begins_again_stays_paused(
 ):
     """Its new lanes did not know, and sent one batch each."""
     caplog.set_level(logging.CRITICAL)
-    world = GroupWorld(0, classic=False)
+    world = GroupSimulation(0, is_classic=False)
     begun: list[object] = []
 
     async def play() -> None:
-        kafka = asyncio.create_task(world.kafka.run())
+        kafka = asyncio.create_task(world.kafka.run_expiry())
         world.start()
-        group = world.sidecars[0].group
+        group = world.members[0].group
         await asyncio.sleep(5.0)
         begun.append(group.consumer)
-        group.pause(True)
+        group.set_paused(True)
         world.produce()
-        group.list_ends = fail  # type: ignore[method-assign]
+        group.fetch_end_offsets = fail  # type: ignore[method-assign]
         await asyncio.sleep(60.0)
-        del group.list_ends  # type: ignore[method-assign]
+        del group.fetch_end_offsets  # type: ignore[method-assign]
         await asyncio.sleep(60.0)
         begun.append(group.consumer)
         assert not world.oracle.processed
-        group.pause(False)
+        group.set_paused(False)
         await asyncio.sleep(60.0)
-        assert not world.missing()
-        world.sidecars[0].task.cancel()
-        await asyncio.wait([world.sidecars[0].task])
+        assert not world.list_missing()
+        world.members[0].task.cancel()
+        await asyncio.wait([world.members[0].task])
         kafka.cancel()
 
     async def fail(*_: object) -> dict[TopicPartition, int]:
         raise RuntimeError("a fault in the group")
 
-    run_virtually(play())
+    run_in_virtual_time(play())
     assert None not in begun and begun[0] is not begun[1]
 
 
@@ -76,31 +76,31 @@ def test_an_outage_is_told_once_once_a_minute_and_when_it_is_over(
 ):
     """Each change of the text was told, such as when the next attempt is: three lines in 28 s."""
     caplog.set_level(logging.INFO)
-    world = GroupWorld(1, classic=protocol == "classic")
+    world = GroupSimulation(1, is_classic=protocol == "classic")
     states: list[tuple[str, bool]] = []
 
     def refuse(refused: bool) -> None:
         if refusal == "login":
-            world.sidecars[0].cluster.away = "login" if refused else ""
+            world.members[0].cluster.failure_mode = "login" if refused else ""
         else:
             world.kafka.is_denied = refused
 
     async def play() -> None:
-        kafka = asyncio.create_task(world.kafka.run())
+        kafka = asyncio.create_task(world.kafka.run_expiry())
         world.start()
-        group = world.sidecars[0].group
+        group = world.members[0].group
         for refused, seconds in ((False, 10.0), (True, 50.0), (False, 90.0), (False, 10.0)):
             refuse(refused)
             world.produce()
             await asyncio.sleep(seconds)
             assert group.consumer is not None
             states.append((group.consumer.state.name, group.failure is not None))
-        assert not world.missing()
-        world.sidecars[0].task.cancel()
-        await asyncio.wait([world.sidecars[0].task])
+        assert not world.list_missing()
+        world.members[0].task.cancel()
+        await asyncio.wait([world.members[0].task])
         kafka.cancel()
 
-    run_virtually(play())
+    run_in_virtual_time(play())
     assert [failing for _, failing in states] == [False, True, False, False], states
     told = [each for each in caplog.messages if each.startswith("group=g ")]
     assert len(told) == 2, told

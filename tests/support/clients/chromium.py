@@ -14,13 +14,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
-from support.clients.client import Event, ProcessClient
-from support.needs import need
-from support.served import served
+from support.app_server import running_app
+from support.clients.client import ProcessClient, ReceivedEvent
+from support.requirements import require_tools
 
-PAGE = Path(__file__).parent / "page.html"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (
+PAGE_PATH = Path(__file__).parent / "page.html"
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM_FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -38,7 +38,7 @@ class ChromiumClient(ProcessClient):
     """A browser of its own, with an empty profile. It takes no headers: EventSource cannot."""
 
     name: ClassVar[str] = "chromium"
-    reconnects: ClassVar[bool] = True
+    reconnects_itself: ClassVar[bool] = True
 
     def __init__(
         self, url: str, *, last_event_id: str = "", headers: Mapping[str, str] | None = None
@@ -46,46 +46,48 @@ class ChromiumClient(ProcessClient):
         if headers or last_event_id:
             raise ValueError("EventSource sets no headers; use the query (?lastEventId=)")
         super().__init__(url)
-        self._page = ""
-        self._profile = ""
+        self._page_url = ""
+        self._profile_directory = ""
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
-        need("chromium")
-        self._profile = self._stack.enter_context(
+        require_tools("chromium")
+        self._profile_directory = self._stack.enter_context(
             tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         )
         app = Starlette(
             routes=[
-                Route("/", lambda request: FileResponse(PAGE)),
-                Route("/heard", self._heard, methods=["POST"]),
+                Route("/", lambda request: FileResponse(PAGE_PATH)),
+                Route("/heard", self._handle_post, methods=["POST"]),
             ]
         )
-        self._page = await self._stack.enter_async_context(served(app))
+        self._page_url = await self._stack.enter_async_context(running_app(app))
         await super().start()
 
     async def stop(self) -> None:
         await super().stop()
         await self._stack.aclose()
 
-    async def command(self) -> Sequence[str]:
-        browser = next(found for name in BROWSERS if (found := shutil.which(name)))
-        page = f"{self._page}/?url={quote(self.url, safe='')}"
-        return [browser, *FLAGS, f"--user-data-dir={self._profile}", page]
+    async def build_command(self) -> Sequence[str]:
+        browser = next(found for name in CHROMIUM_NAMES if (found := shutil.which(name)))
+        page = f"{self._page_url}/?url={quote(self.url, safe='')}"
+        return [browser, *CHROMIUM_FLAGS, f"--user-data-dir={self._profile_directory}", page]
 
-    def heard(self, piece: bytes) -> None:
+    def feed_output(self, piece: bytes) -> None:
         """What it prints is not for us: the page posts."""
 
-    def _complained(self, piece: bytes) -> None:
+    def _feed_errors(self, piece: bytes) -> None:
         """It complains of missing buses and drivers on every machine without a screen."""
 
-    async def _heard(self, request: Request) -> Response:
+    async def _handle_post(self, request: Request) -> Response:
         for told in await request.json():
             if "opened" in told:
-                self.opened += 1
+                self.open_count += 1
             elif "error" in told:
                 self.errors.append(told["error"])
-                self.closed |= told["closed"]
+                self.is_closed |= told["closed"]
             else:
-                self.events.append(Event(event=told["event"], id=told["id"], data=told["data"]))
+                self.events.append(
+                    ReceivedEvent(event=told["event"], id=told["id"], data=told["data"])
+                )
         return Response(status_code=204)

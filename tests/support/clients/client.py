@@ -18,10 +18,10 @@ from typing import ClassVar, Self, TypedDict
 from urllib.parse import urlsplit
 
 from support.tcp_proxy import TcpProxy
-from support.until import PATIENCE, until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 
-class Event(TypedDict):
+class ReceivedEvent(TypedDict):
     event: str
     id: str
     data: str
@@ -38,23 +38,23 @@ class SseClient(ABC):
     """
 
     name: ClassVar[str]
-    reconnects: ClassVar[bool]  # by itself; others connect again on `resume`
+    reconnects_itself: ClassVar[bool]  # by itself; others connect again on `resume`
 
     def __init__(
         self, url: str, *, last_event_id: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
-        self.events: list[Event] = []
+        self.events: list[ReceivedEvent] = []
         self.errors: list[str] = []
-        self.opened = 0
-        self.closed = False
+        self.open_count = 0
+        self.is_closed = False
         self.headers = dict(headers or {})
-        self.network = TcpProxy()
-        self._first_id = last_event_id
-        self._parts = urlsplit(url)
+        self.proxy = TcpProxy()
+        self._initial_id = last_event_id
+        self._url_parts = urlsplit(url)
 
     async def __aenter__(self) -> Self:
-        await self.network.listen()
-        self.lead_to(self._parts.netloc)
+        await self.proxy.listen()
+        self.set_server(self._url_parts.netloc)
         try:
             await self.start()
         except BaseException:
@@ -66,27 +66,27 @@ class SseClient(ABC):
         try:
             await self.stop()
         finally:
-            await self.network.close()
+            await self.proxy.close()
 
     @property
     def url(self) -> str:
         """The stream's address, by way of the proxy."""
-        return self._parts._replace(netloc=self.network.address).geturl()
+        return self._url_parts._replace(netloc=self.proxy.address).geturl()
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """It reads nothing more unless it is told to `resume`."""
-        return self.closed
+        return self.is_closed
 
     @property
     def last_event_id(self) -> str:
         """What it should resume with."""
-        return self.events[-1]["id"] if self.events else self._first_id
+        return self.events[-1]["id"] if self.events else self._initial_id
 
-    def lead_to(self, netloc: str) -> None:
+    def set_server(self, netloc: str) -> None:
         """From the next connection on, talk to the server at host:port."""
         host, _, port = netloc.removeprefix("http://").rpartition(":")
-        self.network.target(host, int(port))
+        self.proxy.set_target(host, int(port))
 
     @abstractmethod
     async def start(self) -> None:
@@ -98,28 +98,28 @@ class SseClient(ABC):
 
     def cut(self) -> None:
         """The network fails now."""
-        self.network.cut()
+        self.proxy.cut()
 
     def cut_after(self, count: int) -> None:
         """The network fails `count` bytes (of HTTP) further on."""
-        self.network.cut_after(count)
+        self.proxy.cut_after(count)
 
-    async def resume(self) -> None:
+    async def reconnect(self) -> None:
         """Connect again after a cut; does nothing for those that do so by themselves."""
-        if not self.reconnects:
+        if not self.reconnects_itself:
             await self.stop()
             await self.start()
 
-    async def wait(
+    async def wait_for_events(
         self,
-        enough: int | Callable[[Sequence[Event]], object],
-        within: float = PATIENCE,
+        enough: int | Callable[[Sequence[ReceivedEvent]], object],
+        within: float = WAIT_TIMEOUT_S,
     ) -> None:
         """Until it has so many events, or the condition on its events holds."""
         met = (lambda events: len(events) >= enough) if isinstance(enough, int) else enough
-        await until(lambda: met(self.events), self.state, within)
+        await wait_until(lambda: met(self.events), self.describe_state, within)
 
-    def state(self) -> str:
+    def describe_state(self) -> str:
         """For messages of failure."""
         last = self.events[-1] if self.events else None
         return f"{self.name} has {len(self.events)} events, last {last}, errors {self.errors[-5:]}"
@@ -136,21 +136,21 @@ class ProcessClient(SseClient):
         self._readers: list[asyncio.Task[None]] = []
 
     @abstractmethod
-    async def command(self) -> Sequence[str]: ...
+    async def build_command(self) -> Sequence[str]: ...
 
     @abstractmethod
-    def heard(self, piece: bytes) -> None:
+    def feed_output(self, data: bytes) -> None:
         """Bytes of its standard output, cut anywhere."""
 
     async def start(self) -> None:
-        command = await self.command()
+        command = await self.build_command()
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
         )
         assert self._process.stdout and self._process.stderr
         self._readers = [
-            asyncio.create_task(_drain(self._process.stdout, self.heard)),
-            asyncio.create_task(_drain(self._process.stderr, self._complained)),
+            asyncio.create_task(_read_stream(self._process.stdout, self.feed_output)),
+            asyncio.create_task(_read_stream(self._process.stderr, self._feed_errors)),
         ]
 
     async def stop(self) -> None:
@@ -163,13 +163,13 @@ class ProcessClient(SseClient):
         self._process = None
 
     @property
-    def ended(self) -> bool:
-        return self.closed or self._process is None or self._process.returncode is not None
+    def is_ended(self) -> bool:
+        return self.is_closed or self._process is None or self._process.returncode is not None
 
-    def _complained(self, piece: bytes) -> None:
+    def _feed_errors(self, piece: bytes) -> None:
         self.errors += piece.decode(errors="replace").splitlines()
 
 
-async def _drain(stream: asyncio.StreamReader, take: Callable[[bytes], None]) -> None:
+async def _read_stream(stream: asyncio.StreamReader, consume: Callable[[bytes], None]) -> None:
     while piece := await stream.read(65536):
-        take(piece)
+        consume(piece)

@@ -20,24 +20,24 @@ from typing import ClassVar
 
 import pytest
 from support.clients.client import ProcessClient
-from support.heads import Heads
-from support.needs import absent, need
+from support.head_recorder import HeadRecorder
+from support.requirements import require_tools, skip_or_fail
 
-SOURCE = Path(__file__).parent / "decoders"
+SOURCE_DIRECTORY = Path(__file__).parent / "decoders"
 BUILD_TIMEOUT_S = 900.0  # of reqwest: 80 s of CPU time, and others work, too
-TOOLS = {
+BUILD_COMMANDS = {
     "go": ("go", "build", "-o", "bin/", "./..."),
     "rust": ("cargo", "build", "--quiet", "--locked"),
 }
 
 
-def built(language: str) -> Path:
+def ensure_built(language: str) -> Path:
     """The folder with the programs of a language, built if that was not done yet.
 
     Skips the test (or fails it in CI) without the tools, or without their registry.
     """
-    need(language)
-    files = sorted(each for each in (SOURCE / language).rglob("*") if each.is_file())
+    require_tools(language)
+    files = sorted(each for each in (SOURCE_DIRECTORY / language).rglob("*") if each.is_file())
     mark = hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gateway"
     cache.mkdir(parents=True, exist_ok=True)
@@ -45,20 +45,24 @@ def built(language: str) -> Path:
     with (cache / f"decoders-{language}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # other processes of the tests wait for the first
         if not place.exists():
-            _build(language, place)
+            _build_programs(language, place)
     return place
 
 
-def _build(language: str, place: Path) -> None:
-    made = Path(tempfile.mkdtemp(prefix="decoders-", dir=place.parent))
+def _build_programs(language: str, target: Path) -> None:
+    made = Path(tempfile.mkdtemp(prefix="decoders-", dir=target.parent))
     try:
-        shutil.copytree(SOURCE / language, made, dirs_exist_ok=True)
+        shutil.copytree(SOURCE_DIRECTORY / language, made, dirs_exist_ok=True)
         done = subprocess.run(
-            TOOLS[language], cwd=made, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
+            BUILD_COMMANDS[language],
+            cwd=made,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
         )
         if done.returncode:
-            absent(f"{' '.join(TOOLS[language])} failed: {done.stderr[-500:]}")
-        made.replace(place)
+            skip_or_fail(f"{' '.join(BUILD_COMMANDS[language])} failed: {done.stderr[-500:]}")
+        made.replace(target)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -66,27 +70,31 @@ def _build(language: str, place: Path) -> None:
 class DecodingClient(ProcessClient):
     """printed: all that its decoder handed on. accept: the media type that it asks for."""
 
-    reconnects: ClassVar[bool] = False
-    accept = "text/event-stream"
+    reconnects_itself: ClassVar[bool] = False
+    media_type = "text/event-stream"
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self.network: Heads = Heads()
-        self.printed = bytearray()
+        self.proxy: HeadRecorder = HeadRecorder()
+        self.output = bytearray()
 
-    def heard(self, piece: bytes) -> None:
-        self.printed += piece
+    def feed_output(self, piece: bytes) -> None:
+        self.output += piece
 
-    def state(self) -> str:
+    def describe_state(self) -> str:
         """For messages of failure."""
-        return f"{self.name} printed {bytes(self.printed[-300:])!r}, errors {self.errors[-5:]}"
+        return f"{self.name} printed {bytes(self.output[-300:])!r}, errors {self.errors[-5:]}"
 
 
 class GoClient(DecodingClient):
     name: ClassVar[str] = "Go net/http"
 
-    async def command(self) -> Sequence[str]:
-        return [str(await asyncio.to_thread(built, "go") / "bin" / "stream"), self.url, self.accept]
+    async def build_command(self) -> Sequence[str]:
+        return [
+            str(await asyncio.to_thread(ensure_built, "go") / "bin" / "stream"),
+            self.url,
+            self.media_type,
+        ]
 
 
 class GoSocketClient(DecodingClient):
@@ -94,46 +102,52 @@ class GoSocketClient(DecodingClient):
 
     name: ClassVar[str] = "Go gorilla/websocket"
 
-    async def command(self) -> Sequence[str]:
+    async def build_command(self) -> Sequence[str]:
         url = self.url.replace("http:", "ws:", 1)
-        return [str(await asyncio.to_thread(built, "go") / "bin" / "socket"), url]
+        return [str(await asyncio.to_thread(ensure_built, "go") / "bin" / "socket"), url]
 
 
 class RustClient(DecodingClient):
     name: ClassVar[str] = "Rust reqwest"
 
-    async def command(self) -> Sequence[str]:
-        program = await asyncio.to_thread(built, "rust") / "target" / "debug" / "decoder"
-        return [str(program), self.url, self.accept]
+    async def build_command(self) -> Sequence[str]:
+        program = await asyncio.to_thread(ensure_built, "rust") / "target" / "debug" / "decoder"
+        return [str(program), self.url, self.media_type]
 
 
 class JavaClient(DecodingClient):
     name: ClassVar[str] = "Java HttpClient"
 
-    async def command(self) -> Sequence[str]:
-        return ["java", str(SOURCE / "Decoder.java"), self.url, self.accept]
+    async def build_command(self) -> Sequence[str]:
+        return ["java", str(SOURCE_DIRECTORY / "Decoder.java"), self.url, self.media_type]
 
 
 class NodeFetchClient(DecodingClient):
     name: ClassVar[str] = "Node fetch"
 
-    async def command(self) -> Sequence[str]:
-        return ["node", str(SOURCE / "decoder.mjs"), self.url, self.accept]
+    async def build_command(self) -> Sequence[str]:
+        return ["node", str(SOURCE_DIRECTORY / "decoder.mjs"), self.url, self.media_type]
 
 
 class CurlCompressedClient(DecodingClient):
     name: ClassVar[str] = "curl --compressed"
 
-    async def command(self) -> Sequence[str]:
+    async def build_command(self) -> Sequence[str]:
         quiet = ("-q", "-N", "-sS", "--fail", "--noproxy", "*")
-        return ["curl", *quiet, "--compressed", "-H", f"Accept: {self.accept}", self.url]
+        return ["curl", *quiet, "--compressed", "-H", f"Accept: {self.media_type}", self.url]
 
 
 class PythonClient(DecodingClient):
     library: ClassVar[str]
 
-    async def command(self) -> Sequence[str]:
-        return [sys.executable, str(SOURCE / "decoder.py"), self.library, self.url, self.accept]
+    async def build_command(self) -> Sequence[str]:
+        return [
+            sys.executable,
+            str(SOURCE_DIRECTORY / "decoder.py"),
+            self.library,
+            self.url,
+            self.media_type,
+        ]
 
 
 class HttpxClient(PythonClient):
@@ -151,10 +165,10 @@ class RequestsClient(PythonClient):
     library: ClassVar[str] = "requests"
 
 
-patient = pytest.mark.timeout(BUILD_TIMEOUT_S)
-EVERY_DECODER = [
-    pytest.param(GoClient, id="go", marks=[pytest.mark.needs("go"), patient]),
-    pytest.param(RustClient, id="rust", marks=[pytest.mark.needs("rust"), patient]),
+BUILD_TIMEOUT_MARK = pytest.mark.timeout(BUILD_TIMEOUT_S)
+ALL_DECODERS = [
+    pytest.param(GoClient, id="go", marks=[pytest.mark.needs("go"), BUILD_TIMEOUT_MARK]),
+    pytest.param(RustClient, id="rust", marks=[pytest.mark.needs("rust"), BUILD_TIMEOUT_MARK]),
     pytest.param(JavaClient, id="java", marks=pytest.mark.needs("java17")),
     pytest.param(NodeFetchClient, id="node", marks=pytest.mark.needs("node")),
     pytest.param(CurlCompressedClient, id="curl", marks=pytest.mark.needs("curl")),

@@ -7,28 +7,28 @@ from typing import ClassVar
 
 import httpx
 from httpx_sse import aconnect_sse
-from support.clients.client import Event, SseClient
+from support.clients.client import ReceivedEvent, SseClient
 
 
 class HttpxSseClient(SseClient):
     name: ClassVar[str] = "httpx-sse"
-    reconnects: ClassVar[bool] = False
-    _reading: asyncio.Task[None] | None = None
+    reconnects_itself: ClassVar[bool] = False
+    _read_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._reading = asyncio.create_task(self._read(self.last_event_id))
+        self._read_task = asyncio.create_task(self._read_events(self.last_event_id))
 
     async def stop(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-            self._reading = None
+        if self._read_task is not None:
+            self._read_task.cancel()
+            await asyncio.gather(self._read_task, return_exceptions=True)
+            self._read_task = None
 
     @property
-    def ended(self) -> bool:
-        return self._reading is None or self._reading.done()
+    def is_ended(self) -> bool:
+        return self._read_task is None or self._read_task.done()
 
-    async def _read(self, last_event_id: str) -> None:
+    async def _read_events(self, last_event_id: str) -> None:
         headers = self.headers | ({"Last-Event-ID": last_event_id} if last_event_id else {})
         timeout = httpx.Timeout(20, read=None)
         try:
@@ -37,10 +37,10 @@ class HttpxSseClient(SseClient):
                 aconnect_sse(http, "GET", self.url, headers=headers) as source,
             ):
                 source.response.raise_for_status()
-                self.opened += 1
+                self.open_count += 1
                 async for sse in source.aiter_sse():
                     # It begins each connection without an id; a program keeps the old one.
                     kept = sse.id or last_event_id
-                    self.events.append(Event(event=sse.event, id=kept, data=sse.data))
+                    self.events.append(ReceivedEvent(event=sse.event, id=kept, data=sse.data))
         except httpx.HTTPError as error:
             self.errors.append(repr(error))

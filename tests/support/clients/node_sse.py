@@ -13,21 +13,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from support.clients.client import Event, ProcessClient
-from support.needs import absent, need
+from support.clients.client import ProcessClient, ReceivedEvent
+from support.requirements import require_tools, skip_or_fail
 
-SOURCE = Path(__file__).parent / "node"
+SOURCE_DIRECTORY = Path(__file__).parent / "node"
 
 
-def installed() -> Path:
+def ensure_installed() -> Path:
     """A directory with the scripts and their packages, made once for each lock and scripts.
 
     It lies in the user's cache, outside the clone; npm verifies the lock's checksums. Skips the
     test (or fails it in CI) without Node and npm, or without their registry.
     """
-    need("node", "npm")
+    require_tools("node", "npm")
     files = ("package.json", "package-lock.json", "client.mjs", "module.mjs", "socket.mjs")
-    mark = hashlib.sha256(b"".join((SOURCE / name).read_bytes() for name in files)).hexdigest()
+    mark = hashlib.sha256(
+        b"".join((SOURCE_DIRECTORY / name).read_bytes() for name in files)
+    ).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gateway"
     place = cache / f"sse-clients-{mark[:16]}"
     if place.exists():
@@ -36,11 +38,11 @@ def installed() -> Path:
     made = Path(tempfile.mkdtemp(prefix="sse-clients-", dir=cache))
     try:
         for name in files:
-            shutil.copy(SOURCE / name, made)
+            shutil.copy(SOURCE_DIRECTORY / name, made)
         command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
         done = subprocess.run(command, cwd=made, capture_output=True, text=True, timeout=110)
         if done.returncode:
-            absent(f"npm ci failed in {SOURCE}: {done.stderr[-500:]}")
+            skip_or_fail(f"npm ci failed in {SOURCE_DIRECTORY}: {done.stderr[-500:]}")
         made.replace(place)
     except OSError:
         if not place.exists():  # else another process was first
@@ -51,35 +53,37 @@ def installed() -> Path:
 
 
 class NodeClient(ProcessClient):
-    kind: ClassVar[str]
-    reconnects: ClassVar[bool] = True
-    _rest = b""
+    library: ClassVar[str]
+    reconnects_itself: ClassVar[bool] = True
+    _buffer = b""
 
-    async def command(self) -> Sequence[str]:
-        place = await asyncio.to_thread(installed)
+    async def build_command(self) -> Sequence[str]:
+        place = await asyncio.to_thread(ensure_installed)
         headers = dict(self.headers)
         if self.last_event_id:
             headers["last-event-id"] = self.last_event_id
-        return ["node", str(place / "client.mjs"), self.kind, self.url, json.dumps(headers)]
+        return ["node", str(place / "client.mjs"), self.library, self.url, json.dumps(headers)]
 
-    def heard(self, piece: bytes) -> None:
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+    def feed_output(self, piece: bytes) -> None:
+        *lines, self._buffer = (self._buffer + piece).split(b"\n")
         for line in lines:
             told = json.loads(line)
             if "opened" in told:
-                self.opened += 1
+                self.open_count += 1
             elif "error" in told:
                 self.errors.append(told["error"])
-                self.closed |= told["closed"]
+                self.is_closed |= told["closed"]
             else:
-                self.events.append(Event(event=told["event"], id=told["id"], data=told["data"]))
+                self.events.append(
+                    ReceivedEvent(event=told["event"], id=told["id"], data=told["data"])
+                )
 
 
 class NpmEventSourceClient(NodeClient):
     name: ClassVar[str] = "npm eventsource"
-    kind: ClassVar[str] = "eventsource"
+    library: ClassVar[str] = "eventsource"
 
 
 class FetchEventSourceClient(NodeClient):
     name: ClassVar[str] = "fetch-event-source"
-    kind: ClassVar[str] = "fetch-event-source"
+    library: ClassVar[str] = "fetch-event-source"

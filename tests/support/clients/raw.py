@@ -12,12 +12,12 @@ import struct
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
-from support.clients.client import Event, SseClient
-from support.sse import Parser
-from support.until import until
+from support.clients.client import ReceivedEvent, SseClient
+from support.sse import SseParser
+from support.waiting import wait_until
 
 
-class Response(NamedTuple):
+class ResponseHead(NamedTuple):
     status: int
     headers: dict[str, str]
 
@@ -31,8 +31,8 @@ class RawClient(SseClient):
     """
 
     name: ClassVar[str] = "raw"
-    reconnects: ClassVar[bool] = True
-    kind: ClassVar[str] = "text/event-stream"
+    reconnects_itself: ClassVar[bool] = True
+    media_type: ClassVar[str] = "text/event-stream"
 
     def __init__(
         self,
@@ -44,208 +44,214 @@ class RawClient(SseClient):
         receive_buffer: int | None = None,
     ) -> None:
         super().__init__(url, last_event_id=last_event_id, headers=headers)
-        self.responses: list[Response] = []
-        self._wire = bytearray()
-        self.size = 0
-        self.retry = retry
-        self._id = last_event_id
+        self.responses: list[ResponseHead] = []
+        self._body = bytearray()
+        self.received_bytes = 0
+        self.reconnect_delay = retry
+        self._last_event_id = last_event_id
         self._receive_buffer = receive_buffer
-        self._budget: int | None = None
-        self._reset = False
-        self._reading = asyncio.Event()
-        self._reading.set()
-        self._running: asyncio.Task[None] | None = None
-        self._connection: asyncio.Task[None] | None = None
+        self._bytes_until_cut: int | None = None
+        self._should_reset = False
+        self._is_reading = asyncio.Event()
+        self._is_reading.set()
+        self._run_task: asyncio.Task[None] | None = None
+        self._connection_task: asyncio.Task[None] | None = None
 
     @property
-    def wire(self) -> bytes:
-        return bytes(self._wire)
+    def body(self) -> bytes:
+        return bytes(self._body)
 
     @property
     def last_event_id(self) -> str:
         """Also of events without data, as a browser has it."""
-        return self._id
+        return self._last_event_id
 
     @property
     def url(self) -> str:
-        return self._parts.geturl()
+        return self._url_parts.geturl()
 
-    def lead_to(self, netloc: str) -> None:
-        self._parts = self._parts._replace(netloc=netloc.removeprefix("http://"))
+    def set_server(self, netloc: str) -> None:
+        self._url_parts = self._url_parts._replace(netloc=netloc.removeprefix("http://"))
 
     async def start(self) -> None:
-        self._running = asyncio.create_task(self._run())
+        self._run_task = asyncio.create_task(self._run_connections())
 
     async def stop(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
-            self._running = None
+        if self._run_task is not None:
+            self._run_task.cancel()
+            await asyncio.gather(self._run_task, return_exceptions=True)
+            self._run_task = None
 
     def cut(self, *, reset: bool = False) -> None:
         """Close the socket now; `reset`: with RST, as a crash does, not FIN."""
-        self._reset = reset
-        if self._connection is not None:
-            self._connection.cancel()
+        self._should_reset = reset
+        if self._connection_task is not None:
+            self._connection_task.cancel()
 
     def cut_after(self, count: int, *, reset: bool = False) -> None:
         """Read exactly `count` bytes more off the socket, then cut."""
-        self._reset = reset
-        self._budget = count
+        self._should_reset = reset
+        self._bytes_until_cut = count
 
-    def hold(self) -> None:
+    def stop_reading(self) -> None:
         """Stop reading: a slow client."""
-        self._reading.clear()
+        self._is_reading.clear()
 
-    def release(self) -> None:
-        self._reading.set()
+    def resume_reading(self) -> None:
+        self._is_reading.set()
 
-    async def until_closed(self) -> None:
+    async def wait_closed(self) -> None:
         """It has given up for good."""
-        await until(lambda: self.closed, lambda: f"{self.name} goes on: {self.state()}")
+        await wait_until(
+            lambda: self.is_closed, lambda: f"{self.name} goes on: {self.describe_state()}"
+        )
 
-    async def _run(self) -> None:
-        while not self.closed:
-            self._connection = asyncio.create_task(self._connect())
+    async def _run_connections(self) -> None:
+        while not self.is_closed:
+            self._connection_task = asyncio.create_task(self._open_and_read())
             try:
-                await asyncio.wait([self._connection])
+                await asyncio.wait([self._connection_task])
             finally:
-                self._connection.cancel()
-                outcome = (await asyncio.gather(self._connection, return_exceptions=True))[0]
+                self._connection_task.cancel()
+                outcome = (await asyncio.gather(self._connection_task, return_exceptions=True))[0]
             if isinstance(outcome, OSError | EOFError):
                 self.errors.append(repr(outcome))
             elif isinstance(outcome, Exception):
                 self.errors.append(repr(outcome))
-                self.closed = True
-            if not self.closed:
-                await asyncio.sleep(self.retry)
+                self.is_closed = True
+            if not self.is_closed:
+                await asyncio.sleep(self.reconnect_delay)
 
-    async def _connect(self) -> None:
+    async def _open_and_read(self) -> None:
         loop = asyncio.get_running_loop()
         with socket.socket() as sock:
             sock.setblocking(False)
             if self._receive_buffer is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
-            self.size, self._wire = 0, bytearray()
+            self.received_bytes, self._body = 0, bytearray()
             try:
-                await loop.sock_connect(sock, (self._parts.hostname, self._parts.port or 80))
-                await loop.sock_sendall(sock, self._request())
-                await self._read(sock)
+                await loop.sock_connect(
+                    sock, (self._url_parts.hostname, self._url_parts.port or 80)
+                )
+                await loop.sock_sendall(sock, self._build_request())
+                await self._read_response(sock)
             finally:
-                if self._reset:
+                if self._should_reset:
                     linger = struct.pack("ii", 1, 0)
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                    self._reset = False
+                    self._should_reset = False
 
-    def _request(self) -> bytes:
-        target = self._parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
-        headers = {"Host": self._parts.netloc, "Accept": self.kind} | self.headers
+    def _build_request(self) -> bytes:
+        target = self._url_parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+        headers = {"Host": self._url_parts.netloc, "Accept": self.media_type} | self.headers
         headers |= {"Cache-Control": "no-store"}
-        if self._id:
-            headers["Last-Event-ID"] = self._id
+        if self._last_event_id:
+            headers["Last-Event-ID"] = self._last_event_id
         lines = [f"GET {target} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
         return "\r\n".join(lines).encode()
 
-    def parser(self) -> Parser:
+    def create_parser(self) -> SseParser:
         """What takes the body of a connection apart."""
-        return Parser(self._id)
+        return SseParser(self._last_event_id)
 
-    def gives_up(self, response: Response) -> bool:
+    def should_give_up(self, response: ResponseHead) -> bool:
         """Whether an answer that is no stream ends it for good."""
         return True
 
-    async def _read(self, sock: socket.socket) -> None:
-        body = _Body()
-        parser = self.parser()
-        while piece := await self._receive(sock):
+    async def _read_response(self, sock: socket.socket) -> None:
+        body = _BodyDecoder()
+        parser = self.create_parser()
+        while piece := await self._receive_piece(sock):
             data = body.feed(piece)
-            if body.response is not None and not self._accepted(body):
+            if body.response is not None and not self._is_stream(body):
                 return
-            self._wire += data
+            self._body += data
             for event in parser.feed(data):
-                told = Event(event=event.type, id=event.last_event_id, data=event.data)
+                told = ReceivedEvent(
+                    event=event.event_type, id=event.last_event_id, data=event.data
+                )
                 self.events.append(told)
-            self._id = parser.last_event_id
+            self._last_event_id = parser.last_event_id
             if parser.retry_ms is not None:
-                self.retry = parser.retry_ms / 1000
-            if body.ended:
+                self.reconnect_delay = parser.retry_ms / 1000
+            if body.is_ended:
                 return
 
-    async def _receive(self, sock: socket.socket) -> bytes:
+    async def _receive_piece(self, sock: socket.socket) -> bytes:
         """At most what may still be read; b"" at the end, also at that of the budget."""
-        await self._reading.wait()
-        if self._budget == 0:
-            self._budget = None
+        await self._is_reading.wait()
+        if self._bytes_until_cut == 0:
+            self._bytes_until_cut = None
             return b""
-        want = 65536 if self._budget is None else min(65536, self._budget)
+        want = 65536 if self._bytes_until_cut is None else min(65536, self._bytes_until_cut)
         piece = await asyncio.get_running_loop().sock_recv(sock, want)
-        if self._budget is not None:
+        if self._bytes_until_cut is not None:
             # A budget set while this waited for bytes holds from here on: never read too far.
-            self._budget = max(0, self._budget - len(piece))
-        self.size += len(piece)
+            self._bytes_until_cut = max(0, self._bytes_until_cut - len(piece))
+        self.received_bytes += len(piece)
         return piece
 
-    def _accepted(self, body: _Body) -> bool:
+    def _is_stream(self, body: _BodyDecoder) -> bool:
         """Whether it is a stream, and a browser would read on; noted once per answer."""
         response = body.response
         assert response is not None
         kind = response.headers.get("content-type", "")
-        stream = response.status == 200 and kind.startswith(self.kind)
-        if not body.noted:
-            body.noted = True
+        stream = response.status == 200 and kind.startswith(self.media_type)
+        if not body.is_noted:
+            body.is_noted = True
             self.responses.append(response)
-            self.closed = not stream and self.gives_up(response)
-            self.opened += stream
+            self.is_closed = not stream and self.should_give_up(response)
+            self.open_count += stream
         return stream
 
 
-class _Body:
+class _BodyDecoder:
     """Takes HTTP/1.1 off an answer: head, and chunks if there are."""
 
     def __init__(self) -> None:
-        self.response: Response | None = None
-        self.noted = False
-        self.ended = False
-        self._rest = b""
-        self._left = 0  # bytes of the current chunk still to come
-        self._chunked = False
+        self.response: ResponseHead | None = None
+        self.is_noted = False
+        self.is_ended = False
+        self._buffer = b""
+        self._chunk_bytes_left = 0  # bytes of the current chunk still to come
+        self._is_chunked = False
 
     def feed(self, piece: bytes) -> bytes:
-        self._rest += piece
-        if self.response is None and not self._head():
+        self._buffer += piece
+        if self.response is None and not self._parse_head():
             return b""
-        if self._chunked:
-            return self._chunks()
-        data, self._rest = self._rest, b""
+        if self._is_chunked:
+            return self._decode_chunks()
+        data, self._buffer = self._buffer, b""
         return data
 
-    def _head(self) -> bool:
-        head, end, rest = self._rest.partition(b"\r\n\r\n")
+    def _parse_head(self) -> bool:
+        head, end, rest = self._buffer.partition(b"\r\n\r\n")
         if not end:
             return False
         status, *lines = head.decode("latin-1").split("\r\n")
         pairs = (line.partition(":") for line in lines)
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        self.response = Response(int(status.split()[1]), headers)
-        self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
-        self._rest = rest
+        self.response = ResponseHead(int(status.split()[1]), headers)
+        self._is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+        self._buffer = rest
         return True
 
-    def _chunks(self) -> bytes:
+    def _decode_chunks(self) -> bytes:
         """A cut chunk gives what came of it: browsers do not wait for its end."""
         found = b""
-        while self._rest and not self.ended:
-            if self._left == 0:
-                line, end, rest = self._rest.partition(b"\r\n")
+        while self._buffer and not self.is_ended:
+            if self._chunk_bytes_left == 0:
+                line, end, rest = self._buffer.partition(b"\r\n")
                 if not end:
                     break
-                self._rest = rest
+                self._buffer = rest
                 if line:  # the empty one ends the chunk before
-                    self._left = int(line.split(b";")[0], 16)
-                    self.ended = self._left == 0
+                    self._chunk_bytes_left = int(line.split(b";")[0], 16)
+                    self.is_ended = self._chunk_bytes_left == 0
                 continue
-            data = self._rest[: self._left]
-            self._rest = self._rest[len(data) :]
-            self._left -= len(data)
+            data = self._buffer[: self._chunk_bytes_left]
+            self._buffer = self._buffer[len(data) :]
+            self._chunk_bytes_left -= len(data)
             found += data
         return found

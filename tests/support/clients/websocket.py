@@ -12,11 +12,18 @@ import socket
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from support.clients.client import Event
-from support.clients.raw import RawClient, Response
-from support.raw_websocket import CLOSE, PING, PONG, TEXT, Said, frame
+from support.clients.client import ReceivedEvent
+from support.clients.raw import RawClient, ResponseHead
+from support.raw_websocket import (
+    OPCODE_CLOSE,
+    OPCODE_PING,
+    OPCODE_PONG,
+    OPCODE_TEXT,
+    ServerFrame,
+    build_frame,
+)
 
-GONE = {1000, 1001, 1006, 1011, 1012, 1013}  # closes after which a program comes back
+RECONNECT_CODES = {1000, 1001, 1006, 1011, 1012, 1013}  # closes after which a program comes back
 _DECODER = json.JSONDecoder()
 
 
@@ -30,13 +37,13 @@ class WebSocketClient(RawClient):
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
-        self.closes: list[int | None] = []
+        self.close_codes: list[int | None] = []
 
-    def _request(self) -> bytes:
-        parts = self._parts
-        if self._id:
+    def _build_request(self) -> bytes:
+        parts = self._url_parts
+        if self._last_event_id:
             query = f"{parts.query}&" if parts.query else ""
-            parts = parts._replace(query=f"{query}lastEventId={quote(self._id)}")
+            parts = parts._replace(query=f"{query}lastEventId={quote(self._last_event_id)}")
         target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
         headers = {"Host": parts.netloc} | self.headers
         headers |= {
@@ -48,80 +55,84 @@ class WebSocketClient(RawClient):
         lines = [f"GET {target} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
         return "\r\n".join(lines).encode()
 
-    def gives_up(self, response: Response) -> bool:
+    def should_give_up(self, response: ResponseHead) -> bool:
         return response.status != 503
 
-    async def _read(self, sock: socket.socket) -> None:
+    async def _read_response(self, sock: socket.socket) -> None:
         head = b""
         while b"\r\n\r\n" not in head:
-            if not (piece := await self._receive(sock)):
+            if not (piece := await self._receive_piece(sock)):
                 return
             head += piece
         head, _, rest = head.partition(b"\r\n\r\n")
-        if not self._switched(head.decode("latin-1")):
+        if not self._is_switched(head.decode("latin-1")):
             return
-        frames = Frames()
+        frames = FrameParser()
         piece = rest
         while True:
-            self._wire += piece
+            self._body += piece
             for said in frames.feed(piece):
-                if not await self._hear(sock, said):
+                if not await self._handle_frame(sock, said):
                     return
-            if not (piece := await self._receive(sock)):
+            if not (piece := await self._receive_piece(sock)):
                 return
 
-    def _switched(self, head: str) -> bool:
+    def _is_switched(self, head: str) -> bool:
         status, *lines = head.split("\r\n")
         pairs = (line.partition(":") for line in lines)
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        response = Response(int(status.split()[1]), headers)
+        response = ResponseHead(int(status.split()[1]), headers)
         self.responses.append(response)
         switched = response.status == 101
-        self.closed = not switched and self.gives_up(response)
-        self.opened += switched
+        self.is_closed = not switched and self.should_give_up(response)
+        self.open_count += switched
         return switched
 
-    async def _hear(self, sock: socket.socket, said: Said) -> bool:
+    async def _handle_frame(self, sock: socket.socket, frame: ServerFrame) -> bool:
         """False when it is over."""
         loop = asyncio.get_running_loop()
-        if said.opcode == TEXT:
-            self._take(said.payload.decode())
-        elif said.opcode == PING:
-            await loop.sock_sendall(sock, frame(PONG, said.payload))
-        elif said.opcode == CLOSE:
-            self.closes.append(said.code)
-            self.closed = said.code not in GONE
-            await loop.sock_sendall(sock, frame(CLOSE, said.payload))
+        if frame.opcode == OPCODE_TEXT:
+            self._apply_message(frame.payload.decode())
+        elif frame.opcode == OPCODE_PING:
+            await loop.sock_sendall(sock, build_frame(OPCODE_PONG, frame.payload))
+        elif frame.opcode == OPCODE_CLOSE:
+            self.close_codes.append(frame.close_code)
+            self.is_closed = frame.close_code not in RECONNECT_CODES
+            await loop.sock_sendall(sock, build_frame(OPCODE_CLOSE, frame.payload))
             return False
         return True
 
-    def _take(self, text: str) -> None:
+    def _apply_message(self, text: str) -> None:
         told = json.loads(text)
         name = told.pop("type")
-        self._id = told.pop("position", self._id)
+        self._last_event_id = told.pop("position", self._last_event_id)
         if name == "records":
-            for data in records(text):
-                self.events.append(Event(event="message", id=self._id, data=data))
+            for data in split_records(text):
+                self.events.append(
+                    ReceivedEvent(event="message", id=self._last_event_id, data=data)
+                )
         else:
             data = told.pop("record") if name == "delete" else told
-            self.events.append(Event(event=name, id=self._id, data=json.dumps(data)))
+            self.events.append(
+                ReceivedEvent(event=name, id=self._last_event_id, data=json.dumps(data))
+            )
 
 
-class Frames:
+class FrameParser:
     """Whole frames of a server, from bytes that are cut anywhere."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._buffer = b""
 
-    def feed(self, piece: bytes) -> list[Said]:
-        self._rest += piece
+    def feed(self, data: bytes) -> list[ServerFrame]:
+        self._buffer += data
         found = []
-        while (said := self._one()) is not None:
+        while (said := self._parse_frame()) is not None:
             found.append(said)
         return found
 
-    def _one(self) -> Said | None:
-        data = self._rest
+    def _parse_frame(self) -> ServerFrame | None:
+        data = self._buffer
         if len(data) < 2:
             return None
         assert data[0] & 0xB0 == 0x80 and not data[1] & 0x80, data[:2]
@@ -130,11 +141,11 @@ class Frames:
         end = 2 + wide + length
         if len(data) < max(end, 2 + wide):
             return None
-        self._rest = data[end:]
-        return Said(data[0] & 0x0F, data[2 + wide : end], bool(data[0] & 0x40))
+        self._buffer = data[end:]
+        return ServerFrame(data[0] & 0x0F, data[2 + wide : end], bool(data[0] & 0x40))
 
 
-def records(message: str) -> list[str]:
+def split_records(message: str) -> list[str]:
     """The records of a `records` message: JSON to the byte, text where it is a string."""
     at = message.index('"records":[') + len('"records":[')
     found = []

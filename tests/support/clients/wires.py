@@ -17,18 +17,22 @@ from support.clients.ndjson import NdjsonClient
 from support.clients.raw import RawClient
 from support.clients.websocket import WebSocketClient
 
-Wire: TypeAlias = Literal["sse", "ndjson", "websocket"]
-C = TypeVar("C", bound=RawClient)
+WireName: TypeAlias = Literal["sse", "ndjson", "websocket"]
+ClientT = TypeVar("ClientT", bound=RawClient)
 
-WIRES: Mapping[Wire, type[RawClient]] = {
+CLIENT_BY_WIRE: Mapping[WireName, type[RawClient]] = {
     "sse": RawClient,
     "ndjson": NdjsonClient,
     "websocket": WebSocketClient,
 }
-every_wire = pytest.mark.parametrize("wire", WIRES)
+every_wire = pytest.mark.parametrize("wire", CLIENT_BY_WIRE)
 
 
-def over(wire: Wire, client: type[C]) -> type[C]:
+def client_for_wire(wire: WireName, base_client: type[ClientT]) -> type[ClientT]:
     """That client, speaking that wire."""
-    speaks = WIRES[wire]
-    return client if issubclass(client, speaks) else type(client.name, (speaks, client), {})
+    speaks = CLIENT_BY_WIRE[wire]
+    return (
+        base_client
+        if issubclass(base_client, speaks)
+        else type(base_client.name, (speaks, base_client), {})
+    )

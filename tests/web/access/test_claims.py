@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.web.access.claims import claim, roles_of, text_of
+from gateway.web.access.claims import format_claim, get_claim, parse_roles
 
 CLAIMS = {
     "sub": "ada",
@@ -30,7 +30,7 @@ CLAIMS = {
     ],
 )
 def test_a_claim_is_found_by_its_name_or_below_its_dots(name: str, found: Any):
-    assert claim(CLAIMS, name) == found
+    assert get_claim(CLAIMS, name) == found
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_claim_is_found_by_its_name_or_below_its_dots(name: str, found: Any):
     ],
 )  # fmt: skip
 def test_what_has_one_text_is_text(value: Any, text: str | None):
-    assert text_of(value) == text
+    assert format_claim(value) == text
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_what_has_one_text_is_text(value: Any, text: str | None):
     ],
 )  # fmt: skip
 def test_roles_are_a_list_or_a_text_with_spaces(value: Any, roles: set[str]):
-    assert roles_of(value) == roles
+    assert parse_roles(value) == roles

@@ -4,64 +4,67 @@ from typing import Any
 
 import pytest
 from starlette.requests import HTTPConnection
-from support.asking import connection, route
+from support.access_requests import build_connection, build_route
 
 from gateway.config import Route, Settings
 from gateway.errors import GuardUnavailable, NotGranted, RequestError
-from gateway.web.access import Grant, Granted, anyone
-from gateway.web.access.guard import Asked
+from gateway.web.access import Grant, Granted, allow_anyone
+from gateway.web.access.guard import AccessRequest
+from gateway.web.access.guard_errors import GuardErrors
 from gateway.web.access.guards import Guards
-from gateway.web.access.refusal import Refusals
 
 
-class Fake:
+class FakeGuard:
     """A guard that knows some tokens: of the connection, in a header of its own name."""
 
     def __init__(self, name: str, known: dict[str, Grant], *, renewable: bool = True) -> None:
-        self.renewable = renewable
-        self.refusals = Refusals(name, "orders", "log in")
-        self.asked = 0
+        self.is_renewable = renewable
+        self.errors = GuardErrors(name, "orders", "log in")
+        self.request_count = 0
         self._name, self._known = name, known
 
-    async def grant(self, asked: Asked) -> Grant:
-        self.asked += 1
-        token = (asked.token if self.renewable else None) or asked.connection.headers.get(
+    async def grant(self, request: AccessRequest) -> Grant:
+        self.request_count += 1
+        token = (request.token if self.is_renewable else None) or request.connection.headers.get(
             self._name
         )
         if token == "away":
-            raise self.refusals.uncertain("away")
+            raise self.errors.build_unavailable("away")
         if token not in self._known:
-            raise self.refusals.invalid(f"{self._name} knows no {token}")
+            raise self.errors.build_invalid_token(f"{self._name} knows no {token}")
         return self._known[token]
 
 
-def grant(guard: str, identity: str, *roles: str) -> Grant:
+def build_grant(guard: str, identity: str, *roles: str) -> Grant:
     return Grant(guard, identity, frozenset(roles))
 
 
-JWT = {"a1": grant("jwt0", "ada", "read"), "a2": grant("jwt0", "ada", "read", "write")}
-SESSION = {"s1": grant("session", "ada@shop", "staff"), "s2": grant("session", "eve@shop")}
-MACHINE = {"m1": grant("machines", "sensor")}
+JWT = {"a1": build_grant("jwt0", "ada", "read"), "a2": build_grant("jwt0", "ada", "read", "write")}
+SESSION = {
+    "s1": build_grant("session", "ada@shop", "staff"),
+    "s2": build_grant("session", "eve@shop"),
+}
+MACHINE = {"m1": build_grant("machines", "sensor")}
 
 
-def guards(own: Any = anyone) -> Guards:
+def build_guards(own: Any = allow_anyone) -> Guards:
     settings = Settings.model_validate({"kafka": {"servers": ["a:1"]}})
     made = Guards(settings, own)
     made._guards = {
-        "jwt0": Fake("jwt0", JWT),
-        "session": Fake("session", SESSION),
-        "machines": Fake("machines", MACHINE, renewable=False),
+        "jwt0": FakeGuard("jwt0", JWT),
+        "session": FakeGuard("session", SESSION),
+        "machines": FakeGuard("machines", MACHINE, renewable=False),
     }
     return made
 
 
-async def granted(
-    to: Route, token: str | None = None, own: Any = anyone, **headers: str
+async def request_grant(
+    route: Route, token: str | None = None, application_access: Any = allow_anyone, **headers: str
 ) -> list[str]:
     """The identities, or what the refusal says."""
-    came = connection(*headers.items())
+    came = build_connection(*headers.items())
     try:
-        found = await guards(own)(to, {"customer": "7"}, came, token)
+        found = await build_guards(application_access)(route, {"customer": "7"}, came, token)
     except RequestError as exc:
         return [str(exc.status), str(exc).partition(";")[0]]
     return [found[name].identity for name in found]
@@ -96,7 +99,7 @@ async def granted(
 async def test_all_guards_of_a_route_grant_all_roles_that_it_names(
     guarded: Any, headers: dict[str, str], found: list[str]
 ):
-    assert await granted(route(**guarded), None, **headers) == found
+    assert await request_grant(build_route(**guarded), None, **headers) == found
 
 
 @pytest.mark.parametrize(
@@ -125,30 +128,43 @@ async def test_all_guards_of_a_route_grant_all_roles_that_it_names(
 async def test_a_told_token_is_taken_by_one_guard_at_least_and_the_others_have_what_came(
     guarded: Any, told: str, headers: dict[str, str], found: list[str]
 ):
-    assert await granted(route(**guarded), told, **headers) == found
+    assert await request_grant(build_route(**guarded), told, **headers) == found
 
 
 async def test_what_the_connection_came_with_is_no_told_token():
     """The bearer of the connection is handed on by every caller; guards look where they look."""
-    came = connection(("Authorization", "Bearer a1"), ("session", "s1"))
-    found = await guards()(route(session=[]), {"customer": "7"}, came, "a1")
+    came = build_connection(("Authorization", "Bearer a1"), ("session", "s1"))
+    found = await build_guards()(build_route(session=[]), {"customer": "7"}, came, "a1")
     assert found.identity == "ada@shop"
 
 
 async def test_an_applications_own_access_is_asked_too():
     asked: list[Any] = []
 
-    async def own(to: Any, params: Any, came: HTTPConnection, token: str | None) -> Granted | None:
+    async def authorize_application(
+        to: Any, params: Any, came: HTTPConnection, token: str | None
+    ) -> Granted | None:
         asked.append((to, params, came, token))
         if token == "banned":
             raise RequestError(403, "Forbidden", "you are banned; ask us")
-        return Granted([grant("app", "Ada of the app"), grant("jwt0", "not asked")])
+        return Granted([build_grant("app", "Ada of the app"), build_grant("jwt0", "not asked")])
 
-    assert await granted(route(), None, own) == ["Ada of the app", "not asked"]
-    assert await granted(route(jwt0=[]), None, own, jwt0="a1") == ["ada", "Ada of the app"]
-    assert await granted(route(), "banned", own) == ["403", "you are banned"]
+    assert await request_grant(build_route(), None, authorize_application) == [
+        "Ada of the app",
+        "not asked",
+    ]
+    assert await request_grant(build_route(jwt0=[]), None, authorize_application, jwt0="a1") == [
+        "ada",
+        "Ada of the app",
+    ]
+    assert await request_grant(build_route(), "banned", authorize_application) == [
+        "403",
+        "you are banned",
+    ]
     before = len(asked)
-    assert (await granted(route(jwt0=[]), None, own, jwt0="bad"))[0] == "401"
+    assert (await request_grant(build_route(jwt0=[]), None, authorize_application, jwt0="bad"))[
+        0
+    ] == "401"
     assert len(asked) == before, "whom a guard keeps out, it is not bothered with"
 
 
@@ -165,9 +181,9 @@ async def test_only_guards_that_a_route_names_are_made():
             ],
         }
     )
-    made = Guards(settings, anyone)
+    made = Guards(settings, allow_anyone)
     assert set(made._guards) == {"used"}
     with pytest.raises(GuardUnavailable):
-        await made(settings.routes[0], {}, connection(("Cookie", "a=b")), None)
+        await made(settings.routes[0], {}, build_connection(("Cookie", "a=b")), None)
     with pytest.raises(NotGranted):
-        await made(settings.routes[0], {}, connection(), None)
+        await made(settings.routes[0], {}, build_connection(), None)

@@ -8,64 +8,75 @@ from typing import Any
 
 import pytest
 from starlette.requests import HTTPConnection
-from support.asking import asked, bearing, connection, route
-from support.until import until
+from support.access_requests import (
+    build_access_request,
+    build_bearer_connection,
+    build_connection,
+    build_route,
+)
+from support.waiting import wait_until
 
 from gateway.config import Http
 from gateway.errors import GuardUnavailable, NotGranted
-from gateway.web.access.elsewhere import Away, Reply
+from gateway.web.access.external_http import ExternalHttpError, ExternalResponse
 from gateway.web.access.grant import Grant
 from gateway.web.access.http import HttpGuard
 
 ADA = {"identity": "ada", "roles": ["orders:read"], "attributes": {"tenant": "acme", "secret": 1}}
 
 
-class Application:
+class FakeExternalHttp:
     """Stands for what is elsewhere."""
 
     def __init__(self) -> None:
         self.reply: Any = ADA
-        self.asked: list[tuple[str, dict[str, str]]] = []
-        self.open = asyncio.Event()
-        self.open.set()
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
-    async def get(self, url: str, headers: Any, *, within: float) -> Reply:
+    async def get(self, url: str, headers: Any, *, timeout_s: float) -> ExternalResponse:
         named = [(name.decode(), value.decode("latin-1")) for name, value in headers]
         assert len(dict(named)) == len(named)
-        self.asked.append((url, dict(named)))
+        self.requests.append((url, dict(named)))
         reply = self.reply
-        await self.open.wait()
-        if isinstance(reply, Away):
+        await self.may_answer.wait()
+        if isinstance(reply, ExternalHttpError):
             raise reply
-        return reply if isinstance(reply, Reply) else Reply(200, json.dumps(reply).encode())
+        return (
+            reply
+            if isinstance(reply, ExternalResponse)
+            else ExternalResponse(200, json.dumps(reply).encode())
+        )
 
 
 @pytest.fixture
-def application() -> Application:
-    return Application()
+def application() -> FakeExternalHttp:
+    return FakeExternalHttp()
 
 
-def guard(application: Application, **options: Any) -> HttpGuard:
+def build_guard(application: FakeExternalHttp, **options: Any) -> HttpGuard:
     given = {"type": "http", "url": "http://app/who", "attributes": ["tenant"], **options}
     settings = Http.model_validate(given)
     return HttpGuard("session", settings, "orders", application)  # type: ignore[arg-type]
 
 
-def cookie(text: str = "session=abc") -> HTTPConnection:
-    return connection(("Cookie", text), ("User-Agent", "x"), ("Host", "gateway"))
+def build_cookie_connection(text: str = "session=abc") -> HTTPConnection:
+    return build_connection(("Cookie", text), ("User-Agent", "x"), ("Host", "gateway"))
 
 
 async def test_the_application_sees_what_is_forwarded_and_the_stream_and_nothing_else(
-    application: Application,
+    application: FakeExternalHttp,
 ):
-    made = guard(application, forward={"query": ["ticket"]}, url="http://app/who?of=gateway")
-    came = connection(
+    made = build_guard(application, forward={"query": ["ticket"]}, url="http://app/who?of=gateway")
+    came = build_connection(
         ("Cookie", "session=abc"), ("Authorization", "Basic x"), ("Host", "gateway"),
-        ("X-Forwarded-Uri", "/events/other"), query="ticket=a%26b%3D&filter=secret&ticket=2",
+        ("X-Forwarded-Uri", "/events/other"), query_string="ticket=a%26b%3D&filter=secret&ticket=2",
     )  # fmt: skip
-    to = route("/events/{customer}/{what}")
-    await made.grant(asked(came, to=to, params={"customer": "a/b c", "what": "x"}))
-    ((url, headers),) = application.asked
+    to = build_route("/events/{customer}/{what}")
+    await made.grant(
+        build_access_request(came, route=to, params={"customer": "a/b c", "what": "x"})
+    )
+    ((url, headers),) = application.requests
     assert url == "http://app/who?of=gateway&ticket=a%26b%3D&ticket=2"
     assert headers == {
         "cookie": "session=abc",
@@ -97,163 +108,175 @@ async def test_the_application_sees_what_is_forwarded_and_the_stream_and_nothing
             {"identity": "a", "expires": "2096-10-02T07:06:40"},
             Grant("session", "a", expires=4_000_000_000),
         ),
-        (Reply(201, b'{"identity": "a"}'), Grant("session", "a")),
+        (ExternalResponse(201, b'{"identity": "a"}'), Grant("session", "a")),
     ],
 )  # fmt: skip
-async def test_its_answer_makes_the_grant(application: Application, said: Any, grant: Grant):
+async def test_its_answer_makes_the_grant(application: FakeExternalHttp, said: Any, grant: Grant):
     application.reply = said
-    assert await guard(application).grant(asked(cookie())) == grant
+    assert (
+        await build_guard(application).grant(build_access_request(build_cookie_connection()))
+        == grant
+    )
 
 
 @pytest.mark.parametrize(
     ("reply", "status"),
     [
-        (Reply(401, b""), 401),
-        (Reply(403, b'{"identity": "ada"}'), 403),
+        (ExternalResponse(401, b""), 401),
+        (ExternalResponse(403, b'{"identity": "ada"}'), 403),
         ({"identity": "ada", "expires": 1}, 401),
     ],
 )
-async def test_it_may_deny(application: Application, reply: Any, status: int):
+async def test_it_may_deny(application: FakeExternalHttp, reply: Any, status: int):
     application.reply = reply
     with pytest.raises(NotGranted) as refused:
-        await guard(application).grant(asked(cookie()))
+        await build_guard(application).grant(build_access_request(build_cookie_connection()))
     assert refused.value.status == status and "abc" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        Away("there is no answer within 2 s"), Reply(500, b""), Reply(302, b""), Reply(404, b""),
-        Reply(500, b'{"identity": "ada"}'), Reply(302, b'{"identity": "ada"}'), Reply(204, b""),
-        Reply(200, b""), Reply(200, b"<html>"), Reply(200, b"[" * 9999),
-        Reply(200, b"[]"), Reply(200, b"\xff"), {}, {"identity": ""}, {"identity": None},
+        ExternalHttpError("there is no answer within 2 s"), ExternalResponse(500, b""), ExternalResponse(302, b""), ExternalResponse(404, b""),
+        ExternalResponse(500, b'{"identity": "ada"}'), ExternalResponse(302, b'{"identity": "ada"}'), ExternalResponse(204, b""),
+        ExternalResponse(200, b""), ExternalResponse(200, b"<html>"), ExternalResponse(200, b"[" * 9999),
+        ExternalResponse(200, b"[]"), ExternalResponse(200, b"\xff"), {}, {"identity": ""}, {"identity": None},
         {"identity": ["ada"]}, {"identity": "\ud800"}, {"identity": "a", "expires": "soon"},
         {"identity": "a", "expires": []}, {"identity": "a", "expires": True},
-        Reply(200, b'{"identity": "a", "expires": NaN}'),
-        Reply(200, b'{"identity": "a", "expires": 1e999}'),
+        ExternalResponse(200, b'{"identity": "a", "expires": NaN}'),
+        ExternalResponse(200, b'{"identity": "a", "expires": 1e999}'),
     ],
 )  # fmt: skip
 async def test_nobody_is_let_in_by_an_answer_that_is_none(
-    application: Application, reply: Any, caplog: pytest.LogCaptureFixture
+    application: FakeExternalHttp, reply: Any, caplog: pytest.LogCaptureFixture
 ):
     """503 with a time to come back; the log says once what is wrong."""
     application.reply = reply
-    made = guard(application)
+    made = build_guard(application)
     for _ in range(3):
         with pytest.raises(GuardUnavailable) as away:
-            await made.grant(asked(cookie()))
+            await made.grant(build_access_request(build_cookie_connection()))
         assert away.value.status == 503 and 3 <= (away.value.retry_after or 0) <= 10
-    assert len(application.asked) == 3, "what is no answer is not remembered"
+    assert len(application.requests) == 3, "what is no answer is not remembered"
     (said,) = [each.getMessage() for each in caplog.records]
     assert "abc" not in said
     application.reply = ADA
-    assert (await made.grant(asked(cookie()))).identity == "ada"
+    assert (await made.grant(build_access_request(build_cookie_connection()))).identity == "ada"
 
 
-async def test_who_shows_nothing_is_not_asked_for(application: Application):
+async def test_who_shows_nothing_is_not_asked_for(application: FakeExternalHttp):
     with pytest.raises(NotGranted) as refused:
-        await guard(application).grant(asked(connection(("Host", "gateway"), query="ticket=1")))
-    assert refused.value.status == 401 and application.asked == []
+        await build_guard(application).grant(
+            build_access_request(build_connection(("Host", "gateway"), query_string="ticket=1"))
+        )
+    assert refused.value.status == 401 and application.requests == []
 
 
 async def test_its_word_holds_for_a_while(
-    application: Application, monkeypatch: pytest.MonkeyPatch
+    application: FakeExternalHttp, monkeypatch: pytest.MonkeyPatch
 ):
-    made = guard(application, cache="10s")
+    made = build_guard(application, cache="10s")
     now = time.time()
     monkeypatch.setattr("gateway.web.access.http.time.time", lambda: now)
     for _ in range(5):
-        await made.grant(asked(cookie()))
-    assert len(application.asked) == 1
-    await made.grant(asked(cookie("session=other")))
-    await made.grant(asked(cookie(), params={"customer": "8"}))
-    assert len(application.asked) == 3, "another session, or another stream, is another question"
+        await made.grant(build_access_request(build_cookie_connection()))
+    assert len(application.requests) == 1
+    await made.grant(build_access_request(build_cookie_connection("session=other")))
+    await made.grant(build_access_request(build_cookie_connection(), params={"customer": "8"}))
+    assert len(application.requests) == 3, "another session, or another stream, is another question"
     now += 11
-    application.reply = Reply(403, b"")
+    application.reply = ExternalResponse(403, b"")
     for _ in range(5):
         with pytest.raises(NotGranted):
-            await made.grant(asked(cookie()))
-    assert len(application.asked) == 4, "and so does a denial"
-    assert "abc" not in repr(made._known)
+            await made.grant(build_access_request(build_cookie_connection()))
+    assert len(application.requests) == 4, "and so does a denial"
+    assert "abc" not in repr(made._cache)
 
 
 async def test_its_word_does_not_hold_longer_than_it_says(
-    application: Application, monkeypatch: pytest.MonkeyPatch
+    application: FakeExternalHttp, monkeypatch: pytest.MonkeyPatch
 ):
-    made = guard(application, cache="1h")
+    made = build_guard(application, cache="1h")
     now = time.time()
     monkeypatch.setattr("gateway.web.access.http.time.time", lambda: now)
     application.reply = {"identity": "ada", "expires": now + 5}
-    await made.grant(asked(cookie()))
+    await made.grant(build_access_request(build_cookie_connection()))
     now += 6
     application.reply = {"identity": "eve"}
-    assert (await made.grant(asked(cookie()))).identity == "eve"
+    assert (await made.grant(build_access_request(build_cookie_connection()))).identity == "eve"
 
 
-async def test_it_is_asked_once_for_all_who_come_with_the_same(application: Application):
-    made = guard(application, cache="0s")
-    application.open.clear()
-    waiting = [asyncio.create_task(made.grant(asked(cookie()))) for _ in range(50)]
+async def test_it_is_asked_once_for_all_who_come_with_the_same(application: FakeExternalHttp):
+    made = build_guard(application, cache="0s")
+    application.may_answer.clear()
+    waiting = [
+        asyncio.create_task(made.grant(build_access_request(build_cookie_connection())))
+        for _ in range(50)
+    ]
     await asyncio.sleep(0)
     waiting[0].cancel()
     await asyncio.sleep(0)
-    application.open.set()
+    application.may_answer.set()
     said = await asyncio.gather(*waiting, return_exceptions=True)
-    assert len(application.asked) == 1
+    assert len(application.requests) == 1
     assert [each for each in said[1:] if isinstance(each, Grant)] == said[1:]
 
 
 async def test_nobody_complains_when_all_who_waited_are_gone(
-    application: Application, caplog: pytest.LogCaptureFixture
+    application: FakeExternalHttp, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.ERROR)
-    application.reply = Away("it cannot be reached")
-    application.open.clear()
-    made = guard(application)
-    waiting = asyncio.create_task(made.grant(asked(cookie())))
+    application.reply = ExternalHttpError("it cannot be reached")
+    application.may_answer.clear()
+    made = build_guard(application)
+    waiting = asyncio.create_task(made.grant(build_access_request(build_cookie_connection())))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    application.open.set()
-    await until(lambda: not made._asking)
+    application.may_answer.set()
+    await wait_until(lambda: not made._pending)
     assert caplog.records == []
 
 
 @pytest.mark.parametrize(
     ("came", "told", "shown"),
     [
-        (bearing("a"), None, "Bearer a"),
-        (connection(subprotocols=["gateway.v1", "bearer.b"]), None, "Bearer b"),
-        (connection(("Authorization", "Basic x"), subprotocols=["bearer.b"]), None, "Basic x"),
-        (bearing("a"), "c", "Bearer c"),
-        (connection(), "c", "Bearer c"),
+        (build_bearer_connection("a"), None, "Bearer a"),
+        (build_connection(subprotocols=["gateway.v1", "bearer.b"]), None, "Bearer b"),
+        (
+            build_connection(("Authorization", "Basic x"), subprotocols=["bearer.b"]),
+            None,
+            "Basic x",
+        ),
+        (build_bearer_connection("a"), "c", "Bearer c"),
+        (build_connection(), "c", "Bearer c"),
     ],
 )
 async def test_a_token_stands_in_authorization_however_it_came(
-    application: Application, came: HTTPConnection, told: str | None, shown: str
+    application: FakeExternalHttp, came: HTTPConnection, told: str | None, shown: str
 ):
-    await guard(application).grant(asked(came, told))
-    assert application.asked[0][1]["authorization"] == shown
+    await build_guard(application).grant(build_access_request(came, told))
+    assert application.requests[0][1]["authorization"] == shown
 
 
 @pytest.mark.parametrize("told", ["a\r\nX-Admin: 1", "a b", "\u00e9", "\ud800", "a\0"])
-async def test_a_told_token_cannot_be_more_than_a_token(application: Application, told: str):
+async def test_a_told_token_cannot_be_more_than_a_token(application: FakeExternalHttp, told: str):
     with pytest.raises(NotGranted):
-        await guard(application).grant(asked(cookie(), told))
-    assert application.asked == []
+        await build_guard(application).grant(build_access_request(build_cookie_connection(), told))
+    assert application.requests == []
 
 
-async def test_only_what_sees_tokens_is_renewed_by_one(application: Application):
-    assert guard(application).renewable
-    assert not guard(application, forward={"headers": ["cookie"]}).renewable
+async def test_only_what_sees_tokens_is_renewed_by_one(application: FakeExternalHttp):
+    assert build_guard(application).is_renewable
+    assert not build_guard(application, forward={"headers": ["cookie"]}).is_renewable
 
 
 async def test_it_remembers_so_many_answers_and_no_more(
-    application: Application, monkeypatch: pytest.MonkeyPatch
+    application: FakeExternalHttp, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("gateway.web.access.http.REMEMBERED", 3)
-    made = guard(application)
+    made = build_guard(application)
     for n in range(9):
-        await made.grant(asked(cookie(f"session={n}")))
-    assert len(made._known) == 3
+        await made.grant(build_access_request(build_cookie_connection(f"session={n}")))
+    assert len(made._cache) == 3

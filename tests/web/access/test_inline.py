@@ -4,7 +4,7 @@ import base64
 from typing import Any
 
 import pytest
-from support.asking import asked, bearing, connection
+from support.access_requests import build_access_request, build_bearer_connection, build_connection
 
 from gateway.config import Inline
 from gateway.errors import NotGranted
@@ -19,67 +19,74 @@ USERS = {
 ADA = Grant("dev", "ada", frozenset({"read", "write"}), {"region": "eu"})
 
 
-def guard(**options: Any) -> InlineGuard:
+def build_guard(**options: Any) -> InlineGuard:
     settings = Inline.model_validate({"type": "inline", "users": USERS, **options})
     return InlineGuard("dev", settings, "orders")
 
 
-def basic(name: str, password: str) -> Any:
+def build_basic_connection(name: str, password: str) -> Any:
     encoded = base64.b64encode(f"{name}:{password}".encode()).decode()
-    return connection(("Authorization", f"Basic {encoded}"))
+    return build_connection(("Authorization", f"Basic {encoded}"))
 
 
 @pytest.mark.parametrize(
     ("came", "identity"),
     [
-        (basic("ada", "love:lace"), "ada"),
-        (bearing("t0p-secret"), "bot"),
-        (connection(subprotocols=["bearer.t1"]), "\u00e9va"),
-        (basic("\u00e9va", "p\u00e4ss"), "\u00e9va"),
-        (connection(("authorization", "bAsIc YWRhOmxvdmU6bGFjZQ==")), "ada"),
+        (build_basic_connection("ada", "love:lace"), "ada"),
+        (build_bearer_connection("t0p-secret"), "bot"),
+        (build_connection(subprotocols=["bearer.t1"]), "\u00e9va"),
+        (build_basic_connection("\u00e9va", "p\u00e4ss"), "\u00e9va"),
+        (build_connection(("authorization", "bAsIc YWRhOmxvdmU6bGFjZQ==")), "ada"),
     ],
 )
 async def test_a_user_comes_in_by_password_or_token(came: Any, identity: str):
-    assert (await guard().grant(asked(came))).identity == identity
+    assert (await build_guard().grant(build_access_request(came))).identity == identity
 
 
 async def test_a_user_is_granted_what_the_file_says():
-    assert await guard().grant(asked(basic("ada", "love:lace"))) == ADA
+    assert (
+        await build_guard().grant(build_access_request(build_basic_connection("ada", "love:lace")))
+        == ADA
+    )
 
 
 @pytest.mark.parametrize(
     "came",
     [
-        basic("ada", "lovelace"), basic("ada", ""), basic("eve", "love:lace"), basic("", ""),
-        basic("bot", ""), basic("bot", "t0p-secret"), basic("ADA", "love:lace"),
-        bearing("love:lace"), bearing("t0p-secreT"), bearing("t"),
-        connection(("Authorization", "Basic !!!")), connection(("Authorization", "Basic /w==")),
-        connection(("Authorization", "Basic ")),
+        build_basic_connection("ada", "lovelace"), build_basic_connection("ada", ""), build_basic_connection("eve", "love:lace"), build_basic_connection("", ""),
+        build_basic_connection("bot", ""), build_basic_connection("bot", "t0p-secret"), build_basic_connection("ADA", "love:lace"),
+        build_bearer_connection("love:lace"), build_bearer_connection("t0p-secreT"), build_bearer_connection("t"),
+        build_connection(("Authorization", "Basic !!!")), build_connection(("Authorization", "Basic /w==")),
+        build_connection(("Authorization", "Basic ")),
     ],
 )  # fmt: skip
 async def test_nobody_else_comes_in(came: Any):
     with pytest.raises(NotGranted) as refused:
-        await guard().grant(asked(came))
+        await build_guard().grant(build_access_request(came))
     assert refused.value.status == 401 and 'error="invalid_token"' in str(refused.value.challenge)
 
 
 async def test_a_browser_is_asked_for_name_and_password():
     with pytest.raises(NotGranted) as refused:
-        await guard().grant(asked())
+        await build_guard().grant(build_access_request())
     expected = 'Basic realm="orders", charset="UTF-8", Bearer realm="orders"'
     assert refused.value.challenge == expected
 
 
 async def test_tokens_may_come_from_elsewhere():
-    made = guard(credentials={"query": {"t": "{credentials}"}})
-    assert (await made.grant(asked(connection(query="t=t0p-secret")))).identity == "bot"
+    made = build_guard(credentials={"query": {"t": "{credentials}"}})
+    assert (
+        await made.grant(build_access_request(build_connection(query_string="t=t0p-secret")))
+    ).identity == "bot"
     with pytest.raises(NotGranted):
-        await made.grant(asked(bearing("t0p-secret")))
+        await made.grant(build_access_request(build_bearer_connection("t0p-secret")))
     with pytest.raises(NotGranted) as refused:
-        await made.grant(asked(connection(query="t=a&t=b")))
+        await made.grant(build_access_request(build_connection(query_string="t=a&t=b")))
     assert refused.value.status == 400
 
 
 async def test_a_told_token_beats_a_password():
-    grant = await guard().grant(asked(basic("ada", "love:lace"), "t0p-secret"))
+    grant = await build_guard().grant(
+        build_access_request(build_basic_connection("ada", "love:lace"), "t0p-secret")
+    )
     assert grant.identity == "bot"

@@ -11,34 +11,44 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
-from support.asking import asked, bearing, connection
-from support.issuer import AUDIENCE, NAME, SECRET, Issuer, jwk, private_key, rsa_key
+from support.access_requests import build_access_request, build_bearer_connection, build_connection
+from support.issuer import (
+    AUDIENCE,
+    ISSUER_NAME,
+    SHARED_SECRET,
+    TokenIssuer,
+    build_jwk,
+    get_private_key,
+    get_rsa_key,
+)
 
 from gateway.config import Jwk, Jwt
 from gateway.errors import NotGranted
 from gateway.web.access.grant import MAX_EXPIRES_S, Grant
-from gateway.web.access.jwks import KeysAway, KeySet, Listed
-from gateway.web.access.jwt import REMEMBERED, JwtGuard
+from gateway.web.access.jwks import KeySet, KeysUnavailable, StaticKeySource
+from gateway.web.access.jwt import MAX_CACHED_TOKENS, JwtGuard
 
-ISSUER = Issuer()
+ISSUER = TokenIssuer()
 PAST, FUTURE = 1_000_000_000, time.time() + 100_000
 
 
-def guard(keys: list[dict[str, Any]] | None = None, **options: Any) -> JwtGuard:
-    given = {"issuer": NAME, "audience": AUDIENCE, **options}
+def build_guard(keys: list[dict[str, Any]] | None = None, **options: Any) -> JwtGuard:
+    given = {"issuer": ISSUER_NAME, "audience": AUDIENCE, **options}
     settings = Jwt.model_validate({"type": "jwt", "keys": keys or ISSUER.jwks, **given})
     assert not isinstance(settings.keys, str)
-    return JwtGuard("jwt0", settings, "orders", Listed(settings.keys))
+    return JwtGuard("jwt0", settings, "orders", StaticKeySource(settings.keys))
 
 
-async def granted(token: str, made: JwtGuard | None = None) -> Grant:
-    return await (made or guard()).grant(asked(bearing(token)))
+async def request_grant(token: str, jwt_guard: JwtGuard | None = None) -> Grant:
+    return await (jwt_guard or build_guard()).grant(
+        build_access_request(build_bearer_connection(token))
+    )
 
 
-async def why(token: str, made: JwtGuard | None = None) -> str:
+async def get_refusal(token: str, made: JwtGuard | None = None) -> str:
     """What a refused client is told; it never is what it sent."""
     with pytest.raises(NotGranted) as refused:
-        await granted(token, made)
+        await request_grant(token, made)
     challenge = refused.value.challenge or ""
     assert refused.value.status == 401 and 'error="invalid_token"' in challenge
     said = f"{challenge} {refused.value}"
@@ -46,70 +56,70 @@ async def why(token: str, made: JwtGuard | None = None) -> str:
     return challenge.partition('error_description="')[2].rstrip('"')
 
 
-def encoded(part: Any) -> str:
+def encode_part(part: Any) -> str:
     raw = part if isinstance(part, bytes) else json.dumps(part).encode()
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
-def unsigned(**header: Any) -> str:
-    claims = {"iss": NAME, "aud": AUDIENCE, "sub": "ada", "exp": FUTURE}
-    return f"{encoded({'typ': 'JWT', **header})}.{encoded(claims)}."
+def build_unsigned_token(**header: Any) -> str:
+    claims = {"iss": ISSUER_NAME, "aud": AUDIENCE, "sub": "ada", "exp": FUTURE}
+    return f"{encode_part({'typ': 'JWT', **header})}.{encode_part(claims)}."
 
 
-def confused() -> str:
+def build_confused_token() -> str:
     """Signed by HS256 with the public key, which everybody has, as the secret (CVE-2015-9235)."""
-    public = rsa_key().public_key()
+    public = get_rsa_key().public_key()
     pem = public.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    head, claims, _ = unsigned(alg="HS256", kid="k0").split(".")
+    head, claims, _ = build_unsigned_token(alg="HS256", kid="k0").split(".")
     signature = hmac.new(pem, f"{head}.{claims}".encode(), hashlib.sha256).digest()
-    return f"{head}.{claims}.{encoded(signature)}"
+    return f"{head}.{claims}.{encode_part(signature)}"
 
 
-def tampered(token: str) -> str:
+def build_tampered_token(token: str) -> str:
     head, _, signature = token.split(".")
-    claims = {"iss": NAME, "aud": AUDIENCE, "sub": "eve", "exp": FUTURE}
-    return f"{head}.{encoded(claims)}.{signature}"
+    claims = {"iss": ISSUER_NAME, "aud": AUDIENCE, "sub": "eve", "exp": FUTURE}
+    return f"{head}.{encode_part(claims)}.{signature}"
 
 
 WRONG = {
-    "the token is expired": [ISSUER.token(exp=PAST), ISSUER.token(exp=int(time.time()) - 1)],
-    "the token is not valid yet": [ISSUER.token(nbf=FUTURE)],
+    "the token is expired": [ISSUER.issue_token(exp=PAST), ISSUER.issue_token(exp=int(time.time()) - 1)],
+    "the token is not valid yet": [ISSUER.issue_token(nbf=FUTURE)],
     "the token is for another audience": [
-        ISSUER.token(aud="shop"), ISSUER.token(aud=["shop", "gatewayx"]),
+        ISSUER.issue_token(aud="shop"), ISSUER.issue_token(aud=["shop", "gatewayx"]),
     ],
-    "the token has no claim aud": [ISSUER.token(aud=None)],
+    "the token has no claim aud": [ISSUER.issue_token(aud=None)],
     "the token is of another issuer": [
-        ISSUER.token(iss="https://evil.example"), ISSUER.token(iss=NAME + "/"),
+        ISSUER.issue_token(iss="https://evil.example"), ISSUER.issue_token(iss=ISSUER_NAME + "/"),
     ],
-    "the token has no claim iss": [ISSUER.token(iss=None)],
+    "the token has no claim iss": [ISSUER.issue_token(iss=None)],
     "the signature of the token is wrong": [
-        ISSUER.token(key=rsa_key(1)), tampered(ISSUER.token()), ISSUER.token() + "AA",
+        ISSUER.issue_token(key=get_rsa_key(1)), build_tampered_token(ISSUER.issue_token()), ISSUER.issue_token() + "AA",
     ],
     "no key of the issuer signs such a token": [
-        unsigned(alg="none"), unsigned(alg="none", kid="k0"), unsigned(alg="None"),
-        unsigned(alg="nOnE"), unsigned(alg=""), confused(),
-        ISSUER.token(headers={"kid": "k9"}),
-        ISSUER.token(headers={"kid": "../../dev/null"}),
-        Issuer("ES256").token(), Issuer("HS256").token(), Issuer("EdDSA").token(),
+        build_unsigned_token(alg="none"), build_unsigned_token(alg="none", kid="k0"), build_unsigned_token(alg="None"),
+        build_unsigned_token(alg="nOnE"), build_unsigned_token(alg=""), build_confused_token(),
+        ISSUER.issue_token(headers={"kid": "k9"}),
+        ISSUER.issue_token(headers={"kid": "../../dev/null"}),
+        TokenIssuer("ES256").issue_token(), TokenIssuer("HS256").issue_token(), TokenIssuer("EdDSA").issue_token(),
     ],
     "the token needs extensions that are unknown here": [
-        unsigned(alg="RS256", kid="k0", crit=["b64"], b64=True),
+        build_unsigned_token(alg="RS256", kid="k0", crit=["b64"], b64=True),
     ],
     "the token is no JWT": [
         "x", "..", "a.b", "a.b.c", "a.b.c.d", ".".join("abcde"), "\u00e9.\u00e9.\u00e9",
-        f"{encoded([1])}.{encoded({})}.", f"{encoded(b'{')}.{encoded({})}.",
-        f"{encoded({'alg': ['RS256']})}.{encoded({})}.", f"{encoded({'alg': None})}.{encoded({})}.",
-        f"{encoded({'alg': 'RS256', 'kid': 7})}.{encoded({})}.",
-        f"{encoded(b'[' * 9999)}.{encoded({})}.", "a" * 20_000 + ".b.c",
-        f"{encoded({})}.{encoded([1])}.",
-        ISSUER.token(headers={"crit": ["exp"], "exp": PAST}), ISSUER.token(headers={"crit": []}),
-        ISSUER.token(exp="soon"), ISSUER.token(exp=10**400), ISSUER.token(nbf="now"),
+        f"{encode_part([1])}.{encode_part({})}.", f"{encode_part(b'{')}.{encode_part({})}.",
+        f"{encode_part({'alg': ['RS256']})}.{encode_part({})}.", f"{encode_part({'alg': None})}.{encode_part({})}.",
+        f"{encode_part({'alg': 'RS256', 'kid': 7})}.{encode_part({})}.",
+        f"{encode_part(b'[' * 9999)}.{encode_part({})}.", "a" * 20_000 + ".b.c",
+        f"{encode_part({})}.{encode_part([1])}.",
+        ISSUER.issue_token(headers={"crit": ["exp"], "exp": PAST}), ISSUER.issue_token(headers={"crit": []}),
+        ISSUER.issue_token(exp="soon"), ISSUER.issue_token(exp=10**400), ISSUER.issue_token(nbf="now"),
     ],
     "the token names nobody": [
-        ISSUER.token(sub=None), ISSUER.token(sub=""), ISSUER.token(sub=["ada"]),
-        ISSUER.token(sub={"a": 1}), ISSUER.token(sub="\ud800"),
+        ISSUER.issue_token(sub=None), ISSUER.issue_token(sub=""), ISSUER.issue_token(sub=["ada"]),
+        ISSUER.issue_token(sub={"a": 1}), ISSUER.issue_token(sub="\ud800"),
     ],
 }  # fmt: skip
 
@@ -118,21 +128,21 @@ WRONG = {
     ("said", "token"), [(said, token) for said, tokens in WRONG.items() for token in tokens]
 )
 async def test_a_token_that_is_not_good_lets_nobody_in_and_says_why(said: str, token: str):
-    assert await why(token) == said
+    assert await get_refusal(token) == said
 
 
 async def test_who_brings_no_token_is_told_so_without_an_error():
     """RFC 6750 3.1."""
     with pytest.raises(NotGranted) as refused:
-        await guard().grant(asked(connection()))
+        await build_guard().grant(build_access_request(build_connection()))
     assert refused.value.challenge == 'Bearer realm="orders"'
     assert "Authorization: Bearer TOKEN" in str(refused.value)
 
 
 async def test_of_two_tokens_in_one_place_none_is_taken():
-    twice = connection(*[("Authorization", f"Bearer {ISSUER.token()}")] * 2)
+    twice = build_connection(*[("Authorization", f"Bearer {ISSUER.issue_token()}")] * 2)
     with pytest.raises(NotGranted) as refused:
-        await guard().grant(asked(twice))
+        await build_guard().grant(build_access_request(twice))
     assert refused.value.status == 400
 
 
@@ -141,46 +151,64 @@ async def test_of_two_tokens_in_one_place_none_is_taken():
     ["RS256", "RS384", "RS512", "PS256", "PS512", "ES256", "ES384", "ES512", "EdDSA", "HS256"],
 )
 async def test_every_algorithm_is_taken_of_a_key_that_is_good_for_it(algorithm: str):
-    issuer = Issuer(algorithm)
-    assert (await granted(issuer.token(), guard(issuer.jwks))).identity == "ada"
+    issuer = TokenIssuer(algorithm)
+    assert (await request_grant(issuer.issue_token(), build_guard(issuer.jwks))).identity == "ada"
 
 
 async def test_a_key_that_is_bound_to_one_algorithm_is_used_for_no_other():
-    bound = guard([jwk(rsa_key(), "k0", alg="RS512")])
-    assert (await granted(ISSUER.token(algorithm="RS512"), bound)).identity == "ada"
-    assert await why(ISSUER.token(), bound) == "no key of the issuer signs such a token"
+    bound = build_guard([build_jwk(get_rsa_key(), "k0", alg="RS512")])
+    assert (await request_grant(ISSUER.issue_token(algorithm="RS512"), bound)).identity == "ada"
+    assert (
+        await get_refusal(ISSUER.issue_token(), bound) == "no key of the issuer signs such a token"
+    )
 
 
 async def test_a_guard_may_take_fewer_algorithms_than_its_keys():
-    narrow = guard(algorithms=["PS256"])
-    assert (await granted(ISSUER.token(algorithm="PS256"), narrow)).identity == "ada"
-    assert await why(ISSUER.token(), narrow) == "the algorithm of the token is not accepted"
+    narrow = build_guard(algorithms=["PS256"])
+    assert (await request_grant(ISSUER.issue_token(algorithm="PS256"), narrow)).identity == "ada"
+    assert (
+        await get_refusal(ISSUER.issue_token(), narrow)
+        == "the algorithm of the token is not accepted"
+    )
 
 
 async def test_a_key_for_encryption_signs_nothing():
-    for_both = guard([jwk(rsa_key(), "k0", use="enc"), jwk(rsa_key(1), "k1")])
-    assert await why(ISSUER.token(), for_both) == "no key of the issuer signs such a token"
+    for_both = build_guard(
+        [build_jwk(get_rsa_key(), "k0", use="enc"), build_jwk(get_rsa_key(1), "k1")]
+    )
+    assert (
+        await get_refusal(ISSUER.issue_token(), for_both)
+        == "no key of the issuer signs such a token"
+    )
 
 
 async def test_a_key_in_the_token_itself_is_not_looked_at():
-    evil = rsa_key(1)
-    for header in ({"jwk": jwk(evil)}, {"jku": "http://evil.example"}, {"x5c": ["AAAA"]}):
-        token = ISSUER.token(key=evil, headers=header)
-        assert await why(token) == "the signature of the token is wrong"
+    evil = get_rsa_key(1)
+    for header in ({"jwk": build_jwk(evil)}, {"jku": "http://evil.example"}, {"x5c": ["AAAA"]}):
+        token = ISSUER.issue_token(key=evil, headers=header)
+        assert await get_refusal(token) == "the signature of the token is wrong"
 
 
 async def test_without_a_key_id_every_key_is_tried():
-    several = guard([jwk(rsa_key(1), "k1"), jwk(rsa_key(), "k0"), jwk(private_key("ES256"), "e")])
-    token = ISSUER.token(headers={"kid": None})
-    assert (await granted(token, several)).identity == "ada"
-    bad = ISSUER.token(headers={"kid": None}, key=rsa_key(2))
-    assert await why(bad, several) == "the signature of the token is wrong"
-    late = ISSUER.token(headers={"kid": None}, exp=PAST)
-    assert await why(late, several) == "the token is expired"
+    several = build_guard(
+        [
+            build_jwk(get_rsa_key(1), "k1"),
+            build_jwk(get_rsa_key(), "k0"),
+            build_jwk(get_private_key("ES256"), "e"),
+        ]
+    )
+    token = ISSUER.issue_token(headers={"kid": None})
+    assert (await request_grant(token, several)).identity == "ada"
+    bad = ISSUER.issue_token(headers={"kid": None}, key=get_rsa_key(2))
+    assert await get_refusal(bad, several) == "the signature of the token is wrong"
+    late = ISSUER.issue_token(headers={"kid": None}, exp=PAST)
+    assert await get_refusal(late, several) == "the token is expired"
 
 
 async def test_a_key_without_an_id_is_tried_for_every_token():
-    assert (await granted(ISSUER.token(), guard([jwk(rsa_key())]))).identity == "ada"
+    assert (
+        await request_grant(ISSUER.issue_token(), build_guard([build_jwk(get_rsa_key())]))
+    ).identity == "ada"
 
 
 @pytest.mark.parametrize(("options", "claims"), [
@@ -190,32 +218,34 @@ async def test_a_key_without_an_id_is_tried_for_every_token():
     ({}, {"jti": 7}),
 ])  # fmt: skip
 async def test_what_is_not_asked_for_is_not_looked_at(options: Any, claims: Any):
-    assert (await granted(ISSUER.token(**claims), guard(**options))).identity == "ada"
+    assert (
+        await request_grant(ISSUER.issue_token(**claims), build_guard(**options))
+    ).identity == "ada"
 
 
 @pytest.mark.parametrize(("claim", "off"), [("exp", -5), ("nbf", 5)])
 async def test_clocks_may_differ_by_the_leeway(claim: str, off: int):
     # The time is taken here: a run of the suite is longer than any leeway.
-    token = ISSUER.token(**{claim: int(time.time()) + off})
-    assert "token is" in await why(token)
-    assert (await granted(token, guard(leeway="1m"))).identity == "ada"
+    token = ISSUER.issue_token(**{claim: int(time.time()) + off})
+    assert "token is" in await get_refusal(token)
+    assert (await request_grant(token, build_guard(leeway="1m"))).identity == "ada"
 
 
 async def test_a_grant_has_what_the_guard_takes_of_the_claims():
-    made = guard(
+    made = build_guard(
         identity="preferred_username",
         roles="realm_access.roles",
         leeway="10s",
         attributes={"tenant": "https://shop.example/tenant", "age": "age", "none": "nothing"},
     )
-    token = ISSUER.token(
+    token = ISSUER.issue_token(
         preferred_username="Ada",
         realm_access={"roles": ["orders:read", "b"]},
         age=36,
         exp=int(FUTURE),
         **{"https://shop.example/tenant": "acme"},
     )
-    grant = await granted(token, made)
+    grant = await request_grant(token, made)
     assert grant == Grant(
         "jwt0",
         "Ada",
@@ -231,123 +261,131 @@ async def test_a_token_without_an_end_is_good_for_so_long_from_each_connect_on(
     """It was good for ever, and so was its stream."""
     now = time.time()
     monkeypatch.setattr("gateway.web.access.jwt.time.time", lambda: now)
-    made, token = guard(maxLifetime="1h"), ISSUER.token(exp=None)
+    made, token = build_guard(maxLifetime="1h"), ISSUER.issue_token(exp=None)
     for _ in range(3):
-        assert (await granted(token, made)).expires == now + 3600
+        assert (await request_grant(token, made)).expires == now + 3600
         now += 1800
-    assert (await granted(token)).expires == now + 86_400
+    assert (await request_grant(token)).expires == now + 86_400
 
 
 async def test_a_token_without_an_end_that_says_when_it_was_made_is_good_from_then_on():
     now = int(time.time())
-    made = guard(maxLifetime="1h", leeway="5s")
-    token = ISSUER.token(exp=None, iat=now - 1800)
-    assert (await granted(token, made)).expires == now + 1805
+    made = build_guard(maxLifetime="1h", leeway="5s")
+    token = ISSUER.issue_token(exp=None, iat=now - 1800)
+    assert (await request_grant(token, made)).expires == now + 1805
     for iat in (now - 3700, 0, -(10**300), -1.5e300):
         with pytest.raises(NotGranted, match="too old"):
-            await granted(ISSUER.token(exp=None, iat=iat), made)
+            await request_grant(ISSUER.issue_token(exp=None, iat=iat), made)
 
 
 @pytest.mark.parametrize("iat", [True, "1", None, [], 10**300, 1.5e300, 2**63])
 async def test_an_odd_iat_is_none(iat: Any):
-    grant = await granted(ISSUER.token(exp=None, iat=iat), guard(maxLifetime="1h"))
+    grant = await request_grant(
+        ISSUER.issue_token(exp=None, iat=iat), build_guard(maxLifetime="1h")
+    )
     assert grant.expires is not None and abs(grant.expires - time.time() - 3600) < 60
 
 
 async def test_a_guard_may_ask_for_tokens_that_end():
-    made = guard(requireExpiry=True)
-    await granted(ISSUER.token(), made)
+    made = build_guard(requireExpiry=True)
+    await request_grant(ISSUER.issue_token(), made)
     with pytest.raises(NotGranted, match="no claim exp"):
-        await granted(ISSUER.token(exp=None), made)
+        await request_grant(ISSUER.issue_token(exp=None), made)
 
 
 @pytest.mark.parametrize("exp", [2**63 - 1, 2**63, 10**18, 10**300, 1.5e300, 253_402_300_800])
 async def test_an_end_beyond_all_calendars_is_the_end_of_theirs(exp: float):
     """The list of streams failed for all operators because of one such token."""
-    assert (await granted(ISSUER.token(exp=exp))).expires == MAX_EXPIRES_S
+    assert (await request_grant(ISSUER.issue_token(exp=exp))).expires == MAX_EXPIRES_S
 
 
 async def test_a_number_as_subject_is_a_name():
-    assert (await granted(ISSUER.token(sub=4711))).identity == "4711"
+    assert (await request_grant(ISSUER.issue_token(sub=4711))).identity == "4711"
 
 
 async def test_a_told_token_beats_that_of_the_connection():
-    told = ISSUER.token(sub="eve")
-    assert (await guard().grant(asked(bearing(ISSUER.token()), told))).identity == "eve"
+    told = ISSUER.issue_token(sub="eve")
+    assert (
+        await build_guard().grant(
+            build_access_request(build_bearer_connection(ISSUER.issue_token()), told)
+        )
+    ).identity == "eve"
     with pytest.raises(NotGranted):
-        await guard().grant(asked(bearing(ISSUER.token()), "x.y.z"))
+        await build_guard().grant(
+            build_access_request(build_bearer_connection(ISSUER.issue_token()), "x.y.z")
+        )
 
 
 async def test_who_comes_again_with_a_token_has_the_same_grant():
-    made, token = guard(), ISSUER.token()
-    assert await granted(token, made) is await granted(token, made)
+    made, token = build_guard(), ISSUER.issue_token()
+    assert await request_grant(token, made) is await request_grant(token, made)
 
 
 async def test_what_was_known_of_a_token_ends_with_it(monkeypatch: pytest.MonkeyPatch):
-    made, token = guard(), ISSUER.token(exp=int(time.time()) + 100)
-    assert await granted(token, made)
+    made, token = build_guard(), ISSUER.issue_token(exp=int(time.time()) + 100)
+    assert await request_grant(token, made)
     at = time.time() + 101
     monkeypatch.setattr("gateway.web.access.jwt.time.time", lambda: at)
-    known = dict(made._known)
+    known = dict(made._cache)
     monkeypatch.setattr(made, "_decoded", lambda *_: {"sub": "looked at again"})
-    assert (await granted(token, made)).identity == "looked at again"
-    assert len(made._known) == len(known)
+    assert (await request_grant(token, made)).identity == "looked at again"
+    assert len(made._cache) == len(known)
 
 
-class Rotating(Listed):
+class RotatingKeySource(StaticKeySource):
     """Keys that are others as soon as an unknown one is asked for."""
 
-    def __init__(self, first: KeySet, then: KeySet | None) -> None:
-        self._keys, self._then = first, then
+    def __init__(self, first: KeySet, next_keys: KeySet | None) -> None:
+        self._keys, self._next_keys = first, next_keys
 
-    async def after(self, known: KeySet) -> KeySet:
-        if self._then is None:
-            raise KeysAway("the issuer is away")
-        self._keys = self._then
+    async def get_newer(self, known: KeySet) -> KeySet:
+        if self._next_keys is None:
+            raise KeysUnavailable("the issuer is away")
+        self._keys = self._next_keys
         return self._keys
 
 
-def key_set(*kids: str) -> KeySet:
-    return KeySet(Jwk.model_validate(jwk(rsa_key(int(kid[1:])), kid)) for kid in kids)
+def build_key_set(*kids: str) -> KeySet:
+    return KeySet(Jwk.model_validate(build_jwk(get_rsa_key(int(kid[1:])), kid)) for kid in kids)
 
 
 async def test_a_token_of_a_key_that_is_gone_is_not_remembered():
-    issuer, made = Issuer(), guard()
-    made._keys = Rotating(key_set("k0"), key_set("k1"))
-    old = issuer.token()
-    assert await granted(old, made)
-    issuer.rotate("k1")
-    assert (await granted(issuer.token(), made)).identity == "ada"
-    assert await why(old, made) == "no key of the issuer signs such a token"
+    issuer, made = TokenIssuer(), build_guard()
+    made._key_source = RotatingKeySource(build_key_set("k0"), build_key_set("k1"))
+    old = issuer.issue_token()
+    assert await request_grant(old, made)
+    issuer.rotate_key("k1")
+    assert (await request_grant(issuer.issue_token(), made)).identity == "ada"
+    assert await get_refusal(old, made) == "no key of the issuer signs such a token"
 
 
 async def test_who_has_a_new_key_is_not_judged_while_the_issuer_is_away():
-    issuer, made = Issuer(), guard()
-    made._keys = Rotating(key_set("k0"), None)
-    assert await granted(issuer.token(), made)
-    issuer.rotate("k1")
+    issuer, made = TokenIssuer(), build_guard()
+    made._key_source = RotatingKeySource(build_key_set("k0"), None)
+    assert await request_grant(issuer.issue_token(), made)
+    issuer.rotate_key("k1")
     with pytest.raises(Exception, match="the issuer is away; come back") as uncertain:
-        await granted(issuer.token(), made)
+        await request_grant(issuer.issue_token(), made)
     assert getattr(uncertain.value, "status", 0) == 503
 
 
 async def test_it_remembers_so_many_tokens_and_no_more(monkeypatch: pytest.MonkeyPatch):
-    made = guard()
+    made = build_guard()
     monkeypatch.setattr("gateway.web.access.jwt.REMEMBERED", 3)
-    tokens = [ISSUER.token(sub=str(n)) for n in range(5)]
+    tokens = [ISSUER.issue_token(sub=str(n)) for n in range(5)]
     for token in tokens:
-        await granted(token, made)
-    assert len(made._known) == 3 < REMEMBERED
+        await request_grant(token, made)
+    assert len(made._cache) == 3 < MAX_CACHED_TOKENS
     for token in tokens:
         digest = hashlib.sha256(token.encode()).digest()
-        assert (digest in made._known) == (token in tokens[2:])
-        assert token not in repr(made._known), "a token is held by its digest"
+        assert (digest in made._cache) == (token in tokens[2:])
+        assert token not in repr(made._cache), "a token is held by its digest"
 
 
-@given(st.text(max_size=200) | st.binary(max_size=60).map(encoded))
+@given(st.text(max_size=200) | st.binary(max_size=60).map(encode_part))
 async def test_no_text_breaks_it(text: str):
     with pytest.raises(NotGranted):
-        await guard().grant(asked(connection(), text or "x"))
+        await build_guard().grant(build_access_request(build_connection(), text or "x"))
 
 
 @given(
@@ -364,9 +402,9 @@ async def test_no_text_breaks_it(text: str):
     signature=st.binary(max_size=300),
 )  # fmt: skip
 async def test_nobody_comes_in_without_a_signature(header: Any, claims: Any, signature: bytes):
-    token = f"{encoded(header)}.{encoded(claims)}.{encoded(signature)}"
+    token = f"{encode_part(header)}.{encode_part(claims)}.{encode_part(signature)}"
     with pytest.raises(NotGranted):
-        await guard().grant(asked(connection(), token))
+        await build_guard().grant(build_access_request(build_connection(), token))
 
 
 @given(
@@ -377,13 +415,13 @@ async def test_nobody_comes_in_without_a_signature(header: Any, claims: Any, sig
     )
 )  # fmt: skip
 async def test_any_claims_of_the_issuer_make_a_grant_or_a_refusal(claims: dict[str, Any]):
-    issuer = Issuer("HS256")
-    made = guard(issuer.jwks, attributes={"tenant": "tenant"}, audience=None, issuer=None)
-    token = f"{encoded({'alg': 'HS256', 'kid': 'k0'})}.{encoded(claims)}"
-    secret = SECRET + b"0"
-    signed = f"{token}.{encoded(hmac.new(secret, token.encode(), hashlib.sha256).digest())}"
+    issuer = TokenIssuer("HS256")
+    made = build_guard(issuer.jwks, attributes={"tenant": "tenant"}, audience=None, issuer=None)
+    token = f"{encode_part({'alg': 'HS256', 'kid': 'k0'})}.{encode_part(claims)}"
+    secret = SHARED_SECRET + b"0"
+    signed = f"{token}.{encode_part(hmac.new(secret, token.encode(), hashlib.sha256).digest())}"
     try:
-        grant = await made.grant(asked(connection(), signed))
+        grant = await made.grant(build_access_request(build_connection(), signed))
     except NotGranted:
         return
     assert grant.identity and all(isinstance(each, str) for each in grant.roles)

@@ -9,13 +9,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from support.asking import asked, connection
+from support.access_requests import build_access_request, build_connection
 
 from gateway.config import X509
 from gateway.errors import NotGranted
 from gateway.web.access.grant import Grant
 from gateway.web.access.x509 import X509Guard
-from gateway.web.http.client_certificate import FORWARDED, TLS
+from gateway.web.http.client_certificate import FORWARDED_EXTENSION, TLS_EXTENSION
 
 KEY = ec.derive_private_key(7, ec.SECP256R1())
 ENDS = datetime.datetime(2096, 10, 2, 7, 6, 40, tzinfo=datetime.UTC)
@@ -25,7 +25,7 @@ OIDS = {
 }  # fmt: skip
 
 
-def pem(
+def build_certificate(
     *subject: tuple[str, str],
     names: Sequence[x509.GeneralName] = (),
     ends: datetime.datetime = ENDS,
@@ -46,16 +46,18 @@ def pem(
     return made.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def guard(**options: Any) -> X509Guard:
+def build_guard(**options: Any) -> X509Guard:
     return X509Guard("machines", X509.model_validate({"type": "x509", **options}), "orders")
 
 
-def showing(certificate: str, *, by: str = TLS, error: str | None = None) -> Any:
+def build_tls_connection(
+    certificate: str, *, by: str = TLS_EXTENSION, error: str | None = None
+) -> Any:
     shown: Any = {"client_cert_chain": [certificate], "client_cert_error": error}
-    return connection(extensions={by: certificate if by == FORWARDED else shown})
+    return build_connection(extensions={by: certificate if by == FORWARDED_EXTENSION else shown})
 
 
-SENSOR = pem(
+SENSOR = build_certificate(
     ("CN", "sensor-7"), ("O", "Acme"), ("OU", "read"), ("OU", "write"), ("DC", "a"), ("DC", "b"),
     names=[
         x509.DNSName("sensor-7.acme"), x509.UniformResourceIdentifier("spiffe://acme/sensor/7"),
@@ -79,43 +81,56 @@ SENSOR = pem(
     ],
 )
 async def test_a_certificate_makes_the_grant(options: Any, grant: Grant):
-    assert await guard(**options).grant(asked(showing(SENSOR))) == grant
+    assert (
+        await build_guard(**options).grant(build_access_request(build_tls_connection(SENSOR)))
+        == grant
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "came"),
     [
-        ({"identity": "L"}, showing(SENSOR)),
-        ({"identity": "email"}, showing(SENSOR)),
-        ({"identity": "uri"}, showing(pem(("CN", "a")))),
-        ({}, showing(pem(("CN", "ada"), ("CN", "admin")))),
-        ({}, showing(pem(("O", "Acme")))),
-        ({}, showing("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")),
-        ({}, showing("")),
-        ({}, showing(pem(("CN", "a"), ends=datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)))),
-        ({}, showing(SENSOR, error="it is not trusted")),
-        ({}, showing(SENSOR, by=FORWARDED)),
-        ({}, connection()),
-        ({"forwarded": True}, connection(("X-Forwarded-Client-Cert", f"Cert={SENSOR!r}"))),
+        ({"identity": "L"}, build_tls_connection(SENSOR)),
+        ({"identity": "email"}, build_tls_connection(SENSOR)),
+        ({"identity": "uri"}, build_tls_connection(build_certificate(("CN", "a")))),
+        ({}, build_tls_connection(build_certificate(("CN", "ada"), ("CN", "admin")))),
+        ({}, build_tls_connection(build_certificate(("O", "Acme")))),
+        (
+            {},
+            build_tls_connection("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
+        ),
+        ({}, build_tls_connection("")),
+        (
+            {},
+            build_tls_connection(
+                build_certificate(
+                    ("CN", "a"), ends=datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
+                )
+            ),
+        ),
+        ({}, build_tls_connection(SENSOR, error="it is not trusted")),
+        ({}, build_tls_connection(SENSOR, by=FORWARDED_EXTENSION)),
+        ({}, build_connection()),
+        ({"forwarded": True}, build_connection(("X-Forwarded-Client-Cert", f"Cert={SENSOR!r}"))),
     ],
 )
 async def test_no_other_certificate_does(options: Any, came: Any):
     with pytest.raises(NotGranted) as refused:
-        await guard(**options).grant(asked(came))
+        await build_guard(**options).grant(build_access_request(came))
     assert refused.value.status == 401
 
 
 async def test_a_proxys_word_is_taken_where_that_is_said_and_before_its_own_certificate():
-    made, own = guard(forwarded=True), pem(("CN", "proxy"))
-    came = showing(own)
-    came.scope["extensions"][FORWARDED] = SENSOR
-    assert (await made.grant(asked(came))).identity == "sensor-7"
-    assert (await made.grant(asked(showing(own)))).identity == "proxy"
-    assert (await guard().grant(asked(came))).identity == "proxy"
+    made, own = build_guard(forwarded=True), build_certificate(("CN", "proxy"))
+    came = build_tls_connection(own)
+    came.scope["extensions"][FORWARDED_EXTENSION] = SENSOR
+    assert (await made.grant(build_access_request(came))).identity == "sensor-7"
+    assert (await made.grant(build_access_request(build_tls_connection(own)))).identity == "proxy"
+    assert (await build_guard().grant(build_access_request(came))).identity == "proxy"
 
 
 async def test_a_certificate_is_read_once():
-    made = guard()
-    first = await made.grant(asked(showing(SENSOR)))
-    assert await made.grant(asked(showing(SENSOR))) is first
-    assert not made.renewable
+    made = build_guard()
+    first = await made.grant(build_access_request(build_tls_connection(SENSOR)))
+    assert await made.grant(build_access_request(build_tls_connection(SENSOR))) is first
+    assert not made.is_renewable

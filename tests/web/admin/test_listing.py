@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import RequestError
-from gateway.web.admin.listing import Place
+from gateway.web.admin.listing import ListCursor
 
 
 @given(st.integers(1, 256), st.integers(0, 10**12))
 def test_a_place_is_read_as_it_is_written(worker: int, number: int):
-    assert Place.of(str(Place(worker, number))) == (worker, number)
+    assert ListCursor.parse(str(ListCursor(worker, number))) == (worker, number)
 
 
 @given(st.text(max_size=8))
 def test_what_is_no_place_is_refused(text: str):
     try:
-        place = Place.of(text)
+        place = ListCursor.parse(text)
     except RequestError as exc:
         assert exc.status == 400
     else:
@@ -28,4 +28,4 @@ def test_what_is_no_place_is_refused(text: str):
 @pytest.mark.parametrize("text", ["", "1", "-", "1-", "-1", "1-x", "1--1", "1-²", "1-1" + "0" * 20])
 def test_numbers_that_are_none_are_no_place(text: str):
     with pytest.raises(RequestError, match="take it from `next`"):
-        Place.of(text)
+        ListCursor.parse(text)

@@ -10,21 +10,21 @@ from typing import Any
 
 import httpx
 import pytest
-from support.clients.node_sse import SOURCE, installed
-from support.gateways import config_for
+from support.clients.node_sse import SOURCE_DIRECTORY, ensure_installed
+from support.gateways import build_config
 
 import gateway
 from gateway.config import Settings
 from gateway.web.app import assets
 from gateway.web.app.app import create_app
 
-MODULE = (assets.DIRECTORY / "gateway.js").read_text()
-TYPES = (assets.DIRECTORY / "gateway.d.ts").read_text()
-PACKAGE = json.loads((assets.DIRECTORY / "package.json").read_text())
+MODULE = (assets.JS_DIRECTORY / "gateway.js").read_text()
+TYPES = (assets.JS_DIRECTORY / "gateway.d.ts").read_text()
+PACKAGE = json.loads((assets.JS_DIRECTORY / "package.json").read_text())
 
 
-def client(**sections: Any) -> httpx.AsyncClient:
-    app = create_app(Settings.model_validate(config_for(["localhost:9092"], ["a"], **sections)))
+def open_client(**sections: Any) -> httpx.AsyncClient:
+    app = create_app(Settings.model_validate(build_config(["localhost:9092"], ["a"], **sections)))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
 
@@ -36,20 +36,20 @@ def client(**sections: Any) -> httpx.AsyncClient:
     ],
 )
 async def test_the_module_and_its_types_are_served_for_revalidation(path: str, kind: str):
-    answer = await client().get(path)
+    answer = await open_client().get(path)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == kind
     assert answer.headers["cache-control"] == "no-cache"
-    assert answer.content == (assets.DIRECTORY / path[1:]).read_bytes()
-    assert (await client().head(path)).headers["content-length"] == str(len(answer.content))
-    assert (await client().post(path)).status_code == 405
+    assert answer.content == (assets.JS_DIRECTORY / path[1:]).read_bytes()
+    assert (await open_client().head(path)).headers["content-length"] == str(len(answer.content))
+    assert (await open_client().post(path)).status_code == 405
 
 
 @pytest.mark.parametrize("form", ["{}", "W/{}", '"other", {}', "*"])
 async def test_who_has_it_gets_no_body(form: str):
-    tag = (await client().get("/gateway.js")).headers["etag"]
+    tag = (await open_client().get("/gateway.js")).headers["etag"]
     assert re.fullmatch(r'"[0-9a-f]{32}"', tag)
-    answer = await client().get("/gateway.js", headers={"If-None-Match": form.format(tag)})
+    answer = await open_client().get("/gateway.js", headers={"If-None-Match": form.format(tag)})
     assert (answer.status_code, answer.content) == (304, b"")
     assert answer.headers["etag"] == tag
     assert answer.headers["cache-control"] == "no-cache"
@@ -57,7 +57,7 @@ async def test_who_has_it_gets_no_body(form: str):
 
 @pytest.mark.parametrize("condition", ["", '"other"', "other", '"'])
 async def test_who_has_another_gets_it(condition: str):
-    answer = await client().get("/gateway.js", headers={"If-None-Match": condition})
+    answer = await open_client().get("/gateway.js", headers={"If-None-Match": condition})
     assert answer.status_code == 200
     assert answer.content
 
@@ -66,12 +66,12 @@ async def test_a_page_of_another_origin_may_import_it_where_it_may_read_streams(
     asked = {"Origin": "https://elsewhere.example"}
     assert (
         "access-control-allow-origin"
-        not in (await client().get("/gateway.js", headers=asked)).headers
+        not in (await open_client().get("/gateway.js", headers=asked)).headers
     )
     access = {"access-control": {"policy": "cross-origin"}}
     reads = {"when": [{"path": "/a"}], "with": {"topic": "a"}}
     for sections in ({"listen": access}, {"routes": [{**reads, **access}]}):
-        answer = await client(**sections).get("/gateway.js", headers=asked)
+        answer = await open_client(**sections).get("/gateway.js", headers=asked)
         assert answer.headers["access-control-allow-origin"] == "*"
 
 
@@ -92,7 +92,7 @@ def test_its_version_is_that_of_the_gateway():
 
 @pytest.mark.needs("npm")
 def test_the_npm_package_holds_the_module_its_types_and_what_is_said_of_them(tmp_path: Path):
-    source = shutil.copytree(assets.DIRECTORY, tmp_path / "js")
+    source = shutil.copytree(assets.JS_DIRECTORY, tmp_path / "js")
     command = ["npm", "pack", "--silent", "--offline", "--pack-destination", str(tmp_path)]
     subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=60)
     (packed,) = tmp_path.glob("*.tgz")
@@ -106,12 +106,12 @@ def test_the_npm_package_holds_the_module_its_types_and_what_is_said_of_them(tmp
 COMPILER = ("--noEmit", "--strict", "--target", "es2022", "--module", "nodenext")
 
 
-def compiled(directory: Path, *, lib: str) -> str:
+def compile_types(directory: Path, *, lib: str) -> str:
     """What TypeScript has to say of the module's types in use."""
-    for file in (assets.DIRECTORY / "gateway.d.ts", SOURCE / "types.ts"):
+    for file in (assets.JS_DIRECTORY / "gateway.d.ts", SOURCE_DIRECTORY / "types.ts"):
         shutil.copy(file, directory)
     (directory / "package.json").write_text('{"type": "module"}')
-    tsc = installed() / "node_modules" / "typescript" / "bin" / "tsc"
+    tsc = ensure_installed() / "node_modules" / "typescript" / "bin" / "tsc"
     command = ["node", str(tsc), *COMPILER, "--lib", lib, "types.ts"]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=90)
     return done.stdout + done.stderr
@@ -119,4 +119,4 @@ def compiled(directory: Path, *, lib: str) -> str:
 
 @pytest.mark.needs("node", "npm")
 def test_typescript_takes_the_types_and_finds_what_is_wrong_with_a_use(tmp_path: Path):
-    assert compiled(tmp_path, lib="es2022,dom,dom.iterable") == ""
+    assert compile_types(tmp_path, lib="es2022,dom,dom.iterable") == ""

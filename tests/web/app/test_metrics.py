@@ -10,99 +10,99 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from starlette.requests import Request
-from support.buses import host
-from support.influx import receiver
-from support.otlp import collector
-from support.until import until
+from support.influx import running_influx_receiver
+from support.otlp import running_collector
+from support.waiting import wait_until
+from support.worker_buses import worker_buses
 
 from gateway.config import Settings
-from gateway.core.log.partition_reader import At, OutOfRange, Reading
+from gateway.core.log.partition_reader import OffsetStart, OutOfRangePolicy, PartitionReader
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Backoff
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.telemetry import catalog
-from gateway.web.app.metrics import TOPIC, Metrics
+from gateway.web.app.metrics import BUS_TOPIC, Metrics
 from gateway.web.routing.limits import Limits
 from gateway.web.workers.bus import Bus
 
 KAFKA = {"kafka": {"servers": ["127.0.0.1:9"], "topics": [{"name": "orders"}]}}
 
 
-def metrics(bus: Bus | None = None, **options: Any) -> Metrics:
+def build_metrics(bus: Bus | None = None, **options: Any) -> Metrics:
     """Of a gateway that nobody started. options: of telemetry.metrics."""
     settings = Settings.model_validate({**KAFKA, "telemetry": {"metrics": options}})
-    hubs = Hubs({"": Cluster(ClusterSettings.of(settings.kafka))}, settings)
+    hubs = Hubs({"": Cluster(ClusterSettings.from_config(settings.kafka))}, settings)
     bus = bus or Bus()
     return Metrics(hubs, settings, Limits(settings.listen.limits, bus), bus)
 
 
-async def scraped(made: Metrics, accept: str = "") -> dict[str, Any]:
+async def scrape_metrics(made: Metrics, accept: str = "") -> dict[str, Any]:
     request = Request({"type": "http", "headers": [(b"accept", accept.encode())]})
     answer = await made.scrape(request)
     assert answer.headers["cache-control"] == "no-store"
     return {family.name: family for family in parsed(bytes(answer.body).decode())}
 
 
-def values(family: Any) -> dict[tuple[str, ...], float]:
+def get_values(family: Any) -> dict[tuple[str, ...], float]:
     return {tuple(sample.labels.values()): sample.value for sample in family.samples}
 
 
 async def test_a_gateway_that_is_not_started_has_figures_too():
-    found = await scraped(metrics())
-    assert values(found["gateway_kafka_reachable"]) == {(): 0}
-    assert values(found["gateway_workers"]) == {(): 1}
-    assert values(found["process_resident_memory_bytes"])[("1",)] > 1 << 20
+    found = await scrape_metrics(build_metrics())
+    assert get_values(found["gateway_kafka_reachable"]) == {(): 0}
+    assert get_values(found["gateway_workers"]) == {(): 1}
+    assert get_values(found["process_resident_memory_bytes"])[("1",)] > 1 << 20
     assert "gateway_partition_ready" not in found
 
 
 async def test_one_scrape_is_of_all_workers_and_says_who_is_missing():
-    async with host(3) as made:
-        several = [metrics(bus) for bus in made.buses]
-        await made.run()
+    async with worker_buses(3) as made:
+        several = [build_metrics(bus) for bus in made.buses]
+        await made.start()
         for number, each in enumerate(several, 1):
-            traffic = each._hubs.of("").traffics.of("/a", "sse")
+            traffic = each._hubs.get_hub("").traffics.get_counts("/a", "sse")
             traffic.opened, traffic.untimed = 10 * number, 100
-        found = await scraped(several[1])
-        assert values(found["gateway_clients"]) == {("/a", "sse"): 60}
-        assert values(found["gateway_deliveries"]) == {("/a", "sse"): 300}
-        assert values(found["gateway_workers"]) == {(): 3}
-        assert values(found["gateway_workers_missing"]) == {(): 0}
-        assert values(found["process_open_fds"]).keys() == {("1",), ("2",), ("3",)}
+        found = await scrape_metrics(several[1])
+        assert get_values(found["gateway_clients"]) == {("/a", "sse"): 60}
+        assert get_values(found["gateway_deliveries"]) == {("/a", "sse"): 300}
+        assert get_values(found["gateway_workers"]) == {(): 3}
+        assert get_values(found["gateway_workers_missing"]) == {(): 0}
+        assert get_values(found["process_open_fds"]).keys() == {("1",), ("2",), ("3",)}
 
-        await made.end(3)
-        found = await scraped(several[1])
-        assert values(found["gateway_clients"]) == {("/a", "sse"): 30}
-        assert values(found["gateway_workers_missing"]) == {(): 1}
+        await made.stop_worker(3)
+        found = await scrape_metrics(several[1])
+        assert get_values(found["gateway_clients"]) == {("/a", "sse"): 30}
+        assert get_values(found["gateway_workers_missing"]) == {(): 1}
 
 
 async def test_a_worker_that_fails_to_answer_is_missing_and_not_all_of_the_scrape(monkeypatch):
-    async with host(2) as made:
-        several = [metrics(bus) for bus in made.buses]
-        await made.run()
+    async with worker_buses(2) as made:
+        several = [build_metrics(bus) for bus in made.buses]
+        await made.start()
         monkeypatch.setattr(several[1], "own", lambda: 1 / 0)
-        found = await scraped(several[0])
-        assert values(found["gateway_workers_missing"]) == {(): 1}
-        assert values(found["gateway_workers"]) == {(): 1}
+        found = await scrape_metrics(several[0])
+        assert get_values(found["gateway_workers_missing"]) == {(): 1}
+        assert get_values(found["gateway_workers"]) == {(): 1}
 
 
 async def test_openmetrics_is_for_who_asks_for_it():
     request = Request({"type": "http", "headers": [(b"accept", b"application/openmetrics-text")]})
-    answer = await metrics().scrape(request)
+    answer = await build_metrics().scrape(request)
     assert answer.media_type is None
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert bytes(answer.body).endswith(b"# EOF\n")
 
 
 async def test_figures_are_sent_where_they_are_configured_to_be():
-    with collector() as back:
-        made = metrics(otlp=back.url, interval="1s")
-        made._hubs.of("").traffics.of("/a", "sse").opened = 7
+    with running_collector() as back:
+        made = build_metrics(otlp=back.url, interval="1s")
+        made._hubs.get_hub("").traffics.get_counts("/a", "sse").opened = 7
         running = asyncio.create_task(made.run())
         try:
-            await until(
-                lambda: back.value("gateway_clients", route="/a", wire="sse") == 7, None, 60
+            await wait_until(
+                lambda: back.get_value("gateway_clients", route="/a", wire="sse") == 7, None, 60
             )
         finally:
             running.cancel()
@@ -111,12 +111,12 @@ async def test_figures_are_sent_where_they_are_configured_to_be():
 
 
 async def test_a_back_end_that_is_away_is_told_in_the_log_and_nothing_else(caplog: Any):
-    with collector() as back:
+    with running_collector() as back:
         back.status = 400
-        made = metrics(otlp=back.url, interval="1s")
+        made = build_metrics(otlp=back.url, interval="1s")
         running = asyncio.create_task(made.run())
         try:
-            await until(lambda: "did not arrive at http" in caplog.text, "a warning", 60)
+            await wait_until(lambda: "did not arrive at http" in caplog.text, "a warning", 60)
             assert not running.done()
         finally:
             running.cancel()
@@ -125,32 +125,37 @@ async def test_a_back_end_that_is_away_is_told_in_the_log_and_nothing_else(caplo
 
 
 async def test_figures_go_to_influxdb_and_by_otlp_at_their_own_intervals():
-    with collector() as back, receiver() as influx:
+    with running_collector() as back, running_influx_receiver() as influx:
         told = {"url": influx.url, "bucket": "figures", "interval": "1s"}
-        made = metrics(otlp=back.url, interval="1s", influx=told)
-        made._hubs.of("").traffics.of("/a", "sse").opened = 7
+        made = build_metrics(otlp=back.url, interval="1s", influx=told)
+        made._hubs.get_hub("").traffics.get_counts("/a", "sse").opened = 7
         running = asyncio.create_task(made.run())
         labels = {"route": "/a", "wire": "sse"}
         try:
-            await until(lambda: back.value("gateway_clients", **labels) == 7, None, 60)
-            await until(lambda: influx.value("gateway_clients", **labels) == 7, influx.wrong, 60)
+            await wait_until(lambda: back.get_value("gateway_clients", **labels) == 7, None, 60)
+            await wait_until(
+                lambda: influx.get_value("gateway_clients", **labels) == 7, influx.errors, 60
+            )
         finally:
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
-        assert not influx.wrong
+        assert not influx.errors
 
 
 def test_the_topic_of_the_bus_is_taken_once():
     bus = Bus()
-    metrics(bus)
+    build_metrics(bus)
     with pytest.raises(AssertionError):
-        bus.on(TOPIC, lambda worker, data: None)
+        bus.add_handler(BUS_TOPIC, lambda worker, data: None)
 
 
-def reading(partition: int) -> Reading:
-    made = Reading(
-        TopicPartition("orders", partition), At(0), OutOfRange.EARLIEST, Backoff(1.0, lambda: 0.5)
+def build_reader(partition: int) -> PartitionReader:
+    made = PartitionReader(
+        TopicPartition("orders", partition),
+        OffsetStart(0),
+        OutOfRangePolicy.EARLIEST,
+        Backoff(1.0, lambda: 0.5),
     )
     made.leader, made.last_stable_offset = 1, partition
     return made
@@ -158,31 +163,31 @@ def reading(partition: int) -> Reading:
 
 async def test_a_thousand_partitions_are_told_without_holding_the_loop(monkeypatch):
     """No time is asserted: that there are turns for others in between is."""
-    from gateway.hub import figures as hubs
+    from gateway.hub import metrics as hubs
 
-    def read(hub: Hub, figures: Any) -> None:
+    def read_partitions(hub: Hub, figures: Any) -> None:
         now = time.monotonic()
         for partition in range(1000):
-            hubs._partition(reading(partition), now, figures)
+            hubs._collect_partition(build_reader(partition), now, figures)
 
-    monkeypatch.setattr(hubs, "read", read)
+    monkeypatch.setattr(hubs, "read", read_partitions)
     turns = 0
 
-    async def others() -> None:
+    async def count_turns() -> None:
         nonlocal turns
         while True:
             turns += 1
             await asyncio.sleep(0)
 
-    beside = asyncio.create_task(others())
+    beside = asyncio.create_task(count_turns())
     try:
-        found = await scraped(metrics())
+        found = await scrape_metrics(build_metrics())
     finally:
         beside.cancel()
-    assert values(found["gateway_partition_lag_records"])[("orders", "999")] == 999
+    assert get_values(found["gateway_partition_lag_records"])[("orders", "999")] == 999
     assert turns >= 4
 
 
 def test_all_that_a_hub_tells_is_in_the_catalog():
-    figures = metrics().own()
+    figures = build_metrics().collect_own()
     assert {metric for metric, _ in figures} <= set(catalog.METRICS)

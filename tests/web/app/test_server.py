@@ -7,7 +7,7 @@ from typing import Any, cast
 import uvicorn
 
 from gateway.web.app.server import Server
-from gateway.web.routing.routes import spread
+from gateway.web.routing.routes import jitter_lifetime
 
 
 def test_it_is_not_ready_any_more_from_the_moment_it_is_told_to_end():
@@ -20,7 +20,7 @@ def test_it_is_not_ready_any_more_from_the_moment_it_is_told_to_end():
 
 
 def test_streams_that_began_together_do_not_all_end_together():
-    lives = [spread(100.0) for _ in range(200)]
+    lives = [jitter_lifetime(100.0) for _ in range(200)]
     assert all(life is not None and 90 <= life <= 110 for life in lives)
     assert len({round(life or 0) for life in lives}) > 10
-    assert spread(None) is None
+    assert jitter_lifetime(None) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.web.http.accept import NO, Preference, preference
+from gateway.web.http.accept import NOT_ACCEPTABLE, MediaPreference, get_media_preference
 
 
 @pytest.mark.parametrize(
@@ -33,10 +33,10 @@ from gateway.web.http.accept import NO, Preference, preference
     ],
 )
 def test_the_most_specific_range_decides(header: str, expected: tuple[float, int]):
-    assert preference(header, "text/plain") == Preference(*expected)
-    assert (preference(header, "text/plain") == NO) is (expected[0] == 0)
+    assert get_media_preference(header, "text/plain") == MediaPreference(*expected)
+    assert (get_media_preference(header, "text/plain") == NOT_ACCEPTABLE) is (expected[0] == 0)
 
 
 def test_a_header_as_long_as_a_head_may_be_is_read_at_once():
     for piece in (",", '"', '\\"', "a,", ";q=", "*/*;q=0.001,"):
-        assert preference(piece * (64_000 // len(piece)), "text/plain").quality <= 0.001
+        assert get_media_preference(piece * (64_000 // len(piece)), "text/plain").quality <= 0.001

@@ -12,34 +12,36 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from support.certificates import Authority
-from support.until import until
+from support.certificates import CertificateAuthority
+from support.waiting import wait_until
 
 from gateway.config import ListenTls
 from gateway.errors import GatewayError
 from gateway.telemetry import catalog
-from gateway.telemetry.figures import Figures
+from gateway.telemetry.samples import MetricSamples
 from gateway.web.http import certificate
-from gateway.web.http.certificate import TlsContext, validity
+from gateway.web.http.certificate import TlsContext, read_validity
 
 
 @pytest.fixture
-def ours(tmp_path: Path) -> Authority:
-    return Authority(tmp_path, "ours")
+def ours(tmp_path: Path) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path, "ours")
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> Authority:
-    return Authority(tmp_path, "theirs")
+def theirs(tmp_path: Path) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path, "theirs")
 
 
-def settings(certificate: Path, key: Path | None = None, **options: object) -> ListenTls:
+def build_settings(certificate: Path, key: Path | None = None, **options: object) -> ListenTls:
     return ListenTls.model_validate(
         {"certificate": str(certificate), "key": str(key or certificate), **options}
     )
 
 
-def shown(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = "localhost") -> str:
+def get_shown_subject(
+    server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = "localhost"
+) -> str:
     """The subject that a client sees. Raises SSLError where the handshake fails."""
     client.check_hostname = name is not None
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -61,7 +63,7 @@ def shown(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = "lo
     return x509.load_der_x509_certificate(found).subject.rfc4514_string()
 
 
-def put(source: Path, target: Path) -> Path:
+def replace_file(source: Path, target: Path) -> Path:
     """As certbot and others do: another file in its place."""
     shutil.copy(source, f"{target}.new")
     return Path(f"{target}.new").replace(target)
@@ -69,28 +71,31 @@ def put(source: Path, target: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["localhost", None])
 def test_new_handshakes_get_what_is_in_the_files_by_now(
-    ours: Authority, tmp_path: Path, name: str | None
+    ours: CertificateAuthority, tmp_path: Path, name: str | None
 ):
-    path = put(ours.signed("old"), tmp_path / "server.pem")
-    tls = TlsContext(settings(path))
-    assert shown(tls.context, ours.context(), name) == "CN=old"
+    path = replace_file(ours.issue_certificate("old"), tmp_path / "server.pem")
+    tls = TlsContext(build_settings(path))
+    assert get_shown_subject(tls.context, ours.create_client_context(), name) == "CN=old"
     for subject in ("new", "newer"):
-        put(ours.signed(subject, days=30), path)
-        assert shown(tls.context, ours.context(), name) != f"CN={subject}"
+        replace_file(ours.issue_certificate(subject, valid_days=30), path)
+        assert get_shown_subject(tls.context, ours.create_client_context(), name) != f"CN={subject}"
         assert tls.reload()
-        assert shown(tls.context, ours.context(), name) == f"CN={subject}"
-        assert tls.expires == validity(path)[1]
+        assert get_shown_subject(tls.context, ours.create_client_context(), name) == f"CN={subject}"
+        assert tls.expires_at == read_validity(path)[1]
 
 
 def test_what_cannot_be_used_is_refused_and_the_one_before_stays(
-    ours: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ours: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    path, key = put(ours.signed("old"), tmp_path / "a.pem"), tmp_path / "key.pem"
-    put(path, key)
-    tls = TlsContext(settings(path, key))
-    before = tls.expires
-    whole = ours.signed("new").read_bytes()
-    locked = encrypted(whole)
+    path, key = (
+        replace_file(ours.issue_certificate("old"), tmp_path / "a.pem"),
+        tmp_path / "key.pem",
+    )
+    replace_file(path, key)
+    tls = TlsContext(build_settings(path, key))
+    before = tls.expires_at
+    whole = ours.issue_certificate("new").read_bytes()
+    locked = encrypt_key(whole)
     for broken in (b"", b"nonsense", whole[: len(whole) // 2], whole, locked):
         caplog.clear()
         path.write_bytes(broken)
@@ -99,16 +104,19 @@ def test_what_cannot_be_used_is_refused_and_the_one_before_stays(
         assert not tls.reload()
         (line,) = caplog.records
         assert line.levelno == logging.ERROR and str(path) in line.getMessage()
-        assert shown(tls.context, ours.context()) == "CN=old" and tls.expires == before
+        assert (
+            get_shown_subject(tls.context, ours.create_client_context()) == "CN=old"
+            and tls.expires_at == before
+        )
     key.unlink()
     assert not tls.reload()
     path.write_bytes(whole)
     key.write_bytes(whole)
     assert tls.reload()
-    assert shown(tls.context, ours.context()) == "CN=new"
+    assert get_shown_subject(tls.context, ours.create_client_context()) == "CN=new"
 
 
-def encrypted(pem: bytes) -> bytes:
+def encrypt_key(pem: bytes) -> bytes:
     key = serialization.load_pem_private_key(pem, None)
     end = pem.index(b"-----BEGIN CERTIFICATE")
     return key.private_bytes(
@@ -117,89 +125,106 @@ def encrypted(pem: bytes) -> bytes:
     ) + pem[end:]  # fmt: skip
 
 
-def test_a_gateway_does_not_start_with_what_cannot_be_used(ours: Authority, theirs: Authority):
-    one, other = ours.signed("one"), theirs.signed("other")
+def test_a_gateway_does_not_start_with_what_cannot_be_used(
+    ours: CertificateAuthority, theirs: CertificateAuthority
+):
+    one, other = ours.issue_certificate("one"), theirs.issue_certificate("other")
     with pytest.raises(GatewayError, match=r"listen\.tls: .*one\.pem, .*other\.pem cannot be used"):
-        TlsContext(settings(one, other))
+        TlsContext(build_settings(one, other))
 
 
-def test_whom_it_trusts_is_read_anew_too(ours: Authority, theirs: Authority, tmp_path: Path):
-    trust = put(ours.path, tmp_path / "trust.pem")
-    of = settings(ours.signed("server"), trust=str(trust), mutual="required")
+def test_whom_it_trusts_is_read_anew_too(
+    ours: CertificateAuthority, theirs: CertificateAuthority, tmp_path: Path
+):
+    trust = replace_file(ours.certificate_path, tmp_path / "trust.pem")
+    of = build_settings(ours.issue_certificate("server"), trust=str(trust), mutual="required")
     tls = TlsContext(of)
-    ada, eve = ours.context(ours.signed("ada")), ours.context(theirs.signed("eve"))
-    assert shown(tls.context, ada) == "CN=server"
+    ada, eve = (
+        ours.create_client_context(ours.issue_certificate("ada")),
+        ours.create_client_context(theirs.issue_certificate("eve")),
+    )
+    assert get_shown_subject(tls.context, ada) == "CN=server"
     with pytest.raises(ssl.SSLError):
-        shown(tls.context, eve)
-    put(theirs.path, trust)
+        get_shown_subject(tls.context, eve)
+    replace_file(theirs.certificate_path, trust)
     assert tls.reload()
-    assert shown(tls.context, eve) == "CN=server"
+    assert get_shown_subject(tls.context, eve) == "CN=server"
     with pytest.raises(ssl.SSLError):
-        shown(tls.context, ada)
-    nobody = ours.context()
+        get_shown_subject(tls.context, ada)
+    nobody = ours.create_client_context()
     with pytest.raises(ssl.SSLError):
-        shown(tls.context, nobody)
+        get_shown_subject(tls.context, nobody)
     assert tls.reload(of.model_copy(update={"mutual": "requested"}))
-    assert shown(tls.context, nobody) == "CN=server"
+    assert get_shown_subject(tls.context, nobody) == "CN=server"
     with pytest.raises(ssl.SSLError):
-        shown(tls.context, ada)
+        get_shown_subject(tls.context, ada)
 
 
 @pytest.mark.parametrize("how", ["written", "replaced", "linked"])
 async def test_it_sees_by_itself_that_a_file_has_changed(
-    ours: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    ours: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ):
     monkeypatch.setattr(certificate, "EVERY", 0.01)
-    old, new = ours.signed("old"), ours.signed("new")
+    old, new = ours.issue_certificate("old"), ours.issue_certificate("new")
     path = tmp_path / "server.pem"
     if how == "linked":  # as Kubernetes has its secrets
         path.symlink_to(old)
     else:
-        put(old, path)
-    tls = TlsContext(settings(path))
+        replace_file(old, path)
+    tls = TlsContext(build_settings(path))
     watching = asyncio.create_task(tls.watch())
     try:
         if how == "written":
             path.write_bytes(b"half of it")
-            await until(lambda: tls._seen[0] and tls._seen[0][1] == len(b"half of it"))
-            assert shown(tls.context, ours.context()) == "CN=old"
+            await wait_until(
+                lambda: tls._file_stamps[0] and tls._file_stamps[0][1] == len(b"half of it")
+            )
+            assert get_shown_subject(tls.context, ours.create_client_context()) == "CN=old"
             path.write_bytes(new.read_bytes())
         elif how == "replaced":
-            put(new, path)
+            replace_file(new, path)
         else:
             os.symlink(new, tmp_path / "next")
             (tmp_path / "next").replace(path)
-        await until(lambda: shown(tls.context, ours.context()) == "CN=new")
+        await wait_until(
+            lambda: get_shown_subject(tls.context, ours.create_client_context()) == "CN=new"
+        )
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
 
-def test_its_expiry_is_a_figure(ours: Authority):
-    tls = TlsContext(settings(ours.signed("server", days=7)))
-    figures = Figures()
-    tls.read(figures)
-    assert list(figures[catalog.CERTIFICATE_EXPIRES].values()) == [tls.expires]
+def test_its_expiry_is_a_figure(ours: CertificateAuthority):
+    tls = TlsContext(build_settings(ours.issue_certificate("server", valid_days=7)))
+    figures = MetricSamples()
+    tls.collect_metrics(figures)
+    assert list(figures[catalog.CERTIFICATE_EXPIRY_TIMESTAMP_SECONDS].values()) == [tls.expires_at]
 
 
 @pytest.mark.parametrize("days, what", [(-1, "any more"), (3, "yet")])
 def test_one_that_is_not_valid_now_never_replaces_one_that_is(
-    ours: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, days: float, what: str
+    ours: CertificateAuthority,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    days: float,
+    what: str,
 ):
     """It was taken with a warning, and every handshake failed from then on."""
-    path = put(ours.signed("old"), tmp_path / "server.pem")
-    tls = TlsContext(settings(path))
-    put(ours.signed("new", days=days, begins=2 if days > 0 else None), path)
+    path = replace_file(ours.issue_certificate("old"), tmp_path / "server.pem")
+    tls = TlsContext(build_settings(path))
+    replace_file(
+        ours.issue_certificate("new", valid_days=days, starts_in_days=2 if days > 0 else None), path
+    )
     assert not tls.reload()
     assert f"is not valid {what}; write one that is valid now" in caplog.text
-    assert shown(tls.context, ours.context()) == "CN=old"
+    assert get_shown_subject(tls.context, ours.create_client_context()) == "CN=old"
 
 
 def test_one_that_is_over_takes_the_place_of_one_that_is_over(
-    ours: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ours: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    path = put(ours.signed("old", days=-2), tmp_path / "server.pem")
-    tls = TlsContext(settings(path))
-    put(ours.signed("new", days=-1), path)
+    path = replace_file(ours.issue_certificate("old", valid_days=-2), tmp_path / "server.pem")
+    tls = TlsContext(build_settings(path))
+    replace_file(ours.issue_certificate("new", valid_days=-1), path)
     assert tls.reload()
     assert [line.levelname for line in caplog.records] == ["WARNING"]

@@ -6,8 +6,14 @@ from urllib.parse import quote
 
 import pytest
 
-from gateway.web.http.client_certificate import FORWARDED, MAX_FORWARDED, TLS, believe, certificate
-from gateway.web.http.forwarded import Forwarded
+from gateway.web.http.client_certificate import (
+    FORWARDED_EXTENSION,
+    MAX_HEADER_CHARS,
+    TLS_EXTENSION,
+    get_certificate,
+    store_forwarded_certificate,
+)
+from gateway.web.http.proxy_headers import ForwardedMiddleware
 
 ADA, EVE = (
     f"-----BEGIN CERTIFICATE-----\n{name}+/=\n-----END CERTIFICATE-----\n"
@@ -16,7 +22,7 @@ ADA, EVE = (
 IN_HEADER, OTHER = quote(ADA, safe=""), quote(EVE, safe="")
 
 
-def scope(*values: str, client: str = "10.0.0.1") -> dict[str, Any]:
+def build_scope(*values: str, client: str = "10.0.0.1") -> dict[str, Any]:
     headers = [(b"x-forwarded-client-cert", value.encode()) for value in values]
     return {"type": "http", "client": (client, 1), "headers": headers, "extensions": {"take": 1}}
 
@@ -43,17 +49,17 @@ def scope(*values: str, client: str = "10.0.0.1") -> dict[str, Any]:
         ((f'Cert="{OTHER}";X=",By=b;Cert="{IN_HEADER}"',), None),
         ((f'",By=b;Cert={IN_HEADER}',), None),
         ((f'Cert="{IN_HEADER}" and more',), None),
-        ((f'Cert="{IN_HEADER}"' + " " * MAX_FORWARDED,), None),
+        ((f'Cert="{IN_HEADER}"' + " " * MAX_HEADER_CHARS,), None),
     ],
 )
 def test_what_a_proxy_says_is_the_certificate_that_it_saw_itself(
     values: tuple[str, ...], found: str | None
 ):
-    told = scope(*values)
-    believe(told)
-    assert told["extensions"].get(FORWARDED) == (values[-1] if values else None)
-    assert certificate(told, forwarded=True) == found
-    assert certificate(told, forwarded=False) is None
+    told = build_scope(*values)
+    store_forwarded_certificate(told)
+    assert told["extensions"].get(FORWARDED_EXTENSION) == (values[-1] if values else None)
+    assert get_certificate(told, trust_forwarded=True) == found
+    assert get_certificate(told, trust_forwarded=False) is None
 
 
 @pytest.mark.parametrize(
@@ -73,24 +79,29 @@ async def test_a_certificate_is_believed_of_proxies_that_are_named(
     async def app(scope: Any, receive: Any, send: Any) -> None:
         seen.update(scope)
 
-    told = scope(f'Cert="{IN_HEADER}"', client=client)
+    told = build_scope(f'Cert="{IN_HEADER}"', client=client)
     told["headers"].append((b"x-forwarded-for", b"192.0.2.9"))
-    await Forwarded(app, proxies)(told, None, None)  # type: ignore[arg-type]
-    assert (FORWARDED in seen["extensions"]) == believed
+    await ForwardedMiddleware(app, proxies)(told, None, None)  # type: ignore[arg-type]
+    assert (FORWARDED_EXTENSION in seen["extensions"]) == believed
     assert re.fullmatch(r"[0-9.]+", seen["client"][0])
 
 
 def test_what_tls_has_checked_is_the_certificate():
     shown = {"client_cert_chain": [ADA, EVE], "client_cert_error": None}
-    told: dict[str, Any] = {"extensions": {TLS: shown}}
-    assert certificate(told, forwarded=False) == ADA
+    told: dict[str, Any] = {"extensions": {TLS_EXTENSION: shown}}
+    assert get_certificate(told, trust_forwarded=False) == ADA
     assert (
-        certificate(
-            {"extensions": {TLS: {**shown, "client_cert_error": "expired"}}}, forwarded=True
+        get_certificate(
+            {"extensions": {TLS_EXTENSION: {**shown, "client_cert_error": "expired"}}},
+            trust_forwarded=True,
         )
         is None
     )
-    told["extensions"][FORWARDED] = '"'  # of a client that opened a quote
-    assert certificate(told, forwarded=True) is None
-    for nothing in ({}, {"extensions": None}, {"extensions": {TLS: {"client_cert_chain": []}}}):
-        assert certificate(nothing, forwarded=True) is None
+    told["extensions"][FORWARDED_EXTENSION] = '"'  # of a client that opened a quote
+    assert get_certificate(told, trust_forwarded=True) is None
+    for nothing in (
+        {},
+        {"extensions": None},
+        {"extensions": {TLS_EXTENSION: {"client_cert_chain": []}}},
+    ):
+        assert get_certificate(nothing, trust_forwarded=True) is None

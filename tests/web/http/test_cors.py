@@ -8,7 +8,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from gateway.config import AccessControl, Settings
-from gateway.web.http.cors import Cors, Policy, foreign, readable
+from gateway.web.http.cors import CorsPolicies, CorsPolicy, add_cors_headers, parse_cors_request
 
 SHOP, EVIL = "https://shop.example", "https://evil.example"
 ANY: dict[str, Any] = {"policy": "cross-origin"}
@@ -17,11 +17,11 @@ LOGIN = {**ANY, "allow": {"origins": [SHOP], "credentials": True}}
 STRICT = {**ANY, "allow": {"origins": ["*"], "methods": ["put"], "headers": ["X-Mine"]}}
 
 
-def policy(written: dict[str, Any]) -> Policy:
-    return Policy(AccessControl.model_validate(written))
+def build_policy(written: dict[str, Any]) -> CorsPolicy:
+    return CorsPolicy(AccessControl.model_validate(written))
 
 
-def told(headers: Any) -> dict[str, str]:
+def decode_headers(headers: Any) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in headers}
 
 
@@ -47,10 +47,10 @@ def told(headers: Any) -> dict[str, str]:
 def test_an_answer_may_be_read_by_pages_that_are_listed(
     written: dict[str, Any], origin: str, answer: dict[str, str] | None
 ):
-    made = policy(written)
-    assert made.allows(origin) == (answer is not None)
+    made = build_policy(written)
+    assert made.allows_origin(origin) == (answer is not None)
     if answer is not None:
-        assert told(made.headers(origin)) == answer
+        assert decode_headers(made.build_headers(origin)) == answer
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_an_answer_may_be_read_by_pages_that_are_listed(
 def test_a_preflight_says_what_may_be_asked(
     written: dict[str, Any], origin: str, method: str, names: str, allowed: bool
 ):
-    made = policy(written)
+    made = build_policy(written)
     if not allowed:
         with pytest.raises(HTTPException) as refused:
-            made.preflight(origin, method, names)
+            made.respond_preflight(origin, method, names)
         assert refused.value.status_code == 400 and "see access-control" in refused.value.detail
         return
-    answer = made.preflight(origin, method, names)
+    answer = made.respond_preflight(origin, method, names)
     said = answer.headers
     assert answer.status_code == 200
     assert said["access-control-allow-origin"] == (SHOP if written is LISTED else "*")
@@ -87,7 +87,7 @@ def test_a_preflight_says_what_may_be_asked(
     assert "Origin" in said["vary"]
 
 
-def settings(listen: dict[str, Any], *routes: dict[str, Any] | None) -> Settings:
+def build_settings(listen: dict[str, Any], *routes: dict[str, Any] | None) -> Settings:
     made = [
         {"when": [{"path": f"/{n}"}], "with": {"topic": "orders"}}
         | ({} if access is None else {"access-control": access})
@@ -103,19 +103,21 @@ def settings(listen: dict[str, Any], *routes: dict[str, Any] | None) -> Settings
 
 
 def test_a_route_has_its_own_policy_or_that_of_all():
-    made = settings(LISTED, None, ANY, {})
-    cors = Cors.of(made)
+    made = build_settings(LISTED, None, ANY, {})
+    cors = CorsPolicies.from_settings(made)
     assert cors is not None
-    allowed = [cors.policy(route).allows(EVIL) for route in made.routes]
+    allowed = [cors.get_policy(route).allows_origin(EVIL) for route in made.routes]
     assert allowed == [False, True, False]
-    allowed = [cors.policy(route).allows(SHOP) for route in (None, *made.routes)]
+    allowed = [cors.get_policy(route).allows_origin(SHOP) for route in (None, *made.routes)]
     assert allowed == [True, True, True, False]
-    assert cors.shared(EVIL).allows(EVIL) and cors.shared(SHOP).allows(SHOP)
+    assert cors.get_shared_policy(EVIL).allows_origin(EVIL) and cors.get_shared_policy(
+        SHOP
+    ).allows_origin(SHOP)
 
 
 @pytest.mark.parametrize("routes", [(), (None, None), ({}, None)])
 def test_where_no_other_site_may_do_anything_nothing_is_asked(routes: Any):
-    assert Cors.of(settings({}, *routes)) is None
+    assert CorsPolicies.from_settings(build_settings({}, *routes)) is None
 
 
 @pytest.mark.parametrize(
@@ -137,8 +139,8 @@ def test_where_no_other_site_may_do_anything_nothing_is_asked(routes: Any):
 )  # fmt: skip
 def test_what_a_page_asks_before_it_asks(method: str, headers: dict[str, str], found: Any):
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    asked = foreign({"type": "http", "method": method, "headers": raw})
-    assert (asked and (asked.origin, asked.method, asked.names)) == found
+    asked = parse_cors_request({"type": "http", "method": method, "headers": raw})
+    assert (asked and (asked.origin, asked.method, asked.header_names)) == found
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ async def test_caches_are_told_that_the_answer_is_for_pages_of_this_origin(befor
 
     start = {"type": "http.response.start", "status": 200, "headers": before}
     for message in (start, {"type": "http.response.body", "body": b"x"}):
-        await readable(send, [(b"access-control-allow-origin", b"*")])(message)
+        await add_cors_headers(send, [(b"access-control-allow-origin", b"*")])(message)
     assert before == start["headers"], "what is shared by answers stays as it is"
     headers = sent[0]["headers"]
     assert (b"access-control-allow-origin", b"*") in headers

@@ -9,7 +9,7 @@ import pytest
 from gateway.core.channel.filters import Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.hub.fanout.view import View
-from gateway.web.http.etag import matches, place_of, tag_of
+from gateway.web.http.etag import build_etag, build_record_id, matches_if_match
 
 RECORD = Record(TopicPartition("orders", 3), 42, 7, 0, b"k", b"v")
 VIEW = View(("orders",), Filters(), "value", "error")
@@ -21,17 +21,17 @@ def test_a_tag_is_of_one_record_of_one_topic():
         RECORD._replace(offset=43),
         RECORD._replace(epoch=8),
     ]
-    tags = {tag_of(each, "id", VIEW) for each in (RECORD, *others)}
-    assert len(tags | {tag_of(RECORD, "another id", VIEW)}) == 5
-    assert tag_of(RECORD, "id", VIEW) == tag_of(RECORD._replace(value=b"w"), "id", VIEW)
+    tags = {build_etag(each, "id", VIEW) for each in (RECORD, *others)}
+    assert len(tags | {build_etag(RECORD, "another id", VIEW)}) == 5
+    assert build_etag(RECORD, "id", VIEW) == build_etag(RECORD._replace(value=b"w"), "id", VIEW)
 
 
 def test_what_is_shown_of_it_is_in_its_tag_and_compared_all_the_same():
-    place = place_of(RECORD, "id")
+    place = build_record_id(RECORD, "id")
     views = [VIEW, replace(VIEW, fields=("/a",)), replace(VIEW, format="envelope")]
-    tags = [tag_of(RECORD, "id", view) for view in views]
+    tags = [build_etag(RECORD, "id", view) for view in views]
     assert len(set(tags)) == 3
-    assert all(matches(tag, place) for tag in tags)
+    assert all(matches_if_match(tag, place) for tag in tags)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_what_is_shown_of_it_is_in_its_tag_and_compared_all_the_same():
     ],
 )
 def test_only_a_strong_tag_of_the_record_matches(condition: str, found: bool):
-    place = place_of(RECORD, "id")
-    assert matches(condition.format(place), place) is found
-    assert not matches(condition.format(place), None)
+    place = build_record_id(RECORD, "id")
+    assert matches_if_match(condition.format(place), place) is found
+    assert not matches_if_match(condition.format(place), None)

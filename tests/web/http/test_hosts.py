@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.listen import Listen
-from gateway.web.http.hosts import HostCheck, allowed_names
+from gateway.web.http.hosts import HostCheckMiddleware, get_allowed_names
 
 
-def listen(**options: Any) -> Listen:
+def build_listen(**options: Any) -> Listen:
     return Listen.model_validate(options)
 
 
@@ -26,10 +26,10 @@ def listen(**options: Any) -> Listen:
     ],
 )
 def test_the_names_are_those_of_the_file_and_the_address(options: Any, names: set[str] | None):
-    assert allowed_names(listen(**options)) == names
+    assert get_allowed_names(build_listen(**options)) == names
 
 
-async def status_of(check: HostCheck, host: str | None, kind: str = "http") -> int:
+async def get_status(check: HostCheckMiddleware, host: str | None, kind: str = "http") -> int:
     headers = [(b"accept", b"*/*"), *([] if host is None else [(b"host", host.encode())])]
     scope = {"type": kind, "path": "/", "headers": headers, "client": ("192.0.2.9", 1)}
     scope["extensions"] = {"websocket.http.response": {}}
@@ -45,7 +45,7 @@ async def status_of(check: HostCheck, host: str | None, kind: str = "http") -> i
     return int(sent[0]["status"]) if sent else 200
 
 
-async def nothing(scope: Any, receive: Any, send: Any) -> None:
+async def ignore_request(scope: Any, receive: Any, send: Any) -> None:
     """An application that answers nothing."""
 
 
@@ -62,10 +62,10 @@ async def nothing(scope: Any, receive: Any, send: Any) -> None:
     ],
 )  # fmt: skip
 async def test_a_name_of_others_is_refused(kind: str, host: str | None, status: int):
-    check = HostCheck(nothing, frozenset({"shop.example"}), lambda peer: False)
-    assert await status_of(check, host, kind) == status
+    check = HostCheckMiddleware(ignore_request, frozenset({"shop.example"}), lambda peer: False)
+    assert await get_status(check, host, kind) == status
 
 
 async def test_a_proxy_has_looked_at_the_name():
-    check = HostCheck(nothing, frozenset(), lambda peer: peer == "192.0.2.9")
-    assert await status_of(check, "shop.example") == 200
+    check = HostCheckMiddleware(ignore_request, frozenset(), lambda peer: peer == "192.0.2.9")
+    assert await get_status(check, "shop.example") == 200

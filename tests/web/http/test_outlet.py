@@ -25,9 +25,9 @@ import uvloop
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
-from support.certificates import Authority
-from support.raw_http import Served, Wire, get, serving
-from support.until import PATIENCE
+from support.certificates import CertificateAuthority
+from support.raw_http import RawConnection, RunningServer, build_request, running_server
+from support.waiting import WAIT_TIMEOUT_S
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.web.http.outlet import TAKEOVER, HttpOutlet, take_over
@@ -37,63 +37,63 @@ LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 LAST = b"0\r\n\r\n"
 
 
-def framed(data: bytes) -> bytes:
+def frame_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-class Client:
+class OutletClient:
     """Whose stream it is. Call its methods in the server's loop only."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.outlet: HttpOutlet | None = None
-        self.waiting: deque[bytes] = deque()
-        self.drains = self.closes = 0
+        self.pending_chunks: deque[bytes] = deque()
+        self.drain_count = self.close_count = 0
 
-    def push(self, *chunks: bytes) -> None:
-        self.waiting.extend(framed(chunk) for chunk in chunks)
+    def push_chunks(self, *chunks: bytes) -> None:
+        self.pending_chunks.extend(frame_chunk(chunk) for chunk in chunks)
         self._flush()
 
-    def finish(self) -> None:
+    def finish_stream(self) -> None:
         assert self.outlet is not None
-        self.outlet.finish(b"".join([*self.waiting, LAST]))
-        self.waiting.clear()
+        self.outlet.finish(b"".join([*self.pending_chunks, LAST]))
+        self.pending_chunks.clear()
 
-    def drained(self) -> None:
-        self.drains += 1
+    def on_drained(self) -> None:
+        self.drain_count += 1
         self._flush()
 
     def probe(self) -> None:
         assert self.outlet is not None
-        self.outlet.write(framed(b"."))
+        self.outlet.write(frame_chunk(b"."))
 
     def close(self) -> None:
-        self.closes += 1
+        self.close_count += 1
 
     def _flush(self) -> None:
         assert self.outlet is not None
-        while self.waiting and not self.outlet.full:
-            self.outlet.write(self.waiting.popleft())
+        while self.pending_chunks and not self.outlet.full:
+            self.outlet.write(self.pending_chunks.popleft())
 
 
-class App:
+class OutletApp:
     """`/take/<name>` is a stream by an outlet, or by `send` if there is none; so are some others,
     in their ways; the rest say what they are."""
 
-    cut: Callable[[], None]
+    cut_connection: Callable[[], None]
 
     def __init__(self) -> None:
-        self.clients: dict[str, Client] = {}
+        self.clients: dict[str, OutletClient] = {}
         self.descriptors: list[int] = []
-        self.by_send: list[str] = []
-        self.offers: list[Any] = []
-        self.heads: dict[str, list[tuple[bytes, bytes]]] = {}
+        self.send_streams: list[str] = []
+        self.takeover_offers: list[Any] = []
+        self.extra_headers: dict[str, list[tuple[bytes, bytes]]] = {}
 
     async def __call__(self, scope, receive, send) -> None:
-        self.offers.append(scope.get("extensions", {}).get(TAKEOVER))
+        self.takeover_offers.append(scope.get("extensions", {}).get(TAKEOVER))
         kind, _, name = scope["path"].strip("/").partition("/")
         if kind in ("take", "slow", "late", "fail", "chatty", "cut"):
-            await self.stream(scope, receive, send, kind, name)
+            await self.serve_stream(scope, receive, send, kind, name)
             return
         if kind == "chunks":
             await send({"type": "http.response.start", "status": 200})
@@ -104,10 +104,10 @@ class App:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def stream(self, scope, receive, send, kind: str, name: str) -> None:
-        client = Client(name)
+    async def serve_stream(self, scope, receive, send, kind: str, name: str) -> None:
+        client = OutletClient(name)
         assert take_over(scope, client) is None  # nothing has begun
-        headers = [(b"content-type", b"text/plain"), *self.heads.get(name, [])]
+        headers = [(b"content-type", b"text/plain"), *self.extra_headers.get(name, [])]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if kind == "slow":
             await asyncio.sleep(0.1)
@@ -115,7 +115,7 @@ class App:
             body = b"x" * 500_000
             await send({"type": "http.response.body", "body": body, "more_body": True})
         if kind == "cut":
-            self.cut()
+            self.cut_connection()
         if kind == "chatty":
             await receive()
             waiting = asyncio.create_task(receive())
@@ -134,68 +134,70 @@ class App:
                 assert (await receive())["type"] == "http.disconnect"
                 assert (await waiting)["type"] == "http.disconnect"
             return
-        self.by_send.append(name)
+        self.send_streams.append(name)
         for body in (b"one", b"two"):
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
-class Tight(GatewayProtocol):
+class SmallBufferProtocol(GatewayProtocol):
     """What does not fit into a small buffer has to wait."""
 
-    USER_TIMEOUT = 3.0  # on a busy machine a client that reads may stand still for a second
-    LINGER_SECONDS = 0.3
-    BODY_BYTES = 200_000
+    USER_TIMEOUT_S = 3.0  # on a busy machine a client that reads may stand still for a second
+    LINGER_S = 0.3
+    MAX_BODY_BYTES = 200_000
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
-class Server:
+class OutletServer:
     """A running server, its application, and a way to do something in its loop."""
 
-    def __init__(self, served: Served, app: App) -> None:
+    def __init__(self, served: RunningServer, app: OutletApp) -> None:
         self.served, self.app = served, app
 
     @property
     def state(self) -> Any:
         return self.served.server.server_state
 
-    def do(self, work: Callable[..., Any], *args: Any) -> Any:
+    def run_in_loop(self, function: Callable[..., Any], *args: Any) -> Any:
         done: Future[Any] = Future()
 
         def run() -> None:
             try:
-                done.set_result(work(*args))
+                done.set_result(function(*args))
             except BaseException as error:
                 done.set_exception(error)
 
         self.served.loop.call_soon_threadsafe(run)
-        return done.result(PATIENCE)
+        return done.result(WAIT_TIMEOUT_S)
 
-    def client(self, name: str) -> Client:
-        eventually(lambda: name in self.app.clients, f"{name} is not taken over")
+    def get_client(self, name: str) -> OutletClient:
+        wait_until(lambda: name in self.app.clients, f"{name} is not taken over")
         return self.app.clients[name]
 
-    def push(self, name: str, *chunks: bytes) -> None:
-        self.do(self.client(name).push, *chunks)
+    def push_chunks(self, name: str, *chunks: bytes) -> None:
+        self.run_in_loop(self.get_client(name).push_chunks, *chunks)
 
-    def finish(self, name: str) -> None:
-        self.do(self.client(name).finish)
+    def finish_stream(self, name: str) -> None:
+        self.run_in_loop(self.get_client(name).finish_stream)
 
-    def only_outlets(self) -> bool:
+    def has_only_outlets(self) -> bool:
         return not self.state.tasks and all(
             isinstance(each, HttpOutlet) for each in self.served.connections
         )
 
 
 @contextmanager
-def running(protocol: type[HttpToolsProtocol], loop: str, wrap=None, **options) -> Iterator[Server]:
-    app = App()
+def running_outlet_server(
+    protocol: type[HttpToolsProtocol], loop: str, wrap=None, **options
+) -> Iterator[OutletServer]:
+    app = OutletApp()
     options = {"timeout_keep_alive": 2, "log_level": "info", "log_config": None} | options
-    with serving(wrap(app) if wrap else app, protocol, LOOPS[loop], **options) as served:
-        yield Server(served, app)
+    with running_server(wrap(app) if wrap else app, protocol, LOOPS[loop], **options) as served:
+        yield OutletServer(served, app)
 
 
 @pytest.fixture(scope="module", params=LOOPS)
@@ -204,31 +206,31 @@ def loop(request) -> str:
 
 
 @pytest.fixture(scope="module")
-def servers(loop) -> Iterator[Callable[[type[HttpToolsProtocol]], Server]]:
+def servers(loop) -> Iterator[Callable[[type[HttpToolsProtocol]], OutletServer]]:
     with ExitStack() as stack:
-        made: dict[type[HttpToolsProtocol], Server] = {}
+        made: dict[type[HttpToolsProtocol], OutletServer] = {}
 
-        def start(protocol: type[HttpToolsProtocol]) -> Server:
+        def start(protocol: type[HttpToolsProtocol]) -> OutletServer:
             if protocol not in made:
-                made[protocol] = stack.enter_context(running(protocol, loop))
+                made[protocol] = stack.enter_context(running_outlet_server(protocol, loop))
             return made[protocol]
 
         yield start
 
 
 @pytest.fixture
-def server(servers) -> Server:
+def server(servers) -> OutletServer:
     return servers(GatewayProtocol)
 
 
 @pytest.fixture
-def tight(servers) -> Server:
-    return servers(Tight)
+def tight(servers) -> OutletServer:
+    return servers(SmallBufferProtocol)
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
+def authority(tmp_path_factory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(autouse=True)
@@ -242,40 +244,42 @@ def complaints(caplog) -> Iterator[list[str]]:
             assert any(each in message for each in told), message
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
 
 
-def begin(wire: Wire, path: str, *headers: bytes) -> None:
-    wire.send(get(path, *headers))
-    head = wire.answer_head()
+def begin_stream(wire: RawConnection, path: str, *headers: bytes) -> None:
+    wire.send_bytes(build_request(path, *headers))
+    head = wire.read_head()
     assert head.status == 200 and head.headers["transfer-encoding"] == "chunked", head
 
 
-def http_of(server: Server, wire: Wire) -> GatewayProtocol:
-    def found() -> list[GatewayProtocol]:
+def get_protocol(server: OutletServer, wire: RawConnection) -> GatewayProtocol:
+    def find_protocols() -> list[GatewayProtocol]:
         return [
             each
             for each in server.served.connections
-            if isinstance(each, GatewayProtocol) and each.client and each.client[1] == wire.port
+            if isinstance(each, GatewayProtocol)
+            and each.client
+            and each.client[1] == wire.local_port
         ]
 
     if asyncio._get_running_loop() is None:
-        eventually(found, "it is not connected")
-    return found()[0]
+        wait_until(find_protocols, "it is not connected")
+    return find_protocols()[0]
 
 
-def rest(wire: Wire) -> bytes:
+def read_rest(wire: RawConnection) -> bytes:
     body = b""
-    while chunk := wire.chunk():
+    while chunk := wire.read_chunk():
         body += chunk
     return body
 
 
-def reset(wire: Wire) -> None:
+def reset_connection(wire: RawConnection) -> None:
     wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wire.socket.close()
 
@@ -285,270 +289,270 @@ def reset(wire: Wire) -> None:
 
 def test_what_is_written_comes_and_then_http_goes_on(server):
     before = server.state.total_requests
-    with Wire(server.served.port) as wire:
+    with RawConnection(server.served.port) as wire:
         for n in range(3):
-            begin(wire, f"/take/on-{n}")
+            begin_stream(wire, f"/take/on-{n}")
             server.push(f"on-{n}", b"hello", b"there")
-            assert (wire.chunk(), wire.chunk()) == (b"hello", b"there")
+            assert (wire.read_chunk(), wire.read_chunk()) == (b"hello", b"there")
             server.finish(f"on-{n}")
-            assert wire.chunk() == b""
-            wire.send(get(f"/after/{n}"))
-            assert json.loads(wire.answer().body) == {"path": f"/after/{n}"}
-        eventually(lambda: server.state.total_requests == before + 6, "all are counted")
+            assert wire.read_chunk() == b""
+            wire.send_bytes(build_request(f"/after/{n}"))
+            assert json.loads(wire.read_response().body) == {"path": f"/after/{n}"}
+        wait_until(lambda: server.state.total_requests == before + 6, "all are counted")
         assert [server.client(f"on-{n}").closes for n in range(3)] == [0, 0, 0]
 
 
 def test_no_task_runs_while_a_stream_does(server):
-    with Wire(server.served.port) as wire:
-        begin(wire, "/take/alone")
-        eventually(server.only_outlets, "the application's task goes on")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/take/alone")
+        wait_until(server.only_outlets, "the application's task goes on")
         server.push("alone", b"x")
-        assert wire.chunk() == b"x"
+        assert wire.read_chunk() == b"x"
 
 
 def test_what_an_application_sends_behind_an_outlet_is_not_heard(server):
-    with Wire(server.served.port) as wire:
-        begin(wire, "/chatty/chatty")
-        eventually(server.only_outlets, "the application's task goes on")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/chatty/chatty")
+        wait_until(server.only_outlets, "the application's task goes on")
         server.push("chatty", b"x")
         server.finish("chatty")
-        assert rest(wire) == b"x"
+        assert read_rest(wire) == b"x"
 
 
 def test_deadlines_of_its_request_do_not_end_a_stream(server):
-    with Wire(server.served.port) as wire:
-        wire.send(get("/take/later")[:-9])
-        eventually(lambda: http_of(server, wire)._phase is HEAD, "nothing has come")
-        timer = http_of(server, wire)._timer
+    with RawConnection(server.served.port) as wire:
+        wire.send_bytes(build_request("/take/later")[:-9])
+        wait_until(lambda: get_protocol(server, wire)._phase is HEAD, "nothing has come")
+        timer = get_protocol(server, wire)._timer
         assert timer is not None and not timer.cancelled()
-        wire.send(get("/take/later")[-9:])
-        assert wire.answer_head().status == 200
+        wire.send_bytes(build_request("/take/later")[-9:])
+        assert wire.read_head().status == 200
         server.client("later")
         assert timer.cancelled()
 
 
 def test_a_client_whose_body_nobody_read_is_heard_to_leave(tight):
     """uvicorn reads no more when 64 KiB of it wait."""
-    with Wire(tight.served.port) as wire:
-        begin(wire, "/take/heavy", b"Content-Length: 100000\r\n\r\n" + b"x" * 99996)
+    with RawConnection(tight.served.port) as wire:
+        begin_stream(wire, "/take/heavy", b"Content-Length: 100000\r\n\r\n" + b"x" * 99996)
         client = tight.client("heavy")
-    eventually(lambda: client.closes, "nobody is told")
+    wait_until(lambda: client.closes, "nobody is told")
 
 
 def test_headers_of_the_application_and_of_uvicorn_are_there(server):
     server.app.heads["head"] = [(b"x-mine", b"yes")]
-    with Wire(server.served.port) as wire:
-        wire.send(get("/take/head"))
-        head = wire.answer_head()
+    with RawConnection(server.served.port) as wire:
+        wire.send_bytes(build_request("/take/head"))
+        head = wire.read_head()
         assert head.headers["x-mine"] == "yes" and "date" in head.headers
         server.finish("head")
-        assert rest(wire) == b""
+        assert read_rest(wire) == b""
 
 
 def test_a_connection_is_closed_after_the_stream_if_the_client_asks_so(server):
-    with Wire(server.served.port) as wire:
-        begin(wire, "/take/last", b"Connection: close")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/take/last", b"Connection: close")
         server.push("last", b"x")
         server.finish("last")
-        assert rest(wire) == b"x"
-        wire.closes()
-    eventually(lambda: server.client("last").outlet not in server.served.connections, "it stays")
+        assert read_rest(wire) == b"x"
+        wire.read_close()
+    wait_until(lambda: server.client("last").outlet not in server.served.connections, "it stays")
 
 
 def test_a_connection_is_closed_after_the_stream_if_the_application_says_so(server):
     server.app.heads["said"] = [(b"connection", b"close")]
-    with Wire(server.served.port) as wire:
-        begin(wire, "/take/said")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/take/said")
         server.finish("said")
-        assert rest(wire) == b""
-        wire.closes()
+        assert read_rest(wire) == b""
+        wire.read_close()
 
 
 def test_a_connection_that_is_idle_after_the_stream_is_closed(server):
     """uvicorn's keep-alive, 2 s here."""
-    with Wire(server.served.port) as wire:
-        begin(wire, "/take/idle")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/take/idle")
         server.finish("idle")
-        assert rest(wire) == b""
-        wire.closes()
+        assert read_rest(wire) == b""
+        wire.read_close()
 
 
 def test_limits_of_http_hold_behind_a_stream(tight):
-    with Wire(tight.served.port) as wire:
-        begin(wire, "/take/limits")
+    with RawConnection(tight.served.port) as wire:
+        begin_stream(wire, "/take/limits")
         tight.finish("limits")
-        assert rest(wire) == b""
-        wire.send(get("/", b"X: " + b"a" * 65536))
-        assert wire.answer().problem["status"] == 431
+        assert read_rest(wire) == b""
+        wire.send_bytes(build_request("/", b"X: " + b"a" * 65536))
+        assert wire.read_response().problem["status"] == 431
 
 
 def test_after_its_end_an_outlet_writes_nothing_more(server):
-    with Wire(server.served.port) as wire:
-        begin(wire, "/take/ended")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/take/ended")
         client = server.client("ended")
         server.do(client.finish)
         server.do(client.push, b"too late")
         server.do(client.finish)
-        assert rest(wire) == b""
-        wire.send(get("/clean"))
-        assert json.loads(wire.answer().body) == {"path": "/clean"}
+        assert read_rest(wire) == b""
+        wire.send_bytes(build_request("/clean"))
+        assert json.loads(wire.read_response().body) == {"path": "/clean"}
 
 
 def test_an_application_that_fails_after_it_took_over_ends_the_connection(server, complaints):
     complaints.append("Exception in ASGI application")
-    with Wire(server.served.port) as wire:
-        begin(wire, "/fail/failed")
-        wire.closes()
-    eventually(lambda: server.client("failed").closes, "nobody is told")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/fail/failed")
+        wire.read_close()
+    wait_until(lambda: server.client("failed").closes, "nobody is told")
 
 
 # Requests before and behind
 
 
 def test_requests_behind_a_stream_are_answered_after_it_in_order(server):
-    requests = [get("/a", b"X: " + b"a" * 5000), get("/b"), get("/c")]
-    with Wire(server.served.port) as wire:
-        begin(wire, "/take/behind")
+    requests = [build_request("/a", b"X: " + b"a" * 5000), build_request("/b"), build_request("/c")]
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/take/behind")
         server.client("behind")
         for piece in b"".join(requests)[:-2], b"":
-            wire.send(piece)
+            wire.send_bytes(piece)
         server.push("behind", b"x")
-        assert wire.chunk() == b"x"
+        assert wire.read_chunk() == b"x"
         server.finish("behind")
-        assert rest(wire) == b""
-        wire.send(b"\r\n")
-        assert [json.loads(wire.answer().body)["path"] for _ in "abc"] == ["/a", "/b", "/c"]
+        assert read_rest(wire) == b""
+        wire.send_bytes(b"\r\n")
+        assert [json.loads(wire.read_response().body)["path"] for _ in "abc"] == ["/a", "/b", "/c"]
 
 
 def test_a_stream_behind_a_stream_comes_after_it(server):
-    with Wire(server.served.port) as wire:
-        begin(wire, "/take/first")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/take/first")
         server.client("first")
-        wire.send(get("/take/second"))
+        wire.send_bytes(build_request("/take/second"))
         server.push("first", b"1")
         server.finish("first")
-        assert rest(wire) == b"1"
-        assert wire.answer_head().status == 200
+        assert read_rest(wire) == b"1"
+        assert wire.read_head().status == 200
         server.push("second", b"2")
         server.finish("second")
-        assert rest(wire) == b"2"
+        assert read_rest(wire) == b"2"
 
 
 @pytest.mark.parametrize("cut", [0, 2, 30])
 def test_a_stream_with_requests_behind_it_from_the_start_is_sent_by_asgi(server, cut):
-    name, behind = f"crowd-{cut}", get("/b") + get("/c", b"X: " + b"x" * 40)
+    name, behind = f"crowd-{cut}", build_request("/b") + build_request("/c", b"X: " + b"x" * 40)
     now, later = behind[: len(behind) - cut], behind[len(behind) - cut :]
-    with Wire(server.served.port) as wire:
-        wire.send(get(f"/take/{name}") + now)
-        assert wire.answer().body == b"onetwo"
-        assert json.loads(wire.answer().body) == {"path": "/b"}
-        wire.send(later)
-        assert json.loads(wire.answer().body) == {"path": "/c"}
+    with RawConnection(server.served.port) as wire:
+        wire.send_bytes(build_request(f"/take/{name}") + now)
+        assert wire.read_response().body == b"onetwo"
+        assert json.loads(wire.read_response().body) == {"path": "/b"}
+        wire.send_bytes(later)
+        assert json.loads(wire.read_response().body) == {"path": "/c"}
         assert name in server.app.by_send
 
 
 @pytest.mark.parametrize("behind", [b"nonsense\r\n\r\n", b"\0", b"G\0", b"GET \r\n"])
 def test_nonsense_behind_a_stream_from_the_start_is_refused_after_it(server, behind):
-    with Wire(server.served.port) as wire:
-        wire.send(get("/take/rude") + behind)
-        assert wire.answer().body == b"onetwo"
-        assert wire.last_answer().problem["status"] == 400
+    with RawConnection(server.served.port) as wire:
+        wire.send_bytes(build_request("/take/rude") + behind)
+        assert wire.read_response().body == b"onetwo"
+        assert wire.read_last_response().problem["status"] == 400
 
 
 def test_a_stream_behind_a_request_is_taken_when_its_turn_comes(server):
-    with Wire(server.served.port) as wire:
-        wire.send(get("/a") + get("/take/turn"))
-        assert json.loads(wire.answer().body) == {"path": "/a"}
-        assert wire.answer_head().status == 200
+    with RawConnection(server.served.port) as wire:
+        wire.send_bytes(build_request("/a") + build_request("/take/turn"))
+        assert json.loads(wire.read_response().body) == {"path": "/a"}
+        assert wire.read_head().status == 200
         server.push("turn", b"x")
         server.finish("turn")
-        assert rest(wire) == b"x"
+        assert read_rest(wire) == b"x"
 
 
 def test_a_stream_whose_request_is_not_whole_is_sent_by_asgi(server):
-    with Wire(server.served.port) as wire:
-        wire.send(get("/take/half", b"Content-Length: 5") + b"hell")
-        assert wire.answer().body == b"onetwo"
-        wire.send(b"o" + get("/next"))
-        assert json.loads(wire.answer().body) == {"path": "/next"}
+    with RawConnection(server.served.port) as wire:
+        wire.send_bytes(build_request("/take/half", b"Content-Length: 5") + b"hell")
+        assert wire.read_response().body == b"onetwo"
+        wire.send_bytes(b"o" + build_request("/next"))
+        assert json.loads(wire.read_response().body) == {"path": "/next"}
 
 
 def test_what_comes_behind_a_stream_is_bounded(tight):
     """More than 64 KiB: no more is read, and the connection ends with the stream."""
-    with Wire(tight.served.port) as wire:
-        begin(wire, "/take/flood")
+    with RawConnection(tight.served.port) as wire:
+        begin_stream(wire, "/take/flood")
         tight.client("flood")
         wire.socket.settimeout(1)
         with pytest.raises(TimeoutError):
-            wire.socket.sendall(get("/") * 1_000_000)
-        wire.socket.settimeout(PATIENCE)
+            wire.socket.sendall(build_request("/") * 1_000_000)
+        wire.socket.settimeout(WAIT_TIMEOUT_S)
         tight.push("flood", b"still here")
-        assert wire.chunk() == b"still here"
+        assert wire.read_chunk() == b"still here"
 
         def finish() -> bool:
             tight.client("flood").finish()
-            return bool(http_of(tight, wire).transport.is_reading())
+            return bool(get_protocol(tight, wire).transport.is_reading())
 
         assert tight.do(finish)  # or a reset would eat the refusal
-        assert wire.chunk() == b""
-        assert wire.answer().problem["status"] == 429
-        eventually(lambda: not tight.served.connections, "it stays")
+        assert wire.read_chunk() == b""
+        assert wire.read_response().problem["status"] == 429
+        wait_until(lambda: not tight.served.connections, "it stays")
 
 
 def test_nonsense_behind_a_stream_is_refused_after_it(server):
-    with Wire(server.served.port) as wire:
-        begin(wire, "/take/nonsense")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/take/nonsense")
         server.client("nonsense")
-        wire.send(b"nonsense\r\n\r\n")
+        wire.send_bytes(b"nonsense\r\n\r\n")
         server.push("nonsense", b"x")
         server.finish("nonsense")
-        assert rest(wire) == b"x"
-        assert wire.last_answer().problem["status"] == 400
+        assert read_rest(wire) == b"x"
+        assert wire.read_last_response().problem["status"] == 400
 
 
 # What cannot be taken
 
 
 def test_head_and_http_1_0_are_not_taken(server):
-    with Wire(server.served.port) as wire:
-        wire.send(get("/take/method", method="HEAD") + get("/next"))
-        assert wire.answer_head().status == 200
-        assert json.loads(wire.answer().body) == {"path": "/next"}
+    with RawConnection(server.served.port) as wire:
+        wire.send_bytes(build_request("/take/method", method="HEAD") + build_request("/next"))
+        assert wire.read_head().status == 200
+        assert json.loads(wire.read_response().body) == {"path": "/next"}
     server.app.heads["chunked"] = [(b"transfer-encoding", b"chunked")]
-    with Wire(server.served.port) as wire:
-        wire.send(get("/take/chunked", method="HEAD"))
-        assert wire.answer_head().status == 200
-        wire.send(get("/next"))
-        assert json.loads(wire.answer().body) == {"path": "/next"}
-    with Wire(server.served.port) as wire:
-        wire.send(b"GET /take/old HTTP/1.0\r\n\r\n")
-        assert "transfer-encoding" not in wire.answer_head().headers
-        assert wire.take(6) == b"onetwo"
-        wire.closes()
+    with RawConnection(server.served.port) as wire:
+        wire.send_bytes(build_request("/take/chunked", method="HEAD"))
+        assert wire.read_head().status == 200
+        wire.send_bytes(build_request("/next"))
+        assert json.loads(wire.read_response().body) == {"path": "/next"}
+    with RawConnection(server.served.port) as wire:
+        wire.send_bytes(b"GET /take/old HTTP/1.0\r\n\r\n")
+        assert "transfer-encoding" not in wire.read_head().headers
+        assert wire.read_exactly(6) == b"onetwo"
+        wire.read_close()
     assert {"method", "chunked", "old"} <= set(server.app.by_send)
 
 
 def test_a_response_with_a_length_is_not_taken(server):
     server.app.heads["length"] = [(b"content-length", b"6")]
-    with Wire(server.served.port) as wire:
-        wire.send(get("/take/length"))
-        assert wire.answer().body == b"onetwo"
+    with RawConnection(server.served.port) as wire:
+        wire.send_bytes(build_request("/take/length"))
+        assert wire.read_response().body == b"onetwo"
     assert "length" in server.app.by_send
 
 
 def test_an_offer_is_for_its_own_request_alone(server):
     """Kept by an application for longer, it would take the connection from another answer."""
-    with Wire(server.served.port) as wire:
-        wire.send(get("/chunks"))
-        assert wire.answer().body == b"whole"
+    with RawConnection(server.served.port) as wire:
+        wire.send_bytes(build_request("/chunks"))
+        assert wire.read_response().body == b"whole"
         early = server.app.offers[-1]
-        assert server.do(early, Client("thief")) is None
-        wire.send(get("/slow/mine"))
-        assert wire.answer_head().status == 200
-        assert server.do(early, Client("thief")) is None
+        assert server.do(early, OutletClient("thief")) is None
+        wire.send_bytes(build_request("/slow/mine"))
+        assert wire.read_head().status == 200
+        assert server.do(early, OutletClient("thief")) is None
         server.push("mine", b"x")
         server.finish("mine")
-        assert rest(wire) == b"x"
+        assert read_rest(wire) == b"x"
 
 
 @pytest.mark.parametrize(
@@ -561,34 +565,37 @@ def test_an_offer_is_for_its_own_request_alone(server):
 )
 def test_behind_a_middleware_that_holds_the_start_back_it_goes_by_asgi(loop, middleware):
     with (
-        running(GatewayProtocol, loop, wrap=middleware) as server,
-        Wire(server.served.port) as wire,
+        running_outlet_server(GatewayProtocol, loop, wrap=middleware) as server,
+        RawConnection(server.served.port) as wire,
     ):
-        wire.send(get("/take/held") + get("/next"))
-        assert wire.answer().body == b"onetwo"
-        assert json.loads(wire.answer().body) == {"path": "/next"}
-        assert server.app.by_send == ["held"]
+        wire.send_bytes(build_request("/take/held") + build_request("/next"))
+        assert wire.read_response().body == b"onetwo"
+        assert json.loads(wire.read_response().body) == {"path": "/next"}
+        assert server.app.send_streams == ["held"]
 
 
 def test_a_middleware_that_adds_headers_is_heard(loop):
     with (
-        running(
+        running_outlet_server(
             GatewayProtocol, loop, wrap=lambda app: CORSMiddleware(app, allow_origins=["*"])
         ) as server,
-        Wire(server.served.port) as wire,
+        RawConnection(server.served.port) as wire,
     ):
-        wire.send(get("/take/cors", b"Origin: https://elsewhere.example"))
-        assert wire.answer_head().headers["access-control-allow-origin"] == "*"
-        server.push("cors", b"x")
-        server.finish("cors")
-        assert rest(wire) == b"x"
+        wire.send_bytes(build_request("/take/cors", b"Origin: https://elsewhere.example"))
+        assert wire.read_head().headers["access-control-allow-origin"] == "*"
+        server.push_chunks("cors", b"x")
+        server.finish_stream("cors")
+        assert read_rest(wire) == b"x"
 
 
 def test_under_uvicorns_own_protocol_it_goes_by_asgi(loop):
-    with running(HttpToolsProtocol, loop) as server, Wire(server.served.port) as wire:
-        wire.send(get("/take/plain"))
-        assert wire.answer().body == b"onetwo"
-        assert server.app.by_send == ["plain"]
+    with (
+        running_outlet_server(HttpToolsProtocol, loop) as server,
+        RawConnection(server.served.port) as wire,
+    ):
+        wire.send_bytes(build_request("/take/plain"))
+        assert wire.read_response().body == b"onetwo"
+        assert server.app.send_streams == ["plain"]
 
 
 # The end of a connection
@@ -598,20 +605,20 @@ def test_a_connection_that_is_being_closed_is_not_taken(server, loop, authority)
     """With TLS its protocol's end is under way already, and a new one would never be told."""
     certificate = str(authority.signed("server"))
     options = {"ssl_certfile": certificate, "ssl_keyfile": certificate}
-    with running(GatewayProtocol, loop, **options) as secure:
+    with running_outlet_server(GatewayProtocol, loop, **options) as secure:
         for each in server, secure:
-            with Wire(each.served.port) as wire:
-                each.app.cut = partial(abort, each, wire)
+            with RawConnection(each.served.port) as wire:
+                each.app.cut_connection = partial(abort_connection, each, wire)
                 if each is secure:
                     context = authority.context()
                     wire.socket = context.wrap_socket(wire.socket, server_hostname="localhost")
-                wire.send(get("/cut/cut"))
-                eventually(lambda each=each: "cut" in each.app.by_send, "it is not asked for")
-            eventually(lambda each=each: not each.state.tasks, "the application goes on")
+                wire.send_bytes(build_request("/cut/cut"))
+                wait_until(lambda each=each: "cut" in each.app.send_streams, "it is not asked for")
+            wait_until(lambda each=each: not each.state.tasks, "the application goes on")
 
 
-def abort(server: Server, wire: Wire) -> None:
-    http_of(server, wire).transport.abort()
+def abort_connection(server: OutletServer, wire: RawConnection) -> None:
+    get_protocol(server, wire).transport.abort()
 
 
 @pytest.mark.parametrize("way", ["FIN", "RST", "half-closed"])
@@ -619,23 +626,23 @@ def test_a_client_that_leaves_is_told_of_once(server, way):
     """One that only says that it will send no more has its stream go on until it has gone: that was
     the end of the stream, as uvicorn has it."""
     name = f"leaves-{way}"
-    with Wire(server.served.port) as wire:
-        begin(wire, f"/take/{name}")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, f"/take/{name}")
         client = server.client(name)
         if way == "RST":
-            reset(wire)
+            reset_connection(wire)
         elif way == "FIN":
             wire.socket.close()
         else:
             wire.socket.shutdown(socket.SHUT_WR)
-            assert wire.chunk() == b".", "it is asked whether it is there"
+            assert wire.read_chunk() == b".", "it is asked whether it is there"
             server.do(client.push, b"goes on")
-            while (said := wire.chunk()) != b"goes on":
+            while (said := wire.read_chunk()) != b"goes on":
                 assert said == b"."
             assert not client.closes
             wire.socket.close()
-        eventually(lambda: client.closes, "nobody is told")
-    eventually(lambda: client.outlet not in server.served.connections, "it stays")
+        wait_until(lambda: client.closes, "nobody is told")
+    wait_until(lambda: client.outlet not in server.served.connections, "it stays")
     server.do(client.push, b"to nobody")
     server.do(client.finish)
     assert client.closes == 1 and not client.outlet.full
@@ -643,85 +650,87 @@ def test_a_client_that_leaves_is_told_of_once(server, way):
 
 def test_a_write_that_fails_ends_the_connection(server):
     """The client has gone, and the server has not heard of it yet."""
-    with Wire(server.served.port) as wire:
-        begin(wire, "/take/broken")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/take/broken")
         client = server.client("broken")
 
         def leave_and_write() -> None:
-            reset(wire)
+            reset_connection(wire)
             for _ in range(5):
-                client.outlet.write(framed(b"x"))
+                client.outlet.write(frame_chunk(b"x"))
 
         server.do(leave_and_write)
-        eventually(lambda: client.closes == 1, "nobody is told")
+        wait_until(lambda: client.closes == 1, "nobody is told")
 
 
 def test_a_client_that_reads_nothing_is_cut_by_the_kernel(tight):
-    with Wire(tight.served.port, receive_buffer=4096) as wire:
-        begin(wire, "/take/stuck")
+    with RawConnection(tight.served.port, receive_buffer=4096) as wire:
+        begin_stream(wire, "/take/stuck")
         tight.push("stuck", *[b"x" * 1000] * 1000)
         client = tight.client("stuck")
         assert client.outlet.full
-        eventually(lambda: client.closes, "it is not cut")
+        wait_until(lambda: client.closes, "it is not cut")
 
 
 def test_the_server_ends_when_its_streams_have(loop):
-    with running(GatewayProtocol, loop, timeout_graceful_shutdown=60) as server:
-        with Wire(server.served.port) as one, Wire(server.served.port) as two:
-            begin(one, "/take/one")
-            begin(two, "/take/two")
-            server.client("one"), server.client("two")
+    with running_outlet_server(GatewayProtocol, loop, timeout_graceful_shutdown=60) as server:
+        with RawConnection(server.served.port) as one, RawConnection(server.served.port) as two:
+            begin_stream(one, "/take/one")
+            begin_stream(two, "/take/two")
+            server.get_client("one"), server.get_client("two")
             server.served.server.should_exit = True
-            eventually(lambda: not server.client("one").outlet._lasts, "it is not told to end")
-            server.push("one", b"still")
-            assert one.chunk() == b"still"
+            wait_until(
+                lambda: not server.get_client("one").outlet._keep_alive, "it is not told to end"
+            )
+            server.push_chunks("one", b"still")
+            assert one.read_chunk() == b"still"
             for name, wire in (("one", one), ("two", two)):
-                server.finish(name)
-                assert rest(wire) == b""
-                wire.closes()
-        eventually(lambda: not server.served.loop.is_running(), "it waits for somebody")
+                server.finish_stream(name)
+                assert read_rest(wire) == b""
+                wire.read_close()
+        wait_until(lambda: not server.served.loop.is_running(), "it waits for somebody")
 
 
 def test_a_stream_that_never_ends_does_not_keep_the_server(loop):
     with (
-        running(GatewayProtocol, loop, timeout_graceful_shutdown=1) as server,
-        Wire(server.served.port) as wire,
+        running_outlet_server(GatewayProtocol, loop, timeout_graceful_shutdown=1) as server,
+        RawConnection(server.served.port) as wire,
     ):
-        begin(wire, "/take/forever")
-        server.client("forever")
+        begin_stream(wire, "/take/forever")
+        server.get_client("forever")
         server.served.server.should_exit = True
-        eventually(lambda: not server.served.loop.is_running(), "it waits for the stream")
+        wait_until(lambda: not server.served.loop.is_running(), "it waits for the stream")
 
 
 # What is left
 
 
 def test_nothing_of_a_request_is_left_without_the_collector_of_garbage(server):
-    with Wire(server.served.port) as wire:
+    with RawConnection(server.served.port) as wire:
         gc.collect()
         gc.disable()
         try:
-            wire.send(get("/slow/lean"))
-            assert wire.answer_head().status == 200
-            left = server.do(things_of, server, wire)
+            wire.send_bytes(build_request("/slow/lean"))
+            assert wire.read_head().status == 200
+            left = server.do(list_objects, server, wire)
             assert len(left) == 4
             server.client("lean")
-            eventually(server.only_outlets, "the application's task goes on")
-            eventually(lambda: not any(each() for each in left), str(left))
+            wait_until(server.only_outlets, "the application's task goes on")
+            wait_until(lambda: not any(each() for each in left), str(left))
             server.finish("lean")
-            assert rest(wire) == b""
-            wire.send(get("/chunks"))
-            assert wire.answer().body == b"whole"
-            http = server.do(things_of, server, wire)
+            assert read_rest(wire) == b""
+            wire.send_bytes(build_request("/chunks"))
+            assert wire.read_response().body == b"whole"
+            http = server.do(list_objects, server, wire)
             wire.socket.close()
-            eventually(lambda: not any(each() for each in http), str(http))
+            wait_until(lambda: not any(each() for each in http), str(http))
         finally:
             gc.enable()
 
 
-def things_of(server: Server, wire: Wire) -> list[weakref.ref[Any]]:
-    protocol = http_of(server, wire)
-    cycle = protocol.running
+def list_objects(server: OutletServer, wire: RawConnection) -> list[weakref.ref[Any]]:
+    protocol = get_protocol(server, wire)
+    cycle = protocol.running_cycle
     things = [protocol, protocol.flow]
     if cycle is not None and not cycle.response_complete:
         things += [cycle, cycle.message_event]
@@ -729,8 +738,8 @@ def things_of(server: Server, wire: Wire) -> list[weakref.ref[Any]]:
 
 
 def test_an_outlet_is_small(server):
-    with Wire(server.served.port) as wire:
-        begin(wire, "/take/small")
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/take/small")
         outlet = server.client("small").outlet
         assert not hasattr(outlet, "__dict__")
         assert sys.getsizeof(outlet) + sys.getsizeof(outlet.data_received) <= 250
@@ -744,57 +753,57 @@ def test_bytes_come_whole_and_in_order_through_a_small_buffer(tight, size):
     total = 700_000
     name = f"order-{size}"
     sent = b"".join(b"%07d" % n for n in range(total // 7))
-    with Wire(tight.served.port, receive_buffer=4096) as wire:
-        begin(wire, f"/take/{name}")
+    with RawConnection(tight.served.port, receive_buffer=4096) as wire:
+        begin_stream(wire, f"/take/{name}")
         tight.push(name, *(sent[at : at + size] for at in range(0, total, size)))
         client = tight.client(name)
         assert client.outlet.full and client.waiting
-        assert b"".join(wire.chunk() for _ in range(-(-total // size))) == sent
-        eventually(lambda: client.drains and not client.outlet.full, "it stays full")
+        assert b"".join(wire.read_chunk() for _ in range(-(-total // size))) == sent
+        wait_until(lambda: client.drains and not client.outlet.full, "it stays full")
         tight.finish(name)
-        assert rest(wire) == b""
+        assert read_rest(wire) == b""
 
 
 def test_what_is_written_to_a_full_outlet_comes_all_the_same(tight):
-    with Wire(tight.served.port, receive_buffer=4096) as wire:
-        begin(wire, "/take/more")
+    with RawConnection(tight.served.port, receive_buffer=4096) as wire:
+        begin_stream(wire, "/take/more")
         tight.push("more", b"x" * 1_000_000)
         client = tight.client("more")
         assert client.outlet.full
-        tight.do(client.outlet.write, framed(b"y"))
+        tight.do(client.outlet.write, frame_chunk(b"y"))
         tight.finish("more")
-        wire.send(get("/next"))
-        http = http_of(tight, wire)
+        wire.send_bytes(build_request("/next"))
+        http = get_protocol(tight, wire)
         assert http.flow.write_paused
-        assert rest(wire) == b"x" * 1_000_000 + b"y"
-        eventually(lambda: not http.flow.write_paused, "it stays paused")
-        assert json.loads(wire.answer().body) == {"path": "/next"}
+        assert read_rest(wire) == b"x" * 1_000_000 + b"y"
+        wait_until(lambda: not http.flow.write_paused, "it stays paused")
+        assert json.loads(wire.read_response().body) == {"path": "/next"}
         assert not client.drains
 
 
 def test_a_full_outlet_whose_client_leaves_is_told_of(tight):
-    with Wire(tight.served.port, receive_buffer=4096) as wire:
-        begin(wire, "/take/full")
+    with RawConnection(tight.served.port, receive_buffer=4096) as wire:
+        begin_stream(wire, "/take/full")
         tight.push("full", *[b"x" * 1000] * 1000)
         client = tight.client("full")
         assert client.outlet.full
-        reset(wire)
-        eventually(lambda: client.closes == 1, "nobody is told")
+        reset_connection(wire)
+        wait_until(lambda: client.closes == 1, "nobody is told")
         assert client.waiting
 
 
 def test_a_write_that_fails_when_there_is_room_again_loses_the_connection_once(tight):
     """asyncio lost it twice, and complained, when that came to pass within `resume_writing`."""
     room, left = threading.Event(), threading.Event()
-    with Wire(tight.served.port, receive_buffer=4096) as wire:
-        begin(wire, "/take/room")
+    with RawConnection(tight.served.port, receive_buffer=4096) as wire:
+        begin_stream(wire, "/take/room")
         client = tight.client("room")
 
         def write_to_nobody() -> None:
             room.set()
-            assert left.wait(PATIENCE)
+            assert left.wait(WAIT_TIMEOUT_S)
             for _ in range(3):
-                client.outlet.write(framed(b"x"))
+                client.outlet.write(frame_chunk(b"x"))
 
         client.drained = write_to_nobody
         tight.push("room", b"x" * 300_000)
@@ -803,36 +812,38 @@ def test_a_write_that_fails_when_there_is_room_again_loses_the_connection_once(t
             wire.socket.settimeout(0.05)
             with suppress(TimeoutError):
                 wire.socket.recv(65536)
-        reset(wire)
+        reset_connection(wire)
         left.set()
-        eventually(lambda: client.closes, "nobody is told")
+        wait_until(lambda: client.closes, "nobody is told")
     assert client.closes == 1 and not tight.served.errors
 
 
 def test_a_stream_that_begins_behind_bytes_that_wait_comes_after_them(tight):
-    with Wire(tight.served.port, receive_buffer=4096) as wire:
-        begin(wire, "/late/late")
+    with RawConnection(tight.served.port, receive_buffer=4096) as wire:
+        begin_stream(wire, "/late/late")
         client = tight.client("late")
         assert client.outlet.full
         tight.push("late", b"y")
         assert client.waiting
         tight.finish("late")
-        assert rest(wire) == b"x" * 500_000 + b"y"
+        assert read_rest(wire) == b"x" * 500_000 + b"y"
 
 
 # TLS
 
 
 @pytest.fixture(scope="module")
-def secure(loop, authority) -> Iterator[Server]:
+def secure(loop, authority) -> Iterator[OutletServer]:
     certificate = str(authority.signed("server"))
-    with running(Tight, loop, ssl_certfile=certificate, ssl_keyfile=certificate) as server:
+    with running_outlet_server(
+        SmallBufferProtocol, loop, ssl_certfile=certificate, ssl_keyfile=certificate
+    ) as server:
         yield server
 
 
 @pytest.fixture
-def secret(secure, authority) -> Iterator[Wire]:
-    with Wire(secure.served.port, receive_buffer=16384) as wire:
+def secret(secure, authority) -> Iterator[RawConnection]:
+    with RawConnection(secure.served.port, receive_buffer=16384) as wire:
         plain = wire.socket
         with authority.context().wrap_socket(plain, server_hostname="localhost") as wire.socket:
             yield wire
@@ -840,21 +851,21 @@ def secret(secure, authority) -> Iterator[Wire]:
 
 def test_a_stream_through_tls_and_http_behind_it(secure, secret):
     for name in ("tls-1", "tls-2"):
-        begin(secret, f"/take/{name}")
-        eventually(secure.only_outlets, "the application's task goes on")
+        begin_stream(secret, f"/take/{name}")
+        wait_until(secure.only_outlets, "the application's task goes on")
         secure.push(name, b"hello")
         assert secret.chunk() == b"hello"
-        secret.send(get("/behind"))
+        secret.send(build_request("/behind"))
         secure.push(name, b"there")
         secure.finish(name)
-        assert rest(secret) == b"there"
+        assert read_rest(secret) == b"there"
         assert json.loads(secret.answer().body) == {"path": "/behind"}
 
 
 def test_a_stream_through_tls_closes_if_it_is_asked_to(secure, secret):
-    begin(secret, "/take/tls-last", b"Connection: close")
+    begin_stream(secret, "/take/tls-last", b"Connection: close")
     secure.finish("tls-last")
-    assert rest(secret) == b""
+    assert read_rest(secret) == b""
     secret.closes()
 
 
@@ -862,22 +873,22 @@ def test_a_stream_through_tls_closes_if_it_is_asked_to(secure, secret):
 def test_bytes_come_whole_and_in_order_through_tls(secure, secret, size):
     total, name = 2_100_000, f"tls-order-{size}"
     sent = b"".join(b"%07d" % n for n in range(total // 7))
-    begin(secret, f"/take/{name}")
+    begin_stream(secret, f"/take/{name}")
     secure.push(name, *(sent[at : at + size] for at in range(0, total, size)))
     client = secure.client(name)
     assert client.outlet.full and client.waiting
     assert b"".join(secret.chunk() for _ in range(total // size)) == sent
-    eventually(lambda: client.drains and not client.outlet.full, "it stays full")
+    wait_until(lambda: client.drains and not client.outlet.full, "it stays full")
     secure.finish(name)
-    assert rest(secret) == b""
+    assert read_rest(secret) == b""
 
 
 @pytest.mark.parametrize("way", ["FIN", "RST"])
 def test_a_client_that_leaves_tls_is_told_of_once(secure, secret, way):
-    begin(secret, f"/take/tls-{way}")
+    begin_stream(secret, f"/take/tls-{way}")
     client = secure.client(f"tls-{way}")
-    (reset if way == "RST" else Wire.__exit__)(secret)
-    eventually(lambda: client.closes, "nobody is told")
+    (reset_connection if way == "RST" else RawConnection.__exit__)(secret)
+    wait_until(lambda: client.closes, "nobody is told")
     secure.do(client.push, b"to nobody")
     secure.do(client.finish)
     assert client.closes == 1
@@ -886,13 +897,13 @@ def test_a_client_that_leaves_tls_is_told_of_once(secure, secret, way):
 # Many of them
 
 
-class Brisk(GatewayProtocol):
+class SmallSocketProtocol(GatewayProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
-async def chatter(clients: dict[str, Client], seed: int) -> None:
+async def write_randomly(clients: dict[str, OutletClient], seed: int) -> None:
     """Write to everybody, the dead included, and end some."""
     random = Random(seed)
     while True:
@@ -900,9 +911,9 @@ async def chatter(clients: dict[str, Client], seed: int) -> None:
             outlet = client.outlet
             for _ in range(3):
                 if not outlet.full:
-                    outlet.write(framed(client.name.encode() * random.choice((1, 50, 700))))
+                    outlet.write(frame_chunk(client.name.encode() * random.choice((1, 50, 700))))
             dice = random.random()
-            if client.closes or dice > 0.05:
+            if client.close_count or dice > 0.05:
                 continue
             if dice < 0.03:
                 outlet.finish(LAST)
@@ -911,45 +922,45 @@ async def chatter(clients: dict[str, Client], seed: int) -> None:
         await asyncio.sleep(0)
 
 
-def lost_twice(error: dict[str, Any]) -> bool:
+def is_double_loss(error: dict[str, Any]) -> bool:
     """asyncio's own, when its TLS writes within `resume_writing`, and fails."""
     return "_call_connection_lost" in error["message"] and "'close'" in str(error["exception"])
 
 
-class Visitor:
+class StreamVisitor:
     """One connection, and what must come over it."""
 
     def __init__(self, port: int, context: ssl.SSLContext | None, seed: int) -> None:
         self._random = Random(seed)
         self._names = (f"{seed:05d}-{n}" for n in count())
-        self._where = {"host": "127.0.0.1", "port": port, "ssl": context}
+        self._connect_options = {"host": "127.0.0.1", "port": port, "ssl": context}
         if context is not None:
-            self._where["server_hostname"] = "localhost"
-        self.chunks = self.streams = 0
+            self._connect_options["server_hostname"] = "localhost"
+        self.chunk_count = self.stream_count = 0
 
-    async def visit(self) -> None:
-        reader, writer = await asyncio.open_connection(**self._where)
+    async def run_visit(self) -> None:
+        reader, writer = await asyncio.open_connection(**self._connect_options)
         with suppress(asyncio.IncompleteReadError, ConnectionError):  # the server has ended it
-            while await self._stream(reader, writer):
+            while await self._read_stream(reader, writer):
                 pass
         if self._random.random() < 0.5:
             writer.transport.abort()
         else:
             writer.close()
 
-    async def _stream(self, reader, writer) -> bool:
+    async def _read_stream(self, reader, writer) -> bool:
         """True if it ended well, and the connection goes on."""
         name = next(self._names)
-        writer.write(get(f"/take/{name}"))
+        writer.write(build_request(f"/take/{name}"))
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200") and head.count(b"HTTP/") == 1, head
-        self.streams += 1
+        self.stream_count += 1
         for _ in range(self._random.randrange(1, 12)):
             line = await reader.readuntil(b"\r\n")
             size = int(line, 16)
             data = await reader.readexactly(size + 2)
             assert data == name.encode() * (size // len(name)) + b"\r\n", (name, line, data[:99])
-            self.chunks += 1
+            self.chunk_count += 1
             if not size:
                 return True
         return False
@@ -964,22 +975,22 @@ async def test_no_byte_of_a_stream_reaches_another_connection(loop, tls, authori
     options = {"ssl_certfile": certificate, "ssl_keyfile": certificate} if tls else {}
     context = authority.context() if tls else None
     total = 150 if tls else 400
-    with running(Brisk, loop, **options) as server:
+    with running_outlet_server(SmallSocketProtocol, loop, **options) as server:
         talking = asyncio.run_coroutine_threadsafe(
-            chatter(server.app.clients, seed=7), server.served.loop
+            write_randomly(server.app.clients, seed=7), server.served.loop
         )
-        visitors = [Visitor(server.served.port, context, n) for n in range(total)]
+        visitors = [StreamVisitor(server.served.port, context, n) for n in range(total)]
         at_once = asyncio.Semaphore(30)
 
-        async def visit(visitor: Visitor) -> None:
+        async def visit(visitor: StreamVisitor) -> None:
             async with at_once, asyncio.timeout(60):
-                await visitor.visit()
+                await visitor.run_visit()
 
         await asyncio.gather(*(visit(each) for each in visitors))
         assert not talking.done(), talking.exception()
         talking.cancel()
         if tls and loop == "asyncio":
-            server.served.errors[:] = [e for e in server.served.errors if not lost_twice(e)]
-        streams = sum(each.streams for each in visitors)
-        assert streams >= total and sum(each.chunks for each in visitors) > total
+            server.served.errors[:] = [e for e in server.served.errors if not is_double_loss(e)]
+        streams = sum(each.stream_count for each in visitors)
+        assert streams >= total and sum(each.chunk_count for each in visitors) > total
         assert tls or len(set(server.app.descriptors)) < streams / 2

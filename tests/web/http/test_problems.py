@@ -12,16 +12,20 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway import errors
-from gateway.web.http.problems import HANDLERS, problem
+from gateway.web.http.problems import EXCEPTION_HANDLERS, build_problem
 
 
-async def ask(path: str, exc: Exception | None = None, method: str = "GET") -> httpx.Response:
+async def request_problem(
+    path: str, exc: Exception | None = None, method: str = "GET"
+) -> httpx.Response:
     async def endpoint(request: Request) -> Response:
         if exc:
             raise exc
         return PlainTextResponse("fine")
 
-    app = Starlette(routes=[Route("/events/{name}", endpoint)], exception_handlers=dict(HANDLERS))
+    app = Starlette(
+        routes=[Route("/events/{name}", endpoint)], exception_handlers=dict(EXCEPTION_HANDLERS)
+    )
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         return await client.request(method, path)
@@ -39,7 +43,7 @@ async def ask(path: str, exc: Exception | None = None, method: str = "GET") -> h
     ],
 )
 async def test_what_the_client_did_is_told_in_the_words_of_the_error(exc, status, title):
-    response = await ask("/events/x", exc)
+    response = await request_problem("/events/x", exc)
     assert response.status_code == status
     assert response.headers["content-type"] == "application/problem+json"
     assert response.headers["cache-control"] == "no-store"
@@ -65,20 +69,22 @@ async def test_what_the_client_did_is_told_in_the_words_of_the_error(exc, status
     ],
 )
 async def test_kafka_away_is_503_with_a_time_to_come_back(exc, seconds):
-    response = await ask("/events/x", exc)
+    response = await request_problem("/events/x", exc)
     assert response.status_code == 503
     assert response.headers["retry-after"] == seconds
     assert "10.0.0.7" not in response.text
 
 
 async def test_a_request_error_may_say_when_to_come_back():
-    response = await ask("/events/x", errors.RequestError(429, "Slow down", "..", retry_after=30))
+    response = await request_problem(
+        "/events/x", errors.RequestError(429, "Slow down", "..", retry_after=30)
+    )
     assert response.headers["retry-after"] == "30"
 
 
 @pytest.mark.parametrize("exc", [RuntimeError("s3cret"), errors.ConfigError(["s3cret"])])
 async def test_any_other_error_is_500_and_says_nothing_of_itself(exc: Exception):
-    response = await ask("/events/x", exc)
+    response = await request_problem("/events/x", exc)
     assert response.status_code == 500
     assert response.headers["content-type"] == "application/problem+json"
     assert "s3cret" not in response.text
@@ -86,20 +92,22 @@ async def test_any_other_error_is_500_and_says_nothing_of_itself(exc: Exception)
 
 
 async def test_a_path_without_a_route_is_a_problem_too():
-    response = await ask("/nothing/here")
+    response = await request_problem("/nothing/here")
     assert response.status_code == 404
     assert response.json()["instance"] == "/nothing/here"
 
 
 async def test_a_wrong_method_is_told_which_would_do():
-    response = await ask("/events/x", method="POST")
+    response = await request_problem("/events/x", method="POST")
     assert response.status_code == 405
     assert "GET" in response.headers["allow"]
     assert "GET" in response.json()["detail"]
 
 
 def test_odd_characters_do_not_keep_an_error_from_being_told():
-    response = problem(errors.TokenCorrupt('a "quoted"\nword \ud800'), '/events/"\u2028 \ud800')
+    response = build_problem(
+        errors.TokenCorrupt('a "quoted"\nword \ud800'), '/events/"\u2028 \ud800'
+    )
     body = json.loads(response.body)
     assert body["status"] == response.status_code == 400
     assert body["instance"] == "/events/%22%E2%80%A8%20%3F"

@@ -13,10 +13,17 @@ import uvicorn
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.bad_requests import CHUNKED, KIB, REFUSED, post
-from support.certificates import Authority
-from support.raw_http import Reset, Served, Wire, exchange, get, serving
-from support.until import PATIENCE
+from support.bad_requests import BAD_REQUESTS, CHUNKED_HEADER, KIB, build_post
+from support.certificates import CertificateAuthority
+from support.raw_http import (
+    ConnectionReset,
+    RawConnection,
+    RunningServer,
+    build_request,
+    running_server,
+    send_request,
+)
+from support.waiting import WAIT_TIMEOUT_S
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -32,24 +39,26 @@ async def app(scope, receive, send):
         await send({"type": "websocket.accept"})
         await send({"type": "websocket.close"})
     elif scope["path"] == "/stream":
-        await stream(receive, send, b"tick\n", pause=0.02)
+        await send_stream(receive, send, b"tick\n", pause=0.02)
     elif scope["path"] == "/flood":
-        await stream(receive, send, b"x" * 65536, pause=0)
+        await send_stream(receive, send, b"x" * 65536, pause=0)
     elif scope["path"] == "/echo":
-        await respond(send, json.dumps({"body": len(await body_of(receive))}).encode())
+        await send_response(send, json.dumps({"body": len(await read_body(receive))}).encode())
     elif scope["path"] == "/slow":
         await asyncio.sleep(0.2)
-        await respond(send, b"slow")
+        await send_response(send, b"slow")
     elif scope["path"] == "/never":
         await receive()
         await receive()
     else:
         headers = [[n.decode(), v.decode("latin-1")] for n, v in scope["headers"]]
         seen = {k: scope[k] for k in ("method", "path")} | {"headers": headers}
-        await respond(send, json.dumps(seen | {"query": scope["query_string"].decode()}).encode())
+        await send_response(
+            send, json.dumps(seen | {"query": scope["query_string"].decode()}).encode()
+        )
 
 
-async def body_of(receive) -> bytes:
+async def read_body(receive) -> bytes:
     body = b""
     while True:
         message = await receive()
@@ -58,46 +67,46 @@ async def body_of(receive) -> bytes:
             return body
 
 
-async def respond(send, body: bytes) -> None:
+async def send_response(send, body: bytes) -> None:
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-async def stream(receive, send, data: bytes, pause: float) -> None:
+async def send_stream(receive, send, data: bytes, pause: float) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def tick() -> None:
+    async def send_chunks() -> None:
         while True:
             await send({"type": "http.response.body", "body": data, "more_body": True})
             await asyncio.sleep(pause)
 
-    ticking = asyncio.create_task(tick())
+    ticking = asyncio.create_task(send_chunks())
     while (await receive())["type"] != "http.disconnect":
         pass
     ticking.cancel()
 
 
-class Hasty(GatewayProtocol):
-    HEAD_SECONDS = BODY_SECONDS = 0.3
-    LINGER_SECONDS = 0.3
-    USER_TIMEOUT = 1.0
+class ImpatientProtocol(GatewayProtocol):
+    HEAD_TIMEOUT_S = BODY_TIMEOUT_S = 0.3
+    LINGER_S = 0.3
+    USER_TIMEOUT_S = 1.0
 
 
-class Unhurried(GatewayProtocol):
-    HEAD_SECONDS = BODY_SECONDS = 1.5
+class PatientProtocol(GatewayProtocol):
+    HEAD_TIMEOUT_S = BODY_TIMEOUT_S = 1.5
 
 
 @pytest.fixture(scope="module", params=LOOPS)
-def on_loop(request) -> Iterator[Callable[[type[HttpToolsProtocol]], Served]]:
+def on_loop(request) -> Iterator[Callable[[type[HttpToolsProtocol]], RunningServer]]:
     """One server for each protocol and loop, for all tests here."""
     with ExitStack() as stack:
-        running: dict[type[HttpToolsProtocol], Served] = {}
+        running: dict[type[HttpToolsProtocol], RunningServer] = {}
 
-        def start(protocol: type[HttpToolsProtocol]) -> Served:
+        def start(protocol: type[HttpToolsProtocol]) -> RunningServer:
             if protocol not in running:
                 running[protocol] = stack.enter_context(
-                    serving(
+                    running_server(
                         app,
                         protocol,
                         LOOPS[request.param],
@@ -111,17 +120,17 @@ def on_loop(request) -> Iterator[Callable[[type[HttpToolsProtocol]], Served]]:
 
 
 @pytest.fixture
-def served(on_loop) -> Served:
+def served(on_loop) -> RunningServer:
     return on_loop(GatewayProtocol)
 
 
 @pytest.fixture
-def hasty(on_loop) -> Served:
-    return on_loop(Hasty)
+def hasty(on_loop) -> RunningServer:
+    return on_loop(ImpatientProtocol)
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
@@ -131,26 +140,28 @@ def eventually(condition: Callable[[], object], what: str) -> None:
 
 
 def test_answers_request_after_request_on_one_connection(served):
-    with Wire(served.port) as wire:
+    with RawConnection(served.port) as wire:
         for n in range(20):
-            wire.send(get(f"/a/{n}?q={n}", b"X-Name: v\xe9"))
-            seen = json.loads(wire.answer().body)
+            wire.send_bytes(build_request(f"/a/{n}?q={n}", b"X-Name: v\xe9"))
+            seen = json.loads(wire.read_response().body)
             assert (seen["method"], seen["path"], seen["query"]) == ("GET", f"/a/{n}", f"q={n}")
             assert ["x-name", "v\xe9"] in seen["headers"]
 
 
 def test_a_request_may_come_byte_by_byte(served):
-    with Wire(served.port) as wire:
-        for byte in post(b"Content-Length: 5", body=b"hello"):
-            wire.send(bytes([byte]))
-        assert json.loads(wire.answer().body) == {"body": 5}
+    with RawConnection(served.port) as wire:
+        for byte in build_post(b"Content-Length: 5", body=b"hello"):
+            wire.send_bytes(bytes([byte]))
+        assert json.loads(wire.read_response().body) == {"body": 5}
 
 
 def test_pipelined_requests_are_answered_in_order(served):
-    with Wire(served.port) as wire:
-        wire.send(b"".join([get("/slow"), *(get(f"/{n}") for n in range(9))]))
-        assert wire.answer().body == b"slow"
-        assert [json.loads(wire.answer().body)["path"] for _ in range(9)] == [
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(
+            b"".join([build_request("/slow"), *(build_request(f"/{n}") for n in range(9))])
+        )
+        assert wire.read_response().body == b"slow"
+        assert [json.loads(wire.read_response().body)["path"] for _ in range(9)] == [
             f"/{n}" for n in range(9)
         ]
 
@@ -167,175 +178,181 @@ def test_pipelined_requests_are_answered_in_order(served):
 )
 def test_a_body_of_the_limit_is_read_and_the_connection_goes_on(served, body):
     header, data = body
-    with Wire(served.port) as wire:
+    with RawConnection(served.port) as wire:
         for _ in range(2):
-            wire.send(post(header, body=data))
-            assert json.loads(wire.answer().body) == {"body": 65536}
+            wire.send_bytes(build_post(header, body=data))
+            assert json.loads(wire.read_response().body) == {"body": 65536}
 
 
 def test_a_body_that_nobody_reads_does_not_disturb_the_next_request(served):
-    with Wire(served.port) as wire:
-        wire.send(get("/first", b"Content-Length: 5") + b"hello" + get("/second"))
-        assert json.loads(wire.answer().body)["path"] == "/first"
-        assert json.loads(wire.answer().body)["path"] == "/second"
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(
+            build_request("/first", b"Content-Length: 5") + b"hello" + build_request("/second")
+        )
+        assert json.loads(wire.read_response().body)["path"] == "/first"
+        assert json.loads(wire.read_response().body)["path"] == "/second"
 
 
 def test_a_head_of_the_limit_is_read(served):
     def request(padding: int) -> bytes:
-        return get("/", b"X: " + b"a" * padding)
+        return build_request("/", b"X: " + b"a" * padding)
 
     room = 64 * KIB - len(request(0))
-    with Wire(served.port) as wire:
-        wire.send(request(room))
-        assert wire.answer().status == 200
-        wire.send(request(room + 1))
-        assert wire.last_answer().status == 431
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(request(room))
+        assert wire.read_response().status == 200
+        wire.send_bytes(request(room + 1))
+        assert wire.read_last_response().status == 431
 
 
 def test_a_request_line_of_the_limit_is_read(served):
-    with Wire(served.port) as wire:
-        wire.send(get("/" + "a" * 65_000))
-        assert wire.answer().status == 200
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("/" + "a" * 65_000))
+        assert wire.read_response().status == 200
 
 
 def test_trailers_do_not_become_headers(served):
-    with Wire(served.port) as wire:
+    with RawConnection(served.port) as wire:
         chunks = b"2\r\nhi\r\n0\r\nX-Admin: yes\r\n\r\n"
-        wire.send(post(b"Transfer-Encoding: chunked", path="/slow", body=chunks))
-        assert wire.answer().body == b"slow"
-        wire.send(get("/"))
-        assert "x-admin" not in dict(json.loads(wire.answer().body)["headers"])
+        wire.send_bytes(build_post(b"Transfer-Encoding: chunked", path="/slow", body=chunks))
+        assert wire.read_response().body == b"slow"
+        wire.send_bytes(build_request("/"))
+        assert "x-admin" not in dict(json.loads(wire.read_response().body)["headers"])
 
 
 def test_absolute_targets_are_paths_and_their_host_counts(served):
-    with Wire(served.port) as wire:
+    with RawConnection(served.port) as wire:
         for target, path, query in [
             (b"http://x.y:80/p?q", "/p", "q"),
             (b"HTTP://x.y:80", "/", ""),
             (b"http://x.y:80?q", "/", "q"),
             (b"https://x.y:80//p", "//p", ""),
         ]:
-            wire.send(get(target))
-            seen = json.loads(wire.answer().body)
+            wire.send_bytes(build_request(target))
+            seen = json.loads(wire.read_response().body)
             assert (seen["path"], seen["query"]) == (path, query)
             assert dict(seen["headers"])["host"] == "x.y:80"
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_methods_are_the_applications_business(served, method):
-    with Wire(served.port) as wire:
-        wire.send(get("/", method=method))
-        assert json.loads(wire.answer().body)["method"] == method
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("/", method=method))
+        assert json.loads(wire.read_response().body)["method"] == method
 
 
 def test_options_of_the_server_reach_the_application(served):
-    with Wire(served.port) as wire:
-        wire.send(get("*", method="OPTIONS"))
-        assert json.loads(wire.answer().body)["path"] == "*"
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("*", method="OPTIONS"))
+        assert json.loads(wire.read_response().body)["path"] == "*"
 
 
 def test_head_gets_headers_only(served):
-    with Wire(served.port) as wire:
-        wire.send(get("/", method="HEAD") + get("/next"))
-        assert wire.answer_head().status == 200
-        assert json.loads(wire.answer().body)["path"] == "/next"
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("/", method="HEAD") + build_request("/next"))
+        assert wire.read_head().status == 200
+        assert json.loads(wire.read_response().body)["path"] == "/next"
 
 
 def test_http_1_0_needs_no_host_and_closes(served):
-    assert exchange(served.port, b"GET / HTTP/1.0\r\n\r\n").status == 200
+    assert send_request(served.port, b"GET / HTTP/1.0\r\n\r\n").status == 200
 
 
 def test_other_protocols_offered_by_upgrade_are_ignored(served):
     upgrade = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk")
-    with Wire(served.port) as wire:
-        wire.send(get("/one", *upgrade) + get("/two"))
-        assert json.loads(wire.answer().body)["path"] == "/one"
-        assert json.loads(wire.answer().body)["path"] == "/two"
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("/one", *upgrade) + build_request("/two"))
+        assert json.loads(wire.read_response().body)["path"] == "/one"
+        assert json.loads(wire.read_response().body)["path"] == "/two"
 
 
 def test_a_refusal_behind_an_ignored_upgrade_keeps_its_reason(served):
     """It was a 400: Python gave the error in the `except` of the upgrade another context."""
-    with Wire(served.port) as wire:
-        upgrade = get("/one", b"Connection: Upgrade", b"Upgrade: h2c")
-        wire.send(upgrade + post(b"Content-Length: 65537"))
-        assert wire.answer().status == 200
-        assert wire.last_answer().problem["status"] == 413
+    with RawConnection(served.port) as wire:
+        upgrade = build_request("/one", b"Connection: Upgrade", b"Upgrade: h2c")
+        wire.send_bytes(upgrade + build_post(b"Content-Length: 65537"))
+        assert wire.read_response().status == 200
+        assert wire.read_last_response().problem["status"] == 413
 
 
 def test_a_websocket_is_handed_on_and_outlives_the_deadlines(hasty):
     lines = (b"Connection: Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13")
-    with Wire(hasty.port) as wire:
-        wire.send(get("/ws", *lines, b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="))
-        assert wire.answer_head().status == 101
+    with RawConnection(hasty.port) as wire:
+        wire.send_bytes(
+            build_request("/ws", *lines, b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+        )
+        assert wire.read_head().status == 101
 
 
 def test_a_stream_with_requests_behind_it_is_told_that_its_client_went_away(served):
     """uvicorn told the last of the requests only: the stream before it wrote on for ever."""
-    with Wire(served.port) as wire:
-        wire.send(get("/stream"))
-        assert wire.answer_head().status == 200
-        wire.send(get("/next"))
-        wire.chunk()
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("/stream"))
+        assert wire.read_head().status == 200
+        wire.send_bytes(build_request("/next"))
+        wire.read_chunk()
         wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    eventually(lambda: not served.server.server_state.tasks, "the stream's end")
+    wait_until(lambda: not served.server.server_state.tasks, "the stream's end")
 
 
 # Refusals
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", BAD_REQUESTS)
 def test_is_refused_with_a_problem_that_can_be_read(served, case):
-    status, request = REFUSED[case]
-    answer = exchange(served.port, request)
+    status, request = BAD_REQUESTS[case]
+    answer = send_request(served.port, request)
     assert answer.problem["status"] == answer.status == status
 
 
 @pytest.mark.parametrize("case", ["two lengths", "no Host", "gzip, chunked", "folded header"])
 def test_a_refused_request_smuggles_nothing_behind_it(served, case):
-    _, request = REFUSED[case]
-    exchange(served.port, request + get("/smuggled"))  # one answer and the end, or it fails
+    _, request = BAD_REQUESTS[case]
+    send_request(
+        served.port, request + build_request("/smuggled")
+    )  # one answer and the end, or it fails
 
 
 def test_a_request_refused_byte_by_byte_is_told_the_same(served):
     for case in ("length and chunked", "no Host", "HTTP/2 preface", "CR in a value"):
-        status, request = REFUSED[case]
-        with Wire(served.port) as wire:
+        status, request = BAD_REQUESTS[case]
+        with RawConnection(served.port) as wire:
             for byte in request:
-                if not wire.send(bytes([byte])):
+                if not wire.send_bytes(bytes([byte])):
                     break
-            assert wire.last_answer().status == status, case
+            assert wire.read_last_response().status == status, case
 
 
 def test_a_refused_head_request_gets_no_body(served):
-    with Wire(served.port) as wire:
-        wire.send(get("/", b"Host: b", method="HEAD"))
-        answer = wire.answer_head()
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("/", b"Host: b", method="HEAD"))
+        answer = wire.read_head()
         assert answer.status == 400
-        wire.closes()
+        wire.read_close()
 
 
 def test_a_refusal_waits_for_the_answers_before_it(served):
-    with Wire(served.port) as wire:
-        wire.send(get("/slow") + get("/second") + b"nonsense\r\n\r\n")
-        assert wire.answer().body == b"slow"
-        assert wire.answer().status == 200
-        assert wire.last_answer().problem["status"] == 400
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("/slow") + build_request("/second") + b"nonsense\r\n\r\n")
+        assert wire.read_response().body == b"slow"
+        assert wire.read_response().status == 200
+        assert wire.read_last_response().problem["status"] == 400
 
 
 def test_a_queued_request_with_a_bad_body_is_refused_in_its_turn(served):
-    with Wire(served.port) as wire:
-        wire.send(get("/slow") + post(CHUNKED, body=b"zz\r\n"))
-        assert wire.answer().body == b"slow"
-        assert wire.last_answer().problem["status"] == 400
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("/slow") + build_post(CHUNKED_HEADER, body=b"zz\r\n"))
+        assert wire.read_response().body == b"slow"
+        assert wire.read_last_response().problem["status"] == 400
 
 
 def test_nonsense_behind_a_running_stream_does_not_get_into_it(served):
-    with Wire(served.port) as wire:
-        wire.send(get("/stream"))
-        assert wire.answer_head().status == 200
-        wire.chunk()
-        wire.send(b"nonsense\r\n\r\n")
-        assert [wire.chunk() for _ in range(10)] == [b"tick\n"] * 10
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("/stream"))
+        assert wire.read_head().status == 200
+        wire.read_chunk()
+        wire.send_bytes(b"nonsense\r\n\r\n")
+        assert [wire.read_chunk() for _ in range(10)] == [b"tick\n"] * 10
 
 
 # Limits in time
@@ -343,101 +360,115 @@ def test_nonsense_behind_a_running_stream_does_not_get_into_it(served):
 
 @pytest.mark.parametrize(
     "sent",
-    [b"G", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: a\r\n\r", get("/")[:-4], b"GET /\r\n"],
+    [
+        b"G",
+        b"GET / HTTP/1.1\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r",
+        build_request("/")[:-4],
+        b"GET /\r\n",
+    ],
 )
 def test_a_head_that_never_ends_is_told_so(hasty, sent):
-    assert exchange(hasty.port, sent).problem["status"] == 408
+    assert send_request(hasty.port, sent).problem["status"] == 408
 
 
 @pytest.mark.parametrize(
     "sent",
     [
-        post(b"Content-Length: 5", body=b"hell"),
-        post(CHUNKED, body=b"5\r\nhel"),
-        post(CHUNKED),
-        post(CHUNKED, body=b"0\r\n"),
+        build_post(b"Content-Length: 5", body=b"hell"),
+        build_post(CHUNKED_HEADER, body=b"5\r\nhel"),
+        build_post(CHUNKED_HEADER),
+        build_post(CHUNKED_HEADER, body=b"0\r\n"),
     ],
 )
 def test_a_body_that_never_ends_is_told_so(hasty, sent):
-    assert exchange(hasty.port, sent).problem["status"] == 408
+    assert send_request(hasty.port, sent).problem["status"] == 408
 
 
 def test_a_byte_now_and_then_does_not_move_the_deadline(hasty):
-    with Wire(hasty.port) as wire:
-        wire.send(get("/")[:-4])
-        ended = time.monotonic() + PATIENCE
-        while wire.send(b"\r\nX: y") and time.monotonic() < ended:
+    with RawConnection(hasty.port) as wire:
+        wire.send_bytes(build_request("/")[:-4])
+        ended = time.monotonic() + WAIT_TIMEOUT_S
+        while wire.send_bytes(b"\r\nX: y") and time.monotonic() < ended:
             time.sleep(0.05)
         assert time.monotonic() < ended
-        assert wire.answer().status == 408
+        assert wire.read_response().status == 408
 
 
 def test_a_deadline_is_the_requests_not_the_connections(on_loop):
-    with Wire(on_loop(Unhurried).port) as wire:
+    with RawConnection(on_loop(PatientProtocol).port) as wire:
         for _ in range(4):  # 1.6 s in all
-            wire.send(get("/echo", b"Content-Length: 2")[:-3])
+            wire.send_bytes(build_request("/echo", b"Content-Length: 2")[:-3])
             time.sleep(0.4)
-            wire.send(b"\n\r\nhi")
-            assert json.loads(wire.answer().body) == {"body": 2}
+            wire.send_bytes(b"\n\r\nhi")
+            assert json.loads(wire.read_response().body) == {"body": 2}
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n"])
 def test_a_connection_that_asks_nothing_is_closed_without_a_word(hasty, sent):
-    with Wire(hasty.port) as wire:
-        wire.send(sent)
-        wire.closes()
+    with RawConnection(hasty.port) as wire:
+        wire.send_bytes(sent)
+        wire.read_close()
 
 
 def test_empty_lines_do_not_keep_a_connection(hasty):
-    with Wire(hasty.port) as wire:
-        wire.send(get("/"))
-        assert wire.answer().status == 200
-        ended = time.monotonic() + PATIENCE
-        while wire.send(b"\r\n") and time.monotonic() < ended:
+    with RawConnection(hasty.port) as wire:
+        wire.send_bytes(build_request("/"))
+        assert wire.read_response().status == 200
+        ended = time.monotonic() + WAIT_TIMEOUT_S
+        while wire.send_bytes(b"\r\n") and time.monotonic() < ended:
             time.sleep(0.05)
         assert time.monotonic() < ended
 
 
 def test_streams_and_slow_answers_have_no_deadline(hasty):
-    with Wire(hasty.port) as wire:
-        wire.send(get("/stream"))
-        assert wire.answer_head().status == 200
-        assert [wire.chunk() for _ in range(40)] == [b"tick\n"] * 40  # 0.8 s
+    with RawConnection(hasty.port) as wire:
+        wire.send_bytes(build_request("/stream"))
+        assert wire.read_head().status == 200
+        assert [wire.read_chunk() for _ in range(40)] == [b"tick\n"] * 40  # 0.8 s
 
 
 def test_a_stream_whose_request_body_never_ends_is_closed(hasty):
-    with Wire(hasty.port) as wire:
-        wire.send(get("/stream", b"Content-Length: 5"))
-        assert wire.answer_head().status == 200
-        with pytest.raises((AssertionError, Reset)):
+    with RawConnection(hasty.port) as wire:
+        wire.send_bytes(build_request("/stream", b"Content-Length: 5"))
+        assert wire.read_head().status == 200
+        with pytest.raises((AssertionError, ConnectionReset)):
             for _ in range(1000):
-                wire.chunk()
-        eventually(lambda: not hasty.connections, "the connection stays")
+                wire.read_chunk()
+        wait_until(lambda: not hasty.connections, "the connection stays")
 
 
 def test_an_application_is_told_when_its_request_is_refused(hasty):
     """/never returns only when receive() says the client is gone."""
-    assert exchange(hasty.port, post(b"Content-Length: 5", path="/never")).status == 408
-    eventually(lambda: not hasty.server.server_state.tasks, "the application still waits")
+    assert send_request(hasty.port, build_post(b"Content-Length: 5", path="/never")).status == 408
+    wait_until(lambda: not hasty.server.server_state.tasks, "the application still waits")
 
 
 def test_whoever_does_not_close_after_a_refusal_is_cut(hasty):
-    with Wire(hasty.port) as wire:
-        wire.send(b"nonsense\r\n\r\n")
-        assert wire.answer().status == 400
-        eventually(lambda: not hasty.connections, "the connection lingers for ever")
+    with RawConnection(hasty.port) as wire:
+        wire.send_bytes(b"nonsense\r\n\r\n")
+        assert wire.read_response().status == 400
+        wait_until(lambda: not hasty.connections, "the connection lingers for ever")
 
 
 def test_timers_do_not_outlive_the_connection(hasty):
-    for sent in (b"", b"GET", post(b"Content-Length: 5"), get("/"), b"nonsense\r\n\r\n"):
-        with Wire(hasty.port) as wire:
-            wire.send(sent)
-        with Wire(hasty.port) as wire:
-            wire.send(sent)
+    for sent in (
+        b"",
+        b"GET",
+        build_post(b"Content-Length: 5"),
+        build_request("/"),
+        b"nonsense\r\n\r\n",
+    ):
+        with RawConnection(hasty.port) as wire:
+            wire.send_bytes(sent)
+        with RawConnection(hasty.port) as wire:
+            wire.send_bytes(sent)
             reset = struct.pack("ii", 1, 0)
             wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-    eventually(lambda: not hasty.connections, "connections stay")
-    time.sleep(2 * Hasty.HEAD_SECONDS)  # what a timer does wrong is in `served.errors`
+    wait_until(lambda: not hasty.connections, "connections stay")
+    time.sleep(
+        2 * ImpatientProtocol.HEAD_TIMEOUT_S
+    )  # what a timer does wrong is in `served.errors`
     assert not hasty.errors
 
 
@@ -445,40 +476,40 @@ def test_timers_do_not_outlive_the_connection(hasty):
 
 
 def test_more_than_sixteen_pipelined_requests_are_not_queued(served):
-    with Wire(served.port) as wire:
-        wire.send(get("/slow") + get("/") * 5000)
-        assert wire.answer().body == b"slow"
-        assert [wire.answer().status for _ in range(16)] == [200] * 16
-        assert wire.last_answer().problem["status"] == 429
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("/slow") + build_request("/") * 5000)
+        assert wire.read_response().body == b"slow"
+        assert [wire.read_response().status for _ in range(16)] == [200] * 16
+        assert wire.read_last_response().problem["status"] == 429
 
 
 def test_requests_behind_a_stream_are_left_in_the_socket(served):
-    with Wire(served.port) as wire:
-        wire.send(get("/stream"))
-        assert wire.answer_head().status == 200
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_request("/stream"))
+        assert wire.read_head().status == 200
         wire.socket.settimeout(1)
         with pytest.raises(TimeoutError):
-            wire.socket.sendall(get("/") * 1_000_000)
-        (connection,) = connection_of(served, wire)
-        assert len(connection.pipeline) <= GatewayProtocol.PIPELINED
+            wire.socket.sendall(build_request("/") * 1_000_000)
+        (connection,) = find_connections(served, wire)
+        assert len(connection.pipeline) <= GatewayProtocol.MAX_PIPELINED_REQUESTS
         assert connection.flow.read_paused
 
 
 def test_a_body_is_not_collected_for_an_application_that_does_not_read(served):
-    with Wire(served.port) as wire:
-        wire.send(post(CHUNKED, path="/slow") + b"1\r\nx\r\n" * 200_000)
-        assert wire.last_answer().status in (200, 413)
+    with RawConnection(served.port) as wire:
+        wire.send_bytes(build_post(CHUNKED_HEADER, path="/slow") + b"1\r\nx\r\n" * 200_000)
+        assert wire.read_last_response().status in (200, 413)
 
 
 # The socket
 
 
 def test_a_peer_that_acknowledges_nothing_is_given_up(hasty, served):
-    def option(server: Served, name: int) -> int:
-        with Wire(server.port) as wire:
-            wire.send(get("/stream"))
-            wire.answer_head()
-            (connection,) = connection_of(server, wire)
+    def option(server: RunningServer, name: int) -> int:
+        with RawConnection(server.port) as wire:
+            wire.send_bytes(build_request("/stream"))
+            wire.read_head()
+            (connection,) = find_connections(server, wire)
             peer = connection.transport.get_extra_info("socket")
             return peer.getsockopt(socket.IPPROTO_TCP, name)
 
@@ -488,34 +519,39 @@ def test_a_peer_that_acknowledges_nothing_is_given_up(hasty, served):
 
 
 def test_a_client_that_reads_nothing_is_cut_by_the_kernel(hasty):
-    with Wire(hasty.port, receive_buffer=4096) as wire:
-        wire.send(get("/flood"))
-        eventually(lambda: connection_of(hasty, wire), "it does not connect")
-        eventually(lambda: not connection_of(hasty, wire), "it is not cut")
+    with RawConnection(hasty.port, receive_buffer=4096) as wire:
+        wire.send_bytes(build_request("/flood"))
+        wait_until(lambda: find_connections(hasty, wire), "it does not connect")
+        wait_until(lambda: not find_connections(hasty, wire), "it is not cut")
 
 
-def connection_of(server: Served, wire: Wire) -> list[GatewayProtocol]:
-    return [c for c in server.connections if c.client and c.client[1] == wire.port]
+def find_connections(server: RunningServer, wire: RawConnection) -> list[GatewayProtocol]:
+    return [c for c in server.connections if c.client and c.client[1] == wire.local_port]
 
 
 def test_a_refusal_can_be_read_through_tls(tmp_path):
     """TLS cannot close one side alone: the client sees the end when we have lingered."""
-    authority = Authority(tmp_path)
-    certificate = str(authority.signed("server"))
+    authority = CertificateAuthority(tmp_path)
+    certificate = str(authority.issue_certificate("server"))
     files = {"ssl_certfile": certificate, "ssl_keyfile": certificate}
-    with serving(app, Hasty, uvloop.new_event_loop, **files) as served, Wire(served.port) as wire:
-        wire.socket = authority.context().wrap_socket(wire.socket, server_hostname="localhost")
-        wire.send(get("/"))
-        assert wire.answer().status == 200
-        wire.send(get("/", b"X: " + b"a" * 1024 * KIB))
-        assert wire.answer().problem["status"] == 431
-        eventually(lambda: not served.connections, "it lingers for ever")
+    with (
+        running_server(app, ImpatientProtocol, uvloop.new_event_loop, **files) as served,
+        RawConnection(served.port) as wire,
+    ):
+        wire.socket = authority.create_client_context().wrap_socket(
+            wire.socket, server_hostname="localhost"
+        )
+        wire.send_bytes(build_request("/"))
+        assert wire.read_response().status == 200
+        wire.send_bytes(build_request("/", b"X: " + b"a" * 1024 * KIB))
+        assert wire.read_response().problem["status"] == 431
+        wait_until(lambda: not served.connections, "it lingers for ever")
 
 
 # Any bytes
 
 
-class Recorder(asyncio.Transport):
+class RecordingTransport(asyncio.Transport):
     """A transport that nobody reads from; `written` is what was sent to the client."""
 
     def __init__(self) -> None:
@@ -546,21 +582,30 @@ class Recorder(asyncio.Transport):
 
 
 PIECES = [
-    *[request for _, request in REFUSED.values() if len(request) < KIB],
-    *[get("/"), get("/echo"), post(b"Content-Length: 3", body=b"abc"), get("/", method="HEAD")],
-    *[post(CHUNKED, body=b"3\r\nabc\r\n0\r\n\r\n"), post(CHUNKED), get("http://a/b")],
+    *[request for _, request in BAD_REQUESTS.values() if len(request) < KIB],
+    *[
+        build_request("/"),
+        build_request("/echo"),
+        build_post(b"Content-Length: 3", body=b"abc"),
+        build_request("/", method="HEAD"),
+    ],
+    *[
+        build_post(CHUNKED_HEADER, body=b"3\r\nabc\r\n0\r\n\r\n"),
+        build_post(CHUNKED_HEADER),
+        build_request("http://a/b"),
+    ],
     *[b"\r\n", b"\n", b"\0", b"\xff", b" ", b"0\r\n\r\n", b"GET ", b"Host: a\r\n", b"X: y\r\n\r\n"],
-    get("/", b"Connection: Upgrade", b"Upgrade: h2c"),
+    build_request("/", b"Connection: Upgrade", b"Upgrade: h2c"),
 ]
 
 
-def answers_to(pieces: list[bytes]) -> bytes:
+def get_answers(pieces: list[bytes]) -> bytes:
     """What a connection says to these, when all came before the application has run."""
 
-    async def talk() -> bytes:
+    async def run_connection() -> bytes:
         config = uvicorn.Config(app, lifespan="off", access_log=False, log_level="critical")
         protocol = GatewayProtocol(config, ServerState(), {})
-        transport = Recorder()
+        transport = RecordingTransport()
         protocol.connection_made(transport)
         for piece in pieces:
             if not transport.closing:
@@ -571,7 +616,7 @@ def answers_to(pieces: list[bytes]) -> bytes:
         await asyncio.gather(*protocol.tasks, return_exceptions=True)
         return transport.written
 
-    return asyncio.run(talk())
+    return asyncio.run(run_connection())
 
 
 @settings(max_examples=150, deadline=None)
@@ -580,8 +625,8 @@ def test_any_bytes_get_the_same_answers_however_they_are_cut(pieces, data):
     sent = b"".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=8)))
     cut = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
-    whole = answers_to([sent])
-    assert answers_to(cut) == whole
+    whole = get_answers([sent])
+    assert get_answers(cut) == whole
     assert whole.count(b"HTTP/1.1 ") <= len(pieces) * 3
     for line in whole.split(b"\r\n"):
         if line.startswith(b"HTTP/1.1 "):

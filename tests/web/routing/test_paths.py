@@ -61,13 +61,13 @@ kept: list[Settings] = []
 def test_a_route_is_found_by_path_and_method(
     paths: Paths, path: str, method: str | None, name: str
 ):
-    found = paths.find(path, method)
+    found = paths.find_route(path, method)
     assert names[id(found.route)] == name
-    assert found.reply == path.startswith("/replies")
+    assert found.is_reply == path.startswith("/replies")
 
 
 def test_parameters_of_a_path_are_found_with_it(paths: Paths):
-    assert paths.find("/replies/a%2Fb/c", "GET").params == {"id": "a/b", "correlationId": "c"}
+    assert paths.find_route("/replies/a%2Fb/c", "GET").params == {"id": "a/b", "correlationId": "c"}
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_a_path_that_does_not_answer_to_a_method_says_to_which(
     paths: Paths, path: str, method: str | None, allow: str
 ):
     with pytest.raises(HTTPException) as raised:
-        paths.find(path, method)
+        paths.find_route(path, method)
     assert (raised.value.status_code, raised.value.headers) == (405, {"Allow": allow})
-    assert paths.allow(path) == allow
+    assert paths.format_allow(path) == allow
 
 
 def test_a_path_of_no_route_is_none_for_every_method(paths: Paths):
-    for ask in (paths.find, paths.allow, paths.writable):
+    for ask in (paths.find_route, paths.format_allow, paths.find_writable):
         with pytest.raises(HTTPException) as raised:
             ask("/nowhere")
         assert raised.value.status_code == 404
@@ -103,10 +103,10 @@ def test_a_path_of_no_route_is_none_for_every_method(paths: Paths):
     [("/orders", "write"), ("/orders/7", "change"), ("/ask/7", "ask"), ("/all/of/it", "all")],
 )
 def test_records_over_websocket_go_to_the_route_that_takes_them(paths: Paths, path: str, name: str):
-    assert names[id(paths.writable(path).route)] == name
+    assert names[id(paths.find_writable(path).route)] == name
 
 
 @pytest.mark.parametrize("path", ["/gone/7", "/replies/7/a"])
 def test_where_records_are_only_deleted_or_replied_to_none_is_taken(paths: Paths, path: str):
     with pytest.raises(HTTPException):
-        paths.writable(path)
+        paths.find_writable(path)

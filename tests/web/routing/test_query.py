@@ -7,16 +7,20 @@ from typing import Literal
 import pytest
 from starlette.requests import Request
 
-from gateway.core.token.resume_token import TokenWriter, TopicPlaces, seal
+from gateway.core.token.resume_token import TokenWriter, TopicPositions, seal_token
 from gateway.errors import RequestError, TokenCorrupt
-from gateway.hub.reads.resume import Start
+from gateway.hub.reads.stream_start import StreamStart
 from gateway.web.routing import query
-from gateway.web.routing.query import asked, is_event_source
+from gateway.web.routing.query import is_event_source, parse_start_request
 
 NOW = 1_800_000_000_000  # 2027-01-15T08:00:00Z, in ms
 HOUR = 3_600_000
-TOKEN = seal(TokenWriter("c", [TopicPlaces("t", "", [5], [0])]).text(), b"view-").decode()
-OTHER = seal(TokenWriter("c", [TopicPlaces("t", "", [6], [0])]).text(), b"view-").decode()
+TOKEN = seal_token(
+    TokenWriter("c", [TopicPositions("t", "", [5], [0])]).to_text(), b"view-"
+).decode()
+OTHER = seal_token(
+    TokenWriter("c", [TopicPositions("t", "", [6], [0])]).to_text(), b"view-"
+).decode()
 BROWSER = {"accept": "text/event-stream", "sec-fetch-mode": "cors"}
 
 
@@ -25,18 +29,20 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query, "now", lambda: NOW)
 
 
-def request(target: str = "", **headers: str) -> Request:
+def build_request(target: str = "", **headers: str) -> Request:
     named = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
     return Request({"type": "http", "query_string": target.encode(), "headers": named})
 
 
-def start(
+def parse_start(
     target: str,
     default: Literal["live", "earliest"] = "live",
     history: query.History = "all",
     **headers: str,
-) -> Start:
-    return asked(request(target, **headers), default=default, history=history).start
+) -> StreamStart:
+    return parse_start_request(
+        build_request(target, **headers), default=default, history=history
+    ).start
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,7 @@ def start(
     ],
 )
 def test_where_to_start(target: str, origin: object):
-    assert start(target) == Start(origin=origin)
+    assert parse_start(target) == StreamStart(origin=origin)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +83,7 @@ def test_where_to_start(target: str, origin: object):
     ],
 )
 def test_where_to_end(target: str, until: object, count: int | None):
-    assert start(target) == Start(until=until, count=count)
+    assert parse_start(target) == StreamStart(until=until, max_records=count)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,7 @@ def test_where_to_end(target: str, until: object, count: int | None):
 )
 def test_what_is_not_understood_is_a_400_that_says_what_is(target: str, said: str):
     with pytest.raises(RequestError, match=said) as refused:
-        start(target)
+        parse_start(target)
     assert refused.value.status == 400
     assert len(str(refused.value)) < 200
 
@@ -111,7 +117,7 @@ def test_what_is_not_understood_is_a_400_that_says_what_is(target: str, said: st
 @pytest.mark.parametrize("name", ["from", "until"])
 def test_a_long_text_is_not_sent_back_whole(name: str):
     with pytest.raises(RequestError) as refused:
-        start(f"{name}={'x' * 5000}")
+        parse_start(f"{name}={'x' * 5000}")
     assert len(str(refused.value)) < 200
 
 
@@ -127,7 +133,7 @@ def test_a_long_text_is_not_sent_back_whole(name: str):
     ],
 )
 def test_a_default_goes_back_as_far_as_the_route_lets_anyone(history, default, origin):
-    assert start("", default=default, history=history).origin == origin
+    assert parse_start("", default=default, history=history).origin == origin
 
 
 @pytest.mark.parametrize(
@@ -142,7 +148,7 @@ def test_a_default_goes_back_as_far_as_the_route_lets_anyone(history, default, o
     ],
 )
 def test_history_that_the_route_has_may_be_asked_for(history, target: str, origin: object):
-    assert start(target, history=history).origin == origin
+    assert parse_start(target, history=history).origin == origin
 
 
 @pytest.mark.parametrize(
@@ -155,7 +161,7 @@ def test_history_that_the_route_has_may_be_asked_for(history, target: str, origi
 )
 def test_more_history_than_the_route_has_is_a_403(history, target: str, said: str):
     with pytest.raises(RequestError, match=said) as refused:
-        start(target, history=history)
+        parse_start(target, history=history)
     assert refused.value.status == 403
 
 
@@ -170,7 +176,7 @@ def test_more_history_than_the_route_has_is_a_403(history, target: str, said: st
     ids=["query", "header", "the header beats the query", "an empty header is none"],
 )
 def test_which_token_to_go_on_from(target: str, headers: dict[str, str], offset: int):
-    token = start(target, **headers).token
+    token = parse_start(target, **headers).token
     assert token is not None
     assert token.topics[0].offsets == [offset]
 
@@ -178,21 +184,21 @@ def test_which_token_to_go_on_from(target: str, headers: dict[str, str], offset:
 @pytest.mark.parametrize(("history", "reach"), [("none", 0.0), (3600.0, 3600.0), ("all", None)])
 def test_a_token_is_read_whatever_the_history_of_the_route_and_held_to_that_later(history, reach):
     """Its places tell nothing of when they were: the hub finds out."""
-    read = start(f"lastEventId={TOKEN}", history=history)
+    read = parse_start(f"lastEventId={TOKEN}", history=history)
     assert read.token is not None
-    assert read.reach == reach
+    assert read.max_age == reach
 
 
 @pytest.mark.parametrize(
     ("history", "origin"), [("none", "live"), (3600.0, NOW - HOUR), ("all", "earliest")]
 )
 def test_who_asked_for_more_and_cannot_hear_of_it_begins_at_the_limit(history, origin):
-    assert query.limit(history) == origin
+    assert query.get_oldest_origin(history) == origin
 
 
 def test_a_count_and_a_token_go_together():
-    given = start("until=3", last_event_id=TOKEN)
-    assert (given.count, given.token is not None) == (3, True)
+    given = parse_start("until=3", last_event_id=TOKEN)
+    assert (given.max_records, given.token is not None) == (3, True)
 
 
 DAMAGED = TOKEN[:-1] + ("A" if TOKEN[-1] != "A" else "B")
@@ -212,15 +218,15 @@ DAMAGED = TOKEN[:-1] + ("A" if TOKEN[-1] != "A" else "B")
 )
 def test_a_token_that_cannot_be_read_is_refused_with_what_to_do(target: str, headers):
     with pytest.raises(TokenCorrupt, match=r"connect without"):
-        asked(request(target, **headers), default="live", history="all")
+        parse_start_request(build_request(target, **headers), default="live", history="all")
 
 
 def test_an_event_source_that_brings_such_a_token_by_itself_is_served_and_told():
     """Any answer but 200 would end it for good, and nobody could take the token from it."""
     headers = {**BROWSER, "last-event-id": DAMAGED}
-    given = asked(request("", **headers), default="earliest", history="all")
-    assert given.start == Start(origin="earliest")
-    assert isinstance(given.refused, TokenCorrupt)
+    given = parse_start_request(build_request("", **headers), default="earliest", history="all")
+    assert given.start == StreamStart(origin="earliest")
+    assert isinstance(given.token_error, TokenCorrupt)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +241,7 @@ def test_an_event_source_that_brings_such_a_token_by_itself_is_served_and_told()
     ],
 )
 def test_who_is_an_event_source(headers: dict[str, str], browser: bool):
-    assert is_event_source(request("", **headers)) is browser
+    assert is_event_source(build_request("", **headers)) is browser
 
 
 @pytest.mark.parametrize(
@@ -252,7 +258,7 @@ def test_who_is_an_event_source(headers: dict[str, str], browser: bool):
     ],
 )
 def test_how_long_to_wait_for_a_page(target: str, seconds: float | None):
-    assert query.wait(request(target)) == seconds
+    assert query.get_wait(build_request(target)) == seconds
 
 
 @pytest.mark.parametrize(
@@ -268,7 +274,7 @@ def test_how_long_to_wait_for_a_page(target: str, seconds: float | None):
 )
 def test_a_wait_that_is_none_is_a_400(target: str, said: str):
     with pytest.raises(RequestError, match=said):
-        query.wait(request(target))
+        query.get_wait(build_request(target))
 
 
 @pytest.mark.parametrize(
@@ -284,13 +290,13 @@ def test_a_wait_that_is_none_is_a_400(target: str, said: str):
     ],
 )
 def test_who_asks_for_positions(target: str, wanted: bool):
-    assert query.positions(request(target)) is wanted
+    assert query.wants_positions(build_request(target)) is wanted
 
 
 @pytest.mark.parametrize("target", ["positions=yes", "positions=1&positions=0"])
 def test_positions_that_are_neither_wanted_nor_not_are_a_400(target: str):
     with pytest.raises(RequestError, match=r"\?positions="):
-        query.positions(request(target))
+        query.wants_positions(build_request(target))
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,19 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from support.gateways import config_for
-from support.until import until
+from support.gateways import build_config
+from support.waiting import wait_until
 
 from gateway.config import Settings
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.app.app import create_app
 from gateway.web.streams import ndjson
-from gateway.web.streams.ndjson import after, is_asked
+from gateway.web.streams.ndjson import build_next_link, prefers_ndjson
 
 
-def scope(query: str | bytes = "", *accept: str, path: bytes = b"/events/orders") -> dict[str, Any]:
+def build_scope(
+    query: str | bytes = "", *accept: str, path: bytes = b"/events/orders"
+) -> dict[str, Any]:
     return {
         "type": "http",
         "method": "GET",
@@ -56,7 +58,7 @@ def scope(query: str | bytes = "", *accept: str, path: bytes = b"/events/orders"
     ],
 )
 def test_lines_are_for_those_who_prefer_them(accept: list[str], lines: bool):
-    assert is_asked(Request(scope("", *accept))) is lines
+    assert prefers_ndjson(Request(build_scope("", *accept))) is lines
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_lines_are_for_those_who_prefer_them(accept: list[str], lines: bool):
     ],
 )
 def test_who_waits_for_a_page_and_does_not_mind_gets_lines(accept: list[str], lines: bool):
-    assert is_asked(Request(scope("wait=30s", *accept))) is lines
+    assert prefers_ndjson(Request(build_scope("wait=30s", *accept))) is lines
 
 
 @pytest.mark.parametrize(
@@ -88,20 +90,23 @@ def test_who_waits_for_a_page_and_does_not_mind_gets_lines(accept: list[str], li
     ],
 )
 def test_the_next_page_is_asked_for_as_this_one_was_but_from_its_end(query, kept: str):
-    assert after(scope(query), "TOKEN-_1") == f"/events/orders?{kept}lastEventId=TOKEN-_1"
+    assert (
+        build_next_link(build_scope(query), "TOKEN-_1")
+        == f"/events/orders?{kept}lastEventId=TOKEN-_1"
+    )
 
 
 def test_the_path_is_kept_as_it_came():
     path = b"/api/events/a%20b%2Fc/%C3%BC"
-    assert after(scope(path=path), "T") == f"{path.decode()}?lastEventId=T"
+    assert build_next_link(build_scope(path=path), "T") == f"{path.decode()}?lastEventId=T"
     without = {"path": "/events/a b:ü", "query_string": b""}
-    assert after(without, "T") == "/events/a%20b%3A%C3%BC?lastEventId=T"
+    assert build_next_link(without, "T") == "/events/a%20b%3A%C3%BC?lastEventId=T"
 
 
 @pytest.fixture
 async def app(embedded: EmbeddedKafka) -> AsyncIterator[Starlette]:
     embedded.create_topic("orders", 3)
-    app = create_app(Settings.model_validate(config_for(embedded.bootstrap, ["orders"])))
+    app = create_app(Settings.model_validate(build_config(embedded.bootstrap, ["orders"])))
     async with app.router.lifespan_context(app):
         yield app
 
@@ -124,16 +129,16 @@ async def test_who_goes_away_while_waiting_leaves_nothing_behind(app: Starlette)
 
     before = await tasks_of_an_idle_gateway()
     waiting = [
-        asyncio.create_task(app(scope("wait=5m"), receive, send))  # type: ignore[arg-type]
+        asyncio.create_task(app(build_scope("wait=5m"), receive, send))  # type: ignore[arg-type]
         for _ in range(10)
     ]
-    await until(lambda: len(hub.clients) == 10, "ten that wait")
+    await wait_until(lambda: len(hub.clients) == 10, "ten that wait")
     left.set()
     async with asyncio.timeout(30):
         await asyncio.gather(*waiting)
     assert not hub.clients
     assert [each for each in answered if each.get("body")] == []
-    await until(lambda: len(asyncio.all_tasks()) <= before, "no task is left")
+    await wait_until(lambda: len(asyncio.all_tasks()) <= before, "no task is left")
 
 
 async def test_a_token_too_long_for_a_header_is_in_the_last_line_alone(

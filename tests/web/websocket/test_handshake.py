@@ -10,7 +10,7 @@ from support import bad_frames
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 
-from gateway.web.websocket.handshake import HANDSHAKES, Agreed, Asked
+from gateway.web.websocket.handshake import HANDSHAKES, AcceptedHandshake, UpgradeRequest
 
 LINES = {
     "Connection": "Upgrade",
@@ -20,27 +20,31 @@ LINES = {
 }
 
 
-def request(offer: str = "", **lines: str) -> Asked:
+def build_request(offer: str = "", **lines: str) -> UpgradeRequest:
     named = {name.replace("_", "-"): text for name, text in lines.items()}
     extensions = {"Sec-WebSocket-Extensions": offer} if offer else {}
-    return asked_by((LINES | named | extensions).items())
+    return build_raw_request((LINES | named | extensions).items())
 
 
-def asked_by(lines: Iterable[tuple[str, str]], method: str = "GET", version: str = "1.1") -> Asked:
+def build_raw_request(
+    lines: Iterable[tuple[str, str]], method: str = "GET", version: str = "1.1"
+) -> UpgradeRequest:
     named = [(name.lower().encode(), text.encode()) for name, text in lines]
-    return Asked(method, "/", version, named)
+    return UpgradeRequest(method, "/", version, named)
 
 
-def answer(offer: str = "", *, compression: bool = True, **lines: str) -> Agreed:
-    agreed = HANDSHAKES[compression].answer(request(offer, **lines))
-    assert isinstance(agreed, Agreed), agreed
+def accept_handshake(
+    offer: str = "", *, compression: bool = True, **lines: str
+) -> AcceptedHandshake:
+    agreed = HANDSHAKES[compression].negotiate(build_request(offer, **lines))
+    assert isinstance(agreed, AcceptedHandshake), agreed
     return agreed
 
 
 def test_the_key_is_answered_as_the_rfc_has_it():
     """RFC 6455 1.3."""
-    assert answer().head.startswith(b"HTTP/1.1 101 Switching Protocols\r\n")
-    assert b"\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in answer().head
+    assert accept_handshake().head.startswith(b"HTTP/1.1 101 Switching Protocols\r\n")
+    assert b"\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in accept_handshake().head
 
 
 VALUES = {
@@ -64,10 +68,10 @@ def test_what_is_answered_at_once_is_answered_as_the_library_would(
     method = data.draw(st.sampled_from(["GET", "POST"]))
     version = data.draw(st.sampled_from(["1.1", "1.0"]))
     usual = [(name, text) for name, text in LINES.items() if name != odd]
-    told = asked_by([*usual, *((odd, text) for text in values)], method, version)
-    library = HANDSHAKES[compression].accept(told.request())
-    agreed = HANDSHAKES[compression].answer(told)
-    if isinstance(agreed, Agreed):
+    told = build_raw_request([*usual, *((odd, text) for text in values)], method, version)
+    library = HANDSHAKES[compression].accept(told.to_library_request())
+    agreed = HANDSHAKES[compression].negotiate(told)
+    if isinstance(agreed, AcceptedHandshake):
         del library.headers["Date"]
         lines = library.serialize().removesuffix(b"\r\n").split(b"\r\n")
         assert sorted(agreed.head.split(b"\r\n")) == sorted(lines)
@@ -76,12 +80,14 @@ def test_what_is_answered_at_once_is_answered_as_the_library_would(
 
 
 def test_what_a_browser_sends_is_answered_at_once(monkeypatch: pytest.MonkeyPatch):
-    def asked(_: Request) -> Response:
+    def fail_if_asked(_: Request) -> Response:
         raise AssertionError("the library was asked")
 
-    monkeypatch.setattr(HANDSHAKES[False], "accept", asked)
+    monkeypatch.setattr(HANDSHAKES[False], "accept", fail_if_asked)
     for connection in ("Upgrade", "keep-alive, Upgrade"):
-        answer("permessage-deflate", compression=False, Connection=connection, Origin="http://a")
+        accept_handshake(
+            "permessage-deflate", compression=False, Connection=connection, Origin="http://a"
+        )
 
 
 @pytest.mark.parametrize(
@@ -96,23 +102,23 @@ def test_what_a_browser_sends_is_answered_at_once(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_it_says_which_compressed_frames_are_read(offer: str, deflate: bool, window: int):
-    assert answer(offer)[1:] == (deflate, window)
-    assert answer(offer, compression=False)[1:] == (False, 0)
+    assert accept_handshake(offer)[1:] == (deflate, window)
+    assert accept_handshake(offer, compression=False)[1:] == (False, 0)
 
 
-@pytest.mark.parametrize("name", bad_frames.UNFIT_EXTENSIONS)
+@pytest.mark.parametrize("name", bad_frames.DECLINED_EXTENSIONS)
 def test_nothing_is_compressed_by_an_offer_that_was_declined(name: str):
-    assert answer(bad_frames.UNFIT_EXTENSIONS[name].decode())[1:] == (False, 0)
+    assert accept_handshake(bad_frames.DECLINED_EXTENSIONS[name].decode())[1:] == (False, 0)
 
 
 def test_nothing_of_one_handshake_is_in_the_next():
     """They share an object."""
-    assert answer("permessage-deflate").window == 15
-    refused = HANDSHAKES[True].answer(request("permessage-deflate", Sec_WebSocket_Key="a"))
+    assert accept_handshake("permessage-deflate").window_bits == 15
+    refused = HANDSHAKES[True].negotiate(build_request("permessage-deflate", Sec_WebSocket_Key="a"))
     assert isinstance(refused, Response) and refused.status_code == 400
-    assert answer("permessage-deflate").window == 15
-    assert answer()[1:] == (False, 0)
-    assert b"Extensions" not in answer().head
+    assert accept_handshake("permessage-deflate").window_bits == 15
+    assert accept_handshake()[1:] == (False, 0)
+    assert b"Extensions" not in accept_handshake().head
 
 
 @pytest.mark.parametrize(

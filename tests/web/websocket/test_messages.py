@@ -7,34 +7,40 @@ from typing import Any
 
 import pytest
 
-from gateway.web.websocket.messages import BadMessage, Credit, Produce, Subscribe, read
+from gateway.web.websocket.messages import (
+    BadMessageError,
+    CreditMessage,
+    ProduceMessage,
+    SubscribeMessage,
+    parse_message,
+)
 
 
 def test_a_subscription_has_members_for_all_that_a_query_may_say():
-    said = read(
+    said = parse_message(
         '{"type": "subscribe", "id": "a", "path": "/orders?x=1", "from": "-5m", "until": 10,'
         ' "lastEventId": "t", "credit": 0, "filter": [{"key": "x"}], "fields": ["/id"]}'
     )
-    assert isinstance(said, Subscribe)
+    assert isinstance(said, SubscribeMessage)
     assert (said.id, said.path, said.from_, said.until) == ("a", "/orders?x=1", "-5m", 10)
     assert (said.last_event_id, said.credit, said.fields_) == ("t", 0, ["/id"])
 
 
 def test_a_long_integer_is_produced_as_it_is():
-    said = read('{"type": "produce", "id": "1", "value": {"n": 12345678901234567890123}}')
-    assert isinstance(said, Produce)
+    said = parse_message('{"type": "produce", "id": "1", "value": {"n": 12345678901234567890123}}')
+    assert isinstance(said, ProduceMessage)
     assert said.value == {"n": 12345678901234567890123}
 
 
 def test_brackets_in_a_text_are_neither_arrays_nor_objects():
     text = '[{\\"}' * 40_000
-    said = read(json.dumps({"type": "produce", "id": "1", "value": text}))
-    assert isinstance(said, Produce) and said.value == text
+    said = parse_message(json.dumps({"type": "produce", "id": "1", "value": text}))
+    assert isinstance(said, ProduceMessage) and said.value == text
 
 
 def test_the_socket_of_a_routes_own_path_needs_no_id():
-    said = read('{"type": "credit", "n": 5}')
-    assert isinstance(said, Credit) and said.id is None
+    said = parse_message('{"type": "credit", "n": 5}')
+    assert isinstance(said, CreditMessage) and said.id is None
 
 
 BAD: list[tuple[Any, str]] = [
@@ -94,25 +100,25 @@ BAD: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("message", "says"), BAD)
 def test_what_is_wrong_is_said_with_what_to_write_instead(message: Any, says: str):
     text = message if isinstance(message, str) else json.dumps(message)
-    with pytest.raises(BadMessage) as refused:
-        read(text)
+    with pytest.raises(BadMessageError) as refused:
+        parse_message(text)
     assert says in str(refused.value)
     assert refused.value.status == 400
     assert len(str(refused.value)) < 400
 
 
 def test_an_error_is_about_the_id_that_the_message_names():
-    with pytest.raises(BadMessage) as refused:
-        read('{"type": "subscribe", "id": "a"}')
-    assert refused.value.about == "a"
+    with pytest.raises(BadMessageError) as refused:
+        parse_message('{"type": "subscribe", "id": "a"}')
+    assert refused.value.message_id == "a"
 
 
 def test_what_a_client_chooses_to_see_is_refused_by_its_length():
     """A list of 60,000 fields took 80 ms."""
     said = {"type": "subscribe", "id": "a", "path": "/orders", "fields": ["/a"] * 60_000}
-    with pytest.raises(BadMessage, match="'fields' has more than 65536 bytes") as refused:
-        read(json.dumps(said))
-    assert refused.value.about == "a"
+    with pytest.raises(BadMessageError, match="'fields' has more than 65536 bytes") as refused:
+        parse_message(json.dumps(said))
+    assert refused.value.message_id == "a"
 
 
 def test_the_longest_subscription_is_read_however_it_is_escaped():
@@ -120,4 +126,4 @@ def test_the_longest_subscription_is_read_however_it_is_escaped():
     said = {"type": "subscribe", "id": "a", "path": "/orders", "filter": filter,
             "lastEventId": "x" * 60_000}  # fmt: skip
     assert len(json.dumps(said)) > 140_000
-    assert isinstance(read(json.dumps(said)), Subscribe)
+    assert isinstance(parse_message(json.dumps(said)), SubscribeMessage)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.sections.listen import AccessControl
-from gateway.web.websocket.origin import origin_allowed
+from gateway.web.websocket.origin import is_origin_allowed
 
 SAME = AccessControl()
 ANY = AccessControl.model_validate({"policy": "cross-origin"})
@@ -29,8 +29,8 @@ LOGIN = AccessControl.model_validate(
     ],
 )
 def test_pages_of_the_gateways_own_host_may(origin: str, host: str):
-    assert origin_allowed(SAME, origin, host)
-    assert origin_allowed(SHOP, origin, host, cookies=True)
+    assert is_origin_allowed(SAME, origin, host)
+    assert is_origin_allowed(SHOP, origin, host, has_cookies=True)
 
 
 @pytest.mark.parametrize(
@@ -51,22 +51,22 @@ def test_pages_of_the_gateways_own_host_may(origin: str, host: str):
     ],
 )
 def test_pages_of_other_sites_may_not(origin: str, host: str):
-    assert not origin_allowed(SAME, origin, host)
-    assert not origin_allowed(SHOP, origin, host)
+    assert not is_origin_allowed(SAME, origin, host)
+    assert not is_origin_allowed(SHOP, origin, host)
 
 
 def test_programs_send_no_origin_and_may():
-    assert origin_allowed(SAME, None, "gateway.example", cookies=True)
+    assert is_origin_allowed(SAME, None, "gateway.example", has_cookies=True)
 
 
 def test_other_sites_may_where_the_configuration_lists_them_or_all():
-    assert origin_allowed(SHOP, "https://shop.example", "gateway.example")
-    assert not origin_allowed(SHOP, "http://shop.example", "gateway.example")
-    assert origin_allowed(ANY, "https://any.example", "gateway.example")
-    assert origin_allowed(ANY, "null", "gateway.example")
+    assert is_origin_allowed(SHOP, "https://shop.example", "gateway.example")
+    assert not is_origin_allowed(SHOP, "http://shop.example", "gateway.example")
+    assert is_origin_allowed(ANY, "https://any.example", "gateway.example")
+    assert is_origin_allowed(ANY, "null", "gateway.example")
 
 
 def test_cookies_count_for_other_sites_only_with_credentials():
-    assert origin_allowed(LOGIN, "https://shop.example", "gateway.example", cookies=True)
-    assert not origin_allowed(SHOP, "https://shop.example", "gateway.example", cookies=True)
-    assert not origin_allowed(ANY, "https://shop.example", "gateway.example", cookies=True)
+    assert is_origin_allowed(LOGIN, "https://shop.example", "gateway.example", has_cookies=True)
+    assert not is_origin_allowed(SHOP, "https://shop.example", "gateway.example", has_cookies=True)
+    assert not is_origin_allowed(ANY, "https://shop.example", "gateway.example", has_cookies=True)

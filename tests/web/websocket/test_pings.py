@@ -3,48 +3,48 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from support.until import until
+from support.waiting import wait_until
 
-from gateway.web.websocket.pings import SLOTS, Pulse
+from gateway.web.websocket.pings import SLOT_COUNT, PingScheduler
 
 
-class Heart:
-    slot = 0
+class FakePingTarget:
+    ping_slot = 0
 
     def __init__(self) -> None:
-        self.beats: list[tuple[float, bytes, bytes]] = []
+        self.pings: list[tuple[float, bytes, bytes]] = []
 
-    def beat(self, now: float, payload: bytes, frame: bytes) -> None:
-        self.beats.append((now, payload, frame))
+    def on_ping_due(self, now: float, payload: bytes, frame: bytes) -> None:
+        self.pings.append((now, payload, frame))
 
 
 async def test_each_is_visited_once_a_round():
-    pulse = Pulse(asyncio.get_running_loop(), 0.1)
-    hearts = [Heart() for _ in range(3 * SLOTS)]
+    pulse = PingScheduler(asyncio.get_running_loop(), 0.1)
+    hearts = [FakePingTarget() for _ in range(3 * SLOT_COUNT)]
     for heart in hearts:
         pulse.add(heart)
-    await until(lambda: min(len(heart.beats) for heart in hearts) >= 3)
-    counts = [len(heart.beats) for heart in hearts]
+    await wait_until(lambda: min(len(heart.pings) for heart in hearts) >= 3)
+    counts = [len(heart.pings) for heart in hearts]
     assert max(counts) - min(counts) <= 1
     for heart in hearts:
         pulse.discard(heart)
-    assert all(frame == b"\x89\x04" + payload for _, payload, frame in hearts[0].beats)
-    assert len({payload for _, payload, _ in hearts[0].beats}) == len(hearts[0].beats)
+    assert all(frame == b"\x89\x04" + payload for _, payload, frame in hearts[0].pings)
+    assert len({payload for _, payload, _ in hearts[0].pings}) == len(hearts[0].pings)
 
 
 async def test_those_that_come_at_once_are_spread_over_the_round():
-    pulse = Pulse(asyncio.get_running_loop(), 60.0)
-    hearts = [Heart() for _ in range(10 * SLOTS)]
+    pulse = PingScheduler(asyncio.get_running_loop(), 60.0)
+    hearts = [FakePingTarget() for _ in range(10 * SLOT_COUNT)]
     for heart in hearts:
         pulse.add(heart)
-    assert set(Counter(heart.slot for heart in hearts).values()) == {10}
+    assert set(Counter(heart.ping_slot for heart in hearts).values()) == {10}
     for heart in hearts:
         pulse.discard(heart)
 
 
 async def test_no_timer_runs_for_nobody():
-    pulse = Pulse(asyncio.get_running_loop(), 60.0)
-    first, second = Heart(), Heart()
+    pulse = PingScheduler(asyncio.get_running_loop(), 60.0)
+    first, second = FakePingTarget(), FakePingTarget()
     assert pulse._timer is None
     for heart in (first, second):
         pulse.add(heart)
@@ -58,17 +58,17 @@ async def test_no_timer_runs_for_nobody():
 
 async def test_one_may_go_while_another_is_visited():
     """A ping that is not answered ends a connection from within the round."""
-    pulse = Pulse(asyncio.get_running_loop(), 0.05)
-    hearts = [Heart() for _ in range(2 * SLOTS)]
+    pulse = PingScheduler(asyncio.get_running_loop(), 0.05)
+    hearts = [FakePingTarget() for _ in range(2 * SLOT_COUNT)]
 
-    class Last(Heart):
-        def beat(self, now: float, payload: bytes, frame: bytes) -> None:
-            super().beat(now, payload, frame)
+    class DiscardingTarget(FakePingTarget):
+        def on_ping_due(self, now: float, payload: bytes, frame: bytes) -> None:
+            super().on_ping_due(now, payload, frame)
             for each in (*hearts, self):
                 pulse.discard(each)
 
-    last = Last()
+    last = DiscardingTarget()
     for heart in (*hearts, last):
         pulse.add(heart)
-    await until(lambda: last.beats)
+    await wait_until(lambda: last.pings)
     assert pulse._timer is None

@@ -15,28 +15,28 @@ import pytest
 import uvicorn
 import uvloop
 from support import bad_frames
-from support.certificates import Authority
-from support.raw_http import Served, serving
+from support.certificates import CertificateAuthority
+from support.raw_http import RunningServer, running_server
 from support.raw_websocket import (
-    BINARY,
-    CLOSE,
-    DEFLATE,
-    PING,
-    PONG,
-    TEXT,
-    Socket,
-    close,
-    frame,
-    handshake,
-    squeezed,
+    DEFLATE_HEADER,
+    OPCODE_BINARY,
+    OPCODE_CLOSE,
+    OPCODE_PING,
+    OPCODE_PONG,
+    OPCODE_TEXT,
+    RawWebSocket,
+    build_close,
+    build_frame,
+    build_handshake,
+    deflate_payload,
 )
-from support.until import PATIENCE
+from support.waiting import WAIT_TIMEOUT_S
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.server import ServerState
 
 from gateway.web.http.outlet import TAKEOVER
 from gateway.web.http.transport import GatewayProtocol
-from gateway.web.websocket.connection import Peer
+from gateway.web.websocket.connection import WebSocketConnection
 from gateway.web.websocket.protocol import WebSocketProtocol
 from gateway.wire import websocket as wire
 
@@ -44,21 +44,21 @@ LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 LONG = "a" * 5000
 
 
-class App:
+class SocketApp:
     """Echoes; other paths do other things. `ended`: what a connection was told last."""
 
     def __init__(self) -> None:
-        self.ended: list[Any] = []
-        self.raised: list[BaseException] = []
-        self.received = self.before_me = 0
-        self.go_on = threading.Event()
+        self.closings: list[Any] = []
+        self.errors: list[BaseException] = []
+        self.received_count = self.count_before_mark = 0
+        self.may_read = threading.Event()
 
     async def __call__(self, scope, receive, send) -> None:
         assert scope["type"] == "websocket"
         assert (await receive())["type"] == "websocket.connect"
         kind = scope["path"].strip("/") or "echo"
         if kind == "rejected":
-            await reject(send)
+            await send_rejection(send)
         elif kind == "forbidden":
             await send({"type": "websocket.close"})
         elif kind == "failing":
@@ -70,29 +70,29 @@ class App:
 
     async def echo(self, scope, receive, send) -> None:
         while (message := await receive())["type"] == "websocket.receive":
-            self.received += 1
+            self.received_count += 1
             if message.get("text") == "me too":
-                self.before_me = self.received
+                self.count_before_mark = self.received_count
             with suppress(ClientDisconnected):
                 await send({**message, "type": "websocket.send"})
-        self.ended.append((message["code"], message.get("reason", "")))
+        self.closings.append((message["code"], message.get("reason", "")))
 
     async def framed(self, scope, receive, send) -> None:
-        Framing(scope)
+        FramingListener(scope)
 
     async def flooding(self, scope, receive, send) -> None:
         data = "a" * 60_000
         try:
             while True:
-                self.received += 1
+                self.received_count += 1
                 await send({"type": "websocket.send", "text": data})
                 await asyncio.sleep(0)
         except BaseException as error:
-            self.raised.append(error)
+            self.errors.append(error)
             raise
 
     async def deaf(self, scope, receive, send) -> None:
-        await asyncio.to_thread(self.go_on.wait, PATIENCE)
+        await asyncio.to_thread(self.may_read.wait, WAIT_TIMEOUT_S)
         await self.echo(scope, receive, send)
 
     async def closing(self, scope, receive, send) -> None:
@@ -104,101 +104,101 @@ class App:
         try:
             await send({"type": "websocket.send", "text": "late"})
         except ClientDisconnected as error:
-            self.raised.append(error)
+            self.errors.append(error)
 
     async def late(self, scope, receive, send) -> None:
         """Too late to take it over."""
         message = await receive()
-        assert scope["extensions"][TAKEOVER](Framing.__new__(Framing)) is None
+        assert scope["extensions"][TAKEOVER](FramingListener.__new__(FramingListener)) is None
         await send({**message, "type": "websocket.send"})
 
 
-class Framing:
+class FramingListener:
     """Takes a connection over, and answers in finished frames."""
 
-    busy = False
+    is_busy = False
 
     def __init__(self, scope: Any) -> None:
         self.socket = scope["extensions"][TAKEOVER](self)
 
-    def heard(self, message: str) -> None:
-        make = wire.deflated if self.socket.deflate else wire.frame
+    def on_message(self, message: str) -> None:
+        make = wire.encode_deflated_text if self.socket.deflate else wire.encode_text
         self.socket.write(make(message.encode()))
 
-    def drained(self) -> None: ...
+    def on_drained(self) -> None: ...
 
-    def lost(self, code: int, reason: str) -> None: ...
+    def on_closed(self, code: int, reason: str) -> None: ...
 
 
-async def reject(send) -> None:
+async def send_rejection(send) -> None:
     headers = [(b"content-type", b"application/problem+json")]
     await send({"type": "websocket.http.response.start", "status": 404, "headers": headers})
     body = b'{"title": "Not Found", "status": 404, "detail": "no such path"}'
     await send({"type": "websocket.http.response.body", "body": body})
 
 
-class HastyPeer(Peer):
+class ImpatientConnection(WebSocketConnection):
     __slots__ = ()
-    PING_SECONDS = 0.1
-    PONG_SECONDS = 0.3
-    CLOSE_SECONDS = 0.3
-    LINGER_SECONDS = 0.3
-    DRAIN_SECONDS = 0.3
+    PING_INTERVAL_S = 0.1
+    PONG_TIMEOUT_S = 0.3
+    CLOSE_TIMEOUT_S = 0.3
+    LINGER_S = 0.3
+    DRAIN_TIMEOUT_S = 0.3
 
 
-class UnhurriedPeer(Peer):
+class UnhurriedConnection(WebSocketConnection):
     __slots__ = ()
-    PING_SECONDS = PONG_SECONDS = 120.0
-    DRAIN_SECONDS = 120.0
+    PING_INTERVAL_S = PONG_TIMEOUT_S = 120.0
+    DRAIN_TIMEOUT_S = 120.0
 
 
-class PatientPeer(HastyPeer):
+class PatientConnection(ImpatientConnection):
     """It asks for no pongs: what ends it is the server's end."""
 
     __slots__ = ()
-    PING_SECONDS = 60.0
+    PING_INTERVAL_S = 60.0
 
 
-class Patient(WebSocketProtocol):
-    PEER = PatientPeer
+class PatientProtocol(WebSocketProtocol):
+    CONNECTION_CLASS = PatientConnection
 
 
-class Hasty(WebSocketProtocol):
-    PEER = HastyPeer
-    LINGER_SECONDS = 0.3
+class ImpatientProtocol(WebSocketProtocol):
+    CONNECTION_CLASS = ImpatientConnection
+    LINGER_S = 0.3
 
 
-class Unhurried(WebSocketProtocol):
-    PEER = UnhurriedPeer
+class UnhurriedProtocol(WebSocketProtocol):
+    CONNECTION_CLASS = UnhurriedConnection
 
 
-class Running:
+class SocketServer:
     """A server and the app it serves."""
 
-    def __init__(self, served: Served, app: App) -> None:
+    def __init__(self, served: RunningServer, app: SocketApp) -> None:
         self.served, self.app, self.port = served, app, served.port
 
-    def open(self, path: str = "/", *headers: bytes) -> Socket:
-        return Socket.open(self.port, path, *headers)
+    def open_socket(self, path: str = "/", *headers: bytes) -> RawWebSocket:
+        return RawWebSocket.open_socket(self.port, path, *headers)
 
-    def connection(self) -> Peer:
+    def get_connection(self) -> WebSocketConnection:
         """The only one, once it is a WebSocket."""
 
-        def found() -> list[Peer]:
-            return [c for c in self.served.connections if isinstance(c, Peer)]
+        def find_connections() -> list[WebSocketConnection]:
+            return [c for c in self.served.connections if isinstance(c, WebSocketConnection)]
 
-        eventually(lambda: len(found()) == 1, "one connection")
-        return found()[0]
+        wait_until(lambda: len(find_connections()) == 1, "one connection")
+        return find_connections()[0]
 
-    def call(self, function: Callable[[], Any]) -> None:
+    def call_in_loop(self, function: Callable[[], Any]) -> None:
         self.served.loop.call_soon_threadsafe(function)
 
 
-Start = Callable[..., Running]
+Start = Callable[..., SocketServer]
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
         time.sleep(0.005)
@@ -208,73 +208,84 @@ def eventually(condition: Callable[[], object], what: str) -> None:
 def start(request) -> Iterator[Start]:
     """One server for each protocol and loop, for all tests here."""
     with ExitStack() as stack:
-        running: dict[Any, Running] = {}
+        running: dict[Any, SocketServer] = {}
 
-        def started(ws: type[WebSocketProtocol] = Unhurried, compression: bool = False) -> Running:
+        def start_server(
+            ws: type[WebSocketProtocol] = UnhurriedProtocol, compression: bool = False
+        ) -> SocketServer:
             key = (ws, compression)
             if key not in running:
-                app = App()
+                app = SocketApp()
                 options = {"ws": ws, "ws_per_message_deflate": compression}
-                served = serving(app, GatewayProtocol, LOOPS[request.param], **options)
-                running[key] = Running(stack.enter_context(served), app)
-            running[key].app.ended.clear()
-            running[key].app.raised.clear()
-            running[key].app.received = 0
-            running[key].app.go_on.clear()
-            eventually(lambda: not running[key].served.connections, "the last test's end")
+                served = running_server(app, GatewayProtocol, LOOPS[request.param], **options)
+                running[key] = SocketServer(stack.enter_context(served), app)
+            running[key].app.closings.clear()
+            running[key].app.errors.clear()
+            running[key].app.received_count = 0
+            running[key].app.may_read.clear()
+            wait_until(lambda: not running[key].served.connections, "the last test's end")
             return running[key]
 
-        yield started
+        yield start_server
 
 
 @pytest.fixture
-def echo(start: Start) -> Running:
+def echo(start: Start) -> SocketServer:
     return start()
 
 
 # Messages
 
 
-def test_messages_of_all_lengths_come_back(echo: Running):
-    with echo.open() as socket:
+def test_messages_of_all_lengths_come_back(echo: SocketServer):
+    with echo.open_socket() as socket:
         for length in (0, 1, 125, 126, 127, 4096, 65_535, 65_536, bad_frames.MIB):
-            socket.send(frame(TEXT, b"a" * length))
+            socket.send_bytes(build_frame(OPCODE_TEXT, b"a" * length))
             assert socket.text() == "a" * length
 
 
-def test_binary_messages_and_fragments_reach_the_application(echo: Running):
-    with echo.open() as socket:
-        pieces = [frame(BINARY, b"\xff", fin=False), frame(PING, b"x"), frame(0, b"\x00")]
-        socket.send(b"".join(pieces))
-        assert (pong := socket.said()).opcode == PONG and pong.payload == b"x"
-        assert (said := socket.said()).opcode == BINARY and said.payload == b"\xff\x00"
+def test_binary_messages_and_fragments_reach_the_application(echo: SocketServer):
+    with echo.open_socket() as socket:
+        pieces = [
+            build_frame(OPCODE_BINARY, b"\xff", fin=False),
+            build_frame(OPCODE_PING, b"x"),
+            build_frame(0, b"\x00"),
+        ]
+        socket.send_bytes(b"".join(pieces))
+        assert (pong := socket.said()).opcode == OPCODE_PONG and pong.payload == b"x"
+        assert (said := socket.said()).opcode == OPCODE_BINARY and said.payload == b"\xff\x00"
 
 
-def test_lengths_with_more_bytes_than_they_need_are_read_all_the_same(echo: Running):
+def test_lengths_with_more_bytes_than_they_need_are_read_all_the_same(echo: SocketServer):
     """RFC 6455 5.2 forbids it to the sender; the library does not mind, and nobody is harmed."""
-    with echo.open() as socket:
-        socket.send(frame(TEXT, b"short", wide=2) + frame(TEXT, b"short", wide=8))
+    with echo.open_socket() as socket:
+        socket.send_bytes(
+            build_frame(OPCODE_TEXT, b"short", length_bytes=2)
+            + build_frame(OPCODE_TEXT, b"short", length_bytes=8)
+        )
         assert [socket.text(), socket.text()] == ["short", "short"]
 
 
-def test_frames_that_came_with_the_handshake_wait_for_its_answer(echo: Running):
-    with Socket(echo.port) as socket:
-        socket.send(handshake("/") + frame(PING) + frame(TEXT, b"early"))
-        assert socket.answer_head().status == 101
-        assert socket.said().opcode == PONG
+def test_frames_that_came_with_the_handshake_wait_for_its_answer(echo: SocketServer):
+    with RawWebSocket(echo.port) as socket:
+        socket.send_bytes(
+            build_handshake("/") + build_frame(OPCODE_PING) + build_frame(OPCODE_TEXT, b"early")
+        )
+        assert socket.read_head().status == 101
+        assert socket.said().opcode == OPCODE_PONG
         assert socket.text() == "early"
 
 
-def test_a_message_in_pieces_of_a_byte_is_whole(echo: Running):
-    with echo.open() as socket:
-        for byte in frame(TEXT, b"hello"):
-            socket.send(bytes((byte,)))
+def test_a_message_in_pieces_of_a_byte_is_whole(echo: SocketServer):
+    with echo.open_socket() as socket:
+        for byte in build_frame(OPCODE_TEXT, b"hello"):
+            socket.send_bytes(bytes((byte,)))
         assert socket.text() == "hello"
 
 
-def test_messages_behind_one_another_keep_their_order(echo: Running):
-    with echo.open() as socket:
-        socket.send(b"".join(frame(TEXT, b"%d" % n) for n in range(5000)))
+def test_messages_behind_one_another_keep_their_order(echo: SocketServer):
+    with echo.open_socket() as socket:
+        socket.send_bytes(b"".join(build_frame(OPCODE_TEXT, b"%d" % n) for n in range(5000)))
         assert [int(socket.text()) for _ in range(5000)] == list(range(5000))
 
 
@@ -282,8 +293,8 @@ def test_messages_behind_one_another_keep_their_order(echo: Running):
 
 
 def test_finished_frames_go_out_as_they_are(start: Start):
-    with start().open("/framed") as socket:
-        socket.send(frame(TEXT, LONG.encode()))
+    with start().open_socket("/framed") as socket:
+        socket.send_bytes(build_frame(OPCODE_TEXT, LONG.encode()))
         said = socket.said()
         assert (said.payload.decode(), said.compressed) == (LONG, False)
 
@@ -304,9 +315,11 @@ def test_finished_frames_go_out_as_they_are(start: Start):
 def test_finished_frames_are_compressed_for_whoever_has_the_window(
     start: Start, offer: bytes, compressed: bool
 ):
-    with start(compression=True).open("/framed", b"Sec-WebSocket-Extensions: " + offer) as socket:
+    with start(compression=True).open_socket(
+        "/framed", b"Sec-WebSocket-Extensions: " + offer
+    ) as socket:
         for _ in range(2):
-            socket.send(frame(TEXT, LONG.encode()))
+            socket.send_bytes(build_frame(OPCODE_TEXT, LONG.encode()))
             said = socket.said()
             assert said.compressed is compressed
             assert len(said.payload) < 100 or not compressed
@@ -314,59 +327,59 @@ def test_finished_frames_are_compressed_for_whoever_has_the_window(
 
 def test_the_servers_own_messages_do_not_disturb_the_shared_ones(start: Start):
     """Both are compressed, neither refers to the other."""
-    with start(compression=True).open("/", DEFLATE) as socket:
+    with start(compression=True).open_socket("/", DEFLATE_HEADER) as socket:
         answer = socket.answered.headers["sec-websocket-extensions"]
         assert "server_no_context_takeover" in answer and "server_max_window_bits=12" in answer
         for _ in range(3):
-            socket.send(frame(TEXT, squeezed(LONG.encode()), rsv=4))
+            socket.send_bytes(build_frame(OPCODE_TEXT, deflate_payload(LONG.encode()), rsv=4))
             assert socket.text() == LONG
 
 
-@pytest.mark.parametrize("name", bad_frames.UNFIT_EXTENSIONS)
+@pytest.mark.parametrize("name", bad_frames.DECLINED_EXTENSIONS)
 def test_an_offer_that_does_not_fit_is_declined(start: Start, name: str):
-    offer = b"Sec-WebSocket-Extensions: " + bad_frames.UNFIT_EXTENSIONS[name]
-    with start(compression=True).open("/framed", offer) as socket:
+    offer = b"Sec-WebSocket-Extensions: " + bad_frames.DECLINED_EXTENSIONS[name]
+    with start(compression=True).open_socket("/framed", offer) as socket:
         assert "sec-websocket-extensions" not in socket.answered.headers
-        socket.send(frame(TEXT, LONG.encode()))
+        socket.send_bytes(build_frame(OPCODE_TEXT, LONG.encode()))
         assert not socket.said().compressed
 
 
-def test_nothing_is_compressed_unless_it_is_configured(echo: Running):
-    with echo.open("/", DEFLATE) as socket:
+def test_nothing_is_compressed_unless_it_is_configured(echo: SocketServer):
+    with echo.open_socket("/", DEFLATE_HEADER) as socket:
         assert "sec-websocket-extensions" not in socket.answered.headers
-        socket.send(frame(TEXT, squeezed(b"{}"), rsv=4))
+        socket.send_bytes(build_frame(OPCODE_TEXT, deflate_payload(b"{}"), rsv=4))
         assert socket.closed() == 1002
 
 
 def test_a_client_that_does_not_read_holds_its_sender_back_and_its_end_is_told(start: Start):
     running = start()
-    with Socket(running.port, receive_buffer=4096) as socket:
-        socket.send(handshake("/flooding"))
-        eventually(lambda: running.app.received, "the first frame")
-        connection = running.connection()
-        eventually(lambda: connection.full, "a full buffer")
+    with RawWebSocket(running.port, receive_buffer=4096) as socket:
+        socket.send_bytes(build_handshake("/flooding"))
+        wait_until(lambda: running.app.received_count, "the first frame")
+        connection = running.get_connection()
+        wait_until(lambda: connection.full, "a full buffer")
         assert connection.transport.get_write_buffer_size() < 1024 * 1024
-    eventually(lambda: running.app.raised, "the application is told")
-    assert isinstance(running.app.raised[0], ClientDisconnected)
+    wait_until(lambda: running.app.errors, "the application is told")
+    assert isinstance(running.app.errors[0], ClientDisconnected)
 
 
 def test_a_connection_that_was_taken_over_has_no_task_and_no_protocol_but_the_peer(start: Start):
     running = start()
-    with running.open("/framed") as socket:
-        socket.send(frame(TEXT, b"a"))
+    with running.open_socket("/framed") as socket:
+        socket.send_bytes(build_frame(OPCODE_TEXT, b"a"))
         assert socket.text() == "a"
         state = running.served.server.server_state
-        eventually(lambda: not state.tasks, "the end of the application's call")
-        assert running.served.connections == {running.connection()}
-        socket.send(frame(TEXT, b"b"))
+        wait_until(lambda: not state.tasks, "the end of the application's call")
+        assert running.served.connections == {running.get_connection()}
+        socket.send_bytes(build_frame(OPCODE_TEXT, b"b"))
         assert socket.text() == "b"
 
 
 def test_an_application_that_awaited_something_first_gets_events_and_not_the_connection(
     start: Start,
 ):
-    with start().open("/late") as socket:
-        socket.send(frame(TEXT, b"a"))
+    with start().open_socket("/late") as socket:
+        socket.send_bytes(build_frame(OPCODE_TEXT, b"a"))
         assert socket.text() == "a"
         assert socket.said().code == 1000, "an application that returns has ended it"
 
@@ -377,87 +390,87 @@ def test_messages_before_the_handshake_are_the_applications_error(start: Start, 
         await send({"type": "websocket.send", "text": "early"})
 
     with (
-        serving(app, GatewayProtocol, uvloop.new_event_loop, ws=WebSocketProtocol) as served,
-        Socket(served.port) as socket,
+        running_server(app, GatewayProtocol, uvloop.new_event_loop, ws=WebSocketProtocol) as served,
+        RawWebSocket(served.port) as socket,
     ):
-        socket.send(handshake("/"))
-        assert socket.last_answer().problem["status"] == 500
+        socket.send_bytes(build_handshake("/"))
+        assert socket.read_last_response().problem["status"] == 500
     assert "before websocket.accept" in caplog.text
 
 
-def test_messages_behind_a_close_find_the_client_gone(echo: Running):
+def test_messages_behind_a_close_find_the_client_gone(echo: SocketServer):
     """Another task of the application may have closed while this one waited for room."""
-    with echo.open("/both") as socket:
+    with echo.open_socket("/both") as socket:
         assert socket.said().code == 3000
-        eventually(lambda: echo.app.raised, "the application is told")
-    assert isinstance(echo.app.raised[0], ClientDisconnected)
+        wait_until(lambda: echo.app.errors, "the application is told")
+    assert isinstance(echo.app.errors[0], ClientDisconnected)
 
 
 # What is broken
 
 
-@pytest.mark.parametrize("case", bad_frames.CLOSED)
-def test_ends_with_the_right_code(echo: Running, case: str, caplog):
-    code, sent = bad_frames.CLOSED[case]
-    with echo.open() as socket:
-        socket.send(sent)
+@pytest.mark.parametrize("case", bad_frames.CLOSING_CASES)
+def test_ends_with_the_right_code(echo: SocketServer, case: str, caplog):
+    code, sent = bad_frames.CLOSING_CASES[case]
+    with echo.open_socket() as socket:
+        socket.send_bytes(sent)
         assert socket.closed() == code
-    eventually(lambda: echo.app.ended, "the application is told")
-    assert echo.app.ended[0][0] == (1005 if code is None else code)
+    wait_until(lambda: echo.app.closings, "the application is told")
+    assert echo.app.closings[0][0] == (1005 if code is None else code)
     assert "Traceback" not in caplog.text
 
 
-@pytest.mark.parametrize("case", bad_frames.COMPRESSED)
+@pytest.mark.parametrize("case", bad_frames.INVALID_COMPRESSED)
 def test_ends_with_the_right_code_when_compressed(start: Start, case: str):
-    code, sent = bad_frames.COMPRESSED[case]
+    code, sent = bad_frames.INVALID_COMPRESSED[case]
     running = start(compression=True)
-    with running.open("/", DEFLATE) as socket:
-        socket.send(sent)
+    with running.open_socket("/", DEFLATE_HEADER) as socket:
+        socket.send_bytes(sent)
         assert socket.closed() == code
-    assert not running.app.received
+    assert not running.app.received_count
 
 
-@pytest.mark.parametrize("case", bad_frames.CUT)
-def test_a_client_that_ends_within_a_frame_is_let_go(echo: Running, case: str):
-    with echo.open() as socket:
-        socket.send(bad_frames.CUT[case])
+@pytest.mark.parametrize("case", bad_frames.TRUNCATED_FRAMES)
+def test_a_client_that_ends_within_a_frame_is_let_go(echo: SocketServer, case: str):
+    with echo.open_socket() as socket:
+        socket.send_bytes(bad_frames.TRUNCATED_FRAMES[case])
         socket.socket.shutdown(1)
-        socket.closes()
-    eventually(lambda: echo.app.ended, "the application is told")
-    assert not echo.app.received
+        socket.read_close()
+    wait_until(lambda: echo.app.closings, "the application is told")
+    assert not echo.app.received_count
 
 
-@pytest.mark.parametrize("case", bad_frames.REFUSED)
-def test_a_wrong_handshake_is_refused_with_a_problem(echo: Running, case: str):
-    status, request = bad_frames.REFUSED[case]
-    with Socket(echo.port) as socket:
-        socket.send(request)
-        answer = socket.last_answer()
+@pytest.mark.parametrize("case", bad_frames.REFUSED_HANDSHAKES)
+def test_a_wrong_handshake_is_refused_with_a_problem(echo: SocketServer, case: str):
+    status, request = bad_frames.REFUSED_HANDSHAKES[case]
+    with RawWebSocket(echo.port) as socket:
+        socket.send_bytes(request)
+        answer = socket.read_last_response()
     assert answer.problem["status"] == status
     if status == 426:
         assert answer.headers["sec-websocket-version"] == "13"
 
 
-@pytest.mark.parametrize("case", bad_frames.BAD_EXTENSIONS)
+@pytest.mark.parametrize("case", bad_frames.INVALID_EXTENSIONS)
 def test_extensions_that_cannot_be_read_are_refused(start: Start, case: str):
-    status, request = bad_frames.BAD_EXTENSIONS[case]
-    with Socket(start(compression=True).port) as socket:
-        socket.send(request)
-        assert socket.last_answer().problem["status"] == status
+    status, request = bad_frames.INVALID_EXTENSIONS[case]
+    with RawWebSocket(start(compression=True).port) as socket:
+        socket.send_bytes(request)
+        assert socket.read_last_response().problem["status"] == status
 
 
-def test_messages_before_a_broken_frame_are_still_taken(echo: Running):
-    with echo.open() as socket:
-        socket.send(frame(TEXT, b"right") + frame(3))
+def test_messages_before_a_broken_frame_are_still_taken(echo: SocketServer):
+    with echo.open_socket() as socket:
+        socket.send_bytes(build_frame(OPCODE_TEXT, b"right") + build_frame(3))
         assert socket.closed() == 1002
-    eventually(lambda: echo.app.ended, "the application is told")
-    assert echo.app.received == 1
+    wait_until(lambda: echo.app.closings, "the application is told")
+    assert echo.app.received_count == 1
 
 
-def test_pings_and_fragments_at_an_ordinary_pace_are_no_flood(echo: Running):
-    with echo.open() as socket:
-        message = b"".join(frame(0, b"a", fin=False) for _ in range(900))
-        socket.send(frame(TEXT, fin=False) + message + frame(0))
+def test_pings_and_fragments_at_an_ordinary_pace_are_no_flood(echo: SocketServer):
+    with echo.open_socket() as socket:
+        message = b"".join(build_frame(0, b"a", fin=False) for _ in range(900))
+        socket.send_bytes(build_frame(OPCODE_TEXT, fin=False) + message + build_frame(0))
         assert socket.text() == "a" * 900
 
 
@@ -466,182 +479,186 @@ def test_pings_and_fragments_at_an_ordinary_pace_are_no_flood(echo: Running):
 
 def test_what_the_application_does_not_take_is_not_read(start: Start):
     running = start()
-    with running.open("/deaf") as socket:
+    with running.open_socket("/deaf") as socket:
         socket.socket.settimeout(0.5)
-        flood = b"".join(frame(TEXT, b"%d" % n) for n in range(20_000))
+        flood = b"".join(build_frame(OPCODE_TEXT, b"%d" % n) for n in range(20_000))
         with pytest.raises(TimeoutError):
             for _ in range(1000):
                 socket.socket.sendall(flood)
-        assert len(running.connection()._listener._events) <= Unhurried.QUEUE
-        socket.socket.settimeout(PATIENCE)
-        running.app.go_on.set()
+        assert (
+            len(running.get_connection()._listener._events) <= UnhurriedProtocol.MAX_QUEUED_EVENTS
+        )
+        socket.socket.settimeout(WAIT_TIMEOUT_S)
+        running.app.may_read.set()
         assert [int(socket.text()) for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_flood_of_messages_takes_turns_with_others(start: Start):
     """Its application never waits for anything, so only the protocol can make room."""
     running = start()
-    with running.open() as flooding, running.open() as other:
-        running.app.received = 0
-        flooding.send(b"".join(frame(TEXT) for _ in range(40_000)))
-        eventually(lambda: running.app.received, "the flood")
-        other.send(frame(TEXT, b"me too"))
+    with running.open_socket() as flooding, running.open_socket() as other:
+        running.app.received_count = 0
+        flooding.send_bytes(b"".join(build_frame(OPCODE_TEXT) for _ in range(40_000)))
+        wait_until(lambda: running.app.received_count, "the flood")
+        other.send_bytes(build_frame(OPCODE_TEXT, b"me too"))
         assert other.text() == "me too"
-        assert running.app.before_me < 40_000
+        assert running.app.count_before_mark < 40_000
 
 
 def test_pongs_do_not_pile_up_for_a_client_that_reads_nothing(start: Start):
     running = start()
-    with Socket(running.port, receive_buffer=4096) as socket:
-        socket.send(handshake("/flooding"))
-        assert socket.answer_head().status == 101
-        connection = running.connection()
-        eventually(lambda: connection.full, "a full buffer")
+    with RawWebSocket(running.port, receive_buffer=4096) as socket:
+        socket.send_bytes(build_handshake("/flooding"))
+        assert socket.read_head().status == 101
+        connection = running.get_connection()
+        wait_until(lambda: connection.full, "a full buffer")
         before = connection.transport.get_write_buffer_size()
-        socket.send(frame(PING, b"a" * 125) * 500)
-        eventually(lambda: connection._pong, "a pong that waits")
-        assert len(connection._pong) == 127
+        socket.send_bytes(build_frame(OPCODE_PING, b"a" * 125) * 500)
+        wait_until(lambda: connection._pending_pong, "a pong that waits")
+        assert len(connection._pending_pong) == 127
         assert connection.transport.get_write_buffer_size() <= before
-        while (said := socket.said()).opcode != PONG:
-            assert said.opcode == TEXT
+        while (said := socket.said()).opcode != OPCODE_PONG:
+            assert said.opcode == OPCODE_TEXT
 
 
 def test_a_ping_that_is_not_answered_ends_the_connection(start: Start):
-    running = start(Hasty)
-    with running.open() as socket:
+    running = start(ImpatientProtocol)
+    with running.open_socket() as socket:
         assert socket.closed() == 1011
-    eventually(lambda: running.app.ended, "the application is told")
-    assert running.app.ended[0] == (1011, "a ping was not answered")
+    wait_until(lambda: running.app.closings, "the application is told")
+    assert running.app.closings[0] == (1011, "a ping was not answered")
 
 
 def test_answered_pings_go_on(start: Start):
-    with start(Hasty).open() as socket:
+    with start(ImpatientProtocol).open_socket() as socket:
         for _ in range(8):
             said = socket.said()
-            assert said.opcode == PING
-            socket.send(frame(PONG, said.payload))
+            assert said.opcode == OPCODE_PING
+            socket.send_bytes(build_frame(OPCODE_PONG, said.payload))
 
 
 def test_a_client_that_reads_slowly_is_no_dead_one(start: Start):
     """Its pong is behind megabytes that it has not taken yet."""
-    running = start(Hasty)
-    with Socket(running.port, receive_buffer=4096) as socket:
-        socket.send(handshake("/flooding"))
-        connection = running.connection()
-        eventually(lambda: connection.full, "a full buffer")
+    running = start(ImpatientProtocol)
+    with RawWebSocket(running.port, receive_buffer=4096) as socket:
+        socket.send_bytes(build_handshake("/flooding"))
+        connection = running.get_connection()
+        wait_until(lambda: connection.full, "a full buffer")
         time.sleep(1.0)  # not a wait: as long as it takes to be given up three times
         assert not connection.closed
-        assert socket.answer_head().status == 101
+        assert socket.read_head().status == 101
 
 
 def test_a_client_that_goes_on_sending_behind_its_end_is_cut(start: Start):
-    running = start(Hasty)
-    with running.open() as socket:
-        socket.send(frame(3))
-        eventually(lambda: not socket.send(b"a" * 65536), "cut")
-    eventually(lambda: not running.served.connections, "nothing is left")
+    running = start(ImpatientProtocol)
+    with running.open_socket() as socket:
+        socket.send_bytes(build_frame(3))
+        wait_until(lambda: not socket.send_bytes(b"a" * 65536), "cut")
+    wait_until(lambda: not running.served.connections, "nothing is left")
 
 
 def test_a_client_that_does_not_answer_a_close_is_let_go(start: Start):
-    running = start(Hasty)
-    with running.open("/closing") as socket:
-        socket.send(frame(TEXT))
-        while (said := socket.said()).opcode == PING:
+    running = start(ImpatientProtocol)
+    with running.open_socket("/closing") as socket:
+        socket.send_bytes(build_frame(OPCODE_TEXT))
+        while (said := socket.said()).opcode == OPCODE_PING:
             pass
-        assert (said.opcode, said.code, said.payload[2:]) == (CLOSE, 3000, b"enough")
-        socket.closes()
+        assert (said.opcode, said.code, said.payload[2:]) == (OPCODE_CLOSE, 3000, b"enough")
+        socket.read_close()
 
 
 # Ends
 
 
-def test_a_close_of_the_application_waits_for_the_clients(echo: Running):
-    with echo.open("/closing") as socket:
-        socket.send(frame(TEXT))
+def test_a_close_of_the_application_waits_for_the_clients(echo: SocketServer):
+    with echo.open_socket("/closing") as socket:
+        socket.send_bytes(build_frame(OPCODE_TEXT))
         assert socket.said().code == 3000
-        socket.send(frame(TEXT, b"late") * 2000 + close(3000))
-        socket.closes()
+        socket.send_bytes(build_frame(OPCODE_TEXT, b"late") * 2000 + build_close(3000))
+        socket.read_close()
 
 
-def test_an_application_may_reject_with_a_problem_and_the_connection_ends(echo: Running):
-    with Socket(echo.port) as socket:
-        socket.send(handshake("/rejected"))
-        assert socket.last_answer().problem["detail"] == "no such path"
-    with Socket(echo.port) as socket:
-        socket.send(handshake("/forbidden"))
-        assert socket.last_answer().problem["status"] == 403
+def test_an_application_may_reject_with_a_problem_and_the_connection_ends(echo: SocketServer):
+    with RawWebSocket(echo.port) as socket:
+        socket.send_bytes(build_handshake("/rejected"))
+        assert socket.read_last_response().problem["detail"] == "no such path"
+    with RawWebSocket(echo.port) as socket:
+        socket.send_bytes(build_handshake("/forbidden"))
+        assert socket.read_last_response().problem["status"] == 403
 
 
-def test_an_application_that_fails_ends_with_1011(echo: Running, caplog):
-    with echo.open("/failing") as socket:
+def test_an_application_that_fails_ends_with_1011(echo: SocketServer, caplog):
+    with echo.open_socket("/failing") as socket:
         assert socket.closed() == 1011
     assert "on purpose" in caplog.text
 
 
 def test_a_server_that_ends_leaves_the_goodbye_to_the_application(start: Start):
     running = start()
-    with running.open("/closing") as socket:
-        connection = running.connection()
-        running.call(connection.shutdown)
-        socket.send(frame(TEXT))
+    with running.open_socket("/closing") as socket:
+        connection = running.get_connection()
+        running.call_in_loop(connection.shutdown)
+        socket.send_bytes(build_frame(OPCODE_TEXT))
         assert socket.said().code == 3000
-        socket.send(close(3000))
-        socket.closes()
+        socket.send_bytes(build_close(3000))
+        socket.read_close()
 
 
 def test_a_server_that_ends_says_so_itself_if_the_application_does_not(start: Start):
-    running = start(Patient)
-    with running.open() as socket:
-        running.call(running.connection().shutdown)
+    running = start(PatientProtocol)
+    with running.open_socket() as socket:
+        running.call_in_loop(running.get_connection().shutdown)
         assert socket.closed() == 1012
-    eventually(lambda: running.app.ended, "the application is told")
-    assert running.app.ended[0][0] == 1012
+    wait_until(lambda: running.app.closings, "the application is told")
+    assert running.app.closings[0][0] == 1012
 
 
-def test_a_peer_that_vanished_is_noticed_by_the_kernel(echo: Running):
+def test_a_peer_that_vanished_is_noticed_by_the_kernel(echo: SocketServer):
     import socket as sockets
 
-    with echo.open() as socket:
-        peer = echo.connection().transport.get_extra_info("socket")
+    with echo.open_socket() as socket:
+        peer = echo.get_connection().transport.get_extra_info("socket")
         timeout = peer.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT)
-        assert timeout == GatewayProtocol.USER_TIMEOUT * 1000
-        socket.send(frame(TEXT, b"a"))
+        assert timeout == GatewayProtocol.USER_TIMEOUT_S * 1000
+        socket.send_bytes(build_frame(OPCODE_TEXT, b"a"))
         assert socket.text() == "a"
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_over_tls(tmp_path, loop: str):
-    authority = Authority(tmp_path)
-    signed = str(authority.signed("server"))
+    authority = CertificateAuthority(tmp_path)
+    signed = str(authority.issue_certificate("server"))
     files = {"ssl_certfile": signed, "ssl_keyfile": signed}
-    context = ssl.create_default_context(cafile=str(authority.path))
-    app = App()
+    context = ssl.create_default_context(cafile=str(authority.certificate_path))
+    app = SocketApp()
 
-    def opened(path: str, **options: int) -> Socket:
-        socket = Socket(served.port, **options)
+    def open_tls_socket(path: str, **options: int) -> RawWebSocket:
+        socket = RawWebSocket(served.port, **options)
         socket.socket = context.wrap_socket(socket.socket, server_hostname="localhost")
-        socket.send(handshake(path))
-        assert socket.answer_head().status == 101
+        socket.send_bytes(build_handshake(path))
+        assert socket.read_head().status == 101
         return socket
 
-    with serving(app, GatewayProtocol, LOOPS[loop], ws=Unhurried, **files) as served:
-        with opened("/") as socket:
-            socket.send(frame(TEXT, b"a" * 200_000))
+    with running_server(app, GatewayProtocol, LOOPS[loop], ws=UnhurriedProtocol, **files) as served:
+        with open_tls_socket("/") as socket:
+            socket.send_bytes(build_frame(OPCODE_TEXT, b"a" * 200_000))
             assert socket.text() == "a" * 200_000
-            socket.send(frame(3))
-            while (said := socket.said()).opcode != CLOSE:
+            socket.send_bytes(build_frame(3))
+            while (said := socket.said()).opcode != OPCODE_CLOSE:
                 pass
             assert said.code == 1002
-        eventually(lambda: not served.connections, "nothing is left")
-        with opened("/framed") as socket:
-            socket.send(frame(TEXT, b"a" * 200_000) + frame(TEXT, b"b"))
+        wait_until(lambda: not served.connections, "nothing is left")
+        with open_tls_socket("/framed") as socket:
+            socket.send_bytes(
+                build_frame(OPCODE_TEXT, b"a" * 200_000) + build_frame(OPCODE_TEXT, b"b")
+            )
             assert [socket.text(), socket.text()] == ["a" * 200_000, "b"]
-        with opened("/flooding", receive_buffer=4096) as socket:
-            connection = Running(served, app).connection()
-            eventually(lambda: connection.full, "a full buffer")
+        with open_tls_socket("/flooding", receive_buffer=4096) as socket:
+            connection = SocketServer(served, app).get_connection()
+            wait_until(lambda: connection.full, "a full buffer")
             assert connection.transport.get_write_buffer_size() < 1024 * 1024
             assert [socket.text() for _ in range(100)] == ["a" * 60_000] * 100
-        eventually(lambda: not served.connections, "nothing is left")
+        wait_until(lambda: not served.connections, "nothing is left")
 
 
 # Logs
@@ -649,14 +666,14 @@ def test_over_tls(tmp_path, loop: str):
 
 def test_no_query_and_no_ordinary_event_is_logged(start: Start, caplog):
     caplog.set_level(logging.DEBUG)
-    options = {"ws": Unhurried, "log_level": "debug", "log_config": None}
-    with serving(App(), GatewayProtocol, uvloop.new_event_loop, **options) as served:
+    options = {"ws": UnhurriedProtocol, "log_level": "debug", "log_config": None}
+    with running_server(SocketApp(), GatewayProtocol, uvloop.new_event_loop, **options) as served:
         for path in ("/?token=hunter2", "/rejected?token=hunter2", "/forbidden?token=hunter2"):
-            with Socket(served.port) as socket:
-                socket.send(handshake(path, b"Authorization: Bearer hunter2"))
-                status = socket.answer_head().status
+            with RawWebSocket(served.port) as socket:
+                socket.send_bytes(build_handshake(path, b"Authorization: Bearer hunter2"))
+                status = socket.read_head().status
                 if status == 101:
-                    socket.send(frame(TEXT, b"hunter2") + frame(3))
+                    socket.send_bytes(build_frame(OPCODE_TEXT, b"hunter2") + build_frame(3))
                     assert socket.closed() == 1002
     assert "hunter2" not in caplog.text
     assert "closed 127.0.0.1" in caplog.text and "1002" in caplog.text
@@ -667,7 +684,7 @@ def test_no_query_and_no_ordinary_event_is_logged(start: Start, caplog):
 
 def test_uvicorn_still_has_what_the_protocol_builds_on():
     told = f"uvicorn {uvicorn.__version__} changed; read upgraded.py"
-    config = uvicorn.Config(App(), lifespan="off", ws=WebSocketProtocol)
+    config = uvicorn.Config(SocketApp(), lifespan="off", ws=WebSocketProtocol)
     config.load()
     for name in ("loaded_app", "root_path", "asgi_version", "ws_per_message_deflate"):
         assert hasattr(config, name), f"{told}: {name}"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.until import until
+from support.waiting import wait_until
 
 from gateway.config import Settings
 from gateway.web.workers import supervisor as workers
-from gateway.web.workers.listening import bind_shared
+from gateway.web.workers.sockets import bind_shared
 from gateway.web.workers.supervisor import Supervisor, private_folder
 
 # Says its number and pid, comes to the bus, and does as it is told by ACTS.
@@ -46,36 +46,36 @@ while True:
 """
 
 
-class Running:
+class RunningSupervisor:
     """ended: the exit status, once it is over."""
 
     def __init__(self, supervisor: Supervisor, log: Path) -> None:
         self.supervisor = supervisor
-        self.ended = asyncio.create_task(supervisor.run())
+        self.run_task = asyncio.create_task(supervisor.run())
         self._log = log
 
-    def starts(self, number: int) -> list[int]:
+    def list_pids(self, number: int) -> list[int]:
         """The pids that a worker has had."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return [int(line.split()[1]) for line in lines if line.split()[0] == str(number)]
 
-    async def started(self, count: int = 3) -> None:
-        await until(
-            lambda: all(self.starts(n) for n in range(1, count + 1)) or self.ended.done(),
+    async def wait_for_start(self, count: int = 3) -> None:
+        await wait_until(
+            lambda: all(self.list_pids(n) for n in range(1, count + 1)) or self.run_task.done(),
             "the workers",
             60,
         )
 
-    async def end(self, number: int = signal.SIGTERM) -> int:
+    async def terminate(self, number: int = signal.SIGTERM) -> int:
         os.kill(os.getpid(), number)
         async with asyncio.timeout(60):
-            return await self.ended
+            return await self.run_task
 
 
 @asynccontextmanager
-async def supervised(
+async def start_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 3, **acts: int
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[RunningSupervisor]:
     program, log = tmp_path / "worker.py", tmp_path / "log"
     program.write_text(PROGRAM.format(acts=acts, log=str(log)))
     monkeypatch.setattr(workers, "COMMAND", (sys.executable, str(program)))
@@ -88,53 +88,53 @@ async def supervised(
     sockets = bind_shared("127.0.0.1", 0, count)
     before = set(psutil.Process().children())  # brokers of other tests, perhaps
     with private_folder() as folder:
-        running = Running(Supervisor(settings, frozenset(), sockets, folder / "bus"), log)
+        running = RunningSupervisor(Supervisor(settings, frozenset(), sockets, folder / "bus"), log)
         try:
             yield running
         finally:
-            running.ended.cancel()
-            await asyncio.gather(running.ended, return_exceptions=True)
+            running.run_task.cancel()
+            await asyncio.gather(running.run_task, return_exceptions=True)
             assert set(psutil.Process().children()) <= before, "a worker was left behind"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_told_to_end_it_ends_all_with_status_0(tmp_path, monkeypatch, number):
-    async with supervised(tmp_path, monkeypatch) as running:
-        await running.started()
-        assert await running.end(number) == 0
+    async with start_supervisor(tmp_path, monkeypatch) as running:
+        await running.wait_for_start()
+        assert await running.terminate(number) == 0
 
 
 async def test_one_that_ended_badly_is_told_by_the_status(tmp_path, monkeypatch):
-    async with supervised(tmp_path, monkeypatch, status=3) as running:
-        await running.started()
-        assert await running.end() == 1
+    async with start_supervisor(tmp_path, monkeypatch, status=3) as running:
+        await running.wait_for_start()
+        assert await running.terminate() == 1
 
 
 async def test_one_that_does_not_end_is_killed_and_the_status_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "GRACE", 0.5)
-    async with supervised(tmp_path, monkeypatch, deaf=2) as running:
-        await running.started()
-        assert await running.end() == 1
+    async with start_supervisor(tmp_path, monkeypatch, deaf=2) as running:
+        await running.wait_for_start()
+        assert await running.terminate() == 1
 
 
 async def test_what_ends_the_first_at_its_start_ends_all_with_its_status(tmp_path, monkeypatch):
     """A wrong configuration is not put right by trying again."""
-    async with supervised(tmp_path, monkeypatch, ends=78) as running:
+    async with start_supervisor(tmp_path, monkeypatch, ends=78) as running:
         async with asyncio.timeout(60):
-            assert await running.ended == 78
+            assert await running.run_task == 78
 
 
 async def test_one_that_crashed_is_started_again_at_once_and_the_others_go_on(
     tmp_path, monkeypatch
 ):
-    async with supervised(tmp_path, monkeypatch) as running:
-        await running.started()
+    async with start_supervisor(tmp_path, monkeypatch) as running:
+        await running.wait_for_start()
         for _ in range(2):  # and once more, later
-            before = running.starts(2)
+            before = running.list_pids(2)
             os.kill(before[-1], signal.SIGKILL)
-            await until(lambda before=before: len(running.starts(2)) > len(before), "2", 60)
-        assert len(running.starts(1)) == len(running.starts(3)) == 1
-        assert await running.end() == 0
+            await wait_until(lambda before=before: len(running.list_pids(2)) > len(before), "2", 60)
+        assert len(running.list_pids(1)) == len(running.list_pids(3)) == 1
+        assert await running.terminate() == 0
 
 
 async def test_one_that_crashes_again_and_again_is_started_less_and_less_often(
@@ -143,13 +143,13 @@ async def test_one_that_crashes_again_and_again_is_started_less_and_less_often(
     """Its socket is closed meanwhile: clients that connect go to the others, not into a queue
     that nobody serves."""
     monkeypatch.setattr(workers, "LONGEST", 0.4)
-    async with supervised(tmp_path, monkeypatch, crashes=1) as running:
-        await running.started()
+    async with start_supervisor(tmp_path, monkeypatch, crashes=1) as running:
+        await running.wait_for_start()
         worker = running.supervisor._workers[0]
-        await until(lambda: worker.listening is None, "its socket is closed", 60, 0)
-        await until(lambda: len(running.starts(1)) > 4, "it is started again", 60)
-        assert len(running.starts(2)) == 1
-        await running.end()
+        await wait_until(lambda: worker.listening_socket is None, "its socket is closed", 60, 0)
+        await wait_until(lambda: len(running.list_pids(1)) > 4, "it is started again", 60)
+        assert len(running.list_pids(2)) == 1
+        await running.terminate()
     told = [record.getMessage() for record in caplog.records if "another starts" in record.msg]
     assert "another starts in 0.0 s" in told[0] and "ended with status -9" in told[0]
     assert all("another starts in 0.0 s" not in each for each in told[1:])
@@ -157,19 +157,19 @@ async def test_one_that_crashes_again_and_again_is_started_less_and_less_often(
 
 async def test_it_is_told_to_end_while_one_waits_to_be_started_again(tmp_path, monkeypatch):
     monkeypatch.setattr(workers.random, "uniform", lambda low, high: 600.0 if high else 0.0)
-    async with supervised(tmp_path, monkeypatch, crashes=1) as running:
+    async with start_supervisor(tmp_path, monkeypatch, crashes=1) as running:
         worker = running.supervisor._workers[0]
-        await until(lambda: worker.crashes > 1, "it waits", 60)
-        assert await running.end() == 0
+        await wait_until(lambda: worker.crashes > 1, "it waits", 60)
+        assert await running.terminate() == 0
 
 
 async def test_a_key_pressed_in_the_terminal_reaches_the_supervisor_alone(tmp_path, monkeypatch):
     """^C means: drain. Heard twice, from the terminal too, it would mean: at once."""
-    async with supervised(tmp_path, monkeypatch) as running:
-        await running.started()
-        groups = {os.getpgid(running.starts(n)[-1]) for n in (1, 2, 3)}
+    async with start_supervisor(tmp_path, monkeypatch) as running:
+        await running.wait_for_start()
+        groups = {os.getpgid(running.list_pids(n)[-1]) for n in (1, 2, 3)}
         assert os.getpgid(0) not in groups
-        assert await running.end() == 0
+        assert await running.terminate() == 0
 
 
 @pytest.mark.parametrize("length", [10, 200])

@@ -8,29 +8,29 @@ import sys
 from collections.abc import Mapping
 
 
-def with_httpx(url: str, headers: Mapping[str, str]) -> None:
+def print_with_httpx(url: str, headers: Mapping[str, str]) -> None:
     import httpx
 
     with httpx.stream("GET", url, headers=headers, timeout=None, trust_env=False) as answer:
         answer.raise_for_status()
         for piece in answer.iter_bytes():
-            write(piece)
+            write_piece(piece)
 
 
-def with_requests(url: str, headers: Mapping[str, str]) -> None:
+def print_with_requests(url: str, headers: Mapping[str, str]) -> None:
     import requests
 
     with requests.get(url, headers=headers, stream=True) as answer:
         answer.raise_for_status()
         for piece in answer.iter_content(None):
-            write(piece)
+            write_piece(piece)
 
 
-def with_aiohttp(url: str, headers: Mapping[str, str]) -> None:
-    asyncio.run(_with_aiohttp(url, headers))
+def print_with_aiohttp(url: str, headers: Mapping[str, str]) -> None:
+    asyncio.run(_print_with_aiohttp(url, headers))
 
 
-async def _with_aiohttp(url: str, headers: Mapping[str, str]) -> None:
+async def _print_with_aiohttp(url: str, headers: Mapping[str, str]) -> None:
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=None)
@@ -39,16 +39,20 @@ async def _with_aiohttp(url: str, headers: Mapping[str, str]) -> None:
         http.get(url, headers=headers) as answer,
     ):
         async for piece in answer.content.iter_any():
-            write(piece)
+            write_piece(piece)
 
 
-def write(piece: bytes) -> None:
+def write_piece(piece: bytes) -> None:
     sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
 
 
-LIBRARIES = {"aiohttp": with_aiohttp, "httpx": with_httpx, "requests": with_requests}
+PRINTERS = {
+    "aiohttp": print_with_aiohttp,
+    "httpx": print_with_httpx,
+    "requests": print_with_requests,
+}
 
 if __name__ == "__main__":
     library, url, accept = sys.argv[1:]
-    LIBRARIES[library](url, {"Accept": accept})
+    PRINTERS[library](url, {"Accept": accept})

@@ -1,0 +1,99 @@
+"""This gateway, the real process, with the routes that a work needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from support.gateways import build_config, running_gateway
+
+from ..feed import KafkaFeed, Wire
+from ..kafka import Kafka
+from ..machine import pin_command
+from .peer import ROOT, RunningServer, ServerShape, build_sse_request, build_ws_request
+
+GATEWAY_COMMAND = (sys.executable, "-m", "gateway")
+GZIP_HEADERS = ("Accept-Encoding: gzip",)
+DEFLATE_HEADERS = (
+    "Sec-WebSocket-Extensions: permessage-deflate; "
+    "server_no_context_takeover; client_no_context_takeover",
+)
+
+
+def build_environment(checkout: Path) -> dict[str, str]:
+    """Return what makes a Python process import the gateway of this checkout.
+
+    It has to be told not to look into the folder that it was started in, which comes first.
+    """
+    return {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
+
+
+@dataclass(frozen=True)
+class GatewayPeer:
+    """checkout: the folder whose gateway it is."""
+
+    wire: Wire
+    max_clients: int = 10_000
+    skipped_works: frozenset[str] = frozenset()
+    checkout: Path = ROOT
+
+    @property
+    def name(self) -> str:
+        return f"gateway-{self.wire}"
+
+    @property
+    def greeting(self) -> bytes:
+        """The first block, to the name of its event; no record can come before its end."""
+        return b"event: begin\n" if self.wire is Wire.SSE else b'{"type":"begin",'
+
+    def describe_missing(self) -> str:
+        return ""
+
+    @asynccontextmanager
+    async def serve(self, kafka: Kafka, shape: ServerShape) -> AsyncIterator[RunningServer]:
+        topic = kafka.create_topic(shape.partitions)
+        config = _build_configuration(shape.servers or kafka.bootstrap_servers, topic, shape)
+        command = pin_command(*(shape.command or GATEWAY_COMMAND), "run", "-c")
+        async with running_gateway(
+            config, command=command, environment=build_environment(self.checkout)
+        ) as gateway:
+            feed = KafkaFeed(
+                kafka.bootstrap_servers, topic, shape.partitions, shape.batch_records,
+                has_prose=shape.has_prose, is_traced=shape.is_traced,
+            )  # fmt: skip
+            served = RunningServer(
+                gateway.pid, gateway.port, feed, partial(self._build_request, shape)
+            )
+
+            async def restart() -> None:
+                await gateway.restart()
+                served.pid = gateway.pid
+
+            served.restart, served.stop = restart, gateway.stop
+            try:
+                yield served
+            finally:
+                feed.close()
+
+    def _build_request(self, shape: ServerShape, n: int, token: bytes) -> bytes:
+        path = f"/own/{n}" if shape.has_own_keys else "/all"
+        if self.wire is Wire.SSE:
+            return build_sse_request(path, token, *(GZIP_HEADERS if shape.is_compressed else ()))
+        path += f"?lastEventId={quote(token)}" if token else ""
+        return build_ws_request(path, *(DEFLATE_HEADERS if shape.is_compressed else ()))
+
+
+def _build_configuration(servers: str, topic: str, shape: ServerShape) -> dict[str, Any]:
+    target: dict[str, object] = {"topic": topic, "format": "value"}
+    if shape.has_own_keys:
+        target["filters"] = [{"key": "${params.key}"}]
+    routes = [{"when": [{"path": "/own/{key}" if shape.has_own_keys else "/all"}], "with": target}]
+    listen = {"listen": {"websocket": {"compression": True}}} if shape.is_compressed else {}
+    telemetry = {"telemetry": shape.telemetry} if shape.telemetry else {}
+    return build_config(servers, [topic], routes, **listen, **telemetry)

@@ -1,0 +1,13 @@
+"""What is being done, on stderr: measurements of minutes must not look as if they hung."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_STARTED_AT = time.monotonic()
+
+
+def print_progress(text: str) -> None:
+    """With the seconds since the start of the process."""
+    print(f"{time.monotonic() - _STARTED_AT:6.1f}  {text}", file=sys.stderr, flush=True)

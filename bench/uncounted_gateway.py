@@ -1,0 +1,30 @@
+"""The gateway with its counting taken out: `python -m bench.uncounted_gateway run -c FILE`.
+
+What clients get, how late and of how many bytes is not counted; nothing else is changed. What is
+left in of it: the timestamp that goes along with each event.
+"""
+
+from __future__ import annotations
+
+import runpy
+from typing import Any
+
+from gateway.core.client.shared_cursor import SharedCursor
+from gateway.hub.fanout.broadcaster import ReceiverGroup
+from gateway.telemetry.counts import BrokerRequestCounts
+from gateway.telemetry.traffic import StreamCounts
+
+
+def do_nothing(*_: Any, **__: Any) -> None: ...
+
+
+def main() -> None:
+    StreamCounts.count_sent = StreamCounts.count_gaps = do_nothing  # type: ignore[method-assign, assignment]
+    ReceiverGroup._note_writes = ReceiverGroup.count_round = do_nothing  # type: ignore[method-assign, assignment]
+    SharedCursor.count_sent = do_nothing  # type: ignore[method-assign, assignment]
+    BrokerRequestCounts.observe_response = do_nothing  # type: ignore[method-assign, assignment]
+    runpy.run_module("gateway", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

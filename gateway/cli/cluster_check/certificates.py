@@ -1,0 +1,124 @@
+"""Whether the files of TLS can be used, now and for some time. Nothing is asked of anybody."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+from gateway.config import Settings, Tls
+
+from .finding import Finding, failure, ok, warning
+
+EXPIRY_WARNING_PERIOD = timedelta(days=14)
+
+
+def check_certificates(settings: Settings, now: datetime | None = None) -> Iterator[Finding]:
+    """Those of `listen`, by which the gateway is known, and of `kafka.security`."""
+    now = now or datetime.now(UTC)
+    listen = settings.listen.tls
+    if listen is not None:
+        yield check_key_pair("listen.tls.certificate", listen.certificate, listen.key, None, now)
+        if listen.trust is not None:
+            yield check_authorities("listen.tls.trust", listen.trust, now)
+    for name, kafka in settings.clusters.items():
+        if kafka.security.tls is not None:
+            way = f"kafka.{name}" if name else "kafka"
+            yield from _check_client_tls(f"{way}.security.tls", kafka.security.tls, now)
+
+
+def _check_client_tls(option: str, tls: Tls, now: datetime) -> Iterator[Finding]:
+    """A cluster."""
+    if tls.certificate is not None and tls.key is not None:
+        password = None if tls.key_password is None else tls.key_password.get_secret_value()
+        yield check_key_pair(f"{option}.certificate", tls.certificate, tls.key, password, now)
+    if tls.ca is not None:
+        yield check_authorities(f"{option}.ca", tls.ca, now)
+
+
+def check_key_pair(
+    option: str, certificate: Path, key: Path, password: str | None, now: datetime
+) -> Finding:
+    """A chain and the key of its first."""
+    subject = f"{option} {certificate}"
+    try:
+        # without a password to give it, OpenSSL would ask the terminal
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            certificate, key, password=lambda: password or ""
+        )
+        chain = _read_certificates(certificate)
+    except ssl.SSLError as exc:
+        if exc.reason == "KEY_VALUES_MISMATCH":
+            return failure(subject, f"{key} is the key of another; name the one it was made with")
+        return failure(subject, f"it cannot be used with the key {key}: {exc.reason or exc}")
+    except (OSError, ValueError) as exc:
+        return failure(subject, f"it cannot be read, or its key {key}: {_describe_error(exc)}")
+    for each in chain:
+        if each.not_valid_before_utc > now:
+            return failure(
+                subject,
+                f"{_format_subject(each)} is valid from {_format_day(each.not_valid_before_utc)}",
+            )
+        if each.not_valid_after_utc <= now:
+            return failure(
+                subject,
+                f"{_format_subject(each)} is expired since {_format_expiry(each)}; renew it",
+            )
+    first = min(chain, key=lambda each: each.not_valid_after_utc)
+    if first.not_valid_after_utc - now < EXPIRY_WARNING_PERIOD:
+        return warning(
+            subject, f"{_format_subject(first)} expires on {_format_expiry(first)}; renew it"
+        )
+    return ok(subject, f"valid until {_format_expiry(first)}, and its key fits")
+
+
+def check_authorities(option: str, file: Path, now: datetime) -> Finding:
+    """Authorities, of which others may go on when one is expired."""
+    subject = f"{option} {file}"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+        found = _read_certificates(file)
+    except ssl.SSLError as exc:
+        return failure(subject, f"it holds no certificates: {exc.reason or exc}")
+    except (OSError, ValueError) as exc:
+        return failure(subject, f"it cannot be read: {_describe_error(exc)}")
+    expired = [each for each in found if each.not_valid_after_utc <= now]
+    if len(expired) == len(found):
+        return failure(subject, f"all of its authorities are expired ({_format_subjects(expired)})")
+    if expired:
+        return warning(
+            subject, f"{len(expired)} of {len(found)} expired: {_format_subjects(expired)}"
+        )
+    first = min(found, key=lambda each: each.not_valid_after_utc)
+    count = f"{len(found)} authorit{'y' if len(found) == 1 else 'ies'}"
+    if first.not_valid_after_utc - now < EXPIRY_WARNING_PERIOD:
+        return warning(subject, f"{_format_subject(first)} expires on {_format_expiry(first)}")
+    return ok(subject, f"{count}, valid until {_format_expiry(first)}")
+
+
+def _read_certificates(file: Path) -> Sequence[x509.Certificate]:
+    """Raises OSError and ValueError."""
+    return x509.load_pem_x509_certificates(file.read_bytes())
+
+
+def _describe_error(exc: OSError | ValueError) -> str:
+    return getattr(exc, "strerror", None) or str(exc)
+
+
+def _format_subject(certificate: x509.Certificate) -> str:
+    return certificate.subject.rfc4514_string() or "it"
+
+
+def _format_subjects(found: Iterable[x509.Certificate]) -> str:
+    return "; ".join(_format_subject(each) for each in list(found)[:5])
+
+
+def _format_expiry(certificate: x509.Certificate) -> str:
+    return _format_day(certificate.not_valid_after_utc)
+
+
+def _format_day(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d")

@@ -1,0 +1,65 @@
+"""What was found by trying, and what is being tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class FindingState(StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # works, but perhaps not as meant
+    FAILS = "fails"
+
+
+class Finding(NamedTuple):
+    """subject: what was tried. detail: what came of it; what to do."""
+
+    state: FindingState
+    subject: str
+    detail: str
+
+
+def ok(subject: str, detail: str) -> Finding:
+    return Finding(FindingState.OK, subject, detail)
+
+
+def warning(subject: str, detail: str) -> Finding:
+    return Finding(FindingState.WARNING, subject, detail)
+
+
+def failure(subject: str, detail: str) -> Finding:
+    return Finding(FindingState.FAILS, subject, detail)
+
+
+class CheckProgress:
+    """What is under way. told: called whenever that changes."""
+
+    def __init__(self, on_change: Callable[[CheckProgress], None] | None = None) -> None:
+        self.started = 0
+        self.done = 0
+        self._on_change = on_change
+        self._names: list[str] = []
+
+    @property
+    def pending(self) -> Sequence[str]:
+        """What has not answered yet, the oldest first."""
+        return tuple(self._names)
+
+    @contextmanager
+    def track(self, name: str) -> Iterator[None]:
+        self.started += 1
+        self._names.append(name)
+        self._notify()
+        try:
+            yield
+        finally:
+            self.done += 1
+            self._names.remove(name)
+            self._notify()
+
+    def _notify(self) -> None:
+        if self._on_change is not None:
+            self._on_change(self)

@@ -1,0 +1,85 @@
+"""The cluster of a configuration's sidecar, for as long as a command takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gateway.errors import BrokerUnavailable, GatewayError, UnknownTopic
+
+if TYPE_CHECKING:
+    from gateway.kafka.client.cluster import Cluster
+    from gateway.sidecar.context import Context
+    from gateway.sidecar.deadletter.queue import DeadLetterQueue
+
+CONNECT_TIMEOUT_S = 15.0  # seconds for a broker to answer
+
+
+@asynccontextmanager
+async def open_context(file: Path) -> AsyncIterator[Context]:
+    """What a part of the sidecar is made with; without its producer. Raises GatewayError."""
+    from gateway.config import load
+    from gateway.config.sections.sidecar import Sidecar
+    from gateway.formats.codec import Codecs
+    from gateway.kafka.client.cluster import Cluster, ClusterSettings
+    from gateway.sidecar.app import get_catalog
+    from gateway.sidecar.context import Context
+    from gateway.sidecar.http.authorization import allow_anyone
+    from gateway.sidecar.http.spec import Spec
+
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # we say it, in one line
+    settings = load(file)
+    if settings.sidecar is None:
+        settings = settings.model_copy(update={"sidecar": Sidecar()})
+    assert settings.sidecar is not None
+    kafka = settings.clusters[settings.sidecar.kafka or next(iter(settings.clusters))]
+    if kafka.servers == "embedded":
+        raise GatewayError(f"the Kafka of {file} is embedded in the gateway; nothing outlives it")
+    async with Cluster(ClusterSettings.from_config(kafka)) as cluster:
+        await _require_reachable(cluster)
+        context = Context(settings, cluster, Codecs(get_catalog(settings)), allow_anyone, Spec(()))
+        try:
+            yield context
+        finally:
+            await context.codecs.close()
+
+
+async def _require_reachable(cluster: Cluster) -> None:
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await cluster.metadata.refresh("a command begins")
+    except TimeoutError:
+        servers = ", ".join(cluster.settings.servers)
+        raise BrokerUnavailable(f"no broker of {servers} answers; check kafka.servers") from None
+
+
+async def find_queue(context: Context, topic: str, group: str | None) -> DeadLetterQueue:
+    """The dead letters of a topic, which may be given by their own name. group: None: the only one
+    that has some there. Raises UnknownTopic; GatewayError where there are several groups."""
+    from gateway.sidecar.backends import get_dead_letter_ext
+    from gateway.sidecar.deadletter.counts import count_dead_letters
+    from gateway.sidecar.deadletter.queue import DeadLetterQueue
+
+    ext = get_dead_letter_ext(context.section, group)
+    name = topic if topic.endswith(ext) else f"{topic}{ext}"
+    try:
+        await context.get_topic(name)
+    except UnknownTopic as exc:
+        raise UnknownTopic(f"{topic} has no dead letters: {exc}", topic=name) from None
+    if group is None:
+        groups = {
+            each.group for each in await count_dead_letters(context.cluster, name, ext, ())
+        } - {""}
+        if len(groups) > 1:
+            which = ", ".join(sorted(groups))
+            raise GatewayError(f"{name} has dead letters of several groups: {which}; give --group")
+        configured = context.section.reactive.groups if context.section.reactive else ()
+        names = groups or {each.group for each in configured if topic in each.topics}
+        if len(names) != 1:
+            raise GatewayError(f"{name} does not say whose dead letters they are; give --group")
+        group = next(iter(names))
+    return DeadLetterQueue(context.cluster, name, group, ext)

@@ -1,0 +1,72 @@
+"""What is no record, as lines of standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+from .source import StreamEvent
+from .terminal import Colours, escape_controls, paint
+
+MAX_SHOWN_PARTITIONS = 8
+
+
+class StatusReporter:
+    def __init__(self, *, quiet: bool, colours: Colours) -> None:
+        self._quiet = quiet
+        self._colours = colours
+
+    def report(self, text: str, tone: str = "dim") -> None:
+        if not self._quiet:
+            with contextlib.suppress(OSError):
+                print(
+                    paint(f"gateway: {escape_controls(text)}", tone, self._colours), file=sys.stderr
+                )
+
+    def report_event(self, event: StreamEvent, data: dict[str, Any]) -> None:
+        """A control event; `position` is silent."""
+        match event.name:
+            case "begin":
+                self.report(_describe_begin(data))
+            case "ready":
+                about = " (found by time)" if data.get("resolved") == "approximate" else ""
+                self.report(
+                    f"{_format_partition(data)} is ready at {data.get('offset')}{about}", "good"
+                )
+            case "gap":
+                self.report(describe_gap(data), "warn")
+            case "error":
+                self.report(f"{data.get('code')}: {data.get('message')}", "bad")
+            case "end" | "position":
+                pass
+            case _:
+                self.report(f"{event.name} {json.dumps(data, ensure_ascii=False)}")
+
+
+def describe_gap(data: dict[str, Any]) -> str:
+    if data.get("topic") is None:
+        return f"gap: what was missed is not known ({data.get('reason')})"
+    span = f"from offset {data.get('from')} to {data.get('to')}"
+    return f"gap in {_format_partition(data)} {span} ({data.get('reason')})"
+
+
+def _describe_begin(data: dict[str, Any]) -> str:
+    counts = data.get("partitions") or {}
+    topics = ", ".join(
+        f"{name} ({count} partition{'' if count == 1 else 's'})" for name, count in counts.items()
+    )
+    pending = [_format_partition(each) for each in data.get("pending") or ()]
+    if not pending:
+        return f"following {topics}"
+    more = (
+        ""
+        if len(pending) <= MAX_SHOWN_PARTITIONS
+        else f" and {len(pending) - MAX_SHOWN_PARTITIONS} more"
+    )
+    return f"following {topics}; not ready yet: {', '.join(pending[:MAX_SHOWN_PARTITIONS])}{more}"
+
+
+def _format_partition(data: dict[str, Any]) -> str:
+    return f"{data.get('topic')}-{data.get('partition')}"

@@ -1,0 +1,168 @@
+"""A configuration file as plain values, with the place of every key and value.
+
+Scalars are read by the core schema of YAML 1.2 (section 10.3): `on`, `no` and 12:30 are
+text. A plain or quoted text with `${env...}` or `${file...}` is settled here; an option
+whose substitution comes out empty (`${env.RACK:}`) is as if it were not written.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from gateway.errors import ConfigError
+
+from .nodes import (
+    MalformedYamlError,
+    MappingNode,
+    Node,
+    ScalarNode,
+    SequenceNode,
+    SourceMark,
+    compose,
+)
+from .substitution import NO_VALUES, SubstitutedText, UnresolvedText, substitute
+
+Loc: TypeAlias = tuple[str | int, ...]
+
+MAX_VALUES = 20_000  # values once aliases are expanded: refuses a bomb, not 500 topics
+
+_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+_NULL = re.compile(r"|~|null|Null|NULL")
+_INT = re.compile(r"[-+]?[0-9]{1,30}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]{1,30}(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+
+class SourceMarks(NamedTuple):
+    """Where a value stands and, in a mapping, its key."""
+
+    key: SourceMark
+    value: SourceMark
+
+
+@dataclass(slots=True)
+class YamlDocument:
+    """The values of a file, their marks by path, and what was wrong on the way."""
+
+    name: str
+    values: Any = None
+    marks: dict[Loc, SourceMarks] = field(default_factory=dict)
+    problems: list[tuple[SourceMark, str]] = field(default_factory=list)
+    value_count: int = 0
+
+    def format_line(self, mark: SourceMark, message: str) -> str:
+        return f"{self.name}:{mark.line}:{mark.column}: {message}"
+
+
+def parse_document(
+    text: str,
+    *,
+    name: str,
+    environ: collections.abc.Mapping[str, str],
+    substitutions: collections.abc.Mapping[str, str] = NO_VALUES,
+) -> YamlDocument:
+    """Read a text; `name` is its file, whose folder `${file:...}` starts at. given: values of a
+    file of their own.
+
+    What is wrong stands in `problems`; `values` is None when nothing could be read.
+    """
+    document = YamlDocument(name)
+    try:
+        document.values = _ValueBuilder(document, environ, Path(name).parent, substitutions).build(
+            compose(text), ()
+        )
+    except MalformedYamlError as error:
+        document.values = None
+        document.problems.append((error.mark, error.message))
+    return document
+
+
+def decode_utf8(raw: bytes, *, name: str) -> str:
+    """The text of a file. Raises ConfigError where the bytes are not UTF-8."""
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise ConfigError([f"{name}:1:1: the file is UTF-16; save it as UTF-8"])
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start].decode("utf-8")
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        byte = error.object[error.start]
+        problem = f"byte 0x{byte:02x} is not UTF-8; save the file as UTF-8"
+        raise ConfigError([f"{name}:{line}:{column}: {problem}"]) from None
+
+
+@dataclass(slots=True)
+class _ValueBuilder:
+    document: YamlDocument
+    environ: collections.abc.Mapping[str, str]
+    base: Path
+    substitutions: collections.abc.Mapping[str, str]
+
+    def build(self, node: Node, loc: Loc, key: SourceMark | None = None) -> Any:
+        nothing = isinstance(node, ScalarNode) and node.is_plain and not node.text
+        self.document.marks[loc] = SourceMarks(
+            key or node.mark, key if key and nothing else node.mark
+        )
+        self.document.value_count += 1
+        if self.document.value_count > MAX_VALUES:
+            raise MalformedYamlError(
+                node.mark, f"more than {MAX_VALUES} values, aliases expanded; use fewer"
+            )
+        if isinstance(node, MappingNode):
+            return self.build_mapping(node, loc)
+        if isinstance(node, SequenceNode):
+            return [self.build(item, (*loc, index)) for index, item in enumerate(node.items)]
+        return self.build_scalar(node)
+
+    def build_mapping(self, node: MappingNode, loc: Loc) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        seen: dict[str, SourceMark] = {}
+        for key, item in node.items:
+            if not self.check_key(key, seen):
+                continue
+            seen[key.text] = key.mark
+            value = self.build(item, (*loc, key.text), key.mark)
+            if not (isinstance(value, SubstitutedText) and value == ""):
+                values[key.text] = value
+        return values
+
+    def check_key(self, key: ScalarNode, seen: dict[str, SourceMark]) -> bool:
+        refuse = self.document.problems.append
+        if key.is_plain and key.text == "<<":
+            what = "merge keys are not read here; write the keys out, or alias a whole value"
+            refuse((key.mark, what))
+        elif key.is_plain and not isinstance(parse_plain(key.text), str):
+            refuse((key.mark, f"the key {key.text or 'null'} is not text; put it in quotes"))
+        elif key.text in seen:
+            line = seen[key.text].line
+            refuse((key.mark, f"duplicate key '{key.text}', first on line {line}; remove one"))
+        else:
+            return True
+        return False
+
+    def build_scalar(self, node: ScalarNode) -> Any:
+        if "${" not in node.text:
+            return parse_plain(node.text) if node.is_plain else node.text
+        try:
+            return substitute(
+                node.text, environ=self.environ, base=self.base, values=self.substitutions
+            )
+        except ValueError as error:
+            self.document.problems.append((node.mark, str(error)))
+            return UnresolvedText(node.text)
+
+
+def parse_plain(text: str) -> Any:
+    """The value of an unquoted scalar."""
+    if _NULL.fullmatch(text):
+        return None
+    if _BOOL.fullmatch(text):
+        return text.lower() == "true"
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text

@@ -1,0 +1,86 @@
+"""What the rings of all channels hold together, and which of them give way.
+
+A channel bounds its own ring, but how many channels there are is the choice of clients: each filter
+is a view. So every ring also counts against one limit, and the chunk that exceeds it makes room at
+once, within the turn that brought it. A follower whose chunks are dropped goes on from the log, or
+from Kafka: it loses nothing and is slower.
+
+Counting costs one addition a chunk; making room looks at all channels, once for every quarter of
+the limit that is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+
+class Ring(Protocol):
+    """The chunks that one channel holds."""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that they take."""
+
+    def drop_consumed(self) -> None:
+        """Drop the chunks that every follower has."""
+
+    def drop_all(self) -> None:
+        """Drop all chunks; followers who lack any of them go on by themselves."""
+
+    def notify_followers(self) -> None:
+        """Let the followers see how they go on."""
+
+
+class RingBudget:
+    """The bytes that the rings of some channels hold, within a limit, and what conflated clients
+    know of the latest records.
+
+    One instance a hub, shared by its channels. A channel calls `grow` for what it takes up, which
+    makes room as soon as `bytes` is over `limit`, and subtracts from `bytes` what it drops.
+
+    Attributes:
+        bytes: What the rings hold now.
+        limit: What they may hold; None for no bound.
+    """
+
+    __slots__ = ("_list_rings", "bytes", "limit")
+
+    def __init__(
+        self, limit: int | None = None, list_rings: Callable[[], Iterable[Ring]] = lambda: ()
+    ) -> None:
+        """Start with empty rings.
+
+        Args:
+            limit: Bytes; None for no bound.
+            find: Returns all rings that count.
+        """
+        self.bytes = 0
+        self.limit = limit
+        self._list_rings = list_rings
+
+    def has_capacity(self, size: int) -> bool:
+        """Return whether so many bytes more are within the limit."""
+        return self.limit is None or self.bytes + size <= self.limit
+
+    def grow(self, size: int) -> None:
+        """Count so many bytes more, and make room where they exceed the limit."""
+        self.bytes += size
+        if self.limit is not None and self.bytes > self.limit:
+            self._shrink_to(self.limit * 3 // 4)
+
+    def _shrink_to(self, max_bytes: int) -> None:
+        """Drop chunks until at most so many bytes are held.
+
+        What everybody has goes first, since nobody notices. Then the largest rings go: they are
+        large because somebody lags, so those who keep up are spared as long as possible.
+        """
+        rings = [ring for ring in self._list_rings() if ring.bytes]
+        for ring in rings:
+            ring.drop_consumed()
+        rings.sort(key=lambda ring: ring.bytes, reverse=True)
+        for ring in rings:
+            if self.bytes <= max_bytes:
+                return
+            ring.drop_all()
+            ring.notify_followers()

@@ -1,0 +1,220 @@
+"""A cluster of the settings, in the words of the two clients that jobs have: Java's and librdkafka.
+
+Certificates and keys go as text, not as files: an executor elsewhere has no such file. Java wants
+keys as PKCS #8 without a password; they are read and written anew here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from gateway.config import Kafka
+from gateway.config.sections.security import Sasl, Tls
+from gateway.errors import PipelineError
+
+_SECURITY_PACKAGE = "org.apache.kafka.common.security"
+_LOGIN_MODULES = {
+    "plain": f"{_SECURITY_PACKAGE}.plain.PlainLoginModule",
+    "scram-sha-256": f"{_SECURITY_PACKAGE}.scram.ScramLoginModule",
+    "scram-sha-512": f"{_SECURITY_PACKAGE}.scram.ScramLoginModule",
+    "oauthbearer": f"{_SECURITY_PACKAGE}.oauthbearer.OAuthBearerLoginModule",
+}
+_CERTIFICATE_PATTERN = re.compile(r"-+BEGIN CERTIFICATE-+.*?-+END CERTIFICATE-+", re.DOTALL)
+_TOKEN_LIFETIME_S = 300.0  # s, after which a token's file is read anew
+
+
+def build_spark_options(kafka: Kafka) -> dict[str, str]:
+    """For Spark's source and sink, each beginning with `kafka.`.
+
+    Raises PipelineError: the embedded Kafka, or files that cannot be used.
+    """
+    options = {
+        "bootstrap.servers": format_bootstrap_servers(kafka),
+        "security.protocol": _get_security_protocol(kafka),
+    }
+    if kafka.security.tls is not None:
+        options |= _build_java_tls(kafka.security.tls)
+    if kafka.security.sasl is not None:
+        options |= _build_java_sasl(kafka.security.sasl)
+    return {f"kafka.{name}": value for name, value in options.items()}
+
+
+def build_client_config(kafka: Kafka) -> dict[str, object]:
+    """For confluent-kafka's clients; it can be sent to workers. Raises PipelineError."""
+    options: dict[str, object] = {
+        "bootstrap.servers": format_bootstrap_servers(kafka),
+        "security.protocol": _get_security_protocol(kafka),
+        "client.id": kafka.client_id or "gateway-pipeline",
+    }
+    if kafka.security.tls is not None:
+        options |= _build_librdkafka_tls(kafka.security.tls)
+    if kafka.security.sasl is not None:
+        options |= _build_librdkafka_sasl(kafka.security.sasl)
+    return options
+
+
+def format_bootstrap_servers(kafka: Kafka) -> str:
+    """host:port, with commas. Raises PipelineError: the embedded one is the gateway's own."""
+    if isinstance(kafka.servers, str):
+        raise PipelineError(
+            "jobs need a Kafka of their own, and this one is embedded in the gateway; "
+            "`gateway broker` starts one"
+        )
+    return ",".join(kafka.servers)
+
+
+def _get_security_protocol(kafka: Kafka) -> str:
+    security = kafka.security
+    return ("SASL_" if security.sasl else "") + ("SSL" if security.tls else "PLAINTEXT")
+
+
+def _build_java_tls(tls: Tls) -> dict[str, str]:
+    options: dict[str, str] = {}
+    if tls.ca:
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _read_text(tls.ca)}
+    elif not tls.verify:
+        raise PipelineError(
+            "Spark's client of Kafka always checks who signed a broker's certificate; "
+            "give kafka.security.tls.ca with its authority"
+        )
+    if not tls.verify:
+        options["ssl.endpoint.identification.algorithm"] = ""  # its name may then be any
+    if tls.certificate and tls.key:
+        options |= {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.certificate.chain": _read_certificate_chain(tls.certificate),
+            "ssl.keystore.key": _load_pkcs8(Path(tls.key), _get_secret(tls.key_password)),
+        }
+    return options
+
+
+def _build_librdkafka_tls(tls: Tls) -> dict[str, object]:
+    options: dict[str, object] = {}
+    if tls.ca:
+        options["ssl.ca.pem"] = _read_text(tls.ca)
+    if not tls.verify:
+        options["enable.ssl.certificate.verification"] = False
+    if tls.certificate and tls.key:
+        options["ssl.certificate.pem"] = _read_certificate_chain(tls.certificate)
+        options["ssl.key.pem"] = _load_pkcs8(Path(tls.key), _get_secret(tls.key_password))
+    return options
+
+
+def _build_java_sasl(sasl: Sasl) -> dict[str, str]:
+    options = {"sasl.mechanism": sasl.mechanism.upper()}
+    login: dict[str, str | None]
+    if sasl.mechanism == "oauthbearer":
+        handler = f"{_SECURITY_PACKAGE}.oauthbearer.OAuthBearerLoginCallbackHandler"
+        options["sasl.login.callback.handler.class"] = handler
+        options["sasl.oauthbearer.token.endpoint.url"] = (
+            sasl.token_url or _get_token_file(sasl).as_uri()
+        )
+        secret = _get_secret(sasl.client_secret)
+        login = {"clientId": sasl.client_id, "clientSecret": secret, "scope": sasl.scope}
+    else:
+        login = {"username": sasl.username, "password": _get_secret(sasl.password)}
+    words = "".join(f" {name}={_quote(value)}" for name, value in login.items() if value)
+    options["sasl.jaas.config"] = f"{_LOGIN_MODULES[sasl.mechanism]} required{words};"
+    return options
+
+
+def _build_librdkafka_sasl(sasl: Sasl) -> dict[str, object]:
+    options: dict[str, object] = {"sasl.mechanisms": sasl.mechanism.upper()}
+    if sasl.mechanism != "oauthbearer":
+        return options | {
+            "sasl.username": sasl.username,
+            "sasl.password": _get_secret(sasl.password),
+        }
+    if not sasl.token_url:
+        return options | {"oauth_cb": TokenProvider(_get_secret(sasl.token), sasl.token_file)}
+    options |= {
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": sasl.token_url,
+        "sasl.oauthbearer.client.id": sasl.client_id,
+        "sasl.oauthbearer.client.secret": _get_secret(sasl.client_secret),
+    }
+    return options | ({"sasl.oauthbearer.scope": sasl.scope} if sasl.scope else {})
+
+
+@dataclass(frozen=True, slots=True)
+class TokenProvider:
+    """What librdkafka calls for a token, and when it shall call again (s since the epoch)."""
+
+    token: str | None
+    file: str | os.PathLike[str] | None
+
+    def __call__(self, _: object) -> tuple[str, float]:
+        text = self.token if self.file is None else Path(self.file).read_text().strip()
+        return text or "", time.time() + _TOKEN_LIFETIME_S
+
+
+_token_files: dict[str, Path] = {}
+
+
+def _get_token_file(sasl: Sasl) -> Path:
+    """Java reads tokens from files only; a fixed one gets one that nobody else may read."""
+    if sasl.token_file:
+        return Path(sasl.token_file).resolve()
+    text = _get_secret(sasl.token) or ""
+    if text not in _token_files:
+        handle, name = tempfile.mkstemp(prefix="gateway-token-")
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        _token_files[text] = Path(name)
+    return _token_files[text]
+
+
+def _load_pkcs8(path: Path, password: str | None) -> str:
+    from cryptography.hazmat.primitives import serialization as pem
+
+    try:
+        secret = password.encode() if password else None
+        key = pem.load_pem_private_key(path.read_bytes(), secret)
+    except (OSError, ValueError, TypeError) as error:
+        raise PipelineError(
+            f"the key {path} cannot be used: {error}; correct kafka.security.tls"
+        ) from error
+    form = (pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
+    return key.private_bytes(*form).decode()
+
+
+def _read_certificate_chain(path: str | os.PathLike[str]) -> str:
+    """Without a key that may stand in the same file."""
+    return "\n".join(_CERTIFICATE_PATTERN.findall(_read_text(path)))
+
+
+def _read_text(path: str | os.PathLike[str]) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, ValueError) as error:
+        raise PipelineError(
+            f"{path} cannot be read: {error}; correct kafka.security.tls"
+        ) from error
+
+
+def _quote(value: str) -> str:
+    """As JAAS has it: quoted, backslashes and quotes escaped."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _get_secret(value: SecretStr | None) -> str | None:
+    return value.get_secret_value() if value is not None else None
+
+
+def find_cluster(clusters: Mapping[str, Kafka], name: str | None) -> Kafka:
+    """The one that an input or output names, or the only one. Raises PipelineError."""
+    if name is not None and name in clusters:
+        return clusters[name]
+    if name is None and len(clusters) == 1:
+        return next(iter(clusters.values()))
+    known = " or ".join(f"kafka: {each}" for each in clusters)
+    raise PipelineError(f"there is no cluster '{name or ''}'; write {known}")

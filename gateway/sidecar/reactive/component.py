@@ -1,0 +1,207 @@
+"""The part `reactive`: its groups, and what operators do with one that runs.
+
+Each sidecar answers for the member that it is: what it reads, how far, what holds it up; paused or
+sought is what is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.config.source.expression import suggest
+from gateway.core.log.record import TopicPartition
+from gateway.errors import NotOwned
+from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, OffsetAndTimestamp
+from gateway.sidecar.component import NotReady
+from gateway.sidecar.context import Context
+from gateway.sidecar.http.authorization import READ_SCOPE
+from gateway.sidecar.http.body import read_body
+from gateway.sidecar.http.status import StatusError, build_json_response
+from gateway.sidecar.supervision import run_supervised
+from gateway.telemetry import catalog
+from gateway.telemetry.samples import MetricSamples
+
+from .group import ReactiveGroup
+from .state import describe_group
+
+log = logging.getLogger(__name__)
+
+ADMIN_SCOPE = "admin"  # the scope of who may pause and seek
+MAX_BODY_BYTES = 256 << 10  # bytes of a request
+LIST_OFFSETS_TIMEOUT_S = 5.0  # seconds for ends and times to be told
+OFFSET_SPECS: Mapping[str, int] = {"beginning": -2, "end": -1}
+
+
+class ReactiveComponent:
+    """See the module, and `part.Part`."""
+
+    def __init__(self, context: Context) -> None:
+        settings = context.section.reactive
+        assert settings is not None
+        self._context = context
+        # as many connections as there are lanes; to a back end in the same pod, past any proxy
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx.AsyncClient(
+            trust_env=False, limits=limits, timeout=None, follow_redirects=False
+        )
+        self.groups = {
+            each.group: ReactiveGroup(context, each, self._client) for each in settings.groups
+        }
+        self.routes: Sequence[BaseRoute] = [
+            Route("/reactive", self._list, methods=["GET"]),
+            Route("/reactive/{group}", self._get_state, methods=["GET"]),
+            Route("/reactive/{group}/pause", self._pause, methods=["POST"]),
+            Route("/reactive/{group}/resume", self._resume, methods=["POST"]),
+            Route("/reactive/{group}/seek", self._seek, methods=["POST"]),
+        ]
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for each in self.groups.values():
+                    group.create_task(run_supervised(each.run, f"group {each.name}"))
+                group.create_task(asyncio.Event().wait())
+        finally:
+            await self._client.aclose()
+
+    async def check_ready(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for each in self.groups.values():
+            if each.failure is not None:
+                raise NotReady("reactive", f"group {each.name}: {each.failure}")
+            for runner in each.runners:
+                if each.is_stuck(runner, now):
+                    raise NotReady("reactive", each.describe_stuck(runner, now))
+
+    def collect_metrics(self, samples: MetricSamples) -> None:
+        """Adds what a scrape wants to know."""
+        for name, group in self.groups.items():
+            tallies = group.counts
+            for (topic, outcome), records in tallies.records.items():
+                samples.add(catalog.REACTIVE_RECORDS, records, name, topic, outcome)
+            for verdict, batches in tallies.batches.items():
+                samples.add(catalog.REACTIVE_BATCHES, batches, name, verdict)
+            samples.add(catalog.REACTIVE_REPEATED_RECORDS, tallies.repeated, name)
+            samples.add_histogram(catalog.REACTIVE_SECONDS, tallies.seconds, name)
+            held_up = sum(bool(each.lane.problem) for each in group.runners)
+            samples.add(catalog.REACTIVE_HELD_UP_LANES, held_up, name)
+            waiting = sum(each.lane.unsettled_count for each in group.runners)
+            samples.add(catalog.REACTIVE_WAITING_RECORDS, waiting, name)
+            told = self._context.cluster.coordinators.stats
+            if name in told.rebalance_seconds:
+                samples.add_histogram(
+                    catalog.REACTIVE_REBALANCE_SECONDS, told.rebalance_seconds[name], name
+                )
+            samples.add(catalog.REACTIVE_LOST_PARTITIONS, told.lost_partitions[name], name)
+
+    # over HTTP
+
+    async def _list(self, request: Request) -> Response:
+        await self._context.authorize(request, READ_SCOPE)
+        return build_json_response(
+            [await describe_group(each, lag=False) for each in self.groups.values()]
+        )
+
+    async def _get_state(self, request: Request) -> Response:
+        await self._context.authorize(request, READ_SCOPE, group=request.path_params["group"])
+        group = self._get_group(request)
+        return build_json_response(await describe_group(group, lag=True))
+
+    async def _pause(self, request: Request) -> Response:
+        return await self._set_paused(request, True)
+
+    async def _resume(self, request: Request) -> Response:
+        return await self._set_paused(request, False)
+
+    async def _set_paused(self, request: Request, paused: bool) -> Response:
+        group = await self._authorize_group(request)
+        group.set_paused(paused)
+        log.info("group %s is %s", group.name, "paused" if paused else "resumed")
+        return build_json_response(await describe_group(group, lag=False))
+
+    async def _seek(self, request: Request) -> Response:
+        group = await self._authorize_group(request)
+        data = await read_body(request, MAX_BODY_BYTES)
+        body = self._context.spec["seekReactive"].parse_body(
+            data, request.headers.get("content-type")
+        )
+        offsets = await self._resolve_offsets(group, body)
+        try:
+            await group.seek(offsets)
+        except NotOwned as error:
+            raise StatusError(409, str(error), code="NOT_OWNED") from None
+        log.info("group %s goes on from %s", group.name, offsets)
+        return build_json_response(
+            {"offsets": [_format_offset(tp, at) for tp, at in offsets.items()]}
+        )
+
+    async def _authorize_group(self, request: Request) -> ReactiveGroup:
+        await self._context.authorize(request, ADMIN_SCOPE, group=request.path_params["group"])
+        group = self._get_group(request)
+        if group.consumer is None:
+            raise StatusError(503, f"group {group.name} does not run; try again", retry_after=1.0)
+        return group
+
+    def _get_group(self, request: Request) -> ReactiveGroup:
+        name = request.path_params["group"]
+        if name not in self.groups:
+            near = suggest(name, list(self.groups), "GET /reactive lists them")
+            what = f"no reactive group {name[:80]!r}"
+            raise StatusError(404, f"{what}; {near}", code="GROUP_NOT_FOUND")
+        return self.groups[name]
+
+    async def _resolve_offsets(
+        self, group: ReactiveGroup, body: Mapping[str, Any]
+    ) -> dict[TopicPartition, int]:
+        """What a request means. Raises Refusal 400, 409, KafkaError."""
+        found = {_parse_partition(each): each["offset"] for each in body.get("offsets", ())}
+        specs = {_parse_partition(each): each["timestamp"] for each in body.get("timestamps", ())}
+        if "to" in body:
+            assert group.consumer is not None
+            specs |= dict.fromkeys(group.consumer.assignment, OFFSET_SPECS[body["to"]])
+        if not found and not specs:
+            what = "names no partition; give it offsets, timestamps or to"
+            raise StatusError(400, f"the body: {what}", code="INVALID_REQUEST")
+        bounds = await self._list_offsets(group, dict.fromkeys(found, OFFSET_SPECS["beginning"]))
+        ends = await self._list_offsets(group, dict.fromkeys(found, OFFSET_SPECS["end"]))
+        for tp, offset in found.items():
+            if not bounds[tp] <= offset <= ends[tp]:
+                what = f"{tp} has no offset {offset}"
+                hint = f"use {bounds[tp]} to {ends[tp]}"
+                raise StatusError(400, f"{what}; {hint}", code="OFFSET_OUT_OF_RANGE")
+        later = await self._list_offsets(group, specs)
+        none = {tp: OFFSET_SPECS["end"] for tp, at in later.items() if at < 0}  # none is that late
+        return found | later | await self._list_offsets(group, none)
+
+    async def _list_offsets(
+        self, group: ReactiveGroup, specs: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        committed = group.settings.isolation == "read_committed"
+        isolation = READ_COMMITTED if committed else READ_UNCOMMITTED
+        if not specs:
+            return {}
+        answers = await self._context.cluster.list_offsets(
+            specs, isolation, timeout=LIST_OFFSETS_TIMEOUT_S
+        )
+        offsets = {
+            tp: at.offset for tp, at in answers.items() if isinstance(at, OffsetAndTimestamp)
+        }
+        for tp in specs.keys() - offsets.keys():
+            raise StatusError(409, f"{tp} tells no offsets now; try again, or correct its name")
+        return offsets
+
+
+def _parse_partition(fields: Mapping[str, Any]) -> TopicPartition:
+    return TopicPartition(fields["topic"], fields["partition"])
+
+
+def _format_offset(tp: TopicPartition, offset: int) -> dict[str, Any]:
+    return {"topic": tp.topic, "partition": tp.partition, "offset": offset}

@@ -1,0 +1,59 @@
+"""A replay as its answers have it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from gateway.core.delivery.replay import Destination, Replay
+
+DELIVERY_GUARANTEES = {
+    Destination.TOPIC: "exactly-once",
+    Destination.BACKEND: "at-least-once",
+}
+
+
+def render_replay(replay: Replay, rate: float) -> dict[str, Any]:
+    """rate: records a second."""
+    return {
+        "id": replay.id,
+        "state": replay.state,
+        "topic": replay.topic,
+        "destination": replay.destination,
+        "destinationTopic": replay.target or None,
+        "consumerGroup": replay.group or None,
+        "delivery": DELIVERY_GUARANTEES[replay.destination],
+        "progress": round(replay.progress, 4),
+        "records": replay.records,
+        "bytes": replay.bytes,
+        "deadLetters": replay.dead,
+        "recordsPerSecond": round(rate, 1),
+        "partitions": [
+            {
+                "partition": partition,
+                "startOffset": span.start,
+                "endOffset": span.end,
+                "nextOffset": span.next_offset,
+            }
+            for partition, span in sorted(replay.spans.items())
+        ],
+        "gaps": [
+            {
+                "partition": lack.partition,
+                "startOffset": lack.offset,
+                "endOffset": lack.next_offset,
+                "reason": "retention",
+            }
+            for lack in replay.lacks
+        ],
+        "owner": replay.owner or None,
+        "error": replay.error or None,
+        "createdBy": replay.by or None,
+        "createdAt": _format_time(replay.created),
+        "updatedAt": _format_time(replay.updated),
+    }
+
+
+def _format_time(milliseconds: int) -> str:
+    at = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

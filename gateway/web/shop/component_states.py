@@ -1,0 +1,37 @@
+"""How the parts of the demo are, told in a topic that the page streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Literal
+
+from aiokafka import AIOKafkaProducer
+
+ComponentState = Literal["starting", "running", "failed"]
+
+
+class ComponentStates:
+    """Tells each state of a part once; it may be told before `run` has begun."""
+
+    def __init__(self, servers: Sequence[str]) -> None:
+        self._servers = list(servers)
+        self._reported: dict[str, tuple[ComponentState, str]] = {}
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def report_state(self, component: str, state: ComponentState, text: str) -> None:
+        if self._reported.get(component) != (state, text):
+            self._reported[component] = (state, text)
+            value = {"part": component, "state": state, "text": text}
+            self._queue.put_nowait(json.dumps(value).encode())
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        producer = AIOKafkaProducer(bootstrap_servers=self._servers, client_id="shop-parts")
+        await producer.start()
+        try:
+            while True:
+                await producer.send_and_wait("parts", await self._queue.get())
+        finally:
+            await producer.stop()

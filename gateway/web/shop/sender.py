@@ -1,0 +1,60 @@
+"""Sends what happens in the shop, when it happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+
+from aiokafka import AIOKafkaProducer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from gateway.pipeline.generate import ShopGenerator, ShopTraffic, generate_users
+
+from .component_states import ComponentStates
+
+TOPIC_PARTITIONS = {
+    "clicks": 4, "orders": 4, "payments": 2, "users": 1, "visits": 2, "settled": 2, "known": 2,
+    "progress": 1, "parts": 1,
+}  # fmt: skip
+SEND_INTERVAL_S = 0.02  # s
+
+
+def create_topics(servers: Sequence[str]) -> None:
+    """The partitions differ on purpose: joins do not need them equal."""
+    admin = AdminClient({"bootstrap.servers": ",".join(servers)})
+    compacted = {"cleanup.policy": "compact"}
+    new = [
+        NewTopic(name, count, 1, config=compacted if name == "users" else {})
+        for name, count in TOPIC_PARTITIONS.items()
+    ]
+    for made in admin.create_topics(new).values():
+        made.result(30)
+
+
+async def send_events(
+    servers: Sequence[str], traffic: ShopTraffic, states: ComponentStates
+) -> None:
+    """Until cancelled."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=list(servers), client_id="shop", enable_idempotence=True
+    )
+    await producer.start()
+    try:
+        for key, row in generate_users(traffic):
+            await producer.send("users", _encode_json(row), key.encode())
+        await producer.flush()
+        rates = f"{traffic.clicks:g} clicks and {traffic.orders:g} orders a second"
+        states.report_state("Shop", "running", rates)
+        shop = ShopGenerator(traffic, time.time())
+        while True:
+            for event in shop.take_events(time.time()):
+                await producer.send(event.topic, _encode_json(event.value), event.key.encode())
+            await asyncio.sleep(SEND_INTERVAL_S)
+    finally:
+        await producer.stop()
+
+
+def _encode_json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

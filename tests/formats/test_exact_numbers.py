@@ -1,0 +1,118 @@
+"""Numbers that 64 bits cannot hold: written with the digits that they came with."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import FormatError
+from gateway.formats.exact_numbers import ExactJson, keep_exact_numbers
+from gateway.formats.json_schema import JsonSchemaCodec
+from gateway.formats.plain import encode_plain
+from gateway.formats.serialization import SerializationFormat
+
+JSON = {"key": SerializationFormat.JSON, "value": SerializationFormat.JSON}
+LONG = (
+    "18446744073709551616", "-9223372036854775809", "123456789012345678901234567890",
+    "0.1234567890123456789", "1.5e-320", "1e-400", "123456789.0123456789",
+)  # fmt: skip
+
+
+def kept(value: str, formats: Any = JSON) -> Any:
+    """Of the only record of a request."""
+    data = b'{"records":[{"value":%b,"partition":1}]}' % value.encode()
+    records = orjson.loads(data)["records"]
+    keep_exact_numbers(data, records, formats)
+    assert records[0]["partition"] == 1
+    return records[0]["value"]
+
+
+@pytest.mark.parametrize("text", LONG)
+def test_a_number_that_a_double_cannot_hold_keeps_its_digits(text):
+    assert (
+        encode_plain(SerializationFormat.JSON, kept(f'{{"a":[{text}]}}'))
+        == f'{{"a":[{text}]}}'.encode()
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["1.10", "-0", "-0.0", "[1,-0]", '{"price":1.10,"zero":-0}', "5.0"]
+)
+def test_a_number_keeps_its_digits_whatever_stands_beside_it(text):
+    """A fraction lost its last zero, unless a long number stood in the same request."""
+    assert encode_plain(SerializationFormat.JSON, kept(text)) == text.encode()
+    beside = f"[{text},18446744073709551616]"
+    assert encode_plain(SerializationFormat.JSON, kept(beside)) == beside.encode()
+
+
+@pytest.mark.parametrize("text", ['"1.10"', '"a.b-0 v1.20"', "-1.5", "[0.5,-0.25]"])
+def test_text_that_looks_like_a_number_is_none(text):
+    assert kept(text) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ["7", "-1.5", "0.1", "123456789012.34", '"18"'])
+def test_what_loses_nothing_is_not_read_twice(text):
+    assert kept(text) == json.loads(text)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False), st.integers())
+def test_any_number_is_the_same_number_in_kafka(decimal, integer):
+    text = f"[{str(decimal).replace('E', 'e')},{integer}]"
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:  # beyond a double: the request is refused
+        assert abs(decimal) > 10**308 or abs(integer) > 10**308
+        return
+    written = encode_plain(SerializationFormat.JSON, kept(text))
+    assert written == text.encode()
+    assert json.loads(written, parse_int=Decimal, parse_float=Decimal) == [decimal, integer]
+
+
+def test_other_formats_and_other_members_are_let_be():
+    value = "18446744073709551616"
+    assert kept(
+        value, {"key": SerializationFormat.JSON, "value": SerializationFormat.AVRO}
+    ) == float(value)
+    line = b'{"key":%b,"records":[],"timestamp":1}' % value.encode()
+    record = orjson.loads(line)
+    keep_exact_numbers(line, [record], JSON, member=None)
+    assert record == {"key": ExactJson(float(value), value.encode()), "records": [], "timestamp": 1}
+
+
+def test_a_schema_is_held_against_the_number_and_its_digits_are_written():
+    schema = JsonSchemaCodec('{"type":"integer","minimum":18446744073709551616}', {})
+    assert schema.encode(kept("18446744073709551617")) == b"18446744073709551617"
+    with pytest.raises(FormatError, match="minimum"):
+        schema.encode(kept("-18446744073709551617"))
+
+
+def test_what_is_nested_too_deep_is_refused_as_without_long_numbers():
+    for number in ("1", "18446744073709551616"):
+        for depth in (300, 1000):
+            with pytest.raises(FormatError, match="cannot be written as JSON"):
+                encode_plain(SerializationFormat.JSON, kept("[" * depth + number + "]" * depth))
+
+
+@pytest.mark.parametrize(
+    "text", ["5e2b8f10-3d43-4b6e-9a0c-2c7cf1f2b7a4", "x12345678901234567", "7e1"]
+)
+def test_what_only_looks_like_such_a_number_within_a_string_is_not_read_again(text):
+    data = orjson.dumps({"records": [{"value": {"id": text, "price": 19.95}}]})
+    records = orjson.loads(data)["records"]
+    keep_exact_numbers(data, records, {"value": SerializationFormat.JSON})
+    assert not isinstance(records[0]["value"], ExactJson)
+
+
+def test_many_places_that_look_like_such_numbers_are_not_all_looked_at():
+    data = b'{"records": [{"value": "x%b", "key": 1e2}]}' % (b"0e-" * 5000)
+    records = orjson.loads(data)["records"]
+    keep_exact_numbers(
+        data, records, {"key": SerializationFormat.JSON, "value": SerializationFormat.JSON}
+    )
+    assert records[0]["key"].text == b"1e2"

@@ -1,0 +1,145 @@
+"""Private reads: who waits for the same place shares the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from support.records import RecordToSend, produce_records
+from support.topic_reads import open_cluster
+
+from gateway.config import Topic
+from gateway.core.log.partition_reader import EARLIEST, TimestampStart
+from gateway.core.log.position import PartitionPosition
+from gateway.core.log.record import Entry, Gap, GapReason, Record, TopicPartition
+from gateway.hub.reads.backfill_reader import BackfillReader
+from gateway.kafka.embedded import EmbeddedKafka
+from gateway.kafka.fetch.fetch import FetchedPartition
+
+TP = TopicPartition("orders", 0)
+Fetches = list[dict[TopicPartition, int]]
+
+
+@pytest.fixture
+async def orders(embedded: EmbeddedKafka) -> EmbeddedKafka:
+    """Ten records in each of two partitions."""
+    embedded.create_topic("orders", 2)
+    sent = [RecordToSend(b"%d" % number, b"k", number % 2) for number in range(20)]
+    await produce_records(embedded.bootstrap, "orders", sent)
+    return embedded
+
+
+@asynccontextmanager
+async def running_archive(
+    kafka: EmbeddedKafka, **options: object
+) -> AsyncIterator[tuple[BackfillReader, Fetches]]:
+    """An archive, and the offsets of every fetch that it made."""
+    settings = Topic.model_validate({"name": "orders", **options})
+    fetches: Fetches = []
+    async with open_cluster(kafka.bootstrap, "orders") as kafkas:
+        fetch = kafkas.fetch
+
+        async def record_fetch(
+            node, role, session, **rest
+        ) -> dict[TopicPartition, FetchedPartition]:
+            fetches.append({tp: want.offset for tp, want in session.wants.items()})
+            return await fetch(node, role, session, **rest)
+
+        kafkas.fetch = record_fetch  # type: ignore[method-assign]
+        made = BackfillReader(kafkas, lambda name: settings)
+        try:
+            async with asyncio.timeout(60):
+                yield made, fetches
+        finally:
+            await made.close()
+
+
+def get_offsets(entries: list[Entry]) -> list[int]:
+    return [entry.offset for entry in entries if isinstance(entry, Record)]
+
+
+async def test_twenty_clients_at_one_place_cost_one_fetch(orders: EmbeddedKafka):
+    async with running_archive(orders) as (made, fetches):
+        answers = await asyncio.gather(*(made.read(TP, PartitionPosition(4, 0)) for _ in range(20)))
+        assert len({id(answer) for answer in answers}) == 1
+        assert get_offsets(answers[0])[0] == 4
+        assert fetches == [{TP: 4}]
+
+
+async def test_other_places_are_read_one_after_the_other_and_each_gets_its_own(
+    orders: EmbeddedKafka,
+):
+    async with running_archive(orders) as (made, fetches):
+        answers = await asyncio.gather(
+            *(made.read(TP, PartitionPosition(at, 0)) for at in (7, 2, 7, 5))
+        )
+        assert [get_offsets(answer)[0] for answer in answers] == [7, 2, 7, 5]
+        assert [asked[TP] for asked in fetches] == [7, 2, 5]
+
+
+async def test_a_partition_that_is_slow_holds_up_no_other(orders: EmbeddedKafka):
+    other = TopicPartition("orders", 1)
+    orders_ends = PartitionPosition(10, 0)  # nothing there yet: that read waits
+    async with running_archive(orders) as (made, _):
+        waiting = asyncio.create_task(made.read(TP, orders_ends))
+        assert get_offsets(await made.read(other, PartitionPosition(0, 0)))[0] == 0
+        assert not waiting.done()
+        await produce_records(orders.bootstrap, "orders", [RecordToSend(b"late", b"k", 0)])
+        assert get_offsets(await waiting) == [10]
+
+
+async def test_who_gives_up_takes_nothing_from_those_who_want_the_same(orders: EmbeddedKafka):
+    async with running_archive(orders) as (made, _):
+        first = asyncio.create_task(made.read(TP, PartitionPosition(10, 0)))
+        second = asyncio.create_task(made.read(TP, PartitionPosition(10, 0)))
+        await asyncio.sleep(0)
+        first.cancel()
+        await produce_records(orders.bootstrap, "orders", [RecordToSend(b"late", b"k", 0)])
+        assert get_offsets(await second) == [10]
+        assert first.cancelled()
+
+
+async def test_who_gives_up_lets_the_next_have_its_turn(orders: EmbeddedKafka):
+    async with running_archive(orders) as (made, _):
+        first = asyncio.create_task(made.read(TP, PartitionPosition(10, 0)))
+        second = asyncio.create_task(made.read(TP, PartitionPosition(3, 0)))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert get_offsets(await second)[0] == 3
+
+
+async def test_what_retention_took_is_a_gap_here_too(orders: EmbeddedKafka):
+    orders.delete_records("orders", {0: 6})
+    async with running_archive(orders) as (made, _):
+        gap, *records = await made.read(TP, PartitionPosition(2, 0))
+        assert gap == Gap(TP, 2, 6, gap.epoch, GapReason.RETENTION)
+        assert get_offsets(records)[:1] in ([6], [])
+
+
+async def test_the_start_of_a_log_is_found(orders: EmbeddedKafka):
+    orders.delete_records("orders", {0: 6})
+    async with running_archive(orders) as (made, _):
+        assert (await made.resolve_start(TP, TimestampStart(EARLIEST))).offset == 6
+
+
+async def test_full_hands_are_given_nothing_more_until_they_are_emptied(orders: EmbeddedKafka):
+    async with running_archive(orders) as (made, fetches):
+        made.limit_reads(True)
+        reading = asyncio.create_task(made.read(TP, PartitionPosition(0, 0)))
+        await asyncio.sleep(0)  # it has asked, and would be first
+        await made.resolve_start(TP, TimestampStart(EARLIEST))
+        assert fetches == []
+        made.limit_reads(False)
+        assert get_offsets(await reading)[0] == 0
+
+
+async def test_records_are_transformed_as_those_of_the_tail_are(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 1)
+    await produce_records(embedded.bootstrap, "orders", [RecordToSend(b'{"id": 7}', b"k", 0)])
+    options = {"transforms": [{"extract-key": "${message.value.id}"}]}
+    async with running_archive(embedded, **options) as (made, _):
+        (record,) = await made.read(TP, PartitionPosition(0, 0))
+        assert isinstance(record, Record)
+        assert record.key == b"7"

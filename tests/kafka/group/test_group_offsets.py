@@ -1,0 +1,79 @@
+"""Commits against a coordinator that answers what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import pytest
+from support.virtual_time import run_in_virtual_time
+
+from gateway.core.log.record import TopicPartition
+from gateway.errors import UnknownTopic
+from gateway.kafka.client.coordinators import Coordinators
+from gateway.kafka.group.group_offsets import GroupOffsets
+from gateway.kafka.protocol.group_messages import OffsetAndMetadata, OffsetCommitResponse
+
+HERE, GONE = TopicPartition("here", 0), TopicPartition("gone", 0)
+UNKNOWN = (3, 100, 103)
+
+
+class FakeCoordinator:
+    """Stores what it accepts. judge: the error of a partition at a time in seconds."""
+
+    def __init__(self, judge: Callable[[TopicPartition, float], int]) -> None:
+        self.stored_offsets: dict[TopicPartition, int] = {}
+        self._get_error = judge
+
+    async def send(self, group: str, request: Any) -> OffsetCommitResponse:
+        now = asyncio.get_running_loop().time()
+        errors = {tp: self._get_error(tp, now) for tp in request.offsets}
+        self.stored_offsets |= {
+            tp: each.offset for tp, each in request.offsets.items() if not errors[tp]
+        }
+        return OffsetCommitResponse(0, errors)
+
+
+async def measure_commit(
+    coordinator: FakeCoordinator, offsets: Mapping[TopicPartition, int]
+) -> float:
+    """Return how long it took, in seconds."""
+    commits = GroupOffsets(cast(Coordinators, coordinator), "billing")
+    await commits.commit({tp: OffsetAndMetadata(at) for tp, at in offsets.items()}, lambda _: None)
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("code", UNKNOWN)
+def test_a_deleted_topic_holds_up_a_commit_for_two_seconds_at_most(code: int):
+    """A member that gave up a deleted topic committed it for 30 s first, and its group read no
+    new topic for so long."""
+    coordinator = FakeCoordinator(lambda tp, _: code if tp == GONE else 0)
+
+    async def main() -> float:
+        with pytest.raises(UnknownTopic, match="gone") as told:
+            await measure_commit(coordinator, {HERE: 5, GONE: 7})
+        assert told.value.topic == "gone"
+        return asyncio.get_running_loop().time()
+
+    assert 2.0 <= run_in_virtual_time(main()) <= 3.5
+    assert coordinator.stored_offsets == {HERE: 5}
+
+
+@pytest.mark.parametrize("code", UNKNOWN)
+def test_a_topic_that_is_new_to_the_coordinator_is_committed(code: int):
+    coordinator = FakeCoordinator(lambda tp, now: code if tp == GONE and now < 1.5 else 0)
+    assert run_in_virtual_time(measure_commit(coordinator, {HERE: 5, GONE: 7})) < 3
+    assert coordinator.stored_offsets == {HERE: 5, GONE: 7}
+
+
+def test_an_unknown_topic_does_not_end_the_wait_for_another_reason():
+    """The other partition's coordinator is away for ten seconds."""
+    coordinator = FakeCoordinator(lambda tp, now: 3 if tp == GONE else 7 if now < 10 else 0)
+
+    async def main() -> None:
+        with pytest.raises(UnknownTopic):
+            await measure_commit(coordinator, {HERE: 5, GONE: 7})
+
+    run_in_virtual_time(main())
+    assert coordinator.stored_offsets == {HERE: 5}

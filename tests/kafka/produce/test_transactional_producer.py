@@ -1,0 +1,197 @@
+"""What a transaction holds is there as a whole or not at all, and its id has one owner."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from support.brokers import KafkaCluster
+from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
+from support.oracle import read_records
+
+from gateway.core.log.record import TopicPartition
+from gateway.errors import AccessDenied, Fenced, PartitionFailed
+from gateway.kafka.client.cluster import Cluster, ClusterSettings
+from gateway.kafka.group.group_offsets import GroupOffsets
+from gateway.kafka.produce.transactional_producer import (
+    TransactionalProducer,
+    TransactionRecord,
+    WrittenOffsets,
+)
+
+
+@pytest.fixture
+async def cluster(kafka: KafkaCluster) -> AsyncIterator[Cluster]:
+    async with Cluster(ClusterSettings(kafka.bootstrap)) as cluster:
+        yield cluster
+
+
+async def watch_topic(cluster: Cluster, topic: str) -> str:
+    cluster.metadata.watch(topic, await cluster.describe_topic(topic))
+    return topic
+
+
+def build_write(
+    topic: str, value: bytes | None, partition: int = 0, key: bytes | None = b"k"
+) -> TransactionRecord:
+    headers = [("a", b"1"), ("a", None)]
+    now = time.time_ns() // 1_000_000
+    return TransactionRecord(TopicPartition(topic, partition), key, value, headers, now)
+
+
+async def test_what_is_committed_is_there_with_its_offsets(
+    kafka: KafkaCluster, cluster: Cluster
+) -> None:
+    topic = await watch_topic(cluster, kafka.create_unique_topic(partitions=2))
+    tp, group = TopicPartition(topic, 0), f"{topic}.group"
+    writer = TransactionalProducer(cluster, f"{topic}-w")
+    await writer.start()
+
+    placed = await writer.commit(
+        [build_write(topic, b"a"), build_write(topic, None), build_write(topic, b"c", 1)],
+        group=group,
+        offsets={tp: 7},
+    )
+    await writer.commit([build_write(topic, b"d", key=None)])
+
+    assert placed[tp] == [0, 1]
+    found = await read_records(kafka.bootstrap_servers, topic, min_records=4)
+    assert sorted((each.tp.partition, each.value) for each in found if each.value) == [
+        (0, b"a"),
+        (0, b"d"),
+        (1, b"c"),
+    ]
+    committed = await GroupOffsets(cluster.coordinators, group).committed([tp])
+    assert committed[tp].offset == 7
+
+
+async def test_who_had_the_id_before_writes_nothing_more(
+    kafka: KafkaCluster, cluster: Cluster
+) -> None:
+    topic = await watch_topic(cluster, kafka.create_unique_topic())
+    first, second = (TransactionalProducer(cluster, f"{topic}-w") for _ in range(2))
+    await first.start()
+    await second.start()
+
+    with pytest.raises(Fenced):
+        await first.commit([build_write(topic, b"first")])
+    await second.commit([build_write(topic, b"second")])
+
+    found = await read_records(kafka.bootstrap_servers, topic, min_records=1)
+    assert [each.value for each in found] == [b"second"]
+    assert not first.is_started
+
+
+async def test_a_record_that_is_refused_takes_all_others_with_it(
+    kafka: KafkaCluster, cluster: Cluster
+) -> None:
+    topic = await watch_topic(cluster, kafka.create_unique_topic())
+    small = await watch_topic(
+        cluster, kafka.create_unique_topic(configs={"max.message.bytes": "1000"})
+    )
+    writer = TransactionalProducer(cluster, f"{topic}-w")
+    await writer.start()
+
+    with pytest.raises(PartitionFailed) as failed:
+        await writer.commit([build_write(topic, b"fine"), build_write(small, b"x" * 5000)])
+    await writer.start()
+    await writer.commit([build_write(topic, b"after")])
+
+    assert failed.value.code == 10
+    found = await read_records(kafka.bootstrap_servers, topic, min_records=1)
+    assert [each.value for each in found] == [b"after"]
+
+
+async def test_a_topic_that_is_not_known_yet_holds_up_the_others(
+    kafka: KafkaCluster, cluster: Cluster
+) -> None:
+    """Kafka says of the others that they were not attempted, which was taken for the reason."""
+    topic = await watch_topic(cluster, kafka.create_unique_topic())
+    late = await watch_topic(cluster, kafka.create_unique_topic())
+    kafka.admin.delete_topic(late)
+    writer = TransactionalProducer(cluster, f"{topic}-w")
+    await writer.start()
+
+    commit = asyncio.create_task(
+        writer.commit([build_write(topic, b"here"), build_write(late, b"there")])
+    )
+    refused = await asyncio.wait([commit], timeout=1.0)
+    kafka.create_topic(late)
+    await commit
+
+    assert not refused[0]
+    for each, value in ((topic, b"here"), (late, b"there")):
+        assert [
+            r.value for r in await read_records(kafka.bootstrap_servers, each, min_records=1)
+        ] == [value]
+
+
+async def test_who_is_fenced_before_a_refusal_is_undone_is_told(kafka: KafkaCluster) -> None:
+    """The refusal was told alone, as if the id were still the writer's own."""
+    name = kafka.create_unique_topic(configs={"max.message.bytes": "1000"})
+    asked = asyncio.Event()
+
+    def hold_end(request: SeenRequest) -> bytes | None:
+        if request.api_key != ApiKey.END_TXN:
+            return None
+        asked.set()
+        return struct.pack(">ih", 0, 51)  # CONCURRENT_TRANSACTIONS: it is to be asked again
+
+    async with (
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
+        Cluster(ClusterSettings(proxy.bootstrap.split(","))) as behind,
+        Cluster(ClusterSettings(kafka.bootstrap)) as cluster,
+    ):
+        topic = await watch_topic(behind, name)
+        first, second = (TransactionalProducer(each, f"{topic}-w") for each in (behind, cluster))
+        await first.start()
+        proxy.on_request = hold_end
+        refused = asyncio.create_task(first.commit([build_write(topic, b"x" * 5000)]))
+        async with asyncio.timeout(60):
+            await asked.wait()
+            await second.start()
+        proxy.on_request = None
+        with pytest.raises(Fenced):
+            await refused
+        assert not first.is_started
+
+
+async def test_an_id_is_still_ours_when_a_refusal_is_undone(
+    kafka: KafkaCluster, cluster: Cluster
+) -> None:
+    topic = await watch_topic(
+        cluster, kafka.create_unique_topic(configs={"max.message.bytes": "1000"})
+    )
+    writer = TransactionalProducer(cluster, f"{topic}-w")
+    await writer.start()
+    for value in (b"a", b"b"):
+        with pytest.raises(PartitionFailed):
+            await writer.commit([build_write(topic, b"x" * 5000)])
+        assert writer.is_started
+        await writer.commit([build_write(topic, value)])
+    found = await read_records(kafka.bootstrap_servers, topic, min_records=2)
+    assert [each.value for each in found] == [b"a", b"b"]
+
+
+async def test_an_id_is_still_ours_when_nothing_was_open_to_be_undone(
+    kafka: KafkaCluster, cluster: Cluster
+) -> None:
+    """Kafka answers INVALID_TXN_STATE then, which is no fence."""
+    topic = await watch_topic(cluster, kafka.create_unique_topic())
+    writer = TransactionalProducer(cluster, f"{topic}-w")
+
+    def deny_request(_: WrittenOffsets) -> list[TransactionRecord]:
+        raise AccessDenied(f"the gateway may not write to {topic}")
+
+    await writer.start()
+    with pytest.raises(AccessDenied):
+        await writer.commit(build_followups=deny_request)
+    await writer.commit([build_write(topic, b"a")])
+    with pytest.raises(AccessDenied):
+        await writer.commit(build_followups=deny_request)
+    await writer.commit([build_write(topic, b"b")])
+    found = await read_records(kafka.bootstrap_servers, topic, min_records=2)
+    assert [each.value for each in found] == [b"a", b"b"]

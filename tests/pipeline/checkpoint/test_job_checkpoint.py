@@ -1,0 +1,123 @@
+"""Versions of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from gateway.config.sections.pipelines import Query, Sessions
+from gateway.errors import CheckpointRefused
+from gateway.pipeline.checkpoint import versions
+from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint, update_definition
+
+
+def job(gap="30m"):
+    value = {"fields": {"user": "string"}}
+    return Sessions.model_validate(
+        {
+            **{"name": "visits", "type": "sessions", "by": ["user"], "gap": gap},
+            **{"from": {"topic": "clicks", "value": value}, "to": {"topic": "visits"}},
+        }
+    )
+
+
+def test_the_first_version_has_an_id_that_spark_will_take(tmp_path):
+    place = prepare_checkpoint(str(tmp_path), job(), find_hot_keys=lambda: ["k"])
+    assert (place.version, place.is_new, place.hot_keys) == (1, True, ("k",))
+    assert place.location == f"{tmp_path}/visits/v1"
+    assert json.loads((tmp_path / "visits/v1/metadata").read_text()) == {"id": place.query_id}
+
+
+def test_the_next_start_has_the_same(tmp_path):
+    first = prepare_checkpoint(str(tmp_path), job(), find_hot_keys=lambda: ["k"])
+    again = prepare_checkpoint(
+        str(tmp_path), job(), find_hot_keys=lambda: pytest.fail("hot keys are asked for once")
+    )
+    assert (again.query_id, again.location, again.hot_keys) == (
+        first.query_id,
+        first.location,
+        ("k",),
+    )
+    assert not again.is_new
+
+
+def test_another_definition_is_refused_and_a_fresh_version_is_its_own(tmp_path):
+    first = prepare_checkpoint(str(tmp_path), job())
+    with pytest.raises(CheckpointRefused, match="gap: 30m before, 1h now"):
+        prepare_checkpoint(str(tmp_path), job("1h"))
+    second = prepare_checkpoint(str(tmp_path), job("1h"), fresh=True)
+    assert (second.version, second.is_new) == (2, True)
+    assert second.query_id != first.query_id
+    assert prepare_checkpoint(str(tmp_path), job("1h")).query_id == second.query_id
+    assert versions.list_local_versions(tmp_path, "visits") == [1, 2]
+
+
+def test_a_version_that_was_begun_only_half_is_begun_again(tmp_path):
+    (tmp_path / "visits/v1").mkdir(parents=True)
+    assert prepare_checkpoint(str(tmp_path), job()).version == 1
+
+
+def query(sql):
+    return Query.model_validate(
+        {
+            **{"name": "asked", "type": "query", "sql": sql, "to": {"topic": "out"}},
+            "tables": {"t": {"topic": "clicks", "value": {"fields": {"n": "int"}}}},
+        }
+    )
+
+
+def test_the_sql_of_a_query_is_part_of_its_checkpoint_where_spark_keeps_state(tmp_path):
+    """An aggregate that was not in a list passed for none, and changed SQL took over its state."""
+    before, after = query("SELECT try_sum(n) FROM t"), query("SELECT try_sum(n) FROM t WHERE n > 1")
+    update_definition(prepare_checkpoint(str(tmp_path), before), before, is_stateful=True)
+    (tmp_path / "asked/v1/offsets").mkdir()
+    (tmp_path / "asked/v1/offsets/0").write_text("v1")
+    update_definition(prepare_checkpoint(str(tmp_path), before), before, is_stateful=True)
+    with pytest.raises(CheckpointRefused, match="sql: SELECT try_sum"):
+        prepare_checkpoint(str(tmp_path), after)
+
+
+def test_a_query_without_state_may_change_but_not_begin_to_keep_some(tmp_path):
+    before, after = query("SELECT n FROM t"), query("SELECT n + 1 FROM t")
+    update_definition(prepare_checkpoint(str(tmp_path), before), before, is_stateful=False)
+    update_definition(prepare_checkpoint(str(tmp_path), after), after, is_stateful=False)
+    counting = query("SELECT count(*) FROM t")
+    update_definition(
+        prepare_checkpoint(str(tmp_path), counting), counting, is_stateful=True
+    )  # nothing was done yet
+    place = prepare_checkpoint(str(tmp_path), before, fresh=True)
+    (tmp_path / f"asked/v{place.version}/offsets").mkdir()
+    (tmp_path / f"asked/v{place.version}/offsets/0").write_text("v1")
+    with pytest.raises(CheckpointRefused, match=r"sql: none before, SELECT count"):
+        update_definition(prepare_checkpoint(str(tmp_path), counting), counting, is_stateful=True)
+
+
+def test_the_checkpoint_of_another_job_is_refused(tmp_path):
+    """Two jobs with the same definition: the one went on where the other one was."""
+    prepare_checkpoint(str(tmp_path), job())
+    other = job().model_copy(update={"name": "other"})
+    prepare_checkpoint(str(tmp_path), other)
+    shutil.rmtree(tmp_path / "visits/v1")
+    shutil.copytree(tmp_path / "other/v1", tmp_path / "visits/v1")
+    with pytest.raises(CheckpointRefused, match="is of job other; put the job's own checkpoint"):
+        prepare_checkpoint(str(tmp_path), job())
+
+
+@pytest.mark.parametrize("names_query", [True, False])
+def test_batches_of_another_checkpoint_under_the_definition_of_this_one_are_refused(
+    tmp_path, names_query
+):
+    """Definitions of older versions do not name the query: they are taken as before."""
+    place = prepare_checkpoint(str(tmp_path), job())
+    (tmp_path / "visits/v1/metadata").write_text(json.dumps({"id": "another"}))
+    if names_query:
+        with pytest.raises(CheckpointRefused, match=f"of query {place.query_id}, and the batches"):
+            prepare_checkpoint(str(tmp_path), job())
+        return
+    file = tmp_path / "visits/v1/definition.json"
+    content = json.loads(file.read_text())
+    del content["query"]
+    file.write_text(json.dumps(content))
+    assert prepare_checkpoint(str(tmp_path), job()).query_id == "another"

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gateway.core.log.record import TopicPartition
+from gateway.pipeline.checkpoint.checkpoint import BatchOffsets
+from gateway.pipeline.exactly_once.side_output import (
+    add_watermarks,
+    build_late_records,
+    build_side_records,
+    drop_rewound,
+    offset_ranges,
+)
+
+RAW = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key:string,value:binary>>"
+)
+NOON, ONE = (datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (12, 13))
+
+
+def test_ranges_are_those_of_one_topic_that_hold_anything():
+    start = {("a", 0): 5, ("a", 1): 7, ("b", 0): 1}
+    end = {("a", 0): 9, ("a", 1): 7, ("a", 2): 3, ("b", 0): 4}
+    wanted = {TopicPartition("a", 0): (5, 9), TopicPartition("a", 2): (0, 3)}
+    assert offset_ranges("a", [start], [end]) == wanted
+
+
+def test_a_topic_of_two_sources_is_read_from_the_slower_ones_place():
+    found = offset_ranges("a", [{("a", 0): 5}, {("a", 0): 3}], [{("a", 0): 9}, {("a", 0): 8}])
+    assert found == {TopicPartition("a", 0): (3, 9)}
+
+
+def test_batches_that_read_a_topic_before_it_was_recreated_are_left_out():
+    """Their offsets are of other records by now, which were told as theirs."""
+
+    def batch(number: int, start: int, end: int) -> BatchOffsets:
+        return BatchOffsets(number, ({("a", 0): start},), ({("a", 0): end},), 0)
+
+    batches = [batch(1, 0, 10), batch(2, 10, 0), batch(3, 0, 0), batch(4, 0, 12)]
+    assert [each.number for each in drop_rewound(batches)] == [3, 4]
+    assert drop_rewound(batches[2:]) == batches[2:]
+    assert list(drop_rewound(batches[:2])) == []
+
+
+@pytest.mark.needs("java17")
+def test_a_letter_is_the_record_as_it_was_and_says_where_and_why(spark: Any):
+    from pyspark.sql import functions as F
+
+    rows = [
+        (bytearray(b"k"), bytearray(b"v"), "orders", 3, 42, NOON, [("own", bytearray(b"h"))]),
+        (None, bytearray(b"w"), "orders", 0, 7, NOON, None),
+    ]
+    raw = spark.createDataFrame(rows, RAW)
+    first, second = build_side_records(raw, F.lit("no JSON"), "left").collect()
+    assert (bytes(first.key), bytes(first.value), second.key) == (b"k", b"v", None)
+    assert [(each.key, bytes(each.value)) for each in first.headers] == [
+        ("own", b"h"),
+        ("X-Origin-Topic", b"orders"),
+        ("X-Origin-Partition", b"3"),
+        ("X-Origin-Offset", b"42"),
+        ("X-Origin-Timestamp", b"1767268800000"),
+        ("X-Origin-Input", b"left"),
+        ("X-Reason", b"no JSON"),
+    ]
+    assert len(second.headers) == 6
+
+
+@pytest.mark.needs("java17")
+def test_only_the_records_of_late_rows_are_sent_each_with_what_it_was_held_against(spark: Any):
+    rows = [(None, None, "orders", 0, offset, NOON, None) for offset in range(4)]
+    raw = spark.createDataFrame(rows, RAW)
+    places = "_topic string, _partition int, _offset bigint, _held timestamp"
+    told = [("orders", 0, 1, NOON), ("orders", 0, 3, ONE), ("orders", 0, 3, ONE)]
+    found = build_late_records(raw, spark.createDataFrame(told, places), "from").collect()
+    said = {int(row.headers[2].value): bytes(row.headers[-1].value) for row in found}
+    assert len(found) == 2
+    assert said == {
+        1: b"it came later than the watermark, 2026-01-01T12:00:00.000Z",
+        3: b"it came later than the watermark, 2026-01-01T13:00:00.000Z",
+    }
+
+
+@pytest.mark.needs("java17")
+def test_rows_of_several_batches_are_held_against_what_their_own_was(spark: Any):
+    places = [(partition, offset) for partition in (0, 1) for offset in range(6)]
+    rows = spark.createDataFrame(places, "_partition int, _offset bigint")
+    start, between, end = (
+        ({("orders", 0): first, ("orders", 1): second},)
+        for first, second in ((1, 0), (3, 0), (5, 2))
+    )
+    batches = [BatchOffsets(7, start, between, 1000), BatchOffsets(8, between, end, 2000)]
+    found = add_watermarks(rows, "orders", batches).collect()
+    assert sorted((row._partition, row._offset, row._held.timestamp()) for row in found) == [
+        (0, 1, 1.0),
+        (0, 2, 1.0),
+        (0, 3, 2.0),
+        (0, 4, 2.0),
+        (1, 0, 2.0),
+        (1, 1, 2.0),
+    ]
+    assert add_watermarks(rows, "orders", [batches[0]._replace(held=0)]).isEmpty()

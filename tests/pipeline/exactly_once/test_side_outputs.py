@@ -1,0 +1,223 @@
+"""Late events, values that are no events, and what retention took: each told once, by a query that
+is stopped and started again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from support.brokers import TEST_PROPERTIES, KafkaCluster, running_kafka
+from support.dead_letters import get_header, read_committed
+from support.pipelines import OutputTopic
+
+from gateway.config import loads
+from gateway.config.sections.pipelines import Pipelines
+from gateway.kafka.local import LocalKafka
+from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
+from gateway.pipeline.exactly_once import side_outputs
+from gateway.pipeline.run import query
+from gateway.pipeline.spark.session import create_job_session
+from gateway.pipeline.state import profiles
+
+BEGIN = 1_800_000_000_000  # ms
+
+
+@pytest.mark.needs("java17")
+def test_what_is_late_undecodable_or_gone_is_told_once(
+    kafka: KafkaCluster, spark: Any, tmp_path: Path
+):
+    clicks, to = kafka.create_unique_topic(), kafka.create_unique_topic()
+
+    def run() -> None:
+        _run(spark, tmp_path, {"servers": [kafka.bootstrap_servers]}, _job(clicks, to))
+
+    _produce(kafka, clicks, [_click(second) for second in (1, 30, 60)])
+    run()
+    # Three batches, and only the first looks: both others are left to the next process.
+    _produce(kafka, clicks, [_click(2), b"no click", _click(90), _click(3), _click(120), _click(4)])
+    run()
+    _produce(kafka, clicks, [_click(second) for second in (130, 131, 132)])
+    run()
+    _produce(kafka, clicks, [_click(second) for second in range(140, 150)])
+    kafka.admin.delete_records(clicks, {0: 17})
+    run()
+    late, dead, gaps = (
+        _told(kafka, name) for name in (f"{clicks}.late", f"{clicks}.dlq", f"{to}.gaps")
+    )
+    assert late == [_click(second) for second in (2, 3, 4)]
+    assert dead == [b"no click"]
+    assert [json.loads(each or b"") for each in gaps] == [
+        {
+            "topic": clicks,
+            "partition": 0,
+            "from": 12,
+            "to": 17,
+            "reason": "retention",
+            "job": "visits",
+            "input": "from",
+        }
+    ]
+
+
+@pytest.mark.needs("java17")
+def test_both_sides_of_a_join_tell_their_own_records_of_one_topic(
+    kafka: KafkaCluster, spark: Any, tmp_path: Path
+):
+    """What the right side left out was taken for told, as the left side had told of the batch. And
+    what is left by a run that has done all there was waited for a run with new records."""
+    events, to = kafka.create_unique_topic(), kafka.create_unique_topic()
+
+    def side(time: str) -> dict[str, Any]:
+        fields = {"fields": {"order": "string", time: "timestamp_ms"}}
+        return {"topic": events, "time": time, "value": fields}
+
+    job = {
+        **{"name": "paid", "type": "join", "trigger": "available-now", "to": {"topic": to}},
+        **{"left": side("at"), "right": side("paid"), "on": {"order": "order"}, "after": "1h"},
+        "select": {"order": "left.order", "at": "left.at"},
+    }
+    values = [{"order": "1", "at": BEGIN}, {"order": "1", "paid": BEGIN}, {"order": "1"}]
+    _produce(kafka, events, [json.dumps(each).encode() for each in values])
+    _run(spark, tmp_path, {"servers": [kafka.bootstrap_servers]}, job, finish=True)
+    found = read_committed(kafka, f"{events}.dlq")
+    kafka.admin.delete_topic(f"{events}.dlq")
+    told = [(get_header(each, "X-Origin-Input"), json.loads(each.value())) for each in found]
+    left = [(b"left", each) for each in (values[1], values[2])]
+    right = [(b"right", each) for each in (values[0], values[2])]
+    assert sorted(told, key=str) == sorted([*left, *right], key=str)
+
+
+@pytest.mark.needs("java17")
+def test_two_clusters_with_a_topic_of_one_name_are_told_apart(
+    kafka: KafkaCluster, spark: Any, tmp_path: Path
+):
+    """One cluster's position was held against the other's log start, a gap that there was not;
+    then the one was read up to the other's end, for ever."""
+    topic, to = kafka.create_unique_topic(), kafka.create_unique_topic()
+    value = {"fields": {"n": "bigint"}}
+    job = {
+        **{"name": "both", "type": "query", "trigger": "available-now"},
+        "tables": {each: {"topic": topic, "kafka": each, "value": value} for each in ("eu", "us")},
+        "sql": "SELECT n FROM us UNION ALL SELECT n FROM eu",
+        "to": {"topic": to, "kafka": "eu"},
+    }
+    with running_kafka(LocalKafka(properties=TEST_PROPERTIES)) as other:
+        us = KafkaCluster(other.bootstrap, other)
+        us.create_topic(topic)
+        clusters = {"eu": {"servers": kafka.bootstrap}, "us": {"servers": us.bootstrap}}
+        _produce(us, topic, [b'{"n": 0}'] * 30)
+        us.admin.delete_records(topic, {0: 30})
+        for number in range(2):
+            _produce(kafka, topic, [b'{"n": %d}' % number, b"eu"])
+            _produce(us, topic, [b'{"n": %d}' % (number + 10), b"us"])
+            _run(spark, tmp_path, clusters, job)
+        _produce(kafka, topic, [b'{"n": 2}'])
+        _run(spark, tmp_path, clusters, job)
+    rows = sorted(json.loads(value or b"")["n"] for value in _told(kafka, to))
+    letters = read_committed(kafka, f"{topic}.dlq")
+    kafka.admin.delete_topic(f"{topic}.dlq")
+    assert rows == [0, 1, 2, 10, 11]
+    assert _told(kafka, f"{to}.gaps") == []
+    told = sorted((get_header(each, "X-Origin-Input"), each.value()) for each in letters)
+    assert told == [(b"eu", b"eu")] * 2 + [(b"us", b"us")] * 2
+
+
+@pytest.mark.needs("java17")
+def test_a_topic_that_was_made_anew_is_told_and_read_from_its_begin(
+    kafka: KafkaCluster, spark: Any, tmp_path: Path
+):
+    """What the new topic had before the old position was passed over without a word."""
+    topic, other, to = (
+        kafka.create_unique_topic(),
+        kafka.create_unique_topic(),
+        kafka.create_unique_topic(),
+    )
+    value = {"fields": {"n": "bigint"}}
+    job = {
+        **{"name": "all", "type": "query", "trigger": "available-now", "to": {"topic": to}},
+        "tables": {
+            name: {"topic": each, "value": value} for name, each in (("a", other), ("b", topic))
+        },
+        "sql": "SELECT n FROM a UNION ALL SELECT n FROM b",
+    }
+    clusters = {"servers": [kafka.bootstrap_servers]}
+    for each in (topic, other):
+        _produce(kafka, each, [b'{"n": %d}' % n for n in range(10)])
+    _run(spark, tmp_path, clusters, job)
+    kafka.admin.delete_topic(topic)
+    kafka.create_topic(topic)
+    _produce(kafka, topic, [b'{"n": %d}' % n for n in range(100, 112)])
+    for _ in range(2):
+        _run(spark, tmp_path, clusters, job)
+        _produce(kafka, other, [b'{"n": 20}'])
+    rows = [json.loads(value or b"")["n"] for value in _told(kafka, to)]
+    gaps = [json.loads(value or b"") for value in _told(kafka, f"{to}.gaps")]
+    assert sorted(rows) == sorted([*range(10), *range(10), 20, *range(100, 112)])
+    assert [(each["topic"], each["from"], each["to"], each["reason"]) for each in gaps] == [
+        (topic, 10, 0, "recreated")
+    ]
+
+
+def _run(
+    spark: Any,
+    root: Path,
+    clusters: dict[str, Any],
+    settings: dict[str, Any],
+    *,
+    finish: bool = False,
+) -> None:
+    """To the end of what there is. finish: or does the process end before it has told all?"""
+    pipelines = {"checkpoints": str(root), "jobs": [settings]}
+    loaded = loads(json.dumps({"kafka": clusters, "pipelines": pipelines}))
+    assert isinstance(loaded.pipelines, Pipelines)
+    job = loaded.pipelines.jobs[0]
+    place = prepare_checkpoint(str(root), job, spark)
+    assert query.start_query(
+        create_job_session(spark, profiles.build_job_conf(job)), job, loaded, place
+    ).awaitTermination(120)
+    if finish:
+        side_outputs.finish(place.query_id)
+
+
+def _job(clicks: str, to: str) -> dict[str, Any]:
+    return {
+        "name": "visits",
+        "type": "aggregate",
+        "trigger": "available-now",
+        "from": {
+            "topic": clicks,
+            "value": {"fields": {"user": "string", "at": "timestamp_ms"}},
+            "time": "at",
+            "watermark": "0s",
+            "maxRecords": 3,
+        },
+        "by": ["user"],
+        "window": {"size": "10s"},
+        "measures": {"clicks": "count(1)"},
+        "to": {"topic": to, "writers": 1},
+    }
+
+
+def _click(second: int) -> bytes:
+    return json.dumps({"user": "ann", "at": BEGIN + second * 1000}).encode()
+
+
+def _produce(kafka: KafkaCluster, topic: str, values: list[bytes]) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for value in values:
+        producer.produce(topic, value, "k")
+    assert producer.flush(30) == 0
+
+
+def _told(kafka: KafkaCluster, topic: str) -> list[bytes | None]:
+    if not kafka.admin.topic_exists(topic):
+        return []
+    output = OutputTopic(kafka.bootstrap, topic, 1)
+    try:
+        return [value for _, value in output.read_committed().elements()]
+    finally:
+        output.close()
+        kafka.admin.delete_topic(topic)

@@ -1,0 +1,88 @@
+"""Figures of progress."""
+
+from __future__ import annotations
+
+import pytest
+from support.query_progress import (
+    BATCH_0_TIME_S,
+    build_kafka_source,
+    build_operator,
+    build_progress,
+)
+
+from gateway.errors import PipelineError
+from gateway.pipeline.progress import counts
+from gateway.pipeline.progress.metrics import ProgressMetrics
+from gateway.pipeline.progress.metrics_server import MetricsServer
+from gateway.telemetry import catalog
+from gateway.telemetry.samples import MetricSamples
+
+
+def figures(tally: ProgressMetrics) -> MetricSamples:
+    into = MetricSamples()
+    tally.collect_metrics(into)
+    return into
+
+
+def test_counts_batches_and_shows_the_latest():
+    tally = ProgressMetrics(clock=lambda: BATCH_0_TIME_S + 100)
+    tally.record_start("orders")
+    two = [
+        build_operator(row_count=10, dropped_count=1),
+        build_operator(row_count=20, rocksdbSstFileSize=500),
+    ]
+    for each in range(3):
+        sources = [build_kafka_source("clicks", 10, 17 + each)]
+        told = build_progress(
+            each, rows=50, operators=two, sources=sources, newest=50, watermark=40
+        )
+        tally.record_batch("orders", told)
+    found = figures(tally)
+    job = ("orders",)
+    assert found[catalog.PIPELINE_BATCHES] == {job: 3}
+    assert found[catalog.PIPELINE_ROWS] == {job: 150}
+    assert found[catalog.PIPELINE_LATE_ROWS] == {job: 3}
+    assert found[catalog.PIPELINE_WATERMARK_AGE_SECONDS] == {job: 60}
+    assert found[catalog.PIPELINE_BEHIND_OFFSETS] == {("orders", "clicks"): 9}
+    assert found[catalog.PIPELINE_STATE_ROWS] == {("orders", "stateStoreSave"): 30}
+    assert found[catalog.PIPELINE_STATE_BYTES] == {("orders", "stateStoreSave"): 500}
+
+
+def test_starts_after_the_first_are_restarts_and_errors_have_a_class():
+    tally = ProgressMetrics()
+    for _ in range(2):
+        tally.record_start("orders")
+        tally.record_end("orders", "STREAM_FAILED")
+    tally.record_start("orders")
+    assert figures(tally)[catalog.PIPELINE_RUNNING] == {("orders",): 1}
+    tally.record_end("orders", None)
+    found = figures(tally)
+    assert found[catalog.PIPELINE_RUNNING] == {("orders",): 0}
+    assert found[catalog.PIPELINE_STARTS] == {("orders",): 3}
+    assert found[catalog.PIPELINE_FAILURES] == {("orders", "STREAM_FAILED"): 2}
+
+
+def test_a_job_without_watermark_has_no_age_of_it():
+    tally = ProgressMetrics()
+    tally.record_batch("orders", build_progress(0))
+    assert not figures(tally)[catalog.PIPELINE_WATERMARK_AGE_SECONDS]
+
+
+def test_parts_of_a_job_count_beside_it():
+    counts.increment_counter(catalog.PIPELINE_PROGRESS_UNTOLD, 2, "counted")
+    counts.increment_counter(catalog.PIPELINE_PROGRESS_UNTOLD, 1, "counted")
+    counts.set_gauge(catalog.PIPELINE_ROWS_PER_SECOND, 5, "counted")
+    into = MetricSamples()
+    counts.collect_metrics(into)
+    assert into[catalog.PIPELINE_PROGRESS_UNTOLD]["counted",] == 3
+    assert into[catalog.PIPELINE_ROWS_PER_SECOND]["counted",] == 5
+    with pytest.raises(ValueError, match="no counter"):
+        counts.increment_counter(catalog.PIPELINE_ROWS_PER_SECOND, 1, "counted")
+
+
+def test_a_port_that_is_taken_is_told():
+    with (
+        MetricsServer("127.0.0.1", 0, MetricSamples) as first,
+        pytest.raises(PipelineError, match="use another port"),
+    ):
+        MetricsServer("127.0.0.1", first.port, MetricSamples)

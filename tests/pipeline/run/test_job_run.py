@@ -1,0 +1,222 @@
+"""A job's query, begun again where that may help."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from gateway.config.sections.pipelines import Sessions
+from gateway.errors import CheckpointRefused, PipelineUnavailable
+from gateway.pipeline.run import failures, runner
+from gateway.pipeline.run.failures import ExceptionCause, UnreadableOffset
+from gateway.pipeline.run.job_run import STEADY_AFTER_S, JobRun
+from gateway.pipeline.run.runner import poll_runs, stop_on_signals, stop_runs
+
+VALUE = {"fields": {"user": "string"}}
+JOB = Sessions.model_validate(
+    {
+        **{"name": "visits", "type": "sessions", "by": ["user"], "to": {"topic": "visits"}},
+        "from": {"topic": "clicks", "value": VALUE},
+    }
+)
+AWAY = [ExceptionCause("org.apache.kafka.common.errors.TimeoutException", "away")]
+RECORD = UnreadableOffset("clicks", 0, 7, 2**60)
+UNREADABLE = [
+    ExceptionCause("org.apache.spark.sql.kafka010.KafkaIllegalStateException", RECORD.reason)
+]
+WRONG = [
+    ExceptionCause(
+        "org.apache.spark.SparkArithmeticException", "[DIVIDE_BY_ZERO] Division by zero."
+    )
+]
+
+
+class Query:
+    def __init__(self):
+        self.isActive, self.stopped, self.retired, self.busy = True, False, False, 0
+        self.chain: list[ExceptionCause] = []
+
+    def is_idle(self):
+        self.busy -= 1
+        return self.busy < 0
+
+    def stop(self):
+        self.isActive, self.stopped = False, True
+
+    def ends(self, *chain):
+        self.isActive, self.chain = False, list(chain)
+
+
+class World:
+    """A clock, and the queries that were begun. raises: what the next start meets."""
+
+    def __init__(self):
+        self.now, self.queries, self.raises = 0.0, [], []
+
+    def start(self):
+        if self.raises:
+            raise self.raises.pop(0)
+        self.queries.append(Query())
+        return self.queries[-1]
+
+
+@pytest.fixture
+def world(monkeypatch):
+    monkeypatch.setattr(failures, "chain", lambda query: query.chain)
+    return World()
+
+
+@pytest.fixture
+def run(world):
+    return made(world)
+
+
+def made(world, job=JOB, **more):
+    def retire(query):
+        query.retired = True
+
+    waits = lambda query: query.busy <= 0  # noqa: E731
+    hooks = {"retire": retire, "waits": waits, "is_idle": Query.is_idle}
+    return JobRun(job, world.start, lambda: world.now, **hooks, **more)
+
+
+def test_a_query_that_ends_by_itself_is_done(world, run):
+    run.look()
+    run.look()
+    world.queries[0].ends()
+    run.look()
+    assert (run.done, run.reason, len(world.queries)) == (True, None, 1)
+
+
+def test_kafka_away_is_waited_for_longer_each_time(world, run):
+    waits = []
+    for _ in range(9):
+        run.look()
+        world.queries[-1].ends(*AWAY)
+        run.look()
+        assert run.waits
+        began, count = world.now, len(world.queries)
+        while len(world.queries) == count:
+            world.now += 0.5
+            run.look()
+        waits.append(world.now - began)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert not run.done
+
+
+def test_after_a_steady_time_the_wait_is_short_again(world, run):
+    for steady in (0, STEADY_AFTER_S + 1):
+        run.look()
+        world.now += steady
+        world.queries[-1].ends(*AWAY)
+        run.look()
+        world.now += 1
+        run.look()
+    assert len(world.queries) == 3
+
+
+def test_behind_a_record_that_spark_cannot_read_a_query_begins_at_once(world, run):
+    """To pass over one takes two starts: one cuts its batch, one moves the next."""
+    run.look()
+    assert run.take_unreadable() is None
+    for count in (2, 3):
+        world.queries[-1].ends(*UNREADABLE)
+        run.look()
+        assert len(world.queries) == count
+        assert run.take_unreadable() == RECORD
+        assert run.take_unreadable() is None
+    world.queries[-1].ends(*UNREADABLE)
+    run.look()
+    assert run.waits  # it did not help
+    world.now += 1
+    run.look()
+    assert len(world.queries) == 4
+
+
+def test_in_real_time_mode_a_record_that_spark_cannot_read_ends_the_job(world):
+    """The start of its batch is not in the checkpoint."""
+    run = made(world, JOB.model_copy(update={"trigger": "realtime"}))
+    run.poll()
+    world.queries[0].ends(*UNREADABLE)
+    run.poll()
+    assert (run.is_done, run.failure_reason) == (True, RECORD.reason)
+
+
+def test_wrong_data_ends_the_job_with_its_reason(world, run):
+    run.look()
+    world.queries[0].ends(*WRONG)
+    run.look()
+    assert run.done
+    assert run.reason == "SparkArithmeticException: Division by zero."
+
+
+def test_a_refused_checkpoint_ends_it_and_kafka_that_does_not_answer_is_waited_for(world, run):
+    world.raises = [
+        PipelineUnavailable("Kafka at x:1 does not answer: no"),
+        CheckpointRefused("other"),
+    ]
+    run.look()
+    assert run.waits
+    world.now += 1
+    run.look()
+    assert (run.done, run.reason) == (True, "other")
+
+
+def test_what_is_left_is_done_once_a_query_has_ended_by_itself(world):
+    """Where that fails the query is begun again, as after any other failure."""
+    fails, finished = [PipelineUnavailable("Kafka is away")], []
+
+    def finish():
+        if fails:
+            raise fails.pop()
+        finished.append(1)
+
+    run = made(world, finish=finish)
+    run.poll()
+    world.queries[0].ends()
+    run.poll()
+    assert run.is_waiting
+    world.now += 1
+    run.poll()
+    world.queries[1].ends()
+    run.poll()
+    assert (run.is_done, run.failure_reason, finished) == (True, None, [1])
+
+
+def test_what_is_held_is_let_go_with_the_job(world, run):
+    let_go = []
+    run.held.callback(let_go.append, 1)
+    run.look()
+    world.queries[0].ends(*AWAY)
+    run.look()
+    assert not let_go
+    run.stop()
+    assert let_go == [1]
+
+
+def test_a_batch_under_way_is_waited_for_and_not_for_ever(world, run):
+    run.look()
+    world.queries[0].busy = 3
+    stop_runs([run], timeout_s=30)
+    assert world.queries[0].stopped
+    assert world.queries[0].retired
+    assert world.queries[0].busy < 0
+    other = made(world)
+    other.poll()
+    world.queries[1].busy = 10**9
+    stop_runs([other], timeout_s=0)
+    assert world.queries[1].stopped
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_heard_between_two_looks_at_the_jobs(world, monkeypatch, number):
+    monkeypatch.setattr(runner, "TURN", 1e6)  # s
+    job = JobRun(JOB, world.start)
+    with stop_on_signals() as told:
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+        poll_runs([job], told)
+    assert world.queries
+    assert not job.is_done

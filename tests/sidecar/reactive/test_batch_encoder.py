@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from support.app_server import running_app
+from support.registry import FakeRegistry
+
+from gateway.config import SchemaRegistry
+from gateway.config.sections.sidecar import Group, Sidecar
+from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import RegistryUnavailable
+from gateway.formats.codec import Codecs
+from gateway.sidecar.reactive.batch_encoder import BatchEncoder, get_ids
+
+TP = TopicPartition("orders", 1)
+
+
+def record(key: bytes | None, value: bytes | None, *headers: tuple[str, bytes | None]) -> Record:
+    return Record(TP, 7, 0, 1700000000000, key, value, headers)
+
+
+def build_writer(topics: dict[str, Any] | None = None, **options: Any) -> BatchEncoder:
+    group = Group.model_validate({"group": "g", "topics": ["orders"], **options})
+    section = Sidecar.model_validate({"topics": topics or {}})
+    return BatchEncoder(Codecs(None), section, group)
+
+
+async def write_json(made: BatchEncoder, *records: Record) -> list[dict[str, Any]]:
+    said = await made.encode(records)
+    assert not said.unreadable
+    found: list[dict[str, Any]] = orjson.loads(said.body)
+    return found
+
+
+async def test_keys_and_values_are_in_the_formats_of_the_group_or_of_their_topic():
+    (one,) = await write_json(build_writer(), record(b"k", b"abc"))
+    assert (one["key"], one["value"]) == ("k", "YWJj")
+    (one,) = await write_json(build_writer(valueFormat="json"), record(b"k", b'{"a": 1}'))
+    assert one["value"] == {"a": 1}
+    formats = {"orders": {"keyFormat": "binary", "valueFormat": "string"}}
+    (one,) = await write_json(build_writer(formats), record(b"abc", b"abc"))
+    assert (one["key"], one["value"]) == ("YWJj", "abc")
+
+
+async def test_json_stays_as_it_is_written_however_deep_it_is():
+    made = build_writer(valueFormat="json")
+    deep = b"[" * 900 + b"]" * 900
+    for text in (b'{"n": 123456789012345678901234567890}', b"1.10", b'{"a":1,"a":2}', deep):
+        said = await made.encode([record(b"k", text)])
+        assert b'"value":' + text in said.body
+
+
+async def test_a_tombstone_is_null_and_no_bytes_are_the_empty_string():
+    one, two = await write_json(build_writer(), record(None, None), record(b"", b""))
+    assert (one["key"], one["value"]) == (None, None)
+    assert (two["key"], two["value"]) == ("", "")
+
+
+async def test_headers_that_repeat_are_a_list_and_bytes_that_are_no_text_are_base64():
+    headers = [("a", b"1"), ("b", b"\xff"), ("a", None), ("a", b"3"), ("c", None)]
+    (one,) = await write_json(build_writer(), record(b"k", b"v", *headers))
+    assert one["headers"] == {"a": ["1", None, "3"], "b": {"base64": "/w=="}, "c": None}
+
+
+async def test_ids_are_those_of_the_record_or_made_of_its_place():
+    brings = record(b"k", b"v", ("x-correlation-id", b"c"), ("X-Traceability-Id", b"t"))
+    (one,) = await write_json(build_writer(), brings)
+    assert (one["correlationId"], one["traceabilityId"]) == ("c", "t")
+    (first,) = await write_json(build_writer(), record(b"k", b"v"))
+    (again,) = await write_json(build_writer(), record(b"k", b"v"))
+    assert first["correlationId"] == again["correlationId"]
+    other = record(b"k", b"v")._replace(offset=8)
+    assert get_ids(other)[0] != first["correlationId"]
+
+
+async def test_what_cannot_be_read_is_left_out_and_said():
+    said = await build_writer(valueFormat="json").encode(
+        [record(b"a", b"1"), record(b"b", b"{"), record(b"\xff", b"2"), record(b"d", b"3")]
+    )
+    assert [each["key"] for each in orjson.loads(said.body)] == ["a", "d"]
+    assert [each.key for each in said.sent] == [b"a", b"d"]
+    assert "not JSON" in said.unreadable[1]
+    assert "not UTF-8" in said.unreadable[2]
+
+
+async def test_records_with_a_schema_are_shown_once_the_registry_was_asked():
+    registry = FakeRegistry()
+    fields = [{"name": "n", "type": "long"}]
+    id = registry.register_schema("orders-value", {"type": "record", "name": "R", "fields": fields})
+    good = b"\0" + id.to_bytes(4, "big") + b"\x02"
+    async with running_app(registry.app) as url:
+        codecs = Codecs(SchemaRegistry.model_validate({"type": "schema-registry", "url": url}))
+        group = Group.model_validate({"group": "g", "topics": ["orders"], "valueFormat": "avro"})
+        made = BatchEncoder(codecs, Sidecar(), group)
+        try:
+            registry.error_status = 503
+            with pytest.raises(RegistryUnavailable):
+                await made.encode([record(b"k", good)])
+            registry.error_status = None
+            said = await made.encode(
+                [record(b"a", good), record(b"b", b"\0\0\0\0\x63\x02"), record(b"c", b"x")]
+            )
+        finally:
+            await codecs.close()
+    assert [each["value"] for each in orjson.loads(said.body)] == [{"n": 1}]
+    assert said.unreadable.keys() == {1, 2}

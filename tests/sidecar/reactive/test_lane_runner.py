@@ -1,0 +1,187 @@
+"""A lane at work among doubles of what it works with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from support.waiting import wait_until
+
+from gateway.core.delivery.batch import DeadLetterRecord, DeliveryRules, SettledRecords
+from gateway.core.delivery.verdict import (
+    BackendUnavailable,
+    BatchResults,
+    RecordResult,
+    SuspectBatch,
+    Verdict,
+)
+from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import RegistryUnavailable
+from gateway.sidecar.reactive.batch_encoder import EncodedBatch
+from gateway.sidecar.reactive.lane_runner import LaneContext, LaneRunner
+from gateway.sidecar.reactive.offset_committer import OffsetCommitter
+
+A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+class FakeSurroundings:
+    """Back end, writer and dead letters at once. says, raises, hold: of the back end."""
+
+    def __init__(self) -> None:
+        self.verdict: Verdict | None = None
+        self.write_error: Exception | None = None
+        self.unreadable_reasons: dict[int, str] = {}
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.failure = ""
+        self.sent_offsets: list[list[int]] = []
+        self.cancelled_count = 0
+        self.dead_letters: list[DeadLetterRecord] = []
+        self.settled_steps: list[SettledRecords] = []
+        self.committed_offsets: dict[TopicPartition, int] = {}
+
+    async def write(self, records: Any) -> Any:
+        if records and isinstance(records[0], DeadLetterRecord):
+            self.dead_letters += records
+            return [], ""
+        if self.write_error is not None:
+            raise self.write_error
+        sent = [each for index, each in enumerate(records) if index not in self.unreadable_reasons]
+        return EncodedBatch(b"[]", sent, self.unreadable_reasons)
+
+    async def post(
+        self, body: bytes, sent: Sequence[Record], headers: Mapping[str, str]
+    ) -> Verdict:
+        self.sent_offsets.append([each.offset for each in sent])
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.cancelled_count += 1
+            raise
+        return self.verdict or BatchResults([RecordResult(True)] * len(sent))
+
+    async def describe_failure(self) -> str:
+        return self.failure
+
+    async def commit(self, points: Mapping[TopicPartition, int]) -> None:
+        self.committed_offsets |= points
+
+
+@asynccontextmanager
+async def running_runner(around: FakeSurroundings, **rules: Any) -> AsyncIterator[LaneRunner]:
+    points = OffsetCommitter("g", around.commit)
+    double: Any = around
+    works = LaneContext("g", double, double, double, points, around.settled_steps.append)
+    made = LaneRunner(
+        DeliveryRules(first_delay=0.01, max_delay=0.02, **rules), works, lambda runner: None
+    )
+    running = [asyncio.create_task(made.run()), asyncio.create_task(points.run())]
+    try:
+        yield made
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def give_records(runner: LaneRunner, *records: Record) -> None:
+    runner.tps |= {each.tp for each in records}
+    runner.lane.put(records)
+    runner.wake()
+
+
+def record(tp: TopicPartition, offset: int) -> Record:
+    return Record(tp, offset, 0, 0, b"k", b"v")
+
+
+async def test_while_schemas_cannot_be_asked_for_or_the_sidecar_itself_fails_a_batch_is_kept():
+    around = FakeSurroundings()
+    async with running_runner(around, retries=0) as runner:
+        for why in (RegistryUnavailable("the registry is away", retry_after=0.01), KeyError("x")):
+            around.write_error = why
+            give_records(runner, record(A, 3))
+            await wait_until(lambda: runner.lane.problem)
+            assert not around.settled_steps
+            around.write_error = None
+            await wait_until(lambda: around.settled_steps)
+            around.settled_steps.clear()
+    assert (around.dead_letters, around.committed_offsets) == ([], {A: 4})
+
+
+async def test_records_that_cannot_be_read_are_not_sent_and_the_others_are():
+    around = FakeSurroundings()
+    around.unreadable_reasons = {1: "not JSON"}
+    async with running_runner(around) as runner:
+        give_records(runner, *(record(A, offset) for offset in range(3)))
+        await wait_until(lambda: around.committed_offsets == {A: 3})
+        assert around.sent_offsets == [[0, 2]]
+        assert around.dead_letters == [DeadLetterRecord(record(A, 1), "not JSON")]
+        around.unreadable_reasons = {0: "not JSON"}
+        give_records(runner, record(A, 3))
+        await wait_until(lambda: around.committed_offsets == {A: 4})
+    assert around.sent_offsets == [[0, 2]], "there was nothing to send"
+
+
+async def test_a_request_that_nobody_waits_for_is_cancelled_and_nothing_of_it_committed():
+    around = FakeSurroundings()
+    around.may_answer.clear()
+    async with running_runner(around) as runner:
+        give_records(runner, record(A, 0), record(B, 0))
+        await wait_until(lambda: around.sent_offsets)
+        assert runner.drop([A])
+        assert not around.cancelled_count, "of the other partition it is waited for"
+        assert runner.drop([B])
+        await wait_until(lambda: around.cancelled_count)
+        around.may_answer.set()
+        give_records(runner, record(A, 7))
+        await wait_until(lambda: around.committed_offsets == {A: 8})
+    assert around.sent_offsets == [[0, 0], [7]]
+    assert len(around.settled_steps) == 1
+
+
+async def test_who_releases_partitions_hears_when_nothing_of_theirs_is_under_way():
+    around = FakeSurroundings()
+    around.may_answer.clear()
+    async with running_runner(around, records=1) as runner:
+        give_records(runner, record(A, 0), record(A, 1))
+        await wait_until(lambda: around.sent_offsets)
+        releasing = asyncio.create_task(runner.release({A}))
+        done, _ = await asyncio.wait([releasing], timeout=0.1)
+        assert not done
+        around.may_answer.set()
+        await releasing
+        await wait_until(lambda: around.committed_offsets == {A: 1})
+    assert around.sent_offsets == [[0]], "what waited behind it is another's"
+    assert runner.tps == set()
+
+
+async def test_a_record_at_fault_waits_while_the_back_end_is_ill():
+    around = FakeSurroundings()
+    around.verdict, around.failure = SuspectBatch("500"), "its /health says 503"
+    async with running_runner(around, retries=0) as runner:
+        give_records(runner, record(A, 0))
+        await wait_until(lambda: "no dead letter: its /health says 503" in runner.lane.problem)
+        assert not around.dead_letters
+        around.failure = ""
+        await wait_until(lambda: around.committed_offsets == {A: 1})
+    assert around.dead_letters == [DeadLetterRecord(record(A, 0), "500")]
+
+
+async def test_a_back_end_that_words_its_refusals_differently_is_told_once(caplog):
+    """Each change of the text was another line."""
+    caplog.set_level(logging.INFO)
+    around = FakeSurroundings()
+    around.may_answer.set()
+    async with running_runner(around) as runner:
+        give_records(runner, record(A, 3))
+        for number in range(5):
+            around.verdict = BackendUnavailable(f"refused; it is tried again in {number}.25 s")
+            await wait_until(lambda number=number: f"in {number}." in runner.lane.problem)
+        around.verdict = None
+        await wait_until(lambda: not runner.lane.problem)
+        await wait_until(lambda: len(caplog.messages) >= 2)
+    waits, over = caplog.messages
+    assert "group=g lane=0 cause=back-end" in waits and "is held up no more" in over

