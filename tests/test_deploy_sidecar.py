@@ -11,7 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from support.gateways import running_gateway
 
-from gateway.config import Settings, loads
+from gateway.config import Settings, iter_warnings, loads
 from gateway.kafka.embedded import EmbeddedKafka
 
 TEXT = (Path(__file__).parents[1] / "deploy" / "sidecar.yaml").read_text()
@@ -26,7 +26,7 @@ def settings() -> Settings:
 
 
 def test_the_container_reads_the_configuration_that_is_beside_it():
-    assert settings().warnings == ()
+    assert list(iter_warnings(settings())) == []
     (mounted,) = SIDECAR["volumeMounts"]
     (volume,) = [each for each in POD["volumes"] if each["name"] == mounted["name"]]
     assert volume["configMap"]["name"] == CONFIGURATION["metadata"]["name"]

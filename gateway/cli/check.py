@@ -72,7 +72,7 @@ def check(
         from gateway.pipeline.check import raise_for_problems
 
         raise_for_problems(file, settings)
-    for warning in settings.warnings:
+    for warning in config.iter_warnings(settings):
         typer.echo(f"{file}: warning: {warning}", err=True)
     if cluster:
         _check_cluster(file, settings, as_json=as_json)

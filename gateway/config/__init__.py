@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gateway.config.checks.warnings import iter_warnings
 from gateway.config.sections.admin import Admin
 from gateway.config.sections.catalog import SchemaRegistry
 from gateway.config.sections.credentials import Credentials
@@ -88,6 +89,7 @@ __all__ = [
     "build_json_schema",
     "create_locator",
     "dumps",
+    "iter_warnings",
     "load",
     "loads",
     "parse_fields",

@@ -347,7 +347,7 @@ class SimulatedCluster:
         self.inflation = DecompressionSlot()
         self.brokers = {NODE: None}
         self.last_responder = NODE
-        self.coordinators = Coordinators(self)  # type: ignore[arg-type]
+        self.coordinators = Coordinators(self.connections, self.metadata)
         self.outages = Outages(lambda: asyncio.get_running_loop().time())
         self._kafka = kafka
         self._listeners: list[Callable[[TopicChange], None]] = []

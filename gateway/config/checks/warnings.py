@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gateway.config.sections.guard import Guard, Http
 from gateway.config.sections.jwt import Jwt
 from gateway.config.sections.kafka import Kafka
 from gateway.config.sections.listen import Allow, Expose
+from gateway.config.sections.settings import Settings
 from gateway.config.types.fields import Secret
 from gateway.config.types.section import Section
 from gateway.config.types.units import format_size
 
 from .guards import is_loopback
-
-if TYPE_CHECKING:
-    from gateway.config.sections.settings import Settings
 
 
 def iter_warnings(settings: Settings) -> Iterator[str]:

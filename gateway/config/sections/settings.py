@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from gateway.config.checks.clusters import find_clusters
 from gateway.config.checks.crosscheck import check_settings
-from gateway.config.checks.warnings import iter_warnings
 from gateway.config.types.fields import Size, Text, in_range
 from gateway.config.types.section import Problem, Section
 from gateway.config.types.units import format_size
@@ -111,8 +110,3 @@ class Settings(Section):
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         return check_settings(raw)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What works, but perhaps not as meant; one line each."""
-        return tuple(iter_warnings(self))

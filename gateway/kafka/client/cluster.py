@@ -102,7 +102,7 @@ class Cluster:
             hedge_delay=settings.metadata_hedge,
             outages=self.outages,
         )
-        self.coordinators = Coordinators(self)
+        self.coordinators = Coordinators(self.connections, self.metadata)
         self.inflation = DecompressionSlot()
 
     async def __aenter__(self) -> Cluster:

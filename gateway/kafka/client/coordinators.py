@@ -7,7 +7,7 @@ waits for the same lookup.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.group_messages import FindCoordinatorRequest
@@ -15,11 +15,9 @@ from gateway.kafka.protocol.requests import KafkaRequest
 from gateway.telemetry.counts import GroupCounts
 from gateway.telemetry.log_context import create_detached_task
 
-from .connections import BrokerConnection, ConnectionRole
+from .connections import BrokerConnection, ConnectionRole, Connections
 from .failures import is_caller_cancelled
-
-if TYPE_CHECKING:
-    from .cluster import Cluster
+from .metadata import Metadata
 
 R = TypeVar("R")
 
@@ -31,9 +29,10 @@ _LOOKUP_RETRY_S = 0.1  # seconds until a lookup is worth while again
 class Coordinators:
     """Of all groups that are used here; and `tallies` of what becomes of them."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, connections: Connections, metadata: Metadata) -> None:
         self.stats = GroupCounts()
-        self._cluster = cluster
+        self._connections = connections
+        self._metadata = metadata
         self._nodes: dict[str, int] = {}
         self._lookups: dict[str, asyncio.Task[int]] = {}
 
@@ -44,7 +43,7 @@ class Coordinators:
         """
         node = await self._find_node(group)
         try:
-            return await self._cluster.connections.connect(node, ConnectionRole.GROUP)
+            return await self._connections.connect(node, ConnectionRole.GROUP)
         except KafkaError:
             self.forget(group, node)
             raise
@@ -54,7 +53,7 @@ class Coordinators:
 
         Raises as `link`; KafkaError where the broker is too old for the request.
         """
-        connections = self._cluster.connections
+        connections = self._connections
         node = await self._find_node(group)
         try:
             if not max_hold:
@@ -100,7 +99,7 @@ class Coordinators:
 
     async def _look_up(self, group: str) -> int:
         """From whoever answers: one broker after the other."""
-        metadata, connections = self._cluster.metadata, self._cluster.connections
+        metadata, connections = self._metadata, self._connections
         if not metadata.brokers:
             await metadata.refresh("looking for a coordinator")
         first = metadata.last_responder

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gateway.core.log import partition_reader as core
 from gateway.core.log.partition_reader import FetchCommand, PartitionReader
@@ -21,19 +21,19 @@ from gateway.core.log.position import NO_EPOCH
 from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
 from gateway.core.log.recovery import RECOVERY_RULES, Cause, RecoveryAction, cause_from_code
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
+from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, code_from_error
 from gateway.kafka.client.outages import format_topic_label
 from gateway.kafka.protocol.fetch_messages import FetchedPartition
+from gateway.telemetry.counts import FetchCounts
 
 from .batches import BULK_SLICE_RECORDS, gather_slices, iter_slices
 from .decoding import MAX_SLICE_RECORDS, DecodedSlice, RecordSetDecoder
 from .fetch_round import SWEEP_INTERVAL_S, FetchRound
 from .fetch_sessions import FetchSession
 from .partition_fetch import DeliverRest, PartitionFetch
-
-if TYPE_CHECKING:
-    from .fetcher import Fetcher
+from .topic_model import TopicModel
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +46,81 @@ OVERDUE_S = 0.5  # seconds a fetch may be late before metadata is asked for anot
 MAX_RESPONSE_BYTES = 1 << 20  # of one answer: 5,000 records of 200 bytes decode in 10 ms
 
 
+class FetchLoopOwner(Protocol):
+    """Define what a fetch loop needs of the `Fetcher` that owns it.
+
+    Attributes:
+        cluster: The cluster whose connections, metadata and outages are used.
+        reads: The counters of bytes and records by topic.
+        idle_fetches: The partitions that no loop has in a request. A loop removes those that it
+            asks for; the owner puts them back when they are released.
+        now: The clock of the event loop, in seconds.
+        pause: Awaited between two responses, so that others get their turn.
+        get_topic_model: Returns how the entries of a topic are decoded; None leaves them as they are.
+    """
+
+    cluster: Cluster
+    reads: FetchCounts
+    idle_fetches: dict[TopicPartition, PartitionFetch]
+    now: Callable[[], float]
+    pause: Callable[[], Awaitable[None]]
+    get_topic_model: Callable[[str], TopicModel | None]
+
+    @property
+    def max_wait(self) -> float:
+        """Return for how many seconds a broker may hold a fetch back."""
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Return whether a partition was added that the main loops may not carry yet."""
+
+    def wake_loops(self) -> None:
+        """Let every loop look for partitions that are due."""
+
+    def ensure_fetch_loops(self, node: int) -> None:
+        """Start the loops of a broker, unless they run."""
+
+    def mark_newcomer(self, partition_fetch: PartitionFetch) -> None:
+        """Let the newcomers' loop carry a partition for a while."""
+
+    def release(self, partition_fetch: PartitionFetch) -> None:
+        """Take a partition out of the request that it is in."""
+
+    def deliver_entries(self, partition_fetch: PartitionFetch, entries: Sequence[Entry]) -> None:
+        """Deliver what a partition brought, unless it was removed meanwhile."""
+
+    def start_rest(self, partition_fetch: PartitionFetch, rest: DeliverRest) -> None:
+        """Deliver the rest of a large response in the background."""
+
+    def start_schema_load(
+        self, partition_fetch: PartitionFetch, load_schemas: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Load schemas before the partition is fetched again."""
+
+    def on_request_failed(
+        self, partition_fetch: PartitionFetch, cause: Cause, delay: float | None
+    ) -> None:
+        """Schedule the partition's next request after a failure."""
+
+    def retry_topic(self, topic: str) -> None:
+        """Let all partitions of a topic be asked for at once."""
+
+    def refresh_metadata(self, reason: str) -> None:
+        """Ask for metadata once, however many partitions want it."""
+
+    def report_broker_failure(self, node: int, error: KafkaError) -> None:
+        """Log that a broker is lost, once."""
+
+    def report_broker_recovery(self, node: int) -> None:
+        """Log that a lost broker answers again, once."""
+
+
 class BrokerFetchLoop:
     """See the module. `main` is None for the main lane itself."""
 
     def __init__(
         self,
-        fetcher: Fetcher,
+        fetcher: FetchLoopOwner,
         node: int,
         role: ConnectionRole,
         main_loop: BrokerFetchLoop | None = None,
