@@ -1,5 +1,8 @@
-"""From partitions to clients: shared reads, channels that encode once, clients as cursors.
+"""Bring records from Kafka to clients, and clients' records to Kafka.
 
-Called by `web` and `api`, and knows nothing of HTTP. `reads` brings records in, `fanout` hands them
-to clients, `wires` encodes them, `writes` sends clients' records to Kafka. Start with `fanout.hub`.
+One `Hub` serves all streams of one cluster. `reads` fetches each partition once for all clients,
+`fanout` writes what arrives to them, `wires` encodes it, and `writes` sends clients' records to
+Kafka. The package is called by `gateway.web` and `gateway.api`, and knows nothing of HTTP requests.
+
+Start reading with `fanout.hub`.
 """

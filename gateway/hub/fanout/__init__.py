@@ -1,6 +1,10 @@
-"""From the tail to clients: channels that encode once, and clients as cursors.
+"""Write what a tail publishes to clients: encode once per view, send to many.
 
-A `hub` has a `shared_tail` for each set of topics; a `broadcaster` writes what its channels publish
-to every `client` that is live. `shared_catch_up` reads once for clients that come back to the same
-place. Start with `hub`, then `client`.
+A `Hub` has a `SharedTail` for each set of topics, and each tail has a `Channel` for each view. A
+channel encodes what is published once; a `Client` is a cursor into its ring. The `Broadcaster`
+writes new chunks to all attached clients of a channel. A `SharedCatchUp` reads once for many
+clients that resume from the same position.
+
+Start reading with `hub`, then `client` and `broadcaster`. The package is called by `gateway.web`
+and `gateway.api`.
 """

@@ -1,12 +1,12 @@
-"""Rounds: what a channel publishes, written to all who ride with it.
+"""Write what a channel publishes to all clients that have received everything before it.
 
-A rider has everything its channel published and an outlet that takes what it is given; it is
-in no task and waits for nothing. One that does not take a chunk whole leaves the round, falls
-behind in its channel's ring, and comes back when it has caught up.
+Such a client is attached to its channel's shared cursor: it has no task and waits for nothing. The
+`Broadcaster` writes new chunks to these clients in rounds. A client whose outlet does not take a
+chunk whole leaves the round, falls behind in its channel's ring, and returns when it has caught up.
 
-A round goes in slices, so that accepts and pings have their turns among 10,000 riders; what
-is published meanwhile is joined to what the later ones get. After a round comes a rest in
-proportion to what it cost: records that come within it share a write.
+A round is written in slices, so that new connections and pings get their turn among 10,000 clients;
+what is published meanwhile is joined to what the later clients of the round get. A round is
+followed by a rest in proportion to what it cost: records that arrive during the rest share a write.
 """
 
 from __future__ import annotations
@@ -25,23 +25,29 @@ if TYPE_CHECKING:
 
     from .client import Client
 
-SLICE_S = 0.004  # seconds of a round without a turn for others
+SLICE_S = 0.004  # seconds of a round before other tasks get a turn
 WRITES_PER_CLOCK_CHECK = 64  # writes from one look at the clock to the next
-BYTES_PER_CLOCK_CHECK = 1 << 20  # of them, likewise: 64 of a megabyte take 60 ms
-REST_FACTOR = 16.0  # times what a turn cost
+BYTES_PER_CLOCK_CHECK = 1 << 20  # likewise in bytes: 64 writes of a megabyte take 60 ms
+REST_FACTOR = 16.0  # the rest after a flush or a slice, as a multiple of what it cost
 MAX_REST_S = 0.008  # seconds
 
 
 class BatchPacing:
-    """How long what comes from Kafka may wait for more. Each turn, its encoding and its round,
-    is followed by a rest in proportion to what it cost; one that brought a single record is
-    not, as the next is most likely to come alone, too, and only later (200 clients, 100
-    records a second: p50 1.9 ms, not 5).
+    """Decide how long records that arrive from Kafka wait for more.
 
-    lone: the turn brought one.
-    is_behind: entries that were delivered wait for another flush.
-    has_rounds: a round is under way.
-    pushes, pushes_done: how many were scheduled so far, and how many of them ran.
+    Each flush and each slice of a round is followed by a rest in proportion to what it cost. A
+    flush of a single record is not: the next record most likely arrives alone, too, and would only
+    arrive later (200 clients, 100 records a second: p50 1.9 ms instead of 5 ms).
+
+    `Hub` creates one at each start. `SharedReads` and the `Broadcaster` record in it what they do,
+    and the fetcher awaits `pause` before it asks Kafka for more.
+
+    Attributes:
+        is_single: The last flush applied a single entry.
+        is_behind: Entries that were delivered wait for another flush.
+        has_rounds: A round is under way.
+        pushes_scheduled: How many pushes were scheduled so far.
+        pushes_done: How many of them have run.
     """
 
     def __init__(self) -> None:
@@ -52,24 +58,27 @@ class BatchPacing:
 
     @property
     def remaining_rest(self) -> float:
-        """Seconds."""
+        """Return the seconds until the rest is over; 0 if there is none."""
         return max(0.0, self._rest_until - self._now())
 
     async def pause(self) -> None:
-        """Let what was just handed over be published and written, and the rest after that be over.
-        Whoever asks Kafka only then hands over what goes out at once: asked for during the rest,
-        it would wait here until the rest is over (2,000 clients on keys of their own, 4,000
-        records a second: p50 6 ms, not 14)."""
-        await asyncio.sleep(0)  # its turn
+        """Wait until what was just delivered is published and written, and the rest is over.
+
+        The fetcher asks Kafka only then, so that what the answer brings can be published at once.
+        An answer that arrived during the rest would have to wait until it is over (2,000 clients
+        with a filter each, 4,000 records a second: p50 6 ms instead of 14 ms).
+        """
+        await asyncio.sleep(0)  # let it be flushed
         while self.is_behind:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        await asyncio.sleep(0)  # its round
+        await asyncio.sleep(0)  # let its round begin
         rest = self.remaining_rest
         while rest > 0:
             await asyncio.sleep(rest)
             rest = self.remaining_rest
 
     def record_cost(self, seconds: float) -> None:
+        """Extend the rest in proportion to the seconds that a flush or a slice took."""
         if self.is_single:
             return
         now = self._now()
@@ -77,10 +86,26 @@ class BatchPacing:
 
 
 class ReceiverGroup:
-    """The riders of one channel that are counted together.
+    """Hold the attached clients of one channel that are counted together, and write rounds to them.
 
-    beside:    others of the channel, of another route that shows the same.
-    unsettled: how many were written to in this round, and are not counted yet.
+    Clients of one channel may come by several routes that show the same; each route (and so each
+    `StreamCounts`) has a group of its own, linked by `next_group`. The `Broadcaster` creates
+    groups, and drops them with their channel.
+
+    Between rounds, every client in `clients` has all chunks of the channel, has no private reader,
+    and has an outlet that is not full.
+
+    Attributes:
+        broadcaster: The broadcaster that calls this group.
+        channel: The channel that the clients are attached to.
+        clients: The attached clients, in the order of attaching (a dict used as an ordered set).
+        has_more: More was published since the present round began.
+        is_scheduled: A round is scheduled or under way.
+        next_group: Another group of the same channel; None for the last.
+        remaining: The clients that the present round has yet to write to.
+        sent_at: When the last round began, by the loop's clock.
+        traffic: Where it is counted what the clients are sent.
+        uncounted: How many clients were written to in this round and are not counted yet.
     """
 
     __slots__ = (
@@ -97,7 +122,7 @@ class ReceiverGroup:
         "uncounted",
     )  # fmt: skip
 
-    # `_chunks`: what these were written.
+    # `_chunks`: the chunks that the clients in `uncounted` were written.
 
     def __init__(
         self,
@@ -113,15 +138,13 @@ class ReceiverGroup:
         self._chunks: Sequence[Chunk] = ()
         self.uncounted = 0
         self.clients: dict[Client, None] = {}
-        self.remaining: list[Client] = []  # those that the present round still comes to
-        self.is_scheduled = self.has_more = (
-            False  # `again`: more was published since this round began
-        )
-        self.sent_at = 0.0  # when the last round began, by the loop's clock
+        self.remaining: list[Client] = []
+        self.is_scheduled = self.has_more = False
+        self.sent_at = 0.0
         channel.on_publish = self.schedule_round
 
     def schedule_round(self) -> None:
-        """There is something new for the riders."""
+        """Schedule a round of this group and of those linked to it: something was published."""
         if self.next_group is not None:
             self.next_group.schedule_round()
         if self.is_scheduled:
@@ -131,62 +154,79 @@ class ReceiverGroup:
             self.broadcaster.schedule_group(self)
 
     def start_round(self, now: float) -> None:
+        """Begin a round for all clients that are attached now.
+
+        Args:
+            now: The time by the loop's clock, in seconds.
+        """
         self.has_more = False
         self.remaining.extend(self.clients)
         self.sent_at = now
 
     def write_slice(self, max_writes: int) -> None:
-        """Bring so many of the round to where the channel stands now."""
-        channel, head, riders = self.channel, self.channel.next_seq, self.remaining
-        at, data, left = head, b"", len(riders)  # `left`: riders before those of this `at`
+        """Bring some clients of the round to where the channel stands now.
+
+        Args:
+            max_writes: How many clients to write to; fewer if the newest chunk is large.
+        """
+        channel, head, remaining = self.channel, self.channel.next_seq, self.remaining
+        first_seq, data, run_start = head, b"", len(remaining)
         max_writes = min(max_writes, 1 + BYTES_PER_CLOCK_CHECK // (1 + channel.newest_size))
-        for _ in range(min(max_writes, left)):
-            client = riders.pop()
+        # Clients that stand at the same chunk get the same bytes, and most follow each other: a run
+        # of them is joined once and counted once. `first_seq` is the chunk that the present run
+        # begins with, `data` what it is written, and `run_start - len(remaining)` how many clients
+        # it has so far.
+        for _ in range(min(max_writes, run_start)):
+            client = remaining.pop()
             subscription, outlet = client.subscription, client.outlet
             if outlet is None or subscription.private_reader is not None:
                 self.remove_client(client)
-                left -= 1
-            elif outlet.full:  # by another stream of its socket: it takes from the ring later
+                run_start -= 1
+            elif outlet.full:  # by another stream of its WebSocket: it reads the ring later
                 self.traffic.stalls += 1
                 self.remove_client(client)
-                left -= 1
+                run_start -= 1
             elif subscription.next_seq < head:
-                if subscription.next_seq != at:
-                    if at < head:
-                        self._note_writes(at, len(data), left - len(riders) - 1)
-                    at, left = subscription.next_seq, len(riders) + 1
-                    data = channel.join_chunks(at)
+                if subscription.next_seq != first_seq:
+                    if first_seq < head:
+                        self._note_writes(first_seq, len(data), run_start - len(remaining) - 1)
+                    first_seq, run_start = subscription.next_seq, len(remaining) + 1
+                    data = channel.join_chunks(first_seq)
                 subscription.next_seq = head
                 outlet.write(data)
                 if outlet.full:
                     self.traffic.stalls += 1
                     self.remove_client(client)
-            else:
-                left -= 1
-        if at == head - 1 and not (riders or self.uncounted):  # it is the whole round
-            self._count_chunk(channel.get_chunk(at), left)
-            self.traffic.bytes += len(data) * left
-        elif at < head:
-            self._note_writes(at, len(data), left - len(riders))
+            else:  # it has all: it was attached after the chunk was published
+                run_start -= 1
+        # Most rounds are one chunk in one slice: count it without the lists that a sum takes.
+        if first_seq == head - 1 and not (remaining or self.uncounted):
+            self._count_chunk(channel.get_chunk(first_seq), run_start)
+            self.traffic.bytes += len(data) * run_start
+        elif first_seq < head:
+            self._note_writes(first_seq, len(data), run_start - len(remaining))
 
-    def _note_writes(self, at: int, size: int, count: int) -> None:
-        """So many were written all from there on. Summed up for a whole round: most slices of one
-        write the same."""
+    def _note_writes(self, first_seq: int, size: int, count: int) -> None:
+        """Note that so many clients were written this many bytes: all chunks from one on.
+
+        Counts are added up over a round, because most of its slices write the same chunks.
+        """
         self.traffic.bytes += size * count
-        chunks = self.channel.get_chunks(at)
-        before = self._chunks
-        if before and (len(chunks) != len(before) or chunks[-1] is not before[-1]):
+        chunks = self.channel.get_chunks(first_seq)
+        noted = self._chunks
+        if noted and (len(chunks) != len(noted) or chunks[-1] is not noted[-1]):
             self.count_round()
         self._chunks = chunks
         self.uncounted += count
 
     def count_round(self) -> None:
-        """The round is over."""
+        """Count what was written in the round, which is over or goes on with other chunks."""
         for chunk in self._chunks:
             self._count_chunk(chunk, self.uncounted)
         self._chunks, self.uncounted = (), 0
 
     def _count_chunk(self, chunk: Chunk, count: int) -> None:
+        """Count one chunk, which so many clients were sent."""
         traffic = self.traffic
         traffic.count_sent(chunk.events, count)
         if chunk.gaps:
@@ -197,13 +237,17 @@ class ReceiverGroup:
             )
 
     def remove_client(self, client: Client) -> None:
-        """It sees to itself until it has caught up."""
+        """Detach a client; it pushes its own bytes until it has caught up."""
         self.clients.pop(client, None)
         client.on_group_left()
 
 
 class Broadcaster:
-    """The rounds of all channels of a hub, one after the other."""
+    """Run the rounds of all channels of a hub, one after the other.
+
+    `Hub` creates one at each start. At most one call of `_run_rounds` and one of `_run_pushes` is
+    scheduled in the loop at any time, and each ends after about `SLICE_S`.
+    """
 
     def __init__(self, pacing: BatchPacing, tracing: Tracing | None = None) -> None:
         self.tracing = tracing
@@ -215,28 +259,33 @@ class Broadcaster:
         self._pending_pushes: deque[Client] = deque()
 
     def add_client(self, client: Client) -> ReceiverGroup:
-        """Take a client into the rounds of its channel; it has all that was published."""
+        """Attach a client to the rounds of its channel; it has all that was published.
+
+        Returns:
+            The group that writes to it from now on.
+        """
         channel, traffic = client.subscription.channel, client.subscription.traffic
-        fan = self._groups.get(channel)
-        while fan is not None and fan.traffic is not traffic:
-            fan = fan.next_group
-        if fan is None:
-            fan = self._groups[channel] = ReceiverGroup(
+        group = self._groups.get(channel)
+        while group is not None and group.traffic is not traffic:
+            group = group.next_group
+        if group is None:
+            group = self._groups[channel] = ReceiverGroup(
                 self, channel, traffic, self._groups.get(channel)
             )
-        fan.clients[client] = None
+        group.clients[client] = None
+        # A round writes to it from now on; a wake as well would schedule a push for nothing.
         channel.followers_to_wake.discard(client.subscription)
-        return fan
+        return group
 
     def remove_channel(self, channel: Channel) -> None:
-        """Nobody follows it any more."""
+        """Forget the groups of a channel that nobody follows any more."""
         self._groups.pop(channel, None)
-        channel.on_publish = None  # or it would be a reference cycle
+        channel.on_publish = None  # break the reference cycle with its group
 
     def schedule_push(self, client: Client) -> None:
-        """Schedule `client.push`, so that no turn of the loop has more than SLICE of them.
+        """Schedule `client.push`, so that pushes take at most about `SLICE_S` of a turn.
 
-        When 600 clients woke in one turn, each took a millisecond and nothing else ran.
+        When 600 clients woke in one turn of the loop, each took a millisecond and nothing else ran.
         """
         self._pending_pushes.append(client)
         self._pacing.pushes_scheduled += 1
@@ -244,7 +293,7 @@ class Broadcaster:
             self._loop.call_soon(self._run_pushes)
 
     def _run_pushes(self) -> None:
-        pushes, ends = self._pending_pushes, perf_counter() + SLICE_S
+        pushes, slice_end = self._pending_pushes, perf_counter() + SLICE_S
         try:
             while pushes:
                 client = pushes[0]  # still queued, so that a nested call schedules nothing
@@ -253,13 +302,14 @@ class Broadcaster:
                 finally:
                     pushes.popleft()
                     self._pacing.pushes_done += 1
-                if perf_counter() > ends:
+                if perf_counter() > slice_end:
                     break
         finally:
             if pushes:
                 self._loop.call_soon(self._run_pushes)
 
     def schedule_group(self, group: ReceiverGroup) -> None:
+        """Append a group to those that wait for a round."""
         self._scheduled_groups.append(group)
         self._pacing.has_rounds = True
         if not self._is_running:
@@ -267,25 +317,25 @@ class Broadcaster:
             self._loop.call_soon(self._run_rounds)
 
     def _run_rounds(self) -> None:
-        """One slice; several channels share it, and a large one takes several."""
+        """Run one slice. Several small rounds share it; a large round takes several slices."""
         began = now = perf_counter()
         try:
             while self._scheduled_groups and now - began < SLICE_S:
-                fan = self._scheduled_groups[0]
-                if not fan.remaining:
-                    fan.start_round(self._loop.time())
-                fan.write_slice(WRITES_PER_CLOCK_CHECK)
-                if not fan.remaining:
+                group = self._scheduled_groups[0]
+                if not group.remaining:
+                    group.start_round(self._loop.time())
+                group.write_slice(WRITES_PER_CLOCK_CHECK)
+                if not group.remaining:
                     self._scheduled_groups.popleft()
-                    fan.is_scheduled = False
-                    if fan.uncounted:
-                        fan.count_round()
-                    if fan.has_more:
-                        fan.schedule_round()
+                    group.is_scheduled = False
+                    if group.uncounted:
+                        group.count_round()
+                    if group.has_more:
+                        group.schedule_round()
                     else:
-                        fan.channel.drop_if_caught_up()
+                        group.channel.drop_if_caught_up()
                 now = perf_counter()
-        finally:  # the rider whose write failed is in the round no more
+        finally:  # if a write failed, its client has left `remaining` already: go on with the rest
             self._pacing.record_cost(now - began)
             self._is_running = self._pacing.has_rounds = bool(self._scheduled_groups)
             if self._scheduled_groups:

@@ -1,8 +1,16 @@
-"""One client: a subscription, and the way its bytes go.
+"""Serve one client: a subscription, and the way its bytes go out.
 
-Attached to an outlet it costs no task: what is published is written to it in rounds (see
-`broadcaster`), and it pushes by itself only what it has to itself. Where there is no outlet it is
-an async iterator of bytes.
+A client that is attached to an outlet has no task. What is published is written to it in rounds by
+the `Broadcaster`, and it pushes only what is its own: what it is sent while it catches up,
+heartbeats and the end. Without an outlet, a client is an async iterator of bytes that is pulled by
+its caller.
+
+The states of an attached client:
+
+- In a `ReceiverGroup`: it has all that was published, and rounds write to it.
+- In a `SharedCatchUp`: it is sent what a leader reads for several clients.
+- Otherwise `push` takes from its subscription: from its channel's ring, or from its private reader,
+  which `Backfill` feeds from Kafka. When it has caught up it joins a group again.
 """
 
 from __future__ import annotations
@@ -38,32 +46,45 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_PUSH_BYTES = 64 * 1024  # bytes taken at once
-BEGIN_GRACE_S = 0.1  # seconds for which BEGIN waits for partitions that answer with the first one
+MAX_PUSH_BYTES = 64 * 1024  # bytes that are taken from a subscription at once
+BEGIN_GRACE_S = 0.1  # seconds for which BEGIN waits for partitions that answer about now
 UNLIMITED_S = 1e9
+
+# Reasons of an end.
 END_EXPIRED = "token-expired"
-END_CHANGED = "changed"  # why one ends whose stream goes on as another view
-END_LEFT = "left"  # why it ended that was not told an end
+END_CHANGED = "changed"  # another client, with another view, goes on with the stream
+END_LEFT = "left"  # the client went away (in metrics only)
 
 C = TypeVar("C", bound="Client")
 
 
 class ClientPosition(NamedTuple):
-    """places: as of these topic `ids`."""
+    """Describe where a client stands.
+
+    Attributes:
+        position: The position of every partition.
+        topic_ids: The topic ids that the position is of, by topic.
+    """
 
     position: Position
     topic_ids: Mapping[str, str]
 
 
 class Handover(NamedTuple):
-    """What one that ends as `CHANGED` leaves to the client in its place: where it stood among
-    these topics of a cluster, and what was left of its terms.
+    """Describe what a client that ends as `END_CHANGED` leaves to the client that replaces it.
 
-    records: after which it ends.
-    got:     the sum of what went out, on wires that count.
-    ends_at: by the loop's clock.
-    throttle: what it was sent lately, where it had a rate.
-    route:   as metrics call it.
+    Attributes:
+        position: The resume token of where it stood.
+        cluster: The name of its cluster.
+        topics: The topics of its view.
+        number: Its number, which the stream keeps.
+        until: The offsets at which partitions end; None for no end.
+        records_left: The number of records after which the stream ends; None for no limit.
+        credit: The number of records that the client has asked for; None for any number.
+        delivered_sum: The sum of what was sent, on wires that count bytes.
+        ends_at: When its lifetime ends, by the loop's clock in seconds.
+        throttle: What it was sent lately, if its route has a `maxRate`.
+        route: The route as metrics name it.
     """
 
     position: bytes
@@ -80,15 +101,34 @@ class Handover(NamedTuple):
 
 
 class Client:
-    """See the module.
+    """Serve one client of a view, from its first block to its end.
 
-    token:    what it resumes from.
-    since:    where it begins in the partitions that are pending in no token.
-    refused:  it came with a token that could not be used; told as a gap.
-    after:    of the one in whose place it comes.
-    view:     what it looks at, where somebody asks.
-    number:   of all streams of this hub, the one that it is; what the log calls it.
-    allowance: what `maxRate` lets it have.
+    `Hub.subscribe` creates it; whoever asked for it owns it, and must close it. It either is
+    attached to an outlet (`attach`) or pulled (`iter_bytes`, `next_bytes`), after
+    `wait_until_ready`. It may be closed at any time and more than once.
+
+    Args:
+        hub: The hub that it is a client of.
+        shared_tail: The tail of its topics.
+        subscription: Its cursor, which it owns.
+        wire: How its bytes are encoded.
+        heartbeat: Seconds after which an idle stream is sent a heartbeat.
+        deadline: When BEGIN is due at the latest, by the loop's clock in seconds.
+        lifetime: Seconds from BEGIN to the end of the stream; None for no limit.
+        expires_at: When its access expires, in seconds since 1970; None for never.
+        token: The resume token that it resumes from, verified.
+        since: Where it begins in partitions whose start is not resolved yet.
+        position_refused: It came with a token that could not be used; BEGIN says so by a gap.
+        handover: What the client left that this one replaces.
+        view: What it is shown; for callers that look at it.
+        number: Its number among all streams of the process, for logs.
+        rate_limiter: What `maxRate` lets it be sent; None for no limit.
+
+    Attributes:
+        ends_at: When its lifetime ends, by the loop's clock. Before BEGIN: the seconds of it.
+        sent_at: When it was last sent something of its own, by the loop's clock.
+        outlet: The connection that it is attached to; None if it is pulled or closed.
+        shared_catch_up: The shared catch-up that it is a member of; None for none.
     """
 
     __slots__ = (
@@ -144,8 +184,9 @@ class Client:
         self.subscription = subscription
         self.heartbeat = heartbeat
         self.outlet: Outlet | None = None
-        self.sent_at = 0.0  # when it was last written to by itself, by the loop's clock
-        self.ends_at = lifetime or UNLIMITED_S  # from `begin` on by the loop's clock
+        self.sent_at = 0.0
+        # A number of seconds for now; `begin` adds the time.
+        self.ends_at = lifetime or UNLIMITED_S
         if handover is not None:
             self.ends_at = handover.ends_at - asyncio.get_running_loop().time()
         self._hub = hub
@@ -154,13 +195,13 @@ class Client:
         self._deadline = deadline
         self._position_refused = position_refused
         self._is_continuation = handover is not None
-        self._private_event = b""  # pulled, and for it alone
+        self._private_event = b""  # an event for this client only, until it is pulled
         self._view_changed = token is not None and token.view != subscription.channel.view
-        self._ready_waiter: asyncio.Future[None] | None = None  # what `ready` waits for
+        self._ready_waiter: asyncio.Future[None] | None = None  # of `wait_until_ready`
         self._backfill: Backfill | None = None
         self._puller: _Puller | None = None
-        self._receiver_group: ReceiverGroup | None = None  # while it rides
-        self.shared_catch_up: SharedCatchUp | None = None  # while that one sees to what it is sent
+        self._receiver_group: ReceiverGroup | None = None  # set while rounds write to it
+        self.shared_catch_up: SharedCatchUp | None = None
         self._is_push_scheduled = self._is_end_written = self._closed = False
         self._expiry_timer: WallClockTimer | None = None
         self.set_expiry(expires_at)
@@ -171,46 +212,53 @@ class Client:
         subscription.wake = self.wake
 
     async def wait_until_ready(self) -> None:
-        """Return when BEGIN is due: with the first ready partition, when time is up, or when the
-        stream was told to end."""
+        """Return when BEGIN is due.
+
+        That is when the first partition is ready, when the readiness timeout has expired, or when
+        the stream is to end.
+        """
         loop = asyncio.get_running_loop()
         tail = self._shared_tail.tail
         self._hub.shared_reads.refresh_readiness(self._shared_tail)
         while not (self.subscription.end_reason or self._should_begin(loop.time())):
-            changed = self._ready_waiter = loop.create_future()
-            self._shared_tail.ready_waiters.add(changed)
+            waiter = self._ready_waiter = loop.create_future()
+            self._shared_tail.ready_waiters.add(waiter)
             try:
-                begun = tail.readiness.should_begin(self._deadline, loop.time())
+                # If BEGIN is due but for partitions that are being resolved, wait a moment only.
+                is_due = tail.readiness.should_begin(self._deadline, loop.time())
                 async with (
-                    asyncio.timeout(BEGIN_GRACE_S) if begun else asyncio.timeout_at(self._deadline)
+                    asyncio.timeout(BEGIN_GRACE_S) if is_due else asyncio.timeout_at(self._deadline)
                 ):
-                    await changed
+                    await waiter
             except TimeoutError:
                 pass
             finally:
-                self._shared_tail.ready_waiters.discard(changed)
+                self._shared_tail.ready_waiters.discard(waiter)
                 self._ready_waiter = None
 
     def _should_begin(self, now: float) -> bool:
-        """Those that were asked for their end just now are waited for a moment: found after
-        BEGIN, they would have to start by time, with older records."""
+        """Return whether BEGIN is due, and no partition's end was asked for just now.
+
+        Such partitions are waited for a moment longer. If their end became known after BEGIN, they
+        would have to start by time, with older records.
+        """
         due = self._shared_tail.tail.readiness.should_begin(self._deadline, now)
         return due and not self._hub.shared_reads.is_resolving(
             self._shared_tail, now - BEGIN_GRACE_S
         )
 
     def begin(self) -> bytes:
-        """The first block; to be taken once, before anything that follows."""
+        """Return the first block. It is called once, before anything that follows is taken."""
         self.sent_at = asyncio.get_running_loop().time()
         self.ends_at += self.sent_at
         if self._backfill is not None:
             self._backfill.retire_recreated()
+        # What BEGIN calls pending must be so at this instant.
         self._hub.shared_reads.refresh_readiness(self._shared_tail)
         pending, token = self.subscription.begin()
         self._hub.shared_reads.pin_starts(pending)
-        logs = (
-            self._shared_tail.tail.logs
-        )  # nobody else hears of partitions that only its token knows
+        # Partitions that only its token knows of are pending, too, for this client only.
+        logs = self._shared_tail.tail.logs
         unknown = [tp for tp in self.subscription.private_positions if tp not in logs]
         first = self._wire.encode_begin(
             self._build_begin_data(sorted([*pending, *unknown])),
@@ -239,24 +287,41 @@ class Client:
                 log.debug("stream ended reason=%s", reason)
 
     def _log_context(self) -> log_context:
+        """Return the log context of this stream: its route and its number."""
         return log_context(route=self.subscription.traffic.route or None, stream=self.number)
 
     def get_position(self) -> ClientPosition:
-        """Where it stands, to `go_on` from there; also for another that comes from where it did."""
+        """Return where it stands, for `resume`.
+
+        It is also given to other clients that started from the same position (`SharedCatchUp`).
+        """
         return ClientPosition(
             self.subscription.get_position(), self._backfill.topic_ids if self._backfill else {}
         )
 
     def resume(self, position: ClientPosition, cursor: int | None = None) -> None:
-        """By itself again, after a herd."""
+        """Leave a shared catch-up and go on from a position.
+
+        Args:
+            position: Where the client stands.
+            cursor: The number of the channel's chunk that follows the position; None if the
+                position is not one of the channel's.
+        """
         self.shared_catch_up = None
         self.subscription.reattach(position.position, cursor)
         if self._backfill is not None:
             self._backfill.topic_ids = position.topic_ids
 
     def create_twin(self, client_type: type[C]) -> C:
-        """Another one that comes from where this one does."""
-        lacks, subscription = self._backfill, self.subscription
+        """Create a client without a connection that starts from the same position as this one.
+
+        What it is sent is counted for nobody, but what it reads is counted for this client's route.
+        Its creator owns it.
+
+        Args:
+            client_type: The class of the client to create.
+        """
+        backfill, subscription = self._backfill, self.subscription
         return client_type(
             self._hub,
             self._shared_tail,
@@ -269,23 +334,23 @@ class Client:
             self._wire,
             heartbeat=UNLIMITED_S,
             deadline=self._deadline,
-            token=lacks.token if lacks is not None else None,
-            since=lacks.since if lacks is not None else None,
+            token=backfill.token if backfill is not None else None,
+            since=backfill.since if backfill is not None else None,
         )
 
     @property
     def max_age(self) -> float | None:
-        """Seconds that its route lets it go back; None for any number."""
+        """Return how many seconds its route lets it go back; None for no limit."""
         token = None if self._backfill is None else self._backfill.token
         return None if token is None else token.max_age
 
     @property
     def credit(self) -> int | None:
-        """Records that it has asked for; None for any number."""
+        """Return how many more records it has asked for; None for any number."""
         return self.subscription.credit if self._rate_limiter is None else self._rate_limiter.credit
 
     def grant_credit(self, records: int) -> None:
-        """Let so many more be sent, to a client that asked for a limit."""
+        """Let a client that asked for a limit be sent so many more records."""
         if self._rate_limiter is not None:
             self._rate_limiter.grant_credit(records)
         elif self.subscription.credit is not None:
@@ -293,23 +358,37 @@ class Client:
         self.wake()
 
     def apply_route_settings(self, heartbeat: float, slow: SlowClientPolicy) -> None:
-        """To what its route says by now."""
+        """Apply what its route says after a reload.
+
+        Args:
+            heartbeat: Seconds after which an idle stream is sent a heartbeat.
+            slow: What to do when the client falls behind.
+        """
         self.heartbeat = heartbeat
         self.subscription.slow_policy = slow
 
     def send_event(self, kind: str, data: Mapping[str, Any]) -> None:
-        """An event for this client alone, once it has begun; whatever waits in its outlet, it
-        goes behind that."""
-        told = self._wire.encode_event(kind, dict(data))
+        """Send an event to this client only, once it has begun.
+
+        It follows whatever waits in the outlet already.
+
+        Args:
+            kind: The name of the event.
+            data: Its data, which is encoded as JSON.
+        """
+        event = self._wire.encode_event(kind, dict(data))
         if self.outlet is not None and not self._is_end_written:
-            self.outlet.write(self._count_bytes(told))
+            self.outlet.write(self._count_bytes(event))
         elif self._puller is not None:
-            self._private_event = told
+            self._private_event = event
             self.wake()
 
     def set_expiry(self, expires_at: float | None) -> None:
-        """End it then, in seconds since 1970, unless told another time before: what lets its client
-        in is over. None: nothing ends it so."""
+        """End the stream when its access expires, in place of any time set before.
+
+        Args:
+            expires_at: The time in seconds since 1970; None for never.
+        """
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
             self._expiry_timer = None
@@ -320,14 +399,14 @@ class Client:
         self.end(END_EXPIRED)
 
     def end(self, reason: str) -> None:
-        """End the stream with an `end` event."""
+        """End the stream with an `end` event; the first reason counts."""
         self.subscription.end_reason = self.subscription.end_reason or reason
         self.wake()
         if self._ready_waiter is not None and not self._ready_waiter.done():
             self._ready_waiter.set_result(None)
 
     def close(self) -> None:
-        """Nobody is there any more."""
+        """Release everything: the client is gone, or has been sent its end."""
         if self._closed:
             return
         self._closed = True
@@ -338,6 +417,7 @@ class Client:
         )
         if self._rate_limiter is not None:
             self._rate_limiter.close()
+        # `_closed` is set already, so that leaving the group does not wake it.
         if self._receiver_group is not None:
             self._receiver_group.remove_client(self)
         if self.shared_catch_up is not None:
@@ -352,9 +432,9 @@ class Client:
     def _break_cycles(self) -> None:
         """Drop references that are cycles, so that a closed client is freed at once.
 
-        Else its 40 objects and the texts of its filters wait for the garbage collector. A client
-        that was told to end as `CHANGED`, or that is pulled, keeps its position: `handover` and
-        `end` are yet to tell it.
+        Otherwise its 40 objects and the texts of its filters wait for the garbage collector. A
+        client that ends as `END_CHANGED`, or that is pulled, keeps its position: `take_handover`
+        and the `end` event have yet to use it.
         """
         self._backfill = None
         self.subscription.wake = _ignore_wake
@@ -363,7 +443,7 @@ class Client:
 
     @property
     def state(self) -> str | None:
-        """Why it may have yet to get what was published; None while it is written to in rounds."""
+        """Return why it may not have all that was published; None while rounds write to it."""
         if self._receiver_group is not None:
             return None
         if self.outlet is not None and self.outlet.full:
@@ -375,12 +455,16 @@ class Client:
         )
 
     def take_handover(self) -> Handover:
-        """To be taken once it has begun and is told to end as `CHANGED`, before it is closed."""
+        """Return what the client that replaces this one needs.
+
+        It is called once, after BEGIN and after `end(END_CHANGED)`.
+        """
         subscription = self.subscription
         handover = Handover(
             subscription.token, self._hub.name,
             frozenset(subscription.channel.tail.topic_ids), self.number,
-            subscription.end_offsets, subscription.remaining_records, self.credit, subscription.delivered_sum, self.ends_at,
+            subscription.end_offsets, subscription.remaining_records, self.credit,
+            subscription.delivered_sum, self.ends_at,
             None if self._rate_limiter is None else self._rate_limiter.throttle,
             subscription.traffic.route,
         )  # fmt: skip
@@ -388,13 +472,18 @@ class Client:
         return handover
 
     def call_when_closed(self, on_closed: Callable[[], None]) -> None:
-        """Call it once this client is gone."""
+        """Call a function once this client is closed, or now if it is."""
         self._hub.call_when_closed(self, on_closed)
 
     # pushed to an outlet
 
     def attach(self, outlet: Outlet, head: bytes = b"") -> None:
-        """Begin, and from now on write whatever there is. head: goes before it."""
+        """Begin, and from now on write to an outlet.
+
+        Args:
+            outlet: The connection.
+            head: Bytes that go out before the first block.
+        """
         self.outlet = outlet
         first = head + self.begin()
         if first:
@@ -402,18 +491,23 @@ class Client:
         self.push()
 
     def on_drained(self) -> None:
-        """The outlet is no longer full."""
+        """Go on: the outlet is no longer full."""
         self.wake()
 
     def on_group_left(self) -> None:
-        """It is no rider any more."""
+        """Take over from the rounds of a group, which no longer write to this client."""
         self._receiver_group = None
         if not self._closed:
+            # Again it has to hear of each chunk itself. Something may be there already.
             self.subscription.channel.followers_to_wake.add(self.subscription)
             self.wake()
 
     def check_heartbeat(self, now: float) -> None:
-        """Keep an idle stream alive, and end it when its time is up. `now` by the loop's clock."""
+        """Write a heartbeat to an idle stream, and end a stream whose lifetime is over.
+
+        Args:
+            now: The time by the loop's clock, in seconds.
+        """
         if self.outlet is None or self._is_end_written:
             return
         if self._receiver_group is not None:
@@ -425,14 +519,14 @@ class Client:
             self.probe()
 
     def probe(self) -> None:
-        """Write a heartbeat now: what becomes of it tells whether the client is still there."""
+        """Write a heartbeat now: the connection shows by it whether the client is still there."""
         if self.outlet is not None and not self._is_end_written:
-            beat = self._build_heartbeat()
-            if beat:
-                self.outlet.write(beat)
+            heartbeat = self._build_heartbeat()
+            if heartbeat:
+                self.outlet.write(heartbeat)
 
     def wake(self) -> None:
-        """See what there is to send, in a moment: never within the turn that brings it."""
+        """Look for something to send soon, but never within the call that brought it."""
         if self._puller is not None:
             self._puller.woken.set()
         elif self.outlet is not None and not self._is_push_scheduled:
@@ -440,10 +534,13 @@ class Client:
             self._hub.broadcaster.schedule_push(self)
 
     def push(self) -> None:
-        """Send about BUDGET bytes of what is its own; once it has it all it is among the riders
-        of its channel, which the pump writes to."""
+        """Send about `MAX_PUSH_BYTES` of what is this client's own.
+
+        Once it has everything, it joins the group that the `Broadcaster` writes to.
+        """
         self._is_push_scheduled = False
         outlet, subscription = self.outlet, self.subscription
+        # A full outlet gets nothing but an end, which must not wait for a client that takes nothing.
         if outlet is None or self._is_end_written or (outlet.full and not subscription.end_reason):
             return
         data = self._take_bytes()
@@ -458,23 +555,25 @@ class Client:
                 outlet.finish(self._build_end(subscription.end_reason))
             self.close()
         elif outlet.full:
-            return
+            return  # `on_drained` wakes it
         elif data or subscription.has_more:
             self.wake()
         elif (
             self._receiver_group is None
             and subscription.is_fully_shared
+            # A round does not look for gaps that end a stream (`offsetOutOfRange: fail`).
             and not subscription.channel.failing_topics
         ):
             self._join_receivers()
 
     def _join_receivers(self) -> None:
+        """Let rounds write to this client: it has everything that was published."""
         self._receiver_group = self._hub.broadcaster.add_client(self)
 
     # pulled
 
     async def iter_bytes(self) -> AsyncIterator[bytes]:
-        """Everything the client is sent, from the first block to `end`."""
+        """Yield everything the client is sent, from the first block to `end`; then close it."""
         try:
             yield self.begin()
             while (data := await self.next_bytes()) is not None:
@@ -483,12 +582,14 @@ class Client:
             self.close()
 
     async def next_bytes(self) -> bytes | None:
-        """What comes next: data, a heartbeat, at last `end`; then None. It may be cancelled and
-        called again: nothing is taken before there is something."""
+        """Return what comes next: data, a heartbeat, at last `end`; then None.
+
+        It may be cancelled and called again: nothing is taken before there is something to return.
+        """
         subscription = self.subscription
         puller = self._puller = self._puller or _Puller()
         while not self._is_end_written:
-            puller.woken.clear()
+            puller.woken.clear()  # before looking: a wake after the look must not be lost
             data = self._take_bytes()
             if data:
                 return data
@@ -499,7 +600,7 @@ class Client:
                     if subscription.end_reason == END_CHANGED
                     else self._build_end(subscription.end_reason)
                 )
-            elif subscription.has_more:
+            elif subscription.has_more:  # a filter lets nothing through for a while
                 await asyncio.sleep(0)
             elif asyncio.get_running_loop().time() >= self.ends_at:
                 subscription.end_reason = "lifetime"
@@ -508,13 +609,16 @@ class Client:
         return None
 
     def _take_bytes(self) -> bytes:
+        """Return about `MAX_PUSH_BYTES` that can be sent now; empty while there are none."""
         if self.subscription.end_reason == END_EXPIRED:
-            if self.shared_catch_up is not None:  # or `end` would tell where it stood before
+            # Nothing more is sent after the expiry. A member of a shared catch-up has to get its
+            # position back first, because `end` carries it.
+            if self.shared_catch_up is not None:
                 self.shared_catch_up.release_member(self)
             return b""
         if self._private_event:
-            aside, self._private_event = self._private_event, b""
-            return self._count_bytes(aside)
+            event, self._private_event = self._private_event, b""
+            return self._count_bytes(event)
         if self.shared_catch_up is not None:
             data = self.shared_catch_up.take_piece(self)
             if data is not None:
@@ -533,6 +637,7 @@ class Client:
         return self._count_bytes(self._wire.encode_heartbeat())
 
     def _count_bytes(self, data: bytes) -> bytes:
+        """Count bytes that only this client is sent, and return them."""
         self.subscription.count_private(data)
         self.subscription.traffic.bytes += len(data)
         return data
@@ -545,16 +650,18 @@ class Client:
         return last
 
     def _start_backfill(self) -> None:
+        """Start reading from Kafka what the private reader is missing."""
         if self.subscription.private_reader is None or self.shared_catch_up is not None:
             return
         if self._backfill is None:
             self._backfill = Backfill(self._hub, self._shared_tail, self.subscription, self.wake)
-        with self._log_context():  # who woke it may be anybody
+        with self._log_context():  # the calling task may serve another stream
             self._backfill.start_missing()
 
     def _build_begin_data(self, pending: Sequence[TopicPartition]) -> dict[str, Any]:
-        """What BEGIN says."""
+        """Return the data of the `begin` event."""
         tail = self._shared_tail.tail
+        # Conflated output and snapshots have an id only at the end of each flush.
         flushes = tail.is_conflated or self.subscription.snapshot is not None
         data: dict[str, Any] = {
             "topics": list(tail.topic_ids),
@@ -570,7 +677,7 @@ class Client:
 
 
 class _Puller:
-    """Waits for something to send, or for the time of a heartbeat."""
+    """Wait for something to send, or for the time of the next heartbeat."""
 
     __slots__ = ("_timed_out", "woken")
 
@@ -579,15 +686,23 @@ class _Puller:
         self._timed_out = False
 
     async def wait(self, heartbeat: float, ends_at: float) -> bool:
-        """False if it is time for a heartbeat."""
+        """Wait until the client is woken, or until a time.
+
+        Args:
+            heartbeat: Seconds to wait at most.
+            ends_at: When the stream's lifetime ends, by the loop's clock.
+
+        Returns:
+            False if it is time for a heartbeat.
+        """
         loop = asyncio.get_running_loop()
         # A timer of the loop: 3.7 us a wait, 6.5 us with asyncio.timeout; each delivery waits once.
-        alarm = loop.call_at(min(loop.time() + heartbeat, ends_at), self._on_timeout)
+        timer = loop.call_at(min(loop.time() + heartbeat, ends_at), self._on_timeout)
         self._timed_out = False
         try:
             await self.woken.wait()
         finally:
-            alarm.cancel()
+            timer.cancel()
         return not self._timed_out or loop.time() >= ends_at
 
     def _on_timeout(self) -> None:
@@ -596,4 +711,4 @@ class _Puller:
 
 
 def _ignore_wake() -> None:
-    """In place of a wake."""
+    """Do nothing; the `wake` of a closed client's subscription."""

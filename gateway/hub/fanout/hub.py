@@ -1,4 +1,11 @@
-"""Where clients and partitions meet: tails by topic set, channels by view."""
+"""Serve the streams of one cluster: shared tails by topic set, channels by view.
+
+`Hub.subscribe` is how a client begins: its topics are opened, its resume token is verified, its
+start is resolved, and a `Client` with a `Subscription` to a channel is returned. Two tasks maintain
+what is there. The sweep closes what nobody uses, announces positions and bounds memory. The other
+task checks the heartbeats and lifetimes of all clients, so that an idle client needs no timer of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -57,32 +64,51 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LINGER_S = 60.0  # seconds that a topic is read after its last client left
+LINGER_S = 60.0  # seconds for which a topic is read after its last client left
 SWEEP_INTERVAL_S = 0.25
-MIN_BEAT_INTERVAL_S, MAX_BEAT_INTERVAL_S = (
-    0.02,
-    1.0,
-)  # seconds from one look at all clients to the next
-BEATS_PER_SLICE = 500  # clients looked at without a turn for others
-LONG_ID_CHARS = 6 * 1024  # characters; the headers of a proxy end at 8 KB where nobody raised it
-BACKLOG_MEMORY_DIVISOR = (
-    4  # the part of `memory` that records may take which clients have yet to take
-)
-RINGS_MEMORY_DIVISOR = 4  # the part of `memory` that rings may take: one in so many
-PINNED_MEMORY_DIVISOR = 2  # likewise of what cannot give way; nobody new is let in beyond
-GROWTH_MEMORY_DIVISOR = 16  # logs may grow by this part of `memory` before it is bounded anew
-VIEW_COPIES = 3  # of what a client's view says: in its request, in its parameters, in its filter
-PINNED_PARTS = ("tables", "views", "unsent", "received")  # parts of the memory that cannot give way
+# Seconds from one check of the heartbeats of all clients to the next.
+MIN_HEARTBEAT_CHECK_S, MAX_HEARTBEAT_CHECK_S = 0.02, 1.0
+CLIENTS_PER_SLICE = 500  # clients that are checked before other tasks get a turn
+LONG_ID_CHARS = 6 * 1024  # longer ids are warned of: by default, proxies allow 8 KB of headers
+
+# `memory` divided by each of these is a limit.
+BACKLOG_MEMORY_DIVISOR = 4  # records that were read for clients and not taken by them yet
+RINGS_MEMORY_DIVISOR = 4  # the rings of all channels
+PINNED_MEMORY_DIVISOR = 2  # what cannot be freed; beyond it, new clients are refused
+GROWTH_MEMORY_DIVISOR = 16  # growth of the logs that causes memory to be bounded at once
+
+# Copies of the text of a client's view: in its request, in its parameters, in its filter.
+VIEW_COPIES = 3
+PINNED_PARTS = ("tables", "views", "unsent", "received")  # parts of memory that cannot be freed
 
 
-TailKey: TypeAlias = tuple[tuple[str, ...], float | None]  # topics, interval
+TailKey: TypeAlias = tuple[tuple[str, ...], float | None]
+"""The topics of a tail, in the order of the view, and its interval in seconds."""
 
 
 class Hub:
-    """All streams of one cluster. `start` and `close` it in the loop, as often as needed.
+    """Serve all streams of one cluster.
 
-    name:    of the cluster, where there are several.
-    numbers: of its clients.
+    `Hubs` creates one for each cluster of the configuration. It is started and closed within the
+    event loop, and may be started again. `started` is true from the start to the close; the
+    components that are annotated below without a value exist only while it is.
+
+    A channel, a tail and a shared read live as long as somebody uses them: channels go with their
+    last follower, tails and topics `LINGER_S` after it.
+
+    Attributes:
+        cluster: The connections and metadata of the cluster, which `Hubs` starts and closes.
+        settings: The settings of the process; those of this cluster are `kafka`.
+        name: The name of the cluster; empty where there is only one.
+        process_hubs: All hubs of this process, which share the limit `memory`.
+        clients: The clients that have subscribed and are not closed yet.
+        draining: New clients are ended at once.
+        tracing: Traces records, from the next start on; None to trace nothing.
+        traffics: Counters of what clients were sent, by route and wire.
+        replies: Counters of answered requests (request-reply), by topic and outcome.
+        behind: How far clients are behind, as of the last check.
+        memory: Bytes in use by part, as of the last check.
+        rings: The bytes that the rings of all channels hold.
     """
 
     def __init__(
@@ -95,27 +121,26 @@ class Hub:
         self.cluster = cluster
         self.settings = settings
         self.name = name
-        self.process_hubs: Sequence[Hub] = (
-            self,
-        )  # all of this process: `memory` is of all of them
+        self.process_hubs: Sequence[Hub] = (self,)
         self.topics = TopicOpener(cluster, self.kafka)
         self.clients: set[Client] = set()
         self.started = False
         self.draining = False
-        self.tracing: Tracing | None = None  # from the next start on
+        self.tracing: Tracing | None = None
         self.traffics = StreamCountsByRoute()
-        self.replies: Counter[tuple[str, str]] = Counter()  # to requests, by topic and outcome
-        self.behind = ClientsBehind()  # as of a moment ago
-        self.memory: dict[str, int] = {}  # bytes in use, by part, as of a moment ago
+        self.replies: Counter[tuple[str, str]] = Counter()
+        self.behind = ClientsBehind()
+        self.memory: dict[str, int] = {}
         self.rings = RingBudget(list_rings=self._iter_channels)
-        self._unsent_bytes = 0  # bytes that slow clients have yet to take, as of a moment ago
-        self._grown_bytes = 0  # bytes by which logs grew since memory was bounded
-        self._is_full = False  # so much cannot give way that nobody new is let in
+        self._unsent_bytes = 0  # in the write buffers of slow clients, as of the last check
+        self._grown_bytes = 0  # bytes by which the logs grew since memory was bounded last
+        self._is_full = False  # new clients are refused: too much of memory cannot be freed
         self._numbers = numbers or itertools.count(1)
         self._on_closed: dict[Client, Callable[[], None]] = {}
         self._tails: dict[TailKey, SharedTail] = {}
+        # An encoder goes with the last channel that uses it.
         self._encoders: WeakValueDictionary[Hashable, Encoder] = WeakValueDictionary()
-        self._long_id_topics: set[tuple[str, ...]] = set()
+        self._long_id_topics: set[tuple[str, ...]] = set()  # those that were warned of
         self._maintenance_tasks: list[asyncio.Task[None]] = []
         self.models: Models
         self.shared_reads: SharedReads
@@ -131,16 +156,18 @@ class Hub:
 
     @property
     def kafka(self) -> Kafka:
-        """The options of its cluster."""
+        """Return the options of this hub's cluster."""
         return self.settings.clusters[self.name]
 
     async def start(self) -> None:
+        """Create the components of this hub and start its tasks; the cluster is started already."""
         self.started, self.draining = True, False
         self.topics = TopicOpener(self.cluster, self.kafka)
         self._tails.clear()
         self._set_ring_limit()
         pace = BatchPacing()
         self.broadcaster = Broadcaster(pace, self.tracing)
+        # An eighth of `memory` for what shared catch-ups keep for their members.
         self.shared_catch_ups = SharedCatchUps(self.settings.memory // 8 // len(self.process_hubs))
         self.models = Models(self.settings, self.topics.get_settings)
         self.shared_reads = SharedReads(
@@ -162,12 +189,15 @@ class Hub:
         self.documents = self.publisher.document_locks = DocumentReader(self)
         self.topics.start(self.shared_reads)
         self._maintenance_tasks = [
-            asyncio.create_task(self._sweep_forever()), asyncio.create_task(self._beat_forever())
+            asyncio.create_task(self._sweep_forever()),
+            asyncio.create_task(self._check_heartbeats_forever()),
         ]  # fmt: skip
 
     async def close(self) -> None:
+        """Close all clients and components, in the order of their dependencies."""
         for client in list(self.clients):
             client.close()
+        # Then from the users to the used: nothing may start a read or a write that is closed.
         self.shared_catch_ups.close()
         for task in self._maintenance_tasks:
             task.cancel()
@@ -184,8 +214,17 @@ class Hub:
         self.started = False
 
     def apply_settings(self, settings: Settings) -> frozenset[str]:
-        """Go by these settings from now on. The topics whose options are others: they are read
-        anew, and who looks at them hears nothing more until it is `CHANGED`."""
+        """Apply other settings while the hub runs.
+
+        The topics whose options changed are read from scratch. Their present clients keep a tail
+        that is no longer fed, so the caller must move them on (see `client.END_CHANGED`).
+
+        Args:
+            settings: The new settings.
+
+        Returns:
+            The names of the topics whose options changed.
+        """
         self.settings = settings
         self._set_ring_limit()
         changed = self.topics.apply_settings(self.kafka)
@@ -194,34 +233,37 @@ class Hub:
             if not changed.isdisjoint(key[0]):
                 self.shared_reads.detach_tail(shared)
                 del self._tails[key]
-        read = changed & self.shared_reads.topics
-        for name in read:
+        reopened = changed & self.shared_reads.topics
+        for name in reopened:
             known = self.cluster.get_topic(name)
             self.shared_reads.close_topic(name)
             self.snapshots.tables.drop_topic(name)
             if known is not None:
                 self.cluster.metadata.watch(name, known)
                 self.shared_reads.open_topic(name)
-        if read:  # who is being moved may look at it once more before it is
-            holding = self.topics.hold(tuple(read))
-            holding.__enter__()
-            asyncio.get_running_loop().call_later(LINGER_S, holding.__exit__)
+        if reopened:
+            # No tail uses these topics until their clients have been moved: keep the sweep from
+            # closing them meanwhile.
+            hold = self.topics.hold(tuple(reopened))
+            hold.__enter__()
+            asyncio.get_running_loop().call_later(LINGER_S, hold.__exit__)
         return changed
 
     def drain(self, reason: str = "drain") -> None:
-        """End all streams; their clients come back, spread over some seconds."""
+        """End all streams; their `end` events spread the reconnects over some seconds."""
         self.draining = True
         for client in list(self.clients):
             client.end(reason)
 
     def remove_client(self, client: Client) -> None:
+        """Forget a client that is being closed, and call its `on_closed` callback."""
         self.clients.discard(client)
-        left = self._on_closed.pop(client, None)
-        if left is not None:
-            left()
+        on_closed = self._on_closed.pop(client, None)
+        if on_closed is not None:
+            on_closed()
 
     def call_when_closed(self, client: Client, on_closed: Callable[[], None]) -> None:
-        """Call it once the client is gone."""
+        """Call a function once a client is closed, or now if it is closed already."""
         if client in self.clients:
             self._on_closed[client] = on_closed
         else:
@@ -242,22 +284,48 @@ class Hub:
         route: str = "",
         rate: Rate | None = None,
     ) -> Client:
-        """A client of a view; await its `ready`, then iterate its `stream`.
+        """Create a client of a view.
 
-        expires: when what lets it in is over, in seconds since 1970.
-        refused: it came with a token that could not be read.
-        after:   what another left, in whose place it comes: it ends where that one would have.
-        route:   as metrics call it.
-        rate:    of the records that it is sent at most.
-        Raises UnknownTopic, AccessDenied, BrokerUnavailable, AuthenticationFailed, TokenCorrupt,
-        TokenForeign, TokenTooOld, and MemoryFull for a new client.
+        The caller awaits the client's `wait_until_ready` and then either attaches it to an outlet
+        or iterates its bytes. It must close the client in any case.
+
+        Args:
+            view: What the client is shown.
+            start: Where it begins and ends.
+            wire: How its bytes are encoded.
+            heartbeat: Seconds after which an idle stream is sent a heartbeat.
+            slow: What to do when the client falls behind.
+            lifetime: Seconds after which the stream ends; None for no limit.
+            expires_at: When the client's access expires, in seconds since 1970; None for never.
+            position_refused: The client sent a resume token that could not be used; a `gap` says
+                so.
+            handover: What another client left that this one replaces: the stream goes on, and ends
+                when that one would have ended.
+            route: The route as metrics name it.
+            rate: The number of records that the client is sent at most in a time; None for no
+                limit.
+
+        Returns:
+            The client, which has not begun yet.
+
+        Raises:
+            UnknownTopic: A topic does not exist, and the client has no token that speaks of it.
+            AccessDenied: The brokers do not let the gateway read a topic.
+            AuthenticationFailed: The brokers refuse the gateway's credentials.
+            BrokerUnavailable: The brokers did not answer in time.
+            TokenCorrupt: The resume token has no valid MAC, where one is needed.
+            TokenForeign: The resume token is of another cluster or of other topics.
+            TokenTooOld: The resume token goes back further than the route allows.
+            MemoryFull: Memory has no space for a new client.
         """
         if handover is None and self._is_full:
             raise MemoryFull
         deadline = asyncio.get_running_loop().time() + self._get_ready_timeout(view)
         with self.topics.hold(view.topics):
-            may_be_gone = start.token is not None or view.is_pattern
-            await self.topics.open_topics(deadline, view.topics, may_be_missing=may_be_gone)
+            # The stream of a client that resumes stays open while its topic is missing: the topic
+            # may be created again. A topic found by a pattern may have been deleted since.
+            may_be_missing = start.token is not None or view.is_pattern
+            await self.topics.open_topics(deadline, view.topics, may_be_missing=may_be_missing)
             if start.token is not None:
                 token = await self.token_verifier.verify(
                     start.token,
@@ -267,16 +335,16 @@ class Hub:
                     handover_route=None if handover is None else handover.route,
                 )
                 start = replace(start, token=token)
-            shared = self._get_shared_tail(view)
+            shared_tail = self._get_shared_tail(view)
             traffic = self.traffics.get_counts(route, wire.name)
             subscription = await self._create_subscription(
-                shared, view, start, wire, slow, deadline, traffic, handover
+                shared_tail, view, start, wire, slow, deadline, traffic, handover
             )
-        before = None if handover is None else handover.throttle
-        allowance = None if rate is None else RateLimiter.from_rate(rate, subscription, before)
+        throttle = None if handover is None else handover.throttle
+        limiter = None if rate is None else RateLimiter.from_rate(rate, subscription, throttle)
         client = Client(
             self,
-            shared,
+            shared_tail,
             subscription,
             wire,
             heartbeat=heartbeat,
@@ -289,16 +357,19 @@ class Hub:
             token=start.token,
             since=start.since,
             number=next(self._numbers) if handover is None else handover.number,
-            rate_limiter=allowance,
+            rate_limiter=limiter,
         )
         self.clients.add(client)
         traffic.opened += 1
-        if self.draining:
+        if self.draining:  # it began while this client was waiting above
             client.end("drain")
         return client
 
     def keep_open(self, view: View) -> SharedTail:
-        """Let topics that are open be read for a while from now on, also without a client."""
+        """Keep the topics of a view open for `LINGER_S` from now on, also without a client.
+
+        The topics must be open already.
+        """
         return self._get_shared_tail(view)
 
     def _get_ready_timeout(self, view: View) -> float:
@@ -315,150 +386,176 @@ class Hub:
         traffic: StreamCounts,
         handover: Handover | None,
     ) -> Subscription:
+        """Resolve where a client begins and ends, and subscribe it to its channel."""
         tail, token = shared_tail.tail, start.token
         until = handover.until if handover is not None else None
         if until is None and start.until is not None:
             until = await fetch_ends(self.cluster, tail, start.until)
-        own: Position = {}
-        behind = token is not None or start.since is not None
-        reads = await self.key_partitions.build_partition_predicate(view, token) if behind else None
-        if token is not None:  # places are of the topic ids that are known at this instant
-            if stream_start.has_recreated_topic(token, tail):  # or is it our metadata that is old?
+        positions: Position = {}
+        has_history = token is not None or start.since is not None
+        reads_partition = (
+            await self.key_partitions.build_partition_predicate(view, token)
+            if has_history
+            else None
+        )
+        if token is not None:
+            # A token with another topic id may also mean that our own metadata is outdated.
+            if stream_start.has_recreated_topic(token, tail):
                 await self.cluster.metadata.refresh("a token has another topic id")
-            own = stream_start.build_position(token, tail)
+            positions = stream_start.build_position(token, tail)
             if token.max_age is not None:
-                await self.token_verifier.check_history(token, own, tail)
-                own = stream_start.build_position(
-                    token, tail
-                )  # or a topic was created anew meanwhile
+                await self.token_verifier.check_history(token, positions, tail)
+                # Again: a topic may have been deleted and created during the await, and positions
+                # are compared with the topic ids that are known at this instant.
+                positions = stream_start.build_position(token, tail)
         elif start.since is not None:
-            own = await resolve_starts(self.backfill_reader, tail, start.since, deadline, reads)
-        snapshot = await self._create_snapshot(tail, view, start, own, deadline)
+            positions = await resolve_starts(
+                self.backfill_reader, tail, start.since, deadline, reads_partition
+            )
+        snapshot = await self._create_snapshot(tail, view, start, positions, deadline)
         return Subscription(
-            # not before the last await: a channel that nobody follows yet is swept away
+            # No await may follow: the sweep drops a channel that nobody follows yet.
             self._get_channel(
                 shared_tail, self.token_verifier.bind_route(view, traffic.route), wire
             ),
-            own,
+            positions,
             slow_policy=slow,
             end_offsets=until,
             max_records=start.max_records,
             credit=start.credit,
             resolve_since=token.issued if token else _to_epoch_seconds(start.since),
             snapshot=snapshot,
-            reads_partition=reads,
+            reads_partition=reads_partition,
             delivered_sum=None if handover is None else handover.delivered_sum,
             traffic=traffic,
         )
 
     async def _create_snapshot(
-        self, tail: Tail, view: View, start: StreamStart, own: Position, deadline: float
+        self, tail: Tail, view: View, start: StreamStart, positions: Position, deadline: float
     ) -> Snapshot | None:
-        """Of all partitions that it has places of; those of topics that its token does not speak
-        of begin with their tables, too."""
+        """Return the snapshot that a client begins with; None if its start asks for none.
+
+        It covers all partitions of `positions`. A client that resumes is sent what it missed of the
+        topics in its token; topics that the token does not mention begin with their whole table,
+        and their positions are added to `positions`.
+        """
         if not start.snapshot:
             return None
         self.snapshots.check_cleanup_policies(view.topics)
         if start.token is None:
-            return Snapshot(view.topics, own, own, view.filters)
-        told = start.token.match_topics(tail.topic_ids)
+            return Snapshot(view.topics, positions, positions, view.filters)
+        token_topics = start.token.match_topics(tail.topic_ids)
         fresh = await resolve_starts(
             self.backfill_reader,
             tail,
             TimestampStart(EARLIEST),
             deadline,
-            lambda tp: tp.topic not in told,
+            lambda tp: tp.topic not in token_topics,
         )
-        own.update(fresh)
-        return Snapshot(view.topics, own, fresh, view.filters)
+        positions.update(fresh)
+        return Snapshot(view.topics, positions, fresh, view.filters)
 
     # tails and channels
 
     def _get_shared_tail(self, view: View) -> SharedTail:
+        """Return the tail of a view's topics, and create it if there is none."""
         topics, interval = key = view.topics, view.interval
-        shared = self._tails.get(key)
-        if shared is None:
-            feeds = [feed for name in topics for feed in self.shared_reads.open_topic(name)]
+        shared_tail = self._tails.get(key)
+        if shared_tail is None:
+            reads = [read for name in topics for read in self.shared_reads.open_topic(name)]
             ids = {name: self.topics.get_id(name) for name in topics}
-            logs = [feed.log for feed in feeds]
+            logs = [read.log for read in reads]
             tail = Tail(self.cluster.cluster_id or "", logs, ids, is_conflated=interval is not None)
-            shared = SharedTail(tail) if interval is None else SteppedTail(tail, interval)
-            shared.tracing = self.tracing
-            self._tails[key] = shared
-            self.shared_reads.attach_tail(shared)
-            self.shared_reads.refresh_readiness(shared)
-        shared.used_at = asyncio.get_running_loop().time()
-        shared.tail.set_issued(int(time.time()))
-        return shared
+            shared_tail = SharedTail(tail) if interval is None else SteppedTail(tail, interval)
+            shared_tail.tracing = self.tracing
+            self._tails[key] = shared_tail
+            self.shared_reads.attach_tail(shared_tail)
+            self.shared_reads.refresh_readiness(shared_tail)
+        shared_tail.used_at = asyncio.get_running_loop().time()
+        shared_tail.tail.set_issued(int(time.time()))
+        return shared_tail
 
     def _get_channel(self, shared_tail: SharedTail, view: View, wire: Wire) -> Channel:
+        """Return the channel of a view on a wire, and create it if there is none."""
         key = view, wire
         channel = shared_tail.channels.get(key)
         if channel is None:
             encoder = self._get_encoder(view, wire)
             accepts = view.filters.matches if view.filters.filters else None
-            fails = [
-                n for n in view.topics if self.topics.get_settings(n).offset_out_of_range == "fail"
+            failing_topics = [
+                name
+                for name in view.topics
+                if self.topics.get_settings(name).offset_out_of_range == "fail"
             ]
             channel = Channel(
                 shared_tail.tail,
                 self.token_verifier.create_seal(view),
                 encoder,
                 accepts,
-                failing_topics=fails,
+                failing_topics=failing_topics,
                 ring_budget=self.rings,
             )
             shared_tail.add_channel(key, channel, view.filters)
         return channel
 
     def _get_encoder(self, view: View, wire: Wire) -> Encoder:
-        """One for all views that look alike: what it makes of a record is made once for them."""
+        """Return the encoder of a view on a wire.
+
+        Views that differ only in topics or filters share one, so that a record is encoded once for
+        all of them.
+        """
         decodes = any(map(self.models.has_model, view.topics))
-        alike = wire, view.format, view.binary, view.fields, decodes
-        encoder = self._encoders.get(alike)
+        key = wire, view.format, view.binary, view.fields, decodes
+        encoder = self._encoders.get(key)
         if encoder is None:
             format = create_format(view.format, binary=view.binary, fields=view.fields)
             if decodes:
                 format = wrap_format(format, view.format)
-            encoder = self._encoders[alike] = wire.create_encoder(format)
+            encoder = self._encoders[key] = wire.create_encoder(format)
         return encoder
 
-    # upkeep
+    # maintenance
 
     async def _sweep_forever(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self._sweep(asyncio.get_running_loop().time())
 
-    async def _beat_forever(self) -> None:
-        """Heartbeats and lifetimes of those that have no task to see to them."""
+    async def _check_heartbeats_forever(self) -> None:
+        """Check the heartbeats and lifetimes of all clients, and measure how far they are behind.
+
+        An attached client has no task or timer of its own for this.
+        """
         while True:
             shortest = min((route.with_.heartbeat for route in self.settings.routes), default=1.0)
-            await asyncio.sleep(min(MAX_BEAT_INTERVAL_S, max(MIN_BEAT_INTERVAL_S, shortest / 4)))
+            interval = max(MIN_HEARTBEAT_CHECK_S, shortest / 4)
+            await asyncio.sleep(min(MAX_HEARTBEAT_CHECK_S, interval))
             now = asyncio.get_running_loop().time()
-            distances = LagScan()
+            scan = LagScan()
             for n, client in enumerate(list(self.clients)):
                 try:
                     client.check_heartbeat(now)
+                    # The check may have ended and closed it.
                     if client.state is not None and client in self.clients:
-                        distances.add_client(client)
+                        scan.add_client(client)
                 except Exception:  # the heartbeats of all others depend on this task
                     log.exception("the heartbeat of a stream failed")
-                if n % BEATS_PER_SLICE == BEATS_PER_SLICE - 1 or distances.should_yield:
+                if n % CLIENTS_PER_SLICE == CLIENTS_PER_SLICE - 1 or scan.should_yield:
                     await asyncio.sleep(0)
-            self.behind, self._unsent_bytes = distances.behind, distances.unsent_bytes
+            self.behind, self._unsent_bytes = scan.behind, scan.unsent_bytes
 
     def _sweep(self, now: float) -> None:
-        for key, shared in list(self._tails.items()):
+        """Close what nobody uses any more, announce positions and bound memory."""
+        for key, shared_tail in list(self._tails.items()):
             topics = key[0]
-            for channel in shared.remove_left_channels():
+            for channel in shared_tail.remove_left_channels():
                 self.broadcaster.remove_channel(channel)
-            if not shared.is_idle:
-                shared.used_at = now
-                shared.announce_positions(now)
-                self._warn_of_long_ids(topics, shared.tail)
-            elif now - shared.used_at > LINGER_S and not self.topics.held_topics & set(topics):
-                self.shared_reads.detach_tail(shared)
+            if not shared_tail.is_idle:
+                shared_tail.used_at = now
+                shared_tail.announce_positions(now)
+                self._warn_of_long_ids(topics, shared_tail.tail)
+            elif now - shared_tail.used_at > LINGER_S and not self.topics.held_topics & set(topics):
+                self.shared_reads.detach_tail(shared_tail)
                 del self._tails[key]
         used = {name for topics, _ in self._tails for name in topics} | self.topics.required_topics
         for name in self.shared_reads.topics - used:
@@ -468,7 +565,7 @@ class Hub:
         self._limit_memory(now)
 
     def _warn_of_long_ids(self, topics: tuple[str, ...], tail: Tail) -> None:
-        """Say once of a topic set that proxies may refuse what its clients come back with."""
+        """Warn once per topic set that proxies may refuse requests with ids of this length."""
         if topics not in self._long_id_topics and len(tail.token_text) > LONG_ID_CHARS:
             self._long_id_topics.add(topics)
             log.warning(
@@ -487,26 +584,33 @@ class Hub:
             self._limit_memory(asyncio.get_running_loop().time())
 
     def _limit_memory(self, now: float) -> None:
-        """Old entries go; then those over their topic's `cache`, and over the process's `memory`:
-        each partition gives up its share, whichever cluster it is of. Rings see to their own."""
+        """Drop old entries, and bound logs by their topic's `cache` and the process's `memory`.
+
+        All logs of the process shrink by the same factor, whichever cluster they are of. Rings
+        bound themselves (`RingBudget`).
+        """
         self._grown_bytes = 0
         by_topic: dict[str, list[PartitionLog]] = {}
-        for each in self.logs:
-            each.expire(now)
-            by_topic.setdefault(each.tp.topic, []).append(each)
-        for name, some in by_topic.items():
-            _shrink_logs(some, self.topics.get_settings(name).cache.bytes)
+        for partition_log in self.logs:
+            partition_log.expire(now)
+            by_topic.setdefault(partition_log.tp.topic, []).append(partition_log)
+        for name, topic_logs in by_topic.items():
+            _shrink_logs(topic_logs, self.topics.get_settings(name).cache.bytes)
         tails = self._tails.values()
         backlog = self._measure_backlog()
         if backlog > self._max_backlog_bytes:
-            # What those have read who take nothing would keep all others from reading.
+            # Records that were read for clients that take nothing would keep all other clients
+            # from reading. They can be read again later.
             self.shared_catch_ups.release_stalled()
             for client in self.clients:
                 if client.outlet is not None and client.outlet.full:
                     client.subscription.discard_backfill()
             backlog = self._measure_backlog()
-        self.rings.bytes = sum(each.bytes + each.latest_bytes for each in self._iter_channels())
-        views = sum(view.size for shared in tails for view, _ in shared.channels)
+        # Counted from scratch: the rings of channels that were removed are still in the sum.
+        self.rings.bytes = sum(
+            channel.bytes + channel.latest_bytes for channel in self._iter_channels()
+        )
+        views = sum(view.size for shared_tail in tails for view, _ in shared_tail.channels)
         self.memory = {
             "rings": self.rings.bytes,
             "tables": self.snapshots.tables.used_bytes,
@@ -514,45 +618,59 @@ class Hub:
             "views": VIEW_COPIES * views,
             "unsent": self._unsent_bytes,
             "inflated": self.cluster.inflation.held_bytes,
-            # of the process, which may have several hubs
+            # This counts the whole process, so it belongs to only one of its hubs.
             "received": received_bytes.total if self.process_hubs[0] is self else 0,
         }
-        every = [hub for hub in self.process_hubs if hub.started]
-        behind = sum(hub.memory.get("backlog", 0) for hub in every)
-        self.backfill_reader.limit_reads(behind > self._max_backlog_bytes)
-        used = sum(sum(hub.memory.values()) for hub in every)
-        pinned = sum(hub.memory.get(part, 0) for hub in every for part in PINNED_PARTS)
+        # The other hubs' figures are those of their own last check, at most one sweep ago.
+        hubs = [hub for hub in self.process_hubs if hub.started]
+        total_backlog = sum(hub.memory.get("backlog", 0) for hub in hubs)
+        self.backfill_reader.limit_reads(total_backlog > self._max_backlog_bytes)
+        used = sum(sum(hub.memory.values()) for hub in hubs)
+        pinned = sum(hub.memory.get(part, 0) for hub in hubs for part in PINNED_PARTS)
         self._is_full = pinned > self.settings.memory // PINNED_MEMORY_DIVISOR
-        logs = [each for hub in every for each in hub.logs]
+        # The logs are what can be freed at any time: they get what the other parts leave.
+        logs = [partition_log for hub in hubs for partition_log in hub.logs]
         _shrink_logs(logs, max(0, self.settings.memory - used))
 
     @property
     def _max_backlog_bytes(self) -> int:
-        """The bytes of records that clients may have read and not taken yet."""
+        """Return how many bytes of records may have been read for clients and not taken yet."""
         return self.settings.memory // BACKLOG_MEMORY_DIVISOR
 
     def _measure_backlog(self) -> int:
-        readers = (each for shared in self._tails.values() for each in shared.tail.readers)
-        return self.shared_catch_ups.size + sum(each.buffered_bytes for each in readers)
+        """Return the bytes of records that were read for clients and not taken yet."""
+        readers = (
+            reader for shared_tail in self._tails.values() for reader in shared_tail.tail.readers
+        )
+        return self.shared_catch_ups.size + sum(reader.buffered_bytes for reader in readers)
 
     def _set_ring_limit(self) -> None:
         self.rings.limit = self.settings.memory // RINGS_MEMORY_DIVISOR // len(self.process_hubs)
 
     def _iter_channels(self) -> Iterator[Channel]:
-        return (each for shared in self._tails.values() for each in shared.channels.values())
+        return (
+            channel
+            for shared_tail in self._tails.values()
+            for channel in shared_tail.channels.values()
+        )
 
     @property
     def logs(self) -> list[PartitionLog]:
-        return [feed.log for feed in self.shared_reads.by_partition.values()]
+        """Return the logs of all partitions that are read."""
+        return [read.log for read in self.shared_reads.by_partition.values()]
 
 
 def _shrink_logs(logs: Sequence[PartitionLog], max_bytes: int) -> None:
-    held = sum(each.bytes for each in logs)
-    if held > max_bytes:
-        for each in logs:
-            each.shrink(int(each.bytes * max_bytes / held))
+    """Shrink all logs by the same factor, so that together they hold at most this many bytes."""
+    total = sum(partition_log.bytes for partition_log in logs)
+    if total > max_bytes:
+        for partition_log in logs:
+            partition_log.shrink(int(partition_log.bytes * max_bytes / total))
 
 
 def _to_epoch_seconds(since: TimestampStart | None) -> int | None:
-    """For the ids of a client of which a partition is pending: they hold no better start."""
+    """Return a start by time in seconds since 1970; None if there is none.
+
+    Ids carry it while a partition is pending: they have no offset for it that would be better.
+    """
     return None if since is None else max(0, since.timestamp) // 1000

@@ -1,4 +1,4 @@
-"""The hubs of a process: one for each cluster, together within one bound of memory."""
+"""Keep the hubs of a process: one for each cluster, within one limit of memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ from .hub import Hub
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
 
-ClusterTopic: TypeAlias = tuple[str, str]  # the name of its cluster, its own
+ClusterTopic: TypeAlias = tuple[str, str]
+"""The name of a cluster, and the name of one of its topics."""
 
 
 class Hubs:
-    """See the module. `start` and `close` them in the loop, as often as needed.
+    """Own the hubs of a process, and start, drain and close them together.
 
-    clusters: by name, which is empty for the only one of a configuration without names.
+    The application or `gateway.api.Gateway` creates one. It is started and closed within the event
+    loop, and may be started again.
+
+    Attributes:
+        settings: The settings of the process.
+        by_name: The hubs by the name of their cluster, which is empty if the configuration has only
+            one cluster without a name.
+        drain_callbacks: Functions that are called when the gateway drains; each WebSocket
+            connection has one here.
     """
 
     def __init__(self, clusters: Mapping[str, Cluster], settings: Settings) -> None:
@@ -30,7 +39,7 @@ class Hubs:
         self.by_name = {
             name: Hub(cluster, settings, name, numbers) for name, cluster in clusters.items()
         }
-        self.drain_callbacks: set[Callable[[], None]] = set()  # told when the gateway drains
+        self.drain_callbacks: set[Callable[[], None]] = set()
         for hub in self:
             hub.process_hubs = tuple(self)
 
@@ -38,22 +47,33 @@ class Hubs:
         return iter(self.by_name.values())
 
     def get_hub(self, cluster: str) -> Hub:
+        """Return the hub of a cluster; KeyError if there is no such cluster."""
         return self.by_name[cluster]
 
     def find_hubs(self, topics: Iterable[str]) -> list[Hub]:
-        """Those that may be asked for topics: the only one for any, of several those that list
-        them all."""
+        """Return the hubs whose clusters may have all of these topics.
+
+        A single cluster may have any topic. Of several, these are the ones that list all the
+        topics.
+        """
         return [self.by_name[name] for name in self.settings.clusters_of(topics)]
 
     @property
     def started(self) -> bool:
+        """Return whether all hubs are started."""
         return all(hub.started for hub in self)
 
     @property
     def draining(self) -> bool:
+        """Return whether any hub is draining."""
         return any(hub.draining for hub in self)
 
     async def start(self, tracing: Tracing | None = None) -> None:
+        """Start all clusters and hubs.
+
+        Args:
+            tracing: Traces requests and records; None to trace nothing.
+        """
         for hub in self:
             hub.tracing = tracing
             await hub.cluster.start()
@@ -61,24 +81,29 @@ class Hubs:
             await hub.start()
 
     async def close(self) -> None:
+        """Close all hubs, then the connections of their clusters."""
         await asyncio.gather(*(hub.close() for hub in self))
         await asyncio.gather(*(hub.cluster.close() for hub in self))
 
     def apply_settings(self, settings: Settings) -> frozenset[ClusterTopic]:
-        """As `Hub.adopt`, of all of them."""
+        """Apply other settings to all hubs; see `Hub.apply_settings`.
+
+        Returns:
+            The topics whose options changed, with their clusters.
+        """
         self.settings = settings
         return frozenset(
             (hub.name, topic) for hub in self for topic in hub.apply_settings(settings)
         )
 
     def stop_accepting(self) -> None:
-        """From now on nobody is let in any more."""
+        """End clients that subscribe from now on; streams that run go on."""
         for hub in self:
             hub.draining = True
 
     def drain(self, reason: str = "drain") -> None:
-        """End all streams; their clients come back, spread over some seconds."""
+        """End all streams; their `end` events spread the reconnects over some seconds."""
         for hub in self:
             hub.drain(reason)
-        for leave in list(self.drain_callbacks):
-            leave()
+        for callback in list(self.drain_callbacks):
+            callback()

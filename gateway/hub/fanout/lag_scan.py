@@ -1,6 +1,7 @@
-"""How far clients are behind that are not written to in rounds.
+"""Measure how far the clients are behind that rounds do not write to.
 
-Looked at in passing, once a second, not when somebody asks: 10,000 of them would hold the loop.
+It is done in passing, about once a second, and not when metrics are collected: looking at 10,000
+clients at once would block the loop.
 """
 
 from __future__ import annotations
@@ -14,37 +15,43 @@ from gateway.telemetry.traffic import SLOW, ClientsBehind
 
 from .client import Client
 
-MAX_POSITIONS_PER_SLICE = 2000  # places looked at without a turn for others: 1 ms
+MAX_POSITIONS_PER_SLICE = 2000  # positions that are compared before other tasks get a turn: 1 ms
 
 
 class LagScan:
-    """One look at all.
+    """Collect the lag of clients in one pass over all of them.
 
-    behind: what came of it so far.
-    unsent: bytes that their connections have yet to take.
+    The hub creates one for each pass, adds clients, and lets other tasks run when `should_yield`
+    says so.
+
+    Attributes:
+        behind: The clients that are behind, and by how many records.
+        unsent_bytes: The bytes in the write buffers of their connections.
     """
 
     def __init__(self) -> None:
         self.behind = ClientsBehind()
         self.unsent_bytes = 0
-        self._seen_transports: set[asyncio.Transport] = set()  # a WebSocket has many streams
+        # A WebSocket has many streams on one transport, which is counted once.
+        self._seen_transports: set[asyncio.Transport] = set()
         self._lag_by_cursor: dict[tuple[Channel, int], int] = {}
         self._scanned_positions = 0
 
     @property
     def should_yield(self) -> bool:
-        """Is it time for others' turn? Asked once for each."""
+        """Return whether other tasks are to run now, and reset that. Read it once per client."""
         if self._scanned_positions < MAX_POSITIONS_PER_SLICE:
             return False
         self._scanned_positions = 0
         return True
 
     def add_client(self, client: Client) -> None:
-        """At one that has a `state`."""
+        """Add a client that has a `state`."""
         if client.outlet is not None and client.outlet.full:
             self._count_unsent(client.outlet.transport)
-        herd = client.shared_catch_up
-        state, records = client.state, self.measure_lag((herd or client).subscription)
+        # The leader's position stands for that of the members of a shared catch-up.
+        catch_up = client.shared_catch_up
+        state, records = client.state, self.measure_lag((catch_up or client).subscription)
         if state is not None and (records or state == SLOW):
             self.behind.add(client.subscription.traffic.route, state, records)
 
@@ -58,23 +65,28 @@ class LagScan:
             self.unsent_bytes += transport.get_write_buffer_size()
 
     def measure_lag(self, subscription: Subscription) -> int:
-        """Offsets between where it stands and where its channel does."""
-        channel, own = subscription.channel, subscription.private_positions
+        """Return the number of offsets between a subscription and the tail of its channel."""
+        channel, private_positions = subscription.channel, subscription.private_positions
         if not channel.first_seq <= subscription.next_seq < channel.next_seq:
-            # It has all, or does not follow the ring: a member of a herd, or one that is closed.
-            return self._count_between(own, channel)
-        if own:
+            # It has the whole ring, or does not follow it any more because it is closed.
+            return self._count_between(private_positions, channel)
+        if private_positions:
             return self._count_between(subscription.get_position(), channel)
-        at = channel, subscription.next_seq
-        if at not in self._lag_by_cursor:  # many fall behind together
-            self._lag_by_cursor[at] = self._count_between(subscription.get_position(), channel)
-        return self._lag_by_cursor[at]
+        key = channel, subscription.next_seq
+        if key not in self._lag_by_cursor:  # many clients fall behind together
+            self._lag_by_cursor[key] = self._count_between(subscription.get_position(), channel)
+        return self._lag_by_cursor[key]
 
     def _count_between(self, position: Position, channel: Channel) -> int:
-        now, records = channel.tail.position, 0
+        """Return the sum of the offsets between a position and the tail, over its partitions."""
+        tail_position, records = channel.tail.position, 0
         self._scanned_positions += len(position)
         for tp, place in position.items():
-            there = now.get(tp)
-            if there is not None and there.offset is not None and place.offset is not None:
-                records += max(0, there.offset - place.offset)
+            tail_place = tail_position.get(tp)
+            if (
+                tail_place is not None
+                and tail_place.offset is not None
+                and place.offset is not None
+            ):
+                records += max(0, tail_place.offset - place.offset)
         return records

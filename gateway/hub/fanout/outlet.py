@@ -1,4 +1,4 @@
-"""Where one client's bytes go: a connection, without a task in between."""
+"""Define the connection of one client as the hub sees it: written to without a task between."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from typing import Protocol
 
 
 class Outlet(Protocol):
-    """One connection, as far as the hub knows it. It tells the client (`Client.drained`) when
-    it is no longer full, and (`Client.close`) when it is lost."""
+    """Take the bytes of one client, or of one stream of a WebSocket.
+
+    `gateway.web` implements it for connections. It calls `Client.on_drained` when it is no longer
+    full, and `Client.close` when the connection is lost.
+    """
 
     @property
     def full(self) -> bool:
-        """Something waits for the other side to take it."""
+        """Return whether bytes wait for the other side to take them."""
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """The connection itself; None where another server has it."""
+        """Return the transport of the connection; None if it belongs to another server."""
 
     def write(self, data: bytes) -> None:
-        """Send now; what the other side does not take waits. Never raises, never blocks."""
+        """Send bytes now; what the other side does not take waits. Never raises, never blocks."""
 
     def finish(self, data: bytes) -> None:
-        """Send the last bytes, and end the answer as its protocol does."""
+        """Send the last bytes, and end the response as its protocol does."""
 
     def hand_over(self) -> None:
-        """The client writes nothing more: another goes on in its place."""
+        """Release the outlet to another client, which goes on with the stream."""

@@ -1,8 +1,9 @@
-"""What a client of a route with `maxRate` may be sent now.
+"""Limit what a client of a route with `maxRate` is sent.
 
-It has as much credit as its rate leaves, and gets more by a timer as time passes: what is beyond
-waits as it does for one that grants no credit, in the ring at first, and then as `slowClient` says.
-A client that has credit is in no round: it is served by itself, and those who ride pay nothing.
+The limiter sets the credit of the client's subscription to what the rate leaves, and wakes the
+client by a timer when time has passed. Records beyond the credit wait as they do for a client that
+grants no credit: at first in the channel's ring, and then as the route's `slowClient` says. A
+subscription with credit never joins a round, so clients without a rate are not slowed down.
 """
 
 from __future__ import annotations
@@ -17,8 +18,15 @@ from gateway.core.client.throttle import Throttle
 
 
 class RateLimiter:
-    """
-    credit: records that the client itself has asked for; None for any number.
+    """Lend credit to one subscription within a rate.
+
+    `Hub.subscribe` creates one for a client, which owns and closes it. It is the only one that
+    takes from the subscription: the credit that the subscription has is what the rate and the
+    client leave together.
+
+    Attributes:
+        throttle: The number of records that the rate leaves.
+        credit: The number of records that the client itself has asked for; None for any number.
     """
 
     __slots__ = ("_timer", "credit", "throttle")
@@ -32,35 +40,53 @@ class RateLimiter:
     def from_rate(
         cls, rate: Rate, subscription: Subscription, previous: Throttle | None = None
     ) -> Self:
-        """Of a subscription that was not taken from yet, whose credit is all that its client asked
-        for. before: of the client in whose place it comes."""
-        made = cls(Throttle(rate.count, rate.seconds, previous), subscription.credit)
-        subscription.credit = made.get_capacity(asyncio.get_running_loop().time())
-        return made
+        """Create the limiter of a subscription from which nothing was taken yet.
+
+        Args:
+            rate: The rate of the route.
+            subscription: The subscription; its credit is what its client has asked for.
+            previous: The throttle of the client that this one replaces; what it let through counts.
+        """
+        limiter = cls(Throttle(rate.count, rate.seconds, previous), subscription.credit)
+        subscription.credit = limiter.get_capacity(asyncio.get_running_loop().time())
+        return limiter
 
     def grant_credit(self, records: int) -> None:
-        """To a client that asked for a limit."""
+        """Let a client that asked for a limit be sent so many more records, within the rate."""
         if self.credit is not None:
             self.credit += records
 
     def get_capacity(self, now: float) -> int:
-        """Records that may be sent now, by the loop's clock."""
-        room = self.throttle.get_capacity(now)
-        return room if self.credit is None else min(room, self.credit)
+        """Return the number of records that may be sent now.
+
+        Args:
+            now: The time by the loop's clock, in seconds.
+        """
+        capacity = self.throttle.get_capacity(now)
+        return capacity if self.credit is None else min(capacity, self.credit)
 
     def take(self, subscription: Subscription, max_bytes: int, wake: Callable[[], None]) -> bytes:
-        """As of the subscription, of which it is the only one that takes. wake: called when there
-        is room again."""
+        """Take bytes from the subscription, as far as the rate and the client's credit allow.
+
+        Args:
+            subscription: The subscription; nobody else may take from it.
+            max_bytes: About how many bytes to take.
+            wake: Called when more may be sent, if the rate is why nothing more may be sent now.
+
+        Returns:
+            The bytes; empty if there are none.
+        """
         loop = asyncio.get_running_loop()
         now = loop.time()
-        subscription.credit = lent = self.get_capacity(now)
+        subscription.credit = capacity = self.get_capacity(now)
         data = subscription.take(max_bytes)
-        spent = lent - subscription.credit
+        spent = capacity - subscription.credit
         if spent:
             self.throttle.record_sent(spent, now)
             if self.credit is not None:
                 self.credit -= spent
         subscription.credit = self.get_capacity(now)
+        # If the client itself has no credit, `grant_credit` is what wakes it.
         if subscription.credit == 0 and self.credit != 0 and self._timer is None:
             self._timer = loop.call_at(
                 self.throttle.next_capacity_at(now), self._on_available, wake
@@ -68,6 +94,7 @@ class RateLimiter:
         return data
 
     def close(self) -> None:
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,10 +1,16 @@
-"""What clients sent that is not done yet, as far as it counts towards `memory`."""
+"""Count the bytes that clients sent and that are still being processed, towards `memory`."""
 
 from __future__ import annotations
 
 
 class ReceivedBytes:
-    """Count the bytes of all messages that sockets of this process have heard and not done."""
+    """Count the bytes of all messages that connections of this process received and not finished.
+
+    There is one instance per process; connections add to `total` and subtract from it.
+
+    Attributes:
+        total: The number of bytes.
+    """
 
     __slots__ = ("total",)
 
@@ -13,4 +19,4 @@ class ReceivedBytes:
 
 
 received_bytes = ReceivedBytes()
-"""Of this process: messages that wait behind others, and records that are under way."""
+"""The bytes of this process: messages that wait behind others, and records being written."""

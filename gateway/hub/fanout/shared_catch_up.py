@@ -1,13 +1,13 @@
-"""Clients that come back from the same place: read for once, however many they are.
+"""Read once for many clients that resume from the same position.
 
-A deploy, or a proxy that restarts, sends everybody back within a second, and all who had the
-same last id lack the same records. The second of them that comes makes a leader: a client with
-no connection, that reads alone as any other would. What it is given to write is kept in
-pieces, and everybody of the herd is sent those. When the leader has caught up they ride
-with their channel from exactly there.
+A deploy, or a proxy that restarts, brings everybody back within a second, and all clients that had
+the same last id are missing the same records. The second client that resumes from a position
+creates a leader: a client without a connection that reads privately as any other would. What the
+leader would write is kept in pieces, and all members are sent those. When the leader has caught up,
+the members attach to their channel at exactly that point.
 
-One who cannot follow (the pieces it is to have next are over BOUND) goes on by itself
-from where it is: after each piece the whole position is known.
+A member that is too slow (the pieces it needs are over `MAX_PIECE_BYTES`) goes on with a private
+reader of its own: after each piece the whole position is known.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ from gateway.core.log.position import Position
 
 from .client import Client, ClientPosition
 
-MAX_PIECE_BYTES = 8 << 20  # bytes of pieces; a leader that is so far ahead waits
-JOIN_WINDOW_S = 1.0  # seconds for which a herd that nobody joins any more can be joined
-STALLED_TIMEOUT_S = 0.5  # seconds that a leader waits for those who take nothing
+MAX_PIECE_BYTES = 8 << 20  # bytes of pieces that are kept; a leader that is so far ahead waits
+JOIN_WINDOW_S = 1.0  # seconds after the last member joined for which others can still join
+STALLED_TIMEOUT_S = 0.5  # seconds that a leader waits for members that take nothing
 
 
 class CatchUpPiece(NamedTuple):
-    """What the leader read at once, and where it stood after it.
+    """Hold what the leader read at once, and where it stood after it.
 
-    records, gaps: how many are in it.
+    Attributes:
+        data: The bytes, as members are sent them.
+        position_after: Where a client stands that has them.
+        records: The number of records in them.
+        gaps: The number of gaps in them, by reason.
     """
 
     data: bytes
@@ -41,41 +45,62 @@ class CatchUpPiece(NamedTuple):
 
 
 class CatchUpLeader(Client):
-    """Reads for its herd; it has no connection, and never rides."""
+    """Read for the members of a shared catch-up.
+
+    It has no connection, and never joins the broadcaster's groups: its outlet is the
+    `SharedCatchUp`, which creates and closes it.
+    """
 
     __slots__ = ("_led_catch_up",)
 
-    def start_leading(self, herd: SharedCatchUp) -> None:
-        self._led_catch_up = herd
-        self.outlet = herd
+    def start_leading(self, shared_catch_up: SharedCatchUp) -> None:
+        """Attach to a shared catch-up as the outlet, without a BEGIN."""
+        self._led_catch_up = shared_catch_up
+        self.outlet = shared_catch_up
         self.wake()
 
     def _join_receivers(self) -> None:
         self._led_catch_up.on_leader_caught_up()
 
     def close_and_release(self) -> None:
-        """Its herd is let go: the channel may have nobody now."""
+        """Close it, and let the sweep see that its channel may have no followers any more."""
         self.close()
         self._shared_tail.has_left_channels = True
 
 
 class SharedCatchUp:
-    """The outlet of a leader, and who is sent what it gets. See the module."""
+    """Keep what a leader reads, and hand it to the members piece by piece.
 
-    next_seq = sys.maxsize  # a follower of the channel that never falls out of its ring
+    `SharedCatchUps` creates one for each position that several clients resume from, and closes it
+    when `maintain` returns False. It has three faces: the members take pieces from it; to the
+    leader it is an outlet; to the channel it is a follower, so that the channel stays alive until
+    the members attach.
+
+    Between calls, `_start_position` is the position before the first piece that is kept, and no
+    member needs a piece before that one.
+
+    Attributes:
+        leader: The client that reads.
+        subscription: The leader's subscription.
+        last_joined_at: When a member joined last, by the loop's clock.
+    """
+
+    # As a follower of the channel it needs no chunk, and so never falls out of the ring.
+    next_seq = sys.maxsize
 
     def __init__(self, leader: CatchUpLeader, max_bytes: int = MAX_PIECE_BYTES) -> None:
         self.leader = leader
         self._max_bytes = max_bytes
         self.subscription = leader.subscription
-        self.last_joined_at = 0.0  # when somebody last did, by the loop's clock
+        self.last_joined_at = 0.0
+        # Where the leader stood when it had caught up, and the channel's next chunk then.
         self._end_position: tuple[ClientPosition, int] | None = None
-        self._member_indexes: dict[Client, int] = {}  # the number of the piece it gets next
-        self._first_index = 0
+        self._member_indexes: dict[Client, int] = {}  # the number of the piece each gets next
+        self._first_index = 0  # the number of the first piece that is kept
         self._pieces: deque[CatchUpPiece] = deque()
         self._bytes = 0
-        self._start_position = leader.get_position()  # the first piece
-        self._delivered_sum: ByteSum | None = None
+        self._start_position = leader.get_position()
+        self._delivered_sum: ByteSum | None = None  # of all pieces so far, on wires that count
         self._full_since: float | None = None
         leader.subscription.channel.followers.add(self)
         leader.start_leading(self)
@@ -84,33 +109,44 @@ class SharedCatchUp:
 
     @property
     def can_join(self) -> bool:
-        """Is everything still there that a new member needs?"""
+        """Return whether all pieces are still there that a new member needs."""
         return self._first_index == 0 and self.subscription.end_reason is None
 
     @property
     def size(self) -> int:
-        """Bytes that it keeps."""
+        """Return the bytes of the pieces that are kept."""
         return self._bytes
 
     def add_member(self, client: Client, now: float) -> None:
+        """Add a client, which begins with the first piece; its own subscription is detached.
+
+        Args:
+            client: The client.
+            now: The time by the loop's clock, in seconds.
+        """
         self._member_indexes[client] = 0
         self.last_joined_at = now
         client.subscription.detach()
 
     def remove_member(self, client: Client) -> None:
+        """Remove a client that is being closed."""
         if self._member_indexes.pop(client, None) is not None:
             self._drop_pieces()
 
     def take_piece(self, client: Client) -> bytes | None:
-        """The next piece; empty if there is none yet. None: it was the last, or it is time to
-        end, and the client is by itself from here on."""
-        at, subscription = self._member_indexes[client] - self._first_index, client.subscription
-        if subscription.end_reason is None and at < len(self._pieces):
+        """Return the next piece for a member; empty if there is none yet.
+
+        Returns None if it had the last piece, or if the stream is to end. The client is no longer a
+        member then, and goes on by itself.
+        """
+        index, subscription = self._member_indexes[client] - self._first_index, client.subscription
+        if subscription.end_reason is None and index < len(self._pieces):
             self._member_indexes[client] += 1
-            data, _, records, gaps = self._pieces[at]
+            data, _, records, gaps = self._pieces[index]
+            # Records of a catch-up are of a time long ago: they have no delivery latency.
             subscription.traffic.untimed += records
             subscription.traffic.gaps.update(gaps)
-            if at == 0:
+            if index == 0:
                 self._drop_pieces()
             return data
         if not (subscription.end_reason or self.subscription.end_reason or self._end_position):
@@ -119,13 +155,16 @@ class SharedCatchUp:
         return None
 
     def release_member(self, client: Client) -> None:
-        """Let a member go on by itself, from behind the last piece that it got."""
-        at, subscription = self._member_indexes.pop(client) - self._first_index, client.subscription
-        if at < len(self._pieces) or self._end_position is None:
-            client.resume(self._pieces[at - 1].position_after if at else self._start_position)
-        else:
+        """Let a member go on by itself, from behind the last piece that it was sent."""
+        index, subscription = (
+            self._member_indexes.pop(client) - self._first_index,
+            client.subscription,
+        )
+        if index < len(self._pieces) or self._end_position is None:
+            client.resume(self._pieces[index - 1].position_after if index else self._start_position)
+        else:  # it has all pieces: it attaches where the leader had caught up with the channel
             client.resume(*self._end_position)
-        if at == len(self._pieces):
+        if index == len(self._pieces):  # what ended the leader's stream ends its stream as well
             subscription.end_reason = subscription.end_reason or self.subscription.end_reason
         self._drop_pieces()
 
@@ -135,29 +174,35 @@ class SharedCatchUp:
 
     @property
     def full(self) -> bool:
+        """Return whether the leader has to wait for its members."""
         return self._bytes >= self._max_bytes
 
     def write(self, data: bytes) -> None:
-        got = self.subscription.delivered_sum
-        if got is not None:
+        """Keep what the leader read as a piece for the members."""
+        delivered_sum = self.subscription.delivered_sum
+        if delivered_sum is not None:
+            # The piece carries the sum of its own bytes, so that each member counts them.
             data = CountedBytes.create(
-                data, got if self._delivered_sum is None else got.subtract(self._delivered_sum)
+                data,
+                delivered_sum
+                if self._delivered_sum is None
+                else delivered_sum.subtract(self._delivered_sum),
             )
-            self._delivered_sum = got
+            self._delivered_sum = delivered_sum
         records, gaps = self.subscription.traffic.drain()
         self._pieces.append(CatchUpPiece(data, self.leader.get_position(), records, gaps))
         self._bytes += len(data)
         self.wake()
 
     def finish(self, data: bytes) -> None:
-        """Its members find out by its subscription; each has an end of its own to be told."""
+        """Wake the members: the leader's stream ended, and each of them sends an end of its own."""
         self.wake()
 
     def hand_over(self) -> None:
-        """Nothing changes what a leader is shown."""
+        """Do nothing: what a leader is shown never changes."""
 
     def on_leader_caught_up(self) -> None:
-        """The leader has caught up with its channel."""
+        """Let the members attach to the channel: the leader has everything that was published."""
         self._end_position = self.leader.get_position(), self.subscription.next_seq
         self.leader.close()
         self.wake()
@@ -166,24 +211,36 @@ class SharedCatchUp:
 
     def fall_behind(
         self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
-    ) -> None: ...
+    ) -> None:
+        """Do nothing: it needs no chunks of the channel's ring."""
 
     def wake(self) -> None:
+        """Wake all members."""
         for member in self._member_indexes:
             member.wake()
 
-    # upkeep
+    # maintenance
 
     def maintain(self, now: float) -> bool:
-        """Let those go on by themselves who hold up the others; False once nobody needs it."""
+        """Drop pieces, and release members that keep the others waiting.
+
+        Args:
+            now: The time by the loop's clock, in seconds.
+
+        Returns:
+            False once nobody needs it any more.
+        """
         self._drop_pieces(keep=now - self.last_joined_at < JOIN_WINDOW_S)
         if not self.full:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = now
         elif now - self._full_since > STALLED_TIMEOUT_S:
+            # The members at the oldest piece are why no piece can be dropped.
             for client in [
-                one for one, at in self._member_indexes.items() if at == self._first_index
+                member
+                for member, index in self._member_indexes.items()
+                if index == self._first_index
             ]:
                 self.release_member(client)
                 client.wake()
@@ -191,24 +248,33 @@ class SharedCatchUp:
         return bool(self._member_indexes) or now - self.last_joined_at < JOIN_WINDOW_S
 
     def release_stalled(self) -> None:
-        """Let those go on by themselves who take nothing, and drop what was kept for them."""
+        """Release the members that take nothing, and drop what was kept for them."""
         for client in list(self._member_indexes):
             if client.outlet is not None and client.outlet.full:
                 self.release_member(client)
         self._drop_pieces(keep=False)
 
     def close(self) -> None:
+        """Close the leader, and stop following the channel."""
         self.subscription.channel.followers.discard(self)
         self.leader.close_and_release()
 
     def _drop_pieces(self, *, keep: bool = True) -> None:
-        """Drop what all have; for a while not, as long as there is room, for those to come."""
+        """Drop the pieces that all members have.
+
+        Args:
+            keep: Keep them for clients that may still join, as long as they take at most half of
+                the limit.
+        """
         if keep and self._bytes < self._max_bytes // 2:
             return
-        needed, was_full = min(self._member_indexes.values(), default=self._first_index), self.full
+        first_needed, was_full = (
+            min(self._member_indexes.values(), default=self._first_index),
+            self.full,
+        )
         if not self._member_indexes:
-            needed = self._first_index + len(self._pieces)
-        while self._first_index < needed:
+            first_needed = self._first_index + len(self._pieces)
+        while self._first_index < first_needed:
             piece = self._pieces.popleft()
             self._start_position = piece.position_after
             self._bytes -= len(piece.data)
@@ -218,18 +284,31 @@ class SharedCatchUp:
 
 
 class SharedCatchUps:
-    """All herds of a hub. most: bytes that they may keep before no more are made."""
+    """Find or create the shared catch-up of each client that resumes.
+
+    `Hub` creates one at each start, and calls `maintain` in its sweep.
+
+    Args:
+        max_bytes: The bytes that all of them may keep; beyond it no new ones are created.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._keys: dict[SharedCatchUp, Hashable] = {}
-        self._newest_by_key: dict[
-            Hashable, SharedCatchUp
-        ] = {}  # one that is not open any more may have members
-        self._seen_at: dict[Hashable, float] = {}  # places from which one came back, and when
+        # A newer one of the same key is created when the older one can no longer be joined; the
+        # older one goes on until its members are done.
+        self._newest_by_key: dict[Hashable, SharedCatchUp] = {}
+        # When a client resumed from each position for the first time lately.
+        self._seen_at: dict[Hashable, float] = {}
 
     def join(self, client: Client) -> SharedCatchUp | None:
-        """The herd of those who came from where this one comes from; None for the first."""
+        """Add a client to the shared catch-up of those that resume from the same position.
+
+        Returns:
+            The shared catch-up; None for the first client of a position, for clients whose bytes or
+                pace are their own (bounds, credit, a snapshot, partitions chosen by key), and while
+                all of them keep too many bytes.
+        """
         subscription, now = client.subscription, asyncio.get_running_loop().time()
         if (
             not subscription.private_positions
@@ -237,46 +316,54 @@ class SharedCatchUps:
             or subscription.credit is not None
         ):
             return None
-        alone, channel = subscription.private_reader, subscription.channel
-        if alone is None or alone.is_selective or subscription.snapshot is not None:
+        reader, channel = subscription.private_reader, subscription.channel
+        if reader is None or reader.is_selective or subscription.snapshot is not None:
             return None
         if channel.failing_topics or channel.tail.is_conflated or self.size > self._max_bytes:
             return None
-        places = frozenset(subscription.private_positions.items())
-        key = (subscription.channel, places, subscription.resolve_since, client.max_age)
-        herd = self._newest_by_key.get(key)
-        if herd is None or not herd.can_join:
+        positions = frozenset(subscription.private_positions.items())
+        key = (subscription.channel, positions, subscription.resolve_since, client.max_age)
+        shared_catch_up = self._newest_by_key.get(key)
+        if shared_catch_up is None or not shared_catch_up.can_join:
             if now - self._seen_at.get(key, -JOIN_WINDOW_S) >= JOIN_WINDOW_S:
                 self._seen_at[key] = now
                 return None
-            herd = self._newest_by_key[key] = self._create(client)
-            self._keys[herd] = key
-        herd.add_member(client, now)
-        return herd
+            shared_catch_up = self._newest_by_key[key] = self._create(client)
+            self._keys[shared_catch_up] = key
+        shared_catch_up.add_member(client, now)
+        return shared_catch_up
 
     def maintain(self, now: float) -> None:
-        for herd, key in list(self._keys.items()):
-            if not herd.maintain(now):
-                herd.close()
-                del self._keys[herd]
-                if self._newest_by_key[key] is herd:
+        """Maintain all of them, and close those that nobody needs.
+
+        Args:
+            now: The time by the loop's clock, in seconds.
+        """
+        for shared_catch_up, key in list(self._keys.items()):
+            if not shared_catch_up.maintain(now):
+                shared_catch_up.close()
+                del self._keys[shared_catch_up]
+                if self._newest_by_key[key] is shared_catch_up:
                     del self._newest_by_key[key]
-        for key in [key for key, at in self._seen_at.items() if now - at >= JOIN_WINDOW_S]:
+        for key in [
+            key for key, seen_at in self._seen_at.items() if now - seen_at >= JOIN_WINDOW_S
+        ]:
             del self._seen_at[key]
 
     def release_stalled(self) -> None:
-        """As `Herd.shed`, of all of them."""
-        for herd in self._keys:
-            herd.release_stalled()
+        """Release all members that take nothing, and drop what was kept for them."""
+        for shared_catch_up in self._keys:
+            shared_catch_up.release_stalled()
 
     def close(self) -> None:
-        for herd in self._keys:
-            herd.close()
+        """Close all of them."""
+        for shared_catch_up in self._keys:
+            shared_catch_up.close()
 
     @property
     def size(self) -> int:
-        """Bytes that all of them keep."""
-        return sum(herd.size for herd in self._keys)
+        """Return the bytes that all of them keep."""
+        return sum(shared_catch_up.size for shared_catch_up in self._keys)
 
     def _create(self, client: Client) -> SharedCatchUp:
         return SharedCatchUp(

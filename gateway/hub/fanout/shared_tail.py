@@ -1,4 +1,10 @@
-"""One topic set as its clients share it: a tail, and a channel for each view of it."""
+"""Share the live end of a topic set: one tail, and a channel for each view of it.
+
+What arrives in one turn of the event loop is applied to the tail and dispatched to the channels
+that it concerns; their followers are woken afterwards. Clients that are sent no record still have
+to learn their position now and then, or they would resume from far behind: `announce_positions`
+tells them.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +27,31 @@ from .view import View
 if TYPE_CHECKING:
     from gateway.telemetry.traces import TracedRecord, Tracing
 
-ANNOUNCE_INTERVAL_S = (
-    10.0  # seconds between `position` events where no event brought an id meanwhile
-)
-MAX_ANNOUNCED_AT_ONCE = 200  # channels that are told theirs without a turn for others: 2 ms
+ANNOUNCE_INTERVAL_S = 10.0  # seconds between `position` events of a channel that sent no other id
+MAX_ANNOUNCED_AT_ONCE = 200  # channels before other tasks get a turn: 2 ms
 
-ChannelKey: TypeAlias = tuple[View, Wire]  # compared whole: a digest would let two views share
+ChannelKey: TypeAlias = tuple[View, Wire]
+"""What a channel is found by. It is compared whole: digests of two views may be equal."""
 
 
 class SharedTail:
-    """A tail, its channels by view, and when it was last of use."""
+    """Hold a tail and its channels by view, and publish what arrives to them.
+
+    `Hub` creates one for each set of topics and each interval, and drops it `LINGER_S` after its
+    last client left. `SharedReads` calls `publish`, always after it appended the same entries to
+    the partitions' logs.
+
+    Attributes:
+        tail: The merged order of the topics' partitions.
+        channels: The channels by view and wire, also those without followers until the next sweep.
+        used_at: When it had a client last, by the loop's clock.
+        has_left_channels: A client left since the last sweep, so a channel may have no followers.
+        refreshed_at: When `SharedReads` last looked at the readiness of the partitions, by the
+            loop's clock.
+        resolving_readers: The readers that were looking for their start then.
+        ready_waiters: Futures of clients that have not begun; each turn completes them.
+        tracing: Traces records; None to trace nothing.
+    """
 
     tracing: Tracing | None = None
 
@@ -38,24 +59,25 @@ class SharedTail:
         self.tail = tail
         self.channels: dict[ChannelKey, Channel] = {}
         self.used_at = 0.0
-        self.has_left_channels = False  # somebody went: a channel may have nobody
-        self.refreshed_at = 0.0  # when readiness was looked at, by the loop's clock
-        self.resolving_readers: Sequence[PartitionReader] = ()  # those that were then
+        self.has_left_channels = False
+        self.refreshed_at = 0.0
+        self.resolving_readers: Sequence[PartitionReader] = ()
         self.ready_waiters: set[asyncio.Future[None]] = set()
         self._partition_counts: dict[str, int] = {}
-        self._counted_partitions = 0  # partitions when it was
+        self._counted_partitions = 0  # the number of partitions that the counts are of
         self._dispatcher = ChannelDispatcher(tail)
-        self._announce_queue: deque[tuple[float, Channel]] = (
-            deque()
-        )  # who is to hear of its position when
-        self._unannounced: dict[Channel, None] = {}  # who may have sent events after its last id
+        # When each channel is to announce its position next, the earliest first.
+        self._announce_queue: deque[tuple[float, Channel]] = deque()
+        # Channels that may have sent events after their last id (where ids come in batches).
+        self._unannounced: dict[Channel, None] = {}
 
     @property
     def is_idle(self) -> bool:
+        """Return whether no channel has a follower."""
         return not any(channel.followers for channel in self.channels.values())
 
     def count_partitions(self) -> dict[str, int]:
-        """How many partitions each topic has, as clients are told."""
+        """Return the number of partitions of each topic, as BEGIN tells clients."""
         if self._counted_partitions != len(self.tail.logs):
             self._counted_partitions, self._partition_counts = (
                 len(self.tail.logs),
@@ -64,60 +86,73 @@ class SharedTail:
         return self._partition_counts
 
     def add_channel(self, key: ChannelKey, channel: Channel, filters: Filters) -> None:
+        """Add a channel, which takes part in what is published from now on."""
         self.channels[key] = channel
         self._dispatcher.add(channel, filters)
+        # Due at once, hence first: the queue stays in the order of time.
         self._announce_queue.appendleft((0.0, channel))
 
     def remove_left_channels(self) -> list[Channel]:
-        """Channels that nobody follows any more go; those that went."""
+        """Remove the channels that nobody follows any more, and return them."""
         if not self.has_left_channels:
             return []
         self.has_left_channels = False
-        left = [key for key, channel in self.channels.items() if not channel.followers]
-        gone = [self.channels.pop(key) for key in left]
-        for channel in gone:
+        keys = [key for key, channel in self.channels.items() if not channel.followers]
+        removed = [self.channels.pop(key) for key in keys]
+        for channel in removed:
             self._dispatcher.remove(channel)
             self._unannounced.pop(channel, None)
-        return gone
+        return removed
 
     def publish(self, entries: Iterable[Entry], wall: int) -> None:
-        """What became ready in one turn of the loop, to the channels that it concerns. `wall` in
-        seconds of the epoch."""
-        turn = self.tail.apply_entries(entries, wall)
-        told = self._dispatcher.publish(turn)
+        """Apply the entries of one turn to the tail, and publish them to the channels they concern.
+
+        Args:
+            entries: What arrived, in order; the partitions' logs have it already.
+            wall: The time in seconds since 1970, which goes into ids.
+        """
+        update = self.tail.apply_entries(entries, wall)
+        published = self._dispatcher.publish(update)
         if self.tracing is not None and not self.tail.is_conflated:
-            self._trace_records(self.tracing, turn, told)
+            self._trace_records(self.tracing, update, published)
         if not self.tail.has_exact_tokens:
-            self._unannounced.update(dict.fromkeys(told))
-        for channel in told:
+            self._unannounced.update(dict.fromkeys(published))
+        for channel in published:
             channel.notify_followers()
+        # Private readers follow the tail also where their channel shows nothing of this turn.
         self.tail.wake_readers()
-        for waiting in self.ready_waiters:
-            if not waiting.done():
-                waiting.set_result(None)
+        for waiter in self.ready_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _trace_records(
         self, tracing: Tracing, update: TailUpdate, channels: Sequence[Channel]
     ) -> None:
-        """Note which of the records just published are traced."""
-        found: list[tuple[Record, TracedRecord]] = []
+        """Attach the trace contexts of the records just published to the newest chunks."""
+        traced: list[tuple[Record, TracedRecord]] = []
         for entry, _ in update.entries:
             if type(entry) is Record and entry.headers and tracing.may_trace(entry.headers):
-                followed = tracing.trace_record(*entry.tp, entry.offset, entry.headers)
-                if followed is not None:
-                    found.append((entry, followed))
-        for channel in channels if found else ():
-            if channel.first_seq == channel.next_seq:  # dropped at once, for want of memory
+                traced_record = tracing.trace_record(*entry.tp, entry.offset, entry.headers)
+                if traced_record is not None:
+                    traced.append((entry, traced_record))
+        for channel in channels if traced else ():
+            if channel.first_seq == channel.next_seq:  # the chunk was dropped to free memory
                 continue
             accepts, chunk = channel.accepts, channel.get_chunk(channel.next_seq - 1)
             chunk.traced_records = [
-                one for entry, one in found if accepts is None or accepts(entry)
+                record for entry, record in traced if accepts is None or accepts(entry)
             ]
 
     def announce_positions(self, now: float) -> None:
-        """Tell clients where they are, by the loop's clock: at once those that were sent events
-        after their last id (it must not stay out for longer than a quarter of a second), the
-        others now and then."""
+        """Send `position` events to the channels whose clients lack a recent id.
+
+        Channels that sent events after their last id come first: an event must not stay without an
+        id for longer than a quarter of a second (the sweep's interval). The other channels follow
+        every `ANNOUNCE_INTERVAL_S`, unless they sent an id meanwhile.
+
+        Args:
+            now: The time by the loop's clock, in seconds.
+        """
         for _ in range(MAX_ANNOUNCED_AT_ONCE):
             if self._unannounced:
                 channel, _ = self._unannounced.popitem()
@@ -135,4 +170,5 @@ class SharedTail:
                 return
             if self._dispatcher.announce_position(channel):
                 channel.notify_followers()
+        # There may be more to announce: other tasks get their turn first.
         asyncio.get_running_loop().call_soon(self.announce_positions, now)

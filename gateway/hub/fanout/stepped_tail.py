@@ -1,4 +1,4 @@
-"""A topic set whose views move in steps: at most one in an interval."""
+"""Publish a topic set in steps, at most one per interval (a route's `interval`)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from gateway.core.log.tail import Tail
 
 from .shared_tail import SharedTail
 
-MAX_STEP_BYTES = 16 << 20  # bytes of entries after which a step is taken early
+MAX_STEP_BYTES = 16 << 20  # bytes of entries that cause a step before the interval is over
 
 
 class SteppedTail(SharedTail):
-    """A shared tail that takes over what came within an interval in one turn.
+    """Publish everything that arrives within an interval as one update.
 
-    What comes after a quiet time goes out at once, and starts the interval. So does a partition
-    that can be read (again): who waits for it is not to wait longer.
+    `Hub` creates one for the views of routes with an `interval`. Its tail is conflated: of an
+    update, channels send only the latest record of each key. What arrives after a quiet interval is
+    published at once and starts the next interval. So is the news that a partition can be read
+    (again), because clients may be waiting for it to begin.
+
+    Between calls, a timer is set if entries are held back.
     """
 
     def __init__(self, tail: Tail, interval: float) -> None:
@@ -32,6 +36,12 @@ class SteppedTail(SharedTail):
         self._timer: asyncio.TimerHandle | None = None
 
     def publish(self, entries: Iterable[Entry], wall: int) -> None:
+        """Hold entries back until the next step, or take the step now if it is due.
+
+        Args:
+            entries: What arrived, in order; the partitions' logs have it already.
+            wall: Not used: the time of the step counts.
+        """
         ready = False
         for entry in entries:
             self._pending_entries.append(entry)
@@ -50,6 +60,6 @@ class SteppedTail(SharedTail):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        held, self._pending_entries, self._pending_bytes = self._pending_entries, [], 0
+        entries, self._pending_entries, self._pending_bytes = self._pending_entries, [], 0
         self._next_step_at = self._loop.time() + self._interval
-        super().publish(held, int(time.time()))
+        super().publish(entries, int(time.time()))

@@ -1,4 +1,4 @@
-"""What a client looks at: topics, filters, format, fields. Equal views share one channel."""
+"""Describe what a client is shown. Clients with equal views share one channel."""
 
 from __future__ import annotations
 
@@ -11,17 +11,26 @@ from gateway.formats import Binary
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """
-    topics: in their order.
-    binary: what `value` does with bytes that are not text.
-    fields: of the value that are shown, by JSON pointer; all of it where there are none.
-    cluster: that has the topics, by its name; a position is of one cluster anyway.
-    interval: seconds in which the latest of each key is sent; None for every record, at once.
-    is_pattern: some of its topics were found by a pattern, and may be gone again.
-    digest: the same in every process, so that any replica can tell whether a token is of it. A
-            position is one of the view whatever its interval.
-    size:   characters of what it says, which a client may make long.
-    route:  whose ids it has, where ids are signed: those of another route are others.
+    """Describe what a client is shown: topics, filters, format and fields.
+
+    It is immutable. Two views are equal if they show the same in every respect, so that their
+    clients can share a channel.
+
+    Attributes:
+        topics: The topics, in the order in which clients are told of them.
+        filters: The filters; a record is shown if any of them matches, or if there are none.
+        format: The name of the format.
+        binary: What the format `value` does with bytes that are not text.
+        fields: The parts of the value that are shown, as JSON pointers; empty for the whole value.
+        interval: Seconds from one step to the next, each with the latest record of each key; None
+            to show every record at once.
+        cluster: The name of the cluster that has the topics.
+        route: The route whose ids it has, where ids are signed: another route has other ids.
+        is_pattern: Some topics were found by a pattern, and may have been deleted since.
+        digest: A digest that is the same in every process, by which any replica can tell whether a
+            token is of this view. It does not depend on the interval or the cluster: a position is
+            valid for any interval, and tokens name their cluster anyway.
+        size: The length of the view's text in characters, which clients may make long.
     """
 
     topics: tuple[str, ...]
@@ -41,7 +50,7 @@ class View:
         text = self.text
         object.__setattr__(self, "digest", digest_text(text))
         object.__setattr__(self, "size", len(text))
-        # Channels are found by it, and it is made once for all who ask alike: 1 us of a connect.
+        # Computed once, because every connect looks up its channel by it: 1 us each.
         object.__setattr__(self, "_hash", hash((text, self.interval, self.cluster, self.route)))
 
     def __hash__(self) -> int:
@@ -49,6 +58,6 @@ class View:
 
     @property
     def text(self) -> str:
-        """What is seen by it, as far as a position is of it."""
+        """Return what is shown as text, as far as a position is specific to it."""
         shown = (self.format, self.binary, self.fields)
         return repr((sorted(self.topics), self.filters, *shown))

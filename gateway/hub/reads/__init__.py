@@ -1,6 +1,10 @@
-"""What is read of Kafka for clients: the shared reads, and those of one client.
+"""Read from Kafka for clients: shared reads, private reads, snapshots and documents.
 
-`feeds` are the shared reads of partitions, `topics` keeps them open, `archive` reads for clients
-that are behind, `backfill` brings what one client lacks, `snapshots` and `tables` the latest of
-each key. `resumption` checks tokens. Start with `feeds`.
+`shared_reads` fetches each partition once for all clients, and `topic_opener` keeps topics open
+while somebody uses them. `token_verifier` decides what of a resume token is believed, and
+`stream_start` and `starts` turn a client's request into offsets. `backfill` finds what one client
+is missing, and `backfill_reader` fetches it. `snapshots`, `tables` and `documents` serve the latest
+record of each key.
+
+Start reading with `shared_reads`, then `backfill`. The package is called by `gateway.hub.fanout`.
 """

@@ -1,5 +1,8 @@
-"""Records of clients on their way to Kafka.
+"""Write clients' records to Kafka, at most once for each idempotency key.
 
-`writer` is given them; `publisher` has what all writers share; `idempotency_log` knows the keys
-that a partition's log holds.
+A `RecordWriter` takes the records of one connection. The `Publisher` has what all writers of a hub
+share, such as the producer. An `IdempotencyLog` finds the idempotency keys that are already in a
+partition's log.
+
+Start reading with `writer`. The package is called by `gateway.web` and `gateway.api`.
 """
