@@ -540,7 +540,7 @@ class Client:
         """
         self._is_push_scheduled = False
         outlet, subscription = self.outlet, self.subscription
-        # A full outlet gets nothing but an end, which must not wait for a client that takes nothing.
+        # A full outlet gets nothing but an end, which must not wait until the client takes more.
         if outlet is None or self._is_end_written or (outlet.full and not subscription.end_reason):
             return
         data = self._take_bytes()

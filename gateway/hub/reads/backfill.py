@@ -1,5 +1,6 @@
-"""What one client's own partitions lack, sought in the background: partition by partition, so
-that a frozen one delays nobody.
+"""Find and fetch what one client's private partitions are missing, in the background.
+
+Each partition has a task of its own, so that a frozen one delays no other.
 """
 
 from __future__ import annotations
@@ -26,15 +27,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VERIFY_INTERVAL_S = 0.05  # seconds
+VERIFY_INTERVAL_S = 0.05  # seconds from one attempt to verify a position to the next
 
 
 class Backfill:
-    """See the module.
+    """Verify the positions of one client, and read what it is missing.
 
-    token: what the client resumes from.
-    since: where it begins in the partitions that are pending in no token.
-    found: called when there may be something to take.
+    `Client` creates it when it has a private reader or a token, calls `start_missing` whenever it
+    has taken something, and closes it. There is at most one task per partition; when it ends,
+    `on_found` is called, and the next look at what is missing decides how to go on.
+
+    Args:
+        hub: The hub of the client.
+        shared_tail: The tail of the client's topics.
+        subscription: The subscription of the client.
+        on_found: Called when there may be something to take.
+        token: The resume token of the client, verified; None for none.
+        since: Where the client begins in partitions whose start is not resolved yet; None for as of
+            the token.
+
+    Attributes:
+        topic_ids: The topic ids that the client's positions are of, by topic.
     """
 
     __slots__ = (
@@ -71,79 +84,90 @@ class Backfill:
         self.topic_ids: Mapping[str, str] = dict(shared_tail.tail.topic_ids)
         self._snapshot_read: SnapshotRead | None = None
         self._known_partitions = len(shared_tail.tail.logs)
-        told = {} if token is None else token.match_topics(shared_tail.tail.topic_ids)
-        self._unknown_topics = told.keys() - {tp.topic for tp in shared_tail.tail.logs}
+        # Topics of the token that metadata does not know yet, or not any more.
+        token_topics = {} if token is None else token.match_topics(shared_tail.tail.topic_ids)
+        self._unknown_topics = token_topics.keys() - {tp.topic for tp in shared_tail.tail.logs}
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
         self._read_partitions: set[TopicPartition] = set()
 
     def close(self) -> None:
+        """Cancel what is under way."""
         if self._snapshot_read is not None:
             self._snapshot_read.close()
         for task in self._tasks.values():
             task.cancel()
 
     def start_missing(self) -> None:
-        """See to what is lacking now."""
+        """Start to verify positions and to read what is missing now."""
         subscription = self._subscription
         if not subscription.private_positions or subscription.end_reason:
             return
         self.retire_recreated()
         for tp, place in subscription.list_unverified():
             self._start_task(tp, self._verify_position(tp, place))
-        lacks = dict(subscription.list_backfills())
-        for tp, place in lacks.items():
+        backfills = dict(subscription.list_backfills())
+        for tp, place in backfills.items():
             self._start_task(tp, self._read_partition(tp, place))
             self._read_partitions.add(tp)
         if not subscription.buffered_bytes:
-            self._cancel_reads(self._read_partitions - lacks.keys())
+            self._cancel_reads(self._read_partitions - backfills.keys())
 
     def _cancel_reads(self, tps: Iterable[TopicPartition]) -> None:
-        """Reads whose place is in a log by now, or of one that is no more: what they wait for
-        may never come."""
+        """Cancel reads that are not needed any more.
+
+        Their position is in a log by now, or of a log that is gone: what they wait for may never
+        come.
+        """
         for tp in tps:
             self._tasks[tp].cancel()
 
     def retire_recreated(self) -> None:
-        """A topic was created anew while places of it had not been held against the log yet; or it
-        is known only now."""
+        """Notice topics that were created again, or that metadata knows only now.
+
+        Positions that were not verified yet are then of the earlier topic of that name.
+        """
         if self._unknown_topics and len(self._shared_tail.tail.logs) != self._known_partitions:
             self._add_new_partitions()
-        ids = self._shared_tail.tail.topic_ids
-        if self.topic_ids == ids:
+        topic_ids = self._shared_tail.tail.topic_ids
+        if self.topic_ids == topic_ids:  # mostly: it is compared each time something is taken
             return
         for tp, place in list(self._subscription.private_positions.items()):
-            known = self.topic_ids[tp.topic]
-            if place.lineage == UNVERIFIED_LINEAGE and known not in ("", ids[tp.topic]):
+            old_id = self.topic_ids[tp.topic]
+            if place.lineage == UNVERIFIED_LINEAGE and old_id not in ("", topic_ids[tp.topic]):
                 self._subscription.mark_retired(tp)
-        self.topic_ids = dict(ids)
+        self.topic_ids = dict(topic_ids)
 
     def _add_new_partitions(self) -> None:
-        """Partitions that the token does not speak of came into being after it. Where all of the
-        topic was unknown the shared read begins at their ends, and the client before that."""
+        """Read partitions privately that came with topics that are known only now.
+
+        Partitions that the token does not mention were added after it. All of the topic was
+        unknown, so its shared read begins at the ends of the partitions, and the client has to
+        begin before that.
+        """
         tail, subscription = self._shared_tail.tail, self._subscription
         self._known_partitions = len(tail.logs)
-        told = {} if self.token is None else self.token.match_topics(tail.topic_ids)
+        token_topics = {} if self.token is None else self.token.match_topics(tail.topic_ids)
         for tp in [tp for tp in tail.logs if tp.topic in self._unknown_topics]:
             if tp not in subscription.private_positions:
                 subscription.read_privately(
                     {tp: PartitionPosition(0, NO_EPOCH, UNVERIFIED_LINEAGE)}
                 )
-            if not told[tp.topic].matches_id(tail.topic_ids[tp.topic]):
+            if not token_topics[tp.topic].matches_id(tail.topic_ids[tp.topic]):
                 subscription.mark_retired(tp)
         self._unknown_topics = self._unknown_topics - {tp.topic for tp in tail.logs}
 
     def _start_task(self, tp: TopicPartition, work: Coroutine[Any, Any, None]) -> None:
         if tp in self._tasks:
-            work.close()
+            work.close()  # or there would be a warning that it was never awaited
             return
         task = self._tasks[tp] = asyncio.create_task(work)
         task.add_done_callback(lambda done: self._on_task_done(tp, done))
 
-    def _on_task_done(self, tp: TopicPartition, done: asyncio.Task[None]) -> None:
+    def _on_task_done(self, tp: TopicPartition, task: asyncio.Task[None]) -> None:
         self._tasks.pop(tp, None)
         self._read_partitions.discard(tp)
-        if not done.cancelled() and done.exception() is not None:
-            log.error("catching up on %s failed", tp, exc_info=done.exception())
+        if not task.cancelled() and task.exception() is not None:
+            log.error("catching up on %s failed", tp, exc_info=task.exception())
             self._subscription.end_reason = "error"
         self._on_found()
 
@@ -155,9 +179,9 @@ class Backfill:
         self._subscription.feed(tp, place, await self._hub.backfill_reader.read(tp, place))
 
     async def _read_snapshot(self, tp: TopicPartition, place: PartitionPosition) -> None:
-        """What it lacks for its snapshot."""
+        """Read what is missing for the client's snapshot."""
         if self._snapshot_read is None:
-            topics = (
+            settings = (
                 self._hub.topics.get_settings(name) for name in self._shared_tail.tail.topic_ids
             )
             self._snapshot_read = SnapshotRead(
@@ -165,47 +189,50 @@ class Backfill:
                 self._shared_tail,
                 self._subscription,
                 self._on_found,
-                max(topic.partition_ready_timeout for topic in topics),
+                max(topic.partition_ready_timeout for topic in settings),
             )
         await self._snapshot_read.read_next(tp, place)
 
     async def _verify_position(self, tp: TopicPartition, place: PartitionPosition) -> None:
-        """Hold a token's place against the log: resolve it, or see whether it was cut off.
+        """Verify a position of a token against the log: resolve it, or find out if it was cut off.
 
-        Not before the shared read stands on the log of the present leader: metadata here may
-        be of a log that is no more, and epochs are asked for by the topic's name.
+        It waits until the shared read stands on the log of the present leader: metadata here may be
+        of a log that is gone, and epochs are asked for by the topic's name.
         """
-        reading, ids = self._hub.shared_reads.by_partition[tp].reader, self.topic_ids
+        reader, topic_ids = self._hub.shared_reads.by_partition[tp].reader, self.topic_ids
         if place.offset is None and place.epoch != RETIRED_EPOCH:
-            await self._resolve_start(tp, place, reading.lineage)
+            await self._resolve_start(tp, place, reader.lineage)
             return
-        while not reading.can_validate(NO_EPOCH if place.epoch == RETIRED_EPOCH else place.epoch):
+        while not reader.can_validate(NO_EPOCH if place.epoch == RETIRED_EPOCH else place.epoch):
             await asyncio.sleep(VERIFY_INTERVAL_S)
-            if self._shared_tail.tail.topic_ids != ids:
+            if self._shared_tail.tail.topic_ids != topic_ids:  # `retire_recreated` sees to it first
                 return
-        lineage, epoch, offset = reading.lineage, reading.leader_epoch, place.offset or 0
-        if place.epoch == RETIRED_EPOCH:
+        lineage, epoch, offset = reader.lineage, reader.leader_epoch, place.offset or 0
+        if place.epoch == RETIRED_EPOCH:  # all of the new topic is new to the client
             first = await self._limit_start(tp, 0)
             pending = place.offset is None
             gap = None if pending else Gap(tp, offset, first, NO_EPOCH, GapReason.RECREATED)
             self._subscription.on_verified(tp, PartitionPosition(first, NO_EPOCH, lineage), gap)
             return
         end = await self._find_log_end(tp, place, offset)
-        shown = await self._limit_start(tp, min(end, offset))
-        if self._shared_tail.tail.topic_ids != ids:
-            return  # of which topic was that the end?
-        if shown == offset:
-            # of the present epoch from now on: what was held against it need not be again
+        start = await self._limit_start(tp, min(end, offset))
+        if self._shared_tail.tail.topic_ids != topic_ids:
+            return  # the answer may be of either topic
+        if start == offset:
+            # It gets the present epoch: it was verified against that, and need not be again.
             present = PartitionPosition(offset, epoch, lineage)
             self._subscription.on_verified(tp, present, self._build_compacted_gap(tp, place))
         else:
             reason = GapReason.TRUNCATED if end < offset else GapReason.POSITION_REFUSED
-            gap = Gap(tp, offset, shown, NO_EPOCH, reason)
-            self._subscription.on_verified(tp, PartitionPosition(shown, NO_EPOCH, lineage), gap)
+            gap = Gap(tp, offset, start, NO_EPOCH, reason)
+            self._subscription.on_verified(tp, PartitionPosition(start, NO_EPOCH, lineage), gap)
 
     async def _limit_start(self, tp: TopicPartition, start: int) -> int:
-        """A place that goes back, or could not be looked at before, goes back no further than the
-        client's route."""
+        """Return an offset that goes back no further than the client's route allows.
+
+        It is used for positions that go back, or that could not be checked when the client
+        connected.
+        """
         return await self._hub.token_verifier.limit_start(
             self.token, self._shared_tail.tail, tp, start
         )
@@ -213,44 +240,56 @@ class Backfill:
     async def _resolve_start(
         self, tp: TopicPartition, place: PartitionPosition, lineage: int
     ) -> None:
+        """Resolve a pending position."""
         snapshot = self._subscription.snapshot
         start: Start = self.since or self._build_live_start(tp, place.epoch)
         if snapshot is not None and tp in snapshot.fresh:
             start = TimestampStart(EARLIEST)
-        found = await self._hub.backfill_reader.resolve_start(tp, start)
-        first = await self._limit_start(tp, found.offset or 0)
-        if first != found.offset:
-            found = PartitionPosition(first)
-        self._subscription.on_verified(tp, found._replace(lineage=lineage))
+        resolved = await self._hub.backfill_reader.resolve_start(tp, start)
+        first = await self._limit_start(tp, resolved.offset or 0)
+        if first != resolved.offset:
+            resolved = PartitionPosition(first)
+        self._subscription.on_verified(tp, resolved._replace(lineage=lineage))
 
     def _build_live_start(self, tp: TopicPartition, epoch: int) -> LiveStart:
-        """The connect that a token of old tells of."""
+        """Return a start at the end of the log as of when the token's client first connected."""
         since = self._subscription.resolve_since
         return LiveStart(
             connected_at_ms=(int(time.time()) if since is None else since) * 1000,
-            connected_at=0.0,  # long ago: an end asked for now is not the end then
+            connected_at=0.0,  # long ago: an end that is asked for now was not the end then
             epoch=epoch,
             was_leaderless=epoch != NO_EPOCH,
             clock_skew_ms=int(self._hub.topics.get_settings(tp.topic).clock_skew * 1000),
         )
 
     def _build_compacted_gap(self, tp: TopicPartition, place: PartitionPosition) -> Gap | None:
-        """Away for longer than tombstones are kept: what was deleted meanwhile is not told."""
-        kept, token = self._hub.topics.tombstone_retention.get(tp.topic), self.token
+        """Return a gap if the client was away for longer than tombstones are kept, else None.
+
+        Records that were deleted meanwhile may have left no tombstone that the client could read.
+        """
+        retention_s, token = self._hub.topics.tombstone_retention.get(tp.topic), self.token
         end = self._shared_tail.tail.logs[tp].next_offset
-        if kept is None or token is None or place.offset is None or end is None:
+        if retention_s is None or token is None or place.offset is None or end is None:
             return None
-        if not token.issued or time.time() - token.issued <= kept or place.offset >= end:
+        if not token.issued or time.time() - token.issued <= retention_s or place.offset >= end:
             return None
         return Gap(tp, place.offset, end, place.epoch, GapReason.COMPACTED)
 
     async def _find_log_end(self, tp: TopicPartition, place: PartitionPosition, offset: int) -> int:
-        """Where the log ends, or ended at the place's epoch; no less than `offset` if known so."""
-        held, cluster = self._shared_tail.tail.logs[tp], self._hub.cluster
+        """Return where the log ends, or ended at the position's epoch.
+
+        If the offset is known to be in the log, it is returned instead.
+        """
+        partition_log, cluster = self._shared_tail.tail.logs[tp], self._hub.cluster
         while True:
             leader = cluster.leader_for_partition(tp)
-            current = leader is not None and place.epoch in (NO_EPOCH, leader[1])
-            if current and held.next_offset is not None and offset <= held.next_offset:
+            is_current_epoch = leader is not None and place.epoch in (NO_EPOCH, leader[1])
+            # No election since, and the shared read is past the offset already: no need to ask.
+            if (
+                is_current_epoch
+                and partition_log.next_offset is not None
+                and offset <= partition_log.next_offset
+            ):
                 return offset
             answer = await self._fetch_log_end(tp, place)
             if answer is not None:
@@ -258,15 +297,21 @@ class Backfill:
             await asyncio.sleep(VERIFY_INTERVAL_S)
 
     async def _fetch_log_end(self, tp: TopicPartition, place: PartitionPosition) -> int | None:
+        """Ask the leader where the log ends, or ended at the position's epoch.
+
+        Returns:
+            The offset; None if there is no answer.
+        """
         cluster = self._hub.cluster
         try:
             if place.epoch != NO_EPOCH:
-                ended = await self._hub.epoch_ends.find_end(tp, place.epoch)
-                if isinstance(ended, offsets.EpochEnd) and ended.end_offset >= 0:
-                    return ended.end_offset
-                if isinstance(ended, int):
+                epoch_end = await self._hub.epoch_ends.find_end(tp, place.epoch)
+                if isinstance(epoch_end, offsets.EpochEnd) and epoch_end.end_offset >= 0:
+                    return epoch_end.end_offset
+                if isinstance(epoch_end, int):
                     return None
-            listed = (await cluster.list_offsets({tp: LATEST}, offsets.READ_UNCOMMITTED))[tp]
+            # Uncommitted: the position may be within a transaction that is still open.
+            log_end = (await cluster.list_offsets({tp: LATEST}, offsets.READ_UNCOMMITTED))[tp]
         except KafkaError:
             return None
-        return listed.offset if isinstance(listed, offsets.OffsetAndTimestamp) else None
+        return log_end.offset if isinstance(log_end, offsets.OffsetAndTimestamp) else None

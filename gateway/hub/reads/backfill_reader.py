@@ -1,8 +1,8 @@
-"""Private reads from Kafka: for clients behind what the logs hold, and for starts by time.
+"""Read privately from Kafka: for clients behind what the logs hold, and for starts by time.
 
-One read of a partition at a time, and one fetch of a broker, however many clients wait:
-those who want the same offsets share the answer, and nobody takes the live tail's
-connection. A read that meets an offset out of range recovers as the shared read would.
+A partition has one read at a time, and a broker one fetch, however many clients wait: clients that
+want the same offsets share the answer, and the connection of the live tail is not used. A read that
+meets an offset out of range recovers as the shared read would.
 """
 
 from __future__ import annotations
@@ -25,37 +25,61 @@ from gateway.kafka.fetch.topic_model import TopicModel, get_no_model
 
 from .shared_reads import create_reader
 
-MAX_WAIT_S = 0.1  # seconds; what is asked for is there already
-CACHE_TTL_S = 2.0  # seconds for which an answer is kept for others who come back from about there
+MAX_WAIT_S = 0.1  # seconds that a broker may hold a fetch back; what is asked for is there already
+# seconds for which an answer is kept for other clients that return from about the same place
+CACHE_TTL_S = 2.0
 
 
 class _ReadRequest(NamedTuple):
+    """Describe what one client waits for."""
+
     start: Start
     result: asyncio.Future[Sequence[Entry]]
 
 
 class _CachedRead(NamedTuple):
-    """What was read of a partition. of: the lineage of its log, and its leader and epoch: a log
-    that went back since has others; and the options of its topic, whose transforms were applied."""
+    """Hold what was read of a partition.
+
+    Attributes:
+        version: The lineage of the log, its leader and leader epoch, and the topic's settings,
+            whose transforms were applied: an answer is used only while all of these are the same.
+        read_at: When it was read, by the loop's clock.
+        entries: What was read.
+    """
 
     version: tuple[int, tuple[int, int] | None, Topic]
     read_at: float
     entries: Sequence[Entry]
 
     def find_entries(self, offset: int) -> Sequence[Entry]:
-        """What follows an offset, if it was read from there on."""
+        """Return the entries from an offset on; empty if it does not cover the offset."""
         entries = self.entries
         if not entries or not entries[0].offset <= offset < entries[-1].next_offset:
             return ()
-        found = entries[bisect_right(entries, offset, key=lambda entry: entry.next_offset) :]
-        first = found[0]
+        following = entries[bisect_right(entries, offset, key=lambda entry: entry.next_offset) :]
+        first = following[0]
+        # A gap may span the offset: only the part after it concerns this client.
         if type(first) is Gap and first.offset < offset:
-            return [first._replace(offset=offset), *found[1:]]
-        return found
+            return [first._replace(offset=offset), *following[1:]]
+        return following
 
 
 class BackfillReader:
-    """topic: the settings of a topic, by name. understand: how its entries are understood."""
+    """Read from Kafka for single clients, one read per partition at a time.
+
+    `Hub` creates and closes it. Requests for a partition are queued; the first one in a queue is
+    being read, and its answer also goes to the others that asked for the same start.
+
+    Args:
+        cluster: The cluster to read from.
+        get_topic_settings: Returns the settings of a topic.
+        get_topic_model: Returns what decodes the entries of a topic; None if nothing does.
+
+    Attributes:
+        read_counts: The number of reads by topic and by where the answer came from: `held`,
+            `joined` or `kafka`.
+        fetcher: Fetches what the readers need.
+    """
 
     def __init__(
         self,
@@ -65,7 +89,7 @@ class BackfillReader:
     ) -> None:
         self._get_topic_settings = get_topic_settings
         self._cluster = cluster
-        self.read_counts: Counter[tuple[str, str]] = Counter()  # reads, by topic and who answered
+        self.read_counts: Counter[tuple[str, str]] = Counter()
         self._cache: dict[TopicPartition, _CachedRead] = {}
         self.fetcher = Fetcher(
             cluster,
@@ -80,15 +104,19 @@ class BackfillReader:
         self._may_read.set()
 
     async def close(self) -> None:
+        """Stop fetching, and cancel those who wait."""
         await self.fetcher.close()
-        for wanted in self._queues.values():
-            for one in wanted:
-                one.result.cancel()
+        for queue in self._queues.values():
+            for request in queue:
+                request.result.cancel()
 
     def limit_reads(self, is_full: bool) -> None:
-        """Hold reads back while clients have too much in hand that they did not take yet."""
+        """Hold reads back while clients have read too much that they did not take yet.
+
+        It is called by the sweep of the hub, and also drops answers that are no longer kept.
+        """
         now = asyncio.get_running_loop().time()
-        for tp in [tp for tp, held in self._cache.items() if now - held.read_at > CACHE_TTL_S]:
+        for tp in [tp for tp, cached in self._cache.items() if now - cached.read_at > CACHE_TTL_S]:
             del self._cache[tp]
         if is_full:
             self._may_read.clear()
@@ -96,78 +124,87 @@ class BackfillReader:
             self._may_read.set()
 
     async def read(self, tp: TopicPartition, place: PartitionPosition) -> Sequence[Entry]:
-        """Some entries from a place on: at least one. Waits as long as Kafka takes."""
+        """Return some entries from a position on: at least one. It waits as long as Kafka takes."""
         assert place.offset is not None
         await self._may_read.wait()
         topic = self._get_topic_settings(tp.topic)
-        of = place.lineage, self._cluster.leader_for_partition(tp), topic
-        held = self._cache.get(tp)
-        if held is not None and held.version == of and (found := held.find_entries(place.offset)):
+        version = place.lineage, self._cluster.leader_for_partition(tp), topic
+        cached = self._cache.get(tp)
+        if (
+            cached is not None
+            and cached.version == version
+            and (found := cached.find_entries(place.offset))
+        ):
             self.read_counts[tp.topic, "held"] += 1
             return found
         entries = await self._request_read(tp, OffsetStart(place.offset, place.epoch))
         if topic.transforms:
             entries = list(map(Transformer(topic.transforms), entries))
-        self._cache[tp] = _CachedRead(of, asyncio.get_running_loop().time(), entries)
+        self._cache[tp] = _CachedRead(version, asyncio.get_running_loop().time(), entries)
         return entries
 
     async def resolve_start(self, tp: TopicPartition, start: Start) -> PartitionPosition:
-        """The offset of a start, as the shared read would find it."""
+        """Return the position of a start, as the shared read would find it."""
         (ready,) = await self._request_read(tp, start)
         return PartitionPosition(ready.next_offset, ready.epoch)
 
     async def _request_read(self, tp: TopicPartition, start: Start) -> Sequence[Entry]:
-        answer: asyncio.Future[Sequence[Entry]] = asyncio.get_running_loop().create_future()
+        """Queue a read and return its answer."""
+        future: asyncio.Future[Sequence[Entry]] = asyncio.get_running_loop().create_future()
         queue = self._queues.setdefault(tp, deque())
-        queue.append(_ReadRequest(start, answer))
+        queue.append(_ReadRequest(start, future))
         if len(queue) == 1:
             self._start_next(tp)
         try:
-            return await answer
+            return await future
         finally:
-            if not answer.done() or answer.cancelled():
-                self._cancel_request(tp, answer)
+            if not future.done() or future.cancelled():
+                self._cancel_request(tp, future)
 
     def _start_next(self, tp: TopicPartition) -> None:
+        """Begin the first read in the queue of a partition."""
         queue = self._queues.get(tp)
         if not queue:
             self._queues.pop(tp, None)
             self._readers.pop(tp, None)
             return
         topic = self._get_topic_settings(tp.topic)
-        reading = self._readers[tp] = create_reader(tp, queue[0].start, topic)
-        self.fetcher.add_partition(reading, read_committed=topic.isolation == "read_committed")
+        reader = self._readers[tp] = create_reader(tp, queue[0].start, topic)
+        self.fetcher.add_partition(reader, read_committed=topic.isolation == "read_committed")
 
     def _on_entries(self, reader: PartitionReader, entries: Sequence[Entry]) -> None:
         queue = self._queues.get(reader.tp)
         if not queue or self._readers.get(reader.tp) is not reader:
             return
-        asked = queue[0].start
-        found: list[Entry]
-        if isinstance(asked, OffsetStart):
-            found = [entry for entry in entries if not isinstance(entry, Ready | Fault)]
+        start = queue[0].start
+        wanted: list[Entry]
+        # A read at an offset wants records and gaps; any other start wants to know its offset.
+        if isinstance(start, OffsetStart):
+            wanted = [entry for entry in entries if not isinstance(entry, Ready | Fault)]
         else:
-            found = [entry for entry in entries if isinstance(entry, Ready)]
-        if found:
-            self._resolve_requests(reader.tp, asked, found)
+            wanted = [entry for entry in entries if isinstance(entry, Ready)]
+        if wanted:
+            self._resolve_requests(reader.tp, start, wanted)
 
     def _resolve_requests(self, tp: TopicPartition, start: Start, entries: Sequence[Entry]) -> None:
+        """Hand an answer to all who asked for this start, and begin the next read."""
         self.fetcher.remove_partition(tp)
         queue = self._queues[tp]
-        for n, wanted in enumerate(list(queue)):
-            if wanted.start == start:
-                self.read_counts[tp.topic, "joined" if n else "kafka"] += 1
-                queue.remove(wanted)
-                if not wanted.result.done():
-                    wanted.result.set_result(entries)
+        for i, request in enumerate(list(queue)):
+            if request.start == start:
+                self.read_counts[tp.topic, "joined" if i else "kafka"] += 1
+                queue.remove(request)
+                if not request.result.done():
+                    request.result.set_result(entries)
         self._start_next(tp)
 
     def _cancel_request(self, tp: TopicPartition, result: asyncio.Future[Sequence[Entry]]) -> None:
+        """Forget a request that is cancelled; if it was being read, begin the next one."""
         queue = self._queues.get(tp)
         if not queue:
             return
         first = queue[0]
-        self._queues[tp] = deque(wanted for wanted in queue if wanted.result is not result)
+        self._queues[tp] = deque(request for request in queue if request.result is not result)
         if first.result is result:
             self.fetcher.remove_partition(tp)
             self._start_next(tp)

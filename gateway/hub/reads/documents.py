@@ -1,13 +1,14 @@
-"""The latest record of a key, for those who want a document and no stream.
+"""Find the latest record of a key, for clients that want a document and not a stream.
 
-It is looked up in the tables that snapshots are made of, brought up to where the partition ends
-at some time after the question: who wrote a record and was told so finds it. A topic is read
-whole for the first document, and from where that ended for the others.
+It is looked up in the tables that snapshots are made of, after these are brought up to where the
+partition ended at some time after the request: a client whose write was acknowledged finds its
+record. A topic is read whole for the first document, and from where that ended for the next ones.
 
-One writer of a key at a time compares and writes (`alone`), and nobody else writes the key until
-Kafka has the record: every writer of a topic of documents takes its turn, whether it compares or
-not (`Writer`, and the sidecar's producer by `hold`). Kafka itself cannot compare: who writes the
-key by other ways, or through a gateway on another host, may come in between.
+Only one writer at a time compares a key's record and writes (`lock_key`), and nobody else writes
+the key until Kafka has the record: every writer of a topic of documents takes the lock, whether it
+compares or not (`RecordWriter`, and the sidecar's producer by `lock_keys`). Kafka itself cannot
+compare: a client that writes the key by other ways, or through a gateway on another host, may come
+in between.
 """
 
 from __future__ import annotations
@@ -30,12 +31,20 @@ from .tables import TableSpilled
 if TYPE_CHECKING:
     from gateway.hub.fanout.hub import Hub
 
-CONDITION_SCOPE = "\0if-match"  # no scope of an idempotency key
-ANY_KEY = b""  # in place of the key, where records are shown by other keys than they are written by
+CONDITION_SCOPE = "\0if-match"  # no idempotency key has this scope
+# A lock of the whole topic, where transforms give records other keys than they are written by.
+ANY_KEY = b""
 
 
 class DocumentReader:
-    """Of one hub. patience: seconds for all of it to be found."""
+    """Find documents, and lock their keys for writers.
+
+    `Hub` creates one at each start. A lock exists while somebody holds it or waits for it.
+
+    Args:
+        hub: The hub whose tables are used.
+        timeout_s: Seconds for a document to be found.
+    """
 
     def __init__(self, hub: Hub, timeout_s: float = 10.0) -> None:
         self._hub = hub
@@ -44,16 +53,27 @@ class DocumentReader:
             WeakValueDictionary()
         )
         self._is_compared_by_topic: dict[str, bool] = {}
-        self._settings: Settings | None = None  # those that `_compared` is of
+        self._settings: Settings | None = None  # those that `_is_compared_by_topic` is of
 
     async def get_latest(
         self, topic: str, key: bytes, filters: Filters = MATCH_ALL
     ) -> Record | None:
-        """Return the latest record of the key among those that filters let through; None if there
-        is none, or it was deleted.
+        """Return the latest record of a key among those that the filters accept.
 
-        Raises UnknownTopic, AccessDenied, AuthenticationFailed, BrokerUnavailable; RequestError 503
-        for a topic whose latest records are more than its cache.
+        Args:
+            topic: The topic.
+            key: The key.
+            filters: The filters that the record has to match.
+
+        Returns:
+            The record; None if there is none, or if it was deleted.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+            AccessDenied: The brokers do not let the gateway read the topic.
+            AuthenticationFailed: The brokers refuse the gateway's credentials.
+            BrokerUnavailable: The record was not found in time.
+            RequestError: 503, for a topic whose latest records are more than its cache.
         """
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         view = View((topic,), Filters((Filter(key),)), "value", "error")
@@ -63,20 +83,23 @@ class DocumentReader:
                 async with asyncio.timeout_at(deadline):
                     return await self._find_latest(view, key, filters)
             except TimeoutError:
-                why = self._hub.cluster.error or f"not all of {topic} can be read for now"
-                raise BrokerUnavailable(f"{why}; try again", retry_after=1.0) from None
+                reason = self._hub.cluster.error or f"not all of {topic} can be read for now"
+                raise BrokerUnavailable(f"{reason}; try again", retry_after=1.0) from None
             except TableSpilled:
-                what = (
+                detail = (
                     f"the keys of {topic} are more than its cache, or than memory leaves for them; "
                     "raise cache.bytes of the topic, or memory"
                 )
-                raise RequestError(503, "Too many keys", what) from None
+                raise RequestError(503, "Too many keys", detail) from None
 
     async def _find_latest(self, view: View, key: bytes, filters: Filters) -> Record | None:
-        """Where partitions of the key are not known, it may be in any of them, or in several."""
-        shared = self._hub.keep_open(view)
-        reads = self._hub.key_partitions.build_known_partition_predicate(view)
-        tps = [tp for tp in shared.tail.logs if reads is None or reads(tp)]
+        """Return the latest record of the key over all partitions that may hold it.
+
+        Where the key's partition is not known, it may be in any of them, or in several.
+        """
+        shared_tail = self._hub.keep_open(view)
+        reads_partition = self._hub.key_partitions.build_known_partition_predicate(view)
+        tps = [tp for tp in shared_tail.tail.logs if reads_partition is None or reads_partition(tp)]
         found = await asyncio.gather(*(self._read_latest(tp, key, filters) for tp in tps))
         return max(filter(None, found), key=_sort_key, default=None)
 
@@ -87,9 +110,11 @@ class DocumentReader:
         )
 
     def is_compared(self, topic: str) -> bool:
-        """Return whether a write to the topic may depend on what is there: a route shows its
-        records as documents. Whoever compares has the topic read whole, which is the operator's to
-        allow."""
+        """Return whether a write to the topic may depend on the record that is there.
+
+        That is so if a route serves its records as documents. A client that compares has the topic
+        read whole, which is for the operator to allow.
+        """
         if self._settings is not self._hub.settings:
             self._settings = self._hub.settings
             self._is_compared_by_topic.clear()
@@ -101,6 +126,7 @@ class DocumentReader:
         return compared
 
     def _serves_documents(self, topic: str, settings: Settings) -> bool:
+        """Return whether a route of these settings serves records of the topic as documents."""
         return any(
             route.with_.capability == "fetch"
             and any(source.can_render(topic) for source in route.with_.topic_templates)
@@ -110,7 +136,7 @@ class DocumentReader:
 
     @asynccontextmanager
     async def lock_key(self, topic: str, key: bytes) -> AsyncIterator[None]:
-        """Let nobody else write the key; see the module."""
+        """Let nobody else write the key in the `async with` block; see the module's docstring."""
         release = await self.lock_keys(topic, [key])
         try:
             yield
@@ -118,24 +144,31 @@ class DocumentReader:
             release()
 
     async def lock_keys(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
-        """Wait until nobody else writes these keys, in any process that takes turns
-        (`Publisher.turns`), and return what lets others go on. Keys are as Kafka has them.
+        """Wait until nobody else writes these keys, and lock them.
 
-        Everybody takes several in the same order, so that no two wait for each other.
+        The lock covers this process and others that take part in `Publisher.key_locks`. Everybody
+        locks several keys in the same order, so that no two wait for each other.
+
+        Args:
+            topic: The topic.
+            keys: The keys as Kafka has them.
+
+        Returns:
+            The function that releases the locks.
         """
         transforms = self._hub.topics.get_settings(topic).transforms
-        if any(each.extract_key is not None for each in transforms):
+        if any(transform.extract_key is not None for transform in transforms):
             keys = [ANY_KEY]
-        held: list[Callable[[], None]] = []
+        releases: list[Callable[[], None]] = []
 
         def release() -> None:
-            while held:
-                held.pop()()
+            while releases:
+                releases.pop()()
 
         try:
             for key in sorted(set(keys)):
-                await self._acquire_key(topic, key, held)
-        except BaseException:
+                await self._acquire_key(topic, key, releases)
+        except BaseException:  # also if cancelled: what was locked so far must not stay locked
             release()
             raise
         return release
@@ -146,13 +179,12 @@ class DocumentReader:
         lock = self._key_locks.setdefault((topic, key), asyncio.Lock())
         await lock.acquire()
         releases.append(lock.release)
-        turns = self._hub.publisher.key_locks
-        if turns is not None:
+        key_locks = self._hub.publisher.key_locks
+        if key_locks is not None:
             name = IdempotencyKey(topic, CONDITION_SCOPE, key.decode("latin-1"))
-            releases.append(
-                lambda: turns.release(name)
-            )  # also of one that is cancelled while it asks
-            await turns.acquire(name)
+            # Registered first, so that it is also released if the acquisition is cancelled.
+            releases.append(lambda: key_locks.release(name))
+            await key_locks.acquire(name)
 
 
 def _sort_key(record: Record) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""One page of a stream: what a long poll is answered with, complete, position and all.
+"""Read one page of a stream: the answer of a long poll, complete with its position.
 
-It is due as soon as there is something, not before what is there has been gathered: records
-that must come from Kafka first come in partition by partition. A partition that says nothing
-delays nobody's page, and is in the next one or a later.
+A page is due as soon as there is something to show, but not before what is there has been gathered:
+records that have to be fetched from Kafka arrive partition by partition. A partition that does not
+answer delays no page; its records are in the next one, or a later one.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from gateway.hub.wires.ndjson import HEARTBEAT, NdjsonWire
 
 MAX_PAGE_RECORDS = 1000
 MAX_PAGE_BYTES = 1 << 20
-GATHER_TIMEOUT_S = (
-    0.05  # seconds from the first line on, while not all partitions have said what they hold
-)
-SETTLE_TIMEOUT_S = 1.0  # seconds for them to say it to one who does not want to wait
-POLL_INTERVALS_S = (
-    0.001,
-    0.016,
-)  # seconds, doubled, after which it is looked at again whether they have
+# Seconds from the first line on that a page waits for partitions that have not answered yet.
+GATHER_TIMEOUT_S = 0.05
+SETTLE_TIMEOUT_S = 1.0  # seconds for the partitions to answer, also with `wait=0`
+# Seconds between looks at whether they have answered: the first, and the last after doublings.
+POLL_INTERVALS_S = (0.001, 0.016)
 
 END_WAITED = "wait"
-"""The reason in the last line; of a page that ended for another, that one."""
+"""The reason in the last line of a page, unless the stream ended for another reason."""
 
 
 class Page(NamedTuple):
-    """position: the token to go on with; reason: why it ended."""
+    """Hold one page.
+
+    Attributes:
+        body: The lines.
+        position: The resume token to go on from.
+        reason: Why the page ended.
+    """
 
     body: bytes
     position: bytes
@@ -42,7 +45,15 @@ class Page(NamedTuple):
 
 @dataclass(slots=True)
 class _PageBuffer:
-    """What was gathered. since: when the first line came that is worth a page."""
+    """Gather the lines of a page.
+
+    Attributes:
+        wire: The wire of the lines.
+        pieces: What was gathered.
+        size: The bytes of it.
+        first_line_at: When the first line arrived that makes the page worth sending, by the loop's
+            clock; None if there is none yet.
+    """
 
     wire: NdjsonWire
     pieces: list[bytes] = field(default_factory=list)
@@ -50,6 +61,7 @@ class _PageBuffer:
     first_line_at: float | None = None
 
     def add(self, piece: bytes) -> None:
+        """Append lines."""
         self.pieces.append(piece)
         self.size += len(piece)
         if self.first_line_at is None and self.wire.has_content(piece):
@@ -57,50 +69,65 @@ class _PageBuffer:
 
 
 async def read_page(client: Client, wire: NdjsonWire, wait: float) -> Page:
-    """The next page of a client whose credit is its length in records.
+    """Return the next page of a client, whose credit is the length of the page in records.
 
-    wait: seconds for something to come. Partitions have a second to say what they hold, also
-          with less of it, and BEGIN waits for the first of them as it does for a stream.
-    Raises KafkaError if there is nothing, and no partition that could be read.
+    Args:
+        client: A client that has not begun; it is ended, and the caller closes it.
+        wire: The wire of the client.
+        wait: Seconds to wait for something to show. Whatever it is, partitions have a second to
+            answer, and BEGIN waits for the first of them as it does for a stream.
+
+    Raises:
+        KafkaError: There is nothing to show, and no partition can be read.
     """
-    due = asyncio.get_running_loop().time() + wait
+    deadline = asyncio.get_running_loop().time() + wait
     await client.wait_until_ready()
-    lines, away = _PageBuffer(wire), _is_unreadable(client.subscription)
-    lines.add(client.begin())
-    await _fill_page(client, lines, 0.0 if away else due)
-    if away and lines.first_line_at is None:
+    page, is_unreadable = _PageBuffer(wire), _is_unreadable(client.subscription)
+    page.add(client.begin())
+    await _fill_page(client, page, 0.0 if is_unreadable else deadline)
+    if is_unreadable and page.first_line_at is None:
         raise KafkaError("no partition can be read for now; ask again")
     client.end(END_WAITED)
-    lines.add(await client.next_bytes() or b"")
+    page.add(await client.next_bytes() or b"")
     subscription = client.subscription
-    return Page(b"".join(lines.pieces), subscription.token, subscription.end_reason or END_WAITED)
+    return Page(b"".join(page.pieces), subscription.token, subscription.end_reason or END_WAITED)
 
 
 async def _fill_page(client: Client, page: _PageBuffer, deadline: float) -> None:
-    """due: the time of the loop until which something is waited for."""
+    """Read lines until the page is due.
+
+    Args:
+        client: The client, which has begun.
+        page: Where the lines go.
+        deadline: Until when to wait for something to show, by the loop's clock.
+    """
     now, subscription = asyncio.get_running_loop().time, client.subscription
-    ends, pause = max(deadline, now() + SETTLE_TIMEOUT_S), POLL_INTERVALS_S[0]
+    last_due_at, interval = max(deadline, now() + SETTLE_TIMEOUT_S), POLL_INTERVALS_S[0]
     while page.size < MAX_PAGE_BYTES and subscription.credit and not subscription.end_reason:
-        at, settled, told = now(), _is_settled(subscription), page.first_line_at is not None
-        by = ends if page.first_line_at is None else page.first_line_at + GATHER_TIMEOUT_S
-        if at >= by or (settled and (told or at >= deadline)):
+        at, settled, has_lines = now(), _is_settled(subscription), page.first_line_at is not None
+        due_at = (
+            last_due_at if page.first_line_at is None else page.first_line_at + GATHER_TIMEOUT_S
+        )
+        if at >= due_at or (settled and (has_lines or at >= deadline)):
             return
+        # Nothing wakes this task when a partition turns out to hold nothing, so it polls for that,
+        # unless it waits for a first line anyway.
         page.add(
             await _next_lines(
-                client, deadline if not told and at < deadline else min(by, at + pause)
+                client, deadline if not has_lines and at < deadline else min(due_at, at + interval)
             )
         )
-        pause = min(2 * pause, POLL_INTERVALS_S[1])
+        interval = min(2 * interval, POLL_INTERVALS_S[1])
 
 
 def _is_unreadable(subscription: Subscription) -> bool:
-    """Is there no partition that can be read?"""
+    """Return whether no partition can be read."""
     readiness = subscription.channel.tail.readiness
     return len(readiness.list_pending()) == len(readiness.partitions)
 
 
 async def _next_lines(client: Client, until: float) -> bytes:
-    """What comes by then; of heartbeats a page has none."""
+    """Return what arrives until a time; empty if that is nothing or a heartbeat."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(until):
             piece = await client.next_bytes()
@@ -109,7 +136,7 @@ async def _next_lines(client: Client, until: float) -> bytes:
 
 
 def _is_settled(subscription: Subscription) -> bool:
-    """Does it have all that its partitions hold, as far as they have said it?"""
+    """Return whether the client has all that its partitions hold, as far as they have answered."""
     logs = subscription.channel.tail.logs
     if subscription.next_seq < subscription.channel.next_seq:
         return False

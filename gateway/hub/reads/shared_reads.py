@@ -1,8 +1,12 @@
-"""The shared reads: one per partition in use, however many look at it.
+"""Read each partition in use once, however many clients need it.
 
-What the readings bring within one turn of the loop is applied at once, in one go: first to
-the partitions' logs, then to every tail that has them, then to the channels. Nothing is
-taken by a client in between, which is what makes joining from a log exact.
+What the readers deliver within one turn of the event loop is applied together: first to the
+partitions' logs, then to every tail that has them, then to the channels. No client takes anything
+in between, which is what makes it exact to switch from a private read of the log to the shared
+chunks.
+
+A flush is limited to `MAX_FLUSH_S`, estimated from what earlier entries cost, so that many channels
+do not block the loop. The rest follows in the next turn.
 """
 
 from __future__ import annotations
@@ -38,47 +42,66 @@ from gateway.kafka.fetch.fetcher import Fetcher
 from gateway.kafka.fetch.topic_model import TopicModel, get_no_model
 
 READINESS_REFRESH_S = 0.02  # seconds from one look at all partitions of a tail to the next
-MAX_FLUSH_S = 0.008  # of one flush, estimated from those before
-# Of an entry and a channel of its partition, before one was measured: a record that 600 views look
-# at takes 1.2 ms, one that is for all of them some 10 ms; 10,000 that are found by key take 5 us.
+MAX_FLUSH_S = 0.008  # seconds of one flush, as estimated from earlier ones
+# Seconds for one entry and one channel, before any was measured. A record that 600 views look at
+# takes 1.2 ms, one that all of them show about 10 ms; 10,000 views found by key take 5 us.
 DEFAULT_ENTRY_S = 2e-5
-RECORD_TYPES = (Record, Skip)  # the entries that may wait; all others are control entries
-STALE_S = 1.5  # seconds without an answer after which a partition no longer counts as ready
+RECORD_TYPES = (Record, Skip)  # entries that may wait; all others are control entries
+STALE_S = 1.5  # seconds without a response after which a partition no longer counts as ready
 
-PendingEntries: TypeAlias = tuple[
-    PartitionReader, Sequence[Entry]
-]  # what a reading delivered, transformed
+PendingEntries: TypeAlias = tuple[PartitionReader, Sequence[Entry]]
+"""What a reader delivered, after the topic's transforms."""
 
 
 @dataclass(slots=True, eq=False)
 class SharedRead:
-    """One partition: its shared read, what is held of it, and who looks at it."""
+    """Hold one partition's reader, its log, and the tails that take part in it.
+
+    `SharedReads` creates and owns it.
+
+    Attributes:
+        reader: The state machine that reads the partition.
+        log: The recent entries of the partition.
+        tails: The tails that have the partition.
+    """
 
     reader: PartitionReader
     log: PartitionLog
     tails: set[SharedTail] = field(default_factory=set)
-    _entry_s: float = DEFAULT_ENTRY_S  # of an entry, with as many channels as in
-    _measured_channels: int = 1
+    _entry_s: float = DEFAULT_ENTRY_S  # seconds that one entry took
+    _measured_channels: int = 1  # the number of channels when it was measured
 
     def estimate_entry_s(self) -> float:
-        """Return how many seconds it takes to apply one entry: as long as last time, or longer by
-        the channels that came since."""
-        channels = sum(len(shared.channels) for shared in self.tails)
+        """Return how many seconds it takes to apply one entry.
+
+        It is what the last entry took, or more in proportion to the channels that were added since.
+        """
+        channels = sum(len(tail.channels) for tail in self.tails)
         return self._entry_s * max(1.0, channels / self._measured_channels)
 
     def set_entry_s(self, seconds: float) -> None:
-        """Note how many seconds one entry took."""
+        """Record how many seconds one entry took."""
         self._entry_s = max(seconds, 1e-7)
-        self._measured_channels = max(1, sum(len(shared.channels) for shared in self.tails))
+        self._measured_channels = max(1, sum(len(tail.channels) for tail in self.tails))
 
 
 class SharedReads:
-    """The shared reads of one cluster.
+    """Own the shared reads of one cluster, and apply what they deliver.
 
-    topic: the settings of a topic, by name.
-    pace:  how long what came may wait for more; a turn tells it what it cost.
-    understand: how the entries of a topic are understood, by its name.
-    on_growth: called after a flush with the bytes by which the logs grew.
+    `Hub` creates one at each start. Between turns of the loop, the logs and tails agree: whatever a
+    log has was also published, except by a `SteppedTail`, which is behind its logs.
+
+    Args:
+        cluster: The cluster to read from.
+        get_topic_settings: Returns the settings of a topic.
+        pacing: How long what arrived waits for more; flushes record in it what they cost.
+        get_topic_model: Returns what decodes the entries of a topic; None if nothing does.
+        on_growth: Called after each flush with the bytes by which the logs grew.
+
+    Attributes:
+        by_partition: The shared reads by partition.
+        by_topic: The shared reads by topic; a topic is open if it is in here.
+        fetcher: Fetches what the readers need.
     """
 
     def __init__(
@@ -99,45 +122,52 @@ class SharedReads:
         self._get_topic_settings = get_topic_settings
         self._on_growth = on_growth
         self._tails: dict[str, set[SharedTail]] = {}
-        self._unknown_topics: dict[
-            str, LiveStart
-        ] = {}  # topics not known yet, since the first who looks at it
+        # Topics that metadata does not know yet, with the time at which the first client came.
+        self._unknown_topics: dict[str, LiveStart] = {}
         self._transformers: dict[str, Transformer] = {}
         self._loop = asyncio.get_running_loop()
         self._pending_entries: list[PendingEntries] = []
-        self._has_pending_control = False  # some of it is no record: nothing of it may wait
-        self._has_pending_rest = False  # some of it is the rest of a slice
-        self._pushes_due = 0  # the pushes that were scheduled by the end of the last flush
+        self._has_pending_control = False  # some pending entries are control entries
+        self._has_pending_rest = False  # some were left over by the last flush
+        self._pushes_due = 0  # how many pushes had been scheduled when the last flush ended
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
 
     async def close(self) -> None:
+        """Stop fetching."""
         self._unlisten()
         await self.fetcher.close()
 
     def open_topic(self, topic: str) -> list[SharedRead]:
-        """The feeds of all partitions of a topic that metadata knows, or knew: nobody else is
-        believed."""
-        known = self.cluster.get_topic(topic)
-        partitions = set(known.partitions) if known is not None else set()
-        partitions |= {feed.log.tp.partition for feed in self.by_topic.get(topic, ())}
-        return [self._get_read(TopicPartition(topic, p), None) for p in sorted(partitions)]
+        """Return the shared reads of a topic, and begin those that are missing.
+
+        They are of all partitions that metadata knows, or knew. No client is trusted to know
+        others.
+        """
+        metadata = self.cluster.get_topic(topic)
+        partitions = set(metadata.partitions) if metadata is not None else set()
+        partitions |= {read.log.tp.partition for read in self.by_topic.get(topic, ())}
+        return [
+            self._get_read(TopicPartition(topic, partition), None)
+            for partition in sorted(partitions)
+        ]
 
     def close_topic(self, topic: str) -> None:
-        """Nobody looks at it any more."""
-        for feed in self.by_topic.pop(topic, ()):
-            self.fetcher.remove_partition(feed.log.tp)
-            del self.by_partition[feed.log.tp]
+        """Stop reading a topic, which no tail has any more."""
+        for read in self.by_topic.pop(topic, ()):
+            self.fetcher.remove_partition(read.log.tp)
+            del self.by_partition[read.log.tp]
         self._tails.pop(topic, None)
         self._unknown_topics.pop(topic, None)
-        self._transformers.pop(topic, None)  # it may be opened again with others
+        self._transformers.pop(topic, None)  # it may be opened again with other settings
         self.cluster.metadata.unwatch(topic)
 
     @property
     def topics(self) -> set[str]:
+        """Return the topics that are read or that a tail waits for."""
         return self.by_topic.keys() | self._tails.keys()
 
     def attach_tail(self, shared_tail: SharedTail) -> None:
-        """Let a new tail take part in its partitions' entries."""
+        """Let a new tail take part in the entries of its partitions."""
         for topic in shared_tail.tail.topic_ids:
             self._tails.setdefault(topic, set()).add(shared_tail)
             if topic not in self.by_topic and topic not in self._unknown_topics:
@@ -145,129 +175,152 @@ class SharedReads:
                     TopicPartition(topic, 0), self._get_topic_settings(topic)
                 )
         for tp in shared_tail.tail.logs:
-            feed = self.by_partition[tp]
-            feed.tails.add(shared_tail)
-            self._mark_pending(shared_tail.tail, feed)
+            read = self.by_partition[tp]
+            read.tails.add(shared_tail)
+            self._mark_pending(shared_tail.tail, read)
 
     def detach_tail(self, shared_tail: SharedTail) -> None:
+        """Let a tail take part in nothing any more."""
         for topic in shared_tail.tail.topic_ids:
             self._tails[topic].discard(shared_tail)
-        for feed in self.by_partition.values():
-            feed.tails.discard(shared_tail)
+        for read in self.by_partition.values():
+            read.tails.discard(shared_tail)
 
     def refresh_readiness(self, shared_tail: SharedTail) -> None:
-        """What has failed, or has not been heard of for a while, is pending again."""
+        """Update which partitions of a tail can be read.
+
+        Partitions that failed are pending again, and so are those whose leader has not answered for
+        `STALE_S`: a leader that froze does not report it.
+        """
         now = self._loop.time()
         if now - shared_tail.refreshed_at < READINESS_REFRESH_S:
             return
         shared_tail.refreshed_at = now
-        feeds = [(tp, self.by_partition.get(tp)) for tp in shared_tail.tail.logs]
-        readings = [(tp, feed.reader) for tp, feed in feeds if feed is not None]
+        reads = [(tp, self.by_partition.get(tp)) for tp in shared_tail.tail.logs]
+        readers = [(tp, read.reader) for tp, read in reads if read is not None]
         shared_tail.resolving_readers = [
-            each for _, each in readings if each.state is ReaderState.RESOLVING
+            reader for _, reader in readers if reader.state is ReaderState.RESOLVING
         ]
-        for tp, reading in readings:
-            if reading.is_ready and now - reading.last_response_at > STALE_S:
-                reading.is_ready = False
-            if reading.is_ready:
+        for tp, reader in readers:
+            if reader.is_ready and now - reader.last_response_at > STALE_S:
+                reader.is_ready = False
+            if reader.is_ready:
                 shared_tail.tail.readiness.mark_ready(tp)
             else:
                 shared_tail.tail.readiness.mark_pending(tp)
 
     def is_resolving(self, shared_tail: SharedTail, since: float) -> bool:
-        """Was a leader asked for the end of a partition after that time, without an answer yet?
-        As of the last `refresh_readiness`: partitions that were found by then are not walked
-        over by every client."""
+        """Return whether a leader that was asked recently for the end of a partition is silent.
+
+        It knows the partitions of the last `refresh_readiness`, so that not every client looks at
+        all partitions.
+
+        Args:
+            shared_tail: The tail whose partitions are looked at.
+            since: The time by the loop's clock; starts before it are not looked at.
+        """
         return any(
-            isinstance(reading.start, LiveStart)
-            and reading.state is ReaderState.RESOLVING
-            and reading.leader is not None
-            and reading.start.connected_at > since
-            for reading in shared_tail.resolving_readers
+            isinstance(reader.start, LiveStart)
+            and reader.state is ReaderState.RESOLVING
+            and reader.leader is not None
+            and reader.start.connected_at > since
+            for reader in shared_tail.resolving_readers
         )
 
     def pin_starts(self, pending: Iterable[TopicPartition]) -> None:
-        """A client is begun without these."""
+        """Keep the starts of pending partitions: a client begins without them now.
+
+        Args:
+            pending: The partitions that the client's BEGIN calls pending.
+        """
         for tp in pending:
-            feed = self.by_partition.get(tp)
-            if feed is not None and feed.log.next_offset is None:
-                feed.reader.pin_start()
+            read = self.by_partition.get(tp)
+            if read is not None and read.log.next_offset is None:
+                read.reader.pin_start()
 
     def flush(self) -> None:
-        """Apply the entries that came since the last flush, as many as one turn may take.
+        """Apply the entries that arrived since the last flush, as many as one turn may take.
 
-        Whoever is to get the last ones is offered them first. Else riders would fall out of the
-        ring of their channel, and count as slow, for chunks that were never written to them.
+        Clients are offered the entries of the last flush first. Otherwise attached clients would
+        fall out of the ring of their channel, and count as slow, for chunks that were never written
+        to them.
         """
-        pace = self._pacing
-        waits = pace.pushes_done < self._pushes_due or (self._has_pending_rest and pace.has_rounds)
+        pacing = self._pacing
+        # Records wait until the pushes of the last flush have run, and while a round is under way
+        # if there is more than one flush can take. Control entries never wait.
+        waits = pacing.pushes_done < self._pushes_due or (
+            self._has_pending_rest and pacing.has_rounds
+        )
         if waits and not self._has_pending_control:
-            pace.is_behind = True
+            pacing.is_behind = True
             self._loop.call_soon(self.flush)
             return
         began = perf_counter()
         pending = self._take_pending(only_control=waits)
         self._pacing.is_single = len(pending) == 1 and len(pending[0][1]) == 1
         now, wall = self._loop.time(), int(time.time())
-        turns: dict[SharedTail, list[Entry]] = {}
-        feeds: list[SharedRead] = []
+        entries_by_tail: dict[SharedTail, list[Entry]] = {}
+        reads: list[SharedRead] = []
         grown = 0
-        for reading, entries in pending:
-            feed = self.by_partition.get(reading.tp)
-            if feed is None or feed.reader is not reading:
-                continue  # closed, and perhaps opened again with other transforms
-            feeds.append(feed)
-            before = feed.log.bytes
+        for reader, entries in pending:
+            read = self.by_partition.get(reader.tp)
+            if read is None or read.reader is not reader:
+                continue  # it was closed, and perhaps opened again with other transforms
+            reads.append(read)
+            bytes_before = read.log.bytes
             for entry in entries:
-                self._append_to_log(feed.log, entry, now)
-            grown += feed.log.bytes - before
-            for shared in feed.tails:
-                turns.setdefault(shared, []).extend(entries)
+                self._append_to_log(read.log, entry, now)
+            grown += read.log.bytes - bytes_before
+            for tail in read.tails:
+                entries_by_tail.setdefault(tail, []).extend(entries)
         ends = perf_counter()
-        logged = (ends - began) / max(1, sum(len(entries) for _, entries in pending))
-        published: dict[SharedTail, float] = {}  # seconds of an entry
-        for shared, turn in turns.items():
-            shared.publish(turn, wall)
+        # All costs are seconds per entry: an entry is appended once, and published by each tail.
+        append_s = (ends - began) / max(1, sum(len(entries) for _, entries in pending))
+        publish_s: dict[SharedTail, float] = {}
+        for tail, tail_entries in entries_by_tail.items():
+            tail.publish(tail_entries, wall)
             starts, ends = ends, perf_counter()
-            published[shared] = (ends - starts) / max(1, len(turn))
-        for feed in feeds:
-            feed.set_entry_s(logged + sum(published.get(shared, 0.0) for shared in feed.tails))
-        self._pushes_due = pace.pushes_scheduled
+            publish_s[tail] = (ends - starts) / max(1, len(tail_entries))
+        for read in reads:
+            read.set_entry_s(append_s + sum(publish_s.get(tail, 0.0) for tail in read.tails))
+        self._pushes_due = pacing.pushes_scheduled
         self._on_growth(max(0, grown))
         self._pacing.record_cost(perf_counter() - began)
 
     def _take_pending(self, *, only_control: bool) -> list[PendingEntries]:
         """Return the entries to apply in this turn, and schedule another flush for the rest.
 
-        That a partition is ready, failed or went back is applied at once, with all of that
-        partition before it: its reading goes on meanwhile, and a client that begins would take it
-        for pending, from a time on that is past already.
+        Control entries (a partition is ready, failed or went back) are applied at once, with
+        everything that their partition delivered before them: the reader goes on meanwhile, and a
+        client that begins would take the partition for pending, from a time on that is past
+        already.
 
-        The others are as many as `MAX_FLUSH_SECONDS` are estimated to be enough for, and one at
-        least.
+        Of the other entries, as many are returned as fit into `MAX_FLUSH_S` by the estimate, and at
+        least one.
 
         Args:
-            only_control: Apply none but those above.
+            only_control: Return control entries, and what precedes them, only.
         """
         taken, pending = (
             self._take_control() if self._has_pending_control else ([], self._pending_entries)
         )
-        may_wait, left = only_control or bool(taken), 0.0 if only_control else MAX_FLUSH_S
-        left -= sum(len(entries) * self._estimate_cost(reading) for reading, entries in taken)
-        for n, (reading, entries) in enumerate(pending):
-            cost = self._estimate_cost(reading)
-            fitting = int(max(0.0, left) / cost)
-            if not fitting and not may_wait:
-                fitting = 1
-            if len(entries) > fitting:
-                if fitting:
-                    taken.append((reading, entries[:fitting]))
-                    entries = entries[fitting:]
-                self._pending_entries = [(reading, entries), *pending[n + 1 :]]
+        may_wait, remaining_s = only_control or bool(taken), 0.0 if only_control else MAX_FLUSH_S
+        remaining_s -= sum(len(entries) * self._estimate_cost(reader) for reader, entries in taken)
+        # `may_wait`: this flush applies something already, so the next entry need not fit.
+        for i, (reader, entries) in enumerate(pending):
+            cost = self._estimate_cost(reader)
+            count = int(max(0.0, remaining_s) / cost)
+            if not count and not may_wait:
+                count = 1
+            if len(entries) > count:
+                if count:
+                    taken.append((reader, entries[:count]))
+                    entries = entries[count:]
+                self._pending_entries = [(reader, entries), *pending[i + 1 :]]
                 self._loop.call_soon(self.flush)
                 break
-            taken.append((reading, entries))
-            left -= len(entries) * cost
+            taken.append((reader, entries))
+            remaining_s -= len(entries) * cost
             may_wait = True
         else:
             self._pending_entries = []
@@ -277,30 +330,32 @@ class SharedReads:
 
     def _take_control(self) -> tuple[list[PendingEntries], list[PendingEntries]]:
         """Return what each partition has up to its last control entry, and what comes after."""
+        # Of each partition with a control entry: the index of the last delivery that has one, and
+        # the index after it within that delivery.
         ends: dict[TopicPartition, tuple[int, int]] = {}
-        for n, (reading, entries) in enumerate(self._pending_entries):
+        for index, (reader, entries) in enumerate(self._pending_entries):
             for i in range(len(entries) - 1, -1, -1):
                 if type(entries[i]) not in RECORD_TYPES:
-                    ends[reading.tp] = n, i + 1
+                    ends[reader.tp] = index, i + 1
                     break
         taken, rest = list[PendingEntries](), list[PendingEntries]()
-        for n, (reading, entries) in enumerate(self._pending_entries):
-            last, end = ends.get(reading.tp, (-1, 0))
-            count = len(entries) if n < last else end if n == last else 0
+        for index, (reader, entries) in enumerate(self._pending_entries):
+            last, end = ends.get(reader.tp, (-1, 0))
+            count = len(entries) if index < last else end if index == last else 0
             if count:
-                taken.append((reading, entries[:count]))
+                taken.append((reader, entries[:count]))
             if count < len(entries):
-                rest.append((reading, entries[count:]))
+                rest.append((reader, entries[count:]))
         return taken, rest
 
     def _estimate_cost(self, reader: PartitionReader) -> float:
-        """Return how many seconds one of its entries takes."""
-        feed = self.by_partition.get(reader.tp)
-        return DEFAULT_ENTRY_S if feed is None else feed.estimate_entry_s()
+        """Return how many seconds one entry of a partition takes."""
+        read = self.by_partition.get(reader.tp)
+        return DEFAULT_ENTRY_S if read is None else read.estimate_entry_s()
 
     def _append_to_log(self, log: PartitionLog, entry: Entry, now: float) -> None:
         if type(entry) is Ready:
-            if log.next_offset is None:
+            if log.next_offset is None:  # else the partition is ready again: the log goes on
                 log.open(entry.next_offset, entry.epoch)
         elif type(entry) is not Fault and log.next_offset is not None:
             log.append(entry, now)
@@ -310,8 +365,9 @@ class SharedReads:
                 )
 
     def _on_entries(self, reader: PartitionReader, entries: Sequence[Entry]) -> None:
+        """Take what a reader delivered, and schedule a flush if none is."""
         transformer = self._transformers.get(reader.tp.topic)
-        if not self._pending_entries:
+        if not self._pending_entries:  # else a flush is scheduled already
             rest = self._pacing.remaining_rest
             if rest > 0:
                 self._loop.call_later(rest, self.flush)
@@ -320,21 +376,27 @@ class SharedReads:
         if transformer is not None:
             entries = list(map(transformer, entries))
         if not self._has_pending_control:
-            self._has_pending_control = any(type(each) not in RECORD_TYPES for each in entries)
+            self._has_pending_control = any(type(entry) not in RECORD_TYPES for entry in entries)
         self._pending_entries.append((reader, entries))
 
     def _get_read(self, tp: TopicPartition, start: Start | None) -> SharedRead:
-        feed = self.by_partition.get(tp)
-        if feed is None:
+        """Return the shared read of a partition, and begin it if there is none.
+
+        Args:
+            tp: The partition.
+            start: Where to begin; None for the end of the log as of now.
+        """
+        read = self.by_partition.get(tp)
+        if read is None:
             topic = self._get_topic_settings(tp.topic)
-            reading = create_reader(tp, start or self._build_live_start(tp, topic), topic)
+            reader = create_reader(tp, start or self._build_live_start(tp, topic), topic)
             log = PartitionLog(tp, topic.cache.bytes, topic.cache.age)
-            feed = self.by_partition[tp] = SharedRead(reading, log)
-            self.by_topic.setdefault(tp.topic, []).append(feed)
+            read = self.by_partition[tp] = SharedRead(reader, log)
+            self.by_topic.setdefault(tp.topic, []).append(read)
             if topic.transforms:
                 self._transformers.setdefault(tp.topic, Transformer(topic.transforms))
-            self.fetcher.add_partition(reading, read_committed=topic.isolation == "read_committed")
-        return feed
+            self.fetcher.add_partition(reader, read_committed=topic.isolation == "read_committed")
+        return read
 
     def _build_live_start(self, tp: TopicPartition, topic: Topic) -> LiveStart:
         known = self.cluster.get_topic(tp.topic)
@@ -348,6 +410,7 @@ class SharedReads:
         )
 
     def _mark_pending(self, tail: Tail, read: SharedRead) -> None:
+        """Tell a tail since when it waits for a partition that has not been read yet."""
         start = read.reader.start
         if read.log.next_offset is None and isinstance(start, LiveStart):
             epoch = start.epoch if start.was_leaderless else NO_EPOCH
@@ -356,27 +419,40 @@ class SharedReads:
             tail.add_partition(read.log, PartitionPosition(start.offset, start.epoch))
 
     def _on_metadata_change(self, change: TopicChange) -> None:
-        """Partitions that came into being since are read from their first record on; those of a
-        topic that was not known at all from where they stood when somebody began to look at it."""
+        """Begin to read partitions that are new to metadata.
+
+        A partition that was added to a known topic is read from its first record on. If the topic
+        was not known at all, its partitions are read from where they ended when the first client
+        came.
+        """
         name = change.topic.name
         tails = self._tails.get(name)
         if tails is None:
             return
-        for shared in tails:
-            shared.tail.set_topic_id(name, str(change.topic.topic_id or ""))
+        for shared_tail in tails:
+            shared_tail.tail.set_topic_id(name, str(change.topic.topic_id or ""))
         start = self._unknown_topics.pop(name, None) if change.topic.partitions else None
-        for p in change.topic.partitions:
-            tp = TopicPartition(name, p)
+        for partition in change.topic.partitions:
+            tp = TopicPartition(name, partition)
             if tp in self.by_partition:
                 continue
-            feed = self._get_read(tp, start or OffsetStart(0))
-            feed.tails |= tails
-            for shared in tails:
-                shared.tail.add_partition(feed.log, PartitionPosition(0 if start is None else None))
+            read = self._get_read(tp, start or OffsetStart(0))
+            read.tails |= tails
+            for shared_tail in tails:
+                shared_tail.tail.add_partition(
+                    read.log, PartitionPosition(0 if start is None else None)
+                )
                 if start is not None:
-                    self._mark_pending(shared.tail, feed)
+                    self._mark_pending(shared_tail.tail, read)
 
 
 def create_reader(tp: TopicPartition, start: Start, topic: Topic) -> PartitionReader:
+    """Create the reader of a partition by the settings of its topic.
+
+    Args:
+        tp: The partition.
+        start: Where it begins.
+        topic: The settings, for the backoff and for offsets out of range.
+    """
     backoff = Backoff(topic.reconnect.max, random.random, topic.reconnect.initial)
     return PartitionReader(tp, start, OutOfRangePolicy(topic.offset_out_of_range), backoff)

@@ -1,6 +1,7 @@
-"""Snapshots as clients are brought them: partition by partition, each as fast as it can be read.
+"""Bring snapshots to clients: partition by partition, each as fast as it can be read.
 
-What they are made of is shared: tables, and the question where partitions end.
+What snapshots are made of is shared by all clients of a hub: the tables, and the question where
+partitions end.
 """
 
 from __future__ import annotations
@@ -27,13 +28,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_BATCH_BYTES = 128 * 1024  # bytes of records brought at once
-CHECK_INTERVAL_S = 1.0  # seconds
-TABLES_MEMORY_DIVISOR = 4  # the part of `memory` that tables may take: one in so many
+MAX_BATCH_BYTES = 128 * 1024  # bytes of records that are brought at once
+CHECK_INTERVAL_S = 1.0  # seconds from one look at unreadable partitions to the next
+TABLES_MEMORY_DIVISOR = 4  # `memory` divided by this is what tables may take
 
 
 class Snapshots:
-    """What the snapshots of one hub have in common."""
+    """Hold what the snapshots of one hub have in common.
+
+    `Hub` creates and closes it.
+
+    Attributes:
+        tables: The tables of the partitions.
+        ends: Finds where partitions end.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self.tables = Tables(
@@ -48,17 +56,21 @@ class Snapshots:
         return self._hub.settings.memory // TABLES_MEMORY_DIVISOR // len(self._hub.process_hubs)
 
     async def close(self) -> None:
+        """Cancel what is under way."""
         for task in self._check_tasks:
             task.cancel()
         await asyncio.gather(*self._check_tasks, return_exceptions=True)
         await self.ends.close()
 
     def check_cleanup_policies(self, topics: Iterable[str]) -> None:
-        """Say once of a topic that it is not compacted: what its retention takes is in no
-        snapshot, and all of it is read for the first one."""
-        for name in set(topics) - self._checked_topics:
-            self._checked_topics.add(name)
-            task = create_detached_task(self._check_cleanup_policy(name))
+        """Warn once per topic that it is not compacted.
+
+        What its retention has deleted is then in no snapshot, and all of the topic is read for the
+        first one.
+        """
+        for topic in set(topics) - self._checked_topics:
+            self._checked_topics.add(topic)
+            task = create_detached_task(self._check_cleanup_policy(topic))
             self._check_tasks.add(task)
             task.add_done_callback(self._check_tasks.discard)
 
@@ -76,9 +88,17 @@ class Snapshots:
 
 
 class SnapshotRead:
-    """What one client is brought. found: called when there may be something to take.
+    """Bring one client its snapshot.
 
-    patience: seconds after which partitions that cannot be read are not waited for.
+    `Backfill` creates and closes it. It keeps the snapshot of each table that it has begun to send,
+    so that the client sees each partition as of one instant.
+
+    Args:
+        hub: The hub of the client.
+        shared_tail: The tail of the client's topics.
+        subscription: The subscription of the client, which has a snapshot.
+        on_found: Called when there may be something to take.
+        timeout_s: Seconds after which partitions that cannot be read are not waited for.
     """
 
     __slots__ = (
@@ -106,27 +126,39 @@ class SnapshotRead:
         self._check_timer = asyncio.get_running_loop().call_later(timeout_s, self._check_overdue)
 
     def close(self) -> None:
+        """Stop looking for partitions that cannot be read."""
         self._check_timer.cancel()
 
     async def read_next(self, tp: TopicPartition, place: PartitionPosition) -> None:
-        """Find out where a partition ends, or what comes next of its table."""
+        """Find out where a partition ends, or bring what comes next of its table.
+
+        Args:
+            tp: The partition.
+            place: Where the client stands in it.
+        """
         subscription, snapshots = self._subscription, self._hub.snapshots
         snapshot = subscription.snapshot
         assert snapshot is not None and place.offset is not None
-        edition = self._table_snapshots.get(tp)
-        if edition is None or edition.end_position.lineage != place.lineage:
+        table_snapshot = self._table_snapshots.get(tp)
+        if (
+            table_snapshot is None or table_snapshot.end_position.lineage != place.lineage
+        ):  # or the log went back
             end = await snapshots.ends.find_end(tp)
             tables, filters = snapshots.tables, snapshot.filters
-            edition = await tables.get_snapshot(tp, end, filters) if snapshot.is_fresh(tp) else None
-            if edition is None:
+            table_snapshot = (
+                await tables.get_snapshot(tp, end, filters) if snapshot.is_fresh(tp) else None
+            )
+            if table_snapshot is None:
                 subscription.set_snapshot_end(tp, snapshot.end_offsets.get(tp, end))
             else:
-                self._table_snapshots[tp] = edition
-                assert edition.end_position.offset is not None
-                subscription.set_snapshot_end(tp, edition.end_position.offset)
-        if edition is not None:
-            subscription.feed_snapshot(tp, place, self._select_entries(edition, place.offset))
-        elif snapshot.is_fresh(tp):
+                self._table_snapshots[tp] = table_snapshot
+                assert table_snapshot.end_position.offset is not None
+                subscription.set_snapshot_end(tp, table_snapshot.end_position.offset)
+        if table_snapshot is not None:
+            subscription.feed_snapshot(
+                tp, place, self._select_entries(table_snapshot, place.offset)
+            )
+        elif snapshot.is_fresh(tp):  # its table is spilled
             end = snapshot.end_offsets[tp]
             window = await snapshots.tables.read_window(tp, place, end, snapshot.filters)
             subscription.feed_snapshot(tp, place, window)
@@ -134,7 +166,11 @@ class SnapshotRead:
     def _select_entries(
         self, table_snapshot: TableSnapshot, offset: int
     ) -> Iterable[Entry | SnapshotBlock]:
-        """What all clients of its view are brought alike, unless this one wants a part only."""
+        """Return what comes next of a table.
+
+        That is a block that all clients of the view share, unless this client wants only a part of
+        it.
+        """
         subscription = self._subscription
         snapshot = subscription.snapshot
         keyed = snapshot is not None and snapshot.filters.keys is not None
@@ -146,13 +182,13 @@ class SnapshotRead:
         return () if block is None else (block,)
 
     def _check_overdue(self) -> None:
-        """Not to be waited for: partitions that have no leader, or one that does not answer."""
+        """Stop waiting for partitions that have no leader, or one that does not answer."""
         snapshot, tail = self._subscription.snapshot, self._shared_tail.tail
         if snapshot is None or snapshot.is_closed:
             return
         self._hub.shared_reads.refresh_readiness(self._shared_tail)
         unread = {*tail.readiness.list_pending(), *(snapshot.remaining - tail.logs.keys())}
-        if snapshot.remaining <= unread:
+        if snapshot.remaining <= unread:  # nothing can be read for now of all that is missing
             snapshot.is_overdue = True
             self._on_found()
         else:

@@ -1,4 +1,4 @@
-"""Where starts and ends by time are, asked of Kafka before a client begins."""
+"""Ask Kafka for the offsets of starts and ends by time, before a client begins."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from gateway.kafka.client.cluster import Cluster
 
 from .backfill_reader import BackfillReader
 
-OTHERS_TIMEOUT_S = (
-    0.25  # seconds for which a start by time waits for more partitions than the first
-)
+OTHERS_TIMEOUT_S = 0.25  # seconds that a start by time waits for more partitions than the first
 
 
 async def resolve_starts(
@@ -29,52 +27,74 @@ async def resolve_starts(
     deadline: float,
     partition_predicate: PartitionPredicate | None = None,
 ) -> Position:
-    """Where a start by time is, for the partitions that answer soon after the first one.
-    The others stay pending: the client looks for them when it has begun. Those that hold
-    nothing for it are left out: it starts live there."""
+    """Return the positions of a start by time.
+
+    Partitions that answer soon after the first one have an offset. The others are pending: the
+    client looks for their start after it has begun.
+
+    Args:
+        backfill_reader: Reads the offsets.
+        tail: The tail whose partitions are resolved.
+        since: The start.
+        deadline: When to stop waiting, by the loop's clock in seconds.
+        partition_predicate: Whether a partition may hold anything for the client; the others are
+            left out, so the client is live there at once. None for all partitions.
+    """
     wanted = [tp for tp in tail.logs if partition_predicate is None or partition_predicate(tp)]
     lineages = {tp: log.lineage for tp, log in tail.logs.items()}
 
-    async def one(tp: TopicPartition) -> PartitionPosition:
+    async def resolve(tp: TopicPartition) -> PartitionPosition:
         return await backfill_reader.resolve_start(tp, since)
 
-    there = await _gather_until(((tp, one(tp)) for tp in wanted), deadline)
-    own: Position = dict.fromkeys(wanted, PartitionPosition(None, NO_EPOCH, UNVERIFIED_LINEAGE))
-    return own | {tp: at._replace(lineage=lineages[tp]) for tp, at in there.items()}
+    resolved = await _gather_until(((tp, resolve(tp)) for tp in wanted), deadline)
+    pending: Position = dict.fromkeys(wanted, PartitionPosition(None, NO_EPOCH, UNVERIFIED_LINEAGE))
+    # The lineages as of the call: if a log went back meanwhile, an offset may be of either log, and
+    # the older lineage lets the client be told of it.
+    return pending | {tp: place._replace(lineage=lineages[tp]) for tp, place in resolved.items()}
 
 
 async def fetch_ends(cluster: Cluster, tail: Tail, until: object) -> dict[TopicPartition, int]:
-    """The offsets at which partitions end. Raises KafkaError if one does not say."""
+    """Return the offsets at which partitions end, for a stream that ends there.
+
+    Args:
+        cluster: The cluster to ask.
+        tail: The tail whose partitions are asked for.
+        until: A time in milliseconds since 1970; anything else means the end of the log as of now.
+
+    Raises:
+        KafkaError: A partition did not answer.
+    """
     timestamp = until if isinstance(until, int) else LATEST
     specs = dict.fromkeys(tail.logs, timestamp)
-    told = await cluster.list_offsets(specs)
-    late = {
+    ends = await cluster.list_offsets(specs)
+    # -1: no record is as late as the time. The end of the log is where the partition ends then.
+    without_later_record = {
         tp
-        for tp, end in told.items()
+        for tp, end in ends.items()
         if isinstance(end, offsets.OffsetAndTimestamp) and end.offset < 0
     }
-    if late:
-        told.update(await cluster.list_offsets(dict.fromkeys(late, LATEST)))
-    failed = [tp for tp, end in told.items() if isinstance(end, int)]
+    if without_later_record:
+        ends.update(await cluster.list_offsets(dict.fromkeys(without_later_record, LATEST)))
+    failed = [tp for tp, end in ends.items() if isinstance(end, int)]
     if failed:
         raise KafkaError(f"{failed[0]} does not say where it ends; try again", retry_after=1.0)
     return {
-        tp: end.offset for tp, end in told.items() if isinstance(end, offsets.OffsetAndTimestamp)
+        tp: end.offset for tp, end in ends.items() if isinstance(end, offsets.OffsetAndTimestamp)
     }
 
 
 async def _gather_until(
     work: Iterable[tuple[TopicPartition, Coroutine[Any, Any, PartitionPosition]]], deadline: float
 ) -> Mapping[TopicPartition, PartitionPosition]:
-    """Results of those that are done by the deadline, and a moment after the first one."""
-    tasks = {asyncio.create_task(one): tp for tp, one in work}
+    """Return the results that are there by the deadline, or shortly after the first one."""
+    tasks = {asyncio.create_task(coroutine): tp for tp, coroutine in work}
     left = deadline - asyncio.get_running_loop().time()
-    for how, wait in (
+    for return_when, timeout in (  # the first one, then the others
         (asyncio.FIRST_COMPLETED, left),
         (asyncio.ALL_COMPLETED, min(left, OTHERS_TIMEOUT_S)),
     ):
         if tasks:
-            await asyncio.wait(tasks, timeout=max(0.0, wait), return_when=how)
+            await asyncio.wait(tasks, timeout=max(0.0, timeout), return_when=return_when)
     late = [task for task in tasks if not task.done()]
     for task in late:
         task.cancel()

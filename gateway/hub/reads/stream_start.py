@@ -1,7 +1,8 @@
-"""From what a client brings along to where it stands: tokens, starts and ends.
+"""Turn what a client brings into where it stands: resume tokens, starts and ends.
 
-A token grants nothing and is never believed blindly (`Resumption` in `claims`): its cluster must
-be ours, its topics the view's; each place is held against the log before it is used (see `Lacks`).
+A token grants nothing and is never trusted blindly (`TokenVerifier`): its cluster must be ours and
+its topics those of the view, and each position is verified against the log before it is used
+(`Backfill`).
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from gateway.errors import TokenForeign
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """Where a client wants to begin and end.
+    """Describe where a client wants to begin and end.
 
-    token:  decoded resume token; beats `origin`.
-    origin: `live`, `earliest`, or a time in milliseconds of the epoch.
-    until:  `latest` or a time in milliseconds; None for no end.
-    count:  records after which to end.
-    credit: records that may be sent before more are granted; None for any number.
-    snapshot: first the latest of each key; from the beginning, or of what was missed.
-    reach:  seconds that its route lets it go back; None for any number.
+    Attributes:
+        token: The decoded resume token; it takes precedence over `origin`.
+        origin: `live`, `earliest`, or a time in milliseconds since 1970.
+        until: `latest`, or a time in milliseconds since 1970; None for no end.
+        max_records: The number of records after which to end; None for no limit.
+        credit: The number of records that may be sent before more are granted; None for any number.
+        snapshot: Send the latest record of each key first: of the whole topic, or of what was
+            missed since the token.
+        max_age: Seconds that the route lets the client go back; None for any number.
     """
 
     token: ResumeToken | None = None
@@ -47,7 +50,7 @@ class StreamStart:
 
     @property
     def since(self) -> TimestampStart | None:
-        """`origin`, if that is where it begins and it is not where the tail stands."""
+        """Return `origin` as a start by time; None if the client resumes or begins live."""
         if self.token is None and self.snapshot:
             return TimestampStart(EARLIEST)
         if self.token is not None or self.origin == "live":
@@ -58,8 +61,18 @@ class StreamStart:
 def check_token(
     token: ResumeToken, cluster: str, topics: Iterable[str] | Mapping[str, str]
 ) -> None:
-    """Raises TokenForeign if the token is not of this cluster, or of none of the topics; or if it
-    is not clear of which, by their ids where they are given."""
+    """Check that a resume token is of this cluster and of at least one of the topics.
+
+    Args:
+        token: The decoded token.
+        cluster: The cluster id; empty if it is not known.
+        topics: The names of the topics, or their topic ids by name.
+
+    Raises:
+        TokenForeign: It is of another cluster or of other topics, or it is not clear of which
+            topics.
+    """
+    # Either side may not have known the id of its cluster.
     if token.cluster not in (digest_text(cluster), digest_text("")) and cluster:
         raise TokenForeign(
             "the resume token is of another cluster; connect without Last-Event-ID or with ?from="
@@ -72,35 +85,44 @@ def check_token(
 
 
 def build_position(token: ResumeToken, tail: Tail) -> Position:
-    """What the token says of each partition, unverified; RETIRED if it is of an earlier topic
-    of the name. Partitions it does not speak of came into being after it: they start at 0;
-    topics it does not speak of were added to the route: they start with the tail. Partitions
-    that only the token knows keep their places until metadata has come to know them: they are few,
-    and this client's alone (`Resumption`)."""
-    known = token.match_topics(tail.topic_ids)
-    own: Position = {
+    """Return what a token says of each partition, unverified.
+
+    Positions of an earlier topic of the same name have the epoch `RETIRED_EPOCH`. Partitions of the
+    token's topics that it does not mention were added after it was issued: they start at 0. Topics
+    that it does not mention were added to the route: they start with the tail. Partitions that only
+    the token knows keep their positions until metadata knows them, too: they are few, and affect
+    this client only (`TokenVerifier`).
+
+    Args:
+        token: The token, verified.
+        tail: The tail of the client's topics.
+    """
+    token_topics = token.match_topics(tail.topic_ids)
+    position: Position = {
         tp: PartitionPosition(0, NO_EPOCH, UNVERIFIED_LINEAGE)
         for tp in tail.logs
-        if tp.topic in known
+        if tp.topic in token_topics
     }
-    for name, topic in known.items():
-        ours = topic.matches_id(tail.topic_ids[name])
-        for p, (offset, epoch) in enumerate(zip(topic.offsets, topic.epochs, strict=True)):
-            place = PartitionPosition(offset, epoch if ours else RETIRED_EPOCH, UNVERIFIED_LINEAGE)
-            own[TopicPartition(name, p)] = place
-    return own
+    for name, topic in token_topics.items():
+        is_same_topic = topic.matches_id(tail.topic_ids[name])
+        for partition, (offset, epoch) in enumerate(zip(topic.offsets, topic.epochs, strict=True)):
+            partition_position = PartitionPosition(
+                offset, epoch if is_same_topic else RETIRED_EPOCH, UNVERIFIED_LINEAGE
+            )
+            position[TopicPartition(name, partition)] = partition_position
+    return position
 
 
 def has_recreated_topic(token: ResumeToken, tail: Tail) -> bool:
-    """Is it of an earlier topic of one of the names?"""
+    """Return whether the token is of an earlier topic of one of the names."""
     return any(
-        not t.matches_id(tail.topic_ids[name])
-        for name, t in token.match_topics(tail.topic_ids).items()
+        not topic.matches_id(tail.topic_ids[name])
+        for name, topic in token.match_topics(tail.topic_ids).items()
     )
 
 
 def count_partitions(tps: Mapping[TopicPartition, object]) -> dict[str, int]:
-    """How many partitions each topic has."""
+    """Return the number of partitions of each topic."""
     counts: dict[str, int] = {}
     for tp in tps:
         counts[tp.topic] = max(counts.get(tp.topic, 0), tp.partition + 1)

@@ -1,17 +1,17 @@
-"""Tables of the partitions that clients want a snapshot of.
+"""Keep the tables that snapshots are made of: the latest record of each key, by partition.
 
-A table is read from Kafka once, by one private read for all who want it, and brought up to date
-when the next client comes: from the partition's log as far as that reaches. The tables of a topic
-are bounded by its `cache`. Those of one that has more are *spilled*: not kept at all, but read for
-each client window by window. A window is filled from where the client stands; the rest of the
-partition is read too, to find out which of its records are not the latest of their keys. So a
-partition of which n windows are to be sent is read (n + 1) / 2 times over, each key comes once
-nevertheless, and memory stays bounded: the remedy is a larger cache.
+A table is read from Kafka once, by one private read for all clients that want it, and updated when
+the next client comes: from the partition's log as far as that reaches. The tables of a topic are
+limited by its `cache`. If they are larger, they are *spilled*: they are not kept, but read for each
+client window by window. A window is filled from where the client stands; the rest of the partition
+is read, too, to find out which records of the window are not the latest of their keys. So a
+partition of n windows is read (n + 1) / 2 times over. Each key is still sent once, and memory stays
+bounded; the remedy is a larger cache.
 
-A view whose filters look at more than keys is shown a table of its own, made from the partition's
-`History`: one read for all such views, and one look at each record for each of them. Of a compacted
-topic a history is about twice the table; where it does not fit beside the tables, it is spilled
-first, and views that need it are read for window by window.
+A view whose filters look at more than keys has a table of its own, which is built from the
+partition's `RecordHistory`: one read for all such views, and one look at each record for each of
+them. For a compacted topic a history is about twice as large as the table. If it does not fit
+beside the tables, it is spilled first, and views that need it are read window by window.
 """
 
 from __future__ import annotations
@@ -38,28 +38,40 @@ from .shared_reads import SharedReads
 
 log = logging.getLogger(__name__)
 
-MAX_ENTRIES_AT_ONCE = 4096  # entries taken over without a turn for others: 2 ms
-WINDOW_BYTES = 4 << 20  # bytes of records
-MAX_OPEN_WINDOWS = 2  # filled at a time
-RETRY_DELAY_S = 0.05  # seconds until a log that goes back is asked again
+MAX_ENTRIES_AT_ONCE = 4096  # entries that are processed before other tasks get a turn: 2 ms
+WINDOW_BYTES = 4 << 20  # bytes of records in a window
+MAX_OPEN_WINDOWS = 2  # windows that are filled at a time
+RETRY_DELAY_S = 0.05  # seconds until a log that goes back is read again
 
 
 T = TypeVar("T", bound=KeyTable)
 TableType: TypeAlias = type[KeyTable]
-KeyBytes: TypeAlias = bytes  # in `Tables`, `bytes` is what is held
+KeyBytes: TypeAlias = bytes  # in `Tables`, `bytes` may be taken for a size
+# In the order in which they are spilled, with how a warning calls what they hold.
 TABLE_TYPES: Sequence[tuple[TableType, str]] = (
     (RecordHistory, "the records that filters look at"), (KeyTable, "the latest records"),
 )  # fmt: skip
 
 
 class TableSpilled(Exception):
-    """The latest records of a topic, its argument, are more than its cache."""
+    """Report that the latest records of a topic, which is the argument, are more than its cache."""
 
 
 class Tables:
-    """topic: the settings of a topic, by name. limit: bytes of all tables together.
+    """Own the tables and histories of the partitions of one cluster.
 
-    spilled: topics whose tables are. spilled_histories: those whose histories are.
+    `Snapshots` creates it. A table is built or updated under the lock of its partition. Between
+    calls, the tables of a topic are within its `cache`, and all of them within the limit.
+
+    Args:
+        shared_reads: The logs that tables are updated from.
+        backfill_reader: Reads from Kafka what the logs do not reach.
+        get_topic_settings: Returns the settings of a topic.
+        get_limit: Returns how many bytes all tables may take together.
+
+    Attributes:
+        spilled: The topics whose tables are spilled.
+        spilled_histories: The topics whose histories are spilled.
     """
 
     def __init__(
@@ -76,7 +88,7 @@ class Tables:
         self._get_topic_settings = get_topic_settings
         self._get_limit = get_limit
         self._tables: dict[tuple[TableType, TopicPartition], KeyTable] = {}
-        # editions of views, for those who come while nothing changed
+        # Snapshots of views, for clients that come while nothing changes and others still use them.
         self._view_snapshots: WeakValueDictionary[tuple[TopicPartition, Filters], TableSnapshot]
         self._view_snapshots = WeakValueDictionary()
         self._locks: dict[TopicPartition, asyncio.Lock] = {}
@@ -84,28 +96,37 @@ class Tables:
 
     @property
     def used_bytes(self) -> int:
-        views = [
-            shown
-            for edition in self._view_snapshots.values()
-            for shown in edition.encoded_by_channel.values()
+        """Return the bytes of all tables, with what was encoded of them."""
+        encoded_views = [
+            encoded
+            for snapshot in self._view_snapshots.values()
+            for encoded in snapshot.encoded_by_channel.values()
         ]
-        held = sum(table.total_bytes for table in self._tables.values())
-        return held + sum(shown.bytes for shown in views)
+        table_bytes = sum(table.total_bytes for table in self._tables.values())
+        return table_bytes + sum(encoded.bytes for encoded in encoded_views)
 
     def drop_topic(self, topic: str) -> None:
-        """Nobody looks at it any more."""
+        """Drop the tables of a topic that nobody uses any more."""
         self.spilled.discard(topic)
         self.spilled_histories.discard(topic)
         for tp in [tp for tp in self._locks if tp.topic == topic]:
-            for kind in (KeyTable, RecordHistory):
-                self._tables.pop((kind, tp), None)
+            for table_type in (KeyTable, RecordHistory):
+                self._tables.pop((table_type, tp), None)
             del self._locks[tp]
 
     async def get_snapshot(
         self, tp: TopicPartition, end: int, filters: Filters = MATCH_ALL
     ) -> TableSnapshot | None:
-        """The table of what filters let through, up to this offset at least; None if what it is
-        made of is spilled."""
+        """Return a snapshot of a partition that reaches at least up to an offset.
+
+        Args:
+            tp: The partition.
+            end: The offset.
+            filters: The filters of the view; the snapshot has only what they let through.
+
+        Returns:
+            The snapshot; None if the table or history that it needs is spilled.
+        """
         async with self._locks.setdefault(tp, asyncio.Lock()):
             if not filters.is_key_only:
                 history = await self._get_table(RecordHistory, tp, end)
@@ -120,45 +141,63 @@ class Tables:
     async def get_latest(
         self, tp: TopicPartition, end: int, key: KeyBytes, filters: Filters = MATCH_ALL
     ) -> Record | None:
-        """Of a key, the latest that filters let through, up to this offset at least. Raises
-        Spilled."""
+        """Return the latest record of a key that the filters let through, up to an offset at least.
+
+        Args:
+            tp: The partition.
+            end: The offset.
+            key: The key.
+            filters: The filters of the view.
+
+        Returns:
+            The record; None if there is none.
+
+        Raises:
+            TableSpilled: The table or history that is needed is spilled.
+        """
         async with self._locks.setdefault(tp, asyncio.Lock()):
             table = await self._get_table(KeyTable, tp, end)
             if table is None:
                 raise TableSpilled(tp.topic)
-            found = table.get(key)
-            if found is None or filters.matches(found):
-                return found
+            latest = table.get(key)
+            if latest is None or filters.matches(latest):
+                return latest
             if filters.is_key_only:
                 return None
+            # The latest record is not for this view: an earlier one may be.
             history = await self._get_table(RecordHistory, tp, end)
             if history is None:
                 raise TableSpilled(tp.topic)
             return history.get_latest(key, filters.matches)
 
     async def _build_view_snapshot(self, history: RecordHistory, filters: Filters) -> TableSnapshot:
-        """The edition of a view, shared by all that look at the same while nothing changes."""
-        whole, name = history.take_snapshot(), (history.tp, filters)
-        made = self._view_snapshots.get(name)
-        if made is not None and made.end_position == whole.end_position:
-            return made
+        """Return the snapshot of a view, shared by clients of equal views while nothing changes."""
+        whole, cache_key = history.take_snapshot(), (history.tp, filters)
+        snapshot = self._view_snapshots.get(cache_key)
+        if snapshot is not None and snapshot.end_position == whole.end_position:
+            return snapshot
         entries = whole.entries if filters.keys is None else history.select_keys(filters.keys)
         table = KeyTable(
             history.tp, PartitionPosition(0, whole.end_position.epoch, whole.end_position.lineage)
         )
         for first in range(0, len(entries), MAX_ENTRIES_AT_ONCE):
-            some = entries[first : first + MAX_ENTRIES_AT_ONCE]
-            table.apply(e for e in some if type(e) is not Record or filters.matches(e))
+            part = entries[first : first + MAX_ENTRIES_AT_ONCE]
+            table.apply(
+                entry for entry in part if type(entry) is not Record or filters.matches(entry)
+            )
             await asyncio.sleep(0)
-        made = TableSnapshot(history.tp, table.take_snapshot().entries, whole.end_position)
-        if filters.keys is None:
-            self._view_snapshots[name] = made
-        return made
+        snapshot = TableSnapshot(history.tp, table.take_snapshot().entries, whole.end_position)
+        if filters.keys is None:  # else only the records of these keys were looked at: that is fast
+            self._view_snapshots[cache_key] = snapshot
+        return snapshot
 
     async def _get_table(self, table_type: type[T], tp: TopicPartition, end: int) -> T | None:
+        """Return a table that reaches up to `end`; None if it is spilled."""
         table = self._tables.get((table_type, tp))
         while tp.topic not in self._get_spilled(table_type):
             lineage = self._shared_reads.by_partition[tp].log.lineage
+            # A table of a log that went back cannot be mended: what the cut-off records had
+            # replaced is not known any more.
             if table is None or table.position.lineage != lineage:
                 start = await self._backfill_reader.resolve_start(tp, TimestampStart(EARLIEST))
                 table = self._tables[table_type, tp] = table_type(
@@ -171,36 +210,51 @@ class Tables:
         return None
 
     def _get_spilled(self, table_type: TableType) -> set[str]:
+        """Return the topics whose tables of this type are spilled."""
         return self.spilled if table_type is KeyTable else self.spilled_histories
 
     async def read_window(
         self, tp: TopicPartition, place: PartitionPosition, end: int, filters: Filters = MATCH_ALL
     ) -> list[Entry]:
-        """Of a table that is spilled, what comes from a place on; the last entry leads to where
-        the next ones are to be asked for."""
+        """Return what comes from a position on in a table that is spilled.
+
+        The last entry leads to where the next window begins.
+
+        Args:
+            tp: The partition.
+            place: The position of the client.
+            end: The offset at which the snapshot ends.
+            filters: The filters of the view.
+        """
         assert place.offset is not None
 
-        def accepts(record: Record) -> bool:  # a tombstone removes its key for everybody
+        def accepts(record: Record) -> bool:
+            # A tombstone removes its key for every view, whatever that lets through.
             return record.value is None or filters.matches(record)
 
-        stretch = KeyWindow(
+        window = KeyWindow(
             tp, place.offset, place.epoch, WINDOW_BYTES, accepts if filters.filters else None
         )
-        at = place
+        position = place
         async with self._window_slots:
-            while at.offset is not None and at.offset < end:
-                for entry in await self._read_from(tp, at):
+            # Up to the end, also when the window is full: later records replace some in it.
+            while position.offset is not None and position.offset < end:
+                for entry in await self._read_from(tp, position):
                     if entry.offset < end:
-                        stretch.add(entry)
-                    at = PartitionPosition(entry.next_offset, entry.epoch, place.lineage)
-        shown = [entry for entry in stretch.close() if _is_shown(entry)]
-        stood = shown[-1].next_offset if shown else place.offset
-        if stood < stretch.end_offset:
-            shown.append(Skip(tp, stood, stretch.end_offset, stretch.epoch))
+                        window.add(entry)
+                    position = PartitionPosition(entry.next_offset, entry.epoch, place.lineage)
+        shown = [entry for entry in window.close() if _is_shown(entry)]
+        shown_end = shown[-1].next_offset if shown else place.offset
+        if shown_end < window.end_offset:
+            shown.append(Skip(tp, shown_end, window.end_offset, window.epoch))
         return shown
 
     async def _update_table(self, table: KeyTable, end: int) -> bool:
-        """False if it is to be made anew, or is too large."""
+        """Bring a table up to an offset.
+
+        Returns:
+            False if the log went back, so that it must be built again, or if it was spilled.
+        """
         tp = table.tp
         while table.position.offset is not None and table.position.offset < end:
             entries = await self._read_from(tp, table.position)
@@ -211,55 +265,61 @@ class Tables:
             self._enforce_limit(tp.topic)
             if tp.topic in self._get_spilled(type(table)):
                 return False
+        # What retention has deleted in Kafka goes from the table, too.
         table.prune(self._shared_reads.by_partition[tp].reader.log_start_offset)
         return True
 
     async def _read_from(self, tp: TopicPartition, place: PartitionPosition) -> Sequence[Entry]:
-        """Some entries from a place on; at least one, unless the log goes back meanwhile."""
-        held = self._shared_reads.by_partition[tp].log
+        """Return some entries from a position on: at least one, unless the log goes back."""
+        partition_log = self._shared_reads.by_partition[tp].log
         assert place.offset is not None
-        if held.covers(place):
-            found = list(islice(held.iter_entries(place.offset), MAX_ENTRIES_AT_ONCE))
-            if found:
+        if partition_log.covers(place):
+            entries = list(islice(partition_log.iter_entries(place.offset), MAX_ENTRIES_AT_ONCE))
+            if entries:
                 await asyncio.sleep(0)
-                return found
+                return entries
         read = await self._backfill_reader.read(tp, place)
-        admitted = list(takewhile(held.matches_lineage, read))
-        if not admitted:  # the shared read is about to see that the log went back
+        valid = list(takewhile(partition_log.matches_lineage, read))
+        if not valid:  # the shared read is about to find out that the log went back
             await asyncio.sleep(RETRY_DELAY_S)
-        return admitted
+        return valid
 
     def _enforce_limit(self, topic: str) -> None:
-        """Histories go first: views that need none are served from tables."""
-        others = sum(table.bytes for (_, tp), table in self._tables.items() if tp.topic != topic)
-        cache, left = (
-            self._get_topic_settings(topic).cache.bytes,
-            max(0, self._get_limit() - others),
+        """Spill what a topic has too much of.
+
+        Histories are spilled first: views that need none are still served from tables.
+        """
+        others_bytes = sum(
+            table.bytes for (_, tp), table in self._tables.items() if tp.topic != topic
         )
-        most = min(cache, left)
+        cache_bytes, remaining_bytes = (
+            self._get_topic_settings(topic).cache.bytes,
+            max(0, self._get_limit() - others_bytes),
+        )
+        max_bytes = min(cache_bytes, remaining_bytes)
         bound, remedy = (
             ("its cache", "cache.bytes of the topic")
-            if cache <= left
+            if cache_bytes <= remaining_bytes
             else ("what `memory` leaves for tables", "memory")
         )
-        for kind, what in TABLE_TYPES:
-            mine = [name for name in self._tables if name[1].topic == topic]
-            if sum(self._tables[name].bytes for name in mine) <= most:
+        for table_type, what in TABLE_TYPES:
+            keys = [key for key in self._tables if key[1].topic == topic]
+            if sum(self._tables[key].bytes for key in keys) <= max_bytes:
                 return
-            gone = [name for name in mine if name[0] is kind]
-            if gone:
-                self._get_spilled(kind).add(topic)
-                for name in gone:
-                    del self._tables[name]
+            dropped = [key for key in keys if key[0] is table_type]
+            if dropped:
+                self._get_spilled(table_type).add(topic)
+                for key in dropped:
+                    del self._tables[key]
                 log.warning(
                     "%s of %s are more than %s (%s): each snapshot reads them from Kafka, "
                     "several times over; raise %s",
-                    what, topic, bound, format_size(most), remedy,
+                    what, topic, bound, format_size(max_bytes), remedy,
                 )  # fmt: skip
 
 
 def _is_shown(entry: Entry) -> bool:
-    """As in a `Table`."""
+    """Return whether an entry is part of a table (see `KeyTable`)."""
     if type(entry) is Record:
         return entry.value is not None or entry.key is None
     return type(entry) is Gap and entry.reason is GapReason.CORRUPT

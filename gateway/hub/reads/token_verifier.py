@@ -1,20 +1,21 @@
-"""What of a client's resume token is believed, before anything is allocated or shared for it.
+"""Decide what of a client's resume token is believed, before anything is allocated for it.
 
-A token is a claim: whoever can have a stream can make one up, but for a MAC.
+A token is a claim: any client that may have a stream can invent one, unless tokens have a MAC.
 
-- It may name as many partitions of a topic as metadata knows, or knew, and SLACK more: metadata
-  here may be behind that of the gateway that made it. If it names more than are known, metadata is
-  refreshed first. What only the token knows stays in its own client's subscription.
+- It may name as many partitions of a topic as metadata knows, or knew, and `MAX_UNKNOWN_PARTITIONS`
+  more: metadata here may be behind that of the gateway that issued it. If it names more than are
+  known, metadata is refreshed first. What only the token knows stays in its own client's
+  subscription.
 - Where its route limits `history`, it may go back as far as `?from=`, and `tokens.resume` further:
-  a client that was cut off must go on exactly where it stopped, and when that was the token cannot
-  say, since `issued` is a claim as well. What this process itself heard lately, by its own clock,
-  is recent; that costs nothing to find out, and is all that those ask for who come back after a
-  moment, or to a quiet topic. As of older places Kafka is asked, once in FLOOR_AGE_S for all
-  clients, for the offset of that time. It goes by the records' timestamps, as `?from=` does: they
-  are the producers' clocks, so `clockSkew` is added. Where they are further behind than all that,
-  a client that was away longer than `cache` reaches, or over a restart, is refused; with a secret
-  it is not.
-- With a secret, a token that this very route sent for the same view goes back however far.
+  a client that was cut off must go on exactly where it stopped, and the token cannot say when that
+  was, since its time of issue is a claim as well. What this process received lately, by its own
+  clock, is recent; that costs nothing to find out, and is enough for clients that return after a
+  moment, or to a quiet topic. For older positions, Kafka is asked for the offset of the oldest time
+  allowed, once in `OLDEST_OFFSET_TTL_S` for all clients. Like `?from=`, it goes by the records'
+  timestamps. These are the producers' clocks, so `clockSkew` is added. If they are further behind
+  than all that, a client is refused that was away for longer than `cache` reaches, or during a
+  restart; with a secret it is not.
+- With a secret, a token that this very route issued for the same view goes back however far.
 """
 
 from __future__ import annotations
@@ -42,24 +43,22 @@ from gateway.telemetry.log_context import create_detached_task
 from .stream_start import check_token
 from .topic_opener import TopicOpener
 
-MAX_UNKNOWN_PARTITIONS = (
-    64  # partitions of a topic that a token may name beyond those that are known
-)
-REFRESH_INTERVAL_S = 1.0  # metadata is asked for the sake of tokens that name more
-LOOKUP_TIMEOUT_S = 1.0  # for metadata, and for offsets that tell how old a place is
-LOOKUP_RETRY_S = 0.25
-OLDEST_OFFSET_TTL_S = (
-    60.0  # for which an offset as of a time is good: so much less strict it may be
-)
+MAX_UNKNOWN_PARTITIONS = 64  # how many partitions of a topic a token may name beyond the known ones
+REFRESH_INTERVAL_S = 1.0  # seconds between refreshes of metadata because of tokens
+LOOKUP_TIMEOUT_S = 1.0  # seconds to wait for metadata, and for the offset of a time
+LOOKUP_RETRY_S = 0.25  # seconds until an offset that Kafka did not tell is asked for again
+# Seconds for which the offset of a time is used: the limit may be so much less strict.
+OLDEST_OFFSET_TTL_S = 60.0
 
 _Lookup: TypeAlias = asyncio.Task[dict[TopicPartition, int]]
-_LookupKey: TypeAlias = tuple[TopicPartition, str, float]  # with the topic's id, and the reach
+_LookupKey: TypeAlias = tuple[TopicPartition, str, float]
+"""A partition, the id of its topic, and the seconds that a route lets clients go back."""
 
 
 class TokenVerifier:
-    """Decides about the resume tokens of a hub, which makes, owns and closes it.
+    """Decide about the resume tokens of a hub, which creates and closes it.
 
-    Between calls it holds nothing of any client. Use it in the loop.
+    Between calls it holds nothing of any client. It is used within the event loop.
     """
 
     def __init__(self, cluster: Cluster, topics: TopicOpener, tokens: Tokens) -> None:
@@ -67,28 +66,32 @@ class TokenVerifier:
         self._topics = topics
         self._resume_s = tokens.resume
         self._signer = TokenSigner(tokens.secrets) if tokens.secrets else None
-        self._max_partitions: dict[
-            str, int
-        ] = {}  # partitions that a topic was ever known to have here
+        # The largest number of partitions that each topic was known to have here.
+        self._max_partitions: dict[str, int] = {}
         self._refreshed_at = float("-inf")
-        self._lookups: dict[_LookupKey, tuple[float, _Lookup]] = {}
+        self._lookups: dict[_LookupKey, tuple[float, _Lookup]] = {}  # with when they were started
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
 
     async def close(self) -> None:
+        """Cancel the lookups that are under way."""
         self._unlisten()
-        asking = {task for _, task in self._lookups.values()}
-        for task in asking:
+        lookups = {task for _, task in self._lookups.values()}
+        for task in lookups:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*lookups, return_exceptions=True)
 
     # signing
 
     def bind_route(self, view: View, route: str) -> View:
-        """The view as a channel is found by: of its route alone, where ids say which one."""
+        """Return the view that a channel is found by.
+
+        Where tokens are signed, a channel belongs to one route only, because its ids name the
+        route.
+        """
         return view if self._signer is None else replace(view, route=route)
 
     def create_seal(self, view: View) -> bytes | TokenSeal:
-        """What the ids of a channel of the view are sealed with."""
+        """Return what the ids of a channel of the view are sealed with."""
         if self._signer is None:
             return view.digest
         return self._signer.create_seal(view.digest, _describe_issuer(view))
@@ -104,17 +107,20 @@ class TokenVerifier:
         *,
         handover_route: str | None = None,
     ) -> ResumeToken:
-        """The token as far as it is believed; nothing was allocated for it until here.
+        """Return the token as far as it is believed; nothing was allocated for it before.
 
         Args:
-            reach: Seconds that the route lets anyone go back; None for any number.
-            handed_by: The route of a client of this process that has just left the token to its
-                successor.
+            token: The token, decoded.
+            view: The view that the client wants.
+            route: The route that the client uses.
+            max_age: Seconds that the route lets any client go back; None for any number.
+            handover_route: The route of a client of this process that has just left the token to
+                the client that replaces it; None for a token that a client sent.
 
         Raises:
             TokenCorrupt: It has no valid MAC, where one is needed.
-            TokenForeign: It is not of these topics, or names partitions that cannot be.
-            BrokerUnavailable: It names many of a topic that was never known here.
+            TokenForeign: It is not of these topics, or names partitions that cannot exist.
+            BrokerUnavailable: It names many partitions of a topic that was never known here.
         """
         if handover_route is not None:
             is_own = handover_route == route
@@ -122,12 +128,13 @@ class TokenVerifier:
             is_own = self._signer is not None and self._signer.verify(
                 token, _describe_issuer(self.bind_route(view, route))
             )
-        if is_own:
+        if is_own:  # this route issued it, so it let the client see everything from there on
             max_age = None
         check_token(token, self._cluster.cluster_id or "", self._get_topic_ids(view))
         await self._check_partition_counts(token, view)
         issued = token.issued
-        if max_age is not None:  # what is pending in it is resolved as of then
+        # Partitions that are pending in the token are resolved as of its time of issue.
+        if max_age is not None:
             issued = max(issued, int(time.time() - max_age - self._resume_s))
         topics = list(token.match_topics(self._get_topic_ids(view)).values())
         return replace(token, issued=issued, max_age=max_age, topics=topics, body=b"")
@@ -136,30 +143,32 @@ class TokenVerifier:
         return {name: self._topics.get_id(name) for name in view.topics}
 
     async def _check_partition_counts(self, token: ResumeToken, view: View) -> None:
-        told = {
+        """Raise if the token names more partitions of a topic than it can have."""
+        counts = {
             name: topic.partition_count
             for name, topic in token.match_topics(self._get_topic_ids(view)).items()
         }
-        if any(count > self._count_known_partitions(name) for name, count in told.items()):
+        if any(count > self._count_known_partitions(name) for name, count in counts.items()):
             await self._refresh_metadata()
-        for name, count in told.items():
+        for name, count in counts.items():
             known = self._count_known_partitions(name)
             if count <= known + MAX_UNKNOWN_PARTITIONS:
                 continue
             if not known:
-                what = f"no broker has told yet how many partitions {name} has; try again"
-                raise BrokerUnavailable(what, retry_after=1.0)
+                detail = f"no broker has told yet how many partitions {name} has; try again"
+                raise BrokerUnavailable(detail, retry_after=1.0)
             raise TokenForeign(
                 f"the resume token is of {count} partitions of {name}, which has {known}; "
                 "connect without Last-Event-ID or with ?from="
             )
 
     def _count_known_partitions(self, name: str) -> int:
-        known = self._cluster.get_topic(name)
-        return max(len(known.partitions) if known else 0, self._max_partitions.get(name, 0))
+        """Return how many partitions a topic has, or had at its largest."""
+        metadata = self._cluster.get_topic(name)
+        return max(len(metadata.partitions) if metadata else 0, self._max_partitions.get(name, 0))
 
     async def _refresh_metadata(self) -> None:
-        """Now and then: whoever makes tokens up must not keep the brokers busy."""
+        """Refresh metadata, but not often: clients that invent tokens must not load the brokers."""
         now = asyncio.get_running_loop().time()
         if now - self._refreshed_at < REFRESH_INTERVAL_S:
             return
@@ -179,8 +188,19 @@ class TokenVerifier:
     async def check_history(
         self, token: ResumeToken, own: Mapping[TopicPartition, PartitionPosition], tail: Tail
     ) -> None:
-        """Raises TokenTooOld if a place of a token goes back further than its route allows. Those
-        that Kafka says nothing about now are minded once they can be read (`oldest`)."""
+        """Check that no position of a token goes back further than its route allows.
+
+        Partitions about which Kafka does not answer now are limited when they are read
+        (`limit_start`).
+
+        Args:
+            token: The token, as `verify` returned it.
+            own: The positions of the client.
+            tail: The tail of the client's topics.
+
+        Raises:
+            TokenTooOld: A position goes back too far.
+        """
         if token.max_age is None:
             return
         starts = {tp: _get_start(place) for tp, place in own.items() if tp in tail.logs}
@@ -189,19 +209,27 @@ class TokenVerifier:
             for tp, start in starts.items()
             if start is not None and not self._is_recent(tail, tp, start, token.max_age)
         }
-        floors = await self._find_oldest_offsets(old, token.max_age)
-        for tp, floor in floors.items():
-            if old[tp] < floor:
+        oldest_offsets = await self._find_oldest_offsets(old, token.max_age)
+        for tp, oldest in oldest_offsets.items():
+            if old[tp] < oldest:
                 raise TokenTooOld(
                     f"the resume token goes back further than this route ({tp}: offset {old[tp]}, "
-                    f"the oldest is {floor}); connect without Last-Event-ID or with ?from="
+                    f"the oldest is {oldest}); connect without Last-Event-ID or with ?from="
                 )
 
     async def limit_start(
         self, token: ResumeToken | None, tail: Tail, tp: TopicPartition, start: int
     ) -> int:
-        """From where on a client of a token is shown what it would read from `start` on. Waits as
-        long as Kafka takes."""
+        """Return the offset from which on a client may read what it would read from `start` on.
+
+        It waits as long as Kafka takes.
+
+        Args:
+            token: The token of the client; None if it has none.
+            tail: The tail of the client's topics.
+            tp: The partition.
+            start: The offset at which the client would start.
+        """
         if (
             token is None
             or token.max_age is None
@@ -209,76 +237,92 @@ class TokenVerifier:
         ):
             return start
         while True:
-            floor = (await self._find_oldest_offsets([tp], token.max_age)).get(tp)
-            if floor is not None:
-                return max(start, floor)
+            oldest = (await self._find_oldest_offsets([tp], token.max_age)).get(tp)
+            if oldest is not None:
+                return max(start, oldest)
             await asyncio.sleep(LOOKUP_RETRY_S)
 
     def _is_recent(self, tail: Tail, tp: TopicPartition, start: int, max_age: float) -> bool:
-        """Did this process hear all that follows within the time?"""
-        came = tail.logs[tp].get_append_time(start)
-        return came is not None and came >= self._now() - max_age - self._resume_s
+        """Return whether this process received all that follows `start` within the time allowed."""
+        appended_at = tail.logs[tp].get_append_time(start)
+        return appended_at is not None and appended_at >= self._now() - max_age - self._resume_s
 
     async def _find_oldest_offsets(
         self, tps: Iterable[TopicPartition], max_age: float
     ) -> dict[TopicPartition, int]:
-        """The offset from which on a route of this reach shows a partition, of those that tell."""
+        """Return the oldest offset that a route may show of each partition, as far as it is known.
+
+        It waits `LOOKUP_TIMEOUT_S` for Kafka at most; the lookups go on for the next call.
+        """
         now = self._now()
         keys = {tp: self._build_key(tp, max_age) for tp in tps}
         if not keys:
             return {}
         for key in [
-            key for key, (at, _) in self._lookups.items() if now - at >= OLDEST_OFFSET_TTL_S
+            key
+            for key, (started_at, _) in self._lookups.items()
+            if now - started_at >= OLDEST_OFFSET_TTL_S
         ]:
             del self._lookups[key]
-        missing = {tp: key for tp, key in keys.items() if key not in self._lookups}
-        if missing:
-            asking = create_detached_task(self._lookup_offsets(missing, max_age))
-            self._lookups |= {key: (now, asking) for key in missing.values()}
+        new_keys = {tp: key for tp, key in keys.items() if key not in self._lookups}
+        if new_keys:
+            lookup = create_detached_task(self._lookup_offsets(new_keys, max_age))
+            self._lookups |= {key: (now, lookup) for key in new_keys.values()}
         tasks = {self._lookups[key][1] for key in keys.values()}
         await asyncio.wait(tasks, timeout=LOOKUP_TIMEOUT_S)
-        found: dict[TopicPartition, int] = {}
+        offsets: dict[TopicPartition, int] = {}
         for task in tasks:
             if task.done() and not task.cancelled() and task.exception() is None:
-                found |= task.result()
-        return {tp: found[tp] for tp in keys if tp in found}
+                offsets |= task.result()
+        return {tp: offsets[tp] for tp in keys if tp in offsets}
 
     async def _lookup_offsets(
         self, keys: Mapping[TopicPartition, _LookupKey], max_age: float
     ) -> dict[TopicPartition, int]:
-        """Those that do not tell are asked for anew by whoever comes next."""
-        found: dict[TopicPartition, int] = {}
+        """Ask Kafka for the offsets.
+
+        Partitions that it does not answer for are asked for again by the next client.
+        """
+        offsets: dict[TopicPartition, int] = {}
         try:
-            past = time.time() - max_age - self._resume_s
+            oldest_time = time.time() - max_age - self._resume_s
             skews = {tp.topic: self._topics.get_settings(tp.topic).clock_skew for tp in keys}
-            specs = {tp: max(0, int(1000 * (past - skews[tp.topic]))) for tp in keys}
-            told = await self._cluster.list_offsets(specs)
+            specs = {tp: max(0, int(1000 * (oldest_time - skews[tp.topic]))) for tp in keys}
+            answers = await self._cluster.list_offsets(specs)
+            # -1: no record is so late. Then everything is too old, and the log's end is the limit.
             none = [
                 tp
-                for tp, at in told.items()
-                if isinstance(at, OffsetAndTimestamp) and at.offset < 0
+                for tp, answer in answers.items()
+                if isinstance(answer, OffsetAndTimestamp) and answer.offset < 0
             ]
-            told |= await self._cluster.list_offsets(dict.fromkeys(none, LATEST))
-            found = {tp: at.offset for tp, at in told.items() if isinstance(at, OffsetAndTimestamp)}
+            answers |= await self._cluster.list_offsets(dict.fromkeys(none, LATEST))
+            offsets = {
+                tp: answer.offset
+                for tp, answer in answers.items()
+                if isinstance(answer, OffsetAndTimestamp)
+            }
         finally:
-            for tp in keys.keys() - found.keys():
+            for tp in keys.keys() - offsets.keys():
                 self._lookups.pop(keys[tp], None)
-        return found
+        return offsets
 
     def _build_key(self, tp: TopicPartition, max_age: float) -> _LookupKey:
-        """A topic that was created anew has other floors."""
-        known = self._cluster.get_topic(tp.topic)
-        return tp, str(known.topic_id or "") if known is not None else "", max_age
+        """Return the key of a lookup; a topic that was created again has other offsets."""
+        metadata = self._cluster.get_topic(tp.topic)
+        return tp, str(metadata.topic_id or "") if metadata is not None else "", max_age
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
 
 def _get_start(place: PartitionPosition) -> int | None:
-    """Where it is read from; None while nobody knows. What is of an earlier topic begins anew."""
+    """Return where a position is read from; None while nobody knows.
+
+    A position of an earlier topic of the same name starts at 0.
+    """
     return 0 if place.epoch == RETIRED_EPOCH and place.offset is not None else place.offset
 
 
 def _describe_issuer(view: View) -> str:
-    """Who sends the ids of a channel: as text, whole."""
+    """Return as text which channel issues an id."""
     return repr((view.cluster, view.route, view.text))
