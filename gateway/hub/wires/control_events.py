@@ -1,6 +1,6 @@
-"""Events that are no records: their names and their data, for all wires.
+"""Describe the events that are not records: their names and data, for all wires.
 
-A new control event has its place here.
+To add a control event, add a line to `describe_entry`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from gateway.core.log.record import (
 POSITION_REFUSED_GAP: dict[str, Any] = {
     "topic": None, "partition": None, "from": None, "to": None, "reason": GapReason.POSITION_REFUSED
 }  # fmt: skip
+"""The data of the `gap` for a client whose resume token could not be used."""
 
 
 def describe_entry(entry: StreamItem) -> tuple[str, dict[str, Any]] | None:
-    """The name and the data of what is no record; None for what is not told."""
+    """Return the name and the data of the event for an entry; None if it has none."""
     if type(entry) is Gap:
         return "gap", describe_gap(entry)
     if type(entry) is Ready:
@@ -36,11 +37,15 @@ def describe_entry(entry: StreamItem) -> tuple[str, dict[str, Any]] | None:
 
 
 def describe_partition(tp: TopicPartition) -> dict[str, Any]:
+    """Return a partition as control events name it."""
     return {"topic": tp.topic, "partition": tp.partition}
 
 
 def describe_gap(entry: Gap) -> dict[str, Any]:
-    """`from`: where the stream stood; `to`: the offset it goes on at."""
+    """Return the data of a `gap`.
+
+    `from` is where the stream stood, `to` is the offset at which it goes on.
+    """
     return {
         **describe_partition(entry.tp),
         "from": entry.offset,
@@ -50,6 +55,7 @@ def describe_gap(entry: Gap) -> dict[str, Any]:
 
 
 def describe_ready(entry: Ready) -> dict[str, Any]:
+    """Return the data of a `ready`."""
     return {
         **describe_partition(entry.tp),
         "offset": entry.next_offset,
@@ -63,13 +69,17 @@ def describe_resolution(entry: Ready) -> str:
 
 
 def describe_fault(entry: Fault) -> dict[str, Any]:
+    """Return the data of an `error` about a partition."""
     message = f"{entry.tp} cannot be read for now ({entry.cause}); the stream goes on by itself"
     return {**describe_partition(entry.tp), "code": entry.cause, "message": message}
 
 
 def describe_snapshot_end(entry: SnapshotEnd) -> dict[str, Any]:
-    """`pending`: partitions that could not be read; what they hold comes when they can."""
-    told = {"topics": list(entry.topics), "records": entry.records}
+    """Return the data of a `snapshot-end`.
+
+    `pending` has the partitions that could not be read; what they hold is sent when they can be.
+    """
+    data = {"topics": list(entry.topics), "records": entry.records}
     return (
-        {**told, "pending": list(map(describe_partition, entry.pending))} if entry.pending else told
+        {**data, "pending": list(map(describe_partition, entry.pending))} if entry.pending else data
     )

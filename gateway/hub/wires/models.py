@@ -1,8 +1,8 @@
-"""The models of topics, applied where records come in and where clients' records go out.
+"""Apply the models of topics, where records come in and where clients' records go out.
 
-What is behind this, logs, filters, transforms and formats, sees JSON. A record whose schema is
-not known yet is not handed on: its partition waits, and is read from there again once the
-registry has answered (`kafka.lane`), so nothing is lost and nothing overtakes.
+Everything behind this (logs, filters, transforms, formats) sees JSON. A record whose schema is not
+known yet is not handed on: its partition waits, and is read from there again once the registry has
+answered (`Fetcher.start_schema_load`), so nothing is lost and nothing overtakes.
 """
 
 from __future__ import annotations
@@ -25,26 +25,34 @@ from .transform import Transformer
 
 
 class Models:
-    """Of one hub; `close` it in the loop.
+    """Own the models of the topics of one hub.
 
-    topic:   the settings of a topic, by name.
-    invalid: records that were none of a model, by topic and what was done.
+    `Hub` creates one at each start and closes it within the event loop.
+
+    Args:
+        settings: The settings, for the catalogs.
+        get_topic_settings: Returns the settings of a topic.
+
+    Attributes:
+        invalid: The number of records that do not match their model, by topic and by what was done.
     """
 
     def __init__(self, settings: Settings, get_topic_settings: Callable[[str], Topic]) -> None:
         self._get_topic_settings = get_topic_settings
         self._catalogs = settings.catalogs
         self._codecs: dict[str, Codecs] = {}
-        self._retired_codecs: list[Codecs] = []
+        self._retired_codecs: list[Codecs] = []  # of catalogs that changed: still in use by reads
+        # With the settings that each was built by: other settings are another object.
         self._topic_models: dict[str, tuple[Topic, TopicModel | None]] = {}
         self.invalid: Counter[tuple[str, str]] = Counter()
 
     async def close(self) -> None:
+        """Close the clients of the schema registries."""
         for codecs in (*self._codecs.values(), *self._retired_codecs):
             await codecs.close()
 
     def apply_settings(self, settings: Settings) -> None:
-        """Go by these catalogs from now on."""
+        """Use the catalogs of other settings from now on."""
         for name, codecs in list(self._codecs.items()):
             if settings.catalogs.get(name) != self._catalogs.get(name):
                 self._retired_codecs.append(codecs)
@@ -53,23 +61,32 @@ class Models:
         self._topic_models.clear()
 
     def get_topic_model(self, topic: str) -> TopicModel | None:
-        """How the entries of a topic are understood; None where there is nothing to do."""
+        """Return what decodes the entries of a topic; None if nothing has to be done."""
         settings = self._get_topic_settings(topic)
-        known = self._topic_models.get(topic)
-        if known is None or known[0] is not settings:
-            known = self._topic_models[topic] = (settings, self._create_topic_model(settings))
-        return known[1]
+        cached = self._topic_models.get(topic)
+        if cached is None or cached[0] is not settings:
+            cached = self._topic_models[topic] = (settings, self._create_topic_model(settings))
+        return cached[1]
 
     def has_model(self, topic: str) -> bool:
-        """May a record of it be none of its model?"""
+        """Return whether keys or values of a topic are decoded, and so may be invalid."""
         settings = self._get_topic_settings(topic)
         return settings.key.is_decoded or settings.value.is_decoded
 
     async def encode_record(
         self, topic: str, key: bytes | None, value: bytes | None
     ) -> tuple[bytes | None, bytes | None]:
-        """Key and value as Kafka is to have them. Raises RequestError: 400 for what is none of the
-        model, 503 while the registry is away."""
+        """Return a key and a value as Kafka is to have them.
+
+        Args:
+            topic: The topic.
+            key: The key; None for none.
+            value: The value; None for a tombstone.
+
+        Raises:
+            RequestError: 400 for what does not match the model, 503 while the registry cannot be
+                reached.
+        """
         settings = self._get_topic_settings(topic)
         try:
             if key is not None and settings.key.is_decoded:
@@ -79,20 +96,28 @@ class Models:
         except FormatError as exc:
             raise RequestError(400, "Not of the model", str(exc)) from None
         except RegistryUnavailable as exc:
-            after = exc.retry_after
-            raise RequestError(503, "Registry away", f"{exc}", retry_after=after) from None
+            retry_after = exc.retry_after
+            raise RequestError(503, "Registry away", f"{exc}", retry_after=retry_after) from None
         return key, value
 
     async def preview(self, record: Record) -> Record | None:
-        """Return what streams show of a record that is about to be written, as Kafka will have it:
-        decoded and transformed, before any filter. None if they skip it."""
-        understand, shown = self.get_topic_model(record.tp.topic), [record]
-        while understand is not None:
-            understood = understand([record])
-            if understood.load_schemas is None:
-                shown = [each for each in understood.entries if type(each) is Record]
+        """Return a record that is about to be written as streams will show it.
+
+        It is decoded and transformed, before any filter.
+
+        Args:
+            record: The record as Kafka will have it.
+
+        Returns:
+            The record; None if streams will skip it.
+        """
+        topic_model, shown = self.get_topic_model(record.tp.topic), [record]
+        while topic_model is not None:
+            result = topic_model([record])
+            if result.load_schemas is None:
+                shown = [entry for entry in result.entries if type(entry) is Record]
                 break
-            await understood.load_schemas()
+            await result.load_schemas()
         transforms = self._get_topic_settings(record.tp.topic).transforms
         if shown and transforms:
             transformed = Transformer(transforms)(shown[0])
@@ -116,6 +141,7 @@ class Models:
         )
 
     def _create_model(self, named: Named, *, is_key: bool) -> Model:
+        """Create the model of keys or values; models of one catalog share its codecs."""
         if named.catalog is None:
             return Model(named.model, is_key=is_key)
         codecs = self._codecs.get(named.catalog)
@@ -125,7 +151,7 @@ class Models:
 
 
 class _FieldModel:
-    """Keys or values of a topic."""
+    """Decode the keys or the values of a topic."""
 
     __slots__ = ("_invalid_counts", "_is_key", "_on_invalid", "_topic", "model")
 
@@ -144,52 +170,60 @@ class _FieldModel:
         self._invalid_counts = invalid
 
     def get_data(self, record: Record) -> bytes | None:
+        """Return the key or the value of a record."""
         return record.key if self._is_key else record.value
 
     def decode_field(self, record: Record, data: bytes) -> Record | Skip:
+        """Return the record with the field decoded, or as it is shown if that is invalid."""
         try:
-            shown = self.model.decode(data)
+            decoded = self.model.decode(data)
         except FormatError as exc:
             return self._handle_invalid(record, data, exc)
-        return record._replace(key=shown) if self._is_key else record._replace(value=shown)
+        return record._replace(key=decoded) if self._is_key else record._replace(value=decoded)
 
     def _handle_invalid(self, record: Record, data: bytes, exc: FormatError) -> Record | Skip:
+        """Return what becomes of a record with an invalid field (`onInvalid`)."""
         self._invalid_counts[self._topic, self._on_invalid] += 1
         if self._on_invalid == "skip":
             return Skip(record.tp, record.offset, record.next_offset, record.epoch)
         if self._on_invalid == "raw":
             return record if self._is_key else record._replace(value=RawValue(data))
-        about = f"its key: {exc}" if self._is_key else str(exc)
-        return record._replace(value=InvalidValue.create(record.value, about))
+        description = f"its key: {exc}" if self._is_key else str(exc)
+        return record._replace(value=InvalidValue.create(record.value, description))
 
 
 class _RecordModel:
-    """Of one topic."""
+    """Decode the keys and values of one topic; a `TopicModel`."""
 
     def __init__(self, parts: Sequence[_FieldModel]) -> None:
         self._fields = parts
 
     def __call__(self, entries: Sequence[Entry]) -> ModelResult:
-        found: list[Entry] = []
+        decoded: list[Entry] = []
         for n, entry in enumerate(entries):
             if type(entry) is Record and self._needs_schema(entry):
-                return ModelResult(found, partial(self._load_schemas, entries[n:]))
-            found.append(self._decode_record(entry) if type(entry) is Record else entry)
-        return ModelResult(found)
+                # Asks for the schemas of all that follow as well, to wait once.
+                return ModelResult(decoded, partial(self._load_schemas, entries[n:]))
+            decoded.append(self._decode_record(entry) if type(entry) is Record else entry)
+        return ModelResult(decoded)
 
     def _decode_record(self, record: Record) -> Record | Skip:
-        """The key first; a record without a good one is shown, if at all, as invalid."""
+        """Decode a record, the key first.
+
+        A record with an invalid key is shown as invalid, if at all.
+        """
         for part in self._fields:
             data = part.get_data(record)
             if not data or type(data) is InvalidValue:
                 continue
-            made = part.decode_field(record, data)
-            if isinstance(made, Skip):
-                return made
-            record = made
+            result = part.decode_field(record, data)
+            if isinstance(result, Skip):
+                return result
+            record = result
         return record
 
     def _needs_schema(self, record: Record) -> bool:
+        """Return whether a schema of a record is not known yet."""
         for part in self._fields:
             data = part.get_data(record)
             if data and part.model.find_missing_id(data) is not None:
@@ -197,11 +231,11 @@ class _RecordModel:
         return False
 
     async def _load_schemas(self, entries: Sequence[Entry]) -> None:
-        """For all that these need, at once."""
-        asks = []
+        """Fetch all schemas that these entries need, in parallel."""
+        loads = []
         for part in self._fields:
-            datas = [part.get_data(entry) for entry in entries if type(entry) is Record]
-            ids = {part.model.find_missing_id(data) for data in datas if data} - {None}
+            contents = [part.get_data(entry) for entry in entries if type(entry) is Record]
+            ids = {part.model.find_missing_id(data) for data in contents if data} - {None}
             if ids:
-                asks.append(part.model.load_schema_ids({id for id in ids if id is not None}))
-        await asyncio.gather(*asks)
+                loads.append(part.model.load_schema_ids({id for id in ids if id is not None}))
+        await asyncio.gather(*loads)

@@ -1,8 +1,8 @@
-"""Entries as lines of JSON (NDJSON): one line a record, for `jq`, cron jobs and programs.
+"""Encode entries as lines of JSON (NDJSON): one line a record, for `jq`, cron jobs and programs.
 
-Plain lines are the records as the route's format has them; every other line is an object
-whose first key begins with `@`. With positions records are wrapped too, so that a value
-which begins with such a key itself cannot be taken for what it is not:
+Plain lines are the records as the route's format has them; every other line is an object whose
+first key begins with `@`. With positions, records are wrapped, too, so that a value which itself
+begins with such a key cannot be mistaken for another line:
 
     {"@record": VALUE, "@position": "TOKEN"}
 """
@@ -26,6 +26,7 @@ from .grouped import PARTITIONS_READY, create_status_head, iter_joined_statuses
 
 HEARTBEAT = b"\n"
 
+# How the lines begin that only say where the stream stands.
 _STATUS_PREFIXES = (
     b'{"@begin"',
     b'{"@ready"',
@@ -33,8 +34,8 @@ _STATUS_PREFIXES = (
     b'{"@position"',
     HEARTBEAT,
 )
-# In JSON they stand within strings only. Readers that end lines where Python's `str` does
-# (httpx's `iter_lines`) would break there, so they go out escaped.
+# Line separators of Unicode, which JSON has within strings only. Readers that end lines where
+# Python's `str.splitlines` does (httpx's `iter_lines`) would break there, so they are escaped.
 _LINE_BREAKS = (
     (b"\xe2\x80\xa8", rb"\u2028"),
     (b"\xe2\x80\xa9", rb"\u2029"),
@@ -44,18 +45,24 @@ _LINE_BREAKS = (
 
 @dataclass(frozen=True, slots=True)
 class NdjsonWire:
-    """The wire of lines. positions: each line says where the stream stands after it, `begin`,
-    `ready` and idle moves of the position have lines of their own. grouped: The client takes lines
-    about many partitions."""
+    """Encode a stream as lines.
+
+    Attributes:
+        positions: Each line says where the stream stands after it; `begin`, `ready` and moves of
+            the position while idle have lines of their own.
+        grouped: The client understands lines about many partitions (see `grouped`).
+    """
 
     positions: bool = False
     grouped: bool = False
 
     @property
     def name(self) -> str:
+        """Return the name of the wire in metrics and logs."""
         return "ndjson"
 
     def create_encoder(self, format: Format) -> NdjsonEncoder:
+        """Return the encoder of a channel's entries."""
         return NdjsonEncoder(format, self.positions, grouped=self.grouped)
 
     def encode_begin(
@@ -66,29 +73,41 @@ class NdjsonWire:
         position_refused: bool,
         is_continuation: bool = False,
     ) -> bytes:
+        """Return the first lines of a stream; see `Wire`."""
         first = (
             encode_line("begin", {**data, "position": token.decode()}) if self.positions else b""
         )
         return first + encode_line("gap", POSITION_REFUSED_GAP) if position_refused else first
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
+        """Return an event for one client; see `Wire`."""
         return encode_line(kind, data)
 
     def encode_heartbeat(self) -> bytes:
+        """Return an empty line."""
         return HEARTBEAT
 
     def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+        """Return the last line; see `Wire`."""
         return encode_line("end", {"reason": reason, "position": token.decode()})
 
     def has_content(self, data: bytes) -> bool:
-        """Is there more in these lines than where the stream stands?"""
-        if not self.positions:  # nothing but that is not sent; a record may look like it
+        """Return whether these lines have more than where the stream stands.
+
+        Args:
+            data: Whole lines.
+        """
+        if not self.positions:  # such lines are not sent then, and a record may look like one
             return data not in (b"", HEARTBEAT)
-        return any(not each.startswith(_STATUS_PREFIXES) for each in data.splitlines(keepends=True))
+        return any(not line.startswith(_STATUS_PREFIXES) for line in data.splitlines(keepends=True))
 
 
 class NdjsonEncoder:
-    """An `Encoder` of core's channels. With positions, heads lack what ends their line."""
+    """Encode entries as lines; an `Encoder` of channels.
+
+    With positions, a head is a line without its end: `encode_events` adds the position and the
+    brace.
+    """
 
     def __init__(self, format: Format, positions: bool, *, grouped: bool = False) -> None:
         self._format = format
@@ -97,19 +116,22 @@ class NdjsonEncoder:
         self._positions = positions
 
     def encode_entry(self, entry: StreamItem) -> bytes | None:
-        told = self._describe_line(entry)
-        if told is None:
+        """Return the head of an entry; see `Encoder`."""
+        line = self._describe_line(entry)
+        if line is None:
             return None
-        name, data = told
+        name, data = line
         if name == "record" and not self._positions:
             return b"%b\n" % data
         head = self._encode_head(name, data)
         return create_status_head(entry, head) if self._grouped else head
 
     def encode_position(self) -> bytes:
+        """Return the head of a line with a position only; see `Encoder`."""
         return b"{" if self._positions else b""
 
     def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+        """Return events as lines; see `Encoder`."""
         if self._grouped:
             events = iter_joined_statuses(
                 events, lambda name, data: self._encode_head(name, orjson.dumps(data))
@@ -117,12 +139,14 @@ class NdjsonEncoder:
         if not self._positions:
             return b"".join([event.payload for event in events])
         parts: list[bytes] = []
-        for _, head, text, _ in events:
-            if text is None:
+        for _, head, token_text, _ in events:
+            if token_text is None:
                 parts.append(head + b"}\n")
             else:
                 comma = b"" if head == b"{" else b","
-                parts.append(b'%b%b"@position":"%b"}\n' % (head, comma, seal_token(text, view)))
+                parts.append(
+                    b'%b%b"@position":"%b"}\n' % (head, comma, seal_token(token_text, view))
+                )
         return b"".join(parts)
 
     def _encode_head(self, name: str, data: bytes) -> bytes:
@@ -130,24 +154,24 @@ class NdjsonEncoder:
         return b'{"@%b":%b%b' % (name.encode(), data, b"" if self._positions else b"}\n")
 
     def _describe_line(self, entry: StreamItem) -> tuple[str, bytes] | None:
-        """The name of a line without its `@`, and its JSON."""
+        """Return the name of a line without its `@`, and its JSON; None for no line."""
         if type(entry) is Record:
             name, payload = self._format(entry)
             data = self._encode_json(payload) if name is None else payload
             return name or "record", escape_line_breaks(data)
         if type(entry) is Ready and not self._positions:
             return None
-        told = describe_entry(entry)
-        return None if told is None else (told[0], orjson.dumps(told[1]))
+        description = describe_entry(entry)
+        return None if description is None else (description[0], orjson.dumps(description[1]))
 
 
 def encode_line(name: str, data: dict[str, Any]) -> bytes:
-    """A whole line that is no record."""
+    """Return a whole line that is not a record."""
     return b'{"@%b":%b}\n' % (name.encode(), orjson.dumps(data))
 
 
 def escape_line_breaks(data: bytes) -> bytes:
-    """JSON without what some readers take for the end of a line."""
+    """Return JSON without the characters that some readers take for the end of a line."""
     if not data.isascii():
         for character, escape in _LINE_BREAKS:
             if character in data:

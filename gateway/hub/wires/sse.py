@@ -1,7 +1,7 @@
-"""Entries as server-sent events: which event says what.
+"""Encode entries as server-sent events (WHATWG HTML 9.2).
 
-Records go out under the default name, so plain `onmessage` code sees records only;
-everything else is a control event with JSON data (`control_events`).
+Records have the default event name, so that plain `onmessage` code sees records only; everything
+else is a control event with JSON data (`control_events`).
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from gateway.wire import sse
 from .control_events import POSITION_REFUSED_GAP, describe_entry
 from .grouped import create_status_head, iter_joined_statuses
 
-RETRY_RANGE_S = (
-    1.0,
-    3.0,
-)  # seconds after which EventSource comes back; drawn, so that not all do at once
+# Seconds after which EventSource reconnects; drawn at random, so that not all do so at once.
+RETRY_RANGE_S = (1.0, 3.0)
 _POSITION_HEAD = sse.encode_data(b"{}", "position")
 
 
 @dataclass(frozen=True, slots=True)
 class SseWire:
-    """The wire of EventSource. A wire is a value: equal ones share the chunks of a view.
+    """Encode a stream for EventSource. A wire is a value: equal ones share the chunks of a view.
 
-    grouped: The client takes events about many partitions.
+    Attributes:
+        grouped: The client understands events about many partitions (see `grouped`).
     """
 
     grouped: bool = False
 
     @property
     def name(self) -> str:
+        """Return the name of the wire in metrics and logs."""
         return "sse"
 
     def create_encoder(self, format: Format) -> SseEncoder:
+        """Return the encoder of a channel's entries."""
         return SseEncoder(format, grouped=self.grouped)
 
     def encode_begin(
@@ -54,59 +55,78 @@ class SseWire:
         position_refused: bool,
         is_continuation: bool = False,
     ) -> bytes:
+        """Return the first block of a stream; see `Wire`."""
         first = sse.encode_retry(int(1000 * random.uniform(*RETRY_RANGE_S))) + encode_control(
             "begin", data
         )
-        if position_refused:  # the refused token stays with the client until the gap is told
+        # The id goes with the last event: a client that is cut off before the gap comes back with
+        # the refused token, and is sent the gap then.
+        if position_refused:
             first += b"\n" + encode_control("gap", POSITION_REFUSED_GAP)
         return first + sse.encode_id(token)
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
+        """Return an event for one client; see `Wire`."""
         return encode_control(kind, data) + b"\n"
 
     def encode_heartbeat(self) -> bytes:
+        """Return a comment, which EventSource ignores."""
         return sse.encode_comment()
 
     def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
-        spread = sse.encode_retry(
-            int(1000 * random.uniform(RETRY_RANGE_S[0], 5 * RETRY_RANGE_S[1]))
-        )
-        return spread + self.encode_event("end", {"reason": reason})
+        """Return the last block; see `Wire`. The token is not needed, since the client has its id."""
+        # A longer range than at the beginning: many streams end at once when the gateway drains.
+        retry = sse.encode_retry(int(1000 * random.uniform(RETRY_RANGE_S[0], 5 * RETRY_RANGE_S[1])))
+        return retry + self.encode_event("end", {"reason": reason})
 
 
 class SseEncoder:
-    """An `Encoder` of core's channels. An event without an id is ended by a blank line."""
+    """Encode entries as events; an `Encoder` of channels.
+
+    A head is an event without its end. `encode_events` adds the id, which also ends the event, or a
+    blank line.
+    """
 
     def __init__(self, format: Format, *, grouped: bool = False) -> None:
         self._format = format
         self._grouped = grouped
 
     def encode_entry(self, entry: StreamItem) -> bytes | None:
+        """Return the head of an entry; see `Encoder`."""
         if type(entry) is Record:
             name, payload = self._format(entry)
             return sse.encode_data(payload, name)
-        told = describe_entry(entry)
-        if told is None:
+        description = describe_entry(entry)
+        if description is None:
             return None
         return (
-            create_status_head(entry, encode_control(*told))
+            create_status_head(entry, encode_control(*description))
             if self._grouped
-            else encode_control(*told)
+            else encode_control(*description)
         )
 
     def encode_position(self) -> bytes:
+        """Return the head of a `position` event; see `Encoder`."""
         return _POSITION_HEAD
 
     def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+        """Return events as text; see `Encoder`."""
         if self._grouped:
             events = iter_joined_statuses(events, encode_control)
         parts: list[bytes] = []
-        for _, head, text, _ in events:
+        for _, head, token_text, _ in events:
             parts.append(head)
-            parts.append(b"\n" if text is None else sse.encode_id(seal_token(text, view)))
+            parts.append(
+                b"\n" if token_text is None else sse.encode_id(seal_token(token_text, view))
+            )
         return b"".join(parts)
 
 
 def encode_control(name: str, data: Any) -> bytes:
-    """A control event without its end."""
+    """Return a control event without its end.
+
+    Args:
+        name: The name of the event.
+        data: Its data, which is encoded as JSON.
+    """
     return sse.encode_data(orjson.dumps(data), name)

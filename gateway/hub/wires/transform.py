@@ -1,4 +1,4 @@
-"""Keys and headers taken from a record's value, before filters look at them."""
+"""Extract keys and headers from records' values, before filters look at them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from gateway.core.log.record import Entry, Record
 
 def header_names(transforms: Sequence[Transform]) -> frozenset[str]:
     """Return the names of all headers that transforms set, in lower case."""
-    return frozenset(name.lower() for each in transforms for name in each.extract_headers)
+    return frozenset(name.lower() for transform in transforms for name in transform.extract_headers)
 
 
 class Transformer:
-    """The `transforms` of a topic. A value that is not JSON, or lacks a field, changes nothing."""
+    """Apply the `transforms` of a topic to its entries.
+
+    A value that is not JSON, or lacks a field, changes nothing.
+    """
 
     def __init__(self, transforms: Sequence[Transform]) -> None:
         self._transforms = transforms
@@ -35,10 +38,10 @@ class Transformer:
         key, headers = record.key, list(record.headers)
         for transform in self._transforms:
             if transform.extract_key is not None:
-                found = transform.extract_key.extract(record.key, value)
-                key = key if found is None else found.encode()
+                content = transform.extract_key.extract(record.key, value)
+                key = key if content is None else content.encode()
             for name, template in transform.extract_headers.items():
-                found = template.extract(record.key, value)
-                if found is not None:
-                    headers.append((name, found.encode()))
+                content = template.extract(record.key, value)
+                if content is not None:
+                    headers.append((name, content.encode()))
         return record._replace(key=key, headers=tuple(headers))

@@ -1,7 +1,7 @@
-"""Entries as WebSocket messages: JSON, batched, framed once for all who want the same.
+"""Encode entries as WebSocket messages: JSON, batched, framed once for all that want the same.
 
-A run of records is one message with the position after the last of them; everything else is
-a message of its own, in its place among them.
+A run of records is one message with the position after the last of them. Everything else is a
+message of its own, in its place among them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from gateway.wire.websocket import (
 from .control_events import POSITION_REFUSED_GAP, describe_entry
 from .grouped import create_status_head, iter_joined_statuses
 
-MAX_BATCH_BYTES = 64 * 1024  # bytes of records after which another message begins
+MAX_BATCH_BYTES = 64 * 1024  # bytes of records after which the next message begins
 
 
 @dataclass(frozen=True, slots=True)
 class WebSocketWire:
-    """The wire of one stream on a WebSocket.
+    """Encode one stream of a WebSocket.
 
-    labelled: The socket has several streams, and each message names its own. The frames made here
-        lack the label, so that all subscriptions of a view share them whatever ids their clients
-        chose; who writes them to a socket adds it (`wire.websocket.insert_member`).
-    deflate: The client takes compressed frames.
-    grouped: The client takes events about many partitions.
+    Attributes:
+        labelled: The WebSocket has several streams, and each message names its own. The frames made
+            here lack the label, so that all subscriptions of a view share them whatever ids their
+            clients chose; the connection adds it (`wire.websocket.insert_member`).
+        deflate: The client accepts compressed frames (RFC 7692).
+        grouped: The client understands events about many partitions (see `grouped`).
     """
 
     labelled: bool = False
@@ -47,9 +48,11 @@ class WebSocketWire:
 
     @property
     def name(self) -> str:
+        """Return the name of the wire in metrics and logs."""
         return "websocket"
 
     def create_encoder(self, format: Format) -> MessageEncoder:
+        """Return the encoder of a channel's entries."""
         return MessageEncoder(self, format)
 
     def encode_begin(
@@ -60,31 +63,45 @@ class WebSocketWire:
         position_refused: bool,
         is_continuation: bool = False,
     ) -> bytes:
+        """Return the first messages of a stream; see `Wire`."""
         first = self.build_message("begin", {**data, "position": token.decode()})
         return (
             first + self.build_message("gap", POSITION_REFUSED_GAP) if position_refused else first
         )
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
+        """Return an event for one client; see `Wire`."""
         return self.build_message(kind, data)
 
     def encode_heartbeat(self) -> bytes:
-        """Nothing: the protocol below pings."""
+        """Return nothing: the protocol below sends pings."""
         return b""
 
     def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+        """Return the last message; see `Wire`."""
         return self.build_message("end", {"reason": reason, "position": token.decode()})
 
     def build_message(self, kind: str, data: dict[str, Any]) -> bytes:
-        """A whole message, framed."""
+        """Return a whole message, framed.
+
+        Args:
+            kind: The `type` of the message.
+            data: Its other members.
+        """
         return self.frame_message(self.open_message(kind, orjson.dumps(data)) + b"}")
 
     def open_message(self, kind: str, data: bytes) -> bytes:
-        """A message with the members of `data`, without its last brace."""
+        """Return a message without its last brace.
+
+        Args:
+            kind: The `type` of the message.
+            data: A JSON object with its other members.
+        """
         head = orjson.dumps({"type": kind})[:-1]
         return head if data == b"{}" else head + b"," + data[1:-1]
 
     def frame_message(self, payload: bytes) -> bytes:
+        """Return a message as a frame; without its label if it gets one."""
         if self.labelled:
             return encode_open_deflated_text(payload) if self.deflate else encode_open_text(payload)
         return encode_deflated_text(payload) if self.deflate else encode_text(payload)
@@ -96,13 +113,13 @@ def encode_label(label: str) -> bytes:
 
 
 class ControlHead(bytes):
-    """A message without its last brace; a head that is not one is a record."""
+    """Hold a message without its last brace; a head of another type is a record."""
 
     __slots__ = ()
 
 
 class MessageEncoder:
-    """See the module."""
+    """Encode entries as messages; an `Encoder` of channels."""
 
     def __init__(self, wire: WebSocketWire, format: Format) -> None:
         self._wire = wire
@@ -112,6 +129,7 @@ class MessageEncoder:
         self._position_head = ControlHead(wire.open_message("position", b"{}"))
 
     def encode_entry(self, entry: StreamItem) -> bytes | None:
+        """Return the head of an entry: a record's JSON, or a message without its last brace."""
         if type(entry) is Record:
             name, payload = self._format(entry)
             if name is None:
@@ -119,50 +137,55 @@ class MessageEncoder:
             if name == "delete":
                 return ControlHead(self._wire.open_message("delete", b'{"record":%b}' % payload))
             return ControlHead(self._wire.open_message(name, payload))
-        told = describe_entry(entry)
-        if told is None:
+        description = describe_entry(entry)
+        if description is None:
             return None
-        head = self._encode_control(*told)
+        head = self._encode_control(*description)
         return create_status_head(entry, head) if self._wire.grouped else head
 
     def _encode_control(self, name: str, data: dict[str, Any]) -> ControlHead:
         return ControlHead(self._wire.open_message(name, orjson.dumps(data)))
 
     def encode_position(self) -> bytes:
+        """Return the head of a `position` message; see `Encoder`."""
         return self._position_head
 
     def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+        """Return events as frames; see `Encoder`."""
         if self._wire.grouped:
             events = iter_joined_statuses(events, self._encode_control)
-        out: list[bytes] = []
+        frames: list[bytes] = []
         batch: list[bytes] = []
-        size, last = 0, None
-        for _, head, text, _ in events:
-            # A position is that after the last record, also where not every record has one.
+        size, batch_token = 0, None
+        for _, head, token_text, _ in events:
+            # The position of a message is that after its last record: where not every record has
+            # one, a record with a position must be the last of its message.
             if (
                 type(head) is ControlHead
                 or size > MAX_BATCH_BYTES
-                or (text is None and last is not None)
+                or (token_text is None and batch_token is not None)
             ):
-                self._flush_records(out, batch, last, view)
-                size, last = 0, None
+                self._flush_records(frames, batch, batch_token, view)
+                size, batch_token = 0, None
             if type(head) is ControlHead:
-                out.append(self._wire.frame_message(head + _close_message(text, view)))
+                frames.append(self._wire.frame_message(head + _close_message(token_text, view)))
             else:
                 batch.append(head)
                 size += len(head)
-                last = text
-        self._flush_records(out, batch, last, view)
-        return b"".join(out)
+                batch_token = token_text
+        self._flush_records(frames, batch, batch_token, view)
+        return b"".join(frames)
 
     def _flush_records(
-        self, out: list[bytes], batch: list[bytes], text: bytes | None, view: bytes
+        self, frames: list[bytes], batch: list[bytes], token_text: bytes | None, view: bytes
     ) -> None:
+        """Append the records of a batch as one frame, and clear the batch."""
         if batch:
             records = self._records_head + b",".join(batch) + b"]"
-            out.append(self._wire.frame_message(records + _close_message(text, view)))
+            frames.append(self._wire.frame_message(records + _close_message(token_text, view)))
             batch.clear()
 
 
-def _close_message(text: bytes | None, view: bytes) -> bytes:
-    return b"}" if text is None else b',"position":"%b"}' % seal_token(text, view)
+def _close_message(token_text: bytes | None, view: bytes) -> bytes:
+    """Return the end of a message, with the position if there is one."""
+    return b"}" if token_text is None else b',"position":"%b"}' % seal_token(token_text, view)

@@ -1,4 +1,4 @@
-"""What a client's bytes look like: server-sent events, lines, or WebSocket messages."""
+"""Define what clients' bytes look like: server-sent events, lines, or WebSocket messages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,23 @@ from gateway.formats import Format
 
 
 class Wire(Hashable, Protocol):
-    """A kind of encoding, and what only one client of it hears. Clients of equal wires and
-    views share their channel's chunks."""
+    """Define a kind of encoding, and what is encoded for one client only.
+
+    A wire is an immutable value. Clients of equal wires and views share their channel's chunks.
+    Records and everything else that all clients of a channel are sent is encoded by the encoder
+    that the wire creates.
+    """
 
     @property
     def name(self) -> str:
-        """In metrics and logs."""
+        """Return the name of the wire in metrics and logs."""
 
-    def create_encoder(self, format: Format) -> Encoder: ...
+    def create_encoder(self, format: Format) -> Encoder:
+        """Return the encoder of a channel's entries.
+
+        Args:
+            format: The format of the records.
+        """
 
     def encode_begin(
         self,
@@ -28,14 +37,31 @@ class Wire(Hashable, Protocol):
         position_refused: bool,
         is_continuation: bool = False,
     ) -> bytes:
-        """The first thing. refused: it came with a position that could not be used. again: the
-        stream has begun before, and goes on as another view."""
+        """Return the first block of a stream.
+
+        Args:
+            data: The data of the `begin` event.
+            token: The resume token of where the client begins.
+            position_refused: The client came with a token that could not be used.
+            is_continuation: The stream has begun before, and goes on with another view.
+        """
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
-        """An event that no other client hears of."""
+        """Return an event for one client.
+
+        Args:
+            kind: The name of the event.
+            data: Its data.
+        """
 
     def encode_heartbeat(self) -> bytes:
-        """What keeps an idle stream alive; empty if something else does."""
+        """Return what keeps an idle stream alive; empty if something else does."""
 
     def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
-        """The last thing. token: where it ended. got: the sum of what came before."""
+        """Return the last block of a stream.
+
+        Args:
+            reason: Why the stream ends.
+            token: The resume token of where it ends.
+            delivered_sum: The sum of what the client was sent before, on wires that count bytes.
+        """

@@ -1,6 +1,6 @@
-"""The idempotency keys in a partition's log, brought up to date by reading it.
+"""Find the idempotency keys in a partition's log by reading what is new in it.
 
-What another replica wrote, or this one before it was started again, is known to nobody but Kafka.
+Only Kafka knows what another replica wrote, or this one before it was restarted.
 """
 
 from __future__ import annotations
@@ -30,31 +30,38 @@ SCOPE_HEADER = "idempotency-scope"
 RESERVED_HEADERS = frozenset({KEY_HEADER, SCOPE_HEADER})
 
 CLOCK_SKEW_S = 60.0  # seconds by which the clocks of two gateways may differ
-MIN_SCANNED_RECORDS = (
-    1000  # records that are read whatever their time says; brokers without times have only these
-)
-RETRY_DELAY_S = 0.1  # seconds until a partition that cannot be read is asked again
+# Records that are read whatever their timestamps say, which may be missing.
+MIN_SCANNED_RECORDS = 1000
+RETRY_DELAY_S = 0.1  # seconds until a partition that cannot be read is tried again
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-_UNHASHED_HEADERS = RESERVED_HEADERS | {
-    traceparent.HEADER_NAME
-}  # what is not of the record itself: each attempt is traced anew
+# Not part of the record itself: each attempt to write it has its own trace context.
+_UNHASHED_HEADERS = RESERVED_HEADERS | {traceparent.HEADER_NAME}
 
 
 def digest_record(key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
-    """The digest of a record, whoever wrote it, and as whichever attempt."""
+    """Return the digest of a record, the same for every attempt and whoever writes it."""
     return hash_record(
         key, value, [header for header in headers if header[0] not in _UNHASHED_HEADERS]
     )
 
 
 class IdempotencyLog:
-    """The keys of one partition. `once` learns them.
+    """Learn the idempotency keys of one partition from its log.
 
-    window: seconds; records of this age are looked at the first time.
-    doubts: how often a write here ended without anybody knowing how; who knew the keys before is
-            to catch up again.
+    `Publisher` creates one for each partition that a keyed record is written to. All keys in the
+    log from the start of the window up to `_next_offset` are in the idempotency window.
+
+    Args:
+        cluster: The cluster to read from.
+        tp: The partition.
+        known_keys: The idempotency window, which all partitions share.
+        window_s: How old records may be that are read the first time, in seconds.
+
+    Attributes:
+        uncertain_writes: How many writes of this process ended without a known result. If it
+            changed, a writer that knew the keys before has to catch up again.
     """
 
     def __init__(
@@ -71,71 +78,84 @@ class IdempotencyLog:
         self._window_s = window_s
         self._next_offset: int | None = None
         self._topic_id: UUID | None = None
+        # Every key is known that was in the log at this time, by the loop's clock.
         self._read_up_to_at = float("-inf")
         self._lock = asyncio.Lock()
 
     async def catch_up(self) -> None:
         """Return when every key that is in the log at this instant is known.
 
-        Takes as long as Kafka takes: put a timeout around it. What was read until then stays
-        read, and the next call goes on from there. Raises AccessDenied.
+        It takes as long as Kafka takes, so put a timeout around it. What was read until then stays
+        read, and the next call goes on from there.
+
+        Raises:
+            AccessDenied: The brokers do not let the gateway read the topic.
         """
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         async with self._lock:
-            while (
-                self._read_up_to_at <= arrived
-            ):  # else somebody asked while we waited for our turn
-                asked = loop.time()
+            # Another call may have read the log while this one waited for the lock: that is enough
+            # if it started to read after this call was made.
+            while self._read_up_to_at <= arrived:
+                started_at = loop.time()
                 try:
                     await self._read_log()
-                    self._read_up_to_at = asked
+                    self._read_up_to_at = started_at
                 except AccessDenied:
                     raise
                 except KafkaError as exc:
                     await self._recover(exc)
 
     async def _read_log(self) -> None:
-        known = self._cluster.get_topic(self._tp.topic)
-        topic_id = known.topic_id if known is not None else None
-        if topic_id != self._topic_id:
+        """Read from where the last call ended to the end of the log."""
+        metadata = self._cluster.get_topic(self._tp.topic)
+        topic_id = metadata.topic_id if metadata is not None else None
+        if topic_id != self._topic_id:  # the topic was created again: its offsets start at 0
             self._next_offset, self._topic_id = None, topic_id
         end = await fetch_offset(self._cluster, self._tp, LATEST)
         self._next_offset = start = await self._find_start(end)
-        async for records, after in iter_scan(self._cluster, self._tp, start, end):
+        async for records, next_offset in iter_scan(self._cluster, self._tp, start, end):
             for record in records:
                 self._learn_key(record)
-            self._next_offset = after
+            self._next_offset = next_offset
 
     async def _find_start(self, end: int) -> int:
-        """Where to read from: what is not known yet, of the window."""
-        known = self._next_offset
-        if known is not None and end - MIN_SCANNED_RECORDS <= known <= end:
-            return known
+        """Return the offset to read from: what is not known yet of the window.
+
+        Args:
+            end: The end of the log.
+        """
+        next_offset = self._next_offset
+        if next_offset is not None and end - MIN_SCANNED_RECORDS <= next_offset <= end:
+            return next_offset
         since = round((time.time() - self._window_s - CLOCK_SKEW_S) * 1000)
         by_time = await fetch_offset(self._cluster, self._tp, since)
         start = (
             min(end - MIN_SCANNED_RECORDS, by_time) if by_time >= 0 else end - MIN_SCANNED_RECORDS
         )
-        if known is not None and known <= end:  # else the log was cut back by an election
-            return max(known, start)
+        if (
+            next_offset is not None and next_offset <= end
+        ):  # else the log was cut back by an election
+            return max(next_offset, start)
         return max(start, await fetch_offset(self._cluster, self._tp, EARLIEST))
 
     def _learn_key(self, record: Record) -> None:
-        own = {name: value for name, value in record.headers if name in RESERVED_HEADERS}
-        text = own.get(KEY_HEADER)
+        """Add a record's idempotency key to the window, if it has one."""
+        reserved = {name: value for name, value in record.headers if name in RESERVED_HEADERS}
+        text = reserved.get(KEY_HEADER)
         if text is None:
             return
         key = IdempotencyKey(
-            record.tp.topic, _decode_text(own.get(SCOPE_HEADER)), _decode_text(text)
+            record.tp.topic, _decode_text(reserved.get(SCOPE_HEADER)), _decode_text(text)
         )
-        where = RecordLocation(record.tp.partition, record.offset)
+        location = RecordLocation(record.tp.partition, record.offset)
         now = asyncio.get_running_loop().time()
         self._known_keys.add_written(
-            key, digest_record(record.key, record.value, record.headers), where, now
+            key, digest_record(record.key, record.value, record.headers), location, now
         )
 
     async def _recover(self, exc: KafkaError) -> None:
+        """Wait before the next attempt to read, or raise if there is no use in one."""
         cause = cause_from_code(exc.code) if isinstance(exc, PartitionFailed) else None
         if cause is Cause.DENIED:
             raise AccessDenied(
@@ -149,7 +169,7 @@ class IdempotencyLog:
         try:
             await self._cluster.metadata.refresh(f"{self._tp} cannot be read: {exc}")
         except KafkaError:
-            return  # asked again as long as the caller waits
+            return  # `catch_up` tries again as long as its caller waits
 
 
 def _decode_text(value: bytes | None) -> str:

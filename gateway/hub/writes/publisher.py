@@ -1,4 +1,4 @@
-"""What all writers of a gateway share: the producer, the idempotency keys, the topics.
+"""Hold what all writers of a hub share: the producer, idempotency keys, and topics.
 
 `gateway.hub.writes.writer` says what an idempotency key is good for.
 """
@@ -24,41 +24,51 @@ if TYPE_CHECKING:
     from gateway.hub.wires.models import Models
     from gateway.telemetry.traces import Tracing
 
-WRITE_TIMEOUT_S = (
-    10.0  # seconds until a client hears what became of its record, or that nobody knows
-)
+# Seconds until a client gets a result for its record, or the error that nobody knows it.
+WRITE_TIMEOUT_S = 10.0
 
 
 class KeyLocks(Protocol):
-    """Whose turn it is to write the record of a key, among processes that hear of each other
-    before Kafka hears of them."""
+    """Define locks of idempotency keys among processes that can talk to each other.
+
+    They learn of each other's writes before Kafka could tell them.
+    """
 
     async def acquire(self, key: IdempotencyKey) -> bool:
-        """Return once it is our turn; True if it was another's until then."""
+        """Return once the key is ours; True if another process had it until then."""
 
     def release(self, key: IdempotencyKey) -> None:
-        """It is written, or given up."""
+        """Release the key: its record is written, or given up."""
 
 
 class DocumentLocks(Protocol):
-    """Keys that a writer may ask to have for itself, since others compare before they write."""
+    """Define locks of record keys, for topics whose writers may compare before they write."""
 
     def is_compared(self, topic: str) -> bool:
         """Return whether a write to the topic may depend on what is there."""
 
     async def lock_keys(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
-        """Wait until nobody else writes these keys; call what is returned once it is done."""
+        """Wait until nobody else writes these keys; return the function that releases them."""
 
 
 class Publisher:
-    """What all writers of a gateway share. `close` it in the loop.
+    """Hold what all writers of a hub share.
 
-    turns:    with other processes; None where there are none.
-    documents: of the topics whose records are shown as such; None where none are.
-    patience: seconds that a client waits for the word on its record.
-    window:   seconds for which idempotency keys are remembered, and looked for in the log.
-    most:     of them.
-    models:   of topics, by which clients' records are written; None for as they are.
+    `Hub` creates one at each start and closes it within the event loop.
+
+    Args:
+        cluster: The cluster to write to.
+        timeout_s: Seconds that a client waits for the result of its write.
+        window_s: Seconds for which idempotency keys are remembered, and looked for in the log.
+        max_keys: How many of them are remembered at most.
+        models: The models of topics, by which records are encoded; None to write them as they are.
+
+    Attributes:
+        producer: Sends the records.
+        idempotency_window: The keys that were written, and those that are being written.
+        key_locks: Locks that are shared with other processes; None where there are none.
+        document_locks: Locks of the keys of documents; None where no topic has documents.
+        tracing: Traces writes; None to trace nothing.
     """
 
     def __init__(
@@ -83,21 +93,28 @@ class Publisher:
         self._window_s = window_s
         self._idempotency_logs: dict[TopicPartition, IdempotencyLog] = {}
         self._tasks: set[asyncio.Task[ProduceResult]] = set()
-        self._rotation = 0
+        self._rotation = 0  # counts records that may go to any partition
 
     def create_writer(self) -> RecordWriter:
-        """One for every connection of a client."""
+        """Create a writer; every connection of a client has its own."""
         return RecordWriter(self)
 
     async def close(self) -> None:
-        """What was handed over is written, within some seconds; the rest fails."""
+        """Write what was handed over, within some seconds; what remains fails."""
         await self.producer.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def start_write(self, work: Coroutine[Any, Any, ProduceResult]) -> asyncio.Task[ProduceResult]:
-        """Goes on whatever becomes of the client that waits for it."""
+        """Start a write that goes on whatever becomes of the client that waits for it.
+
+        Args:
+            work: The coroutine that writes the record.
+
+        Returns:
+            The task, which is cancelled by `close`.
+        """
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_write_done)
@@ -106,45 +123,76 @@ class Publisher:
     def _on_write_done(self, task: asyncio.Task[ProduceResult]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # told to who waits; where nobody does, no warning either
+            # Whoever waits for the task gets its exception. Retrieved here as well, it causes no
+            # warning if nobody waits any more.
+            task.exception()
 
     def get_idempotency_log(self, tp: TopicPartition) -> IdempotencyLog:
-        found = self._idempotency_logs.get(tp)
-        if found is None:
-            found = self._idempotency_logs[tp] = IdempotencyLog(
+        """Return the idempotency log of a partition."""
+        idempotency_log = self._idempotency_logs.get(tp)
+        if idempotency_log is None:
+            idempotency_log = self._idempotency_logs[tp] = IdempotencyLog(
                 self.cluster, tp, self.idempotency_window, self._window_s
             )
-        return found
+        return idempotency_log
 
     async def get_topic(self, name: str) -> TopicMetadata:
-        """A topic that exists; it is watched from now on. Asked of the cluster's own metadata:
-        who asks by producing may create it. Raises UnknownTopic, AccessDenied, BrokerUnavailable,
-        AuthenticationFailed."""
+        """Return the metadata of a topic that exists, and watch it from now on.
+
+        The cluster's metadata is asked, since a producer that asks for a topic may create it.
+
+        Args:
+            name: The name of the topic.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+            AccessDenied: The brokers do not let the gateway see the topic.
+            BrokerUnavailable: The cluster cannot be reached, or the topic has no partitions yet.
+            AuthenticationFailed: The brokers refuse the gateway's credentials.
+        """
         error = self.cluster.error
-        if error is not None:  # do not take on what cannot be sent
-            kind = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
-            raise (kind or BrokerUnavailable)(str(error), retry_after=error.retry_after or 1.0)
-        known = self.cluster.get_topic(name)
-        if known is None or known.error or not known.partitions:
-            known = await self.cluster.describe_topic(name)
-            self.cluster.metadata.watch(name, known)
-        if not known.partitions:
+        if error is not None:  # accept no record that cannot be sent
+            error_type = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
+            raise (error_type or BrokerUnavailable)(
+                str(error), retry_after=error.retry_after or 1.0
+            )
+        metadata = self.cluster.get_topic(name)
+        if metadata is None or metadata.error or not metadata.partitions:
+            metadata = await self.cluster.describe_topic(name)
+            self.cluster.metadata.watch(name, metadata)
+        if not metadata.partitions:
             raise BrokerUnavailable(f"topic {name} has no partitions yet", retry_after=1.0)
-        return known
+        return metadata
 
     def choose_partition(self, known: TopicMetadata, write: PendingWrite) -> TopicPartition:
-        """Which one the record belongs to; the same at every repeat of one with a key."""
+        """Return the partition that a record goes to.
+
+        It is the partition that the write names, or the one of its key, or the one of its
+        idempotency key, so that a repeated write goes to the same one. A record without any of
+        these goes to the partitions that have a leader in turn.
+
+        Args:
+            known: The metadata of the topic.
+            write: The record.
+
+        Raises:
+            RequestError: 400, if the topic does not have the partition that the write names.
+        """
         count = len(known.partitions)
         if write.partition is not None:
             if write.partition not in known.partitions:
                 detail = f"topic {known.name} has no partition {write.partition}"
                 raise RequestError(400, "Bad request", f"{detail}; it has 0 to {count - 1}")
             return TopicPartition(known.name, write.partition)
-        decides = write.key
-        if decides is None and write.idempotency_key is not None:
-            decides = write.idempotency_key.text.encode()
-        if decides is not None:
-            return TopicPartition(known.name, compute_partition(decides, count))
-        led = [number for number, one in known.partitions.items() if one.leader >= 0]
+        partition_key = write.key
+        if partition_key is None and write.idempotency_key is not None:
+            partition_key = write.idempotency_key.text.encode()
+        if partition_key is not None:
+            return TopicPartition(known.name, compute_partition(partition_key, count))
+        available = [
+            number for number, partition in known.partitions.items() if partition.leader >= 0
+        ]
         self._rotation += 1
-        return TopicPartition(known.name, led[self._rotation % len(led)] if led else 0)
+        # Without any leader, the producer waits for one.
+        number = available[self._rotation % len(available)] if available else 0
+        return TopicPartition(known.name, number)

@@ -1,24 +1,24 @@
-"""Clients' records to Kafka; an idempotency key makes a repeated one a single record.
+"""Write clients' records to Kafka; an idempotency key makes repeated writes a single record.
 
-Within this process the key is remembered (`core.once`): a repeat joins the write under way, or
-gets the offset of the one that was written. Across replicas and restarts the record carries its
-key in the header `idempotency-key`, and goes to a partition that follows from the record alone
-(its key, by Kafka's own partitioner, or else the idempotency key). A client repeats what was cut
-over a new connection, so the first keyed record of a connection to a partition waits until the
-keys in that partition's log are known up to then (`hub.seen`); if that takes too long, the answer
-is an error, not a second record.
+Within this process the key is remembered (`IdempotencyWindow`): a repeat joins the write under way,
+or gets the offset of the record that was written. Across replicas and restarts, the record carries
+its key in the header `idempotency-key`, and goes to a partition that follows from the record alone
+(its key, by Kafka's own partitioner, or else the idempotency key). A client repeats a write that
+was cut off over a new connection, so the first keyed record of a connection to a partition waits
+until the keys in that partition's log are known up to then (`IdempotencyLog`). If that takes too
+long, the answer is an error, not a second record.
 
-Processes of one host take turns with a key (`Publisher.turns`). What remains: a repeat that
-overtakes the first one is written beside it. That takes a first one on its way into Kafka when
-the repeat is looked for: sent by a replica on another host that was not answered, or by a gateway
-that ended with bytes still in its socket, and not replicated yet. The same goes for a key older
-than the window, for the second of a record without key when the topic got more partitions in
-between, and for one repeated by a connection that was there before the cut.
+Processes of one host lock a key while they write it (`Publisher.key_locks`). What remains: a repeat
+that overtakes the first attempt is written besides it. For this, the first attempt must be on its
+way into Kafka when the repeat is looked for: sent by a replica on another host that got no answer,
+or by a gateway that ended with bytes still in its socket, and not replicated yet. The same holds
+for a key older than the window, for the repeat of a record without a key when the topic got more
+partitions in between, and for a repeat over a connection that existed before the cut.
 
-On a topic of documents a record has its key for itself until Kafka has it (`hub.documents`): one
-that was compared with is not overwritten by another in between.
+On a topic of documents, the writer locks the record's key until Kafka has the record
+(`DocumentReader.lock_keys`): a record that was compared with is not overwritten in between.
 
-The client may go away: what was handed over is written, and remembered.
+When the client goes away, what it handed over is still written and remembered.
 """
 
 from __future__ import annotations
@@ -44,14 +44,22 @@ from .idempotency_log import (
 if TYPE_CHECKING:
     from .publisher import Publisher
 
-RESULT_GRACE_S = 0.25  # seconds after the deadline, for those who say that nothing was written
+# Seconds after the deadline, for the error that says that nothing was written.
+RESULT_GRACE_S = 0.25
 MAX_KEY_BYTES = 64 * 1024  # bytes; hashing one takes 6 ms of the loop (murmur2 in Python)
-MAX_IDEMPOTENCY_KEY_CHARS = 256  # characters of an idempotency key
-TOO_LARGE_CODES = frozenset({10, 18})
+MAX_IDEMPOTENCY_KEY_CHARS = 256
+TOO_LARGE_CODES = frozenset({10, 18})  # Kafka's MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
 class ProduceResult(NamedTuple):
-    """Where a record is. repeated: it was there before. offset -1: Kafka did not say."""
+    """Describe where a record is.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        offset: The offset; -1 if Kafka did not say.
+        repeated: The record was written before, by an earlier attempt.
+    """
 
     topic: str
     partition: int
@@ -60,8 +68,19 @@ class ProduceResult(NamedTuple):
 
 
 class PendingWrite(NamedTuple):
-    """A record as it was handed over. deadline: loop time by which it is sent or given up.
-    allowed: asked before it is written; raises where it may not be."""
+    """Describe a record as it was handed over.
+
+    Attributes:
+        topic: The topic.
+        key: The key; None for none.
+        value: The value; None for a tombstone.
+        headers: The headers of the client.
+        partition: The partition that the client named; None for by key.
+        idempotency_key: The idempotency key; None for none.
+        digest: The digest of the record, if it has an idempotency key.
+        deadline: When it is sent or given up at the latest, by the loop's clock.
+        check_allowed: Awaited just before it is written; raises if it may not be.
+    """
 
     topic: str
     key: bytes | None
@@ -75,14 +94,17 @@ class PendingWrite(NamedTuple):
 
 
 class RecordWriter:
-    """Writes the records of one connection, those of one partition in the order of the calls."""
+    """Write the records of one connection, those of one partition in the order of the calls.
+
+    `Publisher.create_writer` creates it; the connection owns it.
+    """
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
         self._order_lock = asyncio.Lock()
-        self._uncertain_writes_seen: dict[
-            TopicPartition, int
-        ] = {}  # and the doubts there were then
+        # The partitions whose logs were caught up with on this connection, and the count of
+        # uncertain writes then.
+        self._uncertain_writes_seen: dict[TopicPartition, int] = {}
 
     async def send(
         self,
@@ -96,33 +118,48 @@ class RecordWriter:
         scope: str = "",
         check_allowed: Callable[[], Awaitable[None]] | None = None,
     ) -> ProduceResult:
-        """Write one record, or find it written already.
+        """Write one record, or find that it is written already.
 
-        partition: by the record's key if not given.
-        scope:     whose idempotency key it is, such as the route's path.
-        allowed:   asked just before it is written; not of one that is written already.
+        Args:
+            topic: The topic.
+            key: The key, before the topic's model encodes it; None for none.
+            value: The value, likewise; None for a tombstone.
+            headers: Names and contents.
+            partition: The partition; None for by key.
+            idempotency_key: The idempotency key; None for none.
+            scope: Whose idempotency key it is, such as the route's path.
+            check_allowed: Awaited just before the record is written, but not if it is written
+                already; it raises if the record may not be written.
 
-        Raises UnknownTopic, AccessDenied, AuthenticationFailed; BrokerUnavailable (with `timeout`
-        it may yet be written: repeat it with its idempotency key); KeyReused (422); RequestError:
-        400 for what cannot be, or is none of the topic's model, 413 for too large a record, 422 for
-        one that Kafka refuses, 503 while schemas cannot be asked for.
+        Returns:
+            Where the record is.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+            AccessDenied: The brokers do not let the gateway write to the topic.
+            AuthenticationFailed: The brokers refuse the gateway's credentials.
+            BrokerUnavailable: Nothing was written; or, if its `timeout` is true, it may yet be
+                written: repeat it with its idempotency key.
+            KeyReused: The idempotency key was used for another record (422).
+            RequestError: 400 for what cannot be written or is not of the topic's model, 413 for too
+                large a record, 422 for one that Kafka refuses, 503 while schemas cannot be fetched.
         """
         if self._publisher.models is not None:
             key, value = await self._publisher.models.encode_record(topic, key, value)
         _check_limits(key, headers, idempotency_key)
-        once = (
+        scoped_key = (
             IdempotencyKey(topic, scope, idempotency_key) if idempotency_key is not None else None
         )
-        same = digest_record(key, value, headers) if once is not None else b""
+        digest = digest_record(key, value, headers) if scoped_key is not None else b""
         deadline = asyncio.get_running_loop().time() + self._publisher.timeout_s
-        sending = PendingWrite(
-            topic, key, value, headers, partition, once, same, deadline, check_allowed
+        write = PendingWrite(
+            topic, key, value, headers, partition, scoped_key, digest, deadline, check_allowed
         )
         tracing = self._publisher.tracing
         if tracing is None:
-            return await self._send(sending)
+            return await self._send(write)
         with tracing.trace_produce(topic, headers) as headers:
-            return await self._send(sending._replace(headers=headers))
+            return await self._send(write._replace(headers=headers))
 
     async def _send(self, write: PendingWrite) -> ProduceResult:
         try:
@@ -135,19 +172,23 @@ class RecordWriter:
             raise _build_refusal(exc) from exc
 
     async def _send_once(self, write: PendingWrite, key: IdempotencyKey) -> ProduceResult:
-        once = self._publisher.idempotency_window
-        known = once.lookup_written(key, write.digest, asyncio.get_running_loop().time())
-        if known is not None:
-            return ProduceResult(write.topic, *known, repeated=True)
-        flight = once.lookup_in_flight(key, write.digest)
-        if flight is not None:
-            return (await _await_result(flight, write.deadline))._replace(repeated=True)
+        """Write a record unless its idempotency key was written, or join the write under way."""
+        window = self._publisher.idempotency_window
+        location = window.lookup_written(key, write.digest, asyncio.get_running_loop().time())
+        if location is not None:
+            return ProduceResult(write.topic, *location, repeated=True)
+        in_flight = window.lookup_in_flight(key, write.digest)
+        if in_flight is not None:
+            return (await _await_result(in_flight, write.deadline))._replace(repeated=True)
         task = self._publisher.start_write(self._write_once(write, key))
-        once.begin(key, write.digest, task)
+        window.begin(key, write.digest, task)
         return await _await_result(task, write.deadline)
 
     async def _write(self, write: PendingWrite) -> ProduceResult:
+        """Write a record without an idempotency key."""
         with ExitStack() as stack:
+            # The order is settled once the producer has the record; its result is awaited outside,
+            # so that records of one connection can share a request.
             async with self._acquire_order(write):
                 tp = self._publisher.choose_partition(
                     await self._publisher.get_topic(write.topic), write
@@ -157,8 +198,7 @@ class RecordWriter:
             return ProduceResult(*tp, await written)
 
     async def _lock_document(self, write: PendingWrite, stack: ExitStack) -> None:
-        """Have the key for ourselves until the stack is left, and raise where the record may not be
-        written as things are."""
+        """Lock the record's key until the stack is closed, and raise if it may not be written."""
         documents = self._publisher.document_locks
         key, topic = write.key, write.topic
         if documents is not None and key is not None and documents.is_compared(topic):
@@ -173,67 +213,84 @@ class RecordWriter:
     async def _write_keyed(
         self, write: PendingWrite, key: IdempotencyKey, stack: ExitStack
     ) -> ProduceResult:
-        once, now = self._publisher.idempotency_window, asyncio.get_running_loop().time
-        turns = self._publisher.key_locks
+        """Write a record with an idempotency key, unless the log of its partition has it already."""
+        window, now = self._publisher.idempotency_window, asyncio.get_running_loop().time
+        key_locks = self._publisher.key_locks
         try:
             async with self._acquire_order(write):
                 tp = self._publisher.choose_partition(
                     await self._publisher.get_topic(write.topic), write
                 )
-                seen = self._publisher.get_idempotency_log(tp)
-                waited = turns is not None and await turns.acquire(key)
-                await self._catch_up(tp, seen, force=waited)
-                known = once.lookup_written(key, write.digest, now())
-                if known is not None:
-                    return ProduceResult(write.topic, *known, repeated=True)
+                idempotency_log = self._publisher.get_idempotency_log(tp)
+                waited = key_locks is not None and await key_locks.acquire(key)
+                await self._catch_up(tp, idempotency_log, force=waited)
+                # Again, after the awaits: the log may have had the key.
+                location = window.lookup_written(key, write.digest, now())
+                if location is not None:
+                    return ProduceResult(write.topic, *location, repeated=True)
                 await self._lock_document(write, stack)
                 written = self._send_record(tp, write)
             try:
                 offset = await written
             except BrokerUnavailable as exc:
-                seen.uncertain_writes += exc.timeout
+                # It may be in the log nevertheless: every writer has to look before a repeat.
+                idempotency_log.uncertain_writes += exc.timeout
                 raise
-            once.add_written(key, write.digest, RecordLocation(tp.partition, offset), now())
+            window.add_written(key, write.digest, RecordLocation(tp.partition, offset), now())
             return ProduceResult(*tp, offset)
         finally:
-            once.end(key)
-            if turns is not None:
-                turns.release(key)
+            window.end(key)
+            if key_locks is not None:
+                key_locks.release(key)
 
     @asynccontextmanager
     async def _acquire_order(self, write: PendingWrite) -> AsyncIterator[None]:
+        """Hold this connection's order lock in the `async with` block, until the write's deadline.
+
+        Whatever takes longer in the block, such as a lock of the key, nothing was written then.
+        """
         try:
             async with asyncio.timeout_at(write.deadline), self._order_lock:
                 yield
         except TimeoutError:
-            why = self._publisher.cluster.error or "Kafka is slow"
+            reason = self._publisher.cluster.error or "Kafka is slow"
             raise BrokerUnavailable(
-                f"nothing was written to {write.topic}: {why}; try again", retry_after=1.0
+                f"nothing was written to {write.topic}: {reason}; try again", retry_after=1.0
             ) from None
 
     async def _catch_up(
         self, tp: TopicPartition, idempotency_log: IdempotencyLog, *, force: bool
     ) -> None:
-        """anew: it may have been written just now, by another process."""
+        """Learn the keys in a partition's log, unless this connection has done so before.
+
+        Args:
+            tp: The partition.
+            idempotency_log: Its log.
+            force: Do it in any case: another process may just have written the key.
+        """
         if force or self._uncertain_writes_seen.get(tp) != idempotency_log.uncertain_writes:
-            doubts = idempotency_log.uncertain_writes
+            # As of before: a write that becomes uncertain meanwhile may be missing in what is read.
+            uncertain_writes = idempotency_log.uncertain_writes
             await idempotency_log.catch_up()
-            self._uncertain_writes_seen[tp] = doubts
+            self._uncertain_writes_seen[tp] = uncertain_writes
 
     def _send_record(self, tp: TopicPartition, write: PendingWrite) -> asyncio.Future[int]:
+        """Hand a record to the producer, with its idempotency key in the headers."""
         headers = list(write.headers)
         if write.idempotency_key is not None:
             headers.append((KEY_HEADER, write.idempotency_key.text.encode()))
             if write.idempotency_key.scope:
                 headers.append((SCOPE_HEADER, write.idempotency_key.scope.encode()))
-        left = max(0.0, write.deadline - asyncio.get_running_loop().time())
-        return self._publisher.producer.send(tp, write.key, write.value, headers, timeout_s=left)
+        timeout_s = max(0.0, write.deadline - asyncio.get_running_loop().time())
+        return self._publisher.producer.send(
+            tp, write.key, write.value, headers, timeout_s=timeout_s
+        )
 
 
 async def _await_result(task: asyncio.Task[ProduceResult], deadline: float) -> ProduceResult:
-    """Of a write that goes on also when nobody waits for it any more."""
-    left = deadline - asyncio.get_running_loop().time()
-    done, _ = await asyncio.wait({task}, timeout=max(0.0, left) + RESULT_GRACE_S)
+    """Wait for the result of a write, which goes on also if nobody waits for it any more."""
+    timeout_s = deadline - asyncio.get_running_loop().time()
+    done, _ = await asyncio.wait({task}, timeout=max(0.0, timeout_s) + RESULT_GRACE_S)
     if done:
         if task.cancelled():
             raise BrokerUnavailable("the gateway closed before Kafka answered", timeout=True)
@@ -259,6 +316,7 @@ def _check_limits(key: bytes | None, headers: Headers, idempotency_key: str | No
 
 
 def _build_refusal(exc: PartitionFailed) -> RequestError:
+    """Return the error for a record that Kafka refused."""
     if exc.code in TOO_LARGE_CODES:
         detail = f"the record is larger than topic '{exc.topic}' takes; send a smaller one"
         return RequestError(413, "Content too large", detail)
