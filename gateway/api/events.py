@@ -1,7 +1,8 @@
-"""What a stream tells a program: records, and everything about them that must not be hidden.
+"""Define what a stream yields: records, and everything about them that must not be hidden.
 
-All are immutable tuples with names. `position` is the resume token of the place after it: give
-it to `Gateway.subscribe` to go on from there. The same text is the `id:` of server-sent events.
+All are immutable named tuples. `position` is the resume token of where the stream stands after it:
+give it to `Gateway.subscribe` to go on from there. The same text is the `id:` of server-sent
+events.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ from gateway.core.token.resume_token import seal_token
 __all__ = ["Begin", "End", "Event", "Fault", "Gap", "Position", "Ready", "Record"]
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
-"""Names and contents, in the order of the record; a name may come more than once."""
+"""Names and contents, in the order of the record; a name may occur more than once."""
 
 
 class LazyToken(NamedTuple):
-    """A token whose checksum was not written yet: most of them nobody asks for."""
+    """Hold a resume token that is written when somebody asks for it, which is rare.
+
+    Attributes:
+        text: The token without its view and checksum.
+        view: The digest of the view.
+    """
 
     text: bytes
     view: bytes
@@ -31,11 +37,17 @@ class LazyToken(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record, exact to the byte.
+    """Hold one record, exact to the byte.
 
-    timestamp: in milliseconds of the epoch, by the producer's clock or the broker's; -1 for none.
-    key:       None for none. value: None for a tombstone: the key is deleted.
-    mark:      what `position` is made of.
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        offset: The offset.
+        timestamp: Milliseconds since 1970, by the producer's or the broker's clock; -1 for none.
+        key: The key; None for none.
+        value: The value; None for a tombstone, which deletes the key.
+        headers: Names and contents.
+        mark: What `position` is made from.
     """
 
     topic: str
@@ -49,7 +61,7 @@ class Record(NamedTuple):
 
     @property
     def time(self) -> datetime | None:
-        """`timestamp` in UTC; None for none, or past the year 9999."""
+        """Return `timestamp` in UTC; None if there is none, or if it is past the year 9999."""
         try:
             return None if self.timestamp < 0 else datetime.fromtimestamp(self.timestamp / 1e3, UTC)
         except (OverflowError, ValueError, OSError):
@@ -57,34 +69,42 @@ class Record(NamedTuple):
 
     @property
     def position(self) -> str:
-        """The token to resume after this record; written when it is asked for.
+        """Return the token to resume after this record; it is written when it is asked for.
 
-        Where positions come in batches (`Begin.resume` is `batch`) it is the last one before, and
-        what came since then would come again. Empty for a record of another making.
+        If positions come in batches (`Begin.resume` is `batch`), it is the last one before the
+        record: records since then would come again. It is empty for a record that did not come from
+        a stream.
         """
         return str(self.mark)
 
     def json(self) -> Any:
-        """The value as JSON; None for a tombstone. Raises ValueError for what is no JSON."""
+        """Return the value as JSON; None for a tombstone.
+
+        Raises:
+            ValueError: The value is not JSON.
+        """
         return None if self.value is None else orjson.loads(self.value)
 
     def header(self, name: str) -> bytes | None:
-        """The content of the last header of that name; None if there is none."""
-        return next((content for each, content in reversed(self.headers) if each == name), None)
+        """Return the content of the last header of that name; None if there is none."""
+        return next((content for other, content in reversed(self.headers) if other == name), None)
 
     def __repr__(self) -> str:
-        told = zip(self._fields[:-1], self[:-1], strict=True)
-        return f"Record({', '.join(f'{name}={value!r}' for name, value in told)})"
+        fields = zip(self._fields[:-1], self[:-1], strict=True)  # without `mark`
+        return f"Record({', '.join(f'{name}={value!r}' for name, value in fields)})"
 
 
 class Begin(NamedTuple):
-    """The stream has begun; always the first.
+    """Report that the stream has begun; always the first event.
 
-    topics:     in their order. partitions: how many each has.
-    pending:    topics and partitions that cannot be read yet; they come as they become ready,
-                with nothing lost since now.
-    resume:     `exact`, or `batch` where positions are too long to go with every record.
-    changed:    the position it resumed from was of other filters or fields.
+    Attributes:
+        topics: The topics, in their order.
+        partitions: The number of partitions of each topic.
+        pending: The topics and partitions that cannot be read yet. Their records are sent when they
+            become ready; nothing that is written from now on is lost.
+        resume: `exact`, or `batch` if positions are too long to go with every record.
+        changed: The position that the stream resumed from was of other filters or fields.
+        position: The token of where the stream begins.
     """
 
     topics: tuple[str, ...]
@@ -96,11 +116,15 @@ class Begin(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Records that will not come: Kafka has them no more.
+    """Report records that will not come, because Kafka no longer has them.
 
-    from_offset: where the stream stood. to_offset: where it goes on; below `from_offset` only
-    when the log itself went back. reason: `retention`, `skipped`, `truncated`, `recreated`,
-    `compacted` or `corrupt`.
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        from_offset: Where the stream stood.
+        to_offset: Where it goes on; below `from_offset` only if the log itself went back.
+        reason: `retention`, `skipped`, `truncated`, `recreated`, `compacted` or `corrupt`.
+        position: The token to go on with after the gap.
     """
 
     topic: str
@@ -112,9 +136,14 @@ class Gap(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A partition can be read (again), from `offset` on.
+    """Report that a partition can be read (again), from `offset` on.
 
-    approximate: the start was found by time, not by offset; older records may come too.
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        offset: The offset.
+        approximate: The start was found by time and not by offset; older records may come, too.
+        position: The token of where the stream stands.
     """
 
     topic: str
@@ -125,9 +154,14 @@ class Ready(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A partition cannot be read for now; the stream goes on by itself.
+    """Report that a partition cannot be read for now; the stream goes on by itself.
 
-    code: a word, such as `access-denied`. message: for people.
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        code: The cause as a word, such as `access-denied`.
+        message: The cause as a sentence.
+        position: The token of where the stream stands.
     """
 
     topic: str
@@ -138,14 +172,24 @@ class Fault(NamedTuple):
 
 
 class Position(NamedTuple):
-    """No record for this stream, but its position moved: keep this one in its place."""
+    """Report that the position moved past records that the stream does not show.
+
+    Attributes:
+        position: The token, to be kept in place of the last one.
+    """
 
     position: str
 
 
 class End(NamedTuple):
-    """The last. reason: `until`: all that was asked for came. Else it was cut short: `closed`
-    with its gateway, `offset-out-of-range` where the topic's settings say so, `error`."""
+    """Report that the stream has ended; always the last event.
+
+    Attributes:
+        reason: `until` if everything that was asked for came. Otherwise the stream was cut short:
+            `closed` with its gateway, `offset-out-of-range` because the topic's settings say so, or
+            `error`.
+        position: The token of where the stream ended.
+    """
 
     reason: str
     position: str

@@ -1,4 +1,4 @@
-"""A gateway within a program: what the routes of a server stream, as objects."""
+"""Run a gateway within a program: what the routes of a server stream, as objects."""
 
 from __future__ import annotations
 
@@ -33,17 +33,29 @@ Header: TypeAlias = tuple[str, bytes | str | None]
 
 
 class Gateway:
-    """One connection to Kafka for any number of streams; each partition is read once for all.
+    """Read each partition once for any number of streams, and write records.
 
         async with Gateway(servers="localhost:9092") as gateway:
             async for record in gateway.subscribe("orders"):
                 print(record.key, record.json())
 
-    settings: `Settings`, or the path of a YAML file. Routes are for servers; here any topic can
-              be read, with its options of `kafka.topics` if it has some.
-    servers:  instead of settings: `host:port`, several, or `embedded`.
-    kafka:    with `servers`: other options of the section `kafka`, in its words (`security=...`).
-    Raises ConfigError for what cannot be. It may be started again after it was closed.
+    It may be started again after it was closed.
+
+    Args:
+        settings: `Settings`, or the path of a YAML file. Routes are for servers; here, any topic
+            can be read, with its options of `kafka.topics` if it has some.
+        servers: In place of settings: `host:port`, several of them, or `embedded`.
+        kafka: With `servers`: other options of the section `kafka`, by their names
+            (`security=...`).
+
+    Attributes:
+        settings: The settings.
+        clusters: The connections to each cluster, by name.
+        hubs: The hubs of the clusters.
+        tracing: Traces records while the gateway runs, if that is configured; else None.
+
+    Raises:
+        ConfigError: The settings are not valid.
     """
 
     def __init__(
@@ -64,18 +76,23 @@ class Gateway:
             name: Cluster(ClusterSettings.from_config(kafka)) for name, kafka in clusters.items()
         }
         self.hubs = Hubs(self.clusters, self.settings)
-        self.tracing: Tracing | None = None  # while it runs, if it is configured
+        self.tracing: Tracing | None = None
         if self.settings.telemetry.traces.otlp is not None:
-            importlib.import_module("gateway.telemetry.traces")  # now, not when it serves already
+            # Imported now, because it takes long and would block a running event loop.
+            importlib.import_module("gateway.telemetry.traces")
         self._writers: dict[str, RecordWriter] = {}
 
     @property
     def hub(self) -> Hub:
-        """Of its cluster; of several, of the first."""
+        """Return the hub of the cluster; of several clusters, that of the first one."""
         return next(iter(self.hubs))
 
     async def start(self) -> None:
-        """Begin to reach for Kafka; returns at once. Raises GatewayError if it runs already."""
+        """Begin to connect to Kafka; return at once.
+
+        Raises:
+            GatewayError: The gateway is started already, or its servers are `embedded`.
+        """
         if self.hubs.started:
             raise GatewayError("this gateway is started already; close it first")
         if any(kafka.servers == "embedded" for kafka in self.settings.clusters.values()):
@@ -88,7 +105,7 @@ class Gateway:
         self._writers = {hub.name: hub.publisher.create_writer() for hub in self.hubs}
 
     async def close(self) -> None:
-        """End all streams and close all connections; nothing of it is left."""
+        """End all streams and close all connections."""
         self.hubs.drain("closed")
         await self.hubs.close()
         tracing, self.tracing = self.tracing, None
@@ -96,8 +113,12 @@ class Gateway:
             await tracing.close()
 
     def adopt(self, settings: Settings) -> frozenset[ClusterTopic]:
-        """Go by these settings from now on, but for those of the connection to Kafka; the topics
-        that are read anew for it, whose clients are to be moved on (`hub.client.CHANGED`)."""
+        """Apply other settings, except for those of the connection to Kafka.
+
+        Returns:
+            The topics that are read from scratch because of the new settings. The caller must move
+                their clients on (see `hub.fanout.client.END_CHANGED`).
+        """
         self.settings = settings
         return self.hubs.apply_settings(settings)
 
@@ -125,19 +146,27 @@ class Gateway:
         kafka: str | None = None,
         on_gap: Callable[[Gap], object] | None = None,
     ) -> Stream:
-        """The records of one or several topics, as an async iterator; see `Stream`.
+        """Return the records of one or several topics as an async iterator; see `Stream`.
 
-        start:    `live`: what comes from now on; `earliest`; a datetime, or a timedelta back from
-                  now, by the records' timestamps.
-        position: a token, such as `record.position`, to go on from; beats `start`.
-        until:    `latest`: to the end as it is now; a datetime; or a number of records.
-        filters:  as in a configuration: `{"key": "ada"}`, `{"value": {"/amount": {"gte": 10}}}`,
-                  or a list of such, of which any may match.
-        fields:   of a JSON value that are shown, as JSON pointers; all of it if there are none.
-        kafka:    of several clusters the one to read; needed where more than one lists the topics,
-                  or none.
-        on_gap:   called with each gap that a loop over records meets; else it is logged.
-        Raises ValueError for what cannot be read, TokenCorrupt for a position that is none.
+        Args:
+            topics: The name of a topic, or several.
+            start: `live` for what comes from now on; `earliest`; a datetime, or a timedelta back
+                from now, by the records' timestamps.
+            position: A token to go on from, such as `record.position`; it takes precedence over
+                `start`.
+            until: `latest` to end where the topics end now; a datetime; or a number of records.
+            filters: Filters as in a configuration: `{"key": "ada"}`, `{"value": {"/amount": {"gte":
+                10}}}`, or a list of such, of which any may match.
+            fields: The parts of a JSON value that are shown, as JSON pointers; all of it if there
+                are none.
+            kafka: The name of the cluster to read. It is needed if more than one cluster lists the
+                topics, or none.
+            on_gap: Called with each gap that a loop over records comes across; without it, gaps are
+                logged.
+
+        Raises:
+            ValueError: An argument cannot be understood.
+            TokenCorrupt: The position is not a token.
         """
         view = build_view(topics, filters, fields)
         hub = self._find_hub(view.topics, kafka)
@@ -154,18 +183,30 @@ class Gateway:
         idempotency_key: str | None = None,
         kafka: str | None = None,
     ) -> ProduceResult:
-        """Write one record; returns where it is once Kafka has it on all replicas in sync.
+        """Write one record, and return where it is once Kafka has it on all replicas in sync.
 
-        value:     text is its UTF-8 bytes, None a tombstone. key: None for none.
-        headers:   names and contents; pairs where a name comes more than once.
-        partition: by the key if not given, as every Kafka client has it.
-        idempotency_key: such as a UUID; the same record with the same key, tried again within
-                   ten minutes, by this process or another, is in Kafka once (`repeated`).
-        kafka: as of `subscribe`.
         Records of one partition are written in the order of the calls.
-        Raises UnknownTopic, AccessDenied, AuthenticationFailed; BrokerUnavailable (with `timeout`
-        it may yet be written: repeat it with its idempotency key); KeyReused; RequestError for
-        what Kafka does not take; GatewayError if this gateway does not run.
+
+        Args:
+            topic: The name of the topic.
+            value: The value; text is encoded as UTF-8, None is a tombstone.
+            key: The key; None for none.
+            headers: Names and contents; pairs if a name occurs more than once.
+            partition: The partition; None for by key, as other Kafka clients do it.
+            idempotency_key: A key such as a UUID. The same record with the same key, tried again
+                within ten minutes by this process or another, is in Kafka once (`repeated`).
+            kafka: The name of the cluster, as in `subscribe`.
+
+        Raises:
+            UnknownTopic: The topic does not exist.
+            AccessDenied: The brokers do not let the gateway write to the topic.
+            AuthenticationFailed: The brokers refuse the gateway's credentials.
+            BrokerUnavailable: Nothing was written; or, if its `timeout` is true, it may yet be
+                written: repeat it with its idempotency key.
+            KeyReused: The idempotency key was used for another record.
+            RequestError: Kafka does not accept the record.
+            GatewayError: This gateway does not run.
+            ValueError: It is not clear which cluster to write to.
         """
         if not self.hubs.started:
             raise GatewayError(NOT_RUNNING)
@@ -178,24 +219,31 @@ class Gateway:
         )  # fmt: skip
 
     def _find_hub(self, topics: Sequence[str], kafka: str | None) -> Hub:
-        """Raises ValueError where it is not clear which."""
+        """Return the hub of the cluster that has the topics.
+
+        Raises:
+            ValueError: It is not clear which cluster that is.
+        """
         names = list(self.settings.clusters)
         if kafka is not None:
             if kafka not in names or not kafka:
-                known = [name for name in names if name]
-                hint = suggest(kafka, known, "leave it out")
+                cluster_names = [name for name in names if name]
+                hint = suggest(kafka, cluster_names, "leave it out")
                 raise ValueError(f"there is no cluster {kafka!r}; {hint}")
             return self.hubs.get_hub(kafka)
-        found = self.hubs.find_hubs(topics)
-        if len(found) != 1:
-            where = "several clusters list" if found else "no cluster lists"
-            what = f"{where} {', '.join(topics)}; say which, by kafka="
-            raise ValueError(f"{what}{' or '.join(map(repr, names))}")
-        return found[0]
+        hubs = self.hubs.find_hubs(topics)
+        if len(hubs) != 1:
+            where = "several clusters list" if hubs else "no cluster lists"
+            problem = f"{where} {', '.join(topics)}; say which, by kafka="
+            raise ValueError(f"{problem}{' or '.join(map(repr, names))}")
+        return hubs[0]
 
 
 def _create_tracing(settings: Settings) -> Tracing | None:
-    """Imports OpenTelemetry only where there is a use for it."""
+    """Return what traces records; None if nothing is configured.
+
+    OpenTelemetry is imported only if it is needed.
+    """
     traces, headers = settings.telemetry.traces, settings.telemetry.headers
     if traces.otlp is None:
         return None
@@ -215,11 +263,12 @@ def _encode_text(text: bytes | str | None) -> bytes | None:
 
 
 def _build_settings(servers: str | Iterable[str], kafka: dict[str, Any]) -> Settings:
-    given: Any = list(servers) if not isinstance(servers, str) else servers
-    if isinstance(given, str) and given != "embedded":
-        given = [each.strip() for each in given.split(",")]
+    """Return settings with these servers and options of the section `kafka`."""
+    value: Any = list(servers) if not isinstance(servers, str) else servers
+    if isinstance(value, str) and value != "embedded":
+        value = [server.strip() for server in value.split(",")]
     try:
-        return Settings.model_validate({"kafka": {"servers": given, **kafka}})
+        return Settings.model_validate({"kafka": {"servers": value, **kafka}})
     except ValidationError as error:
-        problems = [f"{format_loc(each['loc'])}: {each['msg']}" for each in error.errors()]
+        problems = [f"{format_loc(item['loc'])}: {item['msg']}" for item in error.errors()]
         raise ConfigError(problems) from None

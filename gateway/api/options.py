@@ -1,4 +1,4 @@
-"""What a program asks for, as the hub understands it: where to start and to end, which view."""
+"""Turn what a program asks for into what the hub understands: starts, ends and views."""
 
 from __future__ import annotations
 
@@ -17,17 +17,36 @@ Until: TypeAlias = Literal["latest"] | datetime | int
 
 
 def build_view(topics: str | Iterable[str], filters: Any, fields: str | Iterable[str]) -> View:
-    """Raises ValueError where there is no topic, or a filter or field cannot be read."""
-    named = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
-    if not named or not all(named):
+    """Return the view of a subscription.
+
+    Args:
+        topics: The name of a topic, or several.
+        filters: Filters as in a configuration.
+        fields: The parts of the value that are shown, as JSON pointers.
+
+    Raises:
+        ValueError: No topic is named, or a filter or field cannot be understood.
+    """
+    names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
+    if not names or not all(names):
         raise ValueError("no topic is named; give one, or several")
-    shown = parse_fields(fields if isinstance(fields, str) else list(fields) or None)
-    # As `envelope` sees it: a position of the one is of the same view as one of the other.
-    return View(named, parse_filter(filters), "envelope", "error", shown)
+    field_paths = parse_fields(fields if isinstance(fields, str) else list(fields) or None)
+    # The format `envelope`, so that positions also fit that format on a server, and the reverse.
+    return View(names, parse_filter(filters), "envelope", "error", field_paths)
 
 
 def build_start(start: From, position: str | None, until: Until | None) -> StreamStart:
-    """Raises ValueError for times that cannot be, TokenCorrupt for a position that is none."""
+    """Return where a subscription begins and ends.
+
+    Args:
+        start: `live`, `earliest`, a time, or a timedelta back from now.
+        position: A resume token, which takes precedence over `start`; None for none.
+        until: `latest`, a time, or a number of records; None for no end.
+
+    Raises:
+        ValueError: A time or number is not possible.
+        TokenCorrupt: The position is not a token.
+    """
     token = None if position is None else tokens.parse_token(position)
     end: Literal["latest"] | int | None = None
     count = None
@@ -41,6 +60,7 @@ def build_start(start: From, position: str | None, until: Until | None) -> Strea
 
 
 def _resolve_origin(start: From) -> Literal["live", "earliest"] | int:
+    """Return a start as the hub understands it; times are milliseconds since 1970."""
     if isinstance(start, str) and start in ("live", "earliest"):
         return start
     if isinstance(start, timedelta):
@@ -49,10 +69,20 @@ def _resolve_origin(start: From) -> Literal["live", "earliest"] | int:
 
 
 def _to_past_ms(at: object, name: str) -> int:
-    """Milliseconds of the epoch."""
+    """Return a datetime in milliseconds since 1970.
+
+    Args:
+        at: The value of the argument.
+        name: The name of the argument, for messages.
+
+    Raises:
+        ValueError: It is not a datetime with a timezone, or is in the future.
+    """
     if not isinstance(at, datetime):
-        words = "'live', 'earliest', a timedelta" if name == "start" else "'latest', a number"
-        raise ValueError(f"{name}={at!r} is not understood; use {words} or a datetime")
+        alternatives = (
+            "'live', 'earliest', a timedelta" if name == "start" else "'latest', a number"
+        )
+        raise ValueError(f"{name}={at!r} is not understood; use {alternatives} or a datetime")
     if at.tzinfo is None:
         raise ValueError(f"{name}={at!r} has no timezone; add one, such as tzinfo=datetime.UTC")
     milliseconds = max(0, round(at.timestamp() * 1000))

@@ -1,14 +1,13 @@
-"""One subscription of a program: an async iterator of records.
+"""Iterate one subscription of a program: an async iterator of records.
 
-A `for` loop over it hears records only, and yet nothing is hidden from it: a loop that ends by
-itself was given all it asked for. What Kafka has no more goes to `on_gap` or, without one, to
-the log: most programs cannot do more about it, and an exception would end a stream that can go
-on. A stream that is cut short raises `StreamEnded`, since going on without a word would look
-like the end of the records. `events` tells everything, in order, and leaves the rest to its
-reader.
+A `for` loop over a stream receives only records, and yet nothing is hidden from it: a loop that
+ends by itself got everything that was asked for. Gaps go to `on_gap` or, without one, to the log:
+most programs cannot do more about them, and an exception would end a stream that can go on. A
+stream that is cut short raises `StreamEnded`, since ending the loop would look like the end of the
+records. `events` yields everything, in order, and leaves the decisions to its caller.
 
-What is not read stays in Kafka: a slow reader is a client that catches up (`core.subscription`),
-with a bounded backlog. `anext` may be cancelled, as by a timeout, and called again.
+What is not read stays in Kafka: a slow reader is a client that catches up, with a bounded backlog.
+`anext` may be cancelled, as by a timeout, and called again.
 """
 
 from __future__ import annotations
@@ -35,15 +34,21 @@ __all__ = ["Stream"]
 log = logging.getLogger(__name__)
 
 NOT_RUNNING = "this Gateway does not run; use it within `async with Gateway(...)`"
-HEARTBEAT_INTERVAL_S = 3600.0  # seconds between heartbeats, which nobody here needs
+HEARTBEAT_INTERVAL_S = 3600.0  # seconds between heartbeats, which a program does not need
 
 
 class Stream:
-    """Made by `Gateway.subscribe`. It begins with the first `anext`, or at once, when it returns,
-    with `async with`; it is closed by `aclose`, by the end of `async with`, by the end of its
-    gateway, and when nobody holds it any more, as after a `break`.
+    """Iterate the records of one subscription.
 
-    on_gap: called with each `Gap` that a loop over records comes across; it may raise.
+    `Gateway.subscribe` creates it. It begins with the first `anext`, or when `async with` is
+    entered. It is closed by `aclose`, by the end of `async with`, by the end of its gateway, and
+    when nobody holds it any more, as after a `break`. Only one task may read it at a time.
+
+    Args:
+        hub: The hub of the cluster.
+        view: What the stream shows.
+        start: Where it begins and ends.
+        on_gap: Called with each `Gap` that a loop over records comes across; it may raise.
     """
 
     def __init__(
@@ -67,17 +72,23 @@ class Stream:
 
     @property
     def position(self) -> str | None:
-        """The token to go on from after the last event that was given; None before the first."""
+        """Return the token to go on from after the last event; None before the first."""
         return None if self._last_event is None else self._last_event.position
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Record:
-        """The next record.
+        """Return the next record.
 
-        Raises UnknownTopic, AccessDenied, BrokerUnavailable, AuthenticationFailed, TokenForeign
-        when the stream is opened, StreamEnded when it is cut short.
+        Raises:
+            UnknownTopic: A topic does not exist. This and the next four are raised when the stream
+                begins.
+            AccessDenied: The brokers do not let the gateway read a topic.
+            BrokerUnavailable: No broker answered in time.
+            AuthenticationFailed: The brokers refuse the gateway's credentials.
+            TokenForeign: The position is of another cluster or of other topics.
+            StreamEnded: The stream was cut short.
         """
         while True:
             for event in self._buffer:
@@ -88,11 +99,15 @@ class Stream:
             await self._read_events()
 
     def events(self) -> EventIterator:
-        """Everything: records, `Begin` first, gaps, faults, moved positions, `End` last."""
+        """Return an iterator of everything: records, `Begin` first, gaps, faults, `End` last."""
         return EventIterator(self)
 
     async def next_event(self) -> Event:
-        """Raises as `anext`, but StreamEnded: `End` says it; StopAsyncIteration after that."""
+        """Return the next event.
+
+        It raises what `anext` raises, except for `StreamEnded`: the event `End` says so, and
+        StopAsyncIteration is raised after that.
+        """
         while True:
             for event in self._buffer:
                 self._last_event = event
@@ -100,7 +115,7 @@ class Stream:
             await self._read_events()
 
     async def aclose(self) -> None:
-        """Let go of it. Who waits for its next record gets `StopAsyncIteration`."""
+        """Close the stream; a task that waits for its next record gets `StopAsyncIteration`."""
         self._close()
 
     async def __aenter__(self) -> Self:
@@ -116,14 +131,14 @@ class Stream:
         await self.aclose()
 
     def __del__(self) -> None:
-        """Perhaps in another thread, or after the loop's end."""
+        """Close the client, perhaps from another thread, or after the end of the loop."""
         client = getattr(self, "_client", None)
         if client is not None and not self._closed:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(client.close)
 
     async def _read_events(self) -> None:
-        """The events of the next chunk. Nothing is lost where it is cancelled."""
+        """Read the events of the next chunk into the buffer. Nothing is lost if it is cancelled."""
         if self._closed:
             raise StopAsyncIteration
         if self._is_reading:
@@ -133,7 +148,8 @@ class Stream:
             if await self._open():
                 return
             assert self._client is not None
-            await asyncio.sleep(0)  # a loop that awaits nothing else must not stop all others
+            # While chunks are there, nothing below waits: other tasks must get their turn.
+            await asyncio.sleep(0)
             data = await self._client.next_bytes()
         finally:
             self._is_reading = False
@@ -147,7 +163,11 @@ class Stream:
         )
 
     async def _open(self) -> bool:
-        """True if that had to be done: what it begins with can be read now."""
+        """Begin the stream.
+
+        Returns:
+            True if it was begun by this call, so that its first events are in the buffer.
+        """
         if self._is_open:
             return False
         if not self._hub.started:
@@ -156,7 +176,7 @@ class Stream:
             self._loop = asyncio.get_running_loop()
             self._client = await self._create_client()
         await self._client.wait_until_ready()
-        if self._closed:
+        if self._closed:  # by another task, during the await
             self._client.close()
             raise StopAsyncIteration
         encoder = self._client.subscription.channel.encoder
@@ -175,7 +195,7 @@ class Stream:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._hub.draining and task is not None and not task.cancelling():
-                # It is the opening of the topic that was cancelled, with the gateway.
+                # Not this task was cancelled, but the opening of the topic, with the gateway.
                 raise StreamEnded("closed", "") from None
             raise
 
@@ -186,15 +206,15 @@ class Stream:
         self._buffer = iter(events)
 
     def _handle_event(self, event: Event) -> None:
-        """What is no record, in a loop over records."""
+        """Handle an event that is not a record, in a loop over records."""
         if type(event) is Gap:
             self._on_gap(event)
         elif type(event) is Fault:
             log.warning("%s", event.message)
         elif type(event) is End:
-            closed = self._closed
+            was_closed = self._closed
             self._close()
-            if event.reason != "until" and not closed:
+            if event.reason != "until" and not was_closed:
                 raise StreamEnded(event.reason, event.position)
 
     def _close(self) -> None:
@@ -205,7 +225,7 @@ class Stream:
 
 
 class EventIterator:
-    """See `Stream.events`; it is closed with its stream."""
+    """Iterate all events of a stream (`Stream.events`); it is closed with its stream."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

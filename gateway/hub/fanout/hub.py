@@ -229,17 +229,17 @@ class Hub:
         self._set_ring_limit()
         changed = self.topics.apply_settings(self.kafka)
         self.models.apply_settings(settings)
-        for key, shared in list(self._tails.items()):
+        for key, shared_tail in list(self._tails.items()):
             if not changed.isdisjoint(key[0]):
-                self.shared_reads.detach_tail(shared)
+                self.shared_reads.detach_tail(shared_tail)
                 del self._tails[key]
         reopened = changed & self.shared_reads.topics
         for name in reopened:
-            known = self.cluster.get_topic(name)
+            metadata = self.cluster.get_topic(name)
             self.shared_reads.close_topic(name)
             self.snapshots.tables.drop_topic(name)
-            if known is not None:
-                self.cluster.metadata.watch(name, known)
+            if metadata is not None:
+                self.cluster.metadata.watch(name, metadata)
                 self.shared_reads.open_topic(name)
         if reopened:
             # No tail uses these topics until their clients have been moved: keep the sweep from

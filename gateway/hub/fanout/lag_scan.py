@@ -81,12 +81,12 @@ class LagScan:
         """Return the sum of the offsets between a position and the tail, over its partitions."""
         tail_position, records = channel.tail.position, 0
         self._scanned_positions += len(position)
-        for tp, place in position.items():
+        for tp, client_place in position.items():
             tail_place = tail_position.get(tp)
             if (
                 tail_place is not None
                 and tail_place.offset is not None
-                and place.offset is not None
+                and client_place.offset is not None
             ):
-                records += max(0, tail_place.offset - place.offset)
+                records += max(0, tail_place.offset - client_place.offset)
         return records

@@ -17,7 +17,7 @@ class View:
     clients can share a channel.
 
     Attributes:
-        topics: The topics, in the order in which clients are told of them.
+        topics: The topics, in the order in which clients see them.
         filters: The filters; a record is shown if any of them matches, or if there are none.
         format: The name of the format.
         binary: What the format `value` does with bytes that are not text.

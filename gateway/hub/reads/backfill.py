@@ -103,11 +103,11 @@ class Backfill:
         if not subscription.private_positions or subscription.end_reason:
             return
         self.retire_recreated()
-        for tp, place in subscription.list_unverified():
-            self._start_task(tp, self._verify_position(tp, place))
+        for tp, position in subscription.list_unverified():
+            self._start_task(tp, self._verify_position(tp, position))
         backfills = dict(subscription.list_backfills())
-        for tp, place in backfills.items():
-            self._start_task(tp, self._read_partition(tp, place))
+        for tp, position in backfills.items():
+            self._start_task(tp, self._read_partition(tp, position))
             self._read_partitions.add(tp)
         if not subscription.buffered_bytes:
             self._cancel_reads(self._read_partitions - backfills.keys())
@@ -131,9 +131,9 @@ class Backfill:
         topic_ids = self._shared_tail.tail.topic_ids
         if self.topic_ids == topic_ids:  # mostly: it is compared each time something is taken
             return
-        for tp, place in list(self._subscription.private_positions.items()):
+        for tp, position in list(self._subscription.private_positions.items()):
             old_id = self.topic_ids[tp.topic]
-            if place.lineage == UNVERIFIED_LINEAGE and old_id not in ("", topic_ids[tp.topic]):
+            if position.lineage == UNVERIFIED_LINEAGE and old_id not in ("", topic_ids[tp.topic]):
                 self._subscription.mark_retired(tp)
         self.topic_ids = dict(topic_ids)
 
@@ -171,14 +171,14 @@ class Backfill:
             self._subscription.end_reason = "error"
         self._on_found()
 
-    async def _read_partition(self, tp: TopicPartition, place: PartitionPosition) -> None:
+    async def _read_partition(self, tp: TopicPartition, position: PartitionPosition) -> None:
         snapshot = self._subscription.snapshot
         if snapshot is not None and snapshot.needs_data(tp):
-            await self._read_snapshot(tp, place)
+            await self._read_snapshot(tp, position)
             return
-        self._subscription.feed(tp, place, await self._hub.backfill_reader.read(tp, place))
+        self._subscription.feed(tp, position, await self._hub.backfill_reader.read(tp, position))
 
-    async def _read_snapshot(self, tp: TopicPartition, place: PartitionPosition) -> None:
+    async def _read_snapshot(self, tp: TopicPartition, position: PartitionPosition) -> None:
         """Read what is missing for the client's snapshot."""
         if self._snapshot_read is None:
             settings = (
@@ -191,37 +191,39 @@ class Backfill:
                 self._on_found,
                 max(topic.partition_ready_timeout for topic in settings),
             )
-        await self._snapshot_read.read_next(tp, place)
+        await self._snapshot_read.read_next(tp, position)
 
-    async def _verify_position(self, tp: TopicPartition, place: PartitionPosition) -> None:
+    async def _verify_position(self, tp: TopicPartition, position: PartitionPosition) -> None:
         """Verify a position of a token against the log: resolve it, or find out if it was cut off.
 
         It waits until the shared read stands on the log of the present leader: metadata here may be
         of a log that is gone, and epochs are asked for by the topic's name.
         """
         reader, topic_ids = self._hub.shared_reads.by_partition[tp].reader, self.topic_ids
-        if place.offset is None and place.epoch != RETIRED_EPOCH:
-            await self._resolve_start(tp, place, reader.lineage)
+        if position.offset is None and position.epoch != RETIRED_EPOCH:
+            await self._resolve_start(tp, position, reader.lineage)
             return
-        while not reader.can_validate(NO_EPOCH if place.epoch == RETIRED_EPOCH else place.epoch):
+        while not reader.can_validate(
+            NO_EPOCH if position.epoch == RETIRED_EPOCH else position.epoch
+        ):
             await asyncio.sleep(VERIFY_INTERVAL_S)
             if self._shared_tail.tail.topic_ids != topic_ids:  # `retire_recreated` sees to it first
                 return
-        lineage, epoch, offset = reader.lineage, reader.leader_epoch, place.offset or 0
-        if place.epoch == RETIRED_EPOCH:  # all of the new topic is new to the client
+        lineage, epoch, offset = reader.lineage, reader.leader_epoch, position.offset or 0
+        if position.epoch == RETIRED_EPOCH:  # all of the new topic is new to the client
             first = await self._limit_start(tp, 0)
-            pending = place.offset is None
+            pending = position.offset is None
             gap = None if pending else Gap(tp, offset, first, NO_EPOCH, GapReason.RECREATED)
             self._subscription.on_verified(tp, PartitionPosition(first, NO_EPOCH, lineage), gap)
             return
-        end = await self._find_log_end(tp, place, offset)
+        end = await self._find_log_end(tp, position, offset)
         start = await self._limit_start(tp, min(end, offset))
         if self._shared_tail.tail.topic_ids != topic_ids:
             return  # the answer may be of either topic
         if start == offset:
             # It gets the present epoch: it was verified against that, and need not be again.
             present = PartitionPosition(offset, epoch, lineage)
-            self._subscription.on_verified(tp, present, self._build_compacted_gap(tp, place))
+            self._subscription.on_verified(tp, present, self._build_compacted_gap(tp, position))
         else:
             reason = GapReason.TRUNCATED if end < offset else GapReason.POSITION_REFUSED
             gap = Gap(tp, offset, start, NO_EPOCH, reason)
@@ -238,11 +240,11 @@ class Backfill:
         )
 
     async def _resolve_start(
-        self, tp: TopicPartition, place: PartitionPosition, lineage: int
+        self, tp: TopicPartition, position: PartitionPosition, lineage: int
     ) -> None:
         """Resolve a pending position."""
         snapshot = self._subscription.snapshot
-        start: Start = self.since or self._build_live_start(tp, place.epoch)
+        start: Start = self.since or self._build_live_start(tp, position.epoch)
         if snapshot is not None and tp in snapshot.fresh:
             start = TimestampStart(EARLIEST)
         resolved = await self._hub.backfill_reader.resolve_start(tp, start)
@@ -262,20 +264,22 @@ class Backfill:
             clock_skew_ms=int(self._hub.topics.get_settings(tp.topic).clock_skew * 1000),
         )
 
-    def _build_compacted_gap(self, tp: TopicPartition, place: PartitionPosition) -> Gap | None:
+    def _build_compacted_gap(self, tp: TopicPartition, position: PartitionPosition) -> Gap | None:
         """Return a gap if the client was away for longer than tombstones are kept, else None.
 
         Records that were deleted meanwhile may have left no tombstone that the client could read.
         """
         retention_s, token = self._hub.topics.tombstone_retention.get(tp.topic), self.token
         end = self._shared_tail.tail.logs[tp].next_offset
-        if retention_s is None or token is None or place.offset is None or end is None:
+        if retention_s is None or token is None or position.offset is None or end is None:
             return None
-        if not token.issued or time.time() - token.issued <= retention_s or place.offset >= end:
+        if not token.issued or time.time() - token.issued <= retention_s or position.offset >= end:
             return None
-        return Gap(tp, place.offset, end, place.epoch, GapReason.COMPACTED)
+        return Gap(tp, position.offset, end, position.epoch, GapReason.COMPACTED)
 
-    async def _find_log_end(self, tp: TopicPartition, place: PartitionPosition, offset: int) -> int:
+    async def _find_log_end(
+        self, tp: TopicPartition, position: PartitionPosition, offset: int
+    ) -> int:
         """Return where the log ends, or ended at the position's epoch.
 
         If the offset is known to be in the log, it is returned instead.
@@ -283,7 +287,7 @@ class Backfill:
         partition_log, cluster = self._shared_tail.tail.logs[tp], self._hub.cluster
         while True:
             leader = cluster.leader_for_partition(tp)
-            is_current_epoch = leader is not None and place.epoch in (NO_EPOCH, leader[1])
+            is_current_epoch = leader is not None and position.epoch in (NO_EPOCH, leader[1])
             # No election since, and the shared read is past the offset already: no need to ask.
             if (
                 is_current_epoch
@@ -291,12 +295,12 @@ class Backfill:
                 and offset <= partition_log.next_offset
             ):
                 return offset
-            answer = await self._fetch_log_end(tp, place)
+            answer = await self._fetch_log_end(tp, position)
             if answer is not None:
                 return answer
             await asyncio.sleep(VERIFY_INTERVAL_S)
 
-    async def _fetch_log_end(self, tp: TopicPartition, place: PartitionPosition) -> int | None:
+    async def _fetch_log_end(self, tp: TopicPartition, position: PartitionPosition) -> int | None:
         """Ask the leader where the log ends, or ended at the position's epoch.
 
         Returns:
@@ -304,8 +308,8 @@ class Backfill:
         """
         cluster = self._hub.cluster
         try:
-            if place.epoch != NO_EPOCH:
-                epoch_end = await self._hub.epoch_ends.find_end(tp, place.epoch)
+            if position.epoch != NO_EPOCH:
+                epoch_end = await self._hub.epoch_ends.find_end(tp, position.epoch)
                 if isinstance(epoch_end, offsets.EpochEnd) and epoch_end.end_offset >= 0:
                     return epoch_end.end_offset
                 if isinstance(epoch_end, int):

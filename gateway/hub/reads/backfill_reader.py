@@ -123,21 +123,21 @@ class BackfillReader:
         else:
             self._may_read.set()
 
-    async def read(self, tp: TopicPartition, place: PartitionPosition) -> Sequence[Entry]:
+    async def read(self, tp: TopicPartition, position: PartitionPosition) -> Sequence[Entry]:
         """Return some entries from a position on: at least one. It waits as long as Kafka takes."""
-        assert place.offset is not None
+        assert position.offset is not None
         await self._may_read.wait()
         topic = self._get_topic_settings(tp.topic)
-        version = place.lineage, self._cluster.leader_for_partition(tp), topic
+        version = position.lineage, self._cluster.leader_for_partition(tp), topic
         cached = self._cache.get(tp)
         if (
             cached is not None
             and cached.version == version
-            and (found := cached.find_entries(place.offset))
+            and (cached_entries := cached.find_entries(position.offset))
         ):
             self.read_counts[tp.topic, "held"] += 1
-            return found
-        entries = await self._request_read(tp, OffsetStart(place.offset, place.epoch))
+            return cached_entries
+        entries = await self._request_read(tp, OffsetStart(position.offset, position.epoch))
         if topic.transforms:
             entries = list(map(Transformer(topic.transforms), entries))
         self._cache[tp] = _CachedRead(version, asyncio.get_running_loop().time(), entries)

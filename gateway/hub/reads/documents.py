@@ -100,8 +100,8 @@ class DocumentReader:
         shared_tail = self._hub.keep_open(view)
         reads_partition = self._hub.key_partitions.build_known_partition_predicate(view)
         tps = [tp for tp in shared_tail.tail.logs if reads_partition is None or reads_partition(tp)]
-        found = await asyncio.gather(*(self._read_latest(tp, key, filters) for tp in tps))
-        return max(filter(None, found), key=_sort_key, default=None)
+        latest = await asyncio.gather(*(self._read_latest(tp, key, filters) for tp in tps))
+        return max(filter(None, latest), key=_sort_key, default=None)
 
     async def _read_latest(self, tp: TopicPartition, key: bytes, filters: Filters) -> Record | None:
         snapshots = self._hub.snapshots

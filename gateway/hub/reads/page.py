@@ -140,10 +140,10 @@ def _is_settled(subscription: Subscription) -> bool:
     logs = subscription.channel.tail.logs
     if subscription.next_seq < subscription.channel.next_seq:
         return False
-    for tp, place in subscription.private_positions.items():
+    for tp, position in subscription.private_positions.items():
         log = logs.get(tp)
-        if log is None or log.next_offset is None or place.offset is None:
+        if log is None or log.next_offset is None or position.offset is None:
             return False
-        if place.lineage != log.lineage or place.offset < log.next_offset:
+        if position.lineage != log.lineage or position.offset < log.next_offset:
             return False
     return True

@@ -399,8 +399,8 @@ class SharedReads:
         return read
 
     def _build_live_start(self, tp: TopicPartition, topic: Topic) -> LiveStart:
-        known = self.cluster.get_topic(tp.topic)
-        partition = known.partitions.get(tp.partition) if known is not None else None
+        metadata = self.cluster.get_topic(tp.topic)
+        partition = metadata.partitions.get(tp.partition) if metadata is not None else None
         return LiveStart(
             connected_at_ms=int(time.time() * 1000),
             connected_at=self._loop.time(),

@@ -129,19 +129,19 @@ class SnapshotRead:
         """Stop looking for partitions that cannot be read."""
         self._check_timer.cancel()
 
-    async def read_next(self, tp: TopicPartition, place: PartitionPosition) -> None:
+    async def read_next(self, tp: TopicPartition, position: PartitionPosition) -> None:
         """Find out where a partition ends, or bring what comes next of its table.
 
         Args:
             tp: The partition.
-            place: Where the client stands in it.
+            position: Where the client stands in it.
         """
         subscription, snapshots = self._subscription, self._hub.snapshots
         snapshot = subscription.snapshot
-        assert snapshot is not None and place.offset is not None
+        assert snapshot is not None and position.offset is not None
         table_snapshot = self._table_snapshots.get(tp)
         if (
-            table_snapshot is None or table_snapshot.end_position.lineage != place.lineage
+            table_snapshot is None or table_snapshot.end_position.lineage != position.lineage
         ):  # or the log went back
             end = await snapshots.ends.find_end(tp)
             tables, filters = snapshots.tables, snapshot.filters
@@ -156,12 +156,12 @@ class SnapshotRead:
                 subscription.set_snapshot_end(tp, table_snapshot.end_position.offset)
         if table_snapshot is not None:
             subscription.feed_snapshot(
-                tp, place, self._select_entries(table_snapshot, place.offset)
+                tp, position, self._select_entries(table_snapshot, position.offset)
             )
         elif snapshot.is_fresh(tp):  # its table is spilled
             end = snapshot.end_offsets[tp]
-            window = await snapshots.tables.read_window(tp, place, end, snapshot.filters)
-            subscription.feed_snapshot(tp, place, window)
+            window = await snapshots.tables.read_window(tp, position, end, snapshot.filters)
+            subscription.feed_snapshot(tp, position, window)
 
     def _select_entries(
         self, table_snapshot: TableSnapshot, offset: int

@@ -49,8 +49,10 @@ async def resolve_starts(
     resolved = await _gather_until(((tp, resolve(tp)) for tp in wanted), deadline)
     pending: Position = dict.fromkeys(wanted, PartitionPosition(None, NO_EPOCH, UNVERIFIED_LINEAGE))
     # The lineages as of the call: if a log went back meanwhile, an offset may be of either log, and
-    # the older lineage lets the client be told of it.
-    return pending | {tp: place._replace(lineage=lineages[tp]) for tp, place in resolved.items()}
+    # the older lineage leads to a `gap` that says so.
+    return pending | {
+        tp: position._replace(lineage=lineages[tp]) for tp, position in resolved.items()
+    }
 
 
 async def fetch_ends(cluster: Cluster, tail: Tail, until: object) -> dict[TopicPartition, int]:

@@ -214,7 +214,11 @@ class Tables:
         return self.spilled if table_type is KeyTable else self.spilled_histories
 
     async def read_window(
-        self, tp: TopicPartition, place: PartitionPosition, end: int, filters: Filters = MATCH_ALL
+        self,
+        tp: TopicPartition,
+        position: PartitionPosition,
+        end: int,
+        filters: Filters = MATCH_ALL,
     ) -> list[Entry]:
         """Return what comes from a position on in a table that is spilled.
 
@@ -222,29 +226,31 @@ class Tables:
 
         Args:
             tp: The partition.
-            place: The position of the client.
+            position: The position of the client.
             end: The offset at which the snapshot ends.
             filters: The filters of the view.
         """
-        assert place.offset is not None
+        assert position.offset is not None
 
         def accepts(record: Record) -> bool:
             # A tombstone removes its key for every view, whatever that lets through.
             return record.value is None or filters.matches(record)
 
         window = KeyWindow(
-            tp, place.offset, place.epoch, WINDOW_BYTES, accepts if filters.filters else None
+            tp, position.offset, position.epoch, WINDOW_BYTES, accepts if filters.filters else None
         )
-        position = place
+        read_position = position
         async with self._window_slots:
             # Up to the end, also when the window is full: later records replace some in it.
-            while position.offset is not None and position.offset < end:
-                for entry in await self._read_from(tp, position):
+            while read_position.offset is not None and read_position.offset < end:
+                for entry in await self._read_from(tp, read_position):
                     if entry.offset < end:
                         window.add(entry)
-                    position = PartitionPosition(entry.next_offset, entry.epoch, place.lineage)
+                    read_position = PartitionPosition(
+                        entry.next_offset, entry.epoch, position.lineage
+                    )
         shown = [entry for entry in window.close() if _is_shown(entry)]
-        shown_end = shown[-1].next_offset if shown else place.offset
+        shown_end = shown[-1].next_offset if shown else position.offset
         if shown_end < window.end_offset:
             shown.append(Skip(tp, shown_end, window.end_offset, window.epoch))
         return shown
@@ -269,16 +275,16 @@ class Tables:
         table.prune(self._shared_reads.by_partition[tp].reader.log_start_offset)
         return True
 
-    async def _read_from(self, tp: TopicPartition, place: PartitionPosition) -> Sequence[Entry]:
+    async def _read_from(self, tp: TopicPartition, position: PartitionPosition) -> Sequence[Entry]:
         """Return some entries from a position on: at least one, unless the log goes back."""
         partition_log = self._shared_reads.by_partition[tp].log
-        assert place.offset is not None
-        if partition_log.covers(place):
-            entries = list(islice(partition_log.iter_entries(place.offset), MAX_ENTRIES_AT_ONCE))
+        assert position.offset is not None
+        if partition_log.covers(position):
+            entries = list(islice(partition_log.iter_entries(position.offset), MAX_ENTRIES_AT_ONCE))
             if entries:
                 await asyncio.sleep(0)
                 return entries
-        read = await self._backfill_reader.read(tp, place)
+        read = await self._backfill_reader.read(tp, position)
         valid = list(takewhile(partition_log.matches_lineage, read))
         if not valid:  # the shared read is about to find out that the log went back
             await asyncio.sleep(RETRY_DELAY_S)
@@ -302,7 +308,7 @@ class Tables:
             if cache_bytes <= remaining_bytes
             else ("what `memory` leaves for tables", "memory")
         )
-        for table_type, what in TABLE_TYPES:
+        for table_type, contents in TABLE_TYPES:
             keys = [key for key in self._tables if key[1].topic == topic]
             if sum(self._tables[key].bytes for key in keys) <= max_bytes:
                 return
@@ -314,7 +320,7 @@ class Tables:
                 log.warning(
                     "%s of %s are more than %s (%s): each snapshot reads them from Kafka, "
                     "several times over; raise %s",
-                    what, topic, bound, format_size(max_bytes), remedy,
+                    contents, topic, bound, format_size(max_bytes), remedy,
                 )  # fmt: skip
 
 

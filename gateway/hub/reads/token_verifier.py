@@ -151,14 +151,14 @@ class TokenVerifier:
         if any(count > self._count_known_partitions(name) for name, count in counts.items()):
             await self._refresh_metadata()
         for name, count in counts.items():
-            known = self._count_known_partitions(name)
-            if count <= known + MAX_UNKNOWN_PARTITIONS:
+            known_count = self._count_known_partitions(name)
+            if count <= known_count + MAX_UNKNOWN_PARTITIONS:
                 continue
-            if not known:
-                detail = f"no broker has told yet how many partitions {name} has; try again"
+            if not known_count:
+                detail = f"no broker has said yet how many partitions {name} has; try again"
                 raise BrokerUnavailable(detail, retry_after=1.0)
             raise TokenForeign(
-                f"the resume token is of {count} partitions of {name}, which has {known}; "
+                f"the resume token is of {count} partitions of {name}, which has {known_count}; "
                 "connect without Last-Event-ID or with ?from="
             )
 
@@ -186,7 +186,7 @@ class TokenVerifier:
     # how far back
 
     async def check_history(
-        self, token: ResumeToken, own: Mapping[TopicPartition, PartitionPosition], tail: Tail
+        self, token: ResumeToken, positions: Mapping[TopicPartition, PartitionPosition], tail: Tail
     ) -> None:
         """Check that no position of a token goes back further than its route allows.
 
@@ -195,7 +195,7 @@ class TokenVerifier:
 
         Args:
             token: The token, as `verify` returned it.
-            own: The positions of the client.
+            positions: The positions of the client.
             tail: The tail of the client's topics.
 
         Raises:
@@ -203,7 +203,7 @@ class TokenVerifier:
         """
         if token.max_age is None:
             return
-        starts = {tp: _get_start(place) for tp, place in own.items() if tp in tail.logs}
+        starts = {tp: _get_start(position) for tp, position in positions.items() if tp in tail.logs}
         old = {
             tp: start
             for tp, start in starts.items()
@@ -315,12 +315,12 @@ class TokenVerifier:
         return asyncio.get_running_loop().time()
 
 
-def _get_start(place: PartitionPosition) -> int | None:
+def _get_start(position: PartitionPosition) -> int | None:
     """Return where a position is read from; None while nobody knows.
 
     A position of an earlier topic of the same name starts at 0.
     """
-    return 0 if place.epoch == RETIRED_EPOCH and place.offset is not None else place.offset
+    return 0 if position.epoch == RETIRED_EPOCH and position.offset is not None else position.offset
 
 
 def _describe_issuer(view: View) -> str:

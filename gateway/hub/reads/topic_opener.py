@@ -80,8 +80,8 @@ class TopicOpener:
 
     def get_id(self, name: str) -> str:
         """Return the topic id as text; empty while it is not known."""
-        known = self.cluster.get_topic(name)
-        return str(known.topic_id or "") if known is not None else ""
+        metadata = self.cluster.get_topic(name)
+        return str(metadata.topic_id or "") if metadata is not None else ""
 
     @property
     def held_topics(self) -> set[str]:

@@ -40,7 +40,7 @@ class ChunkedWire:
         return self.wire.name
 
     def create_encoder(self, format: Format) -> ChunkedEncoder:
-        """Return an encoder that frames what the other wire's encoder makes of a chunk of events."""
+        """Return an encoder that frames what the other wire's encoder makes."""
         return ChunkedEncoder(self.wire.create_encoder(format))
 
     def encode_begin(

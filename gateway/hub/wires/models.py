@@ -41,7 +41,7 @@ class Models:
         self._get_topic_settings = get_topic_settings
         self._catalogs = settings.catalogs
         self._codecs: dict[str, Codecs] = {}
-        self._retired_codecs: list[Codecs] = []  # of catalogs that changed: still in use by reads
+        self._retired_codecs: list[Codecs] = []  # of changed catalogs: reads may still use them
         # With the settings that each was built by: other settings are another object.
         self._topic_models: dict[str, tuple[Topic, TopicModel | None]] = {}
         self.invalid: Counter[tuple[str, str]] = Counter()

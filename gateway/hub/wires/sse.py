@@ -74,7 +74,7 @@ class SseWire:
         return sse.encode_comment()
 
     def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
-        """Return the last block; see `Wire`. The token is not needed, since the client has its id."""
+        """Return the last block; see `Wire`. It has no id: the client keeps the one it has."""
         # A longer range than at the beginning: many streams end at once when the gateway drains.
         retry = sse.encode_retry(int(1000 * random.uniform(RETRY_RANGE_S[0], 5 * RETRY_RANGE_S[1])))
         return retry + self.encode_event("end", {"reason": reason})

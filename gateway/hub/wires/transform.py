@@ -19,13 +19,14 @@ def header_names(transforms: Sequence[Transform]) -> frozenset[str]:
 class Transformer:
     """Apply the `transforms` of a topic to its entries.
 
-    A value that is not JSON, or lacks a field, changes nothing.
+    A value that is not JSON, or has no such field, changes nothing.
     """
 
     def __init__(self, transforms: Sequence[Transform]) -> None:
         self._transforms = transforms
 
     def __call__(self, entry: Entry) -> Entry:
+        """Return the entry with the extracted key and headers."""
         if type(entry) is not Record or entry.value is None:
             return entry
         try:

@@ -164,7 +164,7 @@ class Publisher:
             raise BrokerUnavailable(f"topic {name} has no partitions yet", retry_after=1.0)
         return metadata
 
-    def choose_partition(self, known: TopicMetadata, write: PendingWrite) -> TopicPartition:
+    def choose_partition(self, topic: TopicMetadata, write: PendingWrite) -> TopicPartition:
         """Return the partition that a record goes to.
 
         It is the partition that the write names, or the one of its key, or the one of its
@@ -172,27 +172,27 @@ class Publisher:
         these goes to the partitions that have a leader in turn.
 
         Args:
-            known: The metadata of the topic.
+            topic: The metadata of the topic.
             write: The record.
 
         Raises:
             RequestError: 400, if the topic does not have the partition that the write names.
         """
-        count = len(known.partitions)
+        count = len(topic.partitions)
         if write.partition is not None:
-            if write.partition not in known.partitions:
-                detail = f"topic {known.name} has no partition {write.partition}"
+            if write.partition not in topic.partitions:
+                detail = f"topic {topic.name} has no partition {write.partition}"
                 raise RequestError(400, "Bad request", f"{detail}; it has 0 to {count - 1}")
-            return TopicPartition(known.name, write.partition)
+            return TopicPartition(topic.name, write.partition)
         partition_key = write.key
         if partition_key is None and write.idempotency_key is not None:
             partition_key = write.idempotency_key.text.encode()
         if partition_key is not None:
-            return TopicPartition(known.name, compute_partition(partition_key, count))
+            return TopicPartition(topic.name, compute_partition(partition_key, count))
         available = [
-            number for number, partition in known.partitions.items() if partition.leader >= 0
+            number for number, partition in topic.partitions.items() if partition.leader >= 0
         ]
         self._rotation += 1
         # Without any leader, the producer waits for one.
         number = available[self._rotation % len(available)] if available else 0
-        return TopicPartition(known.name, number)
+        return TopicPartition(topic.name, number)

@@ -213,7 +213,7 @@ class RecordWriter:
     async def _write_keyed(
         self, write: PendingWrite, key: IdempotencyKey, stack: ExitStack
     ) -> ProduceResult:
-        """Write a record with an idempotency key, unless the log of its partition has it already."""
+        """Write a record with an idempotency key, unless its partition's log has it already."""
         window, now = self._publisher.idempotency_window, asyncio.get_running_loop().time
         key_locks = self._publisher.key_locks
         try:
@@ -222,8 +222,8 @@ class RecordWriter:
                     await self._publisher.get_topic(write.topic), write
                 )
                 idempotency_log = self._publisher.get_idempotency_log(tp)
-                waited = key_locks is not None and await key_locks.acquire(key)
-                await self._catch_up(tp, idempotency_log, force=waited)
+                was_locked = key_locks is not None and await key_locks.acquire(key)
+                await self._catch_up(tp, idempotency_log, force=was_locked)
                 # Again, after the awaits: the log may have had the key.
                 location = window.lookup_written(key, write.digest, now())
                 if location is not None:
