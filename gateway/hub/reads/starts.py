@@ -90,10 +90,10 @@ async def _gather_until(
 ) -> Mapping[TopicPartition, PartitionPosition]:
     """Return the results that are there by the deadline, or shortly after the first one."""
     tasks = {asyncio.create_task(coroutine): tp for tp, coroutine in work}
-    left = deadline - asyncio.get_running_loop().time()
+    remaining_s = deadline - asyncio.get_running_loop().time()
     for return_when, timeout in (  # the first one, then the others
-        (asyncio.FIRST_COMPLETED, left),
-        (asyncio.ALL_COMPLETED, min(left, OTHERS_TIMEOUT_S)),
+        (asyncio.FIRST_COMPLETED, remaining_s),
+        (asyncio.ALL_COMPLETED, min(remaining_s, OTHERS_TIMEOUT_S)),
     ):
         if tasks:
             await asyncio.wait(tasks, timeout=max(0.0, timeout), return_when=return_when)
