@@ -134,6 +134,7 @@ class Stream:
         """Close the client, perhaps from another thread, or after the end of the loop."""
         client = getattr(self, "_client", None)
         if client is not None and not self._closed:
+            # RuntimeError: the loop is closed, and with it everything that the client held.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(client.close)
 
@@ -141,6 +142,7 @@ class Stream:
         """Read the events of the next chunk into the buffer. Nothing is lost if it is cancelled."""
         if self._closed:
             raise StopAsyncIteration
+        # Two readers would take events out of order, and the buffer would mix them.
         if self._is_reading:
             raise RuntimeError("this stream is being read already; subscribe once more instead")
         self._is_reading = True
@@ -179,6 +181,7 @@ class Stream:
         if self._closed:  # by another task, during the await
             self._client.close()
             raise StopAsyncIteration
+        # The encoder of the channel has the table of partition numbers that its bytes refer to.
         encoder = self._client.subscription.channel.encoder
         assert isinstance(encoder, ObjectEncoder)
         self._encoder, self._is_open = encoder, True

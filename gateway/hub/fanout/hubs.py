@@ -29,12 +29,12 @@ class Hubs:
         settings: The settings of the process.
         by_name: The hubs by the name of their cluster, which is empty if the configuration has only
             one cluster without a name.
-        drain_callbacks: Functions that are called when the gateway drains; each WebSocket
-            connection has one here.
+        drain_callbacks: Functions that are called when the gateway drains: one for each WebSocket
+            connection, and one for the co-hosted app if there is one.
     """
 
     def __init__(self, clusters: Mapping[str, Cluster], settings: Settings) -> None:
-        numbers = itertools.count(1)
+        numbers = itertools.count(1)  # one sequence, so that a stream's number is unique in logs
         self.settings = settings
         self.by_name = {
             name: Hub(cluster, settings, name, numbers) for name, cluster in clusters.items()
@@ -105,5 +105,6 @@ class Hubs:
         """End all streams; their `end` events spread the reconnects over some seconds."""
         for hub in self:
             hub.drain(reason)
+        # A copy: a connection that closes removes its callback.
         for callback in list(self.drain_callbacks):
             callback()

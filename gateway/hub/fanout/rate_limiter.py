@@ -78,6 +78,7 @@ class RateLimiter:
         """
         loop = asyncio.get_running_loop()
         now = loop.time()
+        # What is sent now comes off the credit that is lent here, and tells how much it was.
         subscription.credit = capacity = self.get_capacity(now)
         data = subscription.take(max_bytes)
         spent = capacity - subscription.credit

@@ -57,7 +57,7 @@ class SteppedTail(SharedTail):
             self._timer = self._loop.call_at(self._next_step_at, self._publish_step)
 
     def _publish_step(self) -> None:
-        if self._timer is not None:
+        if self._timer is not None:  # also if this is its call: cancelling it has no effect then
             self._timer.cancel()
             self._timer = None
         entries, self._pending_entries, self._pending_bytes = self._pending_entries, [], 0

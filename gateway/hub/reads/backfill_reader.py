@@ -153,11 +153,12 @@ class BackfillReader:
         future: asyncio.Future[Sequence[Entry]] = asyncio.get_running_loop().create_future()
         queue = self._queues.setdefault(tp, deque())
         queue.append(_ReadRequest(start, future))
-        if len(queue) == 1:
+        if len(queue) == 1:  # else the partition is being read: it is this one's turn later
             self._start_next(tp)
         try:
             return await future
         finally:
+            # The client went away: do not read for nobody, and do not block the queue.
             if not future.done() or future.cancelled():
                 self._cancel_request(tp, future)
 
@@ -188,6 +189,7 @@ class BackfillReader:
 
     def _resolve_requests(self, tp: TopicPartition, start: Start, entries: Sequence[Entry]) -> None:
         """Hand an answer to all who asked for this start, and begin the next read."""
+        # One answer is enough: what follows is read when somebody asks for it.
         self.fetcher.remove_partition(tp)
         queue = self._queues[tp]
         for i, request in enumerate(list(queue)):

@@ -140,9 +140,8 @@ class SnapshotRead:
         snapshot = subscription.snapshot
         assert snapshot is not None and position.offset is not None
         table_snapshot = self._table_snapshots.get(tp)
-        if (
-            table_snapshot is None or table_snapshot.end_position.lineage != position.lineage
-        ):  # or the log went back
+        # It is looked up the first time, and again when the log went back.
+        if table_snapshot is None or table_snapshot.end_position.lineage != position.lineage:
             end = await snapshots.ends.find_end(tp)
             tables, filters = snapshots.tables, snapshot.filters
             table_snapshot = (

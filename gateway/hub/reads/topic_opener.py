@@ -145,6 +145,7 @@ class TopicOpener:
         if self.cluster.get_topic(name) is not None and self._is_open(name):
             await self._check_access(name)
             return
+        # The task belongs to no client: it goes on if the first one that asked goes away.
         opening = self._opening.get(name)
         if opening is None:
             opening = self._opening[name] = create_detached_task(self._open_topic(name))

@@ -75,6 +75,7 @@ class ChunkedEncoder:
     """Frame what another encoder makes of a chunk of events; an `Encoder` of channels."""
 
     def __init__(self, encoder: Encoder) -> None:
+        # Heads stay as they are: only whole chunks are framed.
         self.encode_entry = encoder.encode_entry
         self.encode_position = encoder.encode_position
         self._encode_events = encoder.encode_events

@@ -77,6 +77,7 @@ def iter_joined_statuses(
                 run = []
             yield event
             continue
+        # A run is of one type: which of `ready` and `error` came last decides a partition's state.
         if run and (len(run) == MAX_PARTITIONS or _entry_type(run[0]) is not _entry_type(event)):
             yield _join_run(run, encode_head)
             run = []
@@ -99,7 +100,7 @@ def _join_run(run: list[ChannelEvent], encode_head: EncodeHead) -> ChannelEvent:
     latest: dict[TopicPartition, Ready | Fault] = {}
     for event in run:
         entry = _get_entry(event)
-        latest[entry.tp] = entry
+        latest[entry.tp] = entry  # a later one replaces it, in the place of the first
     entries = list(latest.values())
     description = describe_entry(entries[0]) if len(entries) == 1 else _describe_run(entries)
     assert description is not None
@@ -110,6 +111,7 @@ def _join_run(run: list[ChannelEvent], encode_head: EncodeHead) -> ChannelEvent:
 def _describe_run(entries: Iterable[Ready | Fault]) -> tuple[str, dict[str, Any]]:
     """Return the name and the data of a joined event."""
     name = PARTITIONS_READY
+    # By topic and by what the partitions have in common: how they were resolved, or the cause.
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in entries:
         topic, partition = entry.tp

@@ -88,6 +88,7 @@ class GzipEncoder:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
+        # Heads stay as they are: only whole chunks are deflated.
         self.encode_entry = encoder.encode_entry
         self.encode_position = encoder.encode_position
 

@@ -214,6 +214,7 @@ class _RecordModel:
         """
         for part in self._fields:
             data = part.get_data(record)
+            # An invalid key has replaced the value by an error, which stays.
             if not data or type(data) is InvalidValue:
                 continue
             result = part.decode_field(record, data)

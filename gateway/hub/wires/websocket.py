@@ -97,6 +97,7 @@ class WebSocketWire:
             kind: The `type` of the message.
             data: A JSON object with its other members.
         """
+        # Put together as bytes: `data` is JSON already, often that of a record.
         head = orjson.dumps({"type": kind})[:-1]
         return head if data == b"{}" else head + b"," + data[1:-1]
 
@@ -167,6 +168,7 @@ class MessageEncoder:
             ):
                 self._flush_records(frames, batch, batch_token, view)
                 size, batch_token = 0, None
+            # A control message goes out in its place: the records before it were flushed above.
             if type(head) is ControlHead:
                 frames.append(self._wire.frame_message(head + _close_message(token_text, view)))
             else:

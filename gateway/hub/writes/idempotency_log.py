@@ -127,15 +127,15 @@ class IdempotencyLog:
         """
         next_offset = self._next_offset
         if next_offset is not None and end - MIN_SCANNED_RECORDS <= next_offset <= end:
-            return next_offset
+            return next_offset  # little is new: no need to ask for the start of the window
         since = round((time.time() - self._window_s - CLOCK_SKEW_S) * 1000)
+        # -1 if no record is as late as that; then the last records are read all the same.
         by_time = await fetch_offset(self._cluster, self._tp, since)
         start = (
             min(end - MIN_SCANNED_RECORDS, by_time) if by_time >= 0 else end - MIN_SCANNED_RECORDS
         )
-        if (
-            next_offset is not None and next_offset <= end
-        ):  # else the log was cut back by an election
+        # Beyond the end, the log was cut back by an unclean election: read the window again.
+        if next_offset is not None and next_offset <= end:
             return max(next_offset, start)
         return max(start, await fetch_offset(self._cluster, self._tp, EARLIEST))
 
