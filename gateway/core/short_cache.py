@@ -1,4 +1,4 @@
-"""A cache for functions of one text that a client may make long."""
+"""Cache functions of one text whose length is the choice of a client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ def cache_short(
 ) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
     """Return a decorator that remembers what a function returned for short texts.
 
-    A cache that is bounded by its entries alone keeps megabytes for whoever sends many long
-    headers. Texts of more than `max_chars` characters are worked out each time.
+    A cache that is bounded by its number of entries alone would keep megabytes for a client that
+    sends many long headers. Texts of more than `max_chars` characters are therefore computed each
+    time.
 
     Args:
-        entries: How many texts are remembered; the ones unused for longest are forgotten.
-        max_chars: The longest text that is remembered.
+        max_entries: How many texts are remembered; the least recently used are forgotten first.
+        max_chars: The length of the longest text that is remembered, in characters.
     """
 
     def decorate(function: Callable[[str], T]) -> Callable[[str], T]:

@@ -1,6 +1,8 @@
-"""Channels: events that are encoded once for all clients of the same view.
+"""Encode events once for all clients of the same view.
 
-`dispatcher` hands a turn of the tail to the channels that it concerns, `filters` and `filter_index`
-decide which those are, `channel` encodes and keeps chunks, `rings` bounds what all channels keep,
-`conflation` leaves only the latest record of each key. Start with `channel`.
+Start with `channel`, which encodes the updates of a tail and keeps the chunks in a ring.
+`dispatcher` hands an update to the channels that it concerns; `filters`, `conditions` and
+`filter_index` decide which those are. `ring_budget` bounds what all channels keep together,
+`conflation` leaves only the latest record of each key, and `byte_counts` sums up what each client
+got. `gateway.hub.fanout` creates the channels.
 """

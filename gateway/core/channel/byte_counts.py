@@ -1,7 +1,7 @@
-"""Counting what each client got, for wires whose end tells it, at no cost per delivery.
+"""Count what each client got, for wires that end with a sum of it, at no cost per delivery.
 
-A channel knows what its chunks come to; a client only where it began and ended to ride on them,
-and what it got of its own in between.
+A channel knows the sum of its chunks. A client only notes the channel's total where it began and
+stopped to follow the channel, and adds up what it got of its own in between.
 """
 
 from __future__ import annotations
@@ -11,31 +11,41 @@ from typing import Any, Protocol, Self
 
 
 class ByteSum(Protocol):
-    """Of bytes: their number and a checksum, or the like."""
+    """A sum over bytes that can be subtracted again: their number and a checksum, for example."""
 
     def __add__(self, other: Any, /) -> Self:
-        """That of both, one after the other."""
+        """Return the sum over both parts, one after the other."""
 
     def subtract(self, before: Any, /) -> Self:
-        """That of what was added to `before` to come here."""
+        """Return the sum over what was added to `before` to get this one."""
 
 
 class CountedBytes(bytes):
-    """Bytes on a wire, and the sum of what they say."""
+    """Bytes on a wire, together with the sum over what they say (before compression, for example).
+
+    Encoders of wires that count return them; bytes of another type are not counted.
+    """
 
     sum: Any
 
     @classmethod
     def create(cls, data: bytes, sum: ByteSum) -> CountedBytes:
-        counted = cls(data)
-        counted.sum = sum
-        return counted
+        """Return the bytes with their sum."""
+        result = cls(data)
+        result.sum = sum
+        return result
 
 
 class ByteCounts:
-    """What one client got. Totals are those of its channel. None: the sum of nothing.
+    """The sum over what one client got, owned by its subscription.
 
-    rides: it gets what its channel has. That is settled when it stops: 10 us.
+    Between `start_shared` and `stop_shared` the client gets all that its channel publishes. That
+    part is added only when it ends (10 us), as the difference of two totals of the channel. A sum
+    or total of None is that over nothing.
+
+    Attributes:
+        is_shared: The client gets what its channel publishes.
+        sum: The sum over all before the present shared part.
     """
 
     __slots__ = ("_shared_from", "is_shared", "sum")
@@ -46,17 +56,29 @@ class ByteCounts:
         self.is_shared = False
 
     def start_shared(self, total: ByteSum | None) -> None:
-        """From this total on it gets what its channel has."""
+        """Begin a part in which the client gets what its channel publishes.
+
+        Args:
+            total: The total of the channel at this moment.
+        """
         self._shared_from, self.is_shared = total, True
 
     def stop_shared(self, total: ByteSum | None) -> None:
-        """Up to this one it did."""
+        """End the part that `start_shared` began.
+
+        Args:
+            total: The total of the channel at this moment.
+        """
         if total is not None:
             self._add_sum(total if self._shared_from is None else total.subtract(self._shared_from))
         self.is_shared = False
 
     def add(self, pieces: Iterable[bytes]) -> None:
-        """Its own, or a cohort's. What says nothing is not counted."""
+        """Add pieces that did not come from the channel's shared chunks.
+
+        These are the client's own bytes or those of its cohort. Pieces without a sum are not
+        counted.
+        """
         for piece in pieces:
             if type(piece) is CountedBytes:
                 self._add_sum(piece.sum)

@@ -1,8 +1,9 @@
-"""What a key, a header or a field of the value must be, beyond being equal to one text.
+"""Test a key, a header or a field of the value for more than equality with one text.
 
-A condition looks at what is there as text: bytes of a key or header as they are, a field's
-text as `filters` has it. In a range is what that text is as a JSON number, compared exactly
-however many digits it has; a text that is no JSON number is in no range.
+A condition looks at what is there as text: at the bytes of a key or header as they are, at a
+field's text as `filters` defines it. A range is tested on the number that the text is in the
+grammar of JSON, compared exactly however many digits it has. A text that is not a JSON number is in
+no range.
 """
 
 from __future__ import annotations
@@ -20,18 +21,25 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "lt": operator.lt,
     "lte": operator.le,
 }
-BOUND_NAMES: Final = tuple(_OPERATORS)
+BOUND_NAMES: Final = tuple(_OPERATORS)  # the names of bounds in configuration and requests
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Holds where all that is given does.
+    """A test that holds where all of its given parts do.
 
-    one_of: the texts that it may be. prefix: what its text begins with.
-    exists: whether there is anything at all, null too; False stands alone.
-    bounds: `gt`, `gte`, `lt`, `lte`, each with a number.
-    Equal conditions are equal values, in whatever order they were written.
-    Raises ValueError for a condition that says nothing, or that contradicts itself.
+    A frozen value: equal conditions compare equal, in whatever order their parts were written, so
+    that equal filters share a channel.
+
+    Attributes:
+        one_of: The texts that are allowed; None for any.
+        prefix: What the text has to begin with; None for anything.
+        exists: Whether anything must be there at all, where null counts as something. False
+            excludes all other parts.
+        bounds: Pairs of `gt`, `gte`, `lt` or `lte` and a number.
+
+    Raises:
+        ValueError: The condition has no part, or its parts contradict each other.
     """
 
     one_of: tuple[str, ...] | None = None
@@ -46,46 +54,55 @@ class Condition:
     _checks_text: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        looks = self.one_of is not None or self.prefix is not None or bool(self.bounds)
-        if not looks and self.exists is None:
+        """Normalize the parts and derive from them what the tests need."""
+        checks_text = self.one_of is not None or self.prefix is not None or bool(self.bounds)
+        if not checks_text and self.exists is None:
             raise ValueError("a condition without any part; add in, prefix, exists or a range")
-        if looks and self.exists is False:
-            raise ValueError("what is not there is in no list or range; ask for one of the two")
+        if checks_text and self.exists is False:
+            raise ValueError("'exists: false' excludes in, prefix and ranges: use one of the two")
         bounds = tuple(sorted({(name, normalize_number(number)) for name, number in self.bounds}))
         self._set_fields(
             one_of=None if self.one_of is None else tuple(sorted(set(self.one_of))),
-            exists=None if looks else self.exists,  # what has a text is there
+            exists=None if checks_text else self.exists,  # implied by a test of the text
             bounds=bounds,
             _one_of=frozenset(text.encode() for text in self.one_of or ()),
             _prefix=(self.prefix or "").encode(),
-            _bounds=tuple((_OPERATORS[name], at, float(at)) for name, at in bounds),
-            _checks_text=looks,
+            _bounds=tuple((_OPERATORS[name], bound, float(bound)) for name, bound in bounds),
+            _checks_text=checks_text,
         )
 
     def _set_fields(self, **values: object) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def matches_any(self, found: Iterable[bytes | None]) -> bool:
-        """Of what there is under one name, nothing perhaps; None has no text."""
+    def matches_any(self, contents: Iterable[bytes | None]) -> bool:
+        """Return whether any of the contents matches.
+
+        Args:
+            contents: All that is there under one name, possibly nothing. None is a header without a
+                value: it exists but has no text.
+        """
         if self._checks_text:
-            return any(each is not None and self._matches_text(each) for each in found)
-        return self.exists is any(True for _ in found)
+            return any(text is not None and self._matches_text(text) for text in contents)
+        return self.exists is any(True for _ in contents)
 
     def matches_field(
-        self, found: Any, text: bytes | None, read_numeral: Callable[[], str]
+        self, content: Any, text: bytes | None, read_numeral: Callable[[], str]
     ) -> bool:
-        """Of a field that is there.
+        """Return whether a field that is there matches.
 
-        found: as orjson reads it. text: None for an object or array.
-        exactly: says how a number is written in the value.
+        Args:
+            content: The field as orjson reads it.
+            text: Its text; None for an object or array.
+            read_numeral: Returns how a number is written in the value. Called only where a double
+                is too inexact to decide.
         """
         if not self._checks_text:
             return self.exists is True
         if text is None:
             return False
-        if type(found) is int or type(found) is float:
-            return self._is_listed(text) and self._is_number_in_bounds(found, read_numeral)
+        if type(content) is int or type(content) is float:
+            return self._is_listed(text) and self._is_number_in_bounds(content, read_numeral)
         return self._matches_text(text)
 
     def _matches_text(self, text: bytes) -> bool:
@@ -97,21 +114,21 @@ class Condition:
         return not self._prefix or text.startswith(self._prefix)
 
     def _is_numeral_in_bounds(self, text: bytes) -> bool:
-        # isascii() first: decoding what is no UTF-8 raises.
+        # isascii() first, because decoding bytes that are not UTF-8 raises an exception.
         number = parse_number(text.decode()) if text.isascii() else None
-        return number is not None and all(holds(number, at) for holds, at, _ in self._bounds)
+        return number is not None and all(holds(number, bound) for holds, bound, _ in self._bounds)
 
-    def _is_number_in_bounds(self, found: int | float, read_numeral: Callable[[], str]) -> bool:
-        for holds, at, near in self._bounds:
-            if type(found) is int:
-                if not holds(found, at):
+    def _is_number_in_bounds(self, content: int | float, read_numeral: Callable[[], str]) -> bool:
+        for holds, bound, bound_as_float in self._bounds:
+            if type(content) is int:
+                if not holds(content, bound):
                     return False
-            elif found != near:
-                # Rounding to a double keeps the order, so unequal doubles tell it exactly.
-                if not holds(found, near):
+            elif content != bound_as_float:
+                # Rounding to doubles keeps the order, so unequal doubles decide exactly.
+                if not holds(content, bound_as_float):
                     return False
-            else:
+            else:  # the rounded values are equal: the digits decide
                 exact = parse_number(read_numeral())
-                if exact is None or not holds(exact, at):
+                if exact is None or not holds(exact, bound):
                     return False
         return True

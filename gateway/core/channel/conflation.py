@@ -1,13 +1,15 @@
-"""The latest of each key, for those who need not see every record between.
+"""Keep only the latest record of each key, for clients that need not see every one between.
 
-Of what came of a key within one flush only the latest record goes out; a tombstone is one.
-Records without a key all go, and so does everything else that is told. What is left keeps the
-order of its arrival, and the filter looks first: a record that is not seen replaces none.
+Of the records that one key got within one flush, only the latest is sent; a tombstone counts as a
+record. Records without a key are all sent, and so is every other entry that clients are informed
+of. What is left keeps the order of its arrival. The filter is applied first: a record that is not
+shown replaces none.
 
-A flush moves the position past records that were left out, so an id goes with its last event
-only. Within one partition there is more: a record was left out for a *later* one of its key. So
-what is left of a stretch may be cut anywhere, and the place after the last record that was sent
-is one to go on from: whatever is missing before it comes again after it, as something newer.
+A flush moves the position past records that were left out, so only its last event has an id. Within
+one partition there is a stronger rule: a record was left out for a *later* one of its key. So what
+is left of a window of one partition may be cut anywhere, and the position after the last record
+that was sent is a valid one to go on from: whatever is missing before it comes after it, as
+something newer.
 """
 
 from __future__ import annotations
@@ -22,18 +24,23 @@ from gateway.core.log.record import Entry, Record, Skip, TopicPartition
 
 from .ring_budget import RingBudget
 
-RECORD_OVERHEAD_BYTES = 128  # bytes that a record of a stretch counts beside its key and value
+RECORD_OVERHEAD_BYTES = 128  # bytes that a record of a window counts beside its key and value
 KEY_OVERHEAD_BYTES = 96  # bytes of a key and its latest offset; the key itself is the log's
-MAX_SCAN_ENTRIES = 4096  # that are looked at in one turn: 1.5 ms
+MAX_SCAN_ENTRIES = 4096  # entries that are looked at in one call: 1.5 ms
 
 RecordPredicate: TypeAlias = Callable[[Record], bool] | None
-ConflationKey: TypeAlias = (
-    bytes | int | Entry
-)  # an offset: a record without a key; itself: what is none
+# The key of a record, the offset of a record without a key, or an entry that is not a record.
+ConflationKey: TypeAlias = bytes | int | Entry
 
 
 def conflate(entries: Sequence[Entry], accepts: RecordPredicate = None) -> list[Entry]:
-    """What is left of one flush, of any partitions: a key is one of its topic, wherever it is."""
+    """Return what is left of one flush, in order.
+
+    Args:
+        entries: Entries of any partitions. Equal keys of one topic are one key, in whatever
+            partition they are.
+        accepts: The filter of the view; None lets every record through.
+    """
     seen: set[tuple[str, bytes]] = set()
     kept: list[Entry] = []
     for entry in reversed(entries):
@@ -51,15 +58,35 @@ def conflate(entries: Sequence[Entry], accepts: RecordPredicate = None) -> list[
 
 
 class KeyWindow:
-    """Entries of one partition that follow each other, and what is left of them.
+    """Consecutive entries of one partition, of which the latest record of each key is left.
 
-    most: bytes of records to be held; it is `full` from then on. What is added to a full one is
-          not taken in any more, it only shows which records were not the latest of their keys.
+    A private reader creates one per partition that it conflates. It first gathers (`add`), then is
+    closed, then is drained; records without a newer one of their key are left, in offset order.
+    Once it is full, added entries are not taken in any more: they only show which of the held
+    records are not the latest of their keys.
+
+    Attributes:
+        tp: The partition.
+        start_offset: Where it begins.
+        end_offset: Where it ends so far: the position after all that it took in.
+        epoch: The leader epoch at `end_offset`.
+        max_bytes: How many bytes of records make it full.
+        bytes: The size of what is left now.
+        is_full: Nothing more is taken in. It stays so even if `bytes` falls again.
     """
 
     __slots__ = (
-        "_accepts", "_entries", "_remaining", "bytes", "end_offset", "epoch", "is_full", "max_bytes", "start_offset", "tp"
-    )  # fmt: skip
+        "_accepts",
+        "_entries",
+        "_remaining",
+        "bytes",
+        "end_offset",
+        "epoch",
+        "is_full",
+        "max_bytes",
+        "start_offset",
+        "tp",
+    )
 
     def __init__(
         self,
@@ -77,20 +104,20 @@ class KeyWindow:
         self.is_full = False
         self._accepts = accepts
         self._entries: dict[ConflationKey, Entry] = {}
-        self._remaining: deque[Entry] | None = None
+        self._remaining: deque[Entry] | None = None  # what is left, once it is closed
 
     @property
     def is_closed(self) -> bool:
-        """Nothing is added any more."""
+        """Return whether gathering is over."""
         return self._remaining is not None
 
     @property
     def is_drained(self) -> bool:
-        """It is closed, and nothing is left."""
+        """Return whether it is closed and nothing is left."""
         return self._remaining is not None and not self._remaining
 
     def add(self, entry: Entry) -> None:
-        """What comes next."""
+        """Take in the entry that follows."""
         if self.is_full:
             self.discard_replaced(entry)
             return
@@ -102,31 +129,35 @@ class KeyWindow:
             if self._accepts is not None and not self._accepts(entry):
                 return
             key = entry.offset if entry.key is None else entry.key
-            before = self._entries.pop(key, None)  # popped, so that the later one stands last
-            if before is not None:
-                self.bytes -= buffered_size(before)
+            # Popped and not overwritten, so that the later record takes its place at the end.
+            replaced = self._entries.pop(key, None)
+            if replaced is not None:
+                self.bytes -= buffered_size(replaced)
         self._entries[key] = entry
         self.bytes += buffered_size(entry)
         self.is_full = self.bytes >= self.max_bytes
 
     def discard_replaced(self, entry: Entry) -> None:
-        """What comes later: it is not held, but what it replaces is not the latest."""
+        """Drop the held record of a key, if this later entry replaces it."""
         if type(entry) is not Record or entry.key is None or entry.key not in self._entries:
             return
         if self._accepts is None or self._accepts(entry):
             self.bytes -= buffered_size(self._entries.pop(entry.key))
 
     def close(self) -> Sequence[Entry]:
-        """What is left, in the order of offsets; the last one leads to `end`."""
+        """End gathering and return what is left, in offset order.
+
+        If records at the end were left out, a `Skip` follows that leads to `end_offset`.
+        """
         self._remaining = deque(self._entries.values())
         self._entries.clear()
-        at = self._remaining[-1].next_offset if self._remaining else self.start_offset
-        if at != self.end_offset:
-            self._remaining.append(Skip(self.tp, at, self.end_offset, self.epoch))
+        next_offset = self._remaining[-1].next_offset if self._remaining else self.start_offset
+        if next_offset != self.end_offset:
+            self._remaining.append(Skip(self.tp, next_offset, self.end_offset, self.epoch))
         return self._remaining
 
     def drain(self) -> Iterator[Entry]:
-        """What is left, which then is no longer."""
+        """Yield what is left, and forget it."""
         while self._remaining:
             entry = self._remaining.popleft()
             if type(entry) is not Skip:
@@ -137,15 +168,16 @@ class KeyWindow:
 class LatestOffsets:
     """The offset of the latest record of each key in a log, up to its tail, as one view sees it.
 
-    A stretch alone knows only of what it holds: a client whose keys' latest records are more than
-    that would be sent every record, late, and never be live again. One instance for a partition
-    and a view, shared by the clients that are conflated, and gone with the last of them.
+    A `KeyWindow` knows only what it holds. A client whose keys' latest records are larger than that
+    would be sent every record, late, and never become live again. One instance for a partition and
+    a view, shared by the clients that are conflated there, and freed with the last of them.
 
-    It covers what the log holds from the first place on that was asked for. While it is behind, or
-    has no room to go on, it only knows of fewer records that were replaced.
+    It covers what the log holds from the first offset on that was asked for. While it lags behind
+    the log, or the budget does not allow it to go on, it only knows of fewer records that were
+    replaced: a record may then be sent in vain, but none is left out wrongly.
 
     Attributes:
-        bytes: What it takes up, counted in `rings`.
+        bytes: What it takes up, counted in the ring budget.
     """
 
     __slots__ = (
@@ -167,21 +199,24 @@ class LatestOffsets:
         self._next_offset = 0
 
     def scan(self, log: PartitionLog, offset: int, end: int | None) -> None:
-        """Take in what the log has got since the last look.
+        """Take in what the log has received since the last call, up to a bounded number of entries.
 
         Args:
-            log: That of the partition.
-            offset: From where on it is of use; what comes before is not looked at.
-            end: Where the tail stands. What the log has beyond is not sent yet, so that it has
-                replaced nothing.
+            log: The log of the partition.
+            offset: The offset from which on it is of use; what comes before need not be looked at.
+            end: Where the tail stands; None while that is pending. What the log has beyond it is
+                not sent yet and therefore has replaced nothing.
         """
         if log.start_offset is None or end is None:
             return
         if self._lineage != log.lineage:  # the log went back: what replaced a record may be gone
             self._clear()
             self._lineage, self._next_offset = log.lineage, offset
+        # Forget keys whose latest record the log has dropped, when they are the majority.
         if len(self._offsets) > 2 * len(log) + MAX_SCAN_ENTRIES:
-            self._offsets = {key: at for key, at in self._offsets.items() if at >= log.start_offset}
+            self._offsets = {
+                key: latest for key, latest in self._offsets.items() if latest >= log.start_offset
+            }
             self._update_size()
         self._next_offset = max(self._next_offset, log.start_offset)
         if self._next_offset >= end or not self._ring_budget.has_capacity(
@@ -205,14 +240,14 @@ class LatestOffsets:
         return self._offsets.get(entry.key, -1) > entry.offset
 
     def skip_replaced(self, entry: Entry) -> Entry:
-        """Return the entry, or what passes over it where the log has replaced it."""
+        """Return the entry, or a `Skip` over it if the log has replaced it."""
         if not self.has_replaced(entry):
             return entry
         return Skip(entry.tp, entry.offset, entry.next_offset, entry.epoch)
 
     def _update_size(self) -> None:
-        before, self.bytes = self.bytes, KEY_OVERHEAD_BYTES * len(self._offsets)
-        self._ring_budget.bytes += self.bytes - before
+        old_size, self.bytes = self.bytes, KEY_OVERHEAD_BYTES * len(self._offsets)
+        self._ring_budget.bytes += self.bytes - old_size
 
     def _clear(self) -> None:
         self._offsets = {}
@@ -220,7 +255,7 @@ class LatestOffsets:
 
 
 def buffered_size(entry: object) -> int:
-    """Bytes that an entry is taken to hold in memory; what is shared is as good as nothing."""
+    """Return about how many bytes an entry takes in memory; what is shared counts nothing."""
     if type(entry) is not Record:
         return RECORD_OVERHEAD_BYTES // 2
     return RECORD_OVERHEAD_BYTES + len(entry.key or b"") + len(entry.value or b"")

@@ -1,9 +1,10 @@
-"""One turn to the channels that it concerns, whatever the number of the others.
+"""Hand an update of the tail to the channels that it concerns, however many others there are.
 
-A channel without a filter takes a turn as it is. Of the others the index says which ones a
-record concerns; gaps and readiness concern all. An event is made once for all channels of
-one encoder. What a channel holds is let go when its turn is too old, by the turn, so that
-no channel is looked at for nothing: 2,000 on keys of their own take 4 us a record in all.
+A channel without a filter encodes the update itself. Of the others, the filter index finds those
+that a record concerns; gaps, faults and readiness concern all. An event is built once for all
+channels that share an encoder. The channels that got a chunk are noted with the update, and when
+the update is too old they are the only ones to drop chunks, so that idle channels cost nothing:
+2,000 channels, each for one key, take 4 us a record in all.
 """
 
 from __future__ import annotations
@@ -19,116 +20,143 @@ from .conflation import conflate
 from .filter_index import FilterIndex
 from .filters import Filters
 
-MAX_UPDATES = 4096
+MAX_UPDATES = 4096  # updates whose chunks and positions are kept at most
 
 
 class ChannelDispatcher:
-    """The channels of one tail."""
+    """The channels of one tail.
+
+    Owned by the hub's `SharedTail`, which passes every `TailUpdate` to it exactly once, in order.
+
+    Invariant between calls: `_chunk_holders` has one list for each update from `tail.oldest_seq` to
+    `tail.seq`, where the last one is for the next update. The list of an update names the channels
+    that got a chunk of it.
+    """
 
     def __init__(self, tail: Tail) -> None:
         self.tail = tail
         self._unfiltered: set[Channel] = set()
         self._filter_index: FilterIndex[Channel] = FilterIndex()
-        turns = range(tail.oldest_seq, tail.seq + 1)
-        self._chunk_holders: deque[list[Channel]] = deque(
-            [] for _ in turns
-        )  # who has chunks of which
+        seqs = range(tail.oldest_seq, tail.seq + 1)
+        self._chunk_holders: deque[list[Channel]] = deque([] for _ in seqs)
 
     def add(self, channel: Channel, filters: Filters) -> None:
-        """filters: those that the channel accepts by."""
+        """Add a channel.
+
+        Args:
+            channel: A channel of this tail.
+            filters: The filters by which the channel's `accepts` decides.
+        """
         if filters.filters:
             self._filter_index.add(channel, filters)
         else:
             self._unfiltered.add(channel)
 
     def remove(self, channel: Channel) -> None:
-        """Nobody follows it."""
+        """Remove a channel that has no followers any more, and drop its chunks."""
         if channel in self._unfiltered:
             self._unfiltered.remove(channel)
         else:
             self._filter_index.remove(channel)
         channel.evict_before(self.tail.seq + 1)
 
-    def publish(self, turn: TailUpdate) -> list[Channel]:
-        """Tell what the tail has just taken over; those that have a new chunk."""
-        told = [
-            each for each in self._unfiltered if each.followers and each.publish(turn) is not None
+    def publish(self, update: TailUpdate) -> list[Channel]:
+        """Publish what the tail has just taken over; return the channels with a new chunk."""
+        published = [
+            channel
+            for channel in self._unfiltered
+            if channel.followers and channel.publish(update) is not None
         ]
         if self._filter_index:
-            told += self._publish_filtered(turn)
-        self._chunk_holders[-1] += told
+            published += self._publish_filtered(update)
+        self._chunk_holders[-1] += published
         self._chunk_holders.append([])
         self._trim_updates()
-        return told
+        return published
 
     def announce_position(self, channel: Channel) -> bool:
-        """Tell a channel's idle clients where they are; False if they know."""
+        """Send a channel's idle clients the position; return False if they have it already."""
         if channel.announce_position() is None:
             return False
         self._chunk_holders[-1].append(channel)
         return True
 
-    def _publish_filtered(self, turn: TailUpdate) -> list[Channel]:
-        of_all = [entry for entry, _ in turn.entries if type(entry) not in (Record, Skip)]
-        only_ready = all(type(entry) is Ready for entry in of_all)
-        gaps = [entry for entry in of_all if type(entry) is Gap]
-        told = (
-            self._select_conflated_events(turn)
+    def _publish_filtered(self, update: TailUpdate) -> list[Channel]:
+        # What concerns every channel. Only these entries can end clients or be gaps, so the
+        # fields of the chunk that tell of them are the same for all channels but for topics.
+        common = [entry for entry, _ in update.entries if type(entry) not in (Record, Skip)]
+        only_ready = all(type(entry) is Ready for entry in common)
+        gaps = [entry for entry in common if type(entry) is Gap]
+        events_by_channel = (
+            self._select_conflated_events(update)
             if self.tail.is_conflated
-            else self._select_events(turn)
+            else self._select_events(update)
         )
-        for channel, events in told.items():
-            chunk = channel.publish_events(turn, events)
-            if of_all:
+        for channel, events in events_by_channel.items():
+            chunk = channel.publish_events(update, events)
+            if common:
                 records = any(event.timestamp is not None for event in events)
                 chunk.is_only_ready, chunk.gaps = only_ready and not records, gaps
                 chunk.ending_partitions = frozenset(
-                    entry.tp for entry in of_all if channel.should_end_at(entry)
+                    entry.tp for entry in common if channel.should_end_at(entry)
                 )
-        return list(told)
+        return list(events_by_channel)
 
-    def _select_events(self, turn: TailUpdate) -> dict[Channel, list[ChannelEvent]]:
-        """What each channel sees. Where ids come in batches, an event has the last text before
-        the next one of its channel: past what the channel does not see."""
-        told: dict[Channel, list[ChannelEvent]] = {}
-        batched, last = not self.tail.has_exact_tokens, dict[Channel, int]()
-        marked, mark = -1, b""
-        for n, (entry, text) in enumerate(turn.entries):
-            made: dict[Encoder, ChannelEvent | None] = {}
+    def _select_events(self, update: TailUpdate) -> dict[Channel, list[ChannelEvent]]:
+        """Return the events that each channel shows of an update.
+
+        Where ids come in batches, an event gets the last token text before the channel's next
+        event, so that its id also covers the entries that the channel does not show.
+        """
+        events_by_channel: dict[Channel, list[ChannelEvent]] = {}
+        is_batched, last_index = not self.tail.has_exact_tokens, dict[Channel, int]()
+        text_index, last_text = -1, b""
+        for n, (entry, text) in enumerate(update.entries):
+            built: dict[Encoder, ChannelEvent | None] = {}
             for channel in self._find_channels(entry):
                 encoder = channel.encoder
-                if encoder not in made:
-                    made[encoder] = build_event(encoder, entry, text)
-                event = made[encoder]
+                if encoder not in built:
+                    built[encoder] = build_event(encoder, entry, text)
+                event = built[encoder]
                 if event is None or not channel.followers:
                     continue
-                events = told.setdefault(channel, [])
-                if batched and events and marked >= last[channel]:
-                    events[-1] = events[-1]._replace(token_text=mark)
-                if batched:
-                    last[channel] = n
+                events = events_by_channel.setdefault(channel, [])
+                # A text that was written at or after the channel's previous event covers it.
+                if is_batched and events and text_index >= last_index[channel]:
+                    events[-1] = events[-1]._replace(token_text=last_text)
+                if is_batched:
+                    last_index[channel] = n
                 events.append(event)
-            if batched and text is not None:
-                marked, mark = n, text
-        return told
+            if is_batched and text is not None:
+                text_index, last_text = n, text
+        return events_by_channel
 
-    def _select_conflated_events(self, turn: TailUpdate) -> dict[Channel, list[ChannelEvent]]:
-        """What each channel sees of a turn that is conflated."""
-        seen: dict[Channel, list[Entry]] = {}
-        for entry, _ in turn.entries:
+    def _select_conflated_events(self, update: TailUpdate) -> dict[Channel, list[ChannelEvent]]:
+        """Return the events that each channel shows of a conflated update."""
+        # Filter first, then conflate: a record that a channel does not show replaces none there.
+        shown: dict[Channel, list[Entry]] = {}
+        for entry, _ in update.entries:
             for channel in self._find_channels(entry):
                 if channel.followers:
-                    seen.setdefault(channel, []).append(entry)
-        made = ((channel, _build_events(channel, conflate(some))) for channel, some in seen.items())
-        return {channel: events for channel, events in made if events}
+                    shown.setdefault(channel, []).append(entry)
+        built = (
+            (channel, _build_events(channel, conflate(entries)))
+            for channel, entries in shown.items()
+        )
+        return {channel: events for channel, events in built if events}
 
     def _find_channels(self, entry: Entry) -> Iterable[Channel]:
+        """Return the filtered channels that an entry concerns."""
         if type(entry) is Record:
             return self._filter_index.find(entry)
         return () if type(entry) is Skip else self._filter_index
 
     def _trim_updates(self) -> None:
-        """Keep a bounded number of turns; who holds older chunks lets go of them first."""
+        """Keep a bounded number of updates; channels with older chunks drop these first.
+
+        The order matters: followers whose chunks are dropped need `position_before`, which the tail
+        can no longer answer once it has forgotten the update.
+        """
         tail = self.tail
         while tail.seq - tail.oldest_seq > MAX_UPDATES:
             before = tail.oldest_seq + 1
@@ -138,5 +166,5 @@ class ChannelDispatcher:
 
 
 def _build_events(channel: Channel, entries: Iterable[Entry]) -> list[ChannelEvent]:
-    made = (build_event(channel.encoder, entry, None) for entry in entries)
-    return [event for event in made if event is not None]
+    built = (build_event(channel.encoder, entry, None) for entry in entries)
+    return [event for event in built if event is not None]

@@ -1,12 +1,12 @@
-"""Whom a record concerns, found by what it holds instead of by asking every filter.
+"""Find the filters that a record passes by what the record holds, not by asking every filter.
 
-A filter is kept under the values that one of its equalities (or an `in`) wants: of the key,
-a header, or a field of the value. A record is looked up by its key, by its headers, and by
-each field in use; whoever is found is asked for the rest of its filter, if there is a rest.
+A filter is kept under the values that one of its equalities (or an `in`) requires of the key, a
+header, or a field of the value. A record is looked up by its key, by its headers, and by each field
+in use. The filters found are then asked about the rest of their conditions, if there is a rest.
 Filters without such a part are asked about every record.
 
-Of several parts that would do, one whose values are not crowded is taken: by a route's
-`type: order`, which all of its clients share, all would be found every time.
+If several parts would do, one whose values have few filters is taken: under a route's `type:
+order`, which all of its clients share, every lookup would find all of them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ from gateway.core.log.record import Record
 
 from .filters import Filters, IndexTerm, LazyValue, Path, TermTarget
 
-MAX_CHEAP_BUCKET_SIZE = 8  # under one value: asked as fast as another field is looked up
+MAX_CHEAP_BUCKET_SIZE = 8  # asking so many filters takes as long as looking up another field
 
 T = TypeVar("T", bound=Hashable)
 Matches: TypeAlias = Callable[[Record, LazyValue], bool]
-Bucket: TypeAlias = dict[T, Matches | None]  # None: who is found here needs no more asking
-BucketsByValue: TypeAlias = dict[Any, Bucket[T]]  # by value
+Bucket: TypeAlias = dict[T, Matches | None]  # None: the value alone decides, nothing is left to ask
+BucketsByValue: TypeAlias = dict[Any, Bucket[T]]
 
 
 class FilterIndex(Generic[T]):
-    """From filters to whom they stand for. Adding and removing costs the values of the filter,
-    not how many others there are."""
+    """A map from filters to items, looked up by record.
+
+    Adding and removing cost time in proportion to the values of the filter, not to the number of
+    other filters. Owned by a `ChannelDispatcher`, whose items are channels.
+
+    Invariant between calls: each item is either in `_unindexed` or in one bucket for every value of
+    its `_terms`. No bucket or table of a header or field is empty.
+    """
 
     def __init__(self) -> None:
         self._keys: BucketsByValue[T] = {}
@@ -44,102 +50,115 @@ class FilterIndex(Generic[T]):
         return iter(self._terms)
 
     def add(self, item: T, filters: Filters) -> None:
-        """Filters that let everything through are asked about everything."""
-        parts = self._terms[item] = self._choose_terms(filters)
-        if not parts:
+        """Add an item. Filters that let everything through are asked about every record."""
+        terms = self._terms[item] = self._choose_terms(filters)
+        if not terms:
             self._unindexed[item] = filters.matches
-        for part in parts:
-            table = self._ensure_table(part.target)
-            rest = None if part.is_whole_filter and filters.within is None else filters.matches
-            for value in part.values:
+        for term in terms:
+            table = self._ensure_table(term.target)
+            remaining = None if term.is_whole_filter and filters.within is None else filters.matches
+            for value in term.values:
                 bucket = table.setdefault(value, {})
-                if bucket.get(item, rest) is not None:  # of two alternatives one may have no rest
-                    bucket[item] = rest
+                # Two alternatives of one item may share a value. If one of them has nothing left
+                # to ask, the value alone decides.
+                if bucket.get(item, remaining) is not None:
+                    bucket[item] = remaining
                 else:
                     bucket[item] = None
 
     def remove(self, item: T) -> None:
-        """Raises KeyError for one that was not added."""
+        """Remove an item.
+
+        Raises:
+            KeyError: The item was not added.
+        """
         self._unindexed.pop(item, None)
-        for site, values, _ in self._terms.pop(item):
-            table = self._ensure_table(site)
+        for target, values, _ in self._terms.pop(item):
+            table = self._ensure_table(target)
             for value in values:
                 bucket = table.get(value, {})
                 bucket.pop(item, None)
                 if not bucket:
                     table.pop(value, None)
             if not table:
-                self._remove_table(site)
+                self._remove_table(target)
 
     def find(self, record: Record) -> Collection[T]:
-        """All whose filters let the record through, each once."""
+        """Return all items whose filters let the record through, each once."""
         value = LazyValue(record.value)
-        found: dict[T, None] = {}
+        matching: dict[T, None] = {}
         for bucket in self._find_buckets(record, value):
-            for to, rest in bucket.items():
-                if rest is None or (to not in found and rest(record, value)):
-                    found[to] = None
-        for to, matches in self._unindexed.items():
+            for item, remaining in bucket.items():
+                if remaining is None or (item not in matching and remaining(record, value)):
+                    matching[item] = None
+        for item, matches in self._unindexed.items():
             if matches(record, value):
-                found[to] = None
-        return found
+                matching[item] = None
+        return matching
 
     def _find_buckets(self, record: Record, value: LazyValue) -> list[Bucket[T]]:
-        hit = []
+        buckets = []
         bucket = self._keys.get(record.key)
         if bucket is not None:
-            hit.append(bucket)
+            buckets.append(bucket)
         for name, content in record.headers if self._headers else ():
             bucket = self._headers.get(name, {}).get(content)
             if bucket is not None:
-                hit.append(bucket)
+                buckets.append(bucket)
         for path, table in self._fields.items():
             bucket = table.get(value.get_text(path))
             if bucket is not None:
-                hit.append(bucket)
-        return hit
+                buckets.append(bucket)
+        return buckets
 
-    # where a filter is kept
+    # Where a filter is kept.
 
     def _choose_terms(self, filters: Filters) -> tuple[IndexTerm, ...]:
-        """A part of each alternative; none if one has none. Of filters within others either
-        will do."""
+        """Return one term of each alternative, under which the filters are found.
+
+        The result is empty if some alternative has no term, because a lookup would then miss the
+        records that this alternative lets through. If filters are narrowed by others, either set is
+        enough.
+        """
         options = []
-        each: Filters | None = filters
-        while each is not None:
-            parts = [min(one.index_terms, key=self._cost, default=None) for one in each.filters]
-            there = tuple(part for part in parts if part is not None)
-            if there and len(there) == len(parts):
-                options.append(there)
-            each = each.within
-        return min(options, key=lambda parts: max(map(self._cost, parts)), default=())
+        level: Filters | None = filters
+        while level is not None:
+            best = [
+                min(filter_.index_terms, key=self._cost, default=None) for filter_ in level.filters
+            ]
+            terms = tuple(term for term in best if term is not None)
+            if terms and len(terms) == len(best):
+                options.append(terms)
+            level = level.within
+        return min(options, key=lambda terms: max(map(self._cost, terms)), default=())
 
-    def _cost(self, part: IndexTerm) -> tuple[int, int]:
-        """How crowded its values are, then what looking there takes."""
-        site, table = part.target, self._get_table(part.target)
-        crowd = max((len(table.get(value, ())) for value in part.values), default=0)
-        if site is None:
-            return crowd // MAX_CHEAP_BUCKET_SIZE, 0
-        if isinstance(site, str):
-            return crowd // MAX_CHEAP_BUCKET_SIZE, 1
-        return crowd // MAX_CHEAP_BUCKET_SIZE, 2 if table else 3
+    def _cost(self, term: IndexTerm) -> tuple[int, int]:
+        """Return a sort key: how many items share a value of the term, then the lookup's cost."""
+        target, table = term.target, self._get_table(term.target)
+        largest = max((len(table.get(value, ())) for value in term.values), default=0)
+        if target is None:
+            return largest // MAX_CHEAP_BUCKET_SIZE, 0
+        if isinstance(target, str):
+            return largest // MAX_CHEAP_BUCKET_SIZE, 1
+        # A field in use is cheaper than a new one, which every record would be looked up by.
+        return largest // MAX_CHEAP_BUCKET_SIZE, 2 if table else 3
 
-    def _get_table(self, site: TermTarget) -> BucketsByValue[T]:
-        if site is None:
+    def _get_table(self, target: TermTarget) -> BucketsByValue[T]:
+        if target is None:
             return self._keys
-        if isinstance(site, str):
-            return self._headers.get(site, {})
-        return self._fields.get(site, {})
+        if isinstance(target, str):
+            return self._headers.get(target, {})
+        return self._fields.get(target, {})
 
-    def _ensure_table(self, site: TermTarget) -> BucketsByValue[T]:
-        if site is None:
+    def _ensure_table(self, target: TermTarget) -> BucketsByValue[T]:
+        if target is None:
             return self._keys
-        if isinstance(site, str):
-            return self._headers.setdefault(site, {})
-        return self._fields.setdefault(site, {})
+        if isinstance(target, str):
+            return self._headers.setdefault(target, {})
+        return self._fields.setdefault(target, {})
 
-    def _remove_table(self, site: TermTarget) -> None:
-        if isinstance(site, str):
-            del self._headers[site]
-        elif site is not None:
-            del self._fields[site]
+    def _remove_table(self, target: TermTarget) -> None:
+        if isinstance(target, str):
+            del self._headers[target]
+        elif target is not None:
+            del self._fields[target]

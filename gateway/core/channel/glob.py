@@ -1,27 +1,29 @@
-"""Patterns of topic names: `*` stands for any text, everything else for itself.
+"""Match topic names with patterns in which `*` stands for any text and all else for itself.
 
-Not `fnmatch`: as a regular expression, a client's `*a*a*a*...` takes longer with every star.
+It does not use `fnmatch`: as a regular expression, a client's `*a*a*a*...` takes longer with every
+star.
 """
 
 from __future__ import annotations
 
 
 def is_glob(text: str) -> bool:
+    """Return whether a text is a pattern, not a plain name."""
     return "*" in text
 
 
 def matches_glob(pattern: str, name: str) -> bool:
-    """Whether the whole name is what the pattern says, in a time linear in its length."""
+    """Return whether a pattern matches a whole name, in time linear in the name's length."""
     first, *rest = pattern.split("*")
     if not rest:
         return name == pattern
     *middle, last = rest
-    at, end = len(first), len(name) - len(last)
-    if at > end or not name.startswith(first) or not name.endswith(last):
+    start, end = len(first), len(name) - len(last)
+    if start > end or not name.startswith(first) or not name.endswith(last):
         return False
-    for part in middle:  # the leftmost place of each leaves the most for those after it
-        at = name.find(part, at, end)
-        if at < 0:
+    for part in middle:  # the leftmost match of each part leaves the most for the next ones
+        start = name.find(part, start, end)
+        if start < 0:
             return False
-        at += len(part)
+        start += len(part)
     return True

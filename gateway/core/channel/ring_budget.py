@@ -1,12 +1,12 @@
-"""What the rings of all channels hold together, and which of them give way.
+"""Bound what the rings of all channels hold together, and choose which of them give way.
 
-A channel bounds its own ring, but how many channels there are is the choice of clients: each filter
-is a view. So every ring also counts against one limit, and the chunk that exceeds it makes room at
-once, within the turn that brought it. A follower whose chunks are dropped goes on from the log, or
-from Kafka: it loses nothing and is slower.
+Each channel bounds its own ring, but how many channels there are is the choice of clients: each
+filter is a view. So every ring also counts against one limit, and the chunk that exceeds it makes
+others be dropped at once, within the call that published it. A follower whose chunks are dropped
+goes on from the log, or from Kafka: it loses nothing and is slower.
 
-Counting costs one addition a chunk; making room looks at all channels, once for every quarter of
-the limit that is published.
+Counting costs one addition per chunk. Dropping looks at all channels, once for every quarter of the
+limit that is published.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ class Ring(Protocol):
 
     @property
     def bytes(self) -> int:
-        """The bytes that they take."""
+        """Return how many bytes they take."""
 
     def drop_consumed(self) -> None:
-        """Drop the chunks that every follower has."""
+        """Drop the chunks that every follower has taken."""
 
     def drop_all(self) -> None:
-        """Drop all chunks; followers who lack any of them go on by themselves."""
+        """Drop all chunks; followers that have not taken them all go on by private reading."""
 
     def notify_followers(self) -> None:
-        """Let the followers see how they go on."""
+        """Wake the followers, so that those whose chunks were dropped go on."""
 
 
 class RingBudget:
-    """The bytes that the rings of some channels hold, within a limit, and what conflated clients
-    know of the latest records.
+    """The bytes that the rings of some channels hold, within a limit.
 
-    One instance a hub, shared by its channels. A channel calls `grow` for what it takes up, which
-    makes room as soon as `bytes` is over `limit`, and subtracts from `bytes` what it drops.
+    One instance per hub, shared by its channels. A channel calls `grow` for what it adds, which
+    drops chunks as soon as `bytes` exceeds `limit`, and subtracts from `bytes` what it drops
+    itself. What `LatestOffsets` know of conflated keys counts as well.
 
     Attributes:
         bytes: What the rings hold now.
-        limit: What they may hold; None for no bound.
+        limit: What they may hold, in bytes; None for no bound.
     """
 
     __slots__ = ("_list_rings", "bytes", "limit")
@@ -52,28 +52,29 @@ class RingBudget:
         """Start with empty rings.
 
         Args:
-            limit: Bytes; None for no bound.
-            find: Returns all rings that count.
+            limit: The bound in bytes; None for no bound.
+            list_rings: Returns all rings that count.
         """
         self.bytes = 0
         self.limit = limit
         self._list_rings = list_rings
 
     def has_capacity(self, size: int) -> bool:
-        """Return whether so many bytes more are within the limit."""
+        """Return whether `size` more bytes are within the limit."""
         return self.limit is None or self.bytes + size <= self.limit
 
     def grow(self, size: int) -> None:
-        """Count so many bytes more, and make room where they exceed the limit."""
+        """Count `size` more bytes, and drop chunks if they exceed the limit."""
         self.bytes += size
         if self.limit is not None and self.bytes > self.limit:
             self._shrink_to(self.limit * 3 // 4)
 
     def _shrink_to(self, max_bytes: int) -> None:
-        """Drop chunks until at most so many bytes are held.
+        """Drop chunks until at most `max_bytes` bytes are held.
 
-        What everybody has goes first, since nobody notices. Then the largest rings go: they are
-        large because somebody lags, so those who keep up are spared as long as possible.
+        What all followers have taken goes first, since nobody notices. Then the largest rings go:
+        they are large because some follower lags, so channels whose followers keep up are spared as
+        long as possible.
         """
         rings = [ring for ring in self._list_rings() if ring.bytes]
         for ring in rings:

@@ -1,6 +1,8 @@
-"""The log of a partition: what is read of it, and where it stands.
+"""Keep the log of a partition as the gateway sees it: what was read, and where reading stands.
 
-`record` has the entries, `partition_reader` decides what is fetched next and what an error means,
-`recovery` is its table of errors, `partition_log` keeps recent entries, and `tail` merges
-partitions into one order. Start with `record`, then `partition_reader`.
+Start with `record`, which has the entries a log consists of, and `position`, which says where a
+stream stands. `partition_reader` then decides what is asked of Kafka next and what an error means,
+with the table of errors in `recovery`. `partition_log` keeps recent entries in memory, and `tail`
+merges the partitions of a topic set into one order; `readiness` says when a stream of that order
+may begin. `gateway.kafka.fetch` drives the readers, `gateway.hub` the logs and tails.
 """

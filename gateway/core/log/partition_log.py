@@ -1,15 +1,15 @@
-"""The recent entries of one partition, kept for those who come late.
+"""Keep the recent entries of one partition in memory, for clients that read them late.
 
-A bounded ring: reconnecting clients, late joiners and slow ones read from here what the
-shared read has already passed, without asking Kafka. Bounded by bytes and by age; the
-oldest go first, and the newest stay even when one alone is over the bound.
+Reconnecting clients, late joiners and slow ones read from here what the shared read has already
+passed, without asking Kafka. A log is bounded by bytes and by age. The oldest entries are dropped
+first, and the newest one stays even if it alone exceeds the bound.
 
-What is held is plain tuples of bytes and numbers, which Python's garbage collector lets go of
-after a look or two: named tuples, as records are, it would walk over again and again (200,000 of
-them: 50 ms at a time, now 0).
+Entries are held as plain tuples of bytes and numbers, which Python's garbage collector stops
+tracking after a pass or two. Named tuples, as records are, it would traverse in every full
+collection (200,000 of them: 50 ms each time, now 0).
 
-When the partition's log itself goes back (truncated, recreated) the ring starts anew in
-the next lineage, and `rebase` tells a reader of an older lineage where it goes on.
+When the partition's log itself goes back (truncated, recreated), the held entries are dropped and
+the next lineage begins. `rebase` translates a position of an older lineage into the present one.
 """
 
 from __future__ import annotations
@@ -28,15 +28,36 @@ _tuple_new = tuple.__new__  # not through the named tuple: records are encoded 1
 
 
 _StoredEntry: TypeAlias = tuple[Any, ...]
-"""A record's fields but for the partition, or another entry in whole; its size; when it came."""
+"""Either (a record's fields without `tp`, size, time) or (another entry as it is, size, time)."""
 
+# All fields of a record but `tp`, plus size and time; other entries are stored with length 3.
 _STORED_RECORD_LENGTH = len(Record._fields) + 1
 
 
 class PartitionLog:
-    """What is held of one partition: entries that follow each other up to `next`.
+    """The held entries of one partition, which follow each other up to `next_offset`.
 
-    max_bytes: bound in bytes. max_age: bound in seconds, by the time of appending.
+    The hub creates one per partition and appends what the shared read of the partition brings;
+    tails and clients only read it. Invariants between calls:
+
+    - The held entries cover the offsets from `start_offset` to `next_offset` without a hole. Both
+      are None until `open` is called.
+    - All held entries are of the present lineage, and their epochs never decrease, except that the
+      epoch of a `Gap` is that of the leader that reported it.
+    - `bytes` is the sum of the sizes of the held entries. It exceeds `max_bytes` only if a single
+      entry does.
+
+    Attributes:
+        tp: The partition.
+        max_bytes: The bound in bytes.
+        max_age: The bound in seconds, by the time of appending.
+        bytes: The estimated size of what is held.
+        start_offset: The first offset that can be read from here; None before `open`.
+        next_offset: The offset that the shared read fetches next; None before `open`.
+        epoch: The leader epoch of the newest entry.
+        lineage: How often the log went back since this process began to read it.
+        initial_position: Where the shared read began at first. It never changes, so that clients
+            that were waiting for the partition start exactly there.
     """
 
     def __init__(self, tp: TopicPartition, max_bytes: int, max_age: float) -> None:
@@ -50,15 +71,18 @@ class PartitionLog:
         self.lineage = 0
         self.initial_position: PartitionPosition | None = None
         self._entries: list[_StoredEntry] = []
-        self._next_offsets: list[int] = []
-        self._first_index = 0  # entries before it are dead; cut off in bulk
-        self._rewind_gaps: list[Gap] = []
+        self._next_offsets: list[int] = []  # of `_entries`, index by index, for bisection
+        self._first_index = 0  # entries before it are dropped; their slots are deleted in bulk
+        self._rewind_gaps: list[Gap] = []  # the gap at index n led from lineage n to n + 1
 
     def __len__(self) -> int:
         return len(self._entries) - self._first_index
 
     def open(self, offset: int, epoch: int) -> None:
-        """The shared read starts here; `origin` stays what it was first."""
+        """Start at an offset, where the shared read starts or goes on after the log went back.
+
+        `initial_position` keeps the position of the first call.
+        """
         self.start_offset = self.next_offset = offset
         self.epoch = epoch
         self.initial_position = self.initial_position or PartitionPosition(
@@ -66,126 +90,165 @@ class PartitionLog:
         )
 
     def append(self, entry: Entry, now: float) -> None:
-        """Add what comes next. A gap that goes back starts the next lineage."""
-        assert self.next_offset is not None, "opened by the shared read's start"
+        """Add the entry that follows. A gap that goes back starts the next lineage.
+
+        Args:
+            entry: It starts at `next_offset`.
+            now: The time in seconds, of the same clock for all calls.
+        """
+        assert self.next_offset is not None, "the shared read calls `open` before it appends"
         if type(entry) is Gap and entry.reason in REWIND_REASONS:
             self._start_lineage(entry)
             return
         size = estimate_entry_size(entry)
-        held = (*entry[1:], size, now) if type(entry) is Record else (entry, size, now)
-        self._entries.append(held)
+        stored = (*entry[1:], size, now) if type(entry) is Record else (entry, size, now)
+        self._entries.append(stored)
         self._next_offsets.append(entry.next_offset)
         self.next_offset, self.epoch = entry.next_offset, entry.epoch
         self.bytes += size
-        if self.bytes > self.max_bytes:
+        if self.bytes > self.max_bytes:  # tested here, as a call per record would cost more
             self._evict_to_max_bytes()
 
     @property
     def position(self) -> PartitionPosition:
-        """Where the shared read stands; pending before it was opened."""
+        """Return where the shared read stands; pending before `open`."""
         return PartitionPosition(self.next_offset, self.epoch, self.lineage)
 
     def expire(self, now: float) -> None:
-        """Drop what is older than `max_age`."""
-        oldest = now - self.max_age
+        """Drop what is older than `max_age`. `now` is of the clock of `append`."""
+        min_time = now - self.max_age
         while (
-            self._first_index < len(self._entries) and self._entries[self._first_index][-1] < oldest
+            self._first_index < len(self._entries)
+            and self._entries[self._first_index][-1] < min_time
         ):
             self._drop_oldest()
 
     def shrink(self, max_bytes: int) -> None:
-        """Drop the oldest until no more than `to` bytes are held."""
+        """Drop the oldest entries, even the newest, until at most `max_bytes` bytes are held."""
         while self.bytes > max_bytes and self._first_index < len(self._entries):
             self._drop_oldest()
 
-    def covers(self, place: PartitionPosition) -> bool:
-        """Can this place be read from here?"""
+    def covers(self, position: PartitionPosition) -> bool:
+        """Return whether all that follows a position can be read from here."""
         return (
-            place.lineage == self.lineage
-            and place.offset is not None
+            position.lineage == self.lineage
+            and position.offset is not None
             and self.start_offset is not None
-            and self.start_offset <= place.offset
+            and self.start_offset <= position.offset
         )
 
     def get_append_time(self, offset: int) -> float | None:
-        """When the first entry from an offset on was appended; infinity if there is none yet, None
-        if it is not held."""
+        """Return when the first entry from an offset on was appended.
+
+        The result is infinity if nothing has come from that offset on yet, and None if it is no
+        longer held.
+        """
         if self.start_offset is None or self.next_offset is None or offset < self.start_offset:
             return None
         if offset >= self.next_offset:
             return inf
-        came: float = self._entries[bisect_right(self._next_offsets, offset, lo=self._first_index)][
-            -1
-        ]
-        return came
+        # The first entry that ends behind the offset is the one that covers it.
+        index = bisect_right(self._next_offsets, offset, lo=self._first_index)
+        append_time: float = self._entries[index][-1]
+        return append_time
 
     def iter_entries(self, offset: int) -> Iterator[Entry]:
-        """The entries from an offset on that is covered; a gap is cut to what lies after it."""
+        """Yield the entries from an offset on, which must be covered.
+
+        A gap that begins before the offset is cut to the part after it: what lies before was sent.
+        """
         first = max(
             self._first_index, bisect_right(self._next_offsets, offset, lo=self._first_index)
         )
         for n in range(first, len(self._entries)):  # islice would walk over all before `first`
-            held = self._entries[n]
-            if len(held) == _STORED_RECORD_LENGTH:
-                yield _tuple_new(Record, (self.tp, *held[:-2]))
+            stored = self._entries[n]
+            if len(stored) == _STORED_RECORD_LENGTH:
+                yield _tuple_new(Record, (self.tp, *stored[:-2]))
             else:
-                entry: Entry = held[0]
-                behind = type(entry) is Gap and entry.offset < offset
-                yield entry._replace(offset=offset) if behind else entry
+                entry: Entry = stored[0]
+                is_partial = type(entry) is Gap and entry.offset < offset
+                yield entry._replace(offset=offset) if is_partial else entry
 
-    def is_retired(self, place: PartitionPosition) -> bool:
-        """Is the place one of an earlier topic of this name?"""
-        if place.lineage < 0:
+    def is_retired(self, position: PartitionPosition) -> bool:
+        """Return whether a position is one of an earlier topic of this name."""
+        if position.lineage < 0:  # not checked yet: it may be of either topic
             return False
-        return any(gap.reason is GapReason.RECREATED for gap in self._rewind_gaps[place.lineage :])
+        return any(
+            gap.reason is GapReason.RECREATED for gap in self._rewind_gaps[position.lineage :]
+        )
 
     def matches_lineage(self, entry: Entry) -> bool:
-        """Can it be of this lineage? Below `next` nothing is of a later epoch than there."""
+        """Return whether an entry that was read elsewhere can be of this lineage.
+
+        Below `next_offset` no entry has a later epoch than the newest one here. An entry that has
+        one comes from a log that was truncated or recreated since, which the shared read has yet to
+        notice.
+        """
         if (
             self.next_offset is None
             or entry.epoch <= self.epoch
             or entry.next_offset > self.next_offset
         ):
             return type(entry) is not Gap or entry.reason not in REWIND_REASONS
-        return (
-            type(entry) is Gap and entry.next_offset == self.next_offset
-        )  # its epoch is but its leader's
+        # The epoch of a gap is that of its leader, so one that ends where this log does may well
+        # have a later epoch without the log having gone back.
+        return type(entry) is Gap and entry.next_offset == self.next_offset
 
-    def find_divergence(self, place: PartitionPosition) -> tuple[PartitionPosition | None, bool]:
-        """Where the log left the one that a place of this lineage is of, and whether it is
-        sure that it was not before; (None, True) if nothing that is held speaks against it.
+    def find_divergence(self, position: PartitionPosition) -> tuple[PartitionPosition | None, bool]:
+        """Find where this log parted from the one in which a position was valid.
 
-        What lies before a place is of no later epoch than the place. A client can be ahead
-        of the shared read, which then does not notice that the log is cut between the two;
-        and a leader does not know any more where an epoch ended before its log's start.
+        What lies before a position has no later epoch than the position itself. If held entries
+        before its offset do have one, the log was truncated below it. The shared read does not
+        notice that if the client was ahead of it, and the leader cannot tell where an epoch ended
+        that ended before the log's start, so the held entries are the only evidence.
+
+        Args:
+            position: A position of this lineage.
+
+        Returns:
+            The position from which the logs differ, and whether it is certain that they do not
+                differ earlier. It is (None, True) if no held entry contradicts the position, and
+                the start of the held entries with False if all of them do.
         """
-        if place.epoch == NO_EPOCH or place.offset is None or self.start_offset is None:
+        if position.epoch == NO_EPOCH or position.offset is None or self.start_offset is None:
             return None, True
-        held, end = self._entries, len(self._entries)
-        n = bisect_right(held, place.epoch, self._first_index, key=_get_epoch)
-        while n < end and (type(held[n][0]) is Gap or _get_epoch(held[n]) <= place.epoch):
-            n += 1  # the epoch of a gap is that of its leader, not of a record
-        if n == end or self._next_offsets[n] > place.offset:
+        stored, end = self._entries, len(self._entries)
+        # The first entry of a later epoch than the position's. Gaps have the epoch of the leader
+        # that reported them, so bisection may stop at one; the loop passes over those.
+        n = bisect_right(stored, position.epoch, self._first_index, key=_get_epoch)
+        while n < end and (type(stored[n][0]) is Gap or _get_epoch(stored[n]) <= position.epoch):
+            n += 1
+        if n == end or self._next_offsets[n] > position.offset:
             return None, True
         if n == self._first_index:
             return PartitionPosition(self.start_offset, NO_EPOCH, self.lineage), False
         return PartitionPosition(
-            self._next_offsets[n - 1], _get_epoch(held[n - 1]), self.lineage
+            self._next_offsets[n - 1], _get_epoch(stored[n - 1]), self.lineage
         ), True
 
-    def rebase(self, place: PartitionPosition) -> tuple[Gap | None, PartitionPosition]:
-        """A place of an older lineage in the present one, and the gap to tell, if any."""
+    def rebase(self, position: PartitionPosition) -> tuple[Gap | None, PartitionPosition]:
+        """Translate a position of an older lineage into the present one.
+
+        Args:
+            position: A verified position whose offset is known.
+
+        Returns:
+            The gap that the reader has to report, None if it lost nothing, and the position from
+                which it goes on.
+        """
         gap: Gap | None = None
-        at, epoch = place.offset, place.epoch
-        assert at is not None
-        for back in self._rewind_gaps[place.lineage :]:
-            if back.reason is GapReason.TRUNCATED and at <= back.next_offset:
-                continue
-            origin = gap.offset if gap else at
-            reason = gap.reason if gap and gap.reason is GapReason.RECREATED else back.reason
-            gap = Gap(self.tp, origin, back.next_offset, back.epoch, reason)
-            at, epoch = back.next_offset, back.epoch
-        return gap, PartitionPosition(at, epoch, self.lineage)
+        offset, epoch = position.offset, position.epoch
+        assert offset is not None
+        for rewind in self._rewind_gaps[position.lineage :]:
+            if rewind.reason is GapReason.TRUNCATED and offset <= rewind.next_offset:
+                continue  # the log was cut off behind the position, which stays valid
+            # Several rewinds are one gap for the reader, from where it stood to where it goes
+            # on; that the topic was created again outweighs later truncations of it.
+            origin = gap.offset if gap else offset
+            reason = gap.reason if gap and gap.reason is GapReason.RECREATED else rewind.reason
+            gap = Gap(self.tp, origin, rewind.next_offset, rewind.epoch, reason)
+            offset, epoch = rewind.next_offset, rewind.epoch
+        return gap, PartitionPosition(offset, epoch, self.lineage)
 
     def _start_lineage(self, gap: Gap) -> None:
         self._rewind_gaps.append(gap)
@@ -203,10 +266,10 @@ class PartitionLog:
         first = self._first_index
         self.start_offset = self._next_offsets[first]
         self.bytes -= self._entries[first][-2]
-        self._entries[first] = ()  # or its value would be held until the list is cut off
+        self._entries[first] = ()  # or its value would be held until the slots are deleted
         self._first_index += 1
         if self._first_index > 1024 and self._first_index * 2 > len(self._entries):
-            # a list cut off at its front now and then: 5x cheaper to index than a deque
+            # A list whose front is deleted now and then is 5 times cheaper to index than a deque.
             del self._entries[: self._first_index]
             del self._next_offsets[: self._first_index]
             self._first_index = 0
@@ -218,7 +281,7 @@ def _get_epoch(entry: _StoredEntry) -> int:
 
 
 def estimate_entry_size(entry: Entry) -> int:
-    """Bytes that an entry takes here; about what it takes on the wire."""
+    """Return about how many bytes an entry takes here, which is about what it takes on the wire."""
     if type(entry) is not Record:
         return ENTRY_OVERHEAD_BYTES
     size = ENTRY_OVERHEAD_BYTES + len(entry.key or b"") + len(entry.value or b"")

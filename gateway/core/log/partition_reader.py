@@ -1,20 +1,24 @@
-"""One read of one partition, from a start on, through everything Kafka does to it.
+"""Read one partition from a start on, through everything that Kafka does to it.
 
-    resolving -> streaming <-> recovering(cause, retry at)
-                     |  ^
-                     v  |
-              validating / resetting
+    RESOLVING --offset found--> STREAMING <--offset found-- RESETTING <--out of range-- STREAMING
+                                 |     ^                        |
+              leader epoch rose  v     |  log agrees, or jump   |  above the leader's end
+                                VALIDATING <--------------------+
 
-The driver asks `todo` what is due, does it, and hands the answer back; what comes out are
-entries, in order, without a hole that is not told. Rules that the seed of this project
-and its peers got wrong, and where they are kept:
+While there is no leader, or before `retry_at` after an error, the reader waits in whichever state
+it is. `PartitionReader` lists the transitions.
 
-- A gap is declared once per advance, at the first fetch that succeeds after it: chasing a
-  moving log start is one gap (`_jump`).
-- Out of range asks ListOffsets at most once per attempt. Above the end of the log it
-  first believes in a stale broker, then asks the epochs (KIP-320), and only then says
-  truncated.
-- A live start is an offset, not a time: see `_resolve`.
+The driver (`gateway.kafka.fetch`) asks `next_command` what to ask the leader, sends it, and hands
+the answer back to one of the `on_` methods. These return entries: each partition's in order,
+without a hole that no entry reports. Three rules that are easily broken, and where they are kept:
+
+- A gap is declared once per advance of the position, at the first fetch that succeeds after it:
+  chasing a log start that moves away is one gap (`_jump`).
+- An offset out of range leads to at most one ListOffsets per attempt. If the position is above the
+  end of the log, the reader first assumes that the broker which answered is stale, then asks where
+  the epoch ended (KIP-320), and only then reports a truncation (`_on_reset`).
+- A live start is an offset, not a time: records carry the clocks of their producers
+  (`_resolve_command`).
 """
 
 from __future__ import annotations
@@ -28,18 +32,20 @@ from .position import NO_EPOCH, PartitionPosition
 from .record import REWIND_REASONS, Entry, Fault, Gap, GapReason, Ready, TopicPartition
 from .recovery import RECOVERY_RULES, Backoff, Cause, RecoveryAction
 
-EARLIEST, LATEST = -2, -1
-# An end that was asked for longer ago than this does not count as the end at the connect.
+EARLIEST, LATEST = -2, -1  # the special timestamps of Kafka's ListOffsets
+# An end that arrives longer after the connect than this does not count as the end at the connect.
 MAX_END_AGE_S = 1.0  # seconds
-STALL_TIMEOUT_S = 5.0  # seconds
+STALL_TIMEOUT_S = 5.0  # seconds without a record, though Kafka has some ahead
 
-_tuple_new = (
-    tuple.__new__
-)  # of named tuples, where every fetch of a partition makes one: 0.2 us less
+# Not through the named tuple's own constructor: 0.2 us less for each fetch of a partition.
+_tuple_new = tuple.__new__
 
 
 class OutOfRangePolicy(StrEnum):
-    """What decides where to go on when Kafka no longer has the offset."""
+    """Where to go on when Kafka no longer has the offset (`offsetOutOfRange` of a topic).
+
+    FAIL goes on like EARLIEST; the channels end the clients that the gap concerns.
+    """
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -49,11 +55,13 @@ class OutOfRangePolicy(StrEnum):
 class LiveStart(NamedTuple):
     """Start at the end of the log as it was when the client connected.
 
-    since:      wall clock of connecting, in milliseconds.
-    born:       the same instant on the monotonic clock, in seconds.
-    epoch:      the leader epoch known then, NO_EPOCH if none.
-    leaderless: there was no leader then, so nothing could be produced before the next epoch.
-    skew:       how far producers' clocks may be behind, in milliseconds.
+    Attributes:
+        connected_at_ms: The wall clock time of connecting, in milliseconds since 1970.
+        connected_at: The same instant on the monotonic clock, in seconds.
+        epoch: The leader epoch that was known then; NO_EPOCH if none was.
+        was_leaderless: There was no leader then, so that nothing could be produced before the next
+            epoch.
+        clock_skew_ms: How far the producers' clocks may be behind, in milliseconds.
     """
 
     connected_at_ms: int
@@ -64,14 +72,23 @@ class LiveStart(NamedTuple):
 
 
 class OffsetStart(NamedTuple):
-    """Start at an offset that was received before. `epoch` is that of the record before it."""
+    """Start at an offset that was received before.
+
+    Attributes:
+        offset: The next offset to fetch.
+        epoch: The leader epoch of the record before it; NO_EPOCH if unknown.
+    """
 
     offset: int
     epoch: int = NO_EPOCH
 
 
 class TimestampStart(NamedTuple):
-    """Start at the first record of a time (milliseconds), or at EARLIEST."""
+    """Start at the first record that is not older than a timestamp.
+
+    Attributes:
+        timestamp: Milliseconds since 1970, or EARLIEST.
+    """
 
     timestamp: int
 
@@ -80,18 +97,25 @@ Start: TypeAlias = LiveStart | OffsetStart | TimestampStart
 
 
 class FetchCommand(NamedTuple):
+    """Fetch from an offset on, up to the last stable offset."""
+
     offset: int
 
 
 class ListOffsetCommand(NamedTuple):
-    """Ask the leader for an offset. `stable`: no further than the last stable offset."""
+    """Ask the leader for an offset (ListOffsets).
+
+    Attributes:
+        timestamp: Milliseconds since 1970, EARLIEST or LATEST.
+        is_stable: The answer is at most the last stable offset (read_committed).
+    """
 
     timestamp: int
     is_stable: bool = True
 
 
 class EpochEndCommand(NamedTuple):
-    """Ask the leader where an epoch ended (OffsetForLeaderEpoch)."""
+    """Ask the leader where an epoch ended in its log (OffsetForLeaderEpoch)."""
 
     epoch: int
 
@@ -100,6 +124,8 @@ Command: TypeAlias = FetchCommand | ListOffsetCommand | EpochEndCommand
 
 
 class ReaderState(Enum):
+    """The states of a reader; `PartitionReader` says what each waits for."""
+
     RESOLVING = "resolving"
     VALIDATING = "validating"
     RESETTING = "resetting"
@@ -107,7 +133,16 @@ class ReaderState(Enum):
 
 
 class FetchResult(NamedTuple):
-    """What a fetch brought, decoded. `next` is the offset to fetch next."""
+    """The decoded answer to a fetch of one partition.
+
+    Attributes:
+        entries: What the fetch brought, in order, without holes.
+        next_offset: The offset to fetch next; the fetched one if nothing came.
+        epoch: The leader epoch of the last record, or that of the position if nothing came.
+        high_watermark: The end of what is replicated.
+        last_stable_offset: The end of what read_committed may read.
+        log_start_offset: The first offset that the log still has.
+    """
 
     entries: Sequence[Entry]
     next_offset: int
@@ -119,7 +154,56 @@ class FetchResult(NamedTuple):
 
 @dataclass(slots=True)
 class PartitionReader:
-    """See the module. All times in seconds of one monotonic clock."""
+    """The state machine of one partition's read.
+
+    The hub creates one for each partition that it reads and for each backfill, and the fetcher of
+    `gateway.kafka.fetch` drives it. Nothing is read while `leader` is None or before `retry_at`.
+    States and transitions:
+
+    - RESOLVING: the first offset is not known yet. `on_list_offsets` or `on_epoch_end` leads to
+      STREAMING. By timestamp it takes two answers: first the end, then the offset of the time.
+    - STREAMING: fetch from `position`. OFFSET_OUT_OF_RANGE leads to RESETTING, a leader epoch above
+      that of the position to VALIDATING.
+    - RESETTING: the offset of the position is out of range. `on_list_offsets` leads to STREAMING,
+      at the same offset or another, or to VALIDATING if the position is above the leader's end.
+    - VALIDATING: the log may have been truncated. `on_epoch_end` leads to STREAMING, at the same
+      offset or at the one where the logs part.
+
+    A topic that was created again leads to STREAMING at offset 0 from every state. Errors leave the
+    state as it is, except for OFFSET_OUT_OF_RANGE. True between calls:
+
+    - `position.offset` is known in all states but RESOLVING.
+    - `_pending_gaps` lead without a hole from `_position_before_gaps` to `position`. They are empty
+      unless the position jumped and no fetch has succeeded since.
+    - A command that was handed out may be asked for again; its answer is ignored if the state has
+      changed in the meantime.
+
+    All times are seconds of one monotonic clock, except `LiveStart.connected_at_ms`.
+
+    Attributes:
+        tp: The partition.
+        start: Where to start.
+        policy: Where to go on if Kafka no longer has the offset.
+        backoff: The delays after errors.
+        topic_id: The id of the topic as metadata has it; empty if unknown.
+        leader: The node id of the leader; None if there is none.
+        leader_epoch: The epoch of the leader; NO_EPOCH if unknown.
+        position: The next offset to fetch and the epoch of the record before it. Its lineage is not
+            kept here: see `lineage`.
+        state: The present state.
+        cause: Why the partition cannot be read now; None if it can.
+        retry_at: No command is due before this time.
+        is_ready: `Ready` was returned, and no error since but OFFSET_OUT_OF_RANGE.
+        last_response_at: When the leader last answered; kept by the driver.
+        last_progress_at: When the position last moved, or when nothing was known to be ahead; None
+            before the first look.
+        high_watermark: That of the last fetch; -1 before.
+        last_stable_offset: That of the last fetch; -1 before.
+        log_start_offset: That of the last fetch; -1 before.
+        resets: How often the offset was out of range.
+        lineage: How many gaps that go back were returned, to compare with that of the log.
+        is_start_pinned: A client was informed that this partition is pending; see `pin_start`.
+    """
 
     tp: TopicPartition
     start: Start
@@ -141,15 +225,17 @@ class PartitionReader:
     resets: int = 0
     lineage: int = 0
     is_start_pinned: bool = False
+    # The end of the log, where the start is found by timestamp: asked for first.
     _end_position: PartitionPosition | None = None
+    # The leader epoch in which the position was last validated, to do it once per epoch.
     _validated_epoch: int = NO_EPOCH
+    # RESETTING: the offset is not below the log, so the real end of the log is asked for.
     _is_above_end: bool = False
+    # The end of the leader's log, once it is known to be below the position.
     _leader_end_offset: int | None = None
-    _pending_gaps: list[Gap] = field(default_factory=list)
-    _position_before_gaps: PartitionPosition = field(
-        default=PartitionPosition(None)
-    )  # before the first of `_gaps`
-    _reported_cause: Cause | None = None
+    _pending_gaps: list[Gap] = field(default_factory=list)  # to be returned at the next fetch
+    _position_before_gaps: PartitionPosition = field(default=PartitionPosition(None))
+    _reported_cause: Cause | None = None  # of the last `Fault`, to return one per cause
 
     def __post_init__(self) -> None:
         if isinstance(self.start, OffsetStart):
@@ -160,45 +246,59 @@ class PartitionReader:
 
     @property
     def has_unreported_change(self) -> bool:
-        """Would a fetch that brings nothing still say something?"""
+        """Return whether a fetch that brings no records would return entries or clear an error."""
         return not self.is_ready or self.cause is not None or bool(self._pending_gaps)
 
     def pin_start(self) -> None:
-        """A client was begun and told that this partition is pending: what is written from now
-        on must reach it, so an end that is heard later is not where to start."""
+        """Exclude the end of the log as the start, if that is answered later than now.
+
+        A client has begun and was informed that this partition is pending. What is written from now
+        on must reach it, so the start is found by timestamp instead.
+        """
         self.is_start_pinned = True
 
     def can_validate(self, epoch: int) -> bool:
-        """Is the place known to be in the present leader's log, and the epoch one of its past?
+        """Return whether a client's position can be validated against the present leader's log.
 
-        Only then can a place that a client brought be held against that log (and `lineage`
-        noted with the question): what the leader says would otherwise be of a log that the
-        shared read has not come to see yet.
+        That requires that the reader's own position is known to be in this log and that the epoch
+        is one of its past. Otherwise the leader's answer would be about a log that the shared read
+        has not seen yet, and comparing it with the position of a client in an older lineage would
+        be wrong. The driver notes `lineage` together with the question.
+
+        Args:
+            epoch: The leader epoch of the client's position.
         """
         if self.leader is None or self.state is not ReaderState.STREAMING or self._pending_gaps:
             return False
         return epoch <= self.leader_epoch and not self._must_validate()
 
     def is_stalled(self, now: float) -> bool:
-        """Records are known to be ahead, fetches succeed, and yet nothing comes."""
-        at = self.position.offset
-        ahead = (
-            at is not None and self.last_stable_offset > at and self.state is ReaderState.STREAMING
+        """Return whether records are known to be ahead, yet none came for STALL_TIMEOUT_S seconds.
+
+        It must be called regularly, as it restarts the clock while nothing is known to be ahead.
+        """
+        offset = self.position.offset
+        has_more = (
+            offset is not None
+            and self.last_stable_offset > offset
+            and self.state is ReaderState.STREAMING
         )
-        if self.last_progress_at is None or not ahead:
+        if self.last_progress_at is None or not has_more:
             self.last_progress_at = now
         return now - self.last_progress_at > STALL_TIMEOUT_S
 
-    # what is due
+    # What to ask the leader next.
 
     def next_command(self, now: float) -> Command | None:
-        """What to ask the leader for now; None while there is nothing to do."""
+        """Return what to ask the leader for now; None while there is nothing to do."""
         if self.leader is None or now < self.retry_at:
             return None
         if self.state is ReaderState.RESOLVING:
             return self._resolve_command()
         if self.state is ReaderState.RESETTING:
             return self._reset_command()
+        # STREAMING or VALIDATING. The question of KIP-320 comes before the first fetch from a
+        # leader of a later epoch: it may have truncated what the position has already passed.
         assert self.position.offset is not None
         if self._must_validate():
             self.state = ReaderState.VALIDATING
@@ -207,9 +307,16 @@ class PartitionReader:
         return _tuple_new(FetchCommand, (self.position.offset,))
 
     def _resolve_command(self) -> Command:
-        """(b) the leader answers: its end. (c) leaderless at the connect: the end of the epoch
-        known then, exact. (d) neither: by time, minus what the producers' clocks may lag."""
+        """Return what finds the start.
+
+        A live start is found in one of three ways: (1) the leader answers soon after the connect:
+        the end of the log. (2) There was no leader at the connect, but its epoch was known: the end
+        of that epoch, which is exact. (3) Neither: the first record of the time of the connect,
+        minus the skew of the producers' clocks, which may send some older records but loses none.
+        """
         start = self.start
+        # Unless EARLIEST is asked for, a start by timestamp first asks for the end (LATEST
+        # below), to have an offset in case that no record is as young as the timestamp.
         if isinstance(start, TimestampStart) and (
             self._end_position or start.timestamp == EARLIEST
         ):
@@ -227,14 +334,22 @@ class PartitionReader:
         return ListOffsetCommand(LATEST if self.policy is OutOfRangePolicy.LATEST else EARLIEST)
 
     def _must_validate(self) -> bool:
+        """Return whether the epochs have to be asked: the leader's is later than the position's."""
         if self.state is ReaderState.VALIDATING:
             return True
         return NO_EPOCH != self.position.epoch < self.leader_epoch != self._validated_epoch
 
-    # what the driver learned
+    # What the driver learned.
 
     def on_leader_change(self, leader: int | None, epoch: int, now: float) -> list[Entry]:
-        """Metadata names another leader, or none. `epoch` is its leader epoch."""
+        """Record that metadata names another leader, or none.
+
+        Args:
+            leader: The node id; None if the partition has no leader.
+            epoch: Its leader epoch. An older one than the known is from a stale broker and is
+                ignored.
+            now: The current time in seconds.
+        """
         if epoch < self.leader_epoch or (leader, epoch) == (self.leader, self.leader_epoch):
             return []
         self.leader, self.leader_epoch = leader, epoch
@@ -245,17 +360,30 @@ class PartitionReader:
         return []
 
     def on_topic_id(self, topic_id: str) -> None:
-        """The topic's id as metadata has it: another one means that it was created anew."""
+        """Record the topic's id as metadata has it; another one means that it was created again.
+
+        The position jumps to 0, because all that the new topic holds was written after the start.
+        """
         if topic_id and self.topic_id and topic_id != self.topic_id:
+            # The epochs of the new topic begin at 0, which would look like a stale leader.
             self.leader, self.leader_epoch, self._validated_epoch = None, NO_EPOCH, NO_EPOCH
-            if self.position.offset is None:  # whatever the new topic has came after the start
+            if self.position.offset is None:
                 self.position = PartitionPosition(0)
             self._jump(0, NO_EPOCH, GapReason.RECREATED)
             self.state = ReaderState.STREAMING
         self.topic_id = topic_id or self.topic_id
 
     def on_list_offsets(self, offset: int | None, epoch: int, now: float) -> list[Entry]:
-        """ListOffsets answered; None when no record is as young as was asked for."""
+        """Take the answer to a `ListOffsetCommand`.
+
+        Args:
+            offset: The offset; None if no record is as young as the timestamp that was asked for.
+            epoch: Its leader epoch; NO_EPOCH if the broker does not say.
+            now: The current time in seconds.
+
+        Returns:
+            `Ready` if the start is found, otherwise nothing.
+        """
         if self.state is ReaderState.RESETTING:
             self._on_reset(offset or 0, epoch, now)
             return []
@@ -263,8 +391,9 @@ class PartitionReader:
             return []
         self.backoff.reset()
         if self._end_position is None and self._should_resolve_by_time(now):
-            # The end comes first: asked for after a time that no record is as young as, it
-            # would be past those written between the two answers.
+            # The end is asked for first and the timestamp second. The other way round, records
+            # written between the two answers would be lost: the timestamp would find none, and
+            # the end would lie behind them.
             self._end_position = PartitionPosition(
                 offset, epoch if epoch != NO_EPOCH else self.leader_epoch
             )
@@ -276,19 +405,29 @@ class PartitionReader:
         return self._start_streaming(offset, epoch, approximate)
 
     def _should_resolve_by_time(self, now: float) -> bool:
-        """Is the end of the log not where to start?"""
+        """Return whether the start is found by timestamp and not by the end of the log."""
         if isinstance(self.start, TimestampStart):
             return self.start.timestamp != EARLIEST
-        # a frozen or hidden leader woke up, or a client was begun: its end is too late
+        # A frozen or unreachable leader came back, or a client has begun without the partition:
+        # the present end lies behind records that the client must get.
         return isinstance(self.start, LiveStart) and (
             self.is_start_pinned or now - self.start.connected_at > MAX_END_AGE_S
         )
 
     def on_epoch_end(self, epoch: int, end: int, now: float) -> list[Entry]:
-        """OffsetForLeaderEpoch answered; `end` is -1 when the broker cannot tell."""
+        """Take the answer to an `EpochEndCommand`.
+
+        Args:
+            epoch: The largest epoch of the leader's log that is not above the one asked for.
+            end: The offset at which it ends; -1 if the broker cannot say.
+            now: The current time in seconds.
+
+        Returns:
+            `Ready` if the start is found, otherwise nothing.
+        """
         if self.state is ReaderState.RESOLVING:
             self.backoff.reset()
-            if end < 0:  # the broker knows no epochs: by time
+            if end < 0:  # the broker knows no such epoch: find the start by timestamp instead
                 assert isinstance(self.start, LiveStart)
                 self.start = self.start._replace(was_leaderless=False)
                 return []
@@ -298,7 +437,11 @@ class PartitionReader:
         return []
 
     def on_fetch(self, result: FetchResult, now: float) -> list[Entry]:
-        """A fetch from the place succeeded. What to append, in order."""
+        """Take a successful fetch from the position, and return what to append, in order.
+
+        Pending gaps come out here and not when the position jumps, so that several jumps in a row
+        are one gap.
+        """
         self.backoff.reset()
         self.high_watermark, self.log_start_offset = result.high_watermark, result.log_start_offset
         self.last_stable_offset = result.last_stable_offset
@@ -307,6 +450,7 @@ class PartitionReader:
         assert offset is not None
         out = self._mark_ready(approximate=False)
         if self._pending_gaps:
+            # From here on clients know of the gaps, so the lineage moves with them.
             out += self._pending_gaps
             self.lineage += sum(gap.reason in REWIND_REASONS for gap in self._pending_gaps)
             self._pending_gaps = []
@@ -317,28 +461,38 @@ class PartitionReader:
         return out
 
     def retry_now(self, now: float) -> None:
-        """What it waits for may be over: do not wait for the end of the delay."""
+        """End the wait after an error, as what it waits for may have happened."""
         self.retry_at = min(self.retry_at, now)
 
     def on_error(self, cause: Cause, now: float, delay: float | None = None) -> list[Entry]:
-        """The leader answered with an error, or did not answer. `delay` in seconds, where the
-        broker's own backoff has decided; two that add up would come back late."""
+        """Record that the leader answered with an error, or did not answer.
+
+        Args:
+            cause: What went wrong.
+            now: The current time in seconds.
+            delay: Seconds to wait, where the broker's own backoff has decided it. The delays of
+                reader and broker are not added, as the partition would be back late.
+
+        Returns:
+            A `Fault` if clients are to be informed and were not yet.
+        """
         if cause is Cause.OUT_OF_RANGE and self.state is ReaderState.STREAMING:
             self.resets += 1
             self.state = ReaderState.RESETTING
         self.cause, self.is_ready = cause, self.is_ready and cause is Cause.OUT_OF_RANGE
-        own = self.backoff.next_delay(cause)
-        self.retry_at = now + (own if delay is None else delay)
+        # The backoff counts the attempt even where its delay is not used.
+        own_delay = self.backoff.next_delay(cause)
+        self.retry_at = now + (own_delay if delay is None else delay)
         if (
             RECOVERY_RULES[cause].action in (RecoveryAction.REPORT, RecoveryAction.WATCH_METADATA)
             and self._reported_cause is not cause
         ):
-            self._reported_cause = cause
+            self._reported_cause = cause  # once, not with every retry
             offset = self.position.offset or 0
             return [Fault(self.tp, offset, offset, self.position.epoch, str(cause))]
         return []
 
-    # where to go on
+    # Where to go on.
 
     def _start_streaming(self, offset: int, epoch: int, approximate: bool) -> list[Entry]:
         self.state = ReaderState.STREAMING
@@ -355,6 +509,12 @@ class PartitionReader:
         return [Ready(self.tp, offset, offset, epoch, approximate)]
 
     def _on_reset(self, offset: int, epoch: int, now: float) -> None:
+        """Go on from the offset that ListOffsets answered, after an offset out of range.
+
+        The first answer is the start (or by the policy the end) of the log. If it is not above the
+        position, the position must be above the end of the log, so the end is asked for next, not
+        limited to the last stable offset.
+        """
         at = self.position.offset
         assert at is not None
         self.state = ReaderState.STREAMING
@@ -368,16 +528,22 @@ class PartitionReader:
         elif self.policy is not OutOfRangePolicy.LATEST and offset > at:
             self._jump(offset, epoch, GapReason.RETENTION)
         else:
+            # Fetch once more: a stale follower is current by then. If the offset is out of range
+            # again, `_reset_command` asks for the end.
             self._is_above_end = True
 
     def _on_divergence(self, end: int, now: float) -> None:
-        """Beyond the end of the leader's log: the epochs know where it went back to."""
+        """Find where the log went back to, as the position is beyond the end of the leader's log.
+
+        Without an epoch the end of the log is the only answer; with one, the epochs are exact.
+        """
         if self.position.epoch == NO_EPOCH:
             self._jump(end, NO_EPOCH, GapReason.TRUNCATED)
         else:
             self.state = ReaderState.VALIDATING
 
     def _on_validated(self, epoch: int, end: int, now: float) -> None:
+        """Go on where the leader's log and the position's agree."""
         at = self.position.offset
         assert at is not None
         self._validated_epoch = self.leader_epoch
@@ -386,41 +552,45 @@ class PartitionReader:
             end = self._leader_end_offset
         if 0 <= end < at:
             self._jump(end, epoch, GapReason.TRUNCATED)
-        elif (
-            self._leader_end_offset is not None
-        ):  # the two answers contradict each other: ask again later
+        elif self._leader_end_offset is not None:
+            # The two answers contradict each other: the log ends below the position, but its
+            # epoch does not. The log is changing, so fetch again later.
             self.retry_at = now + self.backoff.next_delay(Cause.OUT_OF_RANGE)
         self._is_above_end, self._leader_end_offset = False, None
 
     def _jump(self, offset: int, epoch: int, reason: GapReason) -> None:
-        """Go on elsewhere. Told at the next fetch that succeeds, from where it first stood;
-        jumps in one direction are one gap."""
-        stood = self.position
+        """Move the position elsewhere and note the gap, for the next fetch that succeeds.
+
+        Two jumps in a row in the same direction, forward or back, become one gap from where the
+        first began. A topic that was created again replaces all pending gaps.
+        """
+        origin = self.position
         if (
             reason is GapReason.TRUNCATED
             and self._pending_gaps
             and self._pending_gaps[-1].reason not in REWIND_REASONS
         ):
-            # nothing was read where the untold gap leads: what it jumped over may be back
-            stood = self._position_before(self._pending_gaps.pop())
-            if stood.offset is not None and stood.offset <= offset:
-                self.position = stood
+            # A forward jump is pending, so nothing was read where it led to. The truncation may
+            # have brought back what it jumped over: take the jump back instead.
+            origin = self._position_before(self._pending_gaps.pop())
+            if origin.offset is not None and origin.offset <= offset:
+                self.position = origin
                 return
         elif self._pending_gaps and (reason in REWIND_REASONS) == (
             self._pending_gaps[-1].reason in REWIND_REASONS
         ):
-            stood = self._position_before(self._pending_gaps.pop())
+            origin = self._position_before(self._pending_gaps.pop())
         if reason is GapReason.RECREATED and self._pending_gaps:
-            stood = self._position_before_gaps
+            origin = self._position_before_gaps
             self._pending_gaps = []
         if not self._pending_gaps:
-            self._position_before_gaps = stood
-        assert stood.offset is not None
-        self._pending_gaps.append(Gap(self.tp, stood.offset, offset, epoch, reason))
+            self._position_before_gaps = origin
+        assert origin.offset is not None
+        self._pending_gaps.append(Gap(self.tp, origin.offset, offset, epoch, reason))
         self.position = PartitionPosition(offset, epoch)
 
     def _position_before(self, gap: Gap) -> PartitionPosition:
-        """The place at which an untold gap, taken from the end of `_gaps`, begins."""
+        """Return where a gap begins that was just taken from the end of the pending ones."""
         return (
             PartitionPosition(gap.offset, self._pending_gaps[-1].epoch)
             if self._pending_gaps

@@ -1,10 +1,13 @@
-"""What a partition holds, as the gateway sees it: records, gaps and skips.
+"""Define the entries of a partition's log: records, skipped offsets, gaps and changes of state.
 
-Everything that moves a position is an *entry*. Entries of one partition follow each
-other in offset order, and each says from which offset it starts and at which the next
-one is to be fetched, so a position is never guessed from a jump of offsets: holes left
-by compaction, by aborted transactions and by control batches are covered by the entry
-after them, while records that Kafka no longer has are told as a gap.
+Everything that moves a position is an *entry*. Entries of one partition follow each other in offset
+order. Each says at which offset it starts and which offset is to be fetched next, so a position is
+never guessed from a jump of offsets: holes that compaction, aborted transactions and control
+batches leave are covered by a `Skip`, while records that Kafka no longer has are reported as a
+`Gap`.
+
+Every entry has the fields `tp`, `offset` and `epoch` and a `next_offset`. They are named tuples
+because one is made per record; `type(entry) is Record` tells them apart on the hot paths.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from typing import NamedTuple, TypeAlias
 
 
 class TopicPartition(NamedTuple):
+    """Name one partition of a topic."""
+
     topic: str
     partition: int
 
@@ -23,7 +28,17 @@ class TopicPartition(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record of Kafka. `timestamp` in milliseconds; `epoch` is its batch's leader epoch."""
+    """One record of Kafka.
+
+    Attributes:
+        tp: The partition that holds it.
+        offset: Its offset.
+        epoch: The leader epoch of its batch.
+        timestamp: The timestamp of the record, in milliseconds since 1970.
+        key: Its key; None if it has none.
+        value: Its value; None for a tombstone.
+        headers: Its headers in order; a name may occur more than once.
+    """
 
     tp: TopicPartition
     offset: int
@@ -35,6 +50,7 @@ class Record(NamedTuple):
 
     @property
     def next_offset(self) -> int:
+        """Return the offset to fetch after this record."""
         return self.offset + 1
 
 
@@ -59,16 +75,21 @@ class GapReason(StrEnum):
     POSITION_REFUSED = "position-refused"
 
 
-# The log itself went back: what lies before `next` is of its past.
+# Gaps of these reasons say that the log itself went back: offsets from `next_offset` on will be
+# written again with other records. They are the only gaps that may lead to a lower offset.
 REWIND_REASONS = frozenset({GapReason.TRUNCATED, GapReason.RECREATED})
 
 
 class Gap(NamedTuple):
     """Records that Kafka no longer has, or that will not be sent.
 
-    offset: where the stream stood.
-    next:   where it goes on. Below `offset` only when the log itself went back
-            (`truncated`, `recreated`).
+    Attributes:
+        tp: The partition that lacks them.
+        offset: Where the stream stood.
+        next_offset: Where it goes on. It is below `offset` only if the log itself went back (see
+            `REWIND_REASONS`).
+        epoch: The leader epoch of the answer that revealed the gap, not that of a record.
+        reason: Why the records are missing.
     """
 
     tp: TopicPartition
@@ -79,9 +100,15 @@ class Gap(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The partition can be read (again), from `next` on.
+    """The partition can be read, for the first time or again, from `next_offset` on.
 
-    approximate: the start was found by time, not by offset; older records may come too.
+    Attributes:
+        tp: The partition.
+        offset: Equal to `next_offset`: the entry covers no records.
+        next_offset: Where reading goes on.
+        epoch: The leader epoch of the record before it, or of the leader; NO_EPOCH if unknown.
+        approximate: The start was found by timestamp and not by offset, so that some records from
+            before it may be sent too.
     """
 
     tp: TopicPartition
@@ -92,7 +119,15 @@ class Ready(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The partition cannot be read for a reason its clients should hear of."""
+    """The partition cannot be read, for a reason that its clients are informed of.
+
+    Attributes:
+        tp: The partition.
+        offset: Equal to `next_offset`: the entry covers no records.
+        next_offset: Where reading will go on.
+        epoch: The leader epoch of the position.
+        cause: The text of a `recovery.Cause`.
+    """
 
     tp: TopicPartition
     offset: int
@@ -105,10 +140,14 @@ Entry: TypeAlias = Record | Skip | Gap | Ready | Fault
 
 
 class SnapshotEnd(NamedTuple):
-    """A client has the latest of every key up to its start; what follows is live. Not an entry:
-    no log has it.
+    """The end of a client's snapshot: it has the latest record of every key, and live ones follow.
 
-    records: how many it was sent. pending: what could not be read, and comes when it can.
+    It is not an entry, because no log holds it.
+
+    Attributes:
+        topics: The topics of the stream.
+        records: How many records the client was sent.
+        pending: Partitions that could not be read yet; their records follow when they can.
     """
 
     topics: tuple[str, ...]

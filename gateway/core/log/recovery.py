@@ -1,9 +1,9 @@
-"""What is done about an error of Kafka, and after which delay: a table, not code.
+"""Say what is done about an error of Kafka, and after which delay, as a table.
 
-Delays have full jitter (each is drawn between 0 and the grown bound) per partition or
-broker, because a thousand partitions that lost one leader must not come back as one wave.
-Sources: Kafka's error codes (protocol guide), KIP-320 for leader epochs, and
-"Exponential Backoff And Jitter", Marc Brooker, 2015.
+Delays have full jitter (each is drawn between 0 and a bound that grows) per partition or broker,
+because a thousand partitions that lost one leader must not all retry at the same moment. Sources:
+Kafka's error codes (protocol guide), KIP-320 for leader epochs, and "Exponential Backoff And
+Jitter", Marc Brooker, 2015.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum, StrEnum
 
 
 class Cause(StrEnum):
-    """Why a partition or a broker cannot be read; also a metric's label."""
+    """Why a partition or a broker cannot be read; also the label of a metric."""
 
     NOT_LEADER = "not-leader"
     NO_LEADER = "no-leader"
@@ -37,14 +37,21 @@ class RecoveryAction(Enum):
     RECONNECT = "reconnect the broker"
     RESET = "find the offset to go on from"
     WATCH_METADATA = "keep watching metadata until it is back"
-    REPORT = "tell the clients, retry slowly"
+    REPORT = "inform the clients, retry slowly"
     RETRY = "retry"
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRule:
-    """action, and the delay's bounds in seconds: `first` for the first retry (0 is at
-    once), growing by `factor` from `low` to `high`."""
+    """What is done about one cause, and the bounds of its delays.
+
+    Attributes:
+        action: What to do before the next attempt.
+        first_delay: Seconds before the first retry; 0 means at once, without jitter.
+        min_delay: Where the bound of the random delays starts, in seconds.
+        max_delay: The largest that the bound becomes, in seconds.
+        factor: By how much the bound grows with each attempt.
+    """
 
     action: RecoveryAction
     first_delay: float
@@ -94,18 +101,18 @@ RECOVERY_RULES: dict[Cause, RecoveryRule] = {
 
 # Kafka's error codes, https://kafka.apache.org/protocol#protocol_error_codes
 CAUSE_BY_ERROR_CODE: dict[int, Cause] = {
-    1: Cause.OUT_OF_RANGE,
-    2: Cause.CORRUPT,
-    3: Cause.UNKNOWN_TOPIC,
-    5: Cause.NO_LEADER,
-    6: Cause.NOT_LEADER,
-    7: Cause.TIMEOUT,
+    1: Cause.OUT_OF_RANGE,  # OFFSET_OUT_OF_RANGE
+    2: Cause.CORRUPT,  # CORRUPT_MESSAGE
+    3: Cause.UNKNOWN_TOPIC,  # UNKNOWN_TOPIC_OR_PARTITION
+    5: Cause.NO_LEADER,  # LEADER_NOT_AVAILABLE
+    6: Cause.NOT_LEADER,  # NOT_LEADER_OR_FOLLOWER
+    7: Cause.TIMEOUT,  # REQUEST_TIMED_OUT
     9: Cause.NO_LEADER,  # REPLICA_NOT_AVAILABLE
     13: Cause.CONNECTION,  # NETWORK_EXCEPTION
-    29: Cause.DENIED,
+    29: Cause.DENIED,  # TOPIC_AUTHORIZATION_FAILED
     31: Cause.DENIED,  # CLUSTER_AUTHORIZATION_FAILED
-    56: Cause.STORAGE,
-    58: Cause.AUTHENTICATION,
+    56: Cause.STORAGE,  # KAFKA_STORAGE_ERROR
+    58: Cause.AUTHENTICATION,  # SASL_AUTHENTICATION_FAILED
     74: Cause.NOT_LEADER,  # FENCED_LEADER_EPOCH
     75: Cause.NOT_LEADER,  # UNKNOWN_LEADER_EPOCH
     76: Cause.UNEXPECTED,  # UNSUPPORTED_COMPRESSION_TYPE
@@ -116,16 +123,23 @@ CAUSE_BY_ERROR_CODE: dict[int, Cause] = {
 
 
 def cause_from_code(code: int) -> Cause:
-    """The cause behind one of Kafka's error codes; unknown codes are UNEXPECTED."""
+    """Return the cause behind one of Kafka's error codes; unknown codes are UNEXPECTED."""
     return CAUSE_BY_ERROR_CODE.get(code, Cause.UNEXPECTED)
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Delays of one partition's or broker's retries.
+    """The delays between the retries of one partition or broker.
 
-    ceiling: `reconnect.max` of the topic, in seconds; bounds connection causes.
-    random:  draws from [0, 1).
+    Each reader and each broker connection owns one. `attempts` counts the retries since the last
+    success or since the cause changed.
+
+    Attributes:
+        max_delay: `reconnect.max` of the topic, in seconds; bounds the delays of connection causes.
+        random: Draws a number from [0, 1).
+        min_delay: `reconnect.initial` of the topic, in seconds; likewise for connection causes
+            only.
+        attempts: How many delays were handed out in a row for the present cause.
     """
 
     max_delay: float
@@ -135,7 +149,10 @@ class Backoff:
     _cause: Cause | None = None
 
     def next_delay(self, cause: Cause) -> float:
-        """Seconds to wait before the next attempt. Another cause starts over."""
+        """Return the seconds to wait before the next attempt.
+
+        Another cause than last time starts over with its first delay.
+        """
         if cause is not self._cause:
             self._cause, self.attempts = cause, 0
         rule = RECOVERY_RULES[cause]
@@ -145,14 +162,17 @@ class Backoff:
         self.attempts += 1
         if self.attempts == 1 and rule.first_delay == 0.0:
             return 0.0
-        # the exponent is bounded: 2 ** 1024 is no delay at all
+        # The exponent is bounded, because 2.0 ** 1024 raises OverflowError.
         bound = min(high, low * rule.factor ** min(self.attempts - 1, 32))
-        least = (
+        # Nobody gains from a quick retry of what an operator has to mend, so these causes wait
+        # for at least their whole lower bound, the others for half of it.
+        shortest = (
             low
             if rule.action in (RecoveryAction.REPORT, RecoveryAction.WATCH_METADATA)
             else 0.5 * low
         )
-        return max(least, bound * self.random())
+        return max(shortest, bound * self.random())
 
     def reset(self) -> None:
+        """Start over after a success."""
         self.attempts, self._cause = 0, None

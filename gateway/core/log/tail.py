@@ -1,9 +1,9 @@
-"""The live end of a topic set: one merged order of what its partitions bring.
+"""Merge the partitions of a topic set into one order, the tail, and know the position in it.
 
-Arrival order across partitions, offset order within one. What became ready in one turn of
-the loop is one Turn; after each of its entries the position is known, and its token's
-shared text is written at most once, however many channels send it. Positions of the last
-turns can be found again (`position_before`), for clients that fell behind.
+The order is arrival order across partitions and offset order within one. What became ready in one
+turn of the event loop is one `TailUpdate`. After each of its entries the position is known, and the
+shared text of its token is written at most once, however many channels send it. The positions
+before recent updates can be found again (`position_before`), for clients that fell behind.
 """
 
 from __future__ import annotations
@@ -20,24 +20,32 @@ from .position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosi
 from .readiness import Readiness
 from .record import REWIND_REASONS, Entry, Fault, Gap, GapReason, Ready, TopicPartition
 
-TOKEN_INTERVAL_BYTES = (
-    8 * 1024
-)  # bytes of entries from one text to the next where ids come in batches
-MAX_EXACT_TOKEN_CHARS = 512  # characters; longer ones are not sent with every event
+# Long tokens are not sent with every event but now and then ("ids come in batches"): they are
+# written after this many bytes of entries, so that a channel can choose among them.
+TOKEN_INTERVAL_BYTES = 8 * 1024
+MAX_EXACT_TOKEN_CHARS = 512  # characters; tokens that are longer come in batches
 
 _tuple_new = tuple.__new__  # not through the named tuple: records are encoded 1.13 times as fast
 
 
 class TailEntry(NamedTuple):
-    """One entry of a turn, and the token text after it; where ids come in batches most are
-    None."""
+    """One entry of an update, and the token text of the position after it.
+
+    Where ids come in batches, most texts are None; in conflated tails all are.
+    """
 
     entry: Entry
     token_text: bytes | None
 
 
 class TailUpdate(NamedTuple):
-    """What became ready in one turn of the loop. `text` is the token text at its end."""
+    """What became ready in one turn of the event loop.
+
+    Attributes:
+        seq: The number of the update in its tail, from 0 on without holes.
+        entries: The entries in their merged order.
+        token_text: The token text of the position after the last entry.
+    """
 
     seq: int
     entries: Sequence[TailEntry]
@@ -45,26 +53,44 @@ class TailUpdate(NamedTuple):
 
 
 class TailReader(Protocol):
-    """Who reads some partitions alone, up to where the tail stands."""
+    """A client that reads some partitions privately, up to where the tail stands."""
 
     @property
-    def private_positions(self) -> Mapping[TopicPartition, PartitionPosition]: ...
+    def private_positions(self) -> Mapping[TopicPartition, PartitionPosition]:
+        """The partitions that it reads privately, and where it stands in each."""
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of records that wait for it to take them."""
+        """How many bytes of records were read for it and not sent yet."""
 
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        """Take note that the tail moved in partitions that it reads privately."""
 
 
 class Tail:
-    """The merged order of some topics.
+    """The merged order of some topics, and the position at its end.
 
-    logs:    one per partition, opened or not; shared with other tails. The owner appends
-             to them first and hands the same entries to `turn` in the same breath.
-    ids:     topic ids by name, empty text where the cluster has none.
-    conflates: it moves in steps: turns are many entries, of which only the latest of each key
-             are sent, so they have no texts of their own.
+    The hub creates one per topic set and applies to it what the shared reads bring. The owner
+    appends entries to the logs first and passes the same entries to `apply_entries` without
+    awaiting in between, so that tail and logs agree whenever other code runs (a tail that moves in
+    steps is behind its logs). Invariants between calls:
+
+    - `position` is the position after the last entry of the last update, and the token text is that
+      of `position`.
+    - `position_before(seq)` is defined for `oldest_seq <= seq <= self.seq`.
+    - A partition in `pending_since` has a pending position.
+
+    Attributes:
+        cluster: The id of the Kafka cluster, part of every token.
+        is_conflated: The tail moves in steps: an update covers many entries, of which only the
+            latest of each key are sent, so its entries have no token texts of their own.
+        topic_ids: The topic ids by name; empty where the cluster has none.
+        logs: One log per partition, opened or not; they are shared with other tails.
+        readiness: Which partitions can be read now.
+        seq: The number of the next update.
+        pending_since: For each partition whose end is to be found as of a time, that time in
+            seconds since 1970.
+        readers: The clients that read some partitions privately; they register themselves.
     """
 
     def __init__(
@@ -83,159 +109,219 @@ class Tail:
         self.seq = 0
         self.pending_since: dict[TopicPartition, int] = {}
         self.readers: set[TailReader] = set()
+        # Partitions whose topic was created again, but whose `recreated` gap is still to come.
         self._retiring: set[TopicPartition] = set()
         self._position: Position = {tp: log.position for tp, log in self.logs.items()}
         self._writer = TokenWriter(cluster, self._build_topics())
+        # What each update from `_oldest_seq` on moved, and the position before all of them:
+        # together they give the position before any of these updates.
         self._update_moves: deque[Position] = deque()
         self._oldest_position: Position = dict(self._position)
-        self._position_cache: tuple[int, int, Position] | None = (
-            None  # by `position_before`: turn, logs
-        )
+        # The last result of `position_before`: its `seq`, the number of logs then, the position.
+        self._position_cache: tuple[int, int, Position] | None = None
         self._oldest_seq = 0
 
     @property
     def position(self) -> Mapping[TopicPartition, PartitionPosition]:
-        """Where the tail stands now."""
+        """Return where the tail stands now."""
         return self._position
 
     @property
     def token_text(self) -> bytes:
+        """Return the token text of the present position, without view and checksum."""
         return self._writer.to_text()
 
     @property
     def has_exact_tokens(self) -> bool:
-        """Are ids short enough to go with every event?"""
+        """Return whether tokens are short enough to be sent with every event."""
         return len(self._writer.to_text()) <= MAX_EXACT_TOKEN_CHARS
 
     @property
     def oldest_seq(self) -> int:
-        """The first turn whose position can still be found."""
+        """Return the number of the oldest update whose position can still be found."""
         return self._oldest_seq
 
-    def add_partition(self, log: PartitionLog, place: PartitionPosition) -> None:
-        """A partition came into being, or is to be waited for since the connect."""
+    def add_partition(self, log: PartitionLog, position: PartitionPosition) -> None:
+        """Add a partition that was created or found since the tail began.
+
+        Args:
+            log: The log of the partition, opened or not.
+            position: Where the tail stands in it as long as the log is not opened, such as pending
+                with the epoch that was known when the first client connected.
+        """
         self.logs[log.tp] = log
         self.readiness.partitions.add(log.tp)
-        self._set_position(log.tp, log.position if log.next_offset is not None else place)
+        self._set_position(log.tp, log.position if log.next_offset is not None else position)
         self._oldest_position.setdefault(log.tp, self._position[log.tp])
 
-    def set_topic_id(self, topic: str, id: str) -> None:
-        """The topic's id as metadata has it. One that follows another is in tokens from now
-        on; until the gap of a partition tells of it, its place is marked as the earlier's."""
-        before = self.topic_ids[topic]
-        if not id or id == before:
+    def set_topic_id(self, topic: str, topic_id: str) -> None:
+        """Set the id of a topic as metadata has it now.
+
+        An id that replaces another one is in all tokens from now on. The tail still stands at an
+        offset of the earlier topic then, until the gap of each partition is applied. Until that
+        happens, its positions are marked in tokens as those of the earlier topic.
+        """
+        old_id = self.topic_ids[topic]
+        if not topic_id or topic_id == old_id:
             return
-        self.topic_ids[topic] = id
-        self._writer.set_topic_id(topic, id)
-        for tp in self.logs if before else ():
+        self.topic_ids[topic] = topic_id
+        self._writer.set_topic_id(topic, topic_id)
+        for tp in self.logs if old_id else ():
             if tp.topic == topic:
                 self._retiring.add(tp)
                 self._set_position(tp, self._position[tp])
 
     def mark_pending_since(self, tp: TopicPartition, epoch: int, since: int) -> None:
-        """Nobody knows the end of this partition yet: it will be found as of `since`, in
-        seconds of the epoch, or exactly, as the end of `epoch`."""
-        if tp not in self.pending_since:  # the first who waits: no later epoch or time would do
+        """Record that the end of a partition is unknown, and as of when it is to be found.
+
+        The first call for a partition wins: a later epoch or time would lose what was written
+        since.
+
+        Args:
+            tp: The partition.
+            epoch: The leader epoch known at the time; the end of this epoch is the exact answer.
+            since: The time in seconds since 1970 as of which the end is found otherwise.
+        """
+        if tp not in self.pending_since:
             self.pending_since[tp] = since
             self._set_position(tp, PartitionPosition(None, epoch))
 
     def set_issued(self, now: int) -> None:
-        """Note the time, in seconds of the epoch. While a partition is pending it stays at the
-        time as of which its end will be found: a token must not forget that."""
+        """Set the time of issue of the tokens that follow.
+
+        While a partition is pending, the time of issue stays at the time as of which the end of the
+        partition is to be found: a client that resumes with the token must get everything since
+        then.
+
+        Args:
+            now: The time in seconds since 1970.
+        """
         self._writer.set_issued(min(self.pending_since.values(), default=now))
 
     def apply_entries(self, entries: Iterable[Entry], now: int) -> TailUpdate:
-        """Take over what the logs took over. `now` in seconds of the epoch."""
-        exact, unmarked = self.has_exact_tokens and not self.is_conflated, 0
+        """Take over the entries that the logs took over, as one update.
+
+        Args:
+            entries: Entries of any partitions of the tail, each partition's in order.
+            now: The time in seconds since 1970.
+        """
+        is_exact, bytes_since_text = self.has_exact_tokens and not self.is_conflated, 0
         self.set_issued(now)
         items: list[TailEntry] = []
         moves: Position = {}
         for entry in entries:
             self._apply_entry(entry, moves)
-            text = self._writer.to_text() if exact else None
+            # With exact tokens every entry has a text. With batched ones a text is written now
+            # and then, and a conflated tail has only the one of the whole update.
+            text = self._writer.to_text() if is_exact else None
             if (
-                not (exact or self.is_conflated)
-                and (unmarked := unmarked + estimate_entry_size(entry)) >= TOKEN_INTERVAL_BYTES
+                not (is_exact or self.is_conflated)
+                and (bytes_since_text := bytes_since_text + estimate_entry_size(entry))
+                >= TOKEN_INTERVAL_BYTES
             ):
-                text, unmarked = self._writer.to_text(), 0
+                text, bytes_since_text = self._writer.to_text(), 0
             items.append(_tuple_new(TailEntry, (entry, text)))
         self._update_moves.append(moves)
-        turn = TailUpdate(self.seq, items, self._writer.to_text())
+        update = TailUpdate(self.seq, items, self._writer.to_text())
         self.seq += 1
-        return turn
+        return update
 
     def wake_readers(self) -> None:
-        """Let those go on who read alone what the last turn moved: they wait for it also where
-        none of it is seen in their channel."""
+        """Wake the clients that read privately what the last update moved.
+
+        They may be waiting for the tail to reach them, which also happens where their channel shows
+        nothing of the update and therefore does not wake them.
+        """
         moved = self._update_moves[-1].keys()
         for reader in self.readers:
             if not moved.isdisjoint(reader.private_positions):
                 reader.wake()
 
     def position_before(self, seq: int) -> Position:
-        """The position just before a turn that is not older than `oldest`."""
-        # Many followers fall from the same turns: a walk from the oldest takes 0.2 ms.
-        start, logs, found = self._position_cache or (-1, 0, self._oldest_position)
-        if logs != len(self.logs) or not self._oldest_seq <= start <= seq:
-            start, found = self._oldest_seq, self._oldest_position
-        position = dict(found)
+        """Return the position just before an update, which must not be older than `oldest_seq`."""
+        # Many followers fall behind at the same update, and walking from the oldest one takes
+        # 0.2 ms, so walk from the last result where possible. A partition that was added since is
+        # missing from it, hence the number of logs in the cache.
+        start, log_count, base = self._position_cache or (-1, 0, self._oldest_position)
+        if log_count != len(self.logs) or not self._oldest_seq <= start <= seq:
+            start, base = self._oldest_seq, self._oldest_position
+        position = dict(base)
         for moves in islice(self._update_moves, start - self._oldest_seq, seq - self._oldest_seq):
             position.update(moves)
         self._position_cache = seq, len(self.logs), dict(position)
         return position
 
     def forget_updates(self, before: int) -> None:
-        """Positions before turns older than this one will not be asked for any more."""
+        """Forget the positions before updates older than `before`."""
         while self._oldest_seq < before:
             self._oldest_position.update(self._update_moves.popleft())
             self._oldest_seq += 1
 
     def create_token_writer(
-        self, places: Mapping[TopicPartition, PartitionPosition]
+        self, positions: Mapping[TopicPartition, PartitionPosition]
     ) -> TokenWriter:
-        """A token of its own: this position, with some partitions elsewhere."""
+        """Return a writer of its own for this position, with some partitions elsewhere.
+
+        Args:
+            positions: Where these partitions stand instead.
+        """
         writer = TokenWriter(self.cluster, self._build_topics())
         writer.set_issued(self._writer.issued)
-        for tp, place in self.mark_retired(places).items():
-            writer.move(tp, place.offset, place.epoch)
+        for tp, position in self.mark_retired(positions).items():
+            writer.move(tp, position.offset, position.epoch)
         return writer
 
     def overlay_token(
         self,
         text: bytes,
-        places: Mapping[TopicPartition, PartitionPosition],
+        positions: Mapping[TopicPartition, PartitionPosition],
         issued: int | None = None,
     ) -> bytes:
-        """One of its texts with some partitions elsewhere (`marked`), and perhaps another time of
-        issue."""
-        return overlay_positions(text, self._writer.names, places, issued)
+        """Return one of this tail's token texts with some partitions elsewhere.
 
-    def mark_retired(self, places: Mapping[TopicPartition, PartitionPosition]) -> Position:
-        """Places as they go into a token: it has one id for a topic, so those of an earlier
-        topic of the name, whose gap is not told yet, are marked."""
+        Args:
+            text: A token text of this tail.
+            positions: Where these partitions stand instead, as `mark_retired` returns them.
+            issued: Another time of issue in seconds since 1970; None to keep that of the text.
+        """
+        return overlay_positions(text, self._writer.names, positions, issued)
+
+    def mark_retired(self, positions: Mapping[TopicPartition, PartitionPosition]) -> Position:
+        """Return positions as they go into a token.
+
+        A token has one id for each topic. Positions of an earlier topic of the same name, whose gap
+        was not sent yet, therefore get RETIRED_EPOCH instead of their epoch.
+        """
         return {
-            tp: place._replace(epoch=RETIRED_EPOCH) if self._is_retired(tp, place) else place
-            for tp, place in places.items()
+            tp: position._replace(epoch=RETIRED_EPOCH)
+            if self._is_retired(tp, position)
+            else position
+            for tp, position in positions.items()
         }
 
     def is_retiring(self, tp: TopicPartition) -> bool:
-        """Was the topic created anew, and this partition's gap not told yet? What could be
-        read from Kafka now is not what its places speak of."""
+        """Return whether the topic was created again and this partition's gap is still to come.
+
+        What could be read from Kafka now is then of another topic than the tail's position in it.
+        """
         return tp in self._retiring
 
-    def token_epoch(self, tp: TopicPartition, place: PartitionPosition) -> int:
-        """The epoch that a place of the log's present lineage has in a token."""
-        return RETIRED_EPOCH if tp in self._retiring else place.epoch
+    def token_epoch(self, tp: TopicPartition, position: PartitionPosition) -> int:
+        """Return the epoch that a position of the log's present lineage has in a token."""
+        return RETIRED_EPOCH if tp in self._retiring else position.epoch
 
-    def _is_retired(self, tp: TopicPartition, place: PartitionPosition) -> bool:
-        """One that was not held against the log yet may be of either topic: its owner knows."""
-        if place.lineage == UNVERIFIED_LINEAGE or tp not in self.logs:
+    def _is_retired(self, tp: TopicPartition, position: PartitionPosition) -> bool:
+        """Return whether a position is of an earlier topic of its name.
+
+        An unverified position may be of either topic; it keeps the epoch that its owner gave it.
+        """
+        if position.lineage == UNVERIFIED_LINEAGE or tp not in self.logs:
             return False
-        return tp in self._retiring or self.logs[tp].is_retired(place)
+        return tp in self._retiring or self.logs[tp].is_retired(position)
 
     def _apply_entry(self, entry: Entry, moves: Position) -> None:
         tp = entry.tp
-        if type(entry) is Fault:
+        if type(entry) is Fault:  # it moves nothing
             self.readiness.mark_pending(tp)
             return
         if type(entry) is Ready:
@@ -246,12 +332,14 @@ class Tail:
             lineage += 1
             if entry.reason is GapReason.RECREATED:
                 self._retiring.discard(tp)
-        moves[tp] = place = _tuple_new(PartitionPosition, (entry.next_offset, entry.epoch, lineage))
-        self._set_position(tp, place)
+        moves[tp] = position = _tuple_new(
+            PartitionPosition, (entry.next_offset, entry.epoch, lineage)
+        )
+        self._set_position(tp, position)
 
-    def _set_position(self, tp: TopicPartition, place: PartitionPosition) -> None:
-        self._position[tp] = place
-        self._writer.move(tp, place.offset, self.token_epoch(tp, place))
+    def _set_position(self, tp: TopicPartition, position: PartitionPosition) -> None:
+        self._position[tp] = position
+        self._writer.move(tp, position.offset, self.token_epoch(tp, position))
 
     def _build_topics(self) -> list[TopicPositions]:
         counts: dict[str, int] = dict.fromkeys(self.topic_ids, 0)
@@ -261,7 +349,10 @@ class Tail:
 
     def _build_topic(self, name: str, count: int) -> TopicPositions:
         unknown = PartitionPosition(None, NO_EPOCH)
-        tps = [TopicPartition(name, p) for p in range(count)]
-        places = self.mark_retired({tp: self._position.get(tp, unknown) for tp in tps}).values()
-        offsets, epochs = [p.offset for p in places], [p.epoch for p in places]
+        tps = [TopicPartition(name, index) for index in range(count)]
+        positions = self.mark_retired({tp: self._position.get(tp, unknown) for tp in tps}).values()
+        offsets, epochs = (
+            [index.offset for index in positions],
+            [index.epoch for index in positions],
+        )
         return TopicPositions(name, self.topic_ids[name], offsets, epochs)
