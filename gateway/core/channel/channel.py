@@ -422,8 +422,8 @@ class Channel:
     def drop_all(self) -> None:
         """Drop all chunks to free memory; followers that have not taken them fall behind.
 
-        They are not slow for that, as it is not their fault: neither those that the broadcaster
-        writes to, nor those that have not taken only the newest chunk.
+        Followers that the broadcaster writes to do not count as slow for that, nor do those that
+        had only the newest chunk still to take.
         """
         self._drop_to(self.next_seq, to_free_memory=True)
 

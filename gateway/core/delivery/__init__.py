@@ -1,6 +1,7 @@
-"""Records on their way to a back end: batches, verdicts, dead letters, replays.
+"""Bring records to a back end: batches, verdicts, dead letters, replays.
 
-`lane` decides what is sent next, by the rules of `batch` and the `verdict` on each answer. `claims`
-are for requests that are done once, `replay` for records that are read once more. Start with
-`lane`.
+Start with `delivery_queue`, which decides what is sent next; the types of its steps and rules are
+in `batch`, and `verdict` says what an answer of the back end means. `claims` serves requests that
+must be done once, `replay` describes records that are read once more. `gateway.sidecar` drives all
+of them.
 """

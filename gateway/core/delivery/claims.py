@@ -1,26 +1,30 @@
-"""Which requests were done, and who works on the others, as told by a log that all replicas read.
+"""Know which requests were done and who works on the others, from a log that all replicas read.
 
-Whoever is to do what a key stands for writes a claim; the first claim of a key in the log has it,
-until it is released or done. A claim names its owner, by whom it can be taken over when its time
-is up. Sans-I/O: times are arguments, in seconds since 1970.
+A process that is to do what a key stands for writes a claim. The first claim of a key in the log
+holds the key until the claim is released or a result is written. A claim names its owner, so that
+others can fence that owner and take the key over when the claim has expired. Sans-I/O: times are
+arguments, in seconds since 1970.
 
 A reader may be behind the log, by seconds while a partition has no leader. What its own process
-wrote there, and Kafka acknowledged, it need not read to know: `apply_release` and `apply_result`
-take effect at once, by their offsets, so that the order in which a change is acknowledged and read
-makes no difference. A release ends the claims of its owner that stand before it in the log, those
-that are read later too, and no claim behind it.
+wrote there and Kafka acknowledged, it knows without reading: `apply_release` and `apply_result`
+take effect at once, by their offsets, so that it makes no difference whether a change is
+acknowledged or read first. A release ends the claims of its owner that are before it in the log,
+including those that are read later, and no claim behind it.
 
-Claims are not applied like that: which one is the first is decided by what others wrote before it.
-A process therefore knows its own claim only by reading, and has then read all that stands before
-it. That is why two processes that claim a key at once never both have it: both read the two claims
-in the order of the log, and the one whose claim is the second has read the first as well. To know a
-release early does not change that. It takes away only the claim of an owner that did not do it and
-is not going to, and the next claim then is first in the log, too: all before it has been read.
-(Unless that one has been given up meanwhile by somebody who took it over, and so fenced its owner.)
-To take over a claim of another owner is not safe by this alone: its release may be there, not yet
-read, and its key somebody else's. Whoever takes over reads to the end of the log first. Nor
-may a release be written once its claim is taken over: all readers would drop the claim that another
-works under. Writing one has to fail for whoever is fenced.
+Claims are not applied early, because which one is the first is decided by what others wrote before
+it. A process therefore knows its own claim only by reading, and has then read everything before
+it. That is why two processes that claim a key at the same time never both hold it: both read the
+two claims in the order of the log, and the process whose claim is the second has read the first as
+well. Knowing a release early does not change that. It removes only the claim of an owner that did
+not do the request and is not going to, and the claim that is the first after that is the first in
+the log, too: everything before it has been read. (Unless that claim has been given up in the
+meantime by a process that took it over, and so fenced its owner.)
+
+Two things are not safe by this alone, and callers see to them. Taking over a claim: its release
+may be in the log, not read yet, and the key may be held by a third process. So a process reads to
+the end of the log before it takes over. Releasing a claim that was taken over: all readers would
+drop the claim that the other process works under. So writing a release has to fail for an owner
+that is fenced.
 """
 
 from __future__ import annotations
@@ -31,12 +35,19 @@ from typing import NamedTuple
 
 from gateway.core.log.record import TopicPartition
 
-CLAIM_SLACK_S = 3600.0  # seconds for which a claim is known longer than its result could be
+CLAIM_SLACK_S = 3600.0  # seconds for which an expired claim is kept beyond the window
 OFFSET_SHIFT = 1 << 63  # more than any offset
 
 
 class Claim(NamedTuple):
-    """owner: who works on it. digest: of what is to be done. until: when it may be taken over."""
+    """A process's claim of a key.
+
+    Attributes:
+        owner: The process that works on it.
+        digest: The digest of what is to be done.
+        offset: Where the claim is in the log.
+        expires_at: When it may be taken over, in seconds since 1970.
+    """
 
     owner: str
     digest: bytes
@@ -45,7 +56,14 @@ class Claim(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """digest: of what was done. tp, offset: where its answer is. at: when."""
+    """The result of a request that was done.
+
+    Attributes:
+        digest: The digest of what was done.
+        tp: The partition of the log that holds the answer.
+        offset: The offset of the answer.
+        finished_at: When it was done, in seconds since 1970.
+    """
 
     digest: bytes
     tp: TopicPartition
@@ -54,7 +72,7 @@ class ClaimResult(NamedTuple):
 
 
 class UnreadChange(NamedTuple):
-    """Where a change stands that was applied before it was read."""
+    """Where a change is in the log that was applied before it was read."""
 
     tp: TopicPartition
     offset: int
@@ -62,11 +80,17 @@ class UnreadChange(NamedTuple):
 
 @dataclass(slots=True)
 class Claims:
-    """What one reader of the log knows, including what its process wrote and has not read yet.
+    """What one reader of the log knows, including what its own process wrote and has not read yet.
+
+    Owned by the process's idempotency ledger. Invariants between calls:
+
+    - A key with a known result has no claims.
+    - Each owner has at most one claim of a key. The claim with the lowest offset holds the key.
+    - `_unread_changes` has only changes at or above the read position of their partition.
 
     Attributes:
-        most: How many results are remembered, the latest.
-        window: For how many seconds they are.
+        max_results: How many results are remembered at most; the latest.
+        window_s: For how many seconds they are remembered.
     """
 
     max_results: int
@@ -81,16 +105,28 @@ class Claims:
         return len(self._results)
 
     def on_claim(self, key: bytes, claim: Claim, now: float) -> None:
-        """Heard, in the order of the log."""
-        ahead = self._unread_changes.get((key, claim.owner))
-        if ahead is not None and claim.offset < ahead.offset:
-            return
+        """Apply a claim that was read, in the order of the log.
+
+        Args:
+            key: The key that it claims.
+            claim: The claim.
+            now: The current time in seconds since 1970.
+        """
+        unread = self._unread_changes.get((key, claim.owner))
+        if unread is not None and claim.offset < unread.offset:
+            return  # released further on in the log, by a release that was applied early
         known = self.get_result(key, now)
         if known is None and claim.expires_at > now - self.window_s - CLAIM_SLACK_S:
             self._claims.setdefault(key, {}).setdefault(claim.owner, claim)
 
     def on_release(self, key: bytes, owner: str, offset: int) -> None:
-        """What it is for was not done, and its owner is not going to."""
+        """Apply a release: the request was not done, and the claim's owner is not going to do it.
+
+        Args:
+            key: The key.
+            owner: The owner of the claim.
+            offset: Where the release is in the log; claims behind it stay.
+        """
         claims = self._claims.get(key, {})
         claim = claims.get(owner)
         if claim is not None and claim.offset < offset:
@@ -99,47 +135,51 @@ class Claims:
             self._claims.pop(key, None)
 
     def apply_release(self, key: bytes, owner: str, tp: TopicPartition, offset: int) -> None:
-        """Release a claim as this process has written, whether or not that was read yet."""
+        """Apply a release that this process has written, whether or not it was read yet."""
         self.on_release(key, owner, offset)
         self._note_unread(key, owner, tp, offset)
 
     def on_result(self, key: bytes, result: ClaimResult) -> None:
-        """Heard. What was applied already, or is older, changes nothing.
+        """Apply a result that was read. One that was applied already, or is older, changes nothing.
 
-        Claims that came since are of a time when the window of that result was over.
+        Claims of the key end with it: those that came before it in the log lost, and a newer claim
+        would mean that the window of this result is over.
         """
-        ahead = self._unread_changes.get((key, ""))
-        if ahead is None or result.offset > ahead.offset:
+        unread = self._unread_changes.get((key, ""))
+        if unread is None or result.offset > unread.offset:
             self._set_result(key, result)
-        elif result.offset == ahead.offset and key in self._results:
-            self._results[key] = result  # Kafka may have given it another time
+        elif result.offset == unread.offset and key in self._results:
+            self._results[key] = result  # the same one, with the timestamp that Kafka gave it
 
     def apply_result(self, key: bytes, result: ClaimResult) -> None:
-        """Finish a key as this process has written, unless that was read already."""
+        """Apply a result that this process has written, unless it was read already."""
         if result.offset >= self._positions.get(result.tp, 0):
             self._set_result(key, result)
             self._note_unread(key, "", result.tp, result.offset)
 
     def has_read_result(self, key: bytes) -> bool:
-        """Return whether the result of a key is known by reading, not only by having written it."""
+        """Return whether the result of a key was read, and not only written by this process."""
         return (key, "") not in self._unread_changes
 
     def set_read_position(self, tp: TopicPartition, position: int) -> None:
-        """Record that a partition is read up to before this offset."""
+        """Record that a partition is read up to before this offset.
+
+        What was applied early is then read, so it need not be remembered any more.
+        """
         self._positions[tp] = position
         read = [
-            name
-            for name, each in self._unread_changes.items()
-            if each.tp == tp and each.offset < position
+            change_key
+            for change_key, change in self._unread_changes.items()
+            if change.tp == tp and change.offset < position
         ]
-        for name in read:
-            del self._unread_changes[name]
+        for change_key in read:
+            del self._unread_changes[change_key]
 
     def restart(self) -> None:
-        """Begin to read anew, perhaps a topic that was made anew: its offsets begin anew.
+        """Begin to read again from the start, perhaps of a topic that was created again.
 
-        What was claimed stays so until it is released, done or taken over; it comes before all
-        that is read from now on.
+        Offsets may begin at 0 again. Claims stay until they are released, finished or taken over,
+        and count as earlier in the log than all that is read from now on.
         """
         self._unread_changes.clear()
         self._positions.clear()
@@ -148,6 +188,7 @@ class Claims:
                 claims[owner] = claim._replace(offset=claim.offset - OFFSET_SHIFT)
 
     def _note_unread(self, key: bytes, owner: str, tp: TopicPartition, offset: int) -> None:
+        """Remember a change that was applied before it was read."""
         known = self._unread_changes.get((key, owner))
         if offset >= self._positions.get(tp, 0) and (known is None or known.offset < offset):
             self._unread_changes[key, owner] = UnreadChange(tp, offset)
@@ -160,19 +201,19 @@ class Claims:
             self._results.popitem(last=False)
 
     def get_result(self, key: bytes, now: float) -> ClaimResult | None:
-        """Within the window."""
-        found = self._results.get(key)
-        if found is not None and found.finished_at < now - self.window_s:
+        """Return the result of a key if it is within the window, None otherwise."""
+        result = self._results.get(key)
+        if result is not None and result.finished_at < now - self.window_s:
             del self._results[key]
             return None
-        return found
+        return result
 
     def get_claim(self, key: bytes, owner: str) -> Claim | None:
         """Return the claim of an owner, whether or not it is the first."""
         return self._claims.get(key, {}).get(owner)
 
     def get_first_claim(self, key: bytes) -> Claim | None:
-        """The claim that has it."""
+        """Return the claim that holds a key, None if there is none."""
         claims = self._claims.get(key)
         return min(claims.values(), key=lambda claim: claim.offset) if claims else None
 
@@ -184,6 +225,8 @@ class Claims:
                 break
             del self._results[key]
         for key, claims in list(self._claims.items()):
+            # An expired claim still holds its key until it is taken over, so it outlives the
+            # time in which anybody could know a result of it.
             if all(
                 claim.expires_at < now - self.window_s - CLAIM_SLACK_S for claim in claims.values()
             ):

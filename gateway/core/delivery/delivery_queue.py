@@ -1,16 +1,25 @@
-"""Records on their way to a back end: which go next, and what becomes of them by its answer.
+"""Decide which records go to a back end next, and what its answers mean for them.
 
-A lane carries some partitions, one batch at a time, so that records of a partition are never
-overtaken. A batch leaves it settled (each record processed, or in the dead letters) or not at
-all: a lane would rather stand still than skip. A back end that is away is tried for ever. A
-suspect batch is tried `retries` times, then halved down to the record at fault, which becomes a
-dead letter only while a probe finds the back end well. One that is late with a large batch gets
-smaller ones, and never loses a record by it.
+A queue carries the records of some partitions, one batch at a time, so that records of a partition
+are never overtaken. A batch leaves the queue settled (each record is processed, or in the dead
+letters) or not at all: the queue waits rather than skips. A back end that is unavailable is tried
+again for ever. A suspect batch is tried again `max_retries` times and then halved, down to the
+record at fault, which becomes a dead letter only while a probe finds the back end healthy. A back
+end that is late with a large batch gets smaller ones, and no record is given up for it.
+
+The stages of a batch:
+
+    SEND --suspect, a single record left--> PROBE --healthy--> DEAD_LETTER --written--> settled
+    SEND --some records failed--> DEAD_LETTER
+    SEND --all processed--> settled
+    PROBE --not healthy--> SEND
 
 Sans-I/O: time is an argument, in seconds of any monotonic clock. The shell's part:
 
-    step = lane.next(now)      # Send, Probe, Bury: do it, and tell; Wait: until then; None: idle
-    settled = lane.answered(verdict, now) | lane.probed(well, now) | lane.buried(left, now)
+    step = queue.next_step(now)  # None: idle; WaitUntil: call again then
+    SendRecords:        send them, then `queue.on_response(verdict, now)`
+    ProbeBackend:       probe it, then `queue.on_probe(is_healthy, now, reason)`
+    SendToDeadLetters:  write them, then `queue.on_dead_letters(unwritten, now, reason)`
 """
 
 from __future__ import annotations
@@ -39,11 +48,22 @@ from .verdict import BackendUnavailable, BatchResults, RecordResult, SuspectBatc
 
 @dataclass(slots=True)
 class DeliveryQueue:
-    """held: nothing is sent while it is.
+    """The records of some partitions that wait for a back end or are in flight.
 
-    trouble: why the lane does not move, "" while it does or has nothing to do; since: when that
-             began.
-    settled: how many records are done with, processed or among the dead letters.
+    Created and driven by the sidecar's lane runner. Invariants between calls:
+
+    - At most one step is in flight, and it is always of the first slice. `_is_busy` says whether
+      one is.
+    - Slices hold earlier records than `_queue`; each partition's records are in offset order across
+      both. A second slice exists only after a batch was halved.
+    - Offsets are settled in order: `commit_offsets` of a result never pass an unsettled record.
+
+    Attributes:
+        rules: The limits and retries.
+        is_paused: Nothing is sent while it is set; dead letters are still written.
+        problem: Why the queue does not move on; empty while it does or has nothing to do.
+        problem_since: When that began, in seconds of the clock of `next_step`.
+        settled_count: How many records are done with, processed or among the dead letters.
     """
 
     rules: DeliveryRules
@@ -57,124 +77,142 @@ class DeliveryQueue:
     _is_busy: bool = False
     _retry_at: float = 0.0
     _failures: int = 0  # in a row, of the back end or of the dead letters
-    _max_records: int = (
-        0  # records of a batch, for a back end that is late; 0: as many as the rules say
-    )
+    # The largest batch for a back end that was late; 0 to follow the rules.
+    _max_records: int = 0
+    # Partitions being revoked, with records in flight: these are not tried another time.
     _leaving_partitions: set[TopicPartition] = field(default_factory=set)
 
     def put(self, records: Iterable[Record]) -> None:
-        """Behind those that were put before; of one partition by their offsets."""
+        """Add records behind those that were put before, each partition's in offset order."""
         for record in records:
             self._queue.append(record)
             self._bytes += payload_size(record)
 
     @property
     def is_full(self) -> bool:
-        """A batch waits already: more would only use memory."""
+        """Return whether a whole batch waits already, so that more would only use memory."""
         return len(self._queue) >= self.rules.max_records or self._bytes >= self.rules.max_bytes
 
     @property
     def unsettled_count(self) -> int:
-        """Records that are not settled."""
-        return len(self._queue) + sum(len(each.records) for each in self._slices)
+        """Return how many records are not settled."""
+        return len(self._queue) + sum(len(batch.records) for batch in self._slices)
 
     @property
     def is_busy(self) -> bool:
-        """A step was given, and it is not told what came of it."""
+        """Return whether a step is in flight."""
         return self._is_busy
 
     def next_step(self, now: float) -> DeliveryStep | None:
-        """What to do now. It is under way then, until one of the three below tells of it."""
+        """Return what to do now; None if there is nothing to do.
+
+        Any step but `WaitUntil` is in flight until `on_response`, `on_probe` or `on_dead_letters`
+        is called with its outcome.
+        """
         if self._is_busy:
             return None
         if now < self._retry_at:
             return WaitUntil(self._retry_at)
         if not self._slices and not self.is_paused:
             self._cut_slice()
-        portion = self._slices[0] if self._slices else None
-        if portion is None or (self.is_paused and portion.stage is DeliveryStage.SEND):
+        batch = self._slices[0] if self._slices else None
+        # While paused, dead letters and probes go on: they do not send anything to be processed.
+        if batch is None or (self.is_paused and batch.stage is DeliveryStage.SEND):
             return None
         self._is_busy = True
-        return self._build_step(portion)
+        return self._build_step(batch)
 
     @staticmethod
-    def _build_step(portion: DeliverySlice) -> DeliveryStep:
-        match portion.stage:
+    def _build_step(batch: DeliverySlice) -> DeliveryStep:
+        match batch.stage:
             case DeliveryStage.SEND:
-                portion.send_count += 1
-                return SendRecords(portion.records, portion.send_count - 1)
+                batch.send_count += 1
+                return SendRecords(batch.records, batch.send_count - 1)
             case DeliveryStage.PROBE:
-                return ProbeBackend(portion.reason)
+                return ProbeBackend(batch.reason)
             case DeliveryStage.DEAD_LETTER:
-                return SendToDeadLetters(portion.unwritten_dead_letters)
+                return SendToDeadLetters(batch.unwritten_dead_letters)
 
-    # what came of it
+    # The outcomes of steps.
 
     def on_response(self, verdict: Verdict, now: float) -> SettledRecords | None:
-        """To a Send."""
+        """Take the back end's verdict on a `SendRecords`, and return what it settled."""
         sent = self._slices[0].records
-        portion = self._finish_step()
-        if portion is None:
+        batch = self._finish_step()
+        if batch is None:
             return None
         match verdict:
-            case BatchResults(items):
-                kept = {id(each) for each in portion.records}
-                pairs = [pair for pair in zip(sent, items, strict=True) if id(pair[0]) in kept]
-                return self._apply_results(portion, pairs, now)
+            case BatchResults(results):
+                # Records of partitions that were lost in the meantime are gone from the batch.
+                kept = {id(record) for record in batch.records}
+                pairs = [pair for pair in zip(sent, results, strict=True) if id(pair[0]) in kept]
+                return self._apply_results(batch, pairs, now)
             case BackendUnavailable():
-                self._on_unavailable(portion, verdict, now)
+                self._on_unavailable(batch, verdict, now)
             case SuspectBatch():
-                self._on_suspect(portion, verdict, now)
+                self._on_suspect(batch, verdict, now)
         return None
 
     def on_probe(self, is_healthy: bool, now: float, reason: str = "") -> None:
-        """To a Probe. why: it is not."""
-        portion = self._finish_step()
-        if portion is None:
+        """Take the outcome of a `ProbeBackend`.
+
+        If the back end is healthy, it is the record that is at fault, which becomes a dead letter.
+
+        Args:
+            is_healthy: Whether the back end is healthy.
+            now: The current time in seconds.
+            reason: Why it is not.
+        """
+        batch = self._finish_step()
+        if batch is None:
             return
         if is_healthy and self.rules.has_dead_letters:
-            portion.mark_dead(
-                DeadLetterRecord(record, portion.reason) for record in portion.records
-            )
+            batch.mark_dead(DeadLetterRecord(record, batch.reason) for record in batch.records)
         else:
-            portion.stage = DeliveryStage.SEND
-            reason = portion.reason if is_healthy else f"{portion.reason}; no dead letter: {reason}"
-            self._schedule_retry(portion, reason, now)
+            batch.stage = DeliveryStage.SEND
+            reason = batch.reason if is_healthy else f"{batch.reason}; no dead letter: {reason}"
+            self._schedule_retry(batch, reason, now)
 
     def on_dead_letters(
         self, unwritten: Sequence[DeadLetterRecord], now: float, reason: str = ""
     ) -> SettledRecords | None:
-        """To a Bury. left: those that are not written yet, and why."""
-        portion = self._finish_step()
-        if portion is None:
+        """Take the outcome of a `SendToDeadLetters`, and return what it settled.
+
+        Args:
+            unwritten: The dead letters that could not be written yet.
+            now: The current time in seconds.
+            reason: Why they could not.
+        """
+        batch = self._finish_step()
+        if batch is None:
             return None
-        portion.unwritten_dead_letters = [
-            each for each in unwritten if each in portion.unwritten_dead_letters
+        batch.unwritten_dead_letters = [
+            dead_letter for dead_letter in unwritten if dead_letter in batch.unwritten_dead_letters
         ]
-        if not portion.unwritten_dead_letters:
-            return self._settle(portion)
-        self._schedule_retry(portion, reason, now)
+        if not batch.unwritten_dead_letters:
+            return self._settle(batch)
+        self._schedule_retry(batch, reason, now)
         return None
 
-    # partitions that go
+    # Partitions that are taken away.
 
     def release_partitions(self, tps: Collection[TopicPartition]) -> None:
-        """They are to be given up: only what is under way goes on, and not another time."""
+        """Prepare to give partitions up: what is in flight is finished, and not tried again."""
         kept = self._slices[0] if self._slices and self._is_in_flight else None
         self._remove_partitions(tps, kept)
         if kept is not None:
-            self._leaving_partitions |= {each.tp for each in kept.records} & set(tps)
+            self._leaving_partitions |= {record.tp for record in kept.records} & set(tps)
 
     def has_unsettled(self, tps: Collection[TopicPartition]) -> bool:
-        """Something of theirs is not settled."""
-        return any(each.tp in tps for each in self._iter_unsettled())
+        """Return whether some record of these partitions is not settled."""
+        return any(record.tp in tps for record in self._iter_unsettled())
 
     def first_unsettled_offset(self, tp: TopicPartition) -> int | None:
-        """The first offset of its that is not settled; None where all is."""
-        return next((each.offset for each in self._iter_unsettled() if each.tp == tp), None)
+        """Return the first offset of a partition that is not settled; None if all are."""
+        return next((record.offset for record in self._iter_unsettled() if record.tp == tp), None)
 
     def drop_partitions(self, tps: Collection[TopicPartition]) -> None:
-        """They are gone: nothing of theirs is settled any more, whatever is answered."""
+        """Drop partitions that were lost: nothing of theirs is settled, whatever the answer is."""
         kept = self._slices[0] if self._slices and self._is_busy else None
         self._remove_partitions(tps, kept)
         if kept is not None:
@@ -184,161 +222,199 @@ class DeliveryQueue:
 
     @property
     def is_abandoned(self) -> bool:
-        """What is under way is of partitions that went: nobody waits for its answer."""
+        """Return whether all that is in flight is of partitions that were lost."""
         return self._is_busy and all(
-            each.tp in self._slices[0].dropped_partitions for each in self._slices[0].records
+            record.tp in self._slices[0].dropped_partitions for record in self._slices[0].records
         )
 
     @property
     def _is_in_flight(self) -> bool:
+        """Return whether the first slice is with the back end, or its outcome is decided already.
+
+        A slice in the stage DEAD_LETTER counts even while it waits: its other records are
+        processed.
+        """
         return self._is_busy or self._slices[0].stage is DeliveryStage.DEAD_LETTER
 
     def _iter_unsettled(self) -> Iterable[Record]:
-        """What is to be settled yet, of each partition in its order."""
-        for portion in self._slices:
+        """Yield the records that are still to be settled, each partition's in order."""
+        for batch in self._slices:
             yield from (
-                each for each in portion.records if each.tp not in portion.dropped_partitions
+                record for record in batch.records if record.tp not in batch.dropped_partitions
             )
         yield from self._queue
 
     def _remove_partitions(
         self, tps: Collection[TopicPartition], kept: DeliverySlice | None
     ) -> None:
-        self._queue = deque(each for each in self._queue if each.tp not in tps)
+        """Remove the records of partitions, but for those of one slice that is in flight."""
+        self._queue = deque(record for record in self._queue if record.tp not in tps)
         self._bytes = sum(map(payload_size, self._queue))
         first = self._slices[0] if self._slices else None
-        for portion in self._slices:
-            if portion is not kept:
-                portion.remove_partitions(tps)
-        self._slices = deque(each for each in self._slices if each.records or each is kept)
+        for batch in self._slices:
+            if batch is not kept:
+                batch.remove_partitions(tps)
+        self._slices = deque(batch for batch in self._slices if batch.records or batch is kept)
         if first is not None and (not self._slices or self._slices[0] is not first):
-            self._retry_at = 0.0
+            self._retry_at = 0.0  # the delay was that of a batch which is gone
         self._clear_problem_if_idle()
 
     def _clear_problem_if_idle(self) -> None:
-        """With nothing to settle there is no trouble."""
+        """Clear the problem if there is nothing to settle any more."""
         if next(iter(self._iter_unsettled()), None) is None:
             self.problem = ""
 
-    # what it means
+    # What an outcome means.
 
     def _cut_slice(self) -> None:
-        most, room = self._max_records or self.rules.max_records, self.rules.max_bytes
+        """Make a slice of the records that wait, within the limits."""
+        max_records = self._max_records or self.rules.max_records
+        bytes_left = self.rules.max_bytes
         records: list[Record] = []
-        while self._queue and len(records) < most:
+        while self._queue and len(records) < max_records:
             size = payload_size(self._queue[0])
-            if records and size > room:
+            if records and size > bytes_left:
                 break
             records.append(self._queue.popleft())
             self._bytes -= size
-            room -= size
+            bytes_left -= size
         if records:
             self._slices.append(DeliverySlice(records))
 
     def _finish_step(self) -> DeliverySlice | None:
-        """Return what was under way, or None where all of it was dropped meanwhile."""
-        assert self._is_busy, "tell only of what is under way"
+        """Return the slice that was in flight; None if all of it was dropped in the meantime."""
+        assert self._is_busy, "no step is in flight"
         self._is_busy = False
-        portion = self._slices[0]
-        portion.remove_partitions(portion.dropped_partitions)
-        portion.dropped_partitions.clear()
-        if portion.records:
-            return portion
+        batch = self._slices[0]
+        batch.remove_partitions(batch.dropped_partitions)
+        batch.dropped_partitions.clear()
+        if batch.records:
+            return batch
         self._slices.popleft()
         return None
 
     def _apply_results(
-        self, portion: DeliverySlice, pairs: Sequence[tuple[Record, RecordResult]], now: float
+        self, batch: DeliverySlice, pairs: Sequence[tuple[Record, RecordResult]], now: float
     ) -> SettledRecords | None:
+        """Act on the results of the records: settle the batch, roll it back, or give records up."""
         failed = [(record, item) for record, item in pairs if not item.is_processed]
-        curable = sum(not item.is_permanent for _, item in failed)
-        if failed and self._should_roll_back(portion, curable, len(pairs)):
-            portion.attempts += 1
-            what = f"{len(failed)} of {len(pairs)} records failed: {failed[0][1].reason}"
-            self._schedule_retry(portion, what, now, portion.attempts)
+        retriable_count = sum(not item.is_permanent for _, item in failed)
+        if failed and self._should_roll_back(batch, retriable_count, len(pairs)):
+            batch.attempts += 1
+            reason = f"{len(failed)} of {len(pairs)} records failed: {failed[0][1].reason}"
+            self._schedule_retry(batch, reason, now, batch.attempts)
             return None
+        # The back end was in time with a reduced batch: let batches grow again.
         if self._max_records:
             doubled = max(self._max_records, len(pairs)) * 2
             self._max_records = doubled if doubled < self.rules.max_records else 0
         self._failures = 0
         if not failed:
-            return self._settle(portion)
-        portion.mark_dead(DeadLetterRecord(record, item.reason) for record, item in failed)
+            return self._settle(batch)
+        batch.mark_dead(DeadLetterRecord(record, item.reason) for record, item in failed)
         return None
 
-    def _should_roll_back(self, portion: DeliverySlice, curable: int, of: int) -> bool:
+    def _should_roll_back(
+        self, batch: DeliverySlice, retriable_count: int, record_count: int
+    ) -> bool:
+        """Return whether a batch with failed records is tried again as a whole."""
         rules = self.rules
         if not rules.has_dead_letters:
             return True
-        if rules.rollback_percent is None or not curable or portion.attempts >= rules.max_retries:
+        if (
+            rules.rollback_percent is None
+            or not retriable_count
+            or batch.attempts >= rules.max_retries
+        ):
             return False
-        return curable * 100 >= rules.rollback_percent * of
+        return retriable_count * 100 >= rules.rollback_percent * record_count
 
-    def _on_unavailable(self, portion: DeliverySlice, away: BackendUnavailable, now: float) -> None:
-        portion.late_count += away.is_late
-        if portion.late_count > self.rules.max_retries and len(portion.records) > 1:
-            self._max_records = (len(portion.records) + 1) // 2
-            portion = self._halve(portion)
-        self._schedule_retry(portion, away.reason, now, min_delay=away.retry_after)
+    def _on_unavailable(
+        self, batch: DeliverySlice, verdict: BackendUnavailable, now: float
+    ) -> None:
+        """Schedule a retry; after repeated lateness with smaller batches."""
+        batch.late_count += verdict.is_late
+        if batch.late_count > self.rules.max_retries and len(batch.records) > 1:
+            self._max_records = (len(batch.records) + 1) // 2
+            batch = self._halve(batch)
+        self._schedule_retry(batch, verdict.reason, now, min_delay=verdict.retry_after)
 
-    def _on_suspect(self, portion: DeliverySlice, suspect: SuspectBatch, now: float) -> None:
-        portion.attempts += 1
-        portion.reason = suspect.reason
-        if portion.attempts <= self.rules.max_retries and not suspect.is_too_large:
-            self._schedule_retry(portion, suspect.reason, now, portion.attempts)
+    def _on_suspect(self, batch: DeliverySlice, verdict: SuspectBatch, now: float) -> None:
+        """Retry a suspect batch, halve it, or probe the back end about its last record."""
+        batch.attempts += 1
+        batch.reason = verdict.reason
+        if batch.attempts <= self.rules.max_retries and not verdict.is_too_large:
+            self._schedule_retry(batch, verdict.reason, now, batch.attempts)
             return
-        self._set_problem(suspect.reason, now)
-        if len(portion.records) > 1:
-            self._drop_leaving(self._halve(portion))
+        self._set_problem(verdict.reason, now)
+        if len(batch.records) > 1:
+            self._drop_leaving(self._halve(batch))
         else:
-            portion.stage = DeliveryStage.PROBE
-            self._drop_leaving(portion)
+            batch.stage = DeliveryStage.PROBE
+            self._drop_leaving(batch)
 
-    def _halve(self, portion: DeliverySlice) -> DeliverySlice:
-        """Each half counts as tried as often: the next time that it fails it is halved, too."""
+    def _halve(self, batch: DeliverySlice) -> DeliverySlice:
+        """Replace a slice by its halves, and return the first one.
+
+        Both inherit the counts of attempts, so that a half is halved again the next time it fails.
+        """
         self._slices.popleft()
-        middle = (len(portion.records) + 1) // 2
+        middle = (len(batch.records) + 1) // 2
         halves = [
-            DeliverySlice(records, portion.attempts, portion.send_count, portion.late_count)
-            for records in (portion.records[:middle], portion.records[middle:])
+            DeliverySlice(records, batch.attempts, batch.send_count, batch.late_count)
+            for records in (batch.records[:middle], batch.records[middle:])
         ]
         self._slices.extendleft(reversed(halves))
         return halves[0]
 
     def _schedule_retry(
         self,
-        portion: DeliverySlice,
+        batch: DeliverySlice,
         reason: str,
         now: float,
         attempts: int = 0,
         *,
         min_delay: float = 0.0,
     ) -> None:
-        """attempts: of the portion, where it is to blame; else what fails in a row counts."""
+        """Set when the next step is due, by exponential backoff with jitter.
+
+        Args:
+            batch: The slice that is tried again.
+            reason: Why it has to be.
+            now: The current time in seconds.
+            attempts: The attempts of the slice, if it is to blame; 0 to count failures in a row of
+                the back end or the dead letters instead.
+            min_delay: The shortest delay in seconds, such as the back end's Retry-After.
+        """
         self._set_problem(reason, now)
         if not attempts:
             self._failures += 1
         rules = self.rules
-        exponent = min((attempts or self._failures) - 1, 32)  # 2 ** 1024 is no delay at all
+        exponent = min((attempts or self._failures) - 1, 32)  # 2.0 ** 1024 would overflow
         delay = min(rules.max_delay, rules.first_delay * 2**exponent)
         self._retry_at = now + max(min_delay, delay * (0.5 + 0.5 * rules.random()))
-        self._drop_leaving(portion)
+        self._drop_leaving(batch)
 
     def _set_problem(self, reason: str, now: float) -> None:
+        """Record why the queue does not move on; the time is that of the first reason."""
         if not self.problem:
             self.problem_since = now
         self.problem = reason
 
-    def _drop_leaving(self, portion: DeliverySlice) -> None:
-        """What is to be given up is not tried another time."""
-        if portion.stage is not DeliveryStage.DEAD_LETTER and self._leaving_partitions:
+    def _drop_leaving(self, batch: DeliverySlice) -> None:
+        """Drop what is to be given up, as it is not tried another time.
+
+        Dead letters are kept: they are written first, since the rest of their batch is processed.
+        """
+        if batch.stage is not DeliveryStage.DEAD_LETTER and self._leaving_partitions:
             self._remove_partitions(frozenset(self._leaving_partitions), None)
 
-    def _settle(self, portion: DeliverySlice) -> SettledRecords:
+    def _settle(self, batch: DeliverySlice) -> SettledRecords:
+        """Settle the first slice and clear all problems."""
         self._slices.popleft()
-        self.settled_count += len(portion.records)
+        self.settled_count += len(batch.records)
         self._failures, self.problem, self._retry_at = 0, "", 0.0
-        points = {record.tp: record.next_offset for record in portion.records}
-        dead = {id(each.record) for each in portion.dead_letters}
-        processed = [record for record in portion.records if id(record) not in dead]
-        return SettledRecords(processed, portion.dead_letters, points)
+        commit_offsets = {record.tp: record.next_offset for record in batch.records}
+        dead = {id(dead_letter.record) for dead_letter in batch.dead_letters}
+        processed = [record for record in batch.records if id(record) not in dead]
+        return SettledRecords(processed, batch.dead_letters, commit_offsets)

@@ -1,10 +1,11 @@
-"""A replay: records of a topic that are read once more, and how far that has come.
+"""Describe replays: records of a topic that are read once more, and how far that has come.
 
-It is an immutable value, as it lies in its topic: whoever reads the latest one can go on with it.
-Which of several processes does is decided here, too: one that hears nothing of a replay that runs
-for `silence` seconds takes it over, and what it takes it over with is a fence (its transactional
-id), so that two who do it at once are one after that. Sans-I/O: `now` is in seconds of any
-monotonic clock, times within a replay are milliseconds since 1970.
+A replay is an immutable value, stored in a topic as it is: a process that reads the latest one can
+go on with it. Which of several processes does is decided here, too. A process that hears nothing
+about a running replay for `silence_timeout_s` seconds takes it over. It does so under the replay's
+transactional id, which fences the former owner, so that of two processes that take over at the same
+time only one goes on. Sans-I/O: `now` is in seconds of any monotonic clock, times within a replay
+are milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from typing import Any, NamedTuple
 
 from gateway.core.log.record import TopicPartition
 
-RATE_WINDOW_S = 10.0  # seconds that the rate is of
+RATE_WINDOW_S = 10.0  # seconds over which the rate of a running replay is measured
 
 
 class ReplayState(StrEnum):
+    """The states of a replay; every state but RUNNING is final."""
+
     RUNNING = "running"
     DONE = "done"
     CANCELLED = "cancelled"
@@ -29,12 +32,20 @@ class ReplayState(StrEnum):
 
 
 class Destination(StrEnum):
+    """Where the records of a replay go."""
+
     TOPIC = "topic"
     BACKEND = "backend"
 
 
 class Span(NamedTuple):
-    """Of one partition: from `start` to before `end`; `next` is where it goes on."""
+    """The offsets of one partition that a replay reads.
+
+    Attributes:
+        start: The first offset.
+        end: The offset after the last one.
+        next_offset: Where it goes on.
+    """
 
     start: int
     end: int
@@ -42,11 +53,12 @@ class Span(NamedTuple):
 
     @property
     def is_done(self) -> bool:
+        """Return whether all of it was read."""
         return self.next_offset >= self.end
 
 
 class MissingRange(NamedTuple):
-    """Records that Kafka no longer has: from `offset` to before `next`."""
+    """Records that Kafka no longer had: the offsets from `offset` to before `next_offset`."""
 
     partition: int
     offset: int
@@ -55,12 +67,27 @@ class MissingRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """See the module.
+    """One replay, as it is stored in its topic.
 
-    group:   whose back end it is, with that destination.
-    owner:   which process works on it; empty: whoever takes it.
-    records, bytes, dead: that were written or answered, and those of them that failed.
-    error:   why it failed; or what keeps it waiting now.
+    The field names are those of the stored JSON.
+
+    Attributes:
+        id: Its id.
+        topic: The topic whose records are read.
+        destination: What kind of destination they go to.
+        target: The topic that they are written to, with that destination.
+        group: The group whose back end gets them, with that destination.
+        spans: The offsets to read, by partition.
+        created: When it was created, in milliseconds since 1970.
+        updated: When it last changed, in milliseconds since 1970.
+        by: The user who created it.
+        owner: The process that works on it; empty if any may take it.
+        state: Its state.
+        records: How many records were written or answered.
+        bytes: How many bytes these had.
+        dead: How many of them failed.
+        lacks: What Kafka no longer had.
+        error: Why it failed, or what keeps it waiting now.
     """
 
     id: str
@@ -82,34 +109,47 @@ class Replay:
 
     @property
     def is_running(self) -> bool:
+        """Return whether it is not over."""
         return self.state is ReplayState.RUNNING
 
     @property
     def is_done(self) -> bool:
-        """There is nothing left to read."""
+        """Return whether there is nothing left to read."""
         return all(span.is_done for span in self.spans.values())
 
     @property
     def progress(self) -> float:
-        """Share of the offsets, from 0 to 1."""
-        of = sum(max(0, span.end - span.start) for span in self.spans.values())
+        """Return the share of the offsets that are done, from 0 to 1."""
+        total = sum(max(0, span.end - span.start) for span in self.spans.values())
         done = sum(
             max(0, min(span.next_offset, span.end) - span.start) for span in self.spans.values()
         )
-        return done / of if of else 1.0
+        return done / total if total else 1.0
 
     def list_remaining(self) -> list[tuple[TopicPartition, Span]]:
-        """What is still to be read."""
-        tps = sorted((TopicPartition(self.topic, each), span) for each, span in self.spans.items())
+        """Return the partitions that are not done, with their spans, in order."""
+        tps = sorted(
+            (TopicPartition(self.topic, partition), span) for partition, span in self.spans.items()
+        )
         return [(tp, span) for tp, span in tps if not span.is_done]
 
     def with_owner(self, owner: str, at: int) -> Replay:
+        """Return the replay as taken by a process, at a time in milliseconds since 1970."""
         return replace(self, owner=owner, updated=at)
 
     def with_progress(
         self, partition: int, next_offset: int, records: int, bytes: int, at: int, dead: int = 0
     ) -> Replay:
-        """It has come so far in a partition, with so many more records."""
+        """Return the replay after more records of a partition were done.
+
+        Args:
+            partition: The partition.
+            next_offset: Where the partition goes on.
+            records: How many more records were done.
+            bytes: How many more bytes.
+            at: When, in milliseconds since 1970.
+            dead: How many of the records failed.
+        """
         spans = {**self.spans, partition: self.spans[partition]._replace(next_offset=next_offset)}
         return replace(
             self,
@@ -122,35 +162,46 @@ class Replay:
         )
 
     def with_missing(self, partition: int, next_offset: int, at: int) -> Replay:
-        """Kafka has nothing before `next` any more."""
+        """Return the replay after Kafka turned out to have nothing before an offset any more."""
         span = self.spans[partition]
-        lack = MissingRange(partition, span.next_offset, min(next_offset, span.end))
-        spans = {**self.spans, partition: span._replace(next_offset=lack.next_offset)}
-        return replace(self, spans=spans, lacks=(*self.lacks, lack), updated=at)
+        missing = MissingRange(partition, span.next_offset, min(next_offset, span.end))
+        spans = {**self.spans, partition: span._replace(next_offset=missing.next_offset)}
+        return replace(self, spans=spans, lacks=(*self.lacks, missing), updated=at)
 
     def with_end(self, state: ReplayState, at: int, error: str = "") -> Replay:
+        """Return the replay in a final state."""
         return replace(self, state=state, owner="", updated=at, error=error)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the replay as an object for JSON."""
         return asdict(self) | {
-            "spans": {str(each): list(span) for each, span in self.spans.items()},
-            "lacks": [list(lack) for lack in self.lacks],
+            "spans": {str(partition): list(span) for partition, span in self.spans.items()},
+            "lacks": [list(missing) for missing in self.lacks],
         }
 
     @classmethod
-    def from_json(cls, written: Mapping[str, Any]) -> Replay:
-        """Raises KeyError, TypeError and ValueError for what is none."""
-        fields = dict(written)
-        fields["spans"] = {int(each): Span(*span) for each, span in written["spans"].items()}
-        fields["lacks"] = tuple(MissingRange(*lack) for lack in written["lacks"])
-        fields["state"] = ReplayState(written["state"])
-        fields["destination"] = Destination(written["destination"])
+    def from_json(cls, stored: Mapping[str, Any]) -> Replay:
+        """Return the replay that an object of JSON describes.
+
+        Raises:
+            KeyError: A field is missing.
+            TypeError: A field is unknown or of a wrong type.
+            ValueError: A field has a wrong value.
+        """
+        fields = dict(stored)
+        fields["spans"] = {
+            int(partition): Span(*span) for partition, span in stored["spans"].items()
+        }
+        fields["lacks"] = tuple(MissingRange(*missing) for missing in stored["lacks"])
+        fields["state"] = ReplayState(stored["state"])
+        fields["destination"] = Destination(stored["destination"])
         return cls(**fields)
 
 
 @dataclass(slots=True, eq=False)
 class _TrackedReplay:
+    """A replay with what this process noted when it last heard of it."""
+
     replay: Replay
     heard_at: float
     timeout_s: float
@@ -159,52 +210,61 @@ class _TrackedReplay:
 
 @dataclass(slots=True)
 class Replays:
-    """All that are known, by their latest state. silence: seconds. draw: from [0, 1)."""
+    """All known replays, by their latest state.
+
+    Each process has one and applies to it all that it reads of the replays' topic.
+
+    Attributes:
+        silence_timeout_s: Seconds without news after which a running replay is taken over. Each
+            process waits up to half as long again, so that not all of them take over at once.
+        random: Draws a number from [0, 1).
+    """
 
     silence_timeout_s: float = 5.0
     random: Callable[[], float] = random.random
     _tracked: dict[str, _TrackedReplay] = field(default_factory=dict)
 
     def apply_record(self, id: str, replay: Replay | None, now: float) -> None:
-        """What its topic says of it; None: it is forgotten."""
+        """Apply what the topic says about a replay; None means that it is forgotten."""
         if replay is None:
             self._tracked.pop(id, None)
             return
-        known = self._tracked.get(id)
-        steps: deque[tuple[float, int]] = known.progress if known is not None else deque()
+        tracked = self._tracked.get(id)
+        steps: deque[tuple[float, int]] = tracked.progress if tracked is not None else deque()
         steps.append((now, replay.records))
         while len(steps) > 2 and now - steps[0][0] > RATE_WINDOW_S:
             steps.popleft()
-        patience = self.silence_timeout_s * (1 + self.random() / 2)
-        self._tracked[id] = _TrackedReplay(replay, now, patience, steps)
+        timeout_s = self.silence_timeout_s * (1 + self.random() / 2)
+        self._tracked[id] = _TrackedReplay(replay, now, timeout_s, steps)
 
     def get(self, id: str) -> Replay | None:
-        known = self._tracked.get(id)
-        return known.replay if known is not None else None
+        """Return a replay by its id; None if it is not known."""
+        tracked = self._tracked.get(id)
+        return tracked.replay if tracked is not None else None
 
     def __iter__(self) -> Iterator[Replay]:
         return iter(sorted((each.replay for each in self._tracked.values()), key=_sort_key))
 
     def list_abandoned(self, now: float) -> list[str]:
-        """Those that run, and that nobody works on, to all appearances; oldest first."""
-        found = [
-            known.replay
-            for known in self._tracked.values()
-            if known.replay.is_running
-            and (not known.replay.owner or now - known.heard_at > known.timeout_s)
+        """Return the ids of the running replays that apparently nobody works on, oldest first."""
+        abandoned = [
+            tracked.replay
+            for tracked in self._tracked.values()
+            if tracked.replay.is_running
+            and (not tracked.replay.owner or now - tracked.heard_at > tracked.timeout_s)
         ]
-        return [replay.id for replay in sorted(found, key=_sort_key)]
+        return [replay.id for replay in sorted(abandoned, key=_sort_key)]
 
     def get_rate(self, id: str, now: float) -> float:
-        """Records a second: lately while it runs, of all its time when it is over."""
-        known = self._tracked[id]
-        replay = known.replay
+        """Return the records per second: recently while it runs, over its whole time afterwards."""
+        tracked = self._tracked[id]
+        replay = tracked.replay
         if not replay.is_running:
-            took = (replay.updated - replay.created) / 1000
-            return replay.records / took if took > 0 else 0.0
-        since, records = known.progress[0]
-        took = now - since
-        return (replay.records - records) / took if took > 0 else 0.0
+            seconds = (replay.updated - replay.created) / 1000
+            return replay.records / seconds if seconds > 0 else 0.0
+        since, records = tracked.progress[0]
+        seconds = now - since
+        return (replay.records - records) / seconds if seconds > 0 else 0.0
 
 
 def _sort_key(replay: Replay) -> tuple[int, str]:

@@ -1,11 +1,12 @@
-"""What a back end's answer to a batch of records means.
+"""Say what a back end's answer to a batch of records means.
 
-Three things may have happened. It answered, record by record. It is away: busy, restarting, not
-there, or not set up, which is nobody's fault in the batch, so nothing but trying again helps.
-Or the batch is suspect: something in it may be what the back end stumbles over. Only statuses
-that speak of the request itself, or of the work on it (500), count as that; every other one,
-404 and 401 of a wrong path or a lacking secret included, is a back end that is away: a slip in
-its set-up must not empty a topic into the dead letters. Sans-I/O.
+There are three possibilities. The back end answered record by record. Or it is unavailable: busy,
+restarting, unreachable or not set up, for which no record is to blame, so that only trying again
+helps. Or the batch is suspect: something in it may be what the back end fails on.
+
+Only statuses that speak about the request itself, or about the work on it (500), make a batch
+suspect. Every other status counts as unavailable, including the 404 of a wrong path and the 401 of
+a missing secret: a mistake in the set-up must not empty a topic into the dead letters. Sans-I/O.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ import orjson
 from gateway.core.log.record import Record
 
 SUSPECT_STATUSES = frozenset({400, 409, 413, 422, 500})
-TOO_LARGE_STATUS = 413
+TOO_LARGE_STATUS = 413  # Content Too Large, RFC 9110 15.5.14
 UNEXPLAINED_REASON = "the back end did not process the record, and gave no stacktrace"
 
 
 class RecordResult(NamedTuple):
-    """What became of one record. hopeless: trying again cannot help, as with bytes that are not
-    what the topic's format says."""
+    """The result of one record.
+
+    Attributes:
+        is_processed: The back end processed it.
+        reason: Why it did not; empty if it did.
+        is_permanent: Trying again cannot help, as with bytes that do not match the topic's format.
+    """
 
     is_processed: bool
     reason: str = ""
@@ -32,14 +38,19 @@ class RecordResult(NamedTuple):
 
 
 class BatchResults(NamedTuple):
-    """An item for each record, in the order they were sent in."""
+    """One result for each record, in the order in which they were sent."""
 
     results: Sequence[RecordResult]
 
 
 class BackendUnavailable(NamedTuple):
-    """retry_after: seconds, as the back end asked. late: it took the batch, and was not through
-    with it in time."""
+    """The back end cannot process anything now, for which the batch is not to blame.
+
+    Attributes:
+        reason: What the back end answered, or what went wrong.
+        retry_after: The shortest delay before a retry that the back end asked for, in seconds.
+        is_late: It took the batch and did not answer in time.
+    """
 
     reason: str
     retry_after: float = 0.0
@@ -47,7 +58,12 @@ class BackendUnavailable(NamedTuple):
 
 
 class SuspectBatch(NamedTuple):
-    """too_large: the same batch again is of no use, a smaller one may be."""
+    """Something in the batch may be what the back end fails on.
+
+    Attributes:
+        reason: What the back end answered.
+        is_too_large: The same batch will fail again, a smaller one may not.
+    """
 
     reason: str
     is_too_large: bool = False
@@ -64,7 +80,15 @@ def judge_response(
     accept_empty: bool = False,
     retry_after: float = 0.0,
 ) -> Verdict:
-    """Of an HTTP answer. accept_empty: success without a body means that all are processed."""
+    """Return what an HTTP response to a batch means.
+
+    Args:
+        status: The HTTP status.
+        body: The body of the response.
+        sent: The records of the batch, in order.
+        accept_empty: A success without a body means that all records are processed.
+        retry_after: The value of Retry-After, in seconds; 0 if there is none.
+    """
     if status in SUSPECT_STATUSES:
         return SuspectBatch(
             f"the back end says {status}: {_format_body(body)}", status == TOO_LARGE_STATUS
@@ -79,21 +103,28 @@ def judge_response(
         return BatchResults(_parse_items(orjson.loads(body), sent))
     except orjson.JSONDecodeError:
         return SuspectBatch(f"the back end's answer is not JSON: {_format_body(body)}")
-    except ValueError as wrong:
-        return SuspectBatch(str(wrong))
+    except ValueError as exc:
+        return SuspectBatch(str(exc))
 
 
 def _parse_items(answer: Any, sent: Sequence[Record]) -> Sequence[RecordResult]:
-    """Raises ValueError saying what is wrong with it."""
+    """Return the results of the records, in the order in which they were sent.
+
+    Raises:
+        ValueError: The answer is not an array with one valid item for each record.
+    """
     if not isinstance(answer, list):
-        raise ValueError("the back end's answer is no array; answer with an item for each record")
+        raise ValueError("the back end's answer is not an array; answer with an item per record")
     if len(answer) != len(sent):
-        what = f"the back end answered {len(answer)} items for {len(sent)} records"
-        raise ValueError(f"{what}; answer with an item for each record")
+        raise ValueError(
+            f"the back end answered {len(answer)} items for {len(sent)} records; "
+            "answer with an item for each record"
+        )
     for number, item in enumerate(answer):
         if not isinstance(item, Mapping) or not isinstance(item.get("processed"), bool):
-            what = "has no 'processed' that is true or false"
-            raise ValueError(f"item {number} of the back end's answer {what}")
+            raise ValueError(
+                f"item {number} of the back end's answer has no 'processed' that is true or false"
+            )
     return [_parse_item(item) for item in _order_items(answer, sent)]
 
 
@@ -102,28 +133,37 @@ def _order_items(
 ) -> Sequence[Mapping[str, Any]]:
     """Return the items in the order of the records that they are about.
 
-    Items that name their records may come in any order; where none does, they are taken by their
-    place. Raises ValueError where some do and others do not, or name records that were not sent.
+    Items that name their records may be in any order. If none does, they are taken to be in the
+    order of the records.
+
+    Raises:
+        ValueError: Only some items name their records, or they name records that were not sent.
     """
-    named = [_parse_record_id(number, item) for number, item in enumerate(answer)]
-    if all(place is None for place in named):
+    answered_ids = [_parse_record_id(number, item) for number, item in enumerate(answer)]
+    if all(record_id is None for record_id in answered_ids):
         return answer
-    if None in named:
-        what = "only some items of the back end's answer name their records"
-        raise ValueError(f"{what}; name topic, partition and offset in all of them, or in none")
-    asked = [(record.tp.topic, record.tp.partition, record.offset) for record in sent]
-    if named == asked:
+    if None in answered_ids:
+        raise ValueError(
+            "only some items of the back end's answer name their records; "
+            "name topic, partition and offset in all of them, or in none"
+        )
+    sent_ids = [(record.tp.topic, record.tp.partition, record.offset) for record in sent]
+    if answered_ids == sent_ids:
         return answer
-    by_place = dict(zip(named, answer, strict=True))
+    # Both have the same length, so an id that was answered twice leaves another one missing.
+    by_id = dict(zip(answered_ids, answer, strict=True))
     try:
-        return [by_place[place] for place in asked]
+        return [by_id[record_id] for record_id in sent_ids]
     except KeyError:
         raise ValueError("the back end answered for records that it was not sent") from None
 
 
 def _parse_record_id(number: int, item: Mapping[str, Any]) -> tuple[str, int, int] | None:
-    """Return which record an item names, None for none. Raises ValueError where it cannot be
-    told."""
+    """Return the topic, partition and offset that an item names; None if it names none.
+
+    Raises:
+        ValueError: The item names its record in a way that is not understood.
+    """
     record = item.get("record")
     if record is None:
         return None
@@ -131,15 +171,20 @@ def _parse_record_id(number: int, item: Mapping[str, Any]) -> tuple[str, int, in
         topic, partition, offset = (record.get(name) for name in ("topic", "partition", "offset"))
         if topic is None and partition is None and offset is None:
             return None
-        whole = _parse_integer(partition), _parse_integer(offset)
-        if isinstance(topic, str) and whole[0] is not None and whole[1] is not None:
-            return topic, whole[0], whole[1]
-    what = f"the 'record' of item {number} of the back end's answer"
-    raise ValueError(f"{what} is not understood; give it topic, partition and offset, or none")
+        partition, offset = _parse_integer(partition), _parse_integer(offset)
+        if isinstance(topic, str) and partition is not None and offset is not None:
+            return topic, partition, offset
+    raise ValueError(
+        f"the 'record' of item {number} of the back end's answer is not understood; "
+        "give it topic, partition and offset, or leave it out"
+    )
 
 
 def _parse_integer(value: Any) -> int | None:
-    """Return a whole number, also one written as text, as Protobuf's JSON does of 64 bits."""
+    """Return a whole number, None if it is none.
+
+    Text counts as well, since Protobuf's JSON writes 64-bit numbers as text.
+    """
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -152,6 +197,7 @@ def _parse_integer(value: Any) -> int | None:
 
 
 def _parse_item(item: Mapping[str, Any]) -> RecordResult:
+    """Return the result that an item states."""
     if item["processed"]:
         return RecordResult(True)
     trace = item.get("stacktrace") or item.get("stackTrace") or item.get("error")

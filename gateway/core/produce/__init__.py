@@ -1,5 +1,6 @@
-"""Writing: what is sent to a partition next, and which requests were written before.
+"""Decide what is written to a partition next, and which requests were written before.
 
-`outbox` keeps one batch of a partition under way and the others behind it; `idempotency` knows the
-keys of what is in the log.
+Start with `outbox`, which keeps one batch of a partition in flight and the others behind it.
+`idempotency` knows the keys of what is in the log. `gateway.kafka.produce` drives the outboxes,
+`gateway.hub.writes` asks for keys.
 """

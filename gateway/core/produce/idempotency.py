@@ -1,9 +1,9 @@
-"""Which idempotency keys were written already: what makes a repeated produce one record.
+"""Remember which idempotency keys were written, so that a repeated produce is one record.
 
-A key stands for one record, so the digest of what it was first used with is kept beside it:
-the same key with something else is a mistake that is told, not a repeat. What was written is
-remembered for `age` seconds and `most` keys, whichever is less; what is under way as long as it
-is. Sans-I/O: time is an argument, in seconds of any monotonic clock.
+A key stands for one record, so the digest of what it was first used with is kept beside it: the
+same key with another record is a mistake that is reported, not a repetition. Keys that were written
+are remembered for `max_age_s` seconds and up to `max_keys` keys, whichever ends first; keys in
+flight as long as they are. Sans-I/O: time is an argument, in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ F = TypeVar("F")
 
 
 class IdempotencyKey(NamedTuple):
-    """scope: whose key it is, such as a route's name; equal keys of two scopes are two."""
+    """A key as a client gave it, in its topic and scope.
+
+    Attributes:
+        topic: The topic of the record.
+        scope: Whose key it is, such as the name of a route; equal keys of two scopes are two keys.
+        text: The key itself.
+    """
 
     topic: str
     scope: str
@@ -27,7 +33,12 @@ class IdempotencyKey(NamedTuple):
 
 
 class RecordLocation(NamedTuple):
-    """Where its record is. offset -1: Kafka has it, and did not say where."""
+    """Where a key's record is.
+
+    Attributes:
+        partition: Its partition.
+        offset: Its offset; -1 if Kafka has the record and did not say where.
+    """
 
     partition: int
     offset: int
@@ -41,7 +52,15 @@ class _WrittenKey(NamedTuple):
 
 @dataclass(slots=True)
 class IdempotencyWindow(Generic[F]):
-    """The keys of one gateway. F: what stands for a write under way, such as its task."""
+    """The keys that one gateway remembers.
+
+    The publisher owns it. Its type parameter is what stands for a write in flight, such as its
+    task. Invariant: `_written` is in the order of writing, so that expired keys are at its start.
+
+    Attributes:
+        max_keys: How many written keys are remembered at most.
+        max_age_s: For how many seconds.
+    """
 
     max_keys: int = 100_000
     max_age_s: float = 600.0
@@ -54,34 +73,46 @@ class IdempotencyWindow(Generic[F]):
     def lookup_written(
         self, key: IdempotencyKey, digest: bytes, now: float
     ) -> RecordLocation | None:
-        """Where the key's record is, if it was written. Raises KeyReused."""
+        """Return where the key's record is; None if it was not written.
+
+        Raises:
+            KeyReused: The key was used with another record.
+        """
         self._evict(now)
-        known = self._written.get(key)
-        if known is None:
+        written = self._written.get(key)
+        if written is None:
             return None
-        _require_same_digest(key, known.digest, digest)
-        return known.location
+        _require_same_digest(key, written.digest, digest)
+        return written.location
 
     def lookup_in_flight(self, key: IdempotencyKey, digest: bytes) -> F | None:
-        """What writes the key's record just now. Raises KeyReused."""
-        flying = self._in_flight.get(key)
-        if flying is None:
+        """Return the write of the key's record that is in flight; None if there is none.
+
+        Raises:
+            KeyReused: The key is in use with another record.
+        """
+        in_flight = self._in_flight.get(key)
+        if in_flight is None:
             return None
-        _require_same_digest(key, flying[0], digest)
-        return flying[1]
+        _require_same_digest(key, in_flight[0], digest)
+        return in_flight[1]
 
     def begin(self, key: IdempotencyKey, digest: bytes, write: F) -> None:
-        assert key not in self._in_flight, "a key has one flight"
+        """Record that a write of the key's record is in flight."""
+        assert key not in self._in_flight, "a write of this key is in flight already"
         self._in_flight[key] = digest, write
 
     def end(self, key: IdempotencyKey) -> None:
-        """Its flight is over; what came of it is learned, or not known."""
+        """Record that the key's write is over, whatever became of it."""
         self._in_flight.pop(key, None)
 
     def add_written(
         self, key: IdempotencyKey, digest: bytes, location: RecordLocation, now: float
     ) -> None:
-        """A record with this key is in Kafka, whoever wrote it; the first one counts."""
+        """Record that a record with this key is in Kafka, whoever wrote it.
+
+        The first record of a key counts.
+        """
         self._written.setdefault(key, _WrittenKey(digest, location, now))
         self._evict(now)
 
@@ -97,15 +128,18 @@ class IdempotencyWindow(Generic[F]):
 def hash_record(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
 ) -> bytes:
-    """Of what a record says: 16 bytes, each part by its length, so that none runs into another."""
-    hashed = blake2b(digest_size=16)
+    """Return a digest of 16 bytes of what a record says.
+
+    Each part is hashed with its length, so that no two records have the same input.
+    """
+    hasher = blake2b(digest_size=16)
     parts = [key, value]
     for name, content in headers:
         parts += [name.encode(), content]
     for part in parts:
-        hashed.update(b"-" if part is None else b"%d:" % len(part))
-        hashed.update(part or b"")
-    return hashed.digest()
+        hasher.update(b"-" if part is None else b"%d:" % len(part))
+        hasher.update(part or b"")
+    return hasher.digest()
 
 
 def _require_same_digest(key: IdempotencyKey, one: bytes, other: bytes) -> None:

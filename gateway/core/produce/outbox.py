@@ -1,11 +1,11 @@
-"""What is to be written to one partition: one batch under way, the others wait behind it.
+"""Keep what is to be written to one partition: one batch in flight, the others behind it.
 
-An idempotent producer's sequence (KIP-98) is what makes a batch that is sent again one batch.
-So a batch whose fate is unknown is never changed and never overtaken: it goes again, the same,
-under the same producer id, until Kafka says what became of it. Only where that cannot be said
-any more is it told as doubtful, and the partition goes on under another producer id: a batch
-refused or given up then leaves no hole in the sequence, which Kafka would refuse all later
-ones for. What was never sent can be withdrawn.
+The sequence numbers of an idempotent producer (KIP-98) make a batch that is sent twice one batch.
+So a batch whose fate is unknown is never changed and never overtaken: the same batch is sent again
+under the same producer id until Kafka says what became of it. Only if that cannot be found out any
+more is it reported as UNKNOWN, and the partition goes on under another producer id. A batch that
+was refused or given up then leaves no hole in the sequence, for which Kafka would refuse all later
+batches. What was never sent can be withdrawn.
 
 Sans-I/O: time is an argument, in seconds of any monotonic clock; codes are Kafka's.
 """
@@ -22,15 +22,17 @@ T = TypeVar("T")
 
 MAX_BATCH_BYTES = 512 * 1024  # bytes of records; brokers take batches up to 1 MiB by default
 DELIVERY_TIMEOUT_S = 120.0  # seconds; Java's delivery.timeout.ms
-SEQUENCE_COUNT = 1 << 31  # they wrap to 0
+SEQUENCE_COUNT = 1 << 31  # sequence numbers wrap to 0
 
 DUPLICATE_SEQUENCE_NUMBER = 46  # it was appended before; Kafka forgot where
-# Refused before anything is appended: about one record, where a batch may hold several.
+# Refused before anything is appended, because of one record of possibly several in the batch.
 RECORD_ERRORS = frozenset({2, 10, 18, 32, 87})  # corrupt, too large (twice), timestamp, invalid
-# The broker does not know the producer id, or not as we do.
+# The broker does not know the producer id, or expects another epoch or sequence of it:
+# OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING,
+# UNKNOWN_PRODUCER_ID, PRODUCER_FENCED.
 UNKNOWN_PRODUCER_ERRORS = frozenset({45, 47, 49, 59, 90})
 # To be tried again. Most of them may also come after an append: a leader that is deposed while it
-# waits for its replicas answers NOT_LEADER.
+# waits for its replicas answers NOT_LEADER_OR_FOLLOWER.
 RETRIABLE_ERRORS = frozenset({3, 5, 6, 7, 8, 9, 13, 14, 15, 19, 20, 56, 72, 74, 75, 78, 89, 100})
 # NOT_ENOUGH_REPLICAS and THROTTLING_QUOTA_EXCEEDED come before an append. After one, a broker
 # answers UNKNOWN_TOPIC_OR_PARTITION or UNKNOWN_TOPIC_ID only where the topic was deleted, and the
@@ -39,6 +41,8 @@ NOT_APPENDED_ERRORS = frozenset({3, 19, 89, 100})
 
 
 class WriteStatus(Enum):
+    """What became of items, or what is to be done with them."""
+
     WRITTEN = "Kafka has it"
     REJECTED = "Kafka does not want it; it was not written"
     UNKNOWN = "given up; nobody knows whether it was written"
@@ -46,14 +50,19 @@ class WriteStatus(Enum):
 
 
 class WriteOutcome(NamedTuple, Generic[T]):
-    """items: those it is the fate of."""
+    """What an event did to the batch in flight.
+
+    Attributes:
+        status: What became of it.
+        items: The items that it is the fate of; empty if they are to be sent again.
+    """
 
     status: WriteStatus
     items: Sequence[T] = ()
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """As given by InitProducerId."""
+    """The identity of an idempotent producer, as InitProducerId gave it."""
 
     id: int
     epoch: int
@@ -61,7 +70,25 @@ class ProducerIdAndEpoch(NamedTuple):
 
 @dataclass(slots=True)
 class Outbox(Generic[T]):
-    """most: bytes of a batch; a larger item is a batch alone. doubt: seconds."""
+    """The items that are to be written to one partition.
+
+    Created and driven by the producer. A batch passes through these states:
+
+    - Waiting: never sent, or certainly not appended. Its items may be withdrawn.
+    - In flight: handed out by `next_batch`, and no attempt to send it is in doubt.
+    - In doubt (`_in_doubt_since` is set): some attempt may have been appended. Only success, or the
+      end of `delivery_timeout_s`, or an answer about the sequence ends this state.
+
+    Invariants between calls: while `_in_flight` is not empty, `producer` is the one under which
+    that batch was first sent and `sequence` is the number of its first record. `_in_doubt_since` is
+    None if nothing is in flight.
+
+    Attributes:
+        max_batch_bytes: The size of a batch in bytes; a larger item is a batch alone.
+        delivery_timeout_s: Seconds after which a batch in doubt is given up.
+        producer: The identity to write under; None if a new one is needed.
+        sequence: The sequence number of the next batch, or of the one in flight.
+    """
 
     max_batch_bytes: int = MAX_BATCH_BYTES
     delivery_timeout_s: float = DELIVERY_TIMEOUT_S
@@ -69,49 +96,65 @@ class Outbox(Generic[T]):
     sequence: int = 0
     _waiting: deque[tuple[T, int]] = field(default_factory=deque)
     _in_flight: list[tuple[T, int]] = field(default_factory=list)
-    _in_doubt_since: float | None = None  # since when the fate of what flies is unknown
-    _single_batches_left: int = 0  # so many of the waiting go one by one: one of them was refused
+    _in_doubt_since: float | None = None  # since when the fate of what is in flight is unknown
+    # So many of the waiting items are sent one by one, to find the one for which they were refused.
+    _single_batches_left: int = 0
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._in_flight)
 
     def items(self) -> list[T]:
-        """All of them, in order."""
+        """Return all items in order."""
         return [item for item, _ in (*self._in_flight, *self._waiting)]
 
     def put(self, item: T, size: int) -> None:
-        """size: its bytes, about."""
+        """Add an item behind all others.
+
+        Args:
+            item: The item.
+            size: About how many bytes it takes.
+        """
         self._waiting.append((item, size))
 
     def withdraw(self, items: Iterable[T]) -> list[T]:
-        """Take them back. Those that were not sent: the fate of the others comes yet."""
+        """Take back those of the items that were never sent, and return them.
+
+        The fate of the others is still to come.
+        """
         wanted = {id(item) for item in items}
         taken = [item for item, _ in self._waiting if id(item) in wanted]
         if taken:
-            self._waiting = deque(each for each in self._waiting if id(each[0]) not in wanted)
+            self._waiting = deque(entry for entry in self._waiting if id(entry[0]) not in wanted)
         return taken
 
     def set_producer(self, producer: ProducerIdAndEpoch) -> None:
-        """Write under this id from now on. Not while something flies."""
+        """Write under this identity from now on. Nothing may be in flight."""
         assert not self._in_flight, "a batch keeps the producer id that it was first sent under"
         self.producer, self.sequence = producer, 0
 
     def next_batch(self) -> Sequence[T]:
-        """What to send now, by `producer` from `sequence` on: again what is in doubt, or what
-        waits. It counts as sent."""
-        assert self.producer is not None, "adopt a producer first"
+        """Return what to send now, under `producer` from `sequence` on, and count it as sent.
+
+        It is what is in flight, once more, or else a new batch of what waits.
+        """
+        assert self.producer is not None, "call `set_producer` first"
         if not self._in_flight:
             self._cut_batch()
         return [item for item, _ in self._in_flight]
 
     def on_response(self, code: int, now: float) -> WriteOutcome[T]:
-        """The broker's word on the batch."""
+        """Take the broker's answer about the batch.
+
+        Args:
+            code: Kafka's error code; 0 for success.
+            now: The current time in seconds.
+        """
         if code in (0, DUPLICATE_SEQUENCE_NUMBER):
             self.sequence = (self.sequence + len(self._in_flight)) % SEQUENCE_COUNT
             return self._settle(WriteStatus.WRITTEN)
         if code in RETRIABLE_ERRORS:
-            sure = code in NOT_APPENDED_ERRORS and self._in_doubt_since is None
-            return self._requeue() if sure else self.on_no_response(now)
+            is_certain = code in NOT_APPENDED_ERRORS and self._in_doubt_since is None
+            return self._requeue() if is_certain else self.on_no_response(now)
         if code in UNKNOWN_PRODUCER_ERRORS:
             self.producer = None
             return (
@@ -119,46 +162,46 @@ class Outbox(Generic[T]):
                 if self._in_doubt_since is None
                 else self._settle(WriteStatus.UNKNOWN)
             )
-        if (
-            self._in_doubt_since is not None
-        ):  # this word is on the last attempt, not on those before it
+        if self._in_doubt_since is not None:
+            # The answer is about the last attempt; an earlier one may have been appended.
             self.producer = None
             return self._settle(WriteStatus.UNKNOWN)
         if code in RECORD_ERRORS and len(self._in_flight) > 1:
-            self._single_batches_left = len(self._in_flight)
+            self._single_batches_left = len(self._in_flight)  # only one of them is to blame
             return self._requeue()
         return self._settle(WriteStatus.REJECTED)
 
     def on_no_response(self, now: float) -> WriteOutcome[T]:
-        """The batch was sent, and no answer came, or none that says what became of it."""
+        """Record that the batch was sent, and no answer came that says what became of it."""
         if self._in_flight and self._in_doubt_since is None:
             self._in_doubt_since = now
         return self.on_not_sent(now)
 
     def on_not_sent(self, now: float) -> WriteOutcome[T]:
-        """Nothing could be sent."""
+        """Record that nothing could be sent; a batch in doubt is given up after the timeout."""
         if self._in_doubt_since is None or now - self._in_doubt_since < self.delivery_timeout_s:
             return WriteOutcome(WriteStatus.PENDING)
         self.producer = None
         return self._settle(WriteStatus.UNKNOWN)
 
     def reject_waiting(self) -> WriteOutcome[T]:
-        """Nobody may write here: what waits is refused; what is in doubt stays in doubt."""
+        """Refuse what waits, as nobody may write here. What is in doubt stays so."""
         self._waiting, waiting = deque(), self._waiting
         return WriteOutcome(WriteStatus.REJECTED, [item for item, _ in waiting])
 
     def _cut_batch(self) -> None:
-        room = self.max_batch_bytes
-        while self._waiting and (not self._in_flight or self._waiting[0][1] <= room):
-            one = self._waiting.popleft()
-            self._in_flight.append(one)
-            room -= one[1]
+        """Put the next batch of what waits in flight."""
+        bytes_left = self.max_batch_bytes
+        while self._waiting and (not self._in_flight or self._waiting[0][1] <= bytes_left):
+            entry = self._waiting.popleft()
+            self._in_flight.append(entry)
+            bytes_left -= entry[1]
             if self._single_batches_left:
                 self._single_batches_left -= 1
                 return
 
     def _requeue(self) -> WriteOutcome[T]:
-        """It was not written: it waits again, and may be withdrawn."""
+        """Let the batch wait again, as it was not written; it may then be withdrawn."""
         self._waiting.extendleft(reversed(self._in_flight))
         self._in_flight = []
         return WriteOutcome(WriteStatus.PENDING)
