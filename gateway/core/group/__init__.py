@@ -1,6 +1,7 @@
-"""Members of consumer groups: what they send next, and what answers do to them.
+"""Decide what members of consumer groups send next, and what the answers do to them.
 
-`member` is the interface of both protocols: `classic_member` (KIP-429) and `consumer_member`
-(KIP-848). `assignor` divides partitions among classic members; `partition_state` is one partition
-that a consumer holds. Start with `member`.
+Start with `member`, the interface of both protocols. `consumer_member` is KIP-848 and
+`classic_member` KIP-429, with its messages in `classic_requests`. `assignor` divides partitions
+among classic members. `partition_state` is one partition that a consumer holds.
+`gateway.kafka.group` is the shell that sends the requests.
 """

@@ -1,10 +1,10 @@
-"""Who of a classic group reads which partition: cooperative sticky assignment (KIP-429, KIP-54).
+"""Assign partitions to the members of a classic group: cooperative sticky (KIP-429, KIP-54).
 
-One member, the leader, computes it for all. The target is as even as the subscriptions allow
-(no chain of hand-overs could take from one to give to another with two less), and moves from
-their owners only what that demands. A partition that is to move is given to nobody as long as a
-living member holds it: that one gives it up and joins again, and the next round hands it out.
-Racks are not looked at.
+One member, the leader, computes the assignment for all. The target is as even as the subscriptions
+allow (no chain of moves could take a partition from one member so that another with two fewer gets
+one), and only what that requires moves away from its owner. A partition that is to move is assigned
+to nobody as long as a living member holds it: that member gives it up and joins again, and the next
+round assigns it. Racks are not considered.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ GroupAssignment = dict[str, frozenset[TopicPartition]]
 
 
 class MemberSubscription(NamedTuple):
-    """What one member says as it joins.
+    """What one member says when it joins.
 
-    owned:      what it reads now. generation: of the group, when it was given that; -1 unknown.
+    Attributes:
+        member_id: Its id.
+        topics: The topics that it subscribes to.
+        owned: What it reads now.
+        generation: The generation of the group in which it was given that; -1 if unknown.
     """
 
     member_id: str
@@ -32,39 +36,54 @@ class MemberSubscription(NamedTuple):
 
 
 class AssignmentPlan(NamedTuple):
-    """target: where everything shall be. now: what of it can be given out in this round."""
+    """The result of `assign`.
+
+    Attributes:
+        target: Where each partition is to be in the end.
+        current: What of it can be assigned in this round.
+    """
 
     target: GroupAssignment
     current: GroupAssignment
 
     @property
     def is_settled(self) -> bool:
+        """Return whether everything is where it is to be."""
         return self.target == self.current
 
 
 def assign(
     subscriptions: Sequence[MemberSubscription], partitions: Mapping[str, int]
 ) -> AssignmentPlan:
-    """The next assignment. partitions: how many each topic has; topics without are not assigned."""
+    """Return the next assignment of a group.
+
+    Args:
+        subscriptions: What the members said when they joined.
+        partitions: The number of partitions of each topic; other topics are not assigned.
+    """
     owners = _find_owners(subscriptions)
-    spread = _Balancer(subscriptions, partitions, owners)
-    spread.assign_initial()
-    spread.balance()
-    target = spread.build_assignment()
+    balancer = _Balancer(subscriptions, partitions, owners)
+    balancer.assign_initial()
+    balancer.balance()
+    target = balancer.build_assignment()
     return AssignmentPlan(target, _withhold_owned(subscriptions, owners, target))
 
 
 def _find_owners(subscriptions: Iterable[MemberSubscription]) -> dict[TopicPartition, str]:
-    """Who holds what. The later generation is believed (KIP-792), of two in the same, neither."""
-    best: dict[TopicPartition, tuple[int, str | None]] = {}
+    """Return the owner of each partition that is held.
+
+    Of several claims, that of the latest generation counts (KIP-792). Two of the same generation
+    contradict each other, so that neither counts.
+    """
+    claims: dict[TopicPartition, tuple[int, str | None]] = {}
     for member, _, owned, generation in subscriptions:
         for tp in owned:
-            known = best.get(tp)
-            if known is None or generation > known[0]:
-                best[tp] = generation, member
-            elif generation == known[0]:
-                best[tp] = generation, None
-    return {tp: member for tp, (_, member) in best.items() if member is not None}
+            claim = claims.get(tp)
+            if claim is None or generation > claim[0]:
+                claims[tp] = generation, member
+            elif generation == claim[0]:
+                claims[tp] = generation, None
+    return {tp: member for tp, (_, member) in claims.items() if member is not None}
 
 
 def _withhold_owned(
@@ -72,8 +91,8 @@ def _withhold_owned(
     owners: Mapping[TopicPartition, str],
     target: GroupAssignment,
 ) -> GroupAssignment:
-    """`target` without what others than the new owner still hold."""
-    held = frozenset().union(*(claim.owned for claim in subscriptions))
+    """Return the target without what members other than the new owner still hold."""
+    held = frozenset().union(*(subscription.owned for subscription in subscriptions))
     return {
         member: frozenset(tp for tp in tps if tp not in held or owners.get(tp) == member)
         for member, tps in target.items()
@@ -84,8 +103,12 @@ _PartitionsByMember = dict[str, defaultdict[str, set[int]]]  # member, topic, pa
 
 
 class _Balancer:
-    """Partitions on members while they are evened out. `_loose` has what is held by others than
-    the owner, or has none: to move it on costs nothing."""
+    """Partitions and the members that have them, while they are being evened out.
+
+    `_load` is the number of partitions of each member. `_assigned` has the partitions of each
+    member; `_movable` those of them that a member does not own, because another member owns them or
+    nobody does: moving these once more costs nothing.
+    """
 
     def __init__(
         self,
@@ -95,16 +118,22 @@ class _Balancer:
     ) -> None:
         self._partitions = partitions
         self._owners = owners
-        self._load = {claim.member_id: 0 for claim in subscriptions}
+        self._load = {subscription.member_id: 0 for subscription in subscriptions}
         self._assigned: _PartitionsByMember = {member: defaultdict(set) for member in self._load}
         self._movable: _PartitionsByMember = {member: defaultdict(set) for member in self._load}
         self._readers: dict[str, tuple[str, ...]] = {
-            topic: tuple(sorted(c.member_id for c in subscriptions if topic in c.topics))
+            topic: tuple(
+                sorted(
+                    subscription.member_id
+                    for subscription in subscriptions
+                    if topic in subscription.topics
+                )
+            )
             for topic in sorted(partitions)
         }
 
     def assign_initial(self) -> None:
-        """Everything to its owner, and what has none to whoever has the least."""
+        """Assign every partition to its owner, and those without one to members with the fewest."""
         free = [tp for tp in self._iter_partitions() if not self._keep_owner(tp)]
         # Loads only grow here, so a heap for each set of readers may lag behind them.
         heaps: dict[tuple[str, ...], list[tuple[int, str]]] = {}
@@ -119,23 +148,25 @@ class _Balancer:
             self._add_partition(heap[0][1], topic, partition)
 
     def balance(self) -> None:
-        """Until no hand-over, nor a chain of them, makes it more even (an optimal
-        semi-matching: Harvey et al., 2006): first of what nobody would have to give up, so that
-        what is even already, with what is free, moves nothing."""
-        for within in (self._movable, self._assigned):
-            while self._balance_once(within):
+        """Move partitions until no move, nor a chain of them, makes the assignment more even.
+
+        That is an optimal semi-matching (Harvey et al., 2006). First only movable partitions move,
+        so that nothing is taken from its owner if free partitions can even things out.
+        """
+        for candidates in (self._movable, self._assigned):
+            while self._balance_once(candidates):
                 pass
         while self._return_to_owners():
             pass
 
     def _balance_once(self, candidates: _PartitionsByMember) -> bool:
-        """Take from who has the most as long as there is somebody to give to."""
+        """Take from the members with the most as long as there is somebody to give to."""
         moved = False
         heap = [(-load, member) for member, load in self._load.items()]
         heapify(heap)
         while heap:
-            known, member = heap[0]
-            if -known != self._load[member]:  # it was given something since
+            load_then, member = heap[0]
+            if -load_then != self._load[member]:  # the load in the heap is out of date
                 heapreplace(heap, (-self._load[member], member))
             elif chain := self._find_chain(member, candidates):
                 for step in chain:
@@ -146,12 +177,16 @@ class _Balancer:
         return moved
 
     def _return_to_owners(self) -> bool:
-        """Back to the owner what it could as well have kept: its holder has one more anyway, or
-        takes something else for it."""
+        """Return partitions to owners that could as well have kept them.
+
+        That is so if the holder has more than the owner, or takes something else in exchange.
+        """
         moved = False
         for holder, topics in self._movable.items():
             for tp in [
-                TopicPartition(topic, one) for topic, held in topics.items() for one in held
+                TopicPartition(topic, partition)
+                for topic, held in topics.items()
+                for partition in held
             ]:
                 owner = self._owners.get(tp)
                 if owner is None or owner not in self._readers[tp.topic]:
@@ -166,11 +201,12 @@ class _Balancer:
         return moved
 
     def _find_exchange(self, giver: str, taker: str) -> str | None:
-        """A topic of which one could give another a partition that is not its own."""
+        """Return a topic of which one member can give another a partition it does not own."""
         topics = (topic for topic, held in self._movable[giver].items() if held)
         return next((topic for topic in topics if taker in self._readers[topic]), None)
 
     def build_assignment(self) -> GroupAssignment:
+        """Return the partitions of each member."""
         return {
             member: frozenset(
                 TopicPartition(topic, partition)
@@ -187,6 +223,7 @@ class _Balancer:
                     yield TopicPartition(topic, partition)
 
     def _keep_owner(self, tp: TopicPartition) -> bool:
+        """Assign a partition to its owner if that still subscribes to the topic."""
         owner = self._owners.get(tp)
         if owner is None or owner not in self._readers[tp.topic]:
             return False
@@ -196,46 +233,53 @@ class _Balancer:
     def _find_chain(
         self, start: str, candidates: _PartitionsByMember
     ) -> list[tuple[str, str, str]]:
-        """The shortest way to take one from `start` and give one to somebody with two less:
-        (giver, topic, taker) of each step; empty where there is none."""
-        enough = self._load[start] - 2
-        if min(self._load.values()) > enough:
+        """Find the shortest chain of moves from a member to one that has two fewer.
+
+        The member has one fewer after it, and the other one more. It is a breadth-first search, in
+        which each member and each topic is visited once.
+
+        Returns:
+            The giver, topic and taker of each move, in the order in which to make them; empty if
+                there is no chain.
+        """
+        max_load = self._load[start] - 2
+        if min(self._load.values()) > max_load:
             return []
-        came: dict[str, tuple[str, str]] = {start: ("", "")}
+        reached_by: dict[str, tuple[str, str]] = {start: ("", "")}
         topics: set[str] = set()
         level = [start]
         while level:
-            level = list(self._iter_reachable(level, came, topics, candidates))
-            least = min(level, key=lambda name: (self._load[name], name), default=start)
-            if self._load[least] <= enough:
-                return _trace_chain(came, least)
+            level = list(self._iter_reachable(level, reached_by, topics, candidates))
+            taker = min(level, key=lambda name: (self._load[name], name), default=start)
+            if self._load[taker] <= max_load:
+                return _trace_chain(reached_by, taker)
         return []
 
     def _iter_reachable(
         self,
         level: Iterable[str],
-        came: dict[str, tuple[str, str]],
-        topics: set[str],
+        reached_by: dict[str, tuple[str, str]],
+        seen_topics: set[str],
         candidates: _PartitionsByMember,
     ) -> Iterator[str]:
-        """Who can be given something by one of `level`; each member and topic once."""
+        """Yield the members that can be given something by one of a level, each member once."""
         for giver in level:
             held = candidates[giver]
-            # What it has most of goes first: topics stay mixed.
+            # The topic of which it has most goes first, so that topics stay mixed on members.
             for topic in sorted(held, key=lambda name: (-len(held[name]), name)):
-                if topic in topics or not held[topic]:
+                if topic in seen_topics or not held[topic]:
                     continue
-                topics.add(topic)
+                seen_topics.add(topic)
                 for taker in self._readers[topic]:
-                    if taker not in came:
-                        came[taker] = giver, topic
+                    if taker not in reached_by:
+                        reached_by[taker] = giver, topic
                         yield taker
 
     def _move_partition(self, giver: str, topic: str, taker: str) -> None:
-        """One partition, if possible one that is the taker's, or at least not the giver's."""
+        """Move a partition, if possible one that the taker owns, or else one the giver does not."""
         partition = min(
             self._movable[giver][topic] or self._assigned[giver][topic],
-            key=lambda one: (self._owners.get(TopicPartition(topic, one)) != taker, -one),
+            key=lambda number: (self._owners.get(TopicPartition(topic, number)) != taker, -number),
         )
         self._remove_partition(giver, topic, partition)
         self._add_partition(taker, topic, partition)
@@ -252,12 +296,12 @@ class _Balancer:
         self._load[member] += 1
 
 
-def _trace_chain(came: Mapping[str, tuple[str, str]], end: str) -> list[tuple[str, str, str]]:
-    """The way back from `end`, the last hand-over first: nobody ever gives what it lacks."""
+def _trace_chain(reached_by: Mapping[str, tuple[str, str]], end: str) -> list[tuple[str, str, str]]:
+    """Return the moves of a chain, the last one first, so that no member gives what it has not."""
     steps = []
-    giver, topic = came[end]
+    giver, topic = reached_by[end]
     while giver:
         steps.append((giver, topic, end))
         end = giver
-        giver, topic = came[end]
+        giver, topic = reached_by[end]
     return steps

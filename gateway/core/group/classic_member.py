@@ -1,13 +1,19 @@
-"""A member of a classic group with cooperative rebalancing (KIP-429): join, sync, heartbeat.
+"""Be a member of a classic group with cooperative rebalancing (KIP-429).
 
-Whoever joins keeps reading what it has. The leader is told what everybody holds and gives out
-what nobody else holds; a member that has to give something up does so, heartbeats meanwhile,
-and joins again, so that the leader gives it out in the next generation. Only what moves pauses.
+    JOIN --join answered--> SYNC --sync answered--> MEMBER
+    MEMBER --reason to join again, nothing being revoked--> JOIN
+    SYNC or MEMBER --the group rebalances--> MEMBER, then JOIN once nothing is being revoked
+    any --unknown, expired or refused: all is lost--> JOIN
+
+A member that joins keeps reading what it has. The leader learns what every member holds and assigns
+what no other member holds. A member that has to give something up does so while it heartbeats, and
+joins again, so that the leader can assign it in the next generation. Only what moves pauses.
 
 What is held is lost when the coordinator says that the member is unknown or of an earlier
-generation, and after `session_timeout` without a word of the coordinator: it may have given
-everything to others by then. It is lost as well when the member is not let in; where the reason may
-pass (`PASSING`) it joins anew, as seldom as `core/log/recovery` says for what is not allowed.
+generation, and after `session_timeout` without an answer of the coordinator: it may have assigned
+everything to others by then. It is lost as well when the member is not let in. If the reason may go
+away (`RETRIABLE_ERRORS`), it joins again as rarely as `gateway.core.log.recovery` says for denied
+access.
 """
 
 from __future__ import annotations
@@ -48,27 +54,50 @@ from .member import (
     TopicInfo,
 )
 
-METADATA_WAIT_S = 2.0  # seconds that a leader waits for metadata of a topic that may not even exist
-# Seconds to the first heartbeat after an assignment, then twice that, up to the interval: what is
-# given up is free only when everybody has heard of the next round, which is near. A replacement's
-# partitions were silent for 2.5-2.7 s without, 0.05-0.4 s with it (interval 3 s, 3 members).
+METADATA_WAIT_S = 2.0  # seconds that a leader waits for metadata of a topic, which may not exist
+# Seconds to the first heartbeat after an assignment, doubling up to the interval. Partitions that
+# one member gives up can be assigned only after all members have learned of the next rebalance by
+# a heartbeat, and that rebalance is near. When a member was replaced, its partitions were silent
+# for 2.5-2.7 s without this and for 0.05-0.4 s with it (interval 3 s, 3 members).
 FIRST_HEARTBEAT_S = 0.1
 SUBSCRIPTION_CHANGED, TOPICS_CHANGED = "the subscription changed", "the topics changed"
-_RETRY_BOUNDS_S = (0.1, 2.0)  # seconds, the first and the longest until what failed is tried again
+_RETRY_BOUNDS_S = (0.1, 2.0)  # seconds until the first retry, and until later ones at most
 _COORDINATOR_ERRORS = (GroupErrorCode.COORDINATOR_NOT_AVAILABLE, GroupErrorCode.NOT_COORDINATOR)
 
 
 class _Phase(Enum):
+    """What the member requests next."""
+
     JOIN = "to join"
-    SYNC = "to be told its assignment"
+    SYNC = "to get its assignment"
     MEMBER = "to heartbeat"
 
 
 @dataclass(slots=True)
 class ClassicMember:
-    """See `Membership`. Times in seconds.
+    """A member of a classic group; it implements `GroupMembership`.
 
-    random: draws from [0, 1): heartbeats and retries of many members are spread by it.
+    Invariants between calls:
+
+    - `_revoking` is a part of `owned`. While it is not empty, the phase stays MEMBER, so that
+      heartbeats go on; only `_advance_phase` leads from MEMBER to JOIN.
+    - In the phase MEMBER, an empty `_join_reason` means that the assignment stands.
+    - `_owned_generation` is the generation in which `owned` was assigned. It may be older than
+      `_generation`, and the leader believes the later of two claims (KIP-792).
+    - In the phase JOIN with `_generation` NO_GENERATION, nothing is owned.
+
+    Times are in seconds.
+
+    Attributes:
+        group: The name of the group.
+        session_timeout: Without a heartbeat for so long, the coordinator removes the member.
+        rebalance_timeout: Within which all members have to join again in a rebalance.
+        heartbeat_interval: The time between heartbeats.
+        random: Draws a number from [0, 1), which spreads heartbeats and retries of many members.
+        instance_id: The `group.instance.id` of a static member; None for others.
+        next_request_at: See `GroupMembership`.
+        has_unknown_topics: See `GroupMembership`.
+        owned: What may be read and committed, including what is being revoked.
     """
 
     group: str
@@ -93,15 +122,15 @@ class ClassicMember:
     _heartbeat_delay: float = inf  # seconds to the next heartbeat
     _last_response_at: float = -inf
     _is_leader: bool = False
-    _missing_topics: frozenset[str] = frozenset()  # topics that were waited for in vain
+    _missing_topics: frozenset[str] = frozenset()  # topics without metadata after the wait
     _keeps_assignment: bool = False  # the leader is to change nothing (KIP-814)
     _subscriptions: tuple[MemberSubscription, ...] = ()
     _partition_counts: dict[str, int] = field(default_factory=dict)
-    _topic_ids: dict[str, UUID] = field(default_factory=dict)  # of topics, as last known
-    _assigned_counts: dict[str, int] = field(default_factory=dict)
+    _topic_ids: dict[str, UUID] = field(default_factory=dict)  # as last known
+    _assigned_counts: dict[str, int] = field(default_factory=dict)  # that the leader assigned by
     _backoff: Backoff = field(init=False)
-    _is_refused: bool = False  # for a reason that may pass
-    # Of its own: a failure between two refusals must not make the next one the first.
+    _is_refused: bool = False  # not let in, for a reason that may go away
+    # Separate, because another failure between two refusals must not reset the delays of these.
     _refusal_backoff: Backoff = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,31 +139,42 @@ class ClassicMember:
 
     @property
     def state(self) -> MemberState:
+        """Return the present state."""
         if self._final_state is not None:
             return self._final_state
         if self._is_refused:
             return MemberState.FAILED
-        settled = self._phase is _Phase.MEMBER and not self._join_reason
-        return MemberState.RUNNING if settled else MemberState.REBALANCING
+        is_settled = self._phase is _Phase.MEMBER and not self._join_reason
+        return MemberState.RUNNING if is_settled else MemberState.REBALANCING
 
     @property
     def is_closed(self) -> bool:
+        """Return whether nothing is requested any more."""
         return self._final_state is not None
 
     @property
     def identity(self) -> MemberIdentity:
+        """Return what commits say about the member now."""
         return MemberIdentity(self._member_id, self._generation, self.instance_id)
 
     @property
     def needed_topics(self) -> frozenset[str]:
-        return (self._topics or frozenset()).union(*(claim.topics for claim in self._subscriptions))
+        """Return the subscribed topics; a leader needs those of all members."""
+        return (self._topics or frozenset()).union(
+            *(subscription.topics for subscription in self._subscriptions)
+        )
 
     def subscribe(self, topics: Collection[str], now: float) -> None:
+        """Subscribe to these topics and no others, and join again if they changed."""
         self._topics = frozenset(topics)
         if self._topics != self._sent_topics:
             self._request_rejoin(SUBSCRIPTION_CHANGED, now)
 
     def on_metadata(self, topics: Mapping[str, TopicInfo], now: float) -> Sequence[MemberEvent]:
+        """Take all that metadata knows of `needed_topics`.
+
+        A leader whose topics got more partitions joins again, to assign these.
+        """
         self._partition_counts = {name: topic.partitions for name, topic in topics.items()}
         events = self._replace_topics(
             {name: topic.id for name, topic in topics.items() if topic.id}
@@ -152,57 +192,64 @@ class ClassicMember:
         return events
 
     def _replace_topics(self, ids: Mapping[str, UUID]) -> list[MemberEvent]:
-        """Lose the partitions of topics that were deleted and made anew, and take the new ones.
+        """Lose the partitions of topics that were created again, and take those of the new topics.
 
-        The coordinator goes by names: it tells nobody, and the leader gives out the same again.
+        The coordinator knows topics by name only: it informs nobody, and the leader would assign
+        the same partitions again.
         """
-        before, self._topic_ids = self._topic_ids, {**self._topic_ids, **ids}
-        old = frozenset(
+        former_ids, self._topic_ids = self._topic_ids, {**self._topic_ids, **ids}
+        lost_tps = frozenset(
             tp
             for tp in self.owned
-            if tp.topic in before and before[tp.topic] != self._topic_ids[tp.topic]
+            if tp.topic in former_ids and former_ids[tp.topic] != self._topic_ids[tp.topic]
         )
-        if not old:
+        if not lost_tps:
             return []
-        new = frozenset(
-            tp for tp in old - self._revoking if tp.partition < self._partition_counts[tp.topic]
+        assigned_tps = frozenset(
+            tp
+            for tp in lost_tps - self._revoking
+            if tp.partition < self._partition_counts[tp.topic]
         )
-        self.owned -= old - new
-        self._revoking -= old
-        lost = PartitionsLost(old, "the topic was deleted and made anew")
-        return [lost, PartitionsAssigned(new)] if new else [lost]
+        self.owned -= lost_tps - assigned_tps
+        self._revoking -= lost_tps
+        event = PartitionsLost(lost_tps, "the topic was deleted and created again")
+        return [event, PartitionsAssigned(assigned_tps)] if assigned_tps else [event]
 
     def next_request(self, now: float) -> GroupRequest | None:
-        idle = self._in_flight is None and self._final_state is None
-        if not idle or self._topics is None or now < self.next_request_at:
+        """Return the next request if one is due."""
+        is_idle = self._in_flight is None and self._final_state is None
+        if not is_idle or self._topics is None or now < self.next_request_at:
             return None
         self.next_request_at, self._in_flight = inf, self._build_request()
         return self._in_flight
 
     def on_response(
-        self, ask: GroupRequest, answer: GroupResponse, now: float
+        self, request: GroupRequest, response: GroupResponse, now: float
     ) -> Sequence[MemberEvent]:
-        if ask is not self._in_flight or self._final_state is not None:
+        """Take the answer to a request."""
+        if request is not self._in_flight or self._final_state is not None:
             return ()
         self._in_flight = None
-        if answer.error:
-            return self._on_error(answer, now)
+        if response.error:
+            return self._on_error(response, now)
         self._last_response_at, self._is_refused = now, False
         self._backoff.reset()
         self._refusal_backoff.reset()
-        if isinstance(answer, JoinResponse):
-            self._on_join(answer, now)
+        if isinstance(response, JoinResponse):
+            self._on_join(response, now)
             return ()
-        events = self._on_sync(answer) if isinstance(answer, SyncResponse) else ()
+        events = self._on_sync(response) if isinstance(response, SyncResponse) else ()
+        # Spread over a fifth, so that members that joined together drift apart.
         self.next_request_at = now + self._heartbeat_delay * (0.8 + 0.2 * self.random())
         self._heartbeat_delay = min(2 * self._heartbeat_delay, self.heartbeat_interval)
         self._advance_phase(now)
         return events
 
     def on_no_response(
-        self, ask: GroupRequest, now: float, retry_after: float
+        self, request: GroupRequest, now: float, retry_after: float
     ) -> Sequence[MemberEvent]:
-        if ask is not self._in_flight or self._final_state is not None:
+        """Record that no answer came; all is lost if the session has expired by now."""
+        if request is not self._in_flight or self._final_state is not None:
             return ()
         self._in_flight = None
         events = self._expire_session(now)
@@ -210,22 +257,31 @@ class ClassicMember:
         return events
 
     def on_released(self, tps: frozenset[TopicPartition], now: float) -> Sequence[MemberEvent]:
-        gone = tps & self._revoking
-        self.owned -= gone
-        self._revoking -= gone
+        """Record that the work on revoked partitions is over: they are owned no longer."""
+        released = tps & self._revoking
+        self.owned -= released
+        self._revoking -= released
         self._advance_phase(now)
         return ()
 
     def heartbeat_soon(self, now: float) -> None:
+        """Send the next heartbeat now, if the member is in the group and nothing is in flight."""
         if self._phase is _Phase.MEMBER and self._in_flight is None and self._final_state is None:
             self.next_request_at = min(self.next_request_at, now)
 
     def leave(self, now: float) -> GroupRequest | None:
-        """A static member does not say that it goes: it comes back within the session timeout to
-        what it had, or the coordinator gives it to others then (KIP-345)."""
-        over, self._final_state, self.next_request_at = self._final_state, MemberState.LEFT, inf
+        """Leave the group, and return the last request to send.
+
+        A static member sends nothing (KIP-345): it comes back to what it had within the session
+        timeout, or else the coordinator gives that to others.
+        """
+        final_state, self._final_state, self.next_request_at = (
+            self._final_state,
+            MemberState.LEFT,
+            inf,
+        )
         self.owned = self._revoking = frozenset()
-        if over is not None or not self._member_id or self.instance_id is not None:
+        if final_state is not None or not self._member_id or self.instance_id is not None:
             return None
         return LeaveRequest(
             group=self.group, identity=self.identity, reason="the consumer is closed"
@@ -254,52 +310,59 @@ class ClassicMember:
         )
 
     def _build_sync(self) -> SyncRequest:
+        """Build a SyncGroup; the leader's has the assignment of all members."""
         self._assigned_counts, self.has_unknown_topics = self._needed_counts(), False
         self._missing_topics = self.needed_topics - self._partition_counts.keys()
-        plans = self._is_leader and not self._keeps_assignment
+        assigns = self._is_leader and not self._keeps_assignment
         return SyncRequest(
             group=self.group,
             identity=self.identity,
             max_hold=self.rebalance_timeout,
             assignment=assign(self._subscriptions, self._assigned_counts).current
-            if plans
+            if assigns
             else None,
         )
 
-    def _on_join(self, answer: JoinResponse, now: float) -> None:
-        self._member_id, self._generation = answer.member_id, answer.generation
-        self._is_leader = answer.leader == answer.member_id
-        self._subscriptions, self._keeps_assignment = answer.subscriptions, answer.skip_assignment
+    def _on_join(self, response: JoinResponse, now: float) -> None:
+        """Go on to SYNC, after the metadata is there if this member leads."""
+        self._member_id, self._generation = response.member_id, response.generation
+        self._is_leader = response.leader == response.member_id
+        self._subscriptions, self._keeps_assignment = (
+            response.subscriptions,
+            response.skip_assignment,
+        )
         self._phase = _Phase.SYNC
         self._await_topics(now, now + METADATA_WAIT_S)
 
     def _await_topics(self, now: float, deadline: float) -> None:
-        """A leader gives out once it knows the topics, or has waited for them long enough."""
+        """Let a leader assign once it knows the topics, or has waited for them long enough."""
         missing = self.needed_topics - self._partition_counts.keys() - self._missing_topics
         self.has_unknown_topics = self._is_leader and bool(missing)
         self.next_request_at = deadline if self.has_unknown_topics else now
 
-    def _on_sync(self, answer: SyncResponse) -> list[MemberEvent]:
-        added, gone = answer.tps - self.owned, self.owned - answer.tps
+    def _on_sync(self, response: SyncResponse) -> list[MemberEvent]:
+        """Take over the assignment, and check whether there is a reason to join again already."""
+        added, excess = response.tps - self.owned, self.owned - response.tps
         self._heartbeat_delay = min(FIRST_HEARTBEAT_S, self.heartbeat_interval)
         self.owned |= added
         self._phase, self._owned_generation, self._revoking, self._join_reason = (
             _Phase.MEMBER,
             self._generation,
-            gone,
+            excess,
             "",
         )
-        if gone:
-            self._join_reason = "what was to be given up is given up"
+        if excess:
+            self._join_reason = "revoked partitions were released"
         elif self._topics != self._sent_topics:
             self._join_reason = SUBSCRIPTION_CHANGED
         elif self._is_leader and self._needed_counts() != self._assigned_counts:
             self._join_reason = TOPICS_CHANGED
         events: list[MemberEvent] = [PartitionsAssigned(added)] if added else []
-        return [*events, PartitionsRevoked(gone)] if gone else events
+        return [*events, PartitionsRevoked(excess)] if excess else events
 
-    def _on_error(self, answer: GroupResponse, now: float) -> list[MemberEvent]:
-        error = answer.error
+    def _on_error(self, response: GroupResponse, now: float) -> list[MemberEvent]:
+        """Act on a request that was answered with an error."""
+        error = response.error
         if error in FATAL_ERRORS:
             events = self._lose_partitions(FATAL_ERRORS[error])
             self._final_state, self.next_request_at = MemberState.FAILED, inf
@@ -309,8 +372,9 @@ class ClassicMember:
             self._is_refused = True
             self.next_request_at = now + self._refusal_backoff.next_delay(Cause.DENIED)
             return [*events, MembershipFailed(error, RETRIABLE_ERRORS[error], is_final=False)]
-        if error == GroupErrorCode.MEMBER_ID_REQUIRED and isinstance(answer, JoinResponse):
-            self._member_id, self.next_request_at = answer.member_id, now
+        # KIP-394: the first join gets a member id only, with which to join again at once.
+        if error == GroupErrorCode.MEMBER_ID_REQUIRED and isinstance(response, JoinResponse):
+            self._member_id, self.next_request_at = response.member_id, now
             return []
         if error == GroupErrorCode.REBALANCE_IN_PROGRESS and self._phase is not _Phase.JOIN:
             return self._on_rebalance(now)
@@ -321,7 +385,10 @@ class ClassicMember:
         return [*events, CoordinatorMoved()] if error in _COORDINATOR_ERRORS else events
 
     def _on_rebalance(self, now: float) -> list[MemberEvent]:
-        """The group rebalances. What is being given up is given up first, with heartbeats."""
+        """Join again, as the group rebalances, after what is being revoked was released.
+
+        Heartbeats go on until then.
+        """
         self._last_response_at = now
         self._backoff.reset()
         self.next_request_at = now + self.heartbeat_interval
@@ -332,23 +399,28 @@ class ClassicMember:
         return []
 
     def _on_unknown_member(self, error: int, now: float) -> list[MemberEvent]:
-        again = self._owned_generation == NO_GENERATION and self._generation == NO_GENERATION
-        why = "the coordinator does not know the member"
+        """Lose everything and join again, at once the first time."""
+        is_repeated = self._owned_generation == NO_GENERATION and self._generation == NO_GENERATION
+        reason = "the coordinator does not know the member"
         if error == GroupErrorCode.ILLEGAL_GENERATION:
-            why = "the group went on without the member"
+            reason = "the group went on without the member"
         else:
             self._member_id = ""
-        events = self._lose_partitions(why)
-        # Once at once; whoever is refused again and again is not in a hurry.
-        self.next_request_at = now + self._backoff.next_delay(Cause.CONNECTION) if again else now
+        events = self._lose_partitions(reason)
+        # A member that is refused again and again must not load the coordinator.
+        self.next_request_at = (
+            now + self._backoff.next_delay(Cause.CONNECTION) if is_repeated else now
+        )
         return events
 
     def _expire_session(self, now: float) -> list[MemberEvent]:
+        """Lose everything if the coordinator has not answered for the session timeout."""
         if not self.owned or now - self._last_response_at < self.session_timeout:
             return []
-        return self._lose_partitions("the coordinator was not heard of for the session timeout")
+        return self._lose_partitions("the coordinator did not answer for the session timeout")
 
     def _lose_partitions(self, reason: str) -> list[MemberEvent]:
+        """Lose all that is owned, and join again from the start."""
         lost, self.owned, self._revoking = self.owned, frozenset(), frozenset()
         self._phase, self._generation, self._owned_generation = (
             _Phase.JOIN,
@@ -364,17 +436,19 @@ class ClassicMember:
         return [PartitionsLost(lost, reason)] if lost else []
 
     def _request_rejoin(self, reason: str, now: float) -> None:
+        """Join again for a reason, unless there is one already."""
         self._join_reason = self._join_reason or reason
         self._advance_phase(now)
 
     def _advance_phase(self, now: float) -> None:
-        """Join as soon as there is a reason, and nothing is being given up."""
+        """Join as soon as there is a reason and nothing is being revoked."""
         if self._phase is _Phase.MEMBER and self._join_reason and not self._revoking:
             self._phase = _Phase.JOIN
         if self._phase is _Phase.JOIN and self._in_flight is None and self._final_state is None:
             self.next_request_at = min(self.next_request_at, now)
 
     def _needed_counts(self) -> dict[str, int]:
+        """Return the partition counts of the needed topics that metadata knows."""
         return {
             name: self._partition_counts[name]
             for name in self.needed_topics & self._partition_counts.keys()

@@ -1,7 +1,7 @@
-"""What a member of a classic group asks its coordinator, and what it is told.
+"""Define what a member of a classic group requests, and what the coordinator answers.
 
-Plain data: `kafka/protocol/classic_messages` makes requests of it. The members' metadata and
-assignments, which the broker only passes on, are there as what they mean.
+Plain data: `gateway.kafka.protocol.classic_messages` makes messages of it. The metadata and
+assignments of members, which the broker only passes on, are decoded here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ASSIGNOR_NAME = "cooperative-sticky"  # the name by which Java and librdkafka kn
 
 
 class GroupErrorCode(IntEnum):
-    """Kafka's errors that mean something of their own to a member."""
+    """Kafka's error codes that mean something of their own to a member."""
 
     COORDINATOR_LOAD_IN_PROGRESS = 14
     COORDINATOR_NOT_AVAILABLE = 15
@@ -40,12 +40,21 @@ class GroupErrorCode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRequest(GroupRequest):
+    """A request that says which member it is from."""
+
     identity: MemberIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest(MemberRequest):
-    """Timeouts in seconds. claim: what the leader is to know of this member."""
+    """JoinGroup.
+
+    Attributes:
+        session_timeout: Seconds without a heartbeat after which the coordinator removes the member.
+        rebalance_timeout: Seconds within which every member has to join again in a rebalance.
+        subscription: What the leader is to know about this member.
+        reason: Why it joins, for the broker's log (KIP-800).
+    """
 
     session_timeout: float
     rebalance_timeout: float
@@ -55,25 +64,40 @@ class JoinRequest(MemberRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequest(MemberRequest):
-    """assignment: everybody's, of the leader; None of all others."""
+    """SyncGroup.
+
+    Attributes:
+        assignment: The assignment of all members, if the sender is the leader; None otherwise.
+    """
 
     assignment: GroupAssignment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRequest(MemberRequest):
-    pass
+    """Heartbeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRequest(MemberRequest):
+    """LeaveGroup. The reason is for the broker's log (KIP-800)."""
+
     reason: str = ""
 
 
 class JoinResponse(NamedTuple):
-    """claims: of all members, told to the leader alone.
+    """The answer to a JoinGroup.
 
-    assigned: the leader is to change nothing (KIP-814: a static one that came back).
+    Attributes:
+        throttle_ms: For how long the broker throttles the client, in milliseconds.
+        error: Kafka's error code.
+        generation: The new generation of the group.
+        protocol: The name of the assignor that was chosen.
+        leader: The member id of the leader.
+        member_id: The member id of this member.
+        subscriptions: Those of all members; only the leader gets them.
+        skip_assignment: The leader is to change nothing, because it is a static member that came
+            back (KIP-814).
     """
 
     throttle_ms: int
@@ -87,38 +111,46 @@ class JoinResponse(NamedTuple):
 
 
 class SyncResponse(NamedTuple):
+    """The answer to a SyncGroup, with the partitions assigned to this member."""
+
     throttle_ms: int
     error: int
     tps: frozenset[TopicPartition] = frozenset()
 
 
 class HeartbeatResponse(NamedTuple):
+    """The answer to a Heartbeat."""
+
     throttle_ms: int
     error: int
 
 
 class LeaveResponse(NamedTuple):
+    """The answer to a LeaveGroup."""
+
     throttle_ms: int
     error: int
 
 
-# What ends a membership, in words: nothing but another configuration of this process helps.
+# Errors that end a membership: nothing but another configuration of this process helps.
 FATAL_ERRORS: Mapping[int, str] = {
-    GroupErrorCode.INVALID_GROUP_ID: "the broker does not take this group's name",
-    # Joining again would take it back from the other one, and fence that one in its turn.
+    GroupErrorCode.INVALID_GROUP_ID: "the broker does not accept this group's name",
+    # Joining again would take the id back from the other member, and so fence that one.
     GroupErrorCode.FENCED_INSTANCE_ID: "another member has taken this instance id",
 }
-# What keeps a member out until others change it: members of the group, or who runs the brokers.
+# Errors that keep a member out until other members of the group or the operators change something.
 RETRIABLE_ERRORS: Mapping[int, str] = {
     GroupErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
-        f"the group's other members do not know the assignor {ASSIGNOR_NAME}; give them it as well, "
-        "or take another group"
+        f"the group's other members do not support the assignor {ASSIGNOR_NAME}; "
+        "configure it there as well, or use another group"
     ),
     GroupErrorCode.INVALID_SESSION_TIMEOUT: (
         "the session timeout is outside the broker's group.min.session.timeout.ms to "
         "group.max.session.timeout.ms"
     ),
-    GroupErrorCode.GROUP_AUTHORIZATION_FAILED: "the gateway may not read with this group; grant it READ",
+    GroupErrorCode.GROUP_AUTHORIZATION_FAILED: (
+        "the gateway may not read with this group; grant it READ"
+    ),
     GroupErrorCode.UNSUPPORTED_VERSION: "the broker does not know this kind of membership",
     GroupErrorCode.GROUP_MAX_SIZE_REACHED: "the group is full (the broker's group.max.size)",
 }

@@ -1,14 +1,20 @@
-"""A member of a group by KIP-848: the broker assigns, one heartbeat says and tells everything.
+"""Be a member of a group by KIP-848: the broker assigns, and heartbeats carry everything.
 
-The heartbeat's answer names what is to be owned. What is not in it any more is given up first;
-the next heartbeat acknowledges that by what it says is owned, and only then the broker hands it to
-another. So a partition has two owners only while one of them has not heard that it is fenced.
+The answer to a heartbeat names what the member shall own, its target assignment. What it owns
+beyond that it gives up first. The next heartbeat acknowledges that by listing what is owned, and
+only then does the broker assign it to another member. So a partition has two owners only while one
+of them has not heard yet that it is fenced.
 
-A heartbeat without an answer may have been counted: the next one says everything, and the broker
-takes the former epoch from who lost an answer. Fields that did not change are left out otherwise.
+    JOIN_EPOCH --answer--> epoch > 0, reconciling --target owned and acknowledged--> RUNNING
+    RUNNING --new target: revoke, wait for `on_released`, assign, acknowledge--> RUNNING
+    any --fenced, unknown or refused: all is lost--> JOIN_EPOCH
 
-A member that is not let in for a reason that may pass (`PASSING`) owns nothing, and joins anew,
-as seldom as `core/log/recovery` says for what is not allowed.
+A heartbeat without an answer may have been processed. The next one therefore has all fields, and
+the broker accepts the previous epoch from a member that missed an answer. Otherwise fields that did
+not change are left out.
+
+A member that is not let in for a reason that may go away (`RETRIABLE_ERRORS`) owns nothing, and
+joins again as rarely as `gateway.core.log.recovery` says for denied access.
 """
 
 from __future__ import annotations
@@ -36,30 +42,31 @@ from .member import (
     TopicInfo,
 )
 
-JOIN_EPOCH, LEAVE_EPOCH, LEAVE_STATIC_EPOCH = 0, -1, -2  # epochs that say what is meant
-MIN_RETRY_S = 0.1  # seconds until what failed is tried again, growing to
-MAX_RETRY_S = 2.0
+JOIN_EPOCH, LEAVE_EPOCH, LEAVE_STATIC_EPOCH = 0, -1, -2  # KIP-848's epochs with a special meaning
+MIN_RETRY_S = 0.1  # seconds until the first retry
+MAX_RETRY_S = 2.0  # seconds until the later ones, at most
 
 COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR = 14, 15, 16
 UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH = 25, 110
 UNRELEASED_INSTANCE_ID = 111
 GROUP_ID_NOT_FOUND = 69
-# What ends a membership: it depends on what this process asks for, and on nothing else.
+# Errors that end a membership: they depend on what this process asks for, and on nothing else.
 FATAL_ERRORS: Mapping[int, str] = {
     24: "its name is not valid",
     42: "the broker finds the request invalid",
     112: "the broker does not have the assignor",
 }
-# What others may change while this process goes on as it is.
+# Errors whose reason others may remove while this process goes on as it is.
 RETRIABLE_ERRORS: Mapping[int, str] = {
     23: "the group's members speak another protocol",
     29: "the gateway may not describe one of its topics; grant it DESCRIBE",
     30: "the gateway may not read with it; grant it READ",
-    # An older broker amid an upgrade, or a cluster whose feature group.version is 0 yet.
+    # An older broker during an upgrade, or a cluster whose feature group.version is still 0.
     35: "the broker does not speak its protocol in our version",
     GROUP_ID_NOT_FOUND: "it is of another type and cannot be changed now",
     81: "it has as many members as it may (the broker's group.consumer.max.size)",
-    # Joining again takes nothing from the other one: it is UNRELEASED_INSTANCE_ID until that left.
+    # Joining again takes nothing from the other member: the answer is UNRELEASED_INSTANCE_ID until
+    # that one has left.
     82: "another member took this one's instance id",
 }
 
@@ -68,7 +75,16 @@ TopicIdPartition = tuple[UUID, int]  # a partition of a topic, and not of anothe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerHeartbeatRequest(GroupRequest):
-    """ConsumerGroupHeartbeat. None: as last said. rebalance_timeout in seconds."""
+    """ConsumerGroupHeartbeat. A field that is None is as last sent.
+
+    Attributes:
+        member_id: The id of the member.
+        epoch: The epoch of the member, or one of the special epochs.
+        instance_id: The `group.instance.id` of a static member; None for others.
+        rebalance_timeout: Seconds within which revoked partitions must be given up.
+        topics: The subscribed topics.
+        owned: What the member owns.
+    """
 
     member_id: str
     epoch: int
@@ -79,11 +95,22 @@ class ConsumerHeartbeatRequest(GroupRequest):
 
     @property
     def is_full(self) -> bool:
+        """Return whether all fields are sent."""
         return self.rebalance_timeout is not None
 
 
 class ConsumerHeartbeatResponse(NamedTuple):
-    """`assignment` None: as last told. interval in seconds."""
+    """The answer to a ConsumerGroupHeartbeat.
+
+    Attributes:
+        error: Kafka's error code.
+        message: The broker's description of the error.
+        member_id: The id of the member.
+        epoch: Its epoch from now on.
+        heartbeat_interval: Seconds until the next heartbeat.
+        assignment: What it shall own, by topic id; None if that is as last answered.
+        throttle_ms: For how long the broker throttles the client, in milliseconds.
+    """
 
     error: int
     message: str | None
@@ -96,12 +123,31 @@ class ConsumerHeartbeatResponse(NamedTuple):
 
 @dataclass(slots=True)
 class ConsumerMember:
-    """See `Membership`. Times in seconds.
+    """A member that speaks KIP-848; it implements `GroupMembership`.
 
-    member_id:         made by the client, for all of its life (KIP-1082).
-    rebalance_timeout: within which what is revoked must be given up, or the broker fences us.
-    interval:          the longest between heartbeats; the broker may ask for more of them.
-    random:            draws from [0, 1): heartbeats of many members are spread by it.
+    Invariants between calls:
+
+    - `_revoking` is a part of `_owned`.
+    - Nothing is added to `_owned` while something is being revoked.
+    - Every topic id in `_owned` is in `_topic_names`, so that it can be named even after the topic
+      is gone.
+    - `_acknowledged_owned` is what the last answered heartbeat said is owned; None if the broker
+      may not know.
+    - If `_epoch` is JOIN_EPOCH, nothing is owned.
+
+    Times are in seconds.
+
+    Attributes:
+        group: The name of the group.
+        member_id: The id, made by the client for all of its life (KIP-1082).
+        rebalance_timeout: Within which revoked partitions must be given up, or the broker fences
+            the member.
+        random: Draws a number from [0, 1), which spreads the heartbeats of many members.
+        instance_id: The `group.instance.id` of a static member; None for others.
+        heartbeat_interval: The longest time between heartbeats; the broker may ask for more of
+            them.
+        next_request_at: See `GroupMembership`.
+        has_unknown_topics: See `GroupMembership`.
     """
 
     group: str
@@ -121,15 +167,13 @@ class ConsumerMember:
     _target_assignment: frozenset[TopicIdPartition] | None = None
     _owned: frozenset[TopicIdPartition] = frozenset()
     _revoking: frozenset[TopicIdPartition] = frozenset()
-    _acknowledged_owned: frozenset[TopicIdPartition] | None = (
-        None  # what the broker knows to be owned
-    )
+    _acknowledged_owned: frozenset[TopicIdPartition] | None = None
     _needs_full_heartbeat: bool = True
     _in_flight: ConsumerHeartbeatRequest | None = None
     _has_sent_join: bool = False  # the broker may know the member
-    _is_urgent: bool = False
-    _failures: int = 0
-    _is_refused: bool = False  # for a reason that may pass
+    _is_urgent: bool = False  # the next heartbeat follows at once when this one is answered
+    _failures: int = 0  # in a row
+    _is_refused: bool = False  # not let in, for a reason that may go away
     _refusal_backoff: Backoff = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,44 +181,50 @@ class ConsumerMember:
 
     @property
     def state(self) -> MemberState:
+        """Return the present state."""
         if self._final_state is not None:
             return self._final_state
         if self._is_refused:
             return MemberState.FAILED
-        settled = (
+        is_settled = (
             not self._revoking
             and self._acknowledged_owned == self._owned == self._target_assignment
         )
-        return MemberState.RUNNING if self._epoch > 0 and settled else MemberState.REBALANCING
+        return MemberState.RUNNING if self._epoch > 0 and is_settled else MemberState.REBALANCING
 
     @property
     def is_closed(self) -> bool:
+        """Return whether nothing is requested any more."""
         return self._final_state is not None
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
+        """Return what may be read and committed, including what is being revoked."""
         return self._to_topic_partitions(self._owned)
 
     @property
     def identity(self) -> MemberIdentity:
+        """Return what commits say about the member now."""
         epoch = self._epoch if self._epoch > 0 else -1
         return MemberIdentity(self.member_id, epoch, self.instance_id)
 
     @property
     def needed_topics(self) -> frozenset[str]:
+        """Return the subscribed topics and those of which something is owned."""
         return frozenset(self._topics or ()) | {
             self._topic_names[topic] for topic, _ in self._owned
         }
 
     def subscribe(self, topics: Collection[str], now: float) -> None:
-        before, self._topics = self._topics, tuple(sorted(topics))
-        if self._is_refused and self._topics != before and self._in_flight is None:
-            self.next_request_at = min(
-                self.next_request_at, now
-            )  # it may be one of the former topics that is denied
+        """Subscribe to these topics and no others."""
+        former, self._topics = self._topics, tuple(sorted(topics))
+        if self._is_refused and self._topics != former and self._in_flight is None:
+            # It may have been one of the former topics for which the member was refused.
+            self.next_request_at = min(self.next_request_at, now)
         self.heartbeat_soon(now)
 
     def on_metadata(self, topics: Mapping[str, TopicInfo], now: float) -> Sequence[MemberEvent]:
+        """Take all that metadata knows of `needed_topics`."""
         self._topics_by_name = topics
         for name, topic in topics.items():
             if topic.id is not None:
@@ -182,6 +232,7 @@ class ConsumerMember:
         return self._reconcile(now)
 
     def next_request(self, now: float) -> ConsumerHeartbeatRequest | None:
+        """Return the next heartbeat if it is due."""
         if (
             self._final_state is not None
             or self._topics is None
@@ -189,68 +240,74 @@ class ConsumerMember:
             or now < self.next_request_at
         ):
             return None
-        whole = self._needs_full_heartbeat
-        beat = ConsumerHeartbeatRequest(
+        is_full = self._needs_full_heartbeat
+        heartbeat = ConsumerHeartbeatRequest(
             group=self.group,
             member_id=self.member_id,
             epoch=self._epoch,
             instance_id=self.instance_id,
-            rebalance_timeout=self.rebalance_timeout if whole else None,
-            topics=self._topics if whole or self._topics != self._acknowledged_topics else None,
-            owned=self._owned if whole or self._owned != self._acknowledged_owned else None,
+            rebalance_timeout=self.rebalance_timeout if is_full else None,
+            topics=self._topics if is_full or self._topics != self._acknowledged_topics else None,
+            owned=self._owned if is_full or self._owned != self._acknowledged_owned else None,
         )
         self._in_flight, self._has_sent_join, self._is_urgent, self.next_request_at = (
-            beat,
+            heartbeat,
             True,
             False,
             inf,
         )
-        return beat
+        return heartbeat
 
     def on_response(
-        self, ask: GroupRequest, answer: GroupResponse, now: float
+        self, request: GroupRequest, response: GroupResponse, now: float
     ) -> Sequence[MemberEvent]:
-        assert isinstance(ask, ConsumerHeartbeatRequest) and isinstance(
-            answer, ConsumerHeartbeatResponse
+        """Take the answer to a heartbeat."""
+        assert isinstance(request, ConsumerHeartbeatRequest) and isinstance(
+            response, ConsumerHeartbeatResponse
         )
-        if self._final_state is not None or self._in_flight is not ask:
+        if self._final_state is not None or self._in_flight is not request:
             return ()
         self._in_flight = None
-        if answer.error:
-            return self._on_error(ask, answer, now)
+        if response.error:
+            return self._on_error(request, response, now)
         self._is_refused = False
         self._refusal_backoff.reset()
-        self._failures, self._needs_full_heartbeat, self._epoch = 0, False, answer.epoch
-        self.member_id = answer.member_id or self.member_id
-        if ask.topics is not None:
-            self._acknowledged_topics = ask.topics
-        if ask.owned is not None:
-            self._acknowledged_owned = ask.owned
-        if answer.assignment is not None:
+        self._failures, self._needs_full_heartbeat, self._epoch = 0, False, response.epoch
+        self.member_id = response.member_id or self.member_id
+        if request.topics is not None:
+            self._acknowledged_topics = request.topics
+        if request.owned is not None:
+            self._acknowledged_owned = request.owned
+        if response.assignment is not None:
             self._target_assignment = frozenset(
-                (t, p) for t, ps in answer.assignment.items() for p in ps
+                (topic_id, partition)
+                for topic_id, partitions in response.assignment.items()
+                for partition in partitions
             )
-        # Spread over a fifth: members that joined together do not beat together for ever.
-        self.next_request_at = now + min(answer.heartbeat_interval, self.heartbeat_interval) * (
+        # Spread over a fifth, so that members that joined together drift apart.
+        self.next_request_at = now + min(response.heartbeat_interval, self.heartbeat_interval) * (
             0.8 + 0.2 * self.random()
         )
         return self._reconcile(now)
 
     def on_no_response(
-        self, ask: GroupRequest, now: float, retry_after: float
+        self, request: GroupRequest, now: float, retry_after: float
     ) -> Sequence[MemberEvent]:
-        if self._in_flight is ask:
+        """Record that no answer came: the next heartbeat has all fields."""
+        if self._in_flight is request:
             self._in_flight, self._needs_full_heartbeat = None, True
             self.next_request_at = now + max(retry_after, self._next_retry_delay())
         return ()
 
     def on_released(self, tps: frozenset[TopicPartition], now: float) -> Sequence[MemberEvent]:
-        gone = frozenset(p for p in self._revoking if self._to_topic_partition(p) in tps)
-        self._revoking -= gone
-        self._owned -= gone
+        """Record that the work on revoked partitions is over: they are owned no longer."""
+        released = frozenset(p for p in self._revoking if self._to_topic_partition(p) in tps)
+        self._revoking -= released
+        self._owned -= released
         return self._reconcile(now)
 
     def heartbeat_soon(self, now: float) -> None:
+        """Send a heartbeat at once, or as soon as the present one is answered."""
         if self._topics is None or self._final_state is not None or self._is_refused:
             return
         if self._in_flight is not None:
@@ -259,8 +316,16 @@ class ConsumerMember:
             self.next_request_at = min(self.next_request_at, now)
 
     def leave(self, now: float) -> ConsumerHeartbeatRequest | None:
-        over, self._final_state, self.next_request_at = self._final_state, MemberState.LEFT, inf
-        if not self._has_sent_join or over is not None:
+        """Leave the group, and return the last heartbeat to send; None if none is needed.
+
+        A static member leaves with LEAVE_STATIC_EPOCH, which keeps its partitions for its return.
+        """
+        final_state, self._final_state, self.next_request_at = (
+            self._final_state,
+            MemberState.LEFT,
+            inf,
+        )
+        if not self._has_sent_join or final_state is not None:
             return None
         epoch = LEAVE_EPOCH if self.instance_id is None else LEAVE_STATIC_EPOCH
         return ConsumerHeartbeatRequest(
@@ -268,14 +333,14 @@ class ConsumerMember:
         )
 
     def _reconcile(self, now: float) -> list[MemberEvent]:
-        """From what is owned towards the target, one step: give up first, then take."""
+        """Go one step from what is owned towards the target: give up first, then take."""
         events: list[MemberEvent] = []
         if self._target_assignment is None or self._final_state is not None:
             return events
         events += self._revoke(self._owned - self._target_assignment - self._revoking)
-        known = frozenset(p for p in self._target_assignment if p[0] in self._topic_names)
-        self.has_unknown_topics = known != self._target_assignment
-        added = known - self._owned
+        known_target = frozenset(p for p in self._target_assignment if p[0] in self._topic_names)
+        self.has_unknown_topics = known_target != self._target_assignment
+        added = known_target - self._owned
         if added and not self._revoking:
             self._owned |= added
             events.append(PartitionsAssigned(self._to_topic_partitions(added)))
@@ -287,32 +352,41 @@ class ConsumerMember:
             self.heartbeat_soon(now)
         return events
 
-    def _revoke(self, gone: frozenset[TopicIdPartition]) -> list[MemberEvent]:
-        """A topic that was deleted is nobody's: there is nothing to wait for or to commit."""
+    def _revoke(self, excess: frozenset[TopicIdPartition]) -> list[MemberEvent]:
+        """Give partitions up: through a release, or at once if their topic was deleted.
+
+        Of a deleted topic there is nothing to wait for or to commit.
+        """
         events: list[MemberEvent] = []
-        dead = frozenset(p for p in gone if not self._topic_exists(p[0]))
-        if dead:
-            self._owned -= dead
-            events.append(PartitionsLost(self._to_topic_partitions(dead), "the topic was deleted"))
-        if gone - dead:
-            self._revoking |= gone - dead
-            events.append(PartitionsRevoked(self._to_topic_partitions(gone - dead)))
+        deleted = frozenset(p for p in excess if not self._topic_exists(p[0]))
+        if deleted:
+            self._owned -= deleted
+            events.append(
+                PartitionsLost(self._to_topic_partitions(deleted), "the topic was deleted")
+            )
+        if excess - deleted:
+            self._revoking |= excess - deleted
+            events.append(PartitionsRevoked(self._to_topic_partitions(excess - deleted)))
         return events
 
-    def _topic_exists(self, topic: UUID) -> bool:
-        known = self._topics_by_name.get(self._topic_names[topic])
-        return known is not None and known.id == topic
+    def _topic_exists(self, topic_id: UUID) -> bool:
+        known = self._topics_by_name.get(self._topic_names[topic_id])
+        return known is not None and known.id == topic_id
 
     def _on_error(
-        self, beat: ConsumerHeartbeatRequest, answer: ConsumerHeartbeatResponse, now: float
+        self, heartbeat: ConsumerHeartbeatRequest, response: ConsumerHeartbeatResponse, now: float
     ) -> list[MemberEvent]:
-        error = answer.error
-        # A group whose members all expired is deleted; only who joins makes it again.
-        deleted = error == GROUP_ID_NOT_FOUND and beat.epoch > JOIN_EPOCH
-        if deleted or error in (UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH):
-            why = "fenced" if error == FENCED_MEMBER_EPOCH else "the coordinator forgot the member"
-            events = self._lose_partitions(f"{why}: {answer.message or error}")
-            # At once the first time; whoever is fenced again and again is not in a hurry.
+        """Act on a heartbeat that was answered with an error."""
+        error = response.error
+        # A group whose members have all expired is deleted; only joining creates it again.
+        is_group_deleted = error == GROUP_ID_NOT_FOUND and heartbeat.epoch > JOIN_EPOCH
+        if is_group_deleted or error in (UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH):
+            reason = (
+                "fenced" if error == FENCED_MEMBER_EPOCH else "the coordinator forgot the member"
+            )
+            events = self._lose_partitions(f"{reason}: {response.message or error}")
+            # At once the first time, later with delays: a member that is fenced again and again
+            # must not load the coordinator.
             self.next_request_at = now if self._failures == 0 else now + self._next_retry_delay()
             self._failures += 1
             return events
@@ -321,7 +395,7 @@ class ConsumerMember:
             self._final_state, self.next_request_at = MemberState.FAILED, inf
             return [
                 *events,
-                MembershipFailed(error, answer.message or FATAL_ERRORS[error], is_final=True),
+                MembershipFailed(error, response.message or FATAL_ERRORS[error], is_final=True),
             ]
         if error in RETRIABLE_ERRORS:
             events = self._lose_partitions(RETRIABLE_ERRORS[error])
@@ -329,12 +403,15 @@ class ConsumerMember:
             self.next_request_at = now + self._refusal_backoff.next_delay(Cause.DENIED)
             return [
                 *events,
-                MembershipFailed(error, answer.message or RETRIABLE_ERRORS[error], is_final=False),
+                MembershipFailed(
+                    error, response.message or RETRIABLE_ERRORS[error], is_final=False
+                ),
             ]
         self._needs_full_heartbeat, self.next_request_at = True, now + self._next_retry_delay()
         return [CoordinatorMoved()] if error in (COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR) else []
 
     def _lose_partitions(self, reason: str) -> list[MemberEvent]:
+        """Lose all that is owned, and join again from the start."""
         lost, self._owned, self._revoking = self._owned, frozenset(), frozenset()
         (
             self._epoch,
@@ -346,14 +423,15 @@ class ConsumerMember:
         return [PartitionsLost(self._to_topic_partitions(lost), reason)] if lost else []
 
     def _next_retry_delay(self) -> float:
+        """Return the seconds until the next retry, with exponential backoff and jitter."""
         self._failures += 1
         bound = min(MAX_RETRY_S, MIN_RETRY_S * 2.0 ** min(self._failures - 1, 8))
         return bound * (0.5 + 0.5 * self.random())
 
-    def _to_topic_partition(self, place: TopicIdPartition) -> TopicPartition:
-        return TopicPartition(self._topic_names[place[0]], place[1])
+    def _to_topic_partition(self, partition: TopicIdPartition) -> TopicPartition:
+        return TopicPartition(self._topic_names[partition[0]], partition[1])
 
     def _to_topic_partitions(
-        self, places: Collection[TopicIdPartition]
+        self, partitions: Collection[TopicIdPartition]
     ) -> frozenset[TopicPartition]:
-        return frozenset(self._to_topic_partition(place) for place in places)
+        return frozenset(self._to_topic_partition(partition) for partition in partitions)

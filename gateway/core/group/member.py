@@ -1,17 +1,19 @@
-"""What a member of a consumer group sends next and when, and what the answers did to it.
+"""Define what a member of a consumer group is, whichever protocol it speaks.
 
-Two protocols fit: KIP-848 (`consumer_member`) and the classic one with cooperative rebalancing
-(`classic_member`, KIP-429). Sans-I/O: time is an argument, in seconds of any monotonic clock;
-`kafka/group/group_member` is the shell. It keeps at most one ask under way, and does this for ever:
+There are two protocols: KIP-848 (`consumer_member`) and the classic one with cooperative
+rebalancing (`classic_member`, KIP-429). Sans-I/O: time is an argument, in seconds of any monotonic
+clock. The shell is `gateway.kafka.group.group_member`. It keeps at most one request in flight, and
+does this until the member is closed:
 
-    wait until member.due or until something was told to the member
-    ask = member.ask(now)               # None: nothing after all
-    events = member.answered(ask, answer, now), or member.unanswered(ask, now, retry_after)
+    wait until member.next_request_at, or until something about the member changed
+    request = member.next_request(now)  # None: nothing after all
+    events = member.on_response(request, response, now), or
+             member.on_no_response(request, now, retry_after)
     act on the events, in order
 
-An ask is plain data, a subclass of `Ask`; a `Request` of `kafka/` wraps it (`JoinRequest(ask)`) and
-decodes to the core's answer, whose `error` is Kafka's code. `REQUESTS` in the module of a
-protocol's messages says which request carries which ask.
+A request is plain data, a subclass of `GroupRequest`. A message of `gateway.kafka.protocol` wraps
+it and decodes the answer to a response of the core, whose `error` is Kafka's code. `REQUESTS` in
+the module of a protocol's messages says which message carries which request.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ from uuid import UUID
 
 from gateway.core.log.record import TopicPartition
 
-NO_GENERATION = -1  # of who is no member: what is committed with it is not fenced
+NO_GENERATION = -1  # the generation of a process that is not a member; Kafka does not fence it
 
 
 class MemberState(StrEnum):
-    """REBALANCING: joining, giving up, or not through with a new assignment.
+    """The states of a member.
 
-    FAILED: the coordinator does not let the member in. It may be tried again: see `Failed`.
+    - REBALANCING: it joins, gives partitions up, or has not acknowledged a new assignment yet.
+    - RUNNING: it has what it was assigned, and the coordinator knows.
+    - FAILED: the coordinator does not let it in. It may try again: see `MembershipFailed`.
+    - LEFT: it left, and sends nothing any more.
     """
 
     REBALANCING = "rebalancing"
@@ -40,7 +45,13 @@ class MemberState(StrEnum):
 
 
 class MemberIdentity(NamedTuple):
-    """What a commit says of its member. epoch: the generation, or the member's epoch (KIP-848)."""
+    """What a commit says about its member.
+
+    Attributes:
+        member_id: The id of the member.
+        epoch: The generation of the group, or the member's epoch (KIP-848).
+        instance_id: The `group.instance.id` of a static member; None for others.
+    """
 
     member_id: str
     epoch: int
@@ -48,7 +59,12 @@ class MemberIdentity(NamedTuple):
 
 
 class TopicInfo(NamedTuple):
-    """What metadata says. id: None where the broker has none (before Kafka 2.8)."""
+    """What metadata says about a topic.
+
+    Attributes:
+        id: The topic id; None if the broker has none (before Kafka 2.8).
+        partitions: The number of partitions.
+    """
 
     id: UUID | None
     partitions: int
@@ -56,10 +72,13 @@ class TopicInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRequest:
-    """One request to the group's coordinator.
+    """One request to the coordinator of a group.
 
-    held: seconds for which it may be held back (JoinGroup, SyncGroup). One that is held goes over
-          a connection of its own: Kafka answers the requests of one connection in their order.
+    Attributes:
+        group: The name of the group.
+        max_hold: Seconds for which the coordinator may hold the answer back (JoinGroup, SyncGroup).
+            Such a request gets a connection of its own: Kafka answers the requests of one
+            connection in order, so that others would have to wait.
     """
 
     group: str
@@ -67,40 +86,54 @@ class GroupRequest:
 
 
 class GroupResponse(Protocol):
+    """An answer of the coordinator."""
+
     @property
-    def error(self) -> int: ...
+    def error(self) -> int:
+        """Return Kafka's error code; 0 for success."""
 
 
 class PartitionsAssigned(NamedTuple):
-    """They are the member's from now on, and in `owned`."""
+    """These partitions are the member's from now on, and in `owned`."""
 
     tps: frozenset[TopicPartition]
 
 
 class PartitionsRevoked(NamedTuple):
-    """To be given up. They are owned (and may be committed) until `released`, which must come."""
+    """These partitions are to be given up.
+
+    They are owned, and may be committed, until `on_released` is called, which must happen.
+    """
 
     tps: frozenset[TopicPartition]
 
 
 class PartitionsLost(NamedTuple):
-    """They are not the member's any more and may be another's: nothing may be committed."""
+    """These partitions are not the member's any more: nothing may be committed.
+
+    Another member may have them already.
+    """
 
     tps: frozenset[TopicPartition]
     reason: str
 
 
 class CoordinatorMoved(NamedTuple):
-    """The coordinator is another one, or was not ready: to be looked up before the next ask."""
+    """The group has another coordinator, or it was not ready.
+
+    It is to be looked up before the next request.
+    """
 
 
 class MembershipFailed(NamedTuple):
     """The coordinator does not let the member in, which owns nothing any more.
 
-    error:    Kafka's code.
-    is_final: nothing but another configuration of this process helps. Otherwise the member asks
-              again, slowly, because the reason may pass by itself: a right is given back, or
-              other members leave.
+    Attributes:
+        error: Kafka's error code.
+        reason: The reason in words.
+        is_final: Nothing but another configuration of this process helps. Otherwise the member asks
+            again, slowly, because the reason may go away without it: a permission is granted, or
+            other members leave.
     """
 
     error: int
@@ -114,57 +147,75 @@ MemberEvent: TypeAlias = (
 
 
 class GroupMembership(Protocol):
-    """One member of one group. Methods that take `now` may move `due`."""
+    """One member of one group.
+
+    Every method that takes `now` may change `next_request_at`. Methods return the events that the
+    caller has to act on, in order. True between calls: at most one request is in flight, answers to
+    any other are ignored, and what `owned` lists is owned by no other member, as far as this one
+    can know.
+    """
 
     @property
-    def state(self) -> MemberState: ...
+    def state(self) -> MemberState:
+        """Return the present state."""
 
     @property
     def is_closed(self) -> bool:
-        """Nothing is asked any more: it was left, or failed for good."""
+        """Return whether nothing is requested any more: the member left, or failed for good."""
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
-        """What may be read and committed; with what is being revoked."""
+        """Return what may be read and committed, including what is being revoked."""
 
     @property
-    def identity(self) -> MemberIdentity: ...
+    def identity(self) -> MemberIdentity:
+        """Return what commits say about the member now."""
 
     @property
     def needed_topics(self) -> frozenset[str]:
-        """Topics whose metadata the member needs (a leader: of all members')."""
+        """Return the topics whose metadata the member needs; a leader needs those of all."""
 
     @property
     def has_unknown_topics(self) -> bool:
-        """It was told of a topic that `learn` does not know: metadata is to be asked for anew."""
+        """Return whether a topic is needed that metadata did not have: fetch it again."""
 
     @property
     def next_request_at(self) -> float:
-        """When `ask` is to be called: infinity while an ask is under way or all is over."""
+        """Return when to call `next_request`; infinity while one is in flight or all is over."""
 
     def subscribe(self, topics: Collection[str], now: float) -> None:
-        """From now on these topics and no others; the coordinator hears of it soon."""
+        """Subscribe to these topics and no others; the coordinator is informed soon."""
 
     def on_metadata(self, topics: Mapping[str, TopicInfo], now: float) -> Sequence[MemberEvent]:
-        """All that metadata knows of `interest`, whenever some of it changed."""
+        """Take all that metadata knows of `needed_topics`, whenever some of it changed."""
 
     def next_request(self, now: float) -> GroupRequest | None:
-        """What to send now, None for nothing (see `due` again)."""
+        """Return what to send now, None for nothing (wait for `next_request_at` again)."""
 
     def on_response(
-        self, ask: GroupRequest, answer: GroupResponse, now: float
-    ) -> Sequence[MemberEvent]: ...
+        self, request: GroupRequest, response: GroupResponse, now: float
+    ) -> Sequence[MemberEvent]:
+        """Take the answer to a request."""
 
     def on_no_response(
-        self, ask: GroupRequest, now: float, retry_after: float
+        self, request: GroupRequest, now: float, retry_after: float
     ) -> Sequence[MemberEvent]:
-        """No answer came: the coordinator may have got the ask or not. retry_after in seconds."""
+        """Record that no answer came: the coordinator may have received the request or not.
+
+        Args:
+            request: The request.
+            now: The current time in seconds.
+            retry_after: The shortest delay before the next request, in seconds.
+        """
 
     def on_released(self, tps: frozenset[TopicPartition], now: float) -> Sequence[MemberEvent]:
-        """The work on what was `Revoking` is over; now the coordinator may hear of it."""
+        """Record that the work on revoked partitions is over, so that others may have them."""
 
     def heartbeat_soon(self, now: float) -> None:
-        """A commit was refused as stale, fenced or amid a rebalance: ask soon."""
+        """Ask soon what has changed: a commit was refused as stale or fenced."""
 
     def leave(self, now: float) -> GroupRequest | None:
-        """The last thing to send (None: nothing, as for a classic static member). LEFT after it."""
+        """Leave the group, and return the last request to send; the state is LEFT after it.
+
+        It is None if nothing needs to be sent, as for a static member of a classic group.
+        """

@@ -1,8 +1,8 @@
-"""One partition that a consumer holds: where it is, what was fetched ahead of that.
+"""Describe one partition that a consumer holds: where it is, and what was fetched ahead of that.
 
-Two offsets: `position` is the next to be *returned*, and what a commit means; `fetched` is the next
-to fetch. Between them lie the records that are kept. An answer to what was asked before a seek
-brings nothing: `lineage` tells.
+There are two offsets: `position` is the next one to be *returned*, and what a commit means;
+`fetch_offset` is the next one to fetch. The records between them are kept. Answers to what was
+requested before a seek bring nothing: `lineage` tells them apart.
 """
 
 from __future__ import annotations
@@ -15,29 +15,53 @@ from uuid import UUID
 from gateway.core.log.record import Entry, Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 
-LATEST, EARLIEST = -1, -2
+LATEST, EARLIEST = -1, -2  # the special timestamps of Kafka's ListOffsets
 RECORD_OVERHEAD_BYTES = 60  # bytes that a record is counted beside its key and value
 
 
 def prefetched_size(record: Record) -> int:
+    """Return about how many bytes a record takes in memory."""
     return RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
 
 
 @dataclass(slots=True, eq=False)
 class PartitionState:
-    """Times in seconds of one monotonic clock.
+    """The state of one partition, owned by a consumer's `PrefetchFetcher`.
 
-    topic_id:  of the topic that it is a partition of; a successor of the same name is another.
-    position:  None until it is known. epoch: leader epoch of the record before it.
-    spec:      LATEST, EARLIEST or milliseconds: to be looked up, for the position.
-    committed: as last heard; None for nothing, or not asked yet.
-    giving_up: it is being revoked, and nothing more is returned of it.
-    drained:   what comes after what is kept cannot be had as things are: to be fetched when
-               nothing is kept any more.
-    stopped:   it cannot go on from here; a seek helps.
-    missing:   the offset that Kafka does not have, while `spec` looks for where to go on.
-    flight:    what is under way for it, of the shell's; a seek does not wait for it.
-    min_bytes: that the broker waits for before it answers that.
+    Invariants between calls: either `position` is known or `offset_spec` says how to find it.
+    `records` are in offset order, from `position` on and below `fetch_offset`. If `records` is
+    empty, `position` equals `fetch_offset`. `lineage` has increased since any request whose answer
+    must not be used. Times are seconds of one monotonic clock.
+
+    Attributes:
+        tp: The partition.
+        backoff: The delays after errors.
+        topic_id: The id of the topic; another topic of the same name has another one.
+        position: The next offset to return; None until it is known.
+        epoch: The leader epoch of the record before `position`.
+        fetch_offset: The next offset to fetch.
+        fetch_epoch: The leader epoch of the record before `fetch_offset`.
+        offset_spec: How to find the position: LATEST, EARLIEST or milliseconds since 1970; None if
+            it is known.
+        committed: The committed offset as last heard; None for none, or if it was not asked for
+            yet.
+        missing_offset: The offset that Kafka does not have, while `offset_spec` looks for where to
+            go on.
+        is_paused: The application has paused it.
+        is_revoking: It is being given up, and nothing more is returned of it.
+        is_drained: What follows `records` could not be fetched: the offset is out of range. It is
+            fetched again when all of them were returned, so that these are not lost by a reset.
+        is_stopped: It cannot go on from here; a seek helps.
+        lineage: How often something in flight became useless.
+        records: The records that were fetched and not returned yet.
+        buffered_bytes: Their size.
+        in_flight: The shell's request for it; a seek does not wait for it.
+        min_bytes: How many bytes the broker waits for before it answers a fetch.
+        preferred_replica: The replica to fetch from instead of the leader (KIP-392); None for the
+            leader.
+        preferred_replica_until: Until when.
+        retry_at: Nothing is requested before this time.
+        failures: How many fetches failed in a row.
     """
 
     tp: TopicPartition
@@ -66,21 +90,28 @@ class PartitionState:
 
     @property
     def is_readable(self) -> bool:
+        """Return whether records of it may be returned."""
         return not (self.is_paused or self.is_revoking or self.is_stopped)
 
     def seek(self, offset: int, epoch: int = -1) -> None:
-        """Return this one next."""
+        """Return the record at this offset next."""
         self._clear()
         self.position = self.fetch_offset = offset
         self.epoch = self.fetch_epoch = epoch
 
     def reset(self, offset_spec: int) -> None:
-        """The position is to be looked up."""
+        """Forget the position: it is to be looked up."""
         self._clear()
         self.position, self.offset_spec = None, offset_spec
 
     def add_fetched(self, entries: Sequence[Entry], fetch_offset: int, epoch: int) -> None:
-        """A fetch from `fetched` brought these, and goes on at the new one."""
+        """Take over what a fetch from `fetch_offset` brought.
+
+        Args:
+            entries: The entries of the fetch, in order.
+            fetch_offset: Where the next fetch goes on.
+            epoch: The leader epoch of the last record; -1 if unknown.
+        """
         for entry in entries:
             if isinstance(entry, Record):
                 self.records.append(entry)
@@ -93,15 +124,20 @@ class PartitionState:
             self._advance_position()
 
     def take(self, max_records: int, max_bytes: int) -> list[Record]:
-        """The next records, at most as many, and of at most `size` bytes after the first."""
+        """Return the next records, and advance the position past them.
+
+        Args:
+            max_records: The largest number of records.
+            max_bytes: The largest size of all records; the first may be larger.
+        """
         taken: list[Record] = []
         while self.records and len(taken) < max_records:
-            weight = prefetched_size(self.records[0])
-            if taken and weight > max_bytes:
+            size = prefetched_size(self.records[0])
+            if taken and size > max_bytes:
                 break
             taken.append(self.records.popleft())
-            self.buffered_bytes -= weight
-            max_bytes -= weight
+            self.buffered_bytes -= size
+            max_bytes -= size
         if taken:
             self.position, self.epoch = taken[-1].next_offset, taken[-1].epoch
             if not self.records:
@@ -109,16 +145,20 @@ class PartitionState:
         return taken
 
     def discard_in_flight(self) -> None:
-        """What is under way is of no use: something else is asked for in its place."""
+        """Ignore the answer to what is in flight: something else is requested instead."""
         self.lineage += 1
         self.in_flight = None
 
     def back_off(self, cause: Cause, now: float, min_delay: float = 0.0) -> None:
+        """Wait before the next request, which goes to the leader again."""
         self.preferred_replica = None
         self.retry_at = now + max(min_delay, self.backoff.next_delay(cause))
 
     def _advance_position(self) -> None:
-        """Past what holds nothing to return: control batches, aborted and compacted records."""
+        """Advance past what holds nothing to return.
+
+        These are control batches, aborted and compacted records.
+        """
         self.position, self.epoch = self.fetch_offset, self.fetch_epoch
 
     def _clear(self) -> None:

@@ -1,5 +1,5 @@
-"""Resume tokens: a position as text, and back.
+"""Write a position as text, the resume token, and read it back.
 
-`resume_token` writes them, `token_parser` reads what a client brings, `signing` adds a MAC where
-gateways share a secret. Start with `resume_token`.
+Start with `resume_token`, which has the format and writes it. `token_parser` reads what a client
+brings, `signing` adds a MAC where gateways share a secret, and `digits` is the encoding of numbers.
 """

@@ -1,30 +1,30 @@
-"""The resume token: a position as text, for `id:` and `Last-Event-ID`.
+"""Write resume tokens: a position as text, for `id:` and `Last-Event-ID`.
 
-Self-contained, so any replica understands it; ASCII and URL-safe (the alphabet of
-RFC 4648 section 5), because EventSource sends it back as a header and a cross-origin
-reconnect with other characters, or over 128 bytes, needs a preflight.
+A token is self-contained, so any replica understands it. It is ASCII and URL-safe (the alphabet of
+RFC 4648 section 5), because EventSource sends it back as a header, and a cross-origin reconnect
+with other characters, or with more than 128 bytes, needs a preflight.
 
     version 1 | view 5 | issued 6 | cluster 5 | topics n | topic* | crc 6
 
     topic: name 5 | id 8 | partitions n | epoch n | exceptions n (index n, epoch n)*
            | width 1 | offset{width} per partition
 
-Digits are 6 bits each. `n` is a number of 5-bit digits, least first, the sixth bit says
-that more follow; epochs count from -2. Names and ids are digests: enough to tell another
-topic, nothing to read. Two topics of one stream whose names have the same digest are told
-apart by their ids, and where those are not known by their order, which is that of their names.
-Offsets of a topic have one width, so that moving one partition
-rewrites `width` characters and no more (0.3 us instead of 9 us for 12 partitions); the
-largest number of that width means pending. 12 partitions at a million take 92
-characters, 75 at 10^10 take 505, 1,000 take 6,060.
+Digits are 6 bits each. `n` is a number of 5-bit digits, least significant first, whose sixth bit
+says that more follow. Epochs count from -2. Names and ids are digests: enough to recognize another
+topic, but not readable. Two topics of one stream whose names have the same digest are distinguished
+by their ids or, if these are not known, by their order, which is that of their names.
 
-The part from `issued` on is the same for every view and is encoded once per move; the
-view and the checksum are added by `seal`. Where tokens have a MAC (`signing`) so are that and
-who issued it:
+The offsets of a topic have one width, so that moving one partition rewrites `width` characters and
+no more (0.3 us instead of 9 us for 12 partitions). The largest number of that width means pending.
+12 partitions at a million take 92 characters, 75 at 10^10 take 505, 1,000 take 6,060.
+
+The part from `issued` on, the *token text*, is the same for every view and is encoded once per
+move. `seal_token` adds the view and the checksum and, where tokens have a MAC (`signing`), the MAC
+and the issuer:
 
     version M | issuer 8 | view 5 | issued 6 | ... | topic* | mac 16 | crc 6
 
-A token is a claim: how one is read is in `token_parser`.
+A token is a claim of its client. `token_parser` reads it.
 """
 
 from __future__ import annotations
@@ -79,13 +79,20 @@ __all__ = [
     "seal_token",
 ]
 
-MAC_BYTES = 12
-_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+MAC_BYTES = 12  # 96 bits, MAC_WIDTH digits
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")  # from base64 to the alphabet of tokens
 
 
 @dataclass(slots=True)
 class TopicPositions:
-    """One topic's part of a token. `id` is the topic id as text, empty if unknown."""
+    """One topic's part of a token.
+
+    Attributes:
+        name: The name of the topic.
+        id: The topic id as text; empty if unknown.
+        offsets: The next offsets by partition; None for pending.
+        epochs: The leader epochs by partition.
+    """
 
     name: str
     id: str
@@ -94,13 +101,26 @@ class TopicPositions:
 
 
 class TokenWriter:
-    """A position that keeps its own text, so that a move costs a few characters.
+    """A position that keeps its own token text, so that a move costs a few characters.
 
-    cluster: the cluster id. topics: all of the stream's, in their order.
-    names:   of the topics, in the order that its texts have them in.
+    Owned by a `Tail`, or created for one client's ids. Invariants between calls: unless
+    `_is_stale`, `_text` is the token text of the position, with the offsets of topic n from
+    `_starts[n]` on, in `_widths[n]` digits each. `_cached_text` is None or equal to what `to_text`
+    would build.
+
+    Attributes:
+        names: The names of the topics, in the order in which the text has them.
+        issued: The time of issue, in seconds since 1970.
     """
 
     def __init__(self, cluster: str, topics: Iterable[TopicPositions], issued: int = 0) -> None:
+        """Start at a position.
+
+        Args:
+            cluster: The id of the cluster.
+            topics: All topics of the stream, with their positions.
+            issued: The time of issue, in seconds since 1970.
+        """
         self._cluster = cluster
         self._topics = _order_topics(list(topics))
         self._topic_index = {topic.name: n for n, topic in enumerate(self._topics)}
@@ -113,50 +133,59 @@ class TokenWriter:
         self._is_stale = True
 
     def get_position(self, tp: TopicPartition) -> PartitionPosition:
+        """Return the position of one partition."""
         topic = self._topics[self._topic_index[tp.topic]]
         return PartitionPosition(topic.offsets[tp.partition], topic.epochs[tp.partition])
 
     def move(self, tp: TopicPartition, offset: int | None, epoch: int) -> None:
-        """Put one partition elsewhere; partitions up to it come into being as pending."""
+        """Set the position of one partition.
+
+        Partitions below its number that do not exist yet are added as pending.
+
+        Args:
+            tp: The partition.
+            offset: The next offset to fetch; None for pending.
+            epoch: The leader epoch of the record before it, NO_EPOCH or RETIRED_EPOCH.
+        """
         n = self._topic_index[tp.topic]
-        topic, p = self._topics[n], tp.partition
-        while len(topic.offsets) <= p:
+        topic, partition = self._topics[n], tp.partition
+        while len(topic.offsets) <= partition:
             topic.offsets.append(None)
             topic.epochs.append(NO_EPOCH)
             self._is_stale = True
-        before, topic.offsets[p] = topic.offsets[p], offset
+        old_offset, topic.offsets[partition] = topic.offsets[partition], offset
         self._cached_text = None
-        if topic.epochs[p] != epoch:
-            topic.epochs[p] = epoch
+        if topic.epochs[partition] != epoch:  # epochs have no fixed width: build all of it again
+            topic.epochs[partition] = epoch
             self._is_stale = True
         if self._is_stale:
             return
         width = self._widths[n]
-        if offset is None or offset >= (1 << 6 * width) - 1:
+        if offset is None or offset >= (1 << 6 * width) - 1:  # pending, or too wide
             self._is_stale = True
             return
-        start = self._starts[n] + p * width
-        if before is not None and before >> 12 == offset >> 12 and width > 1:
-            # What a record does to an offset; a move takes 0.43 us instead of 0.83.
+        start = self._starts[n] + partition * width
+        if old_offset is not None and old_offset >> 12 == offset >> 12 and width > 1:
+            # One record more changes the last two digits only: 0.43 us instead of 0.83.
             self._text[start + width - 2 : start + width] = DIGIT_PAIRS[offset & 4095]
         else:
             self._text[start : start + width] = encode_digits(offset, width)
 
     def set_issued(self, issued: int) -> None:
-        """Note the time, in seconds of the epoch."""
+        """Set the time of issue, in seconds since 1970."""
         if issued != self.issued:
             self.issued = issued
             self._cached_text = None
             self._text[:ISSUED_WIDTH] = encode_digits(issued, ISSUED_WIDTH)
 
     def set_topic_id(self, topic: str, id: str) -> None:
-        """A topic was created anew."""
+        """Set the id of a topic that was created again."""
         self._topics[self._topic_index[topic]].id = id
         self._is_stale = True
         self._cached_text = None
 
     def to_text(self) -> bytes:
-        """The shared part of the token; `seal` makes it whole."""
+        """Return the token text; `seal_token` makes a whole token of it."""
         if self._cached_text is None:
             if self._is_stale:
                 self._rebuild()
@@ -181,12 +210,18 @@ class TokenWriter:
 
 
 def _order_topics(topics: list[TopicPositions]) -> list[TopicPositions]:
-    """As they are; by name, where names have the same digest and their order tells them apart."""
-    alike = len(topics) > 1 and len({digest_text(topic.name) for topic in topics}) < len(topics)
-    return sorted(topics, key=lambda topic: topic.name) if alike else topics
+    """Return the topics as they are, or by name if names have the same digest.
+
+    Their order is then what distinguishes them.
+    """
+    has_equal_digests = len(topics) > 1 and len(
+        {digest_text(topic.name) for topic in topics}
+    ) < len(topics)
+    return sorted(topics, key=lambda topic: topic.name) if has_equal_digests else topics
 
 
 def _offset_width(offsets: Iterable[int | None]) -> int:
+    """Return how many digits the offsets of a topic need, so that none looks like pending."""
     largest = max((offset for offset in offsets if offset is not None), default=0)
     width = 1
     while largest >= (1 << 6 * width) - 1:
@@ -203,11 +238,11 @@ def _encode_topic_head(topic: TopicPositions) -> bytes:
 
 
 def _encode_epochs(epochs: Sequence[int]) -> bytes:
-    ((common, _),) = Counter(epochs).most_common(1) or ((NO_EPOCH, 0),)
-    exceptions = [(p, epoch) for p, epoch in enumerate(epochs) if epoch != common]
-    parts = [encode_varint(len(epochs)), encode_varint(common + 2), encode_varint(len(exceptions))]
-    for p, epoch in exceptions:
-        parts += [encode_varint(p), encode_varint(epoch + 2)]
+    ((default, _),) = Counter(epochs).most_common(1) or ((NO_EPOCH, 0),)
+    exceptions = [(partition, epoch) for partition, epoch in enumerate(epochs) if epoch != default]
+    parts = [encode_varint(len(epochs)), encode_varint(default + 2), encode_varint(len(exceptions))]
+    for partition, epoch in exceptions:
+        parts += [encode_varint(partition), encode_varint(epoch + 2)]
     return b"".join(parts)
 
 
@@ -217,29 +252,34 @@ def _crc_seed(view: bytes) -> int:
 
 
 def seal_token(text: bytes, view: bytes) -> bytes:
-    """The whole token: the shared text, the view it was sent to, and a checksum. A `Seal` for
-    the view adds a MAC."""
+    """Return the whole token: the token text with the view it is sent to, and a checksum.
+
+    Args:
+        text: The token text of a position.
+        view: The digest of the view. If it is a `TokenSeal`, the token also gets a MAC.
+    """
     if type(view) is TokenSeal:
         return view.sign(text)
     return VERSION + view + text + encode_digits(crc32(text, _crc_seed(view)), CRC_WIDTH)
 
 
 class TokenSeal(bytes):
-    """The digest of a view, and what signs the tokens that are sent to it.
+    """The digest of a view, together with what signs the tokens that are sent to it.
 
-    Made by `Signer.seal`, one for a channel. Equal to the plain digest.
+    `TokenSigner.create_seal` makes one for each channel. It is equal to the plain digest.
     """
 
     def __new__(cls, view: bytes, issuer: bytes, key: bytes) -> TokenSeal:
-        made = super().__new__(cls, view)
-        made._head = SIGNED_VERSION + issuer + view
-        # Keyed once: a copy of the state takes 0.1 us, keying 0.6.
-        made._mac = blake2b(made._head, key=key, digest_size=MAC_BYTES)
-        made._crc = crc32(made._head)
-        return made
+        """Prepare the MAC and the checksum of all tokens of the view up to the token text."""
+        seal = super().__new__(cls, view)
+        seal._head = SIGNED_VERSION + issuer + view
+        # Keyed once: copying the state takes 0.1 us, keying 0.6.
+        seal._mac = blake2b(seal._head, key=key, digest_size=MAC_BYTES)
+        seal._crc = crc32(seal._head)
+        return seal
 
     def sign(self, text: bytes) -> bytes:
-        """The whole token of a shared text."""
+        """Return the whole token of a token text."""
         mac = self._mac.copy()
         mac.update(text)
         body = text + b2a_base64(mac.digest(), newline=False).translate(_URL_SAFE)
@@ -251,7 +291,12 @@ class TokenSeal(bytes):
 
 
 def compute_mac(body: bytes, key: bytes) -> bytes:
-    """The MAC of a token from its version to its last topic, as the token has it."""
+    """Return the MAC of a token's body, as the token has it.
+
+    Args:
+        body: The token from its version to its last topic.
+        key: The key of the secret.
+    """
     mac = blake2b(body, key=key, digest_size=MAC_BYTES).digest()
     return b2a_base64(mac, newline=False).translate(_URL_SAFE)
 
@@ -259,11 +304,17 @@ def compute_mac(body: bytes, key: bytes) -> bytes:
 def overlay_positions(
     text: bytes,
     names: Iterable[str],
-    places: Mapping[TopicPartition, PartitionPosition],
+    positions: Mapping[TopicPartition, PartitionPosition],
     issued: int | None = None,
 ) -> bytes:
-    """A shared text with some partitions elsewhere, and perhaps another time of issue: the
-    ids of a cohort. names: of the text's topics, in their order."""
+    """Return a token text with some partitions elsewhere; cohorts get their ids by it.
+
+    Args:
+        text: The token text.
+        names: The names of the text's topics, in its order.
+        positions: Where these partitions stand instead.
+        issued: Another time of issue in seconds since 1970; None to keep that of the text.
+    """
     reader = DigitReader(text)
     head = reader.take(ISSUED_WIDTH)
     out = [
@@ -271,8 +322,9 @@ def overlay_positions(
         reader.take(DIGEST_WIDTH),
     ]
     by_name: dict[str, list[tuple[int, PartitionPosition]]] = {}
-    for tp, place in places.items():
-        by_name.setdefault(tp.topic, []).append((tp.partition, place))
+    for tp, position in positions.items():
+        by_name.setdefault(tp.topic, []).append((tp.partition, position))
+    # Topics that do not change are copied in one piece, from `start` to the next that does.
     start = reader.pos
     reader.read_varint(MAX_TOKEN_CHARS)
     for name in names:
@@ -286,16 +338,16 @@ def overlay_positions(
     return b"".join(out)
 
 
-def _overlay_topic(topic: TokenTopic, places: Iterable[tuple[int, PartitionPosition]]) -> bytes:
+def _overlay_topic(topic: TokenTopic, positions: Iterable[tuple[int, PartitionPosition]]) -> bytes:
     offsets, epochs = topic.offsets, topic.epochs
-    for p, place in places:
-        if len(offsets) <= p:
-            more = p + 1 - len(offsets)
-            offsets += [None] * more
-            epochs += [NO_EPOCH] * more
-        offsets[p], epochs[p] = place.offset, place.epoch
+    for partition, position in positions:
+        if len(offsets) <= partition:  # partitions that were added since
+            missing = partition + 1 - len(offsets)
+            offsets += [None] * missing
+            epochs += [NO_EPOCH] * missing
+        offsets[partition], epochs[partition] = position.offset, position.epoch
     width = _offset_width(offsets)
     pending = (1 << 6 * width) - 1
-    written = [encode_digits(pending if o is None else o, width) for o in offsets]
+    digits = [encode_digits(pending if offset is None else offset, width) for offset in offsets]
     head = topic.name + topic.id + _encode_epochs(epochs) + ALPHABET[width : width + 1]
-    return head + b"".join(written)
+    return head + b"".join(digits)

@@ -1,8 +1,8 @@
-"""Who may say where a client stood: a MAC over resume tokens, where the gateways share a secret.
+"""Sign resume tokens with a MAC, where gateways share a secret, so that they cannot be made up.
 
-BLAKE2b, keyed (RFC 7693), 96 bits. The key is a digest of the secret, so a secret may be of any
-length. The issuer of a token is its cluster, its route and its whole view; a token has 48 bits of
-a keyed digest of it, which nobody who lacks the secret can search for.
+The MAC is keyed BLAKE2b (RFC 7693) of 96 bits. The key is a digest of the secret, so a secret may
+have any length. The issuer of a token is its cluster, its route and its whole view. A token has 48
+bits of a keyed digest of the issuer, for which nobody without the secret can search.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .resume_token import ResumeToken, TokenSeal, compute_mac, encode_digits
 
 
 class TokenSigner:
-    """The secrets of a gateway: the first signs, all of them verify. At least one."""
+    """The secrets of a gateway, of which there is at least one: the first signs, all verify."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._keys = [
@@ -26,12 +26,21 @@ class TokenSigner:
         ]
 
     def create_seal(self, view: bytes, issuer: str) -> TokenSeal:
-        """What signs the ids of a view, by its digest, that this issuer sends."""
+        """Return what signs the ids of a view.
+
+        Args:
+            view: The digest of the view.
+            issuer: The issuer of its ids.
+        """
         key = self._keys[0]
         return TokenSeal(view, _digest_issuer(key, issuer), key)
 
     def verify(self, token: ResumeToken, issuer: str) -> bool:
         """Return whether a token of these gateways was sent by this very issuer.
+
+        Args:
+            token: The token.
+            issuer: The issuer.
 
         Raises:
             TokenCorrupt: It has no MAC, or none that one of the secrets made.
@@ -46,7 +55,7 @@ class TokenSigner:
 
 
 def _digest_issuer(key: bytes, issuer: str) -> bytes:
-    told = blake2b(
+    hasher = blake2b(
         issuer.encode("utf-8", "surrogatepass"), key=key, digest_size=6, person=b"issuer"
     )
-    return encode_digits(int.from_bytes(told.digest()), 8)
+    return encode_digits(int.from_bytes(hasher.digest()), 8)

@@ -1,7 +1,7 @@
-"""A resume token that was read: what somebody claims, in the form of `resume_token`.
+"""Read resume tokens, which are claims of their clients, in the format of `resume_token`.
 
-Reading one takes time and memory in proportion to its length, whatever it says of itself: a
-topic keeps its digits until somebody who knows how many partitions there are asks for its places.
+Reading a token takes time and memory in proportion to its length, whatever it claims. A topic keeps
+its digits until a caller that knows how many partitions there are asks for the offsets.
 """
 
 from __future__ import annotations
@@ -28,18 +28,24 @@ from .digits import (
 )
 
 VERSION = b"1"
-SIGNED_VERSION = b"M"  # the version of those with a MAC
+SIGNED_VERSION = b"M"  # the version of tokens with a MAC
 MAX_TOKEN_CHARS = 64 * 1024
-MAX_EPOCH = (1 << 31) - 1
+MAX_EPOCH = (1 << 31) - 1  # Kafka's leader epochs have 32 bits
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeToken:
     """A token that was read. Names and ids stay digests.
 
-    body:   what a MAC is of, and `mac` is that; both empty where there is none.
-    issuer: who signed it; empty where nobody did.
-    reach:  seconds that it may go back, once its route has said so; None for any number.
+    Attributes:
+        view: The digest of the view that it was sent to.
+        issued: The time of issue, in seconds since 1970.
+        cluster: The digest of the cluster's id.
+        topics: The topics, in the token's order.
+        body: What the MAC is over; empty if there is none.
+        mac: The MAC; empty if there is none.
+        issuer: The digest of the issuer; empty if the token is not signed.
+        max_age: How far back it may lead, in seconds, once its route has set it; None for any time.
     """
 
     view: bytes
@@ -52,59 +58,73 @@ class ResumeToken:
     max_age: float | None = None
 
     def match_topics(self, names: Iterable[str] | Mapping[str, str]) -> dict[str, TokenTopic]:
-        """Those of a stream's topics that the token speaks of, by name.
+        """Return those of a stream's topics that the token has, by name.
 
         Args:
-            names: All of the stream's topics, with their ids where somebody knows them.
+            names: All of the stream's topics, with their ids where these are known.
 
         Raises:
-            TokenForeign: Names have the same digest, and neither ids nor their number tell
-                which of them the token speaks of.
+            TokenForeign: Names have the same digest, and neither ids nor their number tell which of
+                them the token has.
         """
         ids = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
-        told: dict[bytes, list[TokenTopic]] = {}
+        topics_by_digest: dict[bytes, list[TokenTopic]] = {}
         for topic in self.topics:
-            told.setdefault(topic.name, []).append(topic)
-        alike: dict[bytes, list[str]] = {}
+            topics_by_digest.setdefault(topic.name, []).append(topic)
+        names_by_digest: dict[bytes, list[str]] = {}
         for name in ids:
-            if (key := digest_text(name)) in told:
-                alike.setdefault(key, []).append(name)
-        found: dict[str, TokenTopic] = {}
-        for key, some in alike.items():
-            if len(some) == len(told[key]) == 1:
-                found[some[0]] = told[key][0]
+            if (digest := digest_text(name)) in topics_by_digest:
+                names_by_digest.setdefault(digest, []).append(name)
+        matched: dict[str, TokenTopic] = {}
+        for digest, candidates in names_by_digest.items():
+            topics = topics_by_digest[digest]
+            if len(candidates) == len(topics) == 1:
+                matched[candidates[0]] = topics[0]
             else:
-                found |= _match_ambiguous({name: ids[name] for name in sorted(some)}, told[key])
-        return {name: found[name] for name in ids if name in found}
+                matched |= _match_ambiguous(
+                    {name: ids[name] for name in sorted(candidates)}, topics
+                )
+        return {name: matched[name] for name in ids if name in matched}
 
 
 def _match_ambiguous(ids: Mapping[str, str], topics: Iterable[TokenTopic]) -> dict[str, TokenTopic]:
-    """Which topic of a token is which, of those whose names have the same digest."""
-    left, found = list(topics), dict[str, TokenTopic]()
-    for name, id in ids.items():
-        mine = next(
-            (topic for topic in left if id and topic.id == digest_text(id, TOPIC_ID_WIDTH)), None
+    """Match topics of a token to names that have the same digest, by ids and then by order."""
+    unmatched, matched = list(topics), dict[str, TokenTopic]()
+    for name, topic_id in ids.items():
+        match = next(
+            (
+                topic
+                for topic in unmatched
+                if topic_id and topic.id == digest_text(topic_id, TOPIC_ID_WIDTH)
+            ),
+            None,
         )
-        if mine is not None:
-            left.remove(mine)
-            found[name] = mine
-    rest = [name for name in ids if name not in found]
-    if rest and left:
-        if len(rest) != len(left):
+        if match is not None:
+            unmatched.remove(match)
+            matched[name] = match
+    remaining_names = [name for name in ids if name not in matched]
+    if remaining_names and unmatched:
+        if len(remaining_names) != len(unmatched):
             raise TokenForeign(
                 f"the resume token does not tell which of the topics {', '.join(ids)} it is of; "
                 "connect without Last-Event-ID or with ?from="
             )
-        found |= zip(rest, left, strict=True)
-    return found
+        matched |= zip(remaining_names, unmatched, strict=True)
+    return matched
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTopic:
-    """A topic of a token; `offsets` and `epochs` are made when they are asked for.
+    """A topic of a token, whose `offsets` and `epochs` are decoded only when they are asked for.
 
-    count: of its partitions. epoch: of those that are in no `exceptions`, which are digits still,
-    as `places` are, of this `width`.
+    Attributes:
+        name: The digest of its name.
+        id: The digest of its id.
+        partition_count: How many partitions it has.
+        default_epoch: The leader epoch of the partitions that `epoch_digits` does not list.
+        epoch_digits: The other partitions with their epochs, still encoded.
+        width: How many digits each offset has.
+        offset_digits: The offsets, still encoded.
     """
 
     name: bytes
@@ -117,38 +137,39 @@ class TokenTopic:
 
     @property
     def offsets(self) -> list[int | None]:
-        """Next offsets by partition; None for pending."""
+        """Return the next offsets by partition; None for pending."""
         width, pending = self.width, (1 << 6 * self.width) - 1
-        values, made = self.offset_digits.translate(DIGIT_VALUES), list[int | None]()
-        for at in range(0, len(values), width):
+        values, offsets = self.offset_digits.translate(DIGIT_VALUES), list[int | None]()
+        for start in range(0, len(values), width):
             number = 0
-            for value in values[at : at + width]:
+            for value in values[start : start + width]:
                 number = number << 6 | value
-            made.append(None if number == pending else number)
-        return made
+            offsets.append(None if number == pending else number)
+        return offsets
 
     @property
     def epochs(self) -> list[int]:
-        """Leader epochs by partition."""
-        made, reader = [self.default_epoch] * self.partition_count, DigitReader(self.epoch_digits)
+        """Return the leader epochs by partition."""
+        epochs, reader = [self.default_epoch] * self.partition_count, DigitReader(self.epoch_digits)
         while not reader.is_at_end():
-            p = reader.read_varint(self.partition_count - 1)
-            made[p] = reader.read_varint(MAX_EPOCH + 2) - 2
-        return made
+            partition = reader.read_varint(self.partition_count - 1)
+            epochs[partition] = reader.read_varint(MAX_EPOCH + 2) - 2
+        return epochs
 
-    def matches_id(self, id: str) -> bool:
-        """Is it this topic, not an earlier one of its name? Unknown ids pass."""
+    def matches_id(self, topic_id: str) -> bool:
+        """Return whether it is this topic, not an earlier one of its name. Unknown ids match."""
         unknown = digest_text("", TOPIC_ID_WIDTH)
         return (
-            self.id in (unknown, digest_text(id, TOPIC_ID_WIDTH))
-            or digest_text(id, TOPIC_ID_WIDTH) == unknown
+            self.id in (unknown, digest_text(topic_id, TOPIC_ID_WIDTH))
+            or digest_text(topic_id, TOPIC_ID_WIDTH) == unknown
         )
 
 
 def parse_token(token: str) -> ResumeToken:
     """Read a token.
 
-    Raises TokenCorrupt for anything that `seal` did not make.
+    Raises:
+        TokenCorrupt: It is not a token that `seal_token` made, or it was changed since.
     """
     if len(token) > MAX_TOKEN_CHARS or not token.isascii():
         raise build_damaged_error()
@@ -174,6 +195,7 @@ def parse_token(token: str) -> ResumeToken:
         reader.take(DIGEST_WIDTH),
     )
     topics = [read_token_topic(reader) for _ in range(reader.read_varint(MAX_TOKEN_CHARS))]
+    # No two topics may be the same. Topics without an id may well have names of equal digest.
     known = [
         (topic.name, topic.id) for topic in topics if topic.id != digest_text("", TOPIC_ID_WIDTH)
     ]
@@ -183,34 +205,40 @@ def parse_token(token: str) -> ResumeToken:
 
 
 def read_token_topic(reader: DigitReader) -> TokenTopic:
-    """What is wrong with it is found here, what it says by who asks for it."""
+    """Read one topic and check all of it; its offsets and epochs are decoded later.
+
+    Raises:
+        TokenCorrupt: It is not as `TokenWriter` writes one.
+    """
+    # Every field is bounded before it is used, so that a made-up token cannot ask for more work
+    # than its length: exceptions are at most `count`, and each offset takes `width` characters.
     name, id = reader.take(DIGEST_WIDTH), reader.take(TOPIC_ID_WIDTH)
     count, epoch = reader.read_varint(MAX_TOKEN_CHARS), reader.read_varint(MAX_EPOCH + 2) - 2
-    least = 0
+    min_partition = 0
     exceptions = range(reader.read_varint(count))
     start = reader.pos
     for _ in exceptions:
-        p = reader.read_varint(count - 1)
-        if p < least:
+        partition = reader.read_varint(count - 1)
+        if partition < min_partition:
             raise build_damaged_error()
-        least = p + 1
+        min_partition = partition + 1
         reader.read_varint(MAX_EPOCH + 2)
-    told = reader.text[start : reader.pos]
+    epoch_digits = reader.text[start : reader.pos]
     width = reader.read_number(1)
     if not 1 <= width <= 11:
         raise build_damaged_error()
-    places = reader.take(count * width)
-    if width == 11 and not _are_valid_offsets(places):
+    offset_digits = reader.take(count * width)
+    if width == 11 and not _are_valid_offsets(offset_digits):
         raise build_damaged_error()
-    return TokenTopic(name, id, count, epoch, told, width, places)
+    return TokenTopic(name, id, count, epoch, epoch_digits, width, offset_digits)
 
 
-def _are_valid_offsets(places: bytes) -> bool:
-    """Is none of those of the largest width over what Kafka has? 66 bits are three too many."""
-    first = places[::11]
-    if first.translate(None, ALPHABET[:8] + ALPHABET[63:]):
+def _are_valid_offsets(offset_digits: bytes) -> bool:
+    """Return whether no offset of the largest width exceeds Kafka's 63 bits (11 digits have 66)."""
+    first_digits = offset_digits[::11]
+    if first_digits.translate(None, ALPHABET[:8] + ALPHABET[63:]):
         return False
     pending = ALPHABET[63:] * 11
-    return first.count(ALPHABET[63:]) == sum(
-        places[at : at + 11] == pending for at in range(0, len(places), 11)
+    return first_digits.count(ALPHABET[63:]) == sum(
+        offset_digits[start : start + 11] == pending for start in range(0, len(offset_digits), 11)
     )
