@@ -1,4 +1,6 @@
-"""The bytes of server-sent events, WebSocket messages and gzip, without I/O.
+"""Encode server-sent events, WebSocket messages and gzip, without I/O.
 
-Called by `hub.wires`, which decides what is encoded. `reader` parses what WebSocket clients send.
+`sse`, `websocket` and `gzip` make the bytes that many clients share, `crc` the checksums of them.
+`gateway.hub.wires` calls these and decides what is encoded. `message_reader` parses what WebSocket
+clients send, for `gateway.web.websocket`.
 """

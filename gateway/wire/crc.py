@@ -1,7 +1,7 @@
-"""CRC-32 of what is put together from parts (RFC 1952 8), without reading them again.
+"""Combine CRC-32 checksums of parts (RFC 1952 section 8) without reading the parts again.
 
-A CRC is a polynomial over GF(2): to append n bytes is to multiply what came before by
-x^(8n), so sums of parts give that of the whole, and two totals that of what lies between.
+A CRC is a polynomial over GF(2): appending n bytes multiplies what came before by x^(8n). So the
+checksums of parts give that of the whole, and two totals give that of what lies between them.
 """
 
 from __future__ import annotations
@@ -9,45 +9,55 @@ from __future__ import annotations
 from dataclasses import dataclass
 from zlib import crc32
 
-_POLYNOMIAL = 0xEDB88320  # as all of these: the highest power is the lowest bit
+_POLYNOMIAL = 0xEDB88320  # bits are reversed, here and everywhere: the highest power is bit 0
 _ALL_ONES = 0xFFFFFFFF
-_SHORT_BITS = 12
+_SHORT_BITS = 12  # sizes below 2 to the power of this go through zlib
 _MAX_SHORT_BYTES = (1 << _SHORT_BITS) - 1
 _ZEROS = memoryview(bytes(_MAX_SHORT_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Crc32Sum:
-    """crc: CRC-32 of some bytes. size: how many they are, without a limit."""
+    """The checksum of some bytes, which can be added and subtracted.
+
+    Attributes:
+        crc: Their CRC-32.
+        size: Their number, without a limit.
+    """
 
     crc: int = 0
     size: int = 0
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Crc32Sum:
+        """Return the sum of these bytes."""
         return cls(crc32(data), len(data))
 
     def __add__(self, other: Crc32Sum) -> Crc32Sum:
-        """That of both, one after the other."""
+        """Return the sum of both parts, one after the other."""
         return Crc32Sum(shift_crc(self.crc, other.size) ^ other.crc, self.size + other.size)
 
     def subtract(self, before: Crc32Sum) -> Crc32Sum:
-        """That of what was added to `before` to come here. Raises ValueError if it is shorter."""
+        """Return the sum of what was appended to `before` to get this.
+
+        Raises:
+            ValueError: `before` is longer.
+        """
         size = self.size - before.size
         if size < 0:
-            raise ValueError(f"{before.size} bytes are not the beginning of {self.size}")
+            raise ValueError(f"cannot subtract {before.size} bytes from {self.size} bytes")
         return Crc32Sum(shift_crc(before.crc, size) ^ self.crc, size)
 
 
 def shift_crc(crc: int, size: int) -> int:
-    """What a CRC is worth in one of `size` bytes more: crc * x^(8 * size).
+    """Return what a CRC contributes after `size` more bytes: crc * x^(8 * size).
 
-    Up to 4 KiB zeros are run through zlib, which inverts what goes in and what comes out: 0.3 us
-    for 300 bytes, 1.0 for 4,000. Each bit that is set in a larger size costs 3 us.
+    Up to 4 KiB, zeros are run through zlib, which inverts its input and output: 0.3 us for 300
+    bytes, 1.0 us for 4,000. Each bit that is set in a larger size costs 3 us.
     """
     crc = crc32(_ZEROS[: size & _MAX_SHORT_BYTES], crc ^ _ALL_ONES) ^ _ALL_ONES
     size >>= _SHORT_BITS
-    power = _SHORT_BITS + 3
+    power = _SHORT_BITS + 3  # x^(8 * 2^12) is x^(2^15): 8 bits in a byte are the 3
     while size:
         if size & 1:
             crc = _multiply(crc, _POWERS[power % 32])
@@ -57,7 +67,7 @@ def shift_crc(crc: int, size: int) -> int:
 
 
 def _multiply(a: int, b: int) -> int:
-    """Two polynomials, modulo that of the CRC."""
+    """Multiply two polynomials, modulo that of the CRC."""
     product = 0
     bit = 1 << 31
     while a:
@@ -70,7 +80,7 @@ def _multiply(a: int, b: int) -> int:
 
 
 def _compute_powers() -> list[int]:
-    """x^(2^n); the 32nd is x again."""
+    """Return x^(2^n) for n from 0 to 31; the 32nd is x again."""
     powers = [1 << 30]
     while len(powers) < 32:
         powers.append(_multiply(powers[-1], powers[-1]))

@@ -1,16 +1,16 @@
-"""What a WebSocket client says, message by message and within bounds (RFC 6455 5, RFC 7692 7).
+"""Read what a WebSocket client sends, message by message and within bounds.
 
-    message    1 MiB, uncompressed (1009); text is UTF-8 (1007)
-    frames     as the RFC has them (1002)
-    floods     frames that cost work and complete no message, such as pings and fragments of next
-               to nothing, are counted against an allowance (1008)
+    message    at most 1 MiB, uncompressed (close code 1009); text must be UTF-8 (1007)
+    frames     as RFC 6455 5 and RFC 7692 7 have them (1002)
+    floods     frames that cost work and complete no message, such as pings and tiny fragments, are
+               counted against an allowance (1008)
 
-Sans-I/O: bytes go in by `feed`, and come out by `read` one message at a time, so that who reads
-decides how much of a flood is looked at before others have their turn. A bad message ends it
-before what stands behind is looked at.
+Sans-I/O: bytes go in by `feed`, and come out by `read` one message at a time, so that the caller
+decides how much of a flood is parsed before other clients have their turn. A bad message ends the
+connection before anything behind it is parsed.
 
-A connection that is idle holds 88 bytes here; websockets' protocol is 1.9 KB. A frame of 30 bytes
-is read in 0.45 us, by the library in 3.
+An idle connection takes 88 bytes here, where the protocol object of websockets takes 1.9 KB. A
+frame of 30 bytes is read in 0.45 us, by websockets in 3 us.
 """
 
 from __future__ import annotations
@@ -28,21 +28,30 @@ CONT, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 
 PROTOCOL_ERROR, INVALID_DATA, POLICY_VIOLATION, MESSAGE_TOO_BIG = 1002, 1007, 1008, 1009
 NO_STATUS_RCVD = 1005
-"""What a close frame without a code means."""
+"""What `parse_close` returns for a close frame without a code (RFC 6455 7.4.1)."""
 
 ReceivedMessage: TypeAlias = tuple[int, str | bytes]
-"""TEXT with a str, BINARY with bytes; PING, PONG and CLOSE with a payload, see `close_of`."""
+"""TEXT with a str, BINARY with bytes; PING, PONG and CLOSE with their payload.
+
+`parse_close` reads the payload of a CLOSE.
+"""
 
 _Utf8 = getincrementaldecoder("utf-8")
 _LONG_AGO = float("-inf")
 _FIN, _RSV1 = 0x80, 0x40
-_WHOLE_TEXT = _FIN | TEXT
+_WHOLE_TEXT = _FIN | TEXT  # the first byte of most frames, which skip several checks
 _FLUSH_TAIL = b"\0\0\xff\xff"  # of the empty block that a sender leaves out (RFC 7692 7.2.2)
+# RFC 6455 7.4: codes that may be in a frame; 1004 to 1006 and 1015 may not.
 _VALID_CLOSE_CODES = {1000, 1001, 1002, 1003, *range(1007, 1015), *range(3000, 5000)}
 
 
 class ProtocolError(Exception):
-    """The client broke the protocol or a bound: close with this code."""
+    """The client broke the protocol or exceeded a bound: close the connection.
+
+    Attributes:
+        code: The close code to send.
+        reason: The reason to send.
+    """
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(code, reason)
@@ -51,31 +60,39 @@ class ProtocolError(Exception):
 
 
 class MessageReader:
-    """See the module. window: bits of the client's permessage-deflate, for messages that do not
-    refer to earlier ones; 0 where none was agreed on. Sizes in bytes."""
+    """The reader of one connection's messages, owned by that connection.
+
+    Invariants between calls: `_data` from `_pos` on is what was fed and not read yet, and holds no
+    complete frame after `read` returned None. `_message` is the message of which some fragments
+    were read, and None between messages. After an exception it must not be used any more.
+    """
 
     __slots__ = ("_data", "_idle_frames", "_message", "_pos", "_window")
 
     MAX_MESSAGE_BYTES = 1024 * 1024
-    # Who fills its messages byte by byte may do so for a thousand bytes.
+    # The allowance of frames that complete no message: so many at once, earned back at this rate.
+    # A client that sends a message byte by byte may thus do so for a thousand bytes.
     MAX_IDLE_FRAMES = 1000
     IDLE_FRAMES_PER_SECOND = 50
-    SMALL_FRAGMENT_BYTES = 128
-
-    # `_data`, `_at`: bytes that came, and how many of them were read.
-    # `_message`:     that of which not all fragments are there yet.
-    # `_paid`:        idle frames since the clock began, at the pace that earns them back: as far
-    #                 as this is behind the clock, more may come.
+    SMALL_FRAGMENT_BYTES = 128  # fragments of fewer bytes count as idle frames
 
     def __init__(self, window: int = 0) -> None:
+        """Start a connection.
+
+        Args:
+            window: The window bits of the client's permessage-deflate, which must not refer to
+                earlier messages (client_no_context_takeover); 0 if it was not negotiated.
+        """
         self._window = window
         self._data: bytes | bytearray = b""
         self._pos = 0
         self._message: _FragmentedMessage | None = None
+        # A token bucket in one number: the time, in units of one earned frame, up to which frames
+        # are used up. As far as it is behind the clock, more may come.
         self._idle_frames = _LONG_AGO
 
     def feed(self, data: bytes) -> None:
-        """Bytes as they come, cut anywhere."""
+        """Add bytes as they were received, cut anywhere."""
         if not self._data:
             self._data = data
         elif type(self._data) is bytearray and not self._pos:
@@ -87,28 +104,34 @@ class MessageReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that were not read yet."""
+        """Return how many bytes were fed and not read yet."""
         return len(self._data) - self._pos
 
     def read(self, now: float) -> ReceivedMessage | None:
-        """What comes next; None until there are more bytes. `now` in seconds of any clock.
+        """Return the next message; None if more bytes are needed.
 
-        Raises Broken; nothing may be read after it.
+        Args:
+            now: The current time in seconds of any monotonic clock.
+
+        Raises:
+            ProtocolError: The client broke the protocol or a bound.
         """
-        data, at = self._data, self._pos
-        while len(data) - at >= 2:
-            first, second = data[at], data[at + 1]
+        data, pos = self._data, self._pos
+        while len(data) - pos >= 2:
+            first, second = data[pos], data[pos + 1]
             if first != _WHOLE_TEXT:
                 self._check_kind(first)
             if second < 0x80:
                 raise ProtocolError(PROTOCOL_ERROR, "a frame without a mask")
-            start, length = at + 6, second & 0x7F
+            # Two bytes, a length of 0, 2 or 8 more, and the mask of four, then the payload.
+            start, length = pos + 6, second & 0x7F
             if length > 125:
-                wide = 2 if length == 126 else 8
-                start += wide
+                extra_bytes = 2 if length == 126 else 8
+                start += extra_bytes
                 if len(data) < start - 4:
                     return None
-                length = int.from_bytes(data[at + 2 : start - 4], "big")
+                length = int.from_bytes(data[pos + 2 : start - 4], "big")
+            # Before the payload is there, so that nothing is buffered that is too long.
             if length > 125 or self._message is not None:
                 self._check_length(first, length)
             end = start + length
@@ -119,34 +142,37 @@ class MessageReader:
                 self._data, self._pos = b"", 0
             else:
                 self._pos = end
-            heard = self._accept_frame(first, payload, now)
-            if heard is not None:
-                return heard
-            data, at = self._data, self._pos
+            message = self._accept_frame(first, payload, now)
+            if message is not None:
+                return message
+            data, pos = self._data, self._pos
         return None
 
     def _check_kind(self, first: int) -> None:
+        """Check opcode, reserved bits and FIN of a frame (RFC 6455 5.2)."""
         opcode = first & 0x0F
         if opcode > PONG or BINARY < opcode < CLOSE:
-            raise ProtocolError(PROTOCOL_ERROR, "an opcode that is none")
+            raise ProtocolError(PROTOCOL_ERROR, "an opcode that is not defined")
         if first & 0x70 and not (self._window and first & 0x70 == _RSV1 and 0 < opcode < CLOSE):
             raise ProtocolError(PROTOCOL_ERROR, "reserved bits")
         if opcode >= CLOSE and not first & _FIN:
             raise ProtocolError(PROTOCOL_ERROR, "a control frame in fragments")
 
     def _check_length(self, first: int, length: int) -> None:
-        control = first & 0x0F >= CLOSE
-        before = 0 if control or self._message is None else self._message.size
-        if before + length > self.MAX_MESSAGE_BYTES:
+        """Check the length of a frame against the bounds of messages and control frames."""
+        is_control = first & 0x0F >= CLOSE
+        size_so_far = 0 if is_control or self._message is None else self._message.size
+        if size_so_far + length > self.MAX_MESSAGE_BYTES:
             raise ProtocolError(
                 MESSAGE_TOO_BIG, f"a message of more than {self.MAX_MESSAGE_BYTES} bytes"
             )
-        if control and length > 125:
+        if is_control and length > 125:
             raise ProtocolError(PROTOCOL_ERROR, "a control frame of more than 125 bytes")
 
     def _accept_frame(self, first: int, payload: bytes, now: float) -> ReceivedMessage | None:
+        """Take a whole frame; return the message that it completes, or None."""
         message = self._message
-        if first == _WHOLE_TEXT and message is None:
+        if first == _WHOLE_TEXT and message is None:  # by far the most frequent
             return TEXT, _decode_text(payload)
         opcode = first & 0x0F
         if opcode == CLOSE:
@@ -162,6 +188,7 @@ class MessageReader:
         return self._add_fragment(first, payload)
 
     def _add_fragment(self, first: int, payload: bytes) -> ReceivedMessage | None:
+        """Add a frame of data to the message that it is of, and return that if it is complete."""
         opcode, message = first & 0x0F, self._message
         if (opcode == CONT) is (message is None):
             raise ProtocolError(PROTOCOL_ERROR, "fragments out of order")
@@ -175,14 +202,20 @@ class MessageReader:
         return opcode or message.opcode, message.join()
 
     def _count_idle_frame(self, now: float) -> None:
-        clock = now * self.IDLE_FRAMES_PER_SECOND
-        self._idle_frames = max(self._idle_frames, clock - self.MAX_IDLE_FRAMES) + 1
-        if self._idle_frames > clock + 0.5:
+        """Count a frame that completes no message against the allowance."""
+        earned = now * self.IDLE_FRAMES_PER_SECOND
+        self._idle_frames = max(self._idle_frames, earned - self.MAX_IDLE_FRAMES) + 1
+        if self._idle_frames > earned + 0.5:
             raise ProtocolError(POLICY_VIOLATION, "too many pings or small fragments")
 
 
 class _FragmentedMessage:
-    """One that comes in fragments, or compressed. size: of what is there, uncompressed."""
+    """A message that comes in fragments, or compressed.
+
+    Attributes:
+        opcode: TEXT or BINARY.
+        size: How many bytes of it are there, uncompressed.
+    """
 
     def __init__(self, opcode: int, window: int, max_size: int) -> None:
         self.opcode = opcode
@@ -194,6 +227,7 @@ class _FragmentedMessage:
         self._decompressor = zlib.decompressobj(-window) if window else None
 
     def add(self, payload: bytes, *, last: bool) -> None:
+        """Add a fragment. Text is checked at once, so that bad UTF-8 does not wait for the end."""
         if self._decompressor is not None:
             payload = self._decompress(payload + _FLUSH_TAIL if last else payload)
         self.size += len(payload)
@@ -206,31 +240,35 @@ class _FragmentedMessage:
             raise ProtocolError(INVALID_DATA, "a text that is not UTF-8") from None
 
     def join(self) -> str | bytes:
+        """Return the whole message."""
         return b"".join(self._pieces) if self._utf8 is None else "".join(self._texts)
 
     def _decompress(self, payload: bytes) -> bytes:
         assert self._decompressor is not None
-        room = self._max_size - self.size
+        max_bytes = self._max_size - self.size
         try:
-            data = self._decompressor.decompress(
-                payload, room + 1
-            )  # a bomb costs no more than that
+            # One byte more than allowed is enough to notice it: a bomb costs no more than that.
+            data = self._decompressor.decompress(payload, max_bytes + 1)
         except zlib.error:
             raise ProtocolError(
-                PROTOCOL_ERROR, "a message that is not compressed as agreed on"
+                PROTOCOL_ERROR, "a message that is not compressed as negotiated"
             ) from None
-        if len(data) > room:
+        if len(data) > max_bytes:
             raise ProtocolError(MESSAGE_TOO_BIG, f"a message of more than {self._max_size} bytes")
         return data
 
 
 def parse_close(payload: bytes) -> tuple[int, str]:
-    """Code and reason of a close frame. Raises Broken."""
+    """Return the code and reason of a close frame.
+
+    Raises:
+        ProtocolError: The code is not valid, or the reason is not UTF-8.
+    """
     if not payload:
         return NO_STATUS_RCVD, ""
     code = int.from_bytes(payload[:2], "big")
     if len(payload) < 2 or code not in _VALID_CLOSE_CODES:
-        raise ProtocolError(PROTOCOL_ERROR, "a close code that is none")
+        raise ProtocolError(PROTOCOL_ERROR, "a close code that is not valid")
     return code, _decode_text(payload[2:])
 
 

@@ -1,6 +1,9 @@
-"""One client of a stream: where it stands, and what it is sent next.
+"""Decide where one client of a stream stands, and what it is sent next.
 
-A `subscription` reads shared chunks by its `shared_cursor`, and partitions that are elsewhere by a
-`private_reader`. `write_batch` is what goes out at one time; `snapshot` and `table_snapshot` are
-about streams that begin with the latest record of each key. Start with `subscription`.
+Start with `subscription`. It reads shared chunks by its `shared_cursor`, and partitions in which it
+stands elsewhere by a `private_reader`, whose parts are `private_positions` (where it stands),
+`read_buffer` (what was read for it) and `catch_up` (what of that it is sent). `write_batch` is what
+is sent at one time. `snapshot`, `snapshot_blocks` and `table_snapshot` serve streams that begin
+with the latest record of each key. `slow_client` and `throttle` are the terms on which a client is
+sent less than all. `gateway.hub.fanout` creates the subscriptions.
 """

@@ -1,8 +1,8 @@
-"""Reading alone: partition by partition in turns, to exactly where the tail stands.
+"""Read partitions privately, in turns, up to exactly where the tail stands.
 
-There a partition is given back to the ride, so no record comes twice and none is left out. One
-that is ahead of this gateway waits until the tail has come to it; a client with an end of its own
-reads to that, and never rides.
+There a partition is attached to the shared cursor again, so that no record is sent twice and none
+is left out. A partition in which the client is ahead of this gateway waits until the tail has come
+there. A client with an end of its own reads up to that, and never joins.
 """
 
 from __future__ import annotations
@@ -21,12 +21,19 @@ from .snapshot import Snapshot
 from .snapshot_blocks import SnapshotBlock
 from .write_batch import WriteBatch
 
-QUANTUM_BYTES = 16 * 1024  # bytes of one partition before another has its turn
-ENTRY_COST_BYTES = 16  # of the budget, for an entry that may be filtered out
+QUANTUM_BYTES = 16 * 1024  # bytes of one partition before the next partition has its turn
+# What each entry counts against the batch, in bytes, even if the filter drops it: otherwise a
+# filter that drops everything would let one call read without end.
+ENTRY_COST_BYTES = 16
 
 
 class CatchUp:
-    """See the module. What has to come from Kafka it `lacks`, and takes from the backlog."""
+    """The private reading of one client, owned by its `PrivateReader`.
+
+    It takes entries from logs and from the `ReadBuffer`, adds them to a `WriteBatch`, and moves the
+    positions. What has to come from Kafka first, `needs_backfill` says. Partitions take turns
+    (`_round_robin`), so that one with a long backlog does not delay the others.
+    """
 
     __slots__ = ("_buffer", "_conflated_partitions", "_cursor", "_positions", "_round_robin")
 
@@ -36,23 +43,27 @@ class CatchUp:
         self._cursor = cursor
         self._positions = positions
         self._buffer = buffer
-        self._conflated_partitions: set[TopicPartition] = (
-            set()
-        )  # of these the latest of each key is sent
+        # Of these only the latest record of each key is sent, until they join.
+        self._conflated_partitions: set[TopicPartition] = set()
         self._round_robin: deque[TopicPartition] = deque()
 
     def conflate(self, tps: Iterable[TopicPartition]) -> None:
-        """Until it rides with these, it is sent the latest of each key."""
+        """Send only the latest record of each key of these partitions, until they join."""
         self._conflated_partitions.update(tps)
 
-    def needs_backfill(self, tp: TopicPartition, place: PartitionPosition) -> bool:
-        """Does it go on with what no log holds any more?"""
+    def needs_backfill(self, tp: TopicPartition, position: PartitionPosition) -> bool:
+        """Return whether the client goes on in a partition with what no log holds any more.
+
+        Args:
+            tp: A partition that is read privately.
+            position: Where the client stands in it.
+        """
         tail, snapshot = self._cursor.channel.tail, self._cursor.snapshot
         log = tail.logs.get(tp)
-        if log is None or place.lineage != log.lineage or tail.is_retiring(tp):
-            return False
+        if log is None or position.lineage != log.lineage or tail.is_retiring(tp):
+            return False  # what Kafka has now is not of the log in which the client stands
         if (
-            place.offset is None
+            position.offset is None
             or self._buffer.has_pieces(tp)
             or self._positions.has_reached_end(tp)
         ):
@@ -61,36 +72,44 @@ class CatchUp:
             return True
         if log.start_offset is None or self._buffer.is_gathering(tp):
             return False
-        return place.offset < log.start_offset
+        return position.offset < log.start_offset
 
-    def read_into(self, portion: WriteBatch) -> None:
-        """Send what there is, as much as the portion takes."""
-        ride, turns = self._cursor, self._round_robin
-        conflates = ride.channel.tail.is_conflated or bool(self._conflated_partitions)
-        portion.has_single_id = conflates or ride.snapshot is not None
-        self._round_robin = turns = deque(tp for tp in turns if tp in self._positions)
-        turns.extend(sorted(self._positions.keys() - set(turns)))
+    def read_into(self, batch: WriteBatch) -> None:
+        """Add what there is to a batch, as much as it takes."""
+        cursor, round_robin = self._cursor, self._round_robin
+        conflates = cursor.channel.tail.is_conflated or bool(self._conflated_partitions)
+        batch.has_single_id = conflates or cursor.snapshot is not None
+        self._round_robin = round_robin = deque(tp for tp in round_robin if tp in self._positions)
+        round_robin.extend(sorted(self._positions.keys() - set(round_robin)))
+        # Stop after a full round in which no partition had anything to send.
         idle = 0
-        while portion.remaining_bytes > 0 and not ride.end_reason and idle < len(turns):
-            tp = turns[0]
-            turns.rotate(-1)
-            idle = 0 if tp in self._positions and self._read_partition(tp, portion) else idle + 1
-        if ride.snapshot is not None:
-            self._close_snapshot(ride.snapshot, portion)
-        portion.add_id()
-        if ride.end_offsets is not None and all(
+        while batch.remaining_bytes > 0 and not cursor.end_reason and idle < len(round_robin):
+            tp = round_robin[0]
+            round_robin.rotate(-1)
+            idle = 0 if tp in self._positions and self._read_partition(tp, batch) else idle + 1
+        if cursor.snapshot is not None:
+            self._close_snapshot(cursor.snapshot, batch)
+        batch.add_id()
+        if cursor.end_offsets is not None and all(
             map(self._positions.has_reached_end, self._positions)
         ):
-            ride.end_reason = ride.end_reason or "until"
+            cursor.end_reason = cursor.end_reason or "until"
 
     def try_join(self, tp: TopicPartition) -> bool:
-        """Give the partition back to the ride if it stands where the tail stands."""
-        ride, place = self._cursor, self._positions[tp]
-        now = ride.channel.tail.position[tp]
-        if ride.is_bounded or (place.offset, place.lineage) != (now.offset, now.lineage):
+        """Attach a partition to the shared cursor if the client stands where the tail stands.
+
+        Equal offset and lineage are required: only then do shared bytes follow without a hole. With
+        a snapshot, all partitions wait until it is closed, so that nothing live precedes its end.
+        """
+        cursor, position = self._cursor, self._positions[tp]
+        tail_position = cursor.channel.tail.position[tp]
+        if cursor.is_bounded or (position.offset, position.lineage) != (
+            tail_position.offset,
+            tail_position.lineage,
+        ):
             return False
-        if ride.snapshot is not None and (
-            tp in ride.snapshot.remaining or not ride.snapshot.is_closed
+        if cursor.snapshot is not None and (
+            tp in cursor.snapshot.remaining or not cursor.snapshot.is_closed
         ):
             return False
         self._positions.attach(tp)
@@ -98,122 +117,154 @@ class CatchUp:
         self._buffer.drop(tp)
         return True
 
-    def _read_partition(self, tp: TopicPartition, portion: WriteBatch) -> bool:
-        """Send what there is of one partition; False if there was nothing."""
-        ride, own = self._cursor, self._positions
-        log = ride.channel.tail.logs.get(tp)
-        if log is None or not self._rebase_position(tp, log, portion) or self._is_withheld(tp):
+    def _read_partition(self, tp: TopicPartition, batch: WriteBatch) -> bool:
+        """Add what there is of one partition; return False if there was nothing."""
+        cursor, positions = self._cursor, self._positions
+        log = cursor.channel.tail.logs.get(tp)
+        if log is None or not self._rebase_position(tp, log, batch) or self._is_withheld(tp):
             return False
-        if ride.credit == 0:
-            return self._join_in_batch(tp, portion)
-        left = portion.remaining_bytes
-        least = max(0, left - QUANTUM_BYTES)
-        for entry in self._next_entries(tp, log, portion, least):
-            place = PartitionPosition(entry.next_offset, entry.epoch, log.lineage)
-            own.put(tp, place)
-            portion.remaining_bytes -= ENTRY_COST_BYTES
+        if cursor.credit == 0:
+            return self._join_in_batch(tp, batch)
+        remaining_before = batch.remaining_bytes
+        min_remaining = max(0, remaining_before - QUANTUM_BYTES)
+        for entry in self._next_entries(tp, log, batch, min_remaining):
+            position = PartitionPosition(entry.next_offset, entry.epoch, log.lineage)
+            positions.put(tp, position)
+            batch.remaining_bytes -= ENTRY_COST_BYTES
             if isinstance(entry, SnapshotBlock):
-                portion.add_block(entry, place)
+                batch.add_block(entry, position)
             else:
-                portion.add_entry(entry, place)
-            spent = portion.remaining_bytes <= least or ride.credit == 0
-            if spent or ride.end_reason or own.has_reached_end(tp) or self._is_withheld(tp):
+                batch.add_entry(entry, position)
+            is_turn_over = batch.remaining_bytes <= min_remaining or cursor.credit == 0
+            if (
+                is_turn_over
+                or cursor.end_reason
+                or positions.has_reached_end(tp)
+                or self._is_withheld(tp)
+            ):
                 break
-        return self._join_in_batch(tp, portion) or portion.remaining_bytes < left
+        return self._join_in_batch(tp, batch) or batch.remaining_bytes < remaining_before
 
-    def _join_in_batch(self, tp: TopicPartition, portion: WriteBatch) -> bool:
+    def _join_in_batch(self, tp: TopicPartition, batch: WriteBatch) -> bool:
+        """Join if possible, and record the tail's position in the ids of the batch."""
         if not self.try_join(tp):
             return False
-        portion.move(tp, self._cursor.channel.tail.position[tp])
+        batch.move(tp, self._cursor.channel.tail.position[tp])
         return True
 
-    def _rebase_position(self, tp: TopicPartition, log: PartitionLog, portion: WriteBatch) -> bool:
-        """Bring the place into the log's present lineage, if it can be read at all: one of a
-        later lineage waits until the shared read's entries have come to the log."""
-        own, place = self._positions, self._positions[tp]
+    def _rebase_position(self, tp: TopicPartition, log: PartitionLog, batch: WriteBatch) -> bool:
+        """Bring the client's position into the log's present lineage, adding the gap it implies.
+
+        Returns:
+            Whether the partition can be read now. A position that was not verified cannot, nor can
+                one of a later lineage, which waits until the shared read's entries have come to the
+                log.
+        """
+        positions, position = self._positions, self._positions[tp]
         if (
-            place.lineage == UNVERIFIED_LINEAGE
-            or place.lineage > log.lineage
+            position.lineage == UNVERIFIED_LINEAGE
+            or position.lineage > log.lineage
             or log.initial_position is None
         ):
             return False
-        if place.is_pending:
-            own.detach(tp, place)
-            place = own[tp]
-        if place.lineage != log.lineage:
+        if position.is_pending:
+            positions.detach(tp, position)
+            position = positions[tp]
+        if position.lineage != log.lineage:
             self._buffer.drop(tp)
-            gap, place = log.rebase(place)
-            own.put(tp, place)
+            gap, position = log.rebase(position)
+            positions.put(tp, position)
             if gap is not None:
-                portion.add_entry(gap, place)
-        parted, sure = log.find_divergence(place)
-        if parted is None:
+                batch.add_entry(gap, position)
+        divergence, is_certain = log.find_divergence(position)
+        if divergence is None:
             return True
+        # The log was truncated below the position. Where exactly is uncertain if nothing before
+        # it is held: then Kafka is asked, as for a position that came with a token.
         self._buffer.drop(tp)
-        own.put(tp, parted if sure else place._replace(lineage=UNVERIFIED_LINEAGE))
-        if sure:
-            portion.add_entry(build_truncation_gap(tp, place, parted), parted)
-        return sure
+        positions.put(
+            tp, divergence if is_certain else position._replace(lineage=UNVERIFIED_LINEAGE)
+        )
+        if is_certain:
+            batch.add_entry(build_truncation_gap(tp, position, divergence), divergence)
+        return is_certain
 
     def _is_withheld(self, tp: TopicPartition) -> bool:
+        """Return whether the snapshot keeps the partition back for now."""
         snapshot = self._cursor.snapshot
         return snapshot is not None and snapshot.withholds(tp)
 
-    # what comes next
+    # What comes next.
 
     def _next_entries(
-        self, tp: TopicPartition, log: PartitionLog, portion: WriteBatch, min_remaining: int
+        self, tp: TopicPartition, log: PartitionLog, batch: WriteBatch, min_remaining: int
     ) -> Iterator[Entry | SnapshotBlock]:
-        """least: what is left of the portion when another partition has its turn."""
+        """Return what follows in a partition.
+
+        Args:
+            tp: The partition.
+            log: Its log.
+            batch: The batch that is being filled.
+            min_remaining: What is left of the batch when the next partition has its turn.
+        """
         snapshot = self._cursor.snapshot
         if self._positions.has_reached_end(tp):
             return iter(())
         if snapshot is not None and snapshot.is_fresh(tp):
             return self._buffer.iter_snapshot(tp)
         if self._cursor.channel.tail.is_conflated or tp in self._conflated_partitions:
-            return self._iter_conflated(tp, log, portion, min_remaining)
+            return self._iter_conflated(tp, log, batch, min_remaining)
         return self._buffer.iter_following(tp, log, self._positions[tp])
 
     def _iter_conflated(
-        self, tp: TopicPartition, log: PartitionLog, portion: WriteBatch, min_remaining: int
+        self, tp: TopicPartition, log: PartitionLog, batch: WriteBatch, min_remaining: int
     ) -> Iterator[Entry]:
-        """The latest of each key, of as much as there is; it may take some turns to see it all.
-        What is not sent in one turn is what the next one begins with.
+        """Yield the latest record of each key, of as much as there is.
 
-        What the log has replaced by now is left out, so that the client is behind by no more than
-        it takes to send it the latest record of each key that the log holds, however many there
-        are (8,000 keys of 1 KB, 2,200 records/s, 1,400 taken: 6 s; by stretches alone the age of
-        the newest grew by 0.4 s every second).
+        It may take several calls to look at all of it. What was not sent in one call is what the
+        next one begins with.
+
+        Records that the log has replaced by now are left out, so that the client is behind by no
+        more than the time to send it the latest record of each key that the log holds, however many
+        there are. Measured with 8,000 keys of 1 KB and 2,200 records/s, of which the client took
+        1,400/s: it was 6 s behind. With windows alone, the age of the newest record grew by 0.4 s
+        every second.
         """
-        stretch, end = self._buffer.get_window(tp, self._positions[tp]), self._conflation_end(tp)
+        window, end = self._buffer.get_window(tp, self._positions[tp]), self._conflation_end(tp)
         latest = (
-            self._buffer.get_latest_offsets(tp, log, stretch.end_offset) if end is None else None
+            self._buffer.get_latest_offsets(tp, log, window.end_offset) if end is None else None
         )
-        if not stretch.is_closed:
-            at = PartitionPosition(stretch.end_offset, stretch.epoch, log.lineage)
-            for entry in self._buffer.iter_following(tp, log, at):
-                stretch.add(entry if latest is None else latest.skip_replaced(entry))
-                portion.remaining_bytes -= ENTRY_COST_BYTES
-                if stretch.is_full or (end is not None and stretch.end_offset >= end):
+        # First gather until the window is full, the end is reached or nothing more is there (or
+        # the turn is over: then gathering goes on in the next call); then send.
+        if not window.is_closed:
+            position = PartitionPosition(window.end_offset, window.epoch, log.lineage)
+            for entry in self._buffer.iter_following(tp, log, position):
+                window.add(entry if latest is None else latest.skip_replaced(entry))
+                batch.remaining_bytes -= ENTRY_COST_BYTES
+                if window.is_full or (end is not None and window.end_offset >= end):
                     break
-                if portion.remaining_bytes <= min_remaining:
+                if batch.remaining_bytes <= min_remaining:
                     return
-            stretch.close()
-        for entry in stretch.drain():
+            window.close()
+        for entry in window.drain():
             yield entry if latest is None else latest.skip_replaced(entry)
 
     def _conflation_end(self, tp: TopicPartition) -> int | None:
-        """Up to where it may be conflated: what ends there must not lack what came before."""
+        """Return the offset up to which a partition may be conflated; None for no bound.
+
+        A record must not be left out for a later one that lies behind the end of the stream or
+        snapshot, because that one is not sent, or not as a part of it.
+        """
         if self._cursor.end_offsets is not None:
             return self._cursor.end_offsets.get(tp, 0)
         snapshot = self._cursor.snapshot
         return snapshot.end_offsets.get(tp) if snapshot is not None else None
 
-    def _close_snapshot(self, snapshot: Snapshot, portion: WriteBatch) -> None:
-        """Tell its end when that is due; from then on the client is one as all others."""
+    def _close_snapshot(self, snapshot: Snapshot, batch: WriteBatch) -> None:
+        """Send the end of the snapshot when it is due; afterwards the client is like all others."""
         end = snapshot.close_if_complete()
         if end is not None:
-            portion.close_snapshot(end)
+            batch.close_snapshot(end)
         if not snapshot.remaining:
             self._cursor.snapshot = None
             self._conflated_partitions.clear()
@@ -222,6 +273,12 @@ class CatchUp:
 def build_truncation_gap(
     tp: TopicPartition, before: PartitionPosition, after: PartitionPosition
 ) -> Gap:
-    """What became of a place whose log was cut off before it."""
+    """Return the gap for a position whose log was truncated below it.
+
+    Args:
+        tp: The partition.
+        before: Where the client stood.
+        after: Where it goes on.
+    """
     assert before.offset is not None and after.offset is not None
     return Gap(tp, before.offset, after.offset, after.epoch, GapReason.TRUNCATED)

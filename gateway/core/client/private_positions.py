@@ -1,7 +1,8 @@
-"""The partitions that a client reads alone, and where it stands in each.
+"""Keep the partitions that a client reads privately, and where it stands in each.
 
-These places differ from the tail's, or may. One that came with a token is UNVERIFIED until it was
-held against the log; one of a partition that metadata does not know yet is kept as it came.
+These positions differ from the tail's, or may. A position that came with a token has the lineage
+UNVERIFIED_LINEAGE until it was compared with the log. One of a partition that metadata does not
+know yet is kept as it came.
 """
 
 from __future__ import annotations
@@ -20,75 +21,101 @@ PartitionPredicate: TypeAlias = Callable[[TopicPartition], bool]
 
 
 class PrivatePositions(dict[TopicPartition, PartitionPosition]):
-    """See the module. Set by `put` and taken out by `give_back`."""
+    """The positions of one client in the partitions that it reads privately.
+
+    Owned by its `PrivateReader`. Only `put`, `detach` and `attach` may change it, because they keep
+    the cohort of the client and the state of its snapshot up to date.
+    """
 
     __slots__ = ("_cohort_key", "_cursor", "_issued_at")
 
     def __init__(self, cursor: SharedCursor) -> None:
         self._cursor = cursor
-        self._cohort_key: CohortKey | None = None  # of those who miss the same
-        self._issued_at: int | None = None
+        self._cohort_key: CohortKey | None = None  # None after a change, until it is needed
+        self._issued_at: int | None = None  # of the cohort's ids; None for that of the tail
 
-    def put(self, tp: TopicPartition, place: PartitionPosition) -> None:
-        """Read it alone from here on."""
+    def put(self, tp: TopicPartition, position: PartitionPosition) -> None:
+        """Read a partition privately from a position on."""
         if self._cursor.snapshot is not None:
-            self._cursor.snapshot.on_moved(tp, place)
-        self[tp] = place
+            self._cursor.snapshot.on_moved(tp, position)
+        self[tp] = position
         self._cohort_key = None
 
-    def detach(self, tp: TopicPartition, place: PartitionPosition) -> None:
-        """Read it alone from where the ride was. While that was pending, it is where the shared
-        read has begun since."""
+    def detach(self, tp: TopicPartition, position: PartitionPosition) -> None:
+        """Read a partition privately from where the shared cursor was.
+
+        If that was pending, the position is where the shared read has begun since.
+        """
         log = self._cursor.channel.tail.logs.get(tp)
-        if place.is_pending and log is not None:
-            place = log.initial_position or place
-        self.put(tp, place)
+        if position.is_pending and log is not None:
+            position = log.initial_position or position
+        self.put(tp, position)
 
     def attach(self, tp: TopicPartition) -> None:
-        """It stands where the tail stands: it rides from here on."""
+        """Read a partition by the shared cursor from here on: it stands where the tail stands."""
         del self[tp]
         self._cohort_key = None
 
     def detach_at(self, position: Position) -> set[TopicPartition]:
-        """Leave the ride at this position; the partitions that are to be read alone from it."""
+        """Move the shared cursor to the head, and detach what stood elsewhere at a position.
+
+        Args:
+            position: Where the client stood in all partitions.
+
+        Returns:
+            The partitions that are read privately from there on and were not before.
+        """
         channel, tail = self._cursor.channel, self._cursor.channel.tail
         self._cursor.next_seq = channel.next_seq
-        parted: set[TopicPartition] = set()
-        for tp, place in position.items():
-            if tp not in self and place != tail.position[tp]:
-                self.detach(tp, place)
-                parted.add(tp)
-        return parted
+        detached: set[TopicPartition] = set()
+        for tp, partition_position in position.items():
+            if tp not in self and partition_position != tail.position[tp]:
+                self.detach(tp, partition_position)
+                detached.add(tp)
+        return detached
 
     def get_cohort_data(self, chunk: Chunk) -> bytes:
-        """What is left of a chunk for those who ride without these."""
+        """Return what is left of a chunk for clients that stand where this one does."""
         if self._cohort_key is None:
-            pending = any(place.is_pending for place in self.values())
-            self._issued_at = self._cursor.resolve_since if pending else None
+            has_pending = any(position.is_pending for position in self.values())
+            self._issued_at = self._cursor.resolve_since if has_pending else None
             self._cohort_key = (self._issued_at, *sorted(self.items(), key=lambda item: item[0]))
         return self._cursor.channel.get_cohort_data(chunk, self, self._cohort_key, self._issued_at)
 
     def has_reached_end(self, tp: TopicPartition) -> bool:
-        """Did it come to where the client's stream ends? An unverified place has come nowhere:
-        its offset may be of another log."""
-        until, place = self._cursor.end_offsets, self[tp]
-        if until is None or place.offset is None or place.lineage == UNVERIFIED_LINEAGE:
+        """Return whether the client has come to the end of its stream in a partition.
+
+        An unverified position has reached no end: its offset may be of another log.
+        """
+        end_offsets, position = self._cursor.end_offsets, self[tp]
+        if end_offsets is None or position.offset is None or position.lineage == UNVERIFIED_LINEAGE:
             return False
-        return place.offset >= until.get(tp, 0)
+        return position.offset >= end_offsets.get(tp, 0)
 
 
 class FastForwardPartitions:
-    """Partitions of a token that hold nothing for its client: it is not read from there, but taken
-    to where the tail stands, as soon as that is known.
+    """Partitions of a token that hold nothing for its client.
 
-    reads: may a partition hold what the client sees? It may once there are more of them.
-    left:  those of which it is not known yet.
+    They are not read from where the token left them: the client is moved to where the tail stands,
+    as soon as that is known. Created by `PrivateReader.fast_forward_unread`.
+
+    Attributes:
+        remaining: The partitions that were not moved yet.
     """
 
     __slots__ = ("_reads_partition", "remaining")
 
     def __init__(self, reads_partition: PartitionPredicate, positions: PrivatePositions) -> None:
-        unread = (tp for tp, place in positions.items() if place.lineage == UNVERIFIED_LINEAGE)
+        """Collect the unverified partitions that hold nothing for the client.
+
+        Args:
+            reads_partition: Whether a partition may hold what the client sees. The answer may
+                change from no to yes when the topic gets more partitions.
+            positions: The positions of the client.
+        """
+        unread = (
+            tp for tp, position in positions.items() if position.lineage == UNVERIFIED_LINEAGE
+        )
         self._reads_partition, self.remaining = (
             reads_partition,
             {tp for tp in unread if not reads_partition(tp)},
@@ -97,24 +124,33 @@ class FastForwardPartitions:
     def iter_ready(
         self, positions: PrivatePositions, tail: Tail
     ) -> Iterator[tuple[TopicPartition, PartitionPosition]]:
-        """Where those go on of which that is known by now."""
+        """Yield the partitions whose tail position is known by now, with that position."""
         for tp in list(self.remaining):
-            now = tail.position.get(tp)
-            if now is not None and now.is_pending:
+            tail_position = tail.position.get(tp)
+            if tail_position is not None and tail_position.is_pending:
                 continue
             self.remaining.discard(tp)
-            if now is not None and self._can_fast_forward(tp, positions.get(tp, now), now, tail):
-                yield tp, now
+            if tail_position is not None and self._can_fast_forward(
+                tp, positions.get(tp, tail_position), tail_position, tail
+            ):
+                yield tp, tail_position
 
     def _can_fast_forward(
-        self, tp: TopicPartition, place: PartitionPosition, now: PartitionPosition, tail: Tail
+        self,
+        tp: TopicPartition,
+        position: PartitionPosition,
+        tail_position: PartitionPosition,
+        tail: Tail,
     ) -> bool:
-        """No id goes back, and of a topic created anew it is told."""
+        """Return whether the client may be moved to where the tail stands.
+
+        It must not go back, and it has to be informed about a topic that was created again.
+        """
         if (
-            place.epoch == RETIRED_EPOCH
-            or place.lineage != UNVERIFIED_LINEAGE
+            position.epoch == RETIRED_EPOCH
+            or position.lineage != UNVERIFIED_LINEAGE
             or self._reads_partition(tp)
         ):
             return False
-        ahead = (place.offset or 0) > (now.offset or 0)
-        return not ahead and not tail.is_retiring(tp)
+        is_ahead = (position.offset or 0) > (tail_position.offset or 0)
+        return not is_ahead and not tail.is_retiring(tp)

@@ -1,10 +1,12 @@
-"""What one client reads by itself: the partitions whose places are not its channel's.
+"""Read for one client the partitions in which it stands elsewhere than its channel.
 
-Each is read privately, from the logs or from Kafka, up to exactly where the tail stands, and
-given back to the ride at that instant (see `catch_up`); so no record comes twice, none is left
-out, and no component of its ids ever goes back. The others go on: it rides without its own.
+Each of them is read privately, from the logs or from Kafka, up to exactly where the tail stands,
+and attached to the shared cursor at that moment (see `catch_up`). So no record is sent twice, none
+is left out, and no component of the client's ids ever goes back. The other partitions go on
+meanwhile: the client gets the channel's chunks without the events of its private partitions.
 
-A client that rides with everything has none of this: it costs a cursor (see `subscription`).
+A client that follows its channel in all partitions has no private reader: it costs a cursor (see
+`subscription`).
 """
 
 from __future__ import annotations
@@ -30,11 +32,18 @@ from .write_batch import WriteBatch
 
 
 class PrivateReader:
-    """See the module. Comes with the first partition that a client owns, or an end of its own, and
-    goes when it is `over`.
+    """The private reading of one client.
 
-    own: places that differ from the tail's, or may; also of partitions that only its
-         token knows of yet: metadata here may be behind.
+    Its subscription creates it with the first partition that stands elsewhere, or because the
+    stream has an end of its own, and drops it when `is_done`. Invariants between calls:
+
+    - Of a partition in `positions` the client gets no shared events. It gets those of all others.
+    - A client whose stream has an end (`is_bounded`) reads all of its partitions privately.
+    - No id is sent that covers a gap in `_pending_gaps` before the gap itself is sent.
+
+    Attributes:
+        positions: Where the client stands in the partitions that it reads privately. They may
+            include partitions that only its token knows: metadata here may be behind.
     """
 
     __slots__ = (
@@ -50,10 +59,12 @@ class PrivateReader:
         "positions",
     )  # fmt: skip
 
-    # `_told`:    what was found out about a place, and the client not told yet.
-    # `_notices`: what it was not told of its channel's chunks, and no log has.
-    # `_skipped`: what is left out, once it reads again.
-    # `_short`:   what it reads alone for want of credit; the ring began with `_seen` then.
+    # `_pending_gaps`: what verifying a position revealed, to be sent: partition, position after
+    #     it, gap.
+    # `_pending_notices`: events of chunks that the client missed, and that no log holds.
+    # `_partitions_to_skip`: those in which a slow client is moved to the tail when it reads again.
+    # `_credit_limited`: those that are read privately only because the credit was too small for a
+    #     whole chunk; `_first_seq_seen` is the first chunk of the ring when that was last checked.
 
     def __init__(self, cursor: SharedCursor) -> None:
         self._cursor = cursor
@@ -69,129 +80,169 @@ class PrivateReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of records that wait to be taken."""
+        """Return how many bytes of records were read for the client and not sent yet."""
         return self._buffer.bytes
 
     @property
     def is_done(self) -> bool:
-        """It rides with everything again, and was told all."""
-        waits = (
+        """Return whether the client follows its channel in everything again.
+
+        Nothing that it has to be sent besides is left then.
+        """
+        has_work = (
             self.positions
             or self._pending_gaps
             or self._pending_notices
             or self._partitions_to_skip
             or self._credit_limited
         )
-        return not (waits or self._cursor.is_bounded or self._cursor.snapshot)
+        return not (has_work or self._cursor.is_bounded or self._cursor.snapshot)
 
     @property
     def is_selective(self) -> bool:
-        """Does it read some partitions only?"""
+        """Return whether it reads only some partitions of its token."""
         return self._fast_forward_partitions is not None
 
     def take(self, max_bytes: int) -> list[bytes]:
-        """As `Subscription.take`, of which this is the longer way."""
-        ride, portion = self._cursor, WriteBatch(self._cursor, self.positions, max_bytes)
+        """Return what can be sent now, in pieces; see `Subscription.take`.
+
+        The order matters. Gaps and notices come first, then shared chunks, and private reading
+        comes last and only once the cursor is at the head: positions are joined with the tail's, so
+        shared events that are still to be sent would be older than the id of a joined partition.
+        """
+        cursor, batch = self._cursor, WriteBatch(self._cursor, self.positions, max_bytes)
         if self._credit_limited:
             self._apply_credit_policy()
         if self._partitions_to_skip:
             self._skip_behind()
         if self._pending_gaps:
-            self._send_pending_gaps(portion)
-        if self._pending_notices and not ride.end_reason:
-            portion.add_notices(self._pending_notices)
+            self._send_pending_gaps(batch)
+        if self._pending_notices and not cursor.end_reason:
+            batch.add_notices(self._pending_notices)
             self._pending_notices = []
-        self._read_chunks(portion)
+        self._read_chunks(batch)
         self._fast_forward()
-        if self.positions and ride.next_seq == ride.channel.next_seq and not ride.end_reason:
-            self._send_pending_gaps(portion)
-            self._catch_up.read_into(portion)
-            portion.flush_events()
-            if ride.credit == 0:
+        if self.positions and cursor.next_seq == cursor.channel.next_seq and not cursor.end_reason:
+            self._send_pending_gaps(batch)
+            self._catch_up.read_into(batch)
+            batch.flush_events()
+            if cursor.credit == 0:
                 self._conflate_without_credit()
-        ride.has_more = portion.remaining_bytes <= 0 and not ride.end_reason
-        return portion.pieces
+        cursor.has_more = batch.remaining_bytes <= 0 and not cursor.end_reason
+        return batch.pieces
 
-    # what must be found out first
+    # What must be found out first.
 
     def list_unverified(self) -> list[tuple[TopicPartition, PartitionPosition]]:
-        """Places that came with a token and were not held against the log yet."""
+        """Return the positions that came with a token and were not compared with the log yet."""
         self._fast_forward()
-        known = self._cursor.channel.tail.logs.keys() - {tp for tp, _, _ in self._pending_gaps}
+        candidates = self._cursor.channel.tail.logs.keys() - {tp for tp, _, _ in self._pending_gaps}
         if self._fast_forward_partitions is not None:
-            known -= self._fast_forward_partitions.remaining
+            candidates -= self._fast_forward_partitions.remaining
         return [
-            (tp, p)
-            for tp, p in self.positions.items()
-            if p.lineage == UNVERIFIED_LINEAGE and tp in known
+            (tp, position)
+            for tp, position in self.positions.items()
+            if position.lineage == UNVERIFIED_LINEAGE and tp in candidates
         ]
 
     def on_verified(
-        self, tp: TopicPartition, place: PartitionPosition, gap: Gap | None = None
+        self, tp: TopicPartition, position: PartitionPosition, gap: Gap | None = None
     ) -> None:
-        """The log has the place, or `gap` says what became of it; `place` is where to go on."""
-        log, came = self._cursor.channel.tail.logs[tp], self.positions.get(tp, place)
-        if gap is None and place.lineage == log.lineage and came.offset == place.offset:
-            parted, _ = log.find_divergence(came)
-            if parted is not None:
-                gap, place = build_truncation_gap(tp, came, parted), parted
+        """Take the result of comparing a position with the log.
+
+        Args:
+            tp: The partition.
+            position: Where to go on.
+            gap: What became of the client's position; None if the log has it.
+        """
+        log, claimed = self._cursor.channel.tail.logs[tp], self.positions.get(tp, position)
+        # Kafka has the offset, but entries of the log may show that it was truncated below it.
+        if gap is None and position.lineage == log.lineage and claimed.offset == position.offset:
+            divergence, _ = log.find_divergence(claimed)
+            if divergence is not None:
+                gap, position = build_truncation_gap(tp, claimed, divergence), divergence
         if gap is None:
-            self.positions.put(tp, place)
-        else:  # no id may hold what was not told
-            self._pending_gaps.append((tp, place, gap))
+            self.positions.put(tp, position)
+        else:  # the position moves only when the gap is sent: no id may cover it earlier
+            self._pending_gaps.append((tp, position, gap))
 
     def mark_retired(self, tp: TopicPartition) -> None:
-        """The place turned out to be of an earlier topic of this name."""
+        """Record that a position turned out to be of an earlier topic of the same name."""
         self.positions.put(tp, self.positions[tp]._replace(epoch=RETIRED_EPOCH))
 
     def list_backfills(self) -> list[tuple[TopicPartition, PartitionPosition]]:
-        """What has to come from Kafka, because no log holds it any more."""
+        """Return what has to come from Kafka because no log holds it any more."""
         if self._buffer.is_full:
             return []
-        told, lacks = {tp for tp, _, _ in self._pending_gaps}, self._catch_up.needs_backfill
-        return [(tp, p) for tp, p in self.positions.items() if tp not in told and lacks(tp, p)]
+        with_gap, needs_backfill = (
+            {tp for tp, _, _ in self._pending_gaps},
+            self._catch_up.needs_backfill,
+        )
+        return [
+            (tp, position)
+            for tp, position in self.positions.items()
+            if tp not in with_gap and needs_backfill(tp, position)
+        ]
 
-    def feed(self, tp: TopicPartition, place: PartitionPosition, entries: Iterable[Entry]) -> None:
-        if self.positions.get(tp) == place:
+    def feed(
+        self, tp: TopicPartition, position: PartitionPosition, entries: Iterable[Entry]
+    ) -> None:
+        """Take entries from Kafka; nothing if the client has moved on in the meantime."""
+        if self.positions.get(tp) == position:
             self._buffer.feed(tp, entries)
 
     def feed_snapshot(
-        self, tp: TopicPartition, place: PartitionPosition, pieces: Iterable[Entry | SnapshotBlock]
+        self,
+        tp: TopicPartition,
+        position: PartitionPosition,
+        pieces: Iterable[Entry | SnapshotBlock],
     ) -> None:
-        if self.positions.get(tp) == place:
+        """Take pieces of a table; nothing if the client has moved on in the meantime."""
+        if self.positions.get(tp) == position:
             self._buffer.feed_snapshot(tp, pieces)
 
-    # what it need not be sent
+    # What need not be sent.
 
     def conflate(self, tps: Iterable[TopicPartition]) -> None:
-        """Until it rides with these, it is sent the latest of each key."""
+        """Send only the latest record of each key of these partitions, until they join."""
         self._catch_up.conflate(tps)
 
     def fast_forward_unread(self, reads_partition: PartitionPredicate) -> None:
-        """Read no partition, from where a token left it, that `reads` says no to."""
+        """Do not read partitions of a token that hold nothing for the client.
+
+        Args:
+            reads_partition: Whether a partition may hold what the client sees.
+        """
         self._fast_forward_partitions = FastForwardPartitions(reads_partition, self.positions)
         self._fast_forward()
 
     def _fast_forward(self) -> None:
-        """Not while it has yet to ride: ids on the way are of an earlier place of the tail."""
-        ride = self._cursor
-        if self._fast_forward_partitions is None or ride.next_seq != ride.channel.next_seq:
+        """Move partitions that need not be read to the tail.
+
+        Not while shared chunks are still to be sent: their ids are of an earlier position of the
+        tail.
+        """
+        cursor = self._cursor
+        if self._fast_forward_partitions is None or cursor.next_seq != cursor.channel.next_seq:
             return
-        for tp, now in self._fast_forward_partitions.iter_ready(self.positions, ride.channel.tail):
-            self.positions.put(tp, now)
+        for tp, tail_position in self._fast_forward_partitions.iter_ready(
+            self.positions, cursor.channel.tail
+        ):
+            self.positions.put(tp, tail_position)
             self._catch_up.try_join(tp)
 
     def fall_behind(self, position: Position, notices: Iterable[bytes], *, is_slow: bool) -> None:
-        """Go on from here, and leave out what the client's policy says if it is slow."""
-        parted = self.positions.detach_at(position)
+        """Go on privately from a position; if the client is slow, its policy applies."""
+        detached = self.positions.detach_at(position)
         self._pending_notices += notices
-        if parted and is_slow:  # not once more by one that has not come back yet
+        # A client that has not come back since the last time is not counted once more.
+        if detached and is_slow:
             self._cursor.traffic.falls[self._cursor.slow_policy] += 1
         if is_slow:
-            self._apply_slow_policy(parted)
+            self._apply_slow_policy(detached)
 
     def discard_backfill(self) -> None:
-        """Forget what came from Kafka and was not taken: it is lacked again."""
+        """Forget what came from Kafka and was not sent yet; `list_backfills` has it again."""
         self._buffer.drop_all_backfilled()
 
     def _apply_slow_policy(self, tps: set[TopicPartition]) -> None:
@@ -201,67 +252,92 @@ class PrivateReader:
             self.conflate(tps)
 
     def _skip_behind(self) -> None:
-        """It reads again: what it fell behind with is left out up to here, not to where it
-        fell, or it would only fall again."""
+        """Move a slow client from where it fell behind to where the tail stands now.
+
+        It is done when the client reads again, not when it falls behind: otherwise it would only
+        fall behind once more.
+        """
         skipped, self._partitions_to_skip = self._partitions_to_skip, set()
         for tp in sorted(skipped & self.positions.keys()):
-            place, now = self.positions[tp], self._cursor.channel.tail.position[tp]
-            if place.is_behind(now):  # where the log itself went back, that is what is told
-                gap = Gap(tp, place.offset or 0, now.offset or 0, now.epoch, GapReason.SKIPPED)
-                self._pending_gaps.append((tp, now, gap))
+            position, tail_position = self.positions[tp], self._cursor.channel.tail.position[tp]
+            # If the log itself went back, the gap of that is sent instead.
+            if position.is_behind(tail_position):
+                gap = Gap(
+                    tp,
+                    position.offset or 0,
+                    tail_position.offset or 0,
+                    tail_position.epoch,
+                    GapReason.SKIPPED,
+                )
+                self._pending_gaps.append((tp, tail_position, gap))
 
-    # riding with the others
+    # Following the channel in all other partitions.
 
-    def _read_chunks(self, portion: WriteBatch) -> None:
-        ride, channel = self._cursor, self._cursor.channel
-        if ride.is_bounded:
+    def _read_chunks(self, batch: WriteBatch) -> None:
+        """Add the shared chunks that come next, without the events of private partitions."""
+        cursor, channel = self._cursor, self._cursor.channel
+        if cursor.is_bounded:
             self._detach_all()
         while (
-            ride.next_seq < channel.next_seq and portion.remaining_bytes > 0 and not ride.end_reason
+            cursor.next_seq < channel.next_seq
+            and batch.remaining_bytes > 0
+            and not cursor.end_reason
         ):
-            chunk = channel.get_chunk(ride.next_seq)
-            if ride.credit is not None and not ride.spend_credit(chunk, self.positions):
-                if ride.credit:  # record by record, then
+            chunk = channel.get_chunk(cursor.next_seq)
+            if cursor.credit is not None and not cursor.spend_credit(chunk, self.positions):
+                if cursor.credit:  # too little for the whole chunk: send record by record
                     self._credit_limited |= self.positions.detach_at(
                         channel.tail.position_before(chunk.update_seq)
                     )
                 break
-            ride.next_seq += 1
-            # Before `without`, which may make room in this very ring, so that more is read alone.
-            ends = (
+            cursor.next_seq += 1
+            # Before `get_cohort_data`, which grows the ring and may so make this very client fall
+            # behind and change `positions`.
+            ends_stream = (
                 bool(chunk.ending_partitions)
                 and not chunk.ending_partitions <= self.positions.keys()
             )
-            ride.count_sent(chunk, self.positions)
+            cursor.count_sent(chunk, self.positions)
             data = self.positions.get_cohort_data(chunk) if self.positions else chunk.data
             if data:
-                portion.add_chunk(data)
-            if ends:
-                ride.end_reason = "offset-out-of-range"
+                batch.add_chunk(data)
+            if ends_stream:
+                cursor.end_reason = "offset-out-of-range"
 
     def _detach_all(self) -> None:
-        ride = self._cursor
-        ride.next_seq = ride.channel.next_seq
-        for tp, place in ride.channel.tail.position.items():
-            if tp not in self.positions and ride.end_offsets is None:
-                self.positions.put(tp, PartitionPosition(0, NO_EPOCH, place.lineage))
+        """Read all partitions privately, as the stream has an end of its own.
+
+        Partitions that were added since the stream began are read from their start, unless the end
+        is given by offsets, which do not include them.
+        """
+        cursor = self._cursor
+        cursor.next_seq = cursor.channel.next_seq
+        for tp, tail_position in cursor.channel.tail.position.items():
+            if tp not in self.positions and cursor.end_offsets is None:
+                self.positions.put(tp, PartitionPosition(0, NO_EPOCH, tail_position.lineage))
 
     def _apply_credit_policy(self) -> None:
-        """What it reads alone for want of credit it is slow with, once the ring is past it."""
-        ride, channel = self._cursor, self._cursor.channel
+        """Treat a client as slow in what it reads privately for want of credit.
+
+        It counts as slow once the ring has dropped what the client has not read: up to then it
+        could have got it from the ring.
+        """
+        cursor, channel = self._cursor, self._cursor.channel
         self._credit_limited &= self.positions.keys()
         if (
             not self._credit_limited
-            or ride.slow_policy is SlowClientPolicy.CATCH_UP
+            or cursor.slow_policy is SlowClientPolicy.CATCH_UP
             or self._first_seq_seen == channel.first_seq
         ):
             return
         self._first_seq_seen = channel.first_seq
-        oldest = channel.oldest_position
-        if not any(self.positions[tp].is_behind(oldest[tp]) for tp in self._credit_limited):
+        oldest_position = channel.oldest_position
+        if not any(
+            self.positions[tp].is_behind(oldest_position[tp]) for tp in self._credit_limited
+        ):
             return
-        if ride.slow_policy is SlowClientPolicy.DISCONNECT:
-            ride.end_reason = "slow"
+        if cursor.slow_policy is SlowClientPolicy.DISCONNECT:
+            cursor.end_reason = "slow"
         else:
             self._apply_slow_policy(self._credit_limited)
             self._credit_limited = set()
@@ -269,25 +345,25 @@ class PrivateReader:
     def _conflate_without_credit(self) -> None:
         """Conflate what a client without credit still has to read.
 
-        Who catches up has not been in the ring, and so cannot fall out of it: with less credit
-        than records come, it would lag further and further.
+        A client that catches up has not been in the ring and so cannot fall out of it: with less
+        credit than records come, it would lag further and further.
         """
         if self._cursor.slow_policy is SlowClientPolicy.CONFLATE and not self._cursor.is_bounded:
             self.conflate(self.positions.keys() - self._credit_limited)
 
-    # gaps found out about a place
+    # Gaps that verifying a position revealed.
 
-    def _send_pending_gaps(self, portion: WriteBatch) -> None:
-        told, later = self._pending_gaps, []
-        if (
-            self._cursor.next_seq < self._cursor.channel.next_seq
-        ):  # ids still to come are of the old topic
-            later = [each for each in told if each[2].reason is GapReason.RECREATED]
-            told = [each for each in told if each[2].reason is not GapReason.RECREATED]
+    def _send_pending_gaps(self, batch: WriteBatch) -> None:
+        """Add the gaps that may be sent now, and move the positions behind them."""
+        due, later = self._pending_gaps, []
+        # While shared chunks are still to be sent, their ids have the id of the earlier topic.
+        if self._cursor.next_seq < self._cursor.channel.next_seq:
+            later = [item for item in due if item[2].reason is GapReason.RECREATED]
+            due = [item for item in due if item[2].reason is not GapReason.RECREATED]
         self._pending_gaps = later
-        if not told:
+        if not due:
             return
-        for tp, place, _ in told:
+        for tp, position, _ in due:
             self._buffer.drop(tp)  # what lies before the gap's end is not sent any more
-            self.positions.put(tp, place)
-        portion.add_gaps([gap for _, _, gap in told])
+            self.positions.put(tp, position)
+        batch.add_gaps([gap for _, _, gap in due])

@@ -1,8 +1,8 @@
-"""What waits for one client to take it, of the partitions that it reads alone.
+"""Hold what was read for one client, of the partitions that it reads privately, until it is sent.
 
-Entries come from the logs, without waiting; from Kafka, where no log holds them any more; or, of a
-snapshot, from a table. For a client that is sent the latest of each key they are gathered first,
-stretch by stretch.
+Entries come from the logs, without waiting; from Kafka, if no log holds them any more; or, for a
+snapshot, from a table. If the client gets only the latest record of each key, they are gathered
+first, window by window.
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ from gateway.core.log.record import Entry, TopicPartition
 from .shared_cursor import SharedCursor
 from .snapshot_blocks import SnapshotBlock
 
-MAX_BUFFER_BYTES = 1 << 18  # bytes of records from Kafka that wait for a client to take them
+MAX_BUFFER_BYTES = 1 << 18  # bytes that are held for a client before no more is read from Kafka
 MAX_WINDOW_BYTES = 1 << 20  # bytes of records that are gathered at most before they are sent
 
 P = TypeVar("P", bound=Entry | SnapshotBlock)
 
 
 class ReadBuffer:
-    """See the module. Nothing of it is looked at twice: what is taken is gone."""
+    """What was read for one client and not sent yet, owned by its `PrivateReader`.
+
+    Iterators take what they yield: what was taken is gone. Invariant between calls: what is held of
+    a partition begins where the client stands in it, since `drop` is called whenever the position
+    jumps.
+    """
 
     __slots__ = (
         "_backfilled",
@@ -44,39 +49,45 @@ class ReadBuffer:
         self._snapshot_pieces: dict[TopicPartition, deque[Entry | SnapshotBlock]] = {}  # of tables
         self._windows: dict[TopicPartition, KeyWindow] = {}
         self._latest_offsets: dict[TopicPartition, LatestOffsets] = {}
-        self._bytes = 0  # of what was fed and brought
+        self._bytes = 0  # of what was fed, without windows
 
     @property
     def bytes(self) -> int:
-        return self._bytes + sum(stretch.bytes for stretch in self._windows.values())
+        """Return how many bytes of records are held."""
+        return self._bytes + sum(window.bytes for window in self._windows.values())
 
     @property
     def is_full(self) -> bool:
+        """Return whether no more is to be read from Kafka for now."""
         return self.bytes >= MAX_BUFFER_BYTES
 
     def has_pieces(self, tp: TopicPartition) -> bool:
-        """Is something there that came from Kafka?"""
+        """Return whether something of a partition is held that came from Kafka or a table."""
         return bool(self._backfilled.get(tp) or self._snapshot_pieces.get(tp))
 
     def is_gathering(self, tp: TopicPartition) -> bool:
-        stretch = self._windows.get(tp)
-        return stretch is not None and not stretch.is_drained
+        """Return whether a window of a partition is being gathered or sent."""
+        window = self._windows.get(tp)
+        return window is not None and not window.is_drained
 
     def feed(self, tp: TopicPartition, entries: Iterable[Entry]) -> None:
-        """A private read may see that the log went back before the shared read does. It is no
-        authority: what is not of the lineage is left out, and read again in the next one.
+        """Take entries from Kafka, unless some of the partition are held already.
+
+        A private read may see that the log went back before the shared read does, which alone
+        decides about lineages. So entries that are not of the log's lineage are left out. They are
+        read again when the client has come to the next lineage.
         """
         if not self._backfilled.get(tp):
             log = self._cursor.channel.tail.logs[tp]
             self._backfilled[tp] = self._count_pieces(takewhile(log.matches_lineage, entries))
 
     def feed_snapshot(self, tp: TopicPartition, pieces: Iterable[Entry | SnapshotBlock]) -> None:
-        """Of its table."""
+        """Take pieces of a partition's table, unless some are held already."""
         if not self._snapshot_pieces.get(tp):
             self._snapshot_pieces[tp] = self._count_pieces(pieces)
 
     def drop(self, tp: TopicPartition) -> None:
-        """What is there is of no use any more."""
+        """Drop all that is held of a partition, as the client does not go on with it."""
         self.drop_backfilled(tp)
         for piece in self._snapshot_pieces.pop(tp, ()):
             self._bytes -= buffered_size(piece)
@@ -86,6 +97,7 @@ class ReadBuffer:
             self._cursor.snapshot.forget_end(tp)
 
     def drop_backfilled(self, tp: TopicPartition) -> None:
+        """Drop what came from Kafka of a partition."""
         for entry in self._backfilled.pop(tp, ()):
             self._bytes -= buffered_size(entry)
 
@@ -94,57 +106,60 @@ class ReadBuffer:
         for tp in list(self._backfilled):
             self.drop_backfilled(tp)
 
-    # taking
+    # What is sent next.
 
     def iter_following(
-        self, tp: TopicPartition, log: PartitionLog, place: PartitionPosition
+        self, tp: TopicPartition, log: PartitionLog, position: PartitionPosition
     ) -> Iterator[Entry]:
-        """What comes after a place, and not more than the tail has seen: it is joined there. One
-        with an end of its own never joins."""
-        end, bounded = self._cursor.channel.tail.position[tp], self._cursor.is_bounded
-        assert place.offset is not None
-        if not bounded and end.lineage != log.lineage:
+        """Yield what follows a position, from the log or, if that does not cover it, from Kafka.
+
+        The iterator ends where the tail stands, because the partition joins there. If the stream
+        has an end of its own, it never joins, and everything is yielded.
+        """
+        end, is_bounded = self._cursor.channel.tail.position[tp], self._cursor.is_bounded
+        assert position.offset is not None
+        if not is_bounded and end.lineage != log.lineage:
             return
-        read = self._cursor.traffic.catch_up_records
-        if log.covers(place):
-            self.drop_backfilled(tp)
-            for entry in log.iter_entries(place.offset):
-                if not bounded and entry.next_offset > (end.offset or 0):
+        records_by_source = self._cursor.traffic.catch_up_records
+        if log.covers(position):
+            self.drop_backfilled(tp)  # it would only repeat what the log has
+            for entry in log.iter_entries(position.offset):
+                if not is_bounded and entry.next_offset > (end.offset or 0):
                     return
-                read["cache"] += 1
+                records_by_source["cache"] += 1
                 yield entry
         while fed := self._backfilled.get(tp):
-            if not bounded and fed[0].next_offset > (end.offset or 0):
+            if not is_bounded and fed[0].next_offset > (end.offset or 0):
                 return
             entry = fed.popleft()
             self._bytes -= buffered_size(entry)
-            read["kafka"] += 1
+            records_by_source["kafka"] += 1
             yield entry
 
     def iter_snapshot(self, tp: TopicPartition) -> Iterator[Entry | SnapshotBlock]:
-        """What was brought of its table."""
-        while brought := self._snapshot_pieces.get(tp):
-            piece = brought.popleft()
+        """Yield what was read of the partition's table."""
+        while pieces := self._snapshot_pieces.get(tp):
+            piece = pieces.popleft()
             self._bytes -= buffered_size(piece)
             self._cursor.traffic.catch_up_records["table"] += (
                 piece.records if type(piece) is SnapshotBlock else 1
             )
             yield piece
 
-    def get_window(self, tp: TopicPartition, place: PartitionPosition) -> KeyWindow:
-        """The one that is being gathered or sent, or one that begins here."""
-        stretch = self._windows.get(tp)
-        if stretch is None or stretch.is_drained:
-            assert place.offset is not None
+    def get_window(self, tp: TopicPartition, position: PartitionPosition) -> KeyWindow:
+        """Return the window that is gathered or sent now, or else a new one from a position on."""
+        window = self._windows.get(tp)
+        if window is None or window.is_drained:
+            assert position.offset is not None
             accepts = self._cursor.channel.accepts
-            stretch = KeyWindow(tp, place.offset, place.epoch, MAX_WINDOW_BYTES, accepts)
-            self._windows[tp] = stretch
-        return stretch
+            window = KeyWindow(tp, position.offset, position.epoch, MAX_WINDOW_BYTES, accepts)
+            self._windows[tp] = window
+        return window
 
     def get_latest_offsets(
         self, tp: TopicPartition, log: PartitionLog, offset: int
     ) -> LatestOffsets:
-        """What the log has of the latest records of keys, as of now."""
+        """Return the latest offsets of keys in the log, as of now."""
         latest = self._latest_offsets.get(tp)
         if latest is None:
             latest = self._latest_offsets[tp] = self._cursor.channel.get_latest_offsets(tp)

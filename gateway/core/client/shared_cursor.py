@@ -1,7 +1,7 @@
-"""A client's way through its channel: the chunk that it is sent next, and the terms it came on.
+"""Keep a client's place in its channel: the chunk it is sent next, and its terms.
 
-Who rides is sent what its channel publishes, as it was encoded for all. Where a client stands
-in a partition that it reads alone is not known here: `own` are those places.
+A client that follows the channel is sent its chunks as they were encoded for all. Where the client
+stands in partitions that it reads privately is not known here: callers pass these positions.
 """
 
 from __future__ import annotations
@@ -21,20 +21,28 @@ UNREPORTED_TRAFFIC = StreamCounts()
 
 
 class SharedCursor:
-    """See the module.
+    """A client's place in the chunks of its channel.
 
-    cursor: the number of the chunk that it is sent next.
-    ended:  why nothing more is sent, once that is so.
-    more:   would taking again go on at once?
-    until:  offsets at which partitions end; the client's stream ends when all have. Such a
-            one reads alone throughout.
-    count:  records after which it ends, likewise.
-    credit: records that the client may still be sent; None for any number. What does not fit
+    The base of `Subscription`; the parts of a private reader share it. Invariant between calls:
+    `channel.first_seq <= next_seq <= channel.next_seq` while the client follows the channel,
+    because the channel calls `fall_behind` before it drops a chunk that the client has not taken.
+
+    Attributes:
+        channel: The channel.
+        slow_policy: What happens when the client falls behind.
+        end_offsets: Offsets at which partitions end; the stream ends when all have. None for no
+            end. A client with an end reads privately throughout.
+        remaining_records: How many more records until the stream ends; None for no end.
+        credit: How many more records the client may be sent; None for any number. What exceeds it
             waits, in the ring at first.
-    since:  time in seconds of the epoch as of which pending places of its own are to be
-            resolved; goes into its ids while there are any.
-    snapshot: what it is to be told before it is live.
-    traffic: where it is counted what it is sent.
+        resolve_since: The time, in seconds since 1970, as of which the ends of the client's pending
+            partitions are to be found. It is in the client's ids while there are any.
+        snapshot: The snapshot that the client gets before it is live; None for none, or if it is
+            over.
+        traffic: Counts what clients are sent.
+        next_seq: The number of the chunk that is sent next.
+        end_reason: Why the stream ended; None while it goes on.
+        has_more: Taking again would go on at once.
     """
 
     __slots__ = (
@@ -76,29 +84,40 @@ class SharedCursor:
 
     @property
     def is_bounded(self) -> bool:
-        """It ends by itself, and reads alone until then."""
+        """Return whether the stream has an end of its own, so that the client reads privately."""
         return self.end_offsets is not None or self.remaining_records is not None
 
     def read_chunks(self, max_bytes: int) -> bytes:
-        """About `budget` bytes of the chunks that come next, whole. Where there is `more` and
-        nothing came, there is credit for a part of the next one."""
-        channel, out, short = self.channel, list[bytes](), False
+        """Return the chunks that come next, as they are.
+
+        If nothing is returned although `has_more` is set, the credit is enough for a part of the
+        next chunk only, which has to be sent record by record.
+
+        Args:
+            max_bytes: How many bytes to return, about; the last chunk may exceed it.
+        """
+        channel, pieces, is_credit_short = self.channel, list[bytes](), False
         while self.next_seq < channel.next_seq and max_bytes > 0 and not self.end_reason:
             chunk = channel.get_chunk(self.next_seq)
             if self.credit is not None and not self.spend_credit(chunk, {}):
-                short = self.credit > 0
+                is_credit_short = self.credit > 0
                 break
             self.next_seq += 1
             self.count_sent(chunk)
-            out.append(chunk.data)
+            pieces.append(chunk.data)
             max_bytes -= len(chunk.data)
             if chunk.ending_partitions:
                 self.end_reason = "offset-out-of-range"
-        self.has_more = (short or max_bytes <= 0) and not self.end_reason
-        return out[0] if len(out) == 1 else b"".join(out)
+        self.has_more = (is_credit_short or max_bytes <= 0) and not self.end_reason
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def spend_credit(self, chunk: Chunk, private_positions: Position) -> bool:
-        """Is there credit for all that it has for this client? It is taken off then."""
+        """Spend the credit for a chunk, and return True; return False if there is too little.
+
+        Args:
+            chunk: The chunk.
+            private_positions: Partitions of which the client is not sent the events.
+        """
         assert self.credit is not None
         cost = sum(
             event.timestamp is not None and event.tp not in private_positions
@@ -110,9 +129,9 @@ class SharedCursor:
         return True
 
     def count_sent(self, chunk: Chunk, private_positions: Container[TopicPartition] = ()) -> None:
-        """It is sent this, but for these partitions."""
+        """Count that the client is sent a chunk, without the events of private partitions."""
         events = (
-            [each for each in chunk.events if each.tp not in private_positions]
+            [event for event in chunk.events if event.tp not in private_positions]
             if private_positions
             else chunk.events
         )
@@ -123,7 +142,7 @@ class SharedCursor:
             )
 
     def merge_positions(self, private_positions: Position) -> Position:
-        """Where the client stands, partition by partition."""
+        """Return where the client stands in all partitions."""
         channel, tail = self.channel, self.channel.tail
         if self.next_seq == channel.next_seq:
             return {**tail.position, **private_positions}
@@ -133,13 +152,13 @@ class SharedCursor:
         }
 
     def create_token_writer(self, private_positions: Position) -> TokenWriter:
-        """Ids from where the client stands."""
-        at_head = self.next_seq == self.channel.next_seq
+        """Return a writer of ids that starts where the client stands."""
+        is_at_head = self.next_seq == self.channel.next_seq
         writer = self.channel.tail.create_token_writer(
-            private_positions if at_head else self.merge_positions(private_positions)
+            private_positions if is_at_head else self.merge_positions(private_positions)
         )
         if self.resolve_since is not None and any(
-            place.is_pending for place in private_positions.values()
+            position.is_pending for position in private_positions.values()
         ):
             writer.set_issued(self.resolve_since)
         return writer

@@ -1,4 +1,4 @@
-"""Clients that take less than they are sent."""
+"""Name what is done with clients that take less than they are sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from enum import StrEnum
 
 
 class SlowClientPolicy(StrEnum):
-    """What happens to a client that falls out of its channel's ring."""
+    """What happens to a client that falls out of its channel's ring (`slowClient` of a route).
+
+    CATCH_UP reads what it missed, SKIP leaves that out and sends a gap, CONFLATE sends the latest
+    record of each key, and DISCONNECT ends the stream.
+    """
 
     CATCH_UP = "catchUp"
     SKIP = "skip"

@@ -1,10 +1,11 @@
-"""What a client that begins with a snapshot is still to be told before it is live.
+"""Keep what a client that begins with a snapshot is still to be sent before it is live.
 
-Each partition has a fixed end, found out when the client has come. A partition that the client
-never read is *fresh*: the table of it is sent, the latest of each key without tombstones. In one
-that it comes back to, what it missed is sent, the latest of each key with tombstones. One that
-is at its end waits for the others, so that nothing live comes before `snapshot-end`; unless a
-partition cannot be read now: it is told as pending, and comes when it can.
+Each partition has a fixed end, which is found when the client has come. A partition that the client
+never read is *fresh*: it is sent as its table, the latest record of each key without tombstones. Of
+a partition to which the client comes back, it is sent what it missed, the latest record of each key
+with tombstones. A partition that is at its end waits for the others, so that nothing live is sent
+before `snapshot-end`. A partition that cannot be read now is not waited for: it is reported as
+pending, and its records follow when they can be read.
 """
 
 from __future__ import annotations
@@ -17,12 +18,22 @@ from gateway.core.log.record import SnapshotEnd, TopicPartition
 
 
 class Snapshot:
-    """partitions: all of the view's. fresh: those of which the client has nothing. filters: of the
-    view; its table is of what they let through.
+    """The progress of one client's snapshot.
 
-    ends:    offsets, as far as they are known yet.
-    left:    partitions that are not at their ends.
-    overdue: those that are left cannot be read now; they are not waited for.
+    Owned by the client's subscription, which forgets it when it is closed and nothing remains.
+    Each partition passes through: in `remaining` without an end, in `remaining` with an end, at its
+    end (no longer in `remaining`). The snapshot is closed once, when `remaining` is empty or
+    `is_overdue` is set.
+
+    Attributes:
+        topics: The topics of the view.
+        remaining: Partitions that are not at their ends yet.
+        fresh: Partitions of which the client has nothing yet.
+        filters: The filters of the view; its table has what they let through.
+        end_offsets: The end of each partition, as far as it is known.
+        records: How many records the client was sent.
+        is_overdue: What remains cannot be read now and is not waited for.
+        is_closed: The end of the snapshot was sent.
     """
 
     __slots__ = (
@@ -43,6 +54,14 @@ class Snapshot:
         fresh: Iterable[TopicPartition],
         filters: Filters = MATCH_ALL,
     ) -> None:
+        """Start a snapshot.
+
+        Args:
+            topics: The topics of the view.
+            partitions: All partitions of the view.
+            fresh: Those of them of which the client has nothing.
+            filters: The filters of the view.
+        """
         self.topics = tuple(topics)
         self.remaining = set(partitions)
         self.fresh = set(fresh)
@@ -52,31 +71,34 @@ class Snapshot:
         self.is_overdue = self.is_closed = False
 
     def is_fresh(self, tp: TopicPartition) -> bool:
-        """Is its table being sent?"""
+        """Return whether the table of a partition is being sent."""
         return tp in self.remaining and tp in self.fresh
 
     def needs_data(self, tp: TopicPartition) -> bool:
-        """Is something of it to be found out, or to be brought?"""
+        """Return whether a partition's end must be found, or its table be read."""
         return tp in self.remaining and (tp in self.fresh or tp not in self.end_offsets)
 
     def withholds(self, tp: TopicPartition) -> bool:
-        """Is nothing more of it to be sent for now?"""
+        """Return whether nothing more of a partition is to be sent for now.
+
+        That is so while its end is not known, and from its end on until the snapshot is closed.
+        """
         return tp not in self.end_offsets if tp in self.remaining else not self.is_closed
 
-    def on_moved(self, tp: TopicPartition, place: PartitionPosition) -> None:
-        """Its place is another one."""
+    def on_moved(self, tp: TopicPartition, position: PartitionPosition) -> None:
+        """Record that the client moved in a partition, which may have reached its end by that."""
         end = self.end_offsets.get(tp)
-        if end is None or place.offset is None or place.lineage == UNVERIFIED_LINEAGE:
+        if end is None or position.offset is None or position.lineage == UNVERIFIED_LINEAGE:
             return
-        if place.offset >= end:
+        if position.offset >= end:
             self.remaining.discard(tp)
 
     def forget_end(self, tp: TopicPartition) -> None:
-        """Its log went back: the end that is known is of its past."""
+        """Forget the end of a partition whose log went back: it is of the log's past."""
         self.end_offsets.pop(tp, None)
 
     def close_if_complete(self) -> SnapshotEnd | None:
-        """What closes it, once, when that is due."""
+        """Close the snapshot if that is due, and return its end; None otherwise."""
         if self.is_closed or (self.remaining and not self.is_overdue):
             return None
         self.is_closed = True

@@ -1,10 +1,10 @@
-"""A client: a cursor into its channel's ring, and the partitions it reads alone.
+"""Represent a client: a cursor into its channel's ring, and what it reads privately.
 
-A client rides shared chunks with every partition whose place is the channel's; what it
-reads by itself is in `alone`, which most clients never have: they cost this object.
+A client gets shared chunks of every partition in which its position is the channel's. What it reads
+privately is in `private_reader`, which most clients never have: they cost this object.
 
-Sans-I/O: `take` gives the bytes that can be sent now. What must come from Kafka first is
-named by `lacks` and `unverified`, and handed in by `feed` and `verified`.
+Sans-I/O: `take` returns the bytes that can be sent now. What must come from Kafka first is named by
+`list_unverified` and `list_backfills`, and handed in by `on_verified` and `feed`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,20 @@ from .snapshot_blocks import SnapshotBlock
 
 
 class Subscription(SharedCursor):
-    """See the module, and `Ride` for the terms.
+    """One client of a channel; see `SharedCursor` for its terms.
 
-    own:   places that differ from the channel's, or may; also of partitions that only its
-           token knows of yet: metadata here may be behind. With a snapshot, of all partitions.
-    reads: whether a partition may hold what the view lets through; None if each may. What
-           a token says of another one is not held against the log, nor read from there on.
-    got:   the sum of what its client got before.
+    The hub's client creates and owns it. It registers itself as a follower of the channel, and as a
+    reader of the tail while it has a private reader. Invariants between calls:
+
+    - The client gets shared bytes of a partition only if its position there equals the channel's.
+      `private_positions` has every other partition.
+    - No component of the ids that it is sent ever goes back.
+    - With a snapshot or an end of its own, it has a private reader until these are over.
+
+    Attributes:
+        wake: Called by the channel or the tail when there may be something to take. It must not
+            take at once.
+        private_reader: What reads privately; None if all partitions follow the channel.
     """
 
     __slots__ = ("_byte_counts", "private_reader", "wake")
@@ -53,11 +60,30 @@ class Subscription(SharedCursor):
         delivered_sum: ByteSum | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """Follow a channel from its head on, or from positions.
+
+        Args:
+            channel: The channel.
+            positions: Where the client stands in partitions in which that may differ from the
+                channel. They may include partitions that only the client's token knows: metadata
+                here may be behind. With a snapshot, all partitions.
+            slow_policy: What happens when the client falls behind.
+            end_offsets: Offsets at which partitions end; None for no end.
+            max_records: How many records to send before the stream ends; None for no end.
+            credit: How many records the client may be sent; None for any number.
+            resolve_since: As of when pending partitions are resolved, in seconds since 1970.
+            snapshot: The snapshot to begin with.
+            traffic: Counts what clients are sent.
+            reads_partition: Whether a partition may hold what the view lets through; None if every
+                one may. What a token says about the others is neither verified nor read.
+            delivered_sum: The sum over what the client was sent before; None on wires without sums.
+            wake: Called when there may be something to take.
+        """
         super().__init__(
             channel, slow_policy, end_offsets, max_records, credit, resolve_since, snapshot, traffic
         )
         self.wake = wake
-        # if what it gets is counted
+        # None as long as nothing that the client got has a sum.
         self._byte_counts: ByteCounts | None = (
             None if delivered_sum is None else ByteCounts(delivered_sum)
         )
@@ -71,42 +97,47 @@ class Subscription(SharedCursor):
             for tp, offset in (end_offsets or {}).items():
                 self.set_snapshot_end(tp, offset)
         if reads_partition is not None and self.private_reader is not None:
-            self.private_reader.spare(reads_partition)
+            self.private_reader.fast_forward_unread(reads_partition)
         channel.followers.add(self)
         channel.followers_to_wake.add(self)
 
     def close(self) -> None:
+        """Stop following the channel and the tail."""
         self.channel.followers.discard(self)
         self.channel.followers_to_wake.discard(self)
         self.channel.tail.readers.discard(self)
 
     @property
     def private_positions(self) -> Position:
-        """The places of what it reads alone."""
+        """Return where the client stands in the partitions that it reads privately."""
         return self.private_reader.positions if self.private_reader is not None else {}
 
     @property
     def is_fully_shared(self) -> bool:
-        """Is whatever its channel publishes all that it is to be sent?"""
+        """Return whether the client is sent exactly what its channel publishes."""
         return self.private_reader is None and self.credit is None and self.end_reason is None
 
-    def read_privately(self, places: Mapping[TopicPartition, PartitionPosition]) -> None:
-        """Read these partitions alone from these places on."""
-        own = self.ensure_private_reader().positions
-        for tp, place in places.items():
-            own.put(tp, place)
+    def read_privately(self, positions: Mapping[TopicPartition, PartitionPosition]) -> None:
+        """Read partitions privately from these positions on."""
+        private_positions = self.ensure_private_reader().positions
+        for tp, position in positions.items():
+            private_positions.put(tp, position)
 
     def ensure_private_reader(self) -> PrivateReader:
+        """Return the private reader, after creating it if there is none."""
         if self.private_reader is None:
             self._stop_counting_shared()
             self.private_reader = PrivateReader(self)
             self.channel.tail.readers.add(self)
         return self.private_reader
 
-    # what its client gets
+    # What the client is sent.
 
     def begin(self) -> tuple[list[TopicPartition], bytes]:
-        """The partitions that cannot be read yet, and the id of the first block."""
+        """Return the partitions that cannot be read yet, and the id of the first block.
+
+        Chunks that only say that partitions are ready are skipped: `begin` says so itself.
+        """
         channel, tail = self.channel, self.channel.tail
         while self.next_seq < channel.next_seq and channel.get_chunk(self.next_seq).is_only_ready:
             self.next_seq += 1
@@ -114,16 +145,20 @@ class Subscription(SharedCursor):
 
     @property
     def token(self) -> bytes:
-        """The id of where its client stands, once it has all that was taken."""
+        """Return the id of where the client stands, once it has all that was taken."""
         if self.private_reader is None and self.next_seq == self.channel.next_seq:
             return self.channel.build_token(self.channel.tail.token_text)
         return self.channel.build_token(self.create_token_writer(self.private_positions).to_text())
 
     def take(self, max_bytes: int) -> bytes:
-        """About `budget` bytes that can be sent now; empty while there are none.
+        """Return bytes that can be sent now; empty if there are none.
 
-        `more` tells whether another call would go on at once (a filter may let nothing
-        through for a while; the loop must have its turn).
+        `has_more` says afterwards whether another call would go on at once. That can be so although
+        nothing was returned: a filter may let nothing through for a while, and the event loop must
+        have its turn.
+
+        Args:
+            max_bytes: How many bytes to return, about.
         """
         self.has_more = False
         if self.end_reason:
@@ -141,11 +176,11 @@ class Subscription(SharedCursor):
             self._resume_counting_shared()
         return b"".join(pieces)
 
-    # what it got, where its wire counts that
+    # What the client got, on wires that count.
 
     @property
     def delivered_sum(self) -> ByteSum | None:
-        """The sum of all of it; None on wires that count nothing."""
+        """Return the sum over all that the client got; None on wires that count nothing."""
         if self._byte_counts is None:
             return None
         self._stop_counting_shared()
@@ -153,7 +188,10 @@ class Subscription(SharedCursor):
         return self._byte_counts.sum
 
     def count_private(self, *pieces: bytes) -> None:
-        """Its client gets these besides what all have. Where the first are counted, all is."""
+        """Count pieces that the client gets besides what all get.
+
+        If the first pieces have sums, everything is counted from then on.
+        """
         if self._byte_counts is None:
             if not (pieces and type(pieces[0]) is CountedBytes):
                 return
@@ -170,19 +208,25 @@ class Subscription(SharedCursor):
         if self._byte_counts is not None and self.private_reader is None:
             self._byte_counts.start_shared(self.channel.total_before(self.next_seq))
 
-    # stepping aside while somebody else sees to what it is sent
+    # While a shared catch-up reads for it.
 
     def get_position(self) -> Position:
-        """Where it stands, partition by partition."""
+        """Return where the client stands in all partitions."""
         return self.merge_positions(self.private_positions)
 
     def detach(self) -> None:
-        """Hear no more of the channel."""
+        """Stop following the channel, until `reattach`."""
         self._stop_counting_shared()
         self.close()
 
-    def reattach(self, places: Position, next_seq: int | None = None) -> None:
-        """Follow the channel again: from these places, which are those before this chunk."""
+    def reattach(self, positions: Position, next_seq: int | None = None) -> None:
+        """Follow the channel again.
+
+        Args:
+            positions: Where the client stands.
+            next_seq: The chunk whose position before it equals `positions`; None if there is none.
+                Only used if the ring still has it.
+        """
         channel, tail = self.channel, self.channel.tail
         self.private_reader = None
         channel.followers.add(self)
@@ -192,56 +236,68 @@ class Subscription(SharedCursor):
             self._resume_counting_shared()
             return
         self.next_seq = channel.next_seq
-        since = {tp: PartitionPosition(0, NO_EPOCH, log.lineage) for tp, log in tail.logs.items()}
-        for tp, place in {**since, **places}.items():  # those that came since, from their first
-            if place != tail.position.get(tp):
-                self.ensure_private_reader().positions.detach(tp, place)
+        added = {tp: PartitionPosition(0, NO_EPOCH, log.lineage) for tp, log in tail.logs.items()}
+        # Partitions that were added in the meantime are read from their first record.
+        for tp, position in {**added, **positions}.items():
+            if position != tail.position.get(tp):
+                self.ensure_private_reader().positions.detach(tp, position)
         self._resume_counting_shared()
 
-    # what must be found out first
+    # What must be found out first.
 
     def list_unverified(self) -> list[tuple[TopicPartition, PartitionPosition]]:
-        """Places that came with a token and were not held against the log yet."""
+        """Return the positions that came with a token and were not compared with the log yet."""
         return self.private_reader.list_unverified() if self.private_reader is not None else []
 
     def on_verified(
-        self, tp: TopicPartition, place: PartitionPosition, gap: Gap | None = None
+        self, tp: TopicPartition, position: PartitionPosition, gap: Gap | None = None
     ) -> None:
-        """The log has the place, or `gap` says what became of it; `place` is where to go on."""
-        self.ensure_private_reader().on_verified(tp, place, gap)
+        """Take the result of comparing a position with the log.
+
+        Args:
+            tp: The partition.
+            position: Where to go on.
+            gap: What became of the client's position; None if the log has it.
+        """
+        self.ensure_private_reader().on_verified(tp, position, gap)
 
     def mark_retired(self, tp: TopicPartition) -> None:
-        """The place turned out to be of an earlier topic of this name."""
+        """Record that a position turned out to be of an earlier topic of the same name."""
         self.ensure_private_reader().mark_retired(tp)
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of records from Kafka that wait to be taken."""
+        """Return how many bytes of records were read for the client and not sent yet."""
         return self.private_reader.buffered_bytes if self.private_reader is not None else 0
 
     def discard_backfill(self) -> None:
-        """Forget records from Kafka that wait to be taken; they are read again in their turn."""
+        """Forget records from Kafka that were not sent yet; they are read again when needed."""
         if self.private_reader is not None:
             self.private_reader.discard_backfill()
 
     def list_backfills(self) -> list[tuple[TopicPartition, PartitionPosition]]:
-        """What has to come from Kafka, because no log holds it any more."""
+        """Return what has to come from Kafka because no log holds it any more."""
         return self.private_reader.list_backfills() if self.private_reader is not None else []
 
-    def feed(self, tp: TopicPartition, place: PartitionPosition, entries: Iterable[Entry]) -> None:
-        """Entries from Kafka from `place` on; nothing if the client has moved on meanwhile."""
+    def feed(
+        self, tp: TopicPartition, position: PartitionPosition, entries: Iterable[Entry]
+    ) -> None:
+        """Take entries from Kafka from a position on; nothing if the client has moved on."""
         if self.private_reader is not None:
-            self.private_reader.feed(tp, place, entries)
+            self.private_reader.feed(tp, position, entries)
 
     def feed_snapshot(
-        self, tp: TopicPartition, place: PartitionPosition, pieces: Iterable[Entry | SnapshotBlock]
+        self,
+        tp: TopicPartition,
+        position: PartitionPosition,
+        pieces: Iterable[Entry | SnapshotBlock],
     ) -> None:
-        """What its snapshot has of a partition from `place` on."""
+        """Take what the snapshot has of a partition from a position on."""
         if self.private_reader is not None:
-            self.private_reader.feed_snapshot(tp, place, pieces)
+            self.private_reader.feed_snapshot(tp, position, pieces)
 
     def set_snapshot_end(self, tp: TopicPartition, offset: int) -> None:
-        """Where its snapshot of a partition ends, found out."""
+        """Set where the snapshot of a partition ends, once that was found."""
         if self.snapshot is None or tp not in self.snapshot.remaining:
             return
         if self.end_offsets is not None:
@@ -252,7 +308,8 @@ class Subscription(SharedCursor):
     def fall_behind(
         self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
     ) -> None:
-        """Fell out of the ring, where its position was this one. See `channel.Follower`."""
+        """Go on by private reading, as the ring drops what was not taken; see `Follower`."""
         if is_slow and self.slow_policy is SlowClientPolicy.DISCONNECT:
-            self.end_reason = "slow"  # its first id may be yet to come: the places are kept
+            self.end_reason = "slow"
+        # Even then the positions are kept: the first id of the client may be still to be built.
         self.ensure_private_reader().fall_behind(position, notices, is_slow=is_slow)

@@ -1,15 +1,15 @@
-"""What a partition holds as a table: the latest record of each key, in the order of offsets.
+"""Keep a partition as a table: the latest record of each key, in the order of offsets.
 
-A client that begins with a snapshot is sent an *edition* of it: the table as it was at one
-instant. The table goes on, the edition does not, so every client has a fixed end and may take
-as long as it likes; those who come while nothing changed share one. A key whose record is a
-tombstone is not there. Records without a key are all there, and so is what could not be decoded:
-who is told that this is everything must hear of it.
+A client that begins with a snapshot is sent a `TableSnapshot`: the table as it was at one moment.
+The table goes on, the snapshot does not, so every client has a fixed end and may take as long as it
+likes; clients that come while nothing changes share one. A key whose record is a tombstone is not
+in it. Records without a key are all in it, and so is what could not be decoded: a client that is
+promised the whole table must be informed of what is missing.
 
-A filter looks first: what a view may not see replaces nothing in it. So a view that looks at more
-than keys has a table of its own, of the records that it lets through. It is made from a `History`,
-which all such views share: that keeps what was replaced, as far as Kafka still has it. A tombstone
-removes its key for all of them, whatever they let through.
+The filter is applied first: a record that a view may not see replaces nothing in it. So a view that
+looks at more than keys has a table of its own, of the records that it lets through. It is made from
+a `RecordHistory` that all such views share, which keeps what was replaced, as far as Kafka still
+has it. A tombstone removes its key for all of them, whatever they let through.
 """
 
 from __future__ import annotations
@@ -34,20 +34,26 @@ from gateway.core.log.record import (
     TopicPartition,
 )
 
-TableKey: TypeAlias = bytes | int  # an offset: of a record without a key, or of a gap
+TableKey: TypeAlias = bytes | int  # a key, or the offset of a record without a key or of a gap
 
 _get_offset = attrgetter("offset")
 
 
 class EncodedSnapshot(Protocol):
-    """What a view makes of an edition."""
+    """What a view has encoded of a snapshot, such as `SnapshotBlocks`."""
 
     bytes: int
 
 
 class TableSnapshot:
-    """A table at one instant. `end`: where it goes on from there. `shown`: what views make of
-    it, by their channels; see `snapshot_blocks`."""
+    """A table at one moment, which does not change.
+
+    Attributes:
+        tp: The partition.
+        entries: The records and the gaps of what could not be decoded, in offset order.
+        end_position: Where reading goes on after it.
+        encoded_by_channel: What views have encoded of it, by their channels.
+    """
 
     __slots__ = ("__weakref__", "_by_key", "encoded_by_channel", "end_position", "entries", "tp")
 
@@ -61,44 +67,65 @@ class TableSnapshot:
         self._by_key: dict[bytes, Record] | None = None
 
     def find_index(self, offset: int) -> int:
-        """Of the first entry from an offset on."""
+        """Return the index of the first entry from an offset on."""
         return bisect_left(self.entries, offset, key=_get_offset)
 
     def select_keys(self, keys: Iterable[bytes]) -> TableSnapshot:
-        """What it has of some keys; that is looked up, not searched."""
+        """Return the snapshot of some keys, which are looked up and not searched for."""
         if self._by_key is None:
             records = (entry for entry in self.entries if type(entry) is Record)
             self._by_key = {record.key: record for record in records if record.key is not None}
-        found: list[Record | Gap] = [e for e in self.entries if type(e) is Gap]
-        found += [self._by_key[key] for key in keys if key in self._by_key]
-        return TableSnapshot(self.tp, sorted(found, key=_get_offset), self.end_position)
+        selected: list[Record | Gap] = [entry for entry in self.entries if type(entry) is Gap]
+        selected += [self._by_key[key] for key in keys if key in self._by_key]
+        return TableSnapshot(self.tp, sorted(selected, key=_get_offset), self.end_position)
 
     def read(self, offset: int, max_bytes: int) -> list[Entry]:
-        """What it has from an offset on, about `most` bytes of it; the last entry leads to where
-        the next ones are to be read, or to the end."""
-        found: list[Entry] = []
+        """Return entries from an offset on.
+
+        The last one leads to where the next ones are to be read, or to the end.
+
+        Args:
+            offset: The offset.
+            max_bytes: How many bytes of records to return, about.
+        """
+        selected: list[Entry] = []
         first = self.find_index(offset)
         for entry in islice(self.entries, first, None):
-            found.append(entry)
+            selected.append(entry)
             max_bytes -= buffered_size(entry)
             if max_bytes <= 0:
                 break
         assert self.end_position.offset is not None
-        at = found[-1].next_offset if found else offset
-        if first + len(found) == len(self.entries) and at < self.end_position.offset:
-            found.append(Skip(self.tp, at, self.end_position.offset, self.end_position.epoch))
-        return found
+        next_offset = selected[-1].next_offset if selected else offset
+        if first + len(selected) == len(self.entries) and next_offset < self.end_position.offset:
+            selected.append(
+                Skip(self.tp, next_offset, self.end_position.offset, self.end_position.epoch)
+            )
+        return selected
 
 
 class KeyTable:
-    """The table of one partition, from its first record up to `place`.
+    """The table of one partition, from its first record up to `position`.
 
-    start: where it begins; what lies before was never read.
+    The hub creates one per partition and applies to it what it reads. Invariants between calls:
+    `_entries` is in offset order (a dictionary keeps the order of insertion, and a record that
+    replaces another is inserted again), and `_snapshot` is None or equal to the present table.
+
+    Attributes:
+        tp: The partition.
+        position: Where reading goes on.
+        bytes: The size of the records.
     """
 
     __slots__ = ("_entries", "_snapshot", "bytes", "position", "tp")
 
     def __init__(self, tp: TopicPartition, position: PartitionPosition) -> None:
+        """Start empty.
+
+        Args:
+            tp: The partition.
+            position: Where the table begins; what lies before is never read.
+        """
         self.tp = tp
         self.position = position
         self.bytes = 0
@@ -109,8 +136,12 @@ class KeyTable:
         return len(self._entries)
 
     def apply(self, entries: Iterable[Entry]) -> bool:
-        """What follows; False where the log went back: what a record had replaced that is no more
-        is not known here, and the table is to be made anew."""
+        """Apply the entries that follow.
+
+        Returns:
+            False if the log went back. The table must then be built from the start, because it does
+                not know what a record that is gone had replaced.
+        """
         for entry in entries:
             if type(entry) is Gap and entry.reason in REWIND_REASONS:
                 return False
@@ -124,37 +155,37 @@ class KeyTable:
         return True
 
     def get(self, key: TableKey) -> Record | None:
-        """The latest record of a key; None if there is none, or it is deleted."""
-        held = self._entries.get(key)
-        return held if type(held) is Record else None
+        """Return the latest record of a key; None if there is none or it was deleted."""
+        entry = self._entries.get(key)
+        return entry if type(entry) is Record else None
 
     @property
     def total_bytes(self) -> int:
-        """Bytes in memory, with what was encoded of it."""
-        shown = self._snapshot.encoded_by_channel.values() if self._snapshot is not None else ()
-        return self.bytes + sum(each.bytes for each in shown)
+        """Return the bytes in memory, with what was encoded of the snapshot."""
+        encoded = self._snapshot.encoded_by_channel.values() if self._snapshot is not None else ()
+        return self.bytes + sum(part.bytes for part in encoded)
 
     def take_snapshot(self) -> TableSnapshot:
-        """The table as it is now."""
+        """Return the table as it is now."""
         if self._snapshot is None:
             self._snapshot = TableSnapshot(self.tp, list(self._entries.values()), self.position)
         return self._snapshot
 
     def prune(self, start_offset: int) -> None:
-        """Kafka has nothing before this offset any more."""
-        gone: list[TableKey] = []
+        """Drop what lies before an offset, as Kafka has it no longer."""
+        expired_keys: list[TableKey] = []
         for key, entry in self._entries.items():
             if entry.offset >= start_offset:
                 break
-            gone.append(key)
-        for key in gone:
+            expired_keys.append(key)
+        for key in expired_keys:
             self._drop(key)
             self._snapshot = None
 
     def _put(self, record: Record) -> None:
         key: TableKey = record.offset if record.key is None else record.key
         if key in self._entries:
-            self._drop(key)  # so that the later one stands last
+            self._drop(key)  # not overwritten, so that the later record is inserted at the end
         if record.key is None or record.value is not None:
             self._entries[key] = record
             self.bytes += buffered_size(record)
@@ -164,8 +195,11 @@ class KeyTable:
 
 
 class RecordHistory(KeyTable):
-    """All records of one partition up to `place` that no tombstone has removed, by their offsets:
-    what tables of single views are made of."""
+    """All records of one partition that no tombstone has removed, by their offsets.
+
+    The tables of single views are made from it. Invariant between calls: `_offsets` has for each
+    key the offsets of its records in `_entries`, oldest first.
+    """
 
     __slots__ = ("_offsets",)
 
@@ -176,17 +210,16 @@ class RecordHistory(KeyTable):
     def get_latest(self, key: bytes, accepts: Callable[[Record], bool]) -> Record | None:
         """Return the latest record of a key among those that are accepted."""
         for offset in reversed(self._offsets.get(key, ())):
-            held = self._entries[offset]
-            if type(held) is Record and accepts(held):
-                return held
+            entry = self._entries[offset]
+            if type(entry) is Record and accepts(entry):
+                return entry
         return None
 
     def select_keys(self, keys: Iterable[bytes]) -> list[Record | Gap]:
-        """Return what there is of some keys, and what could not be decoded, in the order of
-        offsets."""
-        found = [entry for entry in self._entries.values() if type(entry) is Gap]
+        """Return the records of some keys, and what could not be decoded, in offset order."""
+        gaps = [entry for entry in self._entries.values() if type(entry) is Gap]
         offsets = [offset for key in keys for offset in self._offsets.get(key, ())]
-        return sorted([*found, *(self._entries[offset] for offset in offsets)], key=_get_offset)
+        return sorted([*gaps, *(self._entries[offset] for offset in offsets)], key=_get_offset)
 
     def _put(self, record: Record) -> None:
         if record.key is not None and record.value is None:
@@ -199,10 +232,11 @@ class RecordHistory(KeyTable):
             self._offsets.setdefault(record.key, deque()).append(record.offset)
 
     def _drop(self, key: TableKey) -> None:
-        held = self._entries[key]
+        entry = self._entries[key]
         super()._drop(key)
-        if type(held) is Record and held.key is not None:
-            offsets = self._offsets[held.key]
-            offsets.popleft()  # nothing but the oldest goes, or all of a key from there on
+        if type(entry) is Record and entry.key is not None:
+            offsets = self._offsets[entry.key]
+            # Records of a key are dropped oldest first: by `prune`, or all of them by a tombstone.
+            offsets.popleft()
             if not offsets:
-                del self._offsets[held.key]
+                del self._offsets[entry.key]

@@ -1,19 +1,19 @@
-"""So many records in a time, and never more: what a stream's `maxRate` leaves now.
+"""Bound the records that a stream is sent in any span of time (`maxRate`).
 
-Counted over every span of that length, not from one full second to the next: in no second, whenever
-it begins, does a client get more than `100/s` says. Sans-I/O: `now` is in seconds of any monotonic
-clock.
+Records are counted over every span of that length, not from one full second to the next: in no
+second, whenever it begins, does a client get more than `100/s` says. Sans-I/O: `now` is in seconds
+of any monotonic clock.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-WINDOW_PARTS = 10  # what is sent within one of so many parts of the time is remembered as one
+WINDOW_PARTS = 10  # what is sent within such a part of the window is remembered as one interval
 
 
 class SentInterval(NamedTuple):
-    """records: between these two times."""
+    """How many records were sent between two times, in seconds."""
 
     first: float
     last: float
@@ -21,27 +21,40 @@ class SentInterval(NamedTuple):
 
 
 class Throttle:
-    """
-    most:   records in any `within` seconds.
-    before: what another has let through counts here, too.
+    """A bound of records in any span of `window_s` seconds, for one stream.
+
+    Invariant between calls: `_sent` is in order of time, and no interval is longer than a part of
+    the window. An interval counts until `window_s` seconds after its end, so the bound is never
+    exceeded, and capacity comes back at most one part too late.
+
+    Attributes:
+        max_records: The bound.
     """
 
     __slots__ = ("_sent", "_window_s", "max_records")
 
     def __init__(self, max_records: int, window_s: float, previous: Throttle | None = None) -> None:
+        """Start with nothing sent.
+
+        Args:
+            max_records: The bound.
+            window_s: The length of the span, in seconds.
+            previous: A throttle whose records count here, too, such as that of the stream before a
+                change of its settings.
+        """
         self.max_records = max_records
         self._window_s = window_s
         self._sent: list[SentInterval] = [] if previous is None else list(previous._sent)
 
     def get_capacity(self, now: float) -> int:
-        """Records that may be sent now."""
+        """Return how many records may be sent now."""
         sent = self._sent
         while sent and sent[0].last + self._window_s <= now:
             del sent[0]
-        return max(0, self.max_records - sum(each.records for each in sent))
+        return max(0, self.max_records - sum(interval.records for interval in sent))
 
     def record_sent(self, records: int, now: float) -> None:
-        """So many were sent."""
+        """Record that so many records were sent now."""
         sent = self._sent
         if sent and now - sent[-1].first < self._window_s / WINDOW_PARTS:
             sent[-1] = SentInterval(sent[-1].first, now, sent[-1].records + records)
@@ -49,5 +62,5 @@ class Throttle:
             sent.append(SentInterval(now, now, records))
 
     def next_capacity_at(self, now: float) -> float:
-        """When there will be room, or more of it."""
+        """Return when more records may be sent than now."""
         return self._sent[0].last + self._window_s if self._sent else now

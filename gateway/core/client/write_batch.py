@@ -1,8 +1,8 @@
-"""What one client is sent at one time: chunks that it rides on, and events of its own.
+"""Collect what one client is sent at one time: shared chunks, and events of its own.
 
-An event that it reads alone has an id of its own: where it stands with it in each partition.
-Where ids come in batches, and where only the whole of what is sent is a position to go on
-from, the last event has one.
+An event that was read privately has an id of its own: where the client stands after it in each
+partition. Where ids come in batches, or where only the whole of what is sent leads to a valid
+position (conflation, snapshots), only the last event has one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,16 @@ from .snapshot_blocks import SnapshotBlock
 
 
 class WriteBatch:
-    """See the module.
+    """The bytes that one `take` returns, built by a `PrivateReader`.
 
-    left:   bytes that may still be added.
-    pieces: what is on the wire.
-    flush:  only the last event is to have an id.
+    Events are collected first and encoded by `flush_events`, so that the id of the last one can
+    still be set. `_writer` is created with the first event that needs an id; from then on it
+    follows every move, including those of entries that the view does not show.
+
+    Attributes:
+        remaining_bytes: How many bytes may still be added, about; it may become negative.
+        pieces: What is encoded already.
+        has_single_id: Only the last event gets an id.
     """
 
     __slots__ = (
@@ -47,60 +52,67 @@ class WriteBatch:
         self._writer: TokenWriter | None = None
 
     def add_chunk(self, data: bytes) -> None:
-        """Of the ride."""
+        """Add the bytes of a shared chunk."""
         self.pieces.append(data)
         self.remaining_bytes -= len(data)
 
     def add_gaps(self, gaps: Iterable[Gap]) -> None:
-        """One id for all: it holds nothing that was not told."""
-        ride = self._cursor
+        """Add gaps, with one id after all of them.
+
+        The positions must be behind the gaps already: the id covers all of them, so that none may
+        be missing before it.
+        """
+        cursor = self._cursor
         for gap in gaps:
-            ride.traffic.count_gaps((gap.reason,))
+            cursor.traffic.count_gaps((gap.reason,))
             self._events.append(
-                ChannelEvent(gap.tp, ride.channel.encoder.encode_entry(gap) or b"", None)
+                ChannelEvent(gap.tp, cursor.channel.encoder.encode_entry(gap) or b"", None)
             )
-            if ride.channel.should_end_at(gap):
-                ride.end_reason = "offset-out-of-range"
+            if cursor.channel.should_end_at(gap):
+                cursor.end_reason = "offset-out-of-range"
         self._events[-1] = self._events[-1]._replace(
-            token_text=ride.create_token_writer(self._positions).to_text()
+            token_text=cursor.create_token_writer(self._positions).to_text()
         )
         self.flush_events()
 
-    def add_notices(self, heads: Iterable[bytes]) -> None:
-        """Tell what moves no position."""
-        self._events += [ChannelEvent(None, head, None) for head in heads]
+    def add_notices(self, payloads: Iterable[bytes]) -> None:
+        """Add events that move no position."""
+        self._events += [ChannelEvent(None, payload, None) for payload in payloads]
         self.flush_events()
 
-    def add_entry(self, entry: Entry, place: PartitionPosition) -> None:
-        """What leads to a place, if it is seen."""
-        ride, channel = self._cursor, self._cursor.channel
-        head = channel.encode_entry(entry)
-        if self._writer is None and head is not None:
-            self._writer = ride.create_token_writer(self._positions)
+    def add_entry(self, entry: Entry, position: PartitionPosition) -> None:
+        """Add an entry, if the view shows it, and move to the position after it."""
+        cursor, channel = self._cursor, self._cursor.channel
+        payload = channel.encode_entry(entry)
+        # A new writer starts where the client stands, which is after this entry already.
+        if self._writer is None and payload is not None:
+            self._writer = cursor.create_token_writer(self._positions)
         elif self._writer is not None:
-            self._writer.move(entry.tp, place.offset, channel.tail.token_epoch(entry.tp, place))
-        if head is None or self._writer is None:
+            self._writer.move(
+                entry.tp, position.offset, channel.tail.token_epoch(entry.tp, position)
+            )
+        if payload is None or self._writer is None:
             return
         text = (
             self._writer.to_text()
             if channel.tail.has_exact_tokens and not self.has_single_id
             else None
         )
-        self._events.append(ChannelEvent(entry.tp, head, text))
-        self.remaining_bytes -= len(head) + len(text or b"")
+        self._events.append(ChannelEvent(entry.tp, payload, text))
+        self.remaining_bytes -= len(payload) + len(text or b"")
         if channel.should_end_at(entry):
-            ride.end_reason = "offset-out-of-range"
+            cursor.end_reason = "offset-out-of-range"
         if type(entry) is Record:
             self._count_record()
         elif type(entry) is Gap:
-            ride.traffic.count_gaps((entry.reason,))
+            cursor.traffic.count_gaps((entry.reason,))
 
-    def add_block(self, block: SnapshotBlock, place: PartitionPosition) -> None:
-        """As `send`, of what was encoded for all."""
+    def add_block(self, block: SnapshotBlock, position: PartitionPosition) -> None:
+        """Add a block that was encoded for all, and move to the position after it."""
         if self._writer is None and block.last_payload is not None:
             self._writer = self._cursor.create_token_writer(self._positions)
         else:
-            self.move(block.tp, place)
+            self.move(block.tp, position)
         if block.last_payload is None:
             return
         self.flush_events()
@@ -113,20 +125,22 @@ class WriteBatch:
         self._cursor.traffic.untimed += block.records
 
     def close_snapshot(self, end: SnapshotEnd) -> None:
-        """What is held back until now comes next."""
+        """Add the end of the snapshot, and end the batch: live events begin with the next one."""
         self._writer = self._writer or self._cursor.create_token_writer(self._positions)
-        head = self._cursor.channel.encoder.encode_entry(end)
-        if head is not None:
-            self._events.append(ChannelEvent(None, head, None))
+        payload = self._cursor.channel.encoder.encode_entry(end)
+        if payload is not None:
+            self._events.append(ChannelEvent(None, payload, None))
         self.remaining_bytes = min(self.remaining_bytes, 0)
 
-    def move(self, tp: TopicPartition, place: PartitionPosition) -> None:
-        """The client stands there, with nothing that it is sent."""
+    def move(self, tp: TopicPartition, position: PartitionPosition) -> None:
+        """Move to a position with nothing to send."""
         if self._writer is not None:
-            self._writer.move(tp, place.offset, self._cursor.channel.tail.token_epoch(tp, place))
+            self._writer.move(
+                tp, position.offset, self._cursor.channel.tail.token_epoch(tp, position)
+            )
 
     def add_id(self) -> None:
-        """The one id, where not each event has its own."""
+        """Add the one id of the batch, if not each event has its own."""
         channel = self._cursor.channel
         if self._writer is None or not self._events:
             return
@@ -138,18 +152,20 @@ class WriteBatch:
             )
 
     def flush_events(self) -> None:
-        """What was read alone, onto the wire, before anything that follows."""
+        """Encode the collected events, before anything that follows them."""
         if self._events:
             self.pieces.append(self._cursor.channel.encode_events(self._events))
             self._events = []
 
     def _count_record(self) -> None:
-        ride = self._cursor
-        ride.traffic.untimed += 1
-        if ride.snapshot is not None and not ride.snapshot.is_closed:
-            ride.snapshot.records += 1
-        if ride.credit is not None:
-            ride.credit -= 1
-        if ride.remaining_records is not None:
-            ride.remaining_records -= 1
-            ride.end_reason = ride.end_reason or ("until" if ride.remaining_records <= 0 else None)
+        cursor = self._cursor
+        cursor.traffic.untimed += 1
+        if cursor.snapshot is not None and not cursor.snapshot.is_closed:
+            cursor.snapshot.records += 1
+        if cursor.credit is not None:
+            cursor.credit -= 1
+        if cursor.remaining_records is not None:
+            cursor.remaining_records -= 1
+            cursor.end_reason = cursor.end_reason or (
+                "until" if cursor.remaining_records <= 0 else None
+            )
