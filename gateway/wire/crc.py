@@ -45,7 +45,7 @@ class Crc32Sum:
         """
         size = self.size - before.size
         if size < 0:
-            raise ValueError(f"cannot subtract {before.size} bytes from {self.size} bytes")
+            raise ValueError(f"{before.size} bytes are not the beginning of {self.size}")
         return Crc32Sum(shift_crc(before.crc, size) ^ self.crc, size)
 
 

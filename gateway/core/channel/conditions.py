@@ -59,7 +59,9 @@ class Condition:
         if not checks_text and self.exists is None:
             raise ValueError("a condition without any part; add in, prefix, exists or a range")
         if checks_text and self.exists is False:
-            raise ValueError("'exists: false' excludes in, prefix and ranges: use one of the two")
+            raise ValueError(
+                "'exists: false' excludes in, prefix and ranges; ask for one of the two"
+            )
         bounds = tuple(sorted({(name, normalize_number(number)) for name, number in self.bounds}))
         self._set_fields(
             one_of=None if self.one_of is None else tuple(sorted(set(self.one_of))),
