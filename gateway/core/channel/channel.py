@@ -5,7 +5,7 @@ client that is caught up is a cursor into that ring (see `gateway.core.client.su
 
 Some clients follow the channel without a few partitions, because these are pending, behind or ahead
 for them. They get the same event bytes, but with ids of their own, since their position differs.
-All clients that stand at the same places in the same partitions form a cohort and share these
+All clients that stand at the same offsets in the same partitions form a cohort and share these
 bytes.
 """
 
@@ -409,7 +409,7 @@ class Channel:
         ):
             return
         # A client that reads privately for want of credit counts as slow once the ring has dropped
-        # what it lacks. Dropping the ring early would make it slow too soon.
+        # what it has not read. Dropping the ring early would make it slow too soon.
         if self.tail.readers.isdisjoint(self.followers):
             self.ring_budget.bytes -= self.bytes
             self.first_seq, self.bytes = self.next_seq, 0

@@ -157,8 +157,8 @@ class CatchUp:
 
         Returns:
             Whether the partition can be read now. A position that was not verified cannot, nor can
-                one of a later lineage, which waits until the shared read's entries have come to the
-                log.
+            one of a later lineage, which waits until the shared read's entries have come to the
+            log.
         """
         positions, position = self._positions, self._positions[tp]
         if (

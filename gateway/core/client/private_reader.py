@@ -356,7 +356,7 @@ class PrivateReader:
     def _send_pending_gaps(self, batch: WriteBatch) -> None:
         """Add the gaps that may be sent now, and move the positions behind them."""
         due, later = self._pending_gaps, []
-        # While shared chunks are still to be sent, their ids have the id of the earlier topic.
+        # While shared chunks are still to be sent, their ids are still of the earlier topic.
         if self._cursor.next_seq < self._cursor.channel.next_seq:
             later = [item for item in due if item[2].reason is GapReason.RECREATED]
             due = [item for item in due if item[2].reason is not GapReason.RECREATED]

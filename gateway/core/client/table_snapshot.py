@@ -140,7 +140,7 @@ class KeyTable:
 
         Returns:
             False if the log went back. The table must then be built from the start, because it does
-                not know what a record that is gone had replaced.
+            not know what a record that is gone had replaced.
         """
         for entry in entries:
             if type(entry) is Gap and entry.reason in REWIND_REASONS:

@@ -115,8 +115,8 @@ class Claims:
         unread = self._unread_changes.get((key, claim.owner))
         if unread is not None and claim.offset < unread.offset:
             return  # released further on in the log, by a release that was applied early
-        known = self.get_result(key, now)
-        if known is None and claim.expires_at > now - self.window_s - CLAIM_SLACK_S:
+        result = self.get_result(key, now)
+        if result is None and claim.expires_at > now - self.window_s - CLAIM_SLACK_S:
             self._claims.setdefault(key, {}).setdefault(claim.owner, claim)
 
     def on_release(self, key: bytes, owner: str, offset: int) -> None:
@@ -189,8 +189,8 @@ class Claims:
 
     def _note_unread(self, key: bytes, owner: str, tp: TopicPartition, offset: int) -> None:
         """Remember a change that was applied before it was read."""
-        known = self._unread_changes.get((key, owner))
-        if offset >= self._positions.get(tp, 0) and (known is None or known.offset < offset):
+        unread = self._unread_changes.get((key, owner))
+        if offset >= self._positions.get(tp, 0) and (unread is None or unread.offset < offset):
             self._unread_changes[key, owner] = UnreadChange(tp, offset)
 
     def _set_result(self, key: bytes, result: ClaimResult) -> None:

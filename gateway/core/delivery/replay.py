@@ -243,7 +243,7 @@ class Replays:
         return tracked.replay if tracked is not None else None
 
     def __iter__(self) -> Iterator[Replay]:
-        return iter(sorted((each.replay for each in self._tracked.values()), key=_sort_key))
+        return iter(sorted((tracked.replay for tracked in self._tracked.values()), key=_sort_key))
 
     def list_abandoned(self, now: float) -> list[str]:
         """Return the ids of the running replays that apparently nobody works on, oldest first."""

@@ -240,7 +240,7 @@ class _Balancer:
 
         Returns:
             The giver, topic and taker of each move, in the order in which to make them; empty if
-                there is no chain.
+            there is no chain.
         """
         max_load = self._load[start] - 2
         if min(self._load.values()) > max_load:

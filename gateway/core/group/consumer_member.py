@@ -301,7 +301,9 @@ class ConsumerMember:
 
     def on_released(self, tps: frozenset[TopicPartition], now: float) -> Sequence[MemberEvent]:
         """Record that the work on revoked partitions is over: they are owned no longer."""
-        released = frozenset(p for p in self._revoking if self._to_topic_partition(p) in tps)
+        released = frozenset(
+            partition for partition in self._revoking if self._to_topic_partition(partition) in tps
+        )
         self._revoking -= released
         self._owned -= released
         return self._reconcile(now)
@@ -338,7 +340,9 @@ class ConsumerMember:
         if self._target_assignment is None or self._final_state is not None:
             return events
         events += self._revoke(self._owned - self._target_assignment - self._revoking)
-        known_target = frozenset(p for p in self._target_assignment if p[0] in self._topic_names)
+        known_target = frozenset(
+            partition for partition in self._target_assignment if partition[0] in self._topic_names
+        )
         self.has_unknown_topics = known_target != self._target_assignment
         added = known_target - self._owned
         if added and not self._revoking:
@@ -358,7 +362,9 @@ class ConsumerMember:
         Of a deleted topic there is nothing to wait for or to commit.
         """
         events: list[MemberEvent] = []
-        deleted = frozenset(p for p in excess if not self._topic_exists(p[0]))
+        deleted = frozenset(
+            partition for partition in excess if not self._topic_exists(partition[0])
+        )
         if deleted:
             self._owned -= deleted
             events.append(
@@ -370,8 +376,8 @@ class ConsumerMember:
         return events
 
     def _topic_exists(self, topic_id: UUID) -> bool:
-        known = self._topics_by_name.get(self._topic_names[topic_id])
-        return known is not None and known.id == topic_id
+        topic = self._topics_by_name.get(self._topic_names[topic_id])
+        return topic is not None and topic.id == topic_id
 
     def _on_error(
         self, heartbeat: ConsumerHeartbeatRequest, response: ConsumerHeartbeatResponse, now: float

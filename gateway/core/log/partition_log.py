@@ -207,8 +207,8 @@ class PartitionLog:
 
         Returns:
             The position from which the logs differ, and whether it is certain that they do not
-                differ earlier. It is (None, True) if no held entry contradicts the position, and
-                the start of the held entries with False if all of them do.
+            differ earlier. It is (None, True) if no held entry contradicts the position, and
+            the start of the held entries with False if all of them do.
         """
         if position.epoch == NO_EPOCH or position.offset is None or self.start_offset is None:
             return None, True
@@ -234,7 +234,7 @@ class PartitionLog:
 
         Returns:
             The gap that the reader has to report, None if it lost nothing, and the position from
-                which it goes on.
+            which it goes on.
         """
         gap: Gap | None = None
         offset, epoch = position.offset, position.epoch

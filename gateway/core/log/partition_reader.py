@@ -515,17 +515,17 @@ class PartitionReader:
         position, the position must be above the end of the log, so the end is asked for next, not
         limited to the last stable offset.
         """
-        at = self.position.offset
-        assert at is not None
+        position_offset = self.position.offset
+        assert position_offset is not None
         self.state = ReaderState.STREAMING
-        if self._is_above_end and offset < at:
+        if self._is_above_end and offset < position_offset:
             self._leader_end_offset = offset
             self._on_divergence(offset, now)
         elif self._is_above_end:  # inside the leader's log after all: a stale broker answered
             self._is_above_end = False
-        elif self.policy is OutOfRangePolicy.LATEST and offset > at:
+        elif self.policy is OutOfRangePolicy.LATEST and offset > position_offset:
             self._jump(offset, epoch, GapReason.SKIPPED)
-        elif self.policy is not OutOfRangePolicy.LATEST and offset > at:
+        elif self.policy is not OutOfRangePolicy.LATEST and offset > position_offset:
             self._jump(offset, epoch, GapReason.RETENTION)
         else:
             # Fetch once more: a stale follower is current by then. If the offset is out of range
@@ -544,13 +544,13 @@ class PartitionReader:
 
     def _on_validated(self, epoch: int, end: int, now: float) -> None:
         """Go on where the leader's log and the position's agree."""
-        at = self.position.offset
-        assert at is not None
+        position_offset = self.position.offset
+        assert position_offset is not None
         self._validated_epoch = self.leader_epoch
         self.state = ReaderState.STREAMING
         if end < 0 and self._leader_end_offset is not None:
             end = self._leader_end_offset
-        if 0 <= end < at:
+        if 0 <= end < position_offset:
             self._jump(end, epoch, GapReason.TRUNCATED)
         elif self._leader_end_offset is not None:
             # The two answers contradict each other: the log ends below the position, but its

@@ -84,7 +84,7 @@ class Gap(NamedTuple):
     """Records that Kafka no longer has, or that will not be sent.
 
     Attributes:
-        tp: The partition that lacks them.
+        tp: The partition in which they are missing.
         offset: Where the stream stood.
         next_offset: Where it goes on. It is below `offset` only if the log itself went back (see
             `REWIND_REASONS`).

@@ -109,7 +109,7 @@ class IdempotencyWindow(Generic[F]):
     def add_written(
         self, key: IdempotencyKey, digest: bytes, location: RecordLocation, now: float
     ) -> None:
-        """Record that a record with this key is in Kafka, whoever wrote it.
+        """Record that a record with this key is in Kafka, no matter who wrote it.
 
         The first record of a key counts.
         """
@@ -142,8 +142,8 @@ def hash_record(
     return hasher.digest()
 
 
-def _require_same_digest(key: IdempotencyKey, one: bytes, other: bytes) -> None:
-    if one != other:
+def _require_same_digest(key: IdempotencyKey, digest: bytes, new_digest: bytes) -> None:
+    if digest != new_digest:
         raise KeyReused(
             422,
             "Idempotency key reused",

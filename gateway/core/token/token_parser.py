@@ -183,12 +183,12 @@ def parse_token(token: str) -> ResumeToken:
         )
     if encode_digits(crc32(raw[:-CRC_WIDTH]), CRC_WIDTH) != raw[-CRC_WIDTH:]:
         raise build_damaged_error()
-    body, mac, issuer, head = raw[:-CRC_WIDTH], b"", b"", 1
+    body, mac, issuer, head_size = raw[:-CRC_WIDTH], b"", b"", 1
     if raw[:1] == SIGNED_VERSION:
-        body, mac, head = body[:-MAC_WIDTH], body[-MAC_WIDTH:], 1 + ISSUER_WIDTH
-        issuer = body[1:head]
+        body, mac, head_size = body[:-MAC_WIDTH], body[-MAC_WIDTH:], 1 + ISSUER_WIDTH
+        issuer = body[1:head_size]
     reader = DigitReader(body)
-    reader.take(head)
+    reader.take(head_size)
     view, issued, cluster = (
         reader.take(DIGEST_WIDTH),
         reader.read_number(ISSUED_WIDTH),
@@ -196,10 +196,10 @@ def parse_token(token: str) -> ResumeToken:
     )
     topics = [read_token_topic(reader) for _ in range(reader.read_varint(MAX_TOKEN_CHARS))]
     # No two topics may be the same. Topics without an id may well have names of equal digest.
-    known = [
+    identified = [
         (topic.name, topic.id) for topic in topics if topic.id != digest_text("", TOPIC_ID_WIDTH)
     ]
-    if not reader.is_at_end() or len(set(known)) < len(known):
+    if not reader.is_at_end() or len(set(identified)) < len(identified):
         raise build_damaged_error()
     return ResumeToken(view, issued, cluster, topics, body if mac else b"", mac, issuer)
 
