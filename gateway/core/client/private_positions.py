@@ -69,6 +69,7 @@ class PrivatePositions(dict[TopicPartition, PartitionPosition]):
         self._cursor.next_seq = channel.next_seq
         detached: set[TopicPartition] = set()
         for tp, partition_position in position.items():
+            # What stood at the head already needs no private reading: it goes on there.
             if tp not in self and partition_position != tail.position[tp]:
                 self.detach(tp, partition_position)
                 detached.add(tp)
@@ -77,6 +78,8 @@ class PrivatePositions(dict[TopicPartition, PartitionPosition]):
     def get_cohort_data(self, chunk: Chunk) -> bytes:
         """Return what is left of a chunk for clients that stand where this one does."""
         if self._cohort_key is None:
+            # While something is pending, the time of issue has to stay the client's own: it says
+            # as of when the partition is to be resolved. So it is a part of what a cohort shares.
             has_pending = any(position.is_pending for position in self.values())
             self._issued_at = self._cursor.resolve_since if has_pending else None
             self._cohort_key = (self._issued_at, *sorted(self.items(), key=lambda item: item[0]))
@@ -90,6 +93,7 @@ class PrivatePositions(dict[TopicPartition, PartitionPosition]):
         end_offsets, position = self._cursor.end_offsets, self[tp]
         if end_offsets is None or position.offset is None or position.lineage == UNVERIFIED_LINEAGE:
             return False
+        # A partition without an end was added later, and is no part of the stream.
         return position.offset >= end_offsets.get(tp, 0)
 
 

@@ -97,6 +97,7 @@ class TableSnapshot:
                 break
         assert self.end_position.offset is not None
         next_offset = selected[-1].next_offset if selected else offset
+        # Behind the last entry there may be offsets whose records were replaced or deleted.
         if first + len(selected) == len(self.entries) and next_offset < self.end_position.offset:
             selected.append(
                 Skip(self.tp, next_offset, self.end_position.offset, self.end_position.epoch)

@@ -130,7 +130,7 @@ class WriteBatch:
         payload = self._cursor.channel.encoder.encode_entry(end)
         if payload is not None:
             self._events.append(ChannelEvent(None, payload, None))
-        self.remaining_bytes = min(self.remaining_bytes, 0)
+        self.remaining_bytes = min(self.remaining_bytes, 0)  # nothing more is added
 
     def move(self, tp: TopicPartition, position: PartitionPosition) -> None:
         """Move to a position with nothing to send."""
@@ -160,6 +160,7 @@ class WriteBatch:
     def _count_record(self) -> None:
         cursor = self._cursor
         cursor.traffic.untimed += 1
+        # Called for privately read records only: the cursor counts shared chunks as a whole.
         if cursor.snapshot is not None and not cursor.snapshot.is_closed:
             cursor.snapshot.records += 1
         if cursor.credit is not None:

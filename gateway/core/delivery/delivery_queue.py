@@ -12,7 +12,7 @@ The stages of a batch:
     SEND --suspect, a single record left--> PROBE --healthy--> DEAD_LETTER --written--> settled
     SEND --some records failed--> DEAD_LETTER
     SEND --all processed--> settled
-    PROBE --not healthy--> SEND
+    PROBE --not healthy, or without dead letters--> SEND
 
 Sans-I/O: time is an argument, in seconds of any monotonic clock. The shell's part:
 

@@ -234,6 +234,7 @@ class Replays:
         steps.append((now, replay.records))
         while len(steps) > 2 and now - steps[0][0] > RATE_WINDOW_S:
             steps.popleft()
+        # Drawn again for each change, so that no process is always the first to take over.
         timeout_s = self.silence_timeout_s * (1 + self.random() / 2)
         self._tracked[id] = _TrackedReplay(replay, now, timeout_s, steps)
 

@@ -242,6 +242,7 @@ class _Balancer:
             The giver, topic and taker of each move, in the order in which to make them; empty if
             there is no chain.
         """
+        # A taker with only one fewer would end up where the start was: nothing gets more even.
         max_load = self._load[start] - 2
         if min(self._load.values()) > max_load:
             return []
@@ -267,6 +268,7 @@ class _Balancer:
             held = candidates[giver]
             # The topic of which it has most goes first, so that topics stay mixed on members.
             for topic in sorted(held, key=lambda name: (-len(held[name]), name)):
+                # All readers of a topic are reached by the first giver of it.
                 if topic in seen_topics or not held[topic]:
                     continue
                 seen_topics.add(topic)

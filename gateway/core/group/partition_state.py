@@ -120,6 +120,7 @@ class PartitionState:
         if epoch >= 0:
             self.fetch_epoch = epoch
         self.backoff.reset()
+        # Nothing is kept, so what was fetched holds nothing to return: a commit may pass it.
         if not self.records:
             self._advance_position()
 
