@@ -1,4 +1,9 @@
-"""Kafka over HTTP for a back end in any language: it writes, reads, is called with batches.
+"""Serve Kafka over HTTP to back ends in any language: writing, reading, and calls with batches.
 
-Parts (`part`) are made with one context (`context`) and served by one application (`app`).
+Start with `app`: `SidecarApplication` creates one component (`component.Component`) for each
+section of the YAML's `sidecar`, gives all of them the same `context.Context`, and serves their
+routes as one ASGI application. `gateway.web` mounts that application beside the streams, or serves
+it alone (`gateway sidecar`). `http` has what all components need of HTTP; `producer`, `consumer`,
+`reactive`, `ksqldb`, `deadletter`, `replay`, `audit`, `admin` and `health` are the components, and
+`v2` is the dialect of Confluent's REST API v2 over the producer and the consumer.
 """

@@ -1,8 +1,9 @@
-"""The part `admin`: /adm, for the control plane and for operators.
+"""Serve `/adm` for the control plane and for operators.
 
-Only for who has the scope `admin`; where no guard is configured, for programs of this machine, as
-the gateway's own admin port decides it: neither another machine, nor by a name that leads here, nor
-a page of a browser. What it changes is this process only, and lasts until it ends.
+Only clients with the scope `admin` may use it. Where no guard is configured, only programs of this
+machine may, decided as the gateway's own admin port decides it: no other machine, no host name that
+resolves to here, no page of a browser. What it changes is this process only, until the process
+ends.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from .groups import GroupEndpoints
 log = logging.getLogger(__name__)
 
 ADMIN_SCOPE = "admin"
-MAX_BODY_BYTES = 64 << 10  # bytes of a request
-SHUTDOWN_DELAY_S = 0.2  # seconds before the end, in which the answer leaves
-ROOT_LOGGER = "ROOT"  # light-4j's name of the logger of all
+MAX_BODY_BYTES = 64 << 10
+SHUTDOWN_DELAY_S = 0.2  # so that the answer is sent before the process ends
+ROOT_LOGGER = "ROOT"  # light-4j's name of the root logger
 PROXY_HEADERS = ("origin", "forwarded", "via", "x-forwarded-for", "x-real-ip")
 LOCAL_ONLY_MESSAGE = "/adm is for programs of this machine; ask 127.0.0.1, or add sidecar.guarded"
 CHAOS_DISABLED_MESSAGE = "the chaos monkey is locked up; set sidecar.admin.chaos to true"
@@ -50,9 +51,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class AdminComponent:
-    """See the module, and `part.Part`.
+    """Serve the operations of /adm.
 
-    middleware: for the application, where the chaos monkey may be let loose.
+    Attributes:
+        monkey: The chaos monkey; None unless `admin.chaos` is set.
+        middleware: What the application must add for the chaos monkey, if anything.
     """
 
     def __init__(self, context: Context) -> None:
@@ -62,8 +65,9 @@ class AdminComponent:
         self._spec = context.spec
         self._started = time.time()
         self.monkey = ChaosMonkey() if settings.chaos else None
-        monkey = [] if self.monkey is None else [Middleware(ChaosMiddleware, monkey=self.monkey)]
-        self.middleware: Sequence[Middleware] = monkey
+        self.middleware: Sequence[Middleware] = (
+            [] if self.monkey is None else [Middleware(ChaosMiddleware, monkey=self.monkey)]
+        )
         groups = GroupEndpoints(context)
         self.routes: Sequence[BaseRoute] = [
             self._create_route("GET", "/adm/server/info", self._get_info),
@@ -79,38 +83,44 @@ class AdminComponent:
         ]
 
     async def run(self) -> None:
+        """Return at once: nothing runs beside the requests."""
         return None
 
     async def check_ready(self) -> None:
-        """Always ready."""
+        """Return always: it depends on nothing of its own."""
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Adds what a scrape wants to know."""
+        """Add the samples of the chaos monkey."""
         if self.monkey is not None:
             samples.add_counts(catalog.CHAOS_ASSAULTS, self.monkey.assault_counts)
 
     def _create_route(self, method: str, path: str, handler: Handler) -> Route:
-        async def admitted(request: Request) -> Response:
+        async def endpoint(request: Request) -> Response:
             await self._authorize(request)
             return await handler(request)
 
-        return Route(path, admitted, methods=[method])
+        return Route(path, endpoint, methods=[method])
 
     async def _authorize(self, request: Request) -> None:
-        """Raises NotGranted 401 and 403, Refusal 403."""
+        """Check that a client may use /adm, and log who changes something.
+
+        Raises:
+            NotGranted: 401 or 403, by the guards.
+            StatusError: 403, the client is not of this machine and no guard is configured.
+        """
         if self._context.section.guarded:
-            who = await self._context.authorize(request, ADMIN_SCOPE)
+            identity = await self._context.authorize(request, ADMIN_SCOPE)
         else:
-            who = "anyone"
+            identity = "anyone"
             if not _is_local(request):
                 raise StatusError(403, LOCAL_ONLY_MESSAGE)
         if request.method != "GET":
-            log.info("admin: %s %s by=%s", request.method, request.url.path, who)
+            log.info("admin: %s %s by=%s", request.method, request.url.path, identity)
 
     async def _get_info(self, request: Request) -> Response:
         cluster, settings = self._context.cluster, self._context.settings
         configuration = await asyncio.to_thread(_parse_configuration, dumps(settings))
-        told = {
+        info = {
             "name": settings.name,
             "version": version("gateway"),
             "python": sys.version.split()[0],
@@ -124,17 +134,18 @@ class AdminComponent:
             },
             "configuration": configuration,
         }
-        return build_json_response(told)
+        return build_json_response(info)
 
     async def _get_levels(self, request: Request) -> Response:
         return build_json_response(_format_levels())
 
     async def _set_levels(self, request: Request) -> Response:
-        wanted = await self._read_body(request, "setLevels")
-        named = dict(_parse_level(each["name"], each["level"]) for each in wanted)
+        """Set the levels that are named; all others stay as they are."""
+        entries = await self._read_body(request, "setLevels")
+        named = dict(_parse_level(entry["name"], entry["level"]) for entry in entries)
         levels = {**logs.get_levels(), **named}
-        at_all = levels.pop("")
-        logs.set_levels(at_all, levels)
+        root_level = levels.pop("")
+        logs.set_levels(root_level, levels)
         log.info(
             "admin: levels are %s", ", ".join(f"{k or ROOT_LOGGER}={v}" for k, v in named.items())
         )
@@ -168,7 +179,10 @@ class AdminComponent:
 
 
 def _is_local(request: Request) -> bool:
-    """A program of this machine, as far as can be seen; what a proxy passes on is from anywhere."""
+    """Return whether a program of this machine sent a request, as far as can be seen.
+
+    What a proxy passes on may be from anywhere, so its headers make a request a foreign one.
+    """
     address = request.client.host if request.client else None
     if any(name in request.headers for name in PROXY_HEADERS):
         return False
@@ -176,7 +190,7 @@ def _is_local(request: Request) -> bool:
 
 
 def _get_hostname(request: Request) -> str | None:
-    """By what host it was asked; None where that is not to be read."""
+    """Return the host that the client requested, or None if its header cannot be parsed."""
     try:
         return request.url.hostname
     except ValueError:
@@ -184,7 +198,7 @@ def _get_hostname(request: Request) -> str | None:
 
 
 def _parse_configuration(text: str) -> Any:
-    """As effective, its secrets as the references that they were written as."""
+    """Parse the effective configuration, in which secrets are still written as references."""
     return YAML(typ="safe", pure=True).load(text)
 
 
@@ -194,17 +208,22 @@ def _format_levels() -> Sequence[Mapping[str, str]]:
 
 
 def _parse_level(name: str, level: str) -> tuple[str, str]:
-    """As `telemetry.logs` has them. Raises Refusal 400."""
-    room = "" if name == ROOT_LOGGER else name.removeprefix("gateway.")
-    known = [*logs.LIBRARIES, *(each.removeprefix("gateway.") for each in _list_loggers())]
-    if room and room not in known:
+    """Return a module and its level, as `telemetry.logs` has them.
+
+    Raises:
+        StatusError: 400, the module or the level is unknown.
+    """
+    module = "" if name == ROOT_LOGGER else name.removeprefix("gateway.")
+    known = [*logs.LIBRARIES, *(logger.removeprefix("gateway.") for logger in _list_loggers())]
+    if module and module not in known:
         near = suggest(name, [ROOT_LOGGER, *known], "use ROOT for all")
         raise StatusError(400, f"no module logs as '{name}'; {near}", code="INVALID_REQUEST")
-    wanted = {"WARN": "warning", "TRACE": "debug"}.get(level.upper(), level.lower())
-    if wanted not in logs.LEVELS:
-        near = suggest(wanted, logs.LEVELS, f"use one of {', '.join(logs.LEVELS)}")
+    # WARN and TRACE are light-4j's words.
+    normalized = {"WARN": "warning", "TRACE": "debug"}.get(level.upper(), level.lower())
+    if normalized not in logs.LEVELS:
+        near = suggest(normalized, logs.LEVELS, f"use one of {', '.join(logs.LEVELS)}")
         raise StatusError(400, f"'{level}' is no level; {near}", code="INVALID_REQUEST")
-    return room, wanted
+    return module, normalized
 
 
 def _list_loggers() -> Sequence[str]:
@@ -212,14 +231,17 @@ def _list_loggers() -> Sequence[str]:
 
 
 def _parse_assault(request: Request) -> str:
-    given = request.path_params["assault"]
-    if given not in ASSAULT_NAMES:
-        near = suggest(given, ASSAULT_NAMES, f"use one of {', '.join(ASSAULT_NAMES)}")
-        raise StatusError(404, f"there is no assault '{given}'; {near}", code="UNKNOWN_ASSAULT")
-    return ASSAULT_NAMES[given]
+    name = request.path_params["assault"]
+    if name not in ASSAULT_NAMES:
+        near = suggest(name, ASSAULT_NAMES, f"use one of {', '.join(ASSAULT_NAMES)}")
+        raise StatusError(404, f"there is no assault '{name}'; {near}", code="UNKNOWN_ASSAULT")
+    return ASSAULT_NAMES[name]
 
 
 async def _terminate(workers: int) -> None:
-    """As SIGTERM does it: no connection is taken, what is under way ends, then the process."""
+    """Send SIGTERM to the server: it accepts no connection, ends what is under way, then itself.
+
+    With several workers, the supervisor gets it, and ends all of them.
+    """
     await asyncio.sleep(SHUTDOWN_DELAY_S)
     os.kill(os.getppid() if workers > 1 else os.getpid(), signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""All parts of the sidecar as one application, to stand beside the streams or alone.
+"""Serve all components of the sidecar as one application, beside the streams or alone.
 
-A page in a browser is none of its callers: a sidecar serves the programs of its pod, and a page
-could come from anywhere. What a browser sends for a page says so, and is refused.
+A sidecar serves the programs of its pod. Pages in a browser are refused: a page could come from
+anywhere, and what a browser sends for a page says so (`Origin`, `Sec-Fetch-Site`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import ASGIApp, Receive, Send
-from starlette.types import Scope as Asked
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import Settings
 from gateway.config.checks.guards import is_loopback
@@ -53,10 +52,10 @@ from .supervision import run_supervised
 log = logging.getLogger(__name__)
 
 NDJSON = b"application/x-ndjson"
-DEFAULT_MAX_BODY_BYTES = 1_000_000  # bytes of a body, where no option says more
+DEFAULT_MAX_BODY_BYTES = 1_000_000  # of a body, where no option allows more
 
-# Which parts a section brings: `module:class`, imported where it is there. A module's operations
-# are in `http/spec/MODULE.yaml`.
+# The components of each section as `module:class`, imported only if the section is configured. The
+# operations of a module are in `http/spec/MODULE.yaml`.
 COMPONENTS: Mapping[str, Sequence[str]] = {
     "audit": ["audit:AuditComponent"],
     "producer": ["producer:ProducerComponent", "v2.produce:Writing"],
@@ -72,17 +71,33 @@ COMPONENTS: Mapping[str, Sequence[str]] = {
     "admin": ["admin:AdminComponent"],
     "health": ["health:HealthComponent"],
 }
-DEFAULT_SECTIONS = frozenset({"health"})  # sections that need not be written
-GATEWAY_HEALTH_PATHS = frozenset({"/health/live", "/health/ready"})  # the gateway's own, also alone
-PUBLIC_PATHS = frozenset({"/docs", "/docs.css", "/openapi.json"})  # what pages are
+DEFAULT_SECTIONS = frozenset({"health"})  # on without being written in the YAML
+# The gateway's own, which it serves also when the sidecar has the port for itself.
+GATEWAY_HEALTH_PATHS = frozenset({"/health/live", "/health/ready"})
+PUBLIC_PATHS = frozenset({"/docs", "/docs.css", "/openapi.json"})  # for browsers, too
 
 
 class SidecarApplication:
-    """See the module. Raises ConfigError for a section that this version does not serve.
+    """Run the components of the configured sections, and serve their routes as `app`.
 
-    scope: who may; see there.
-    alone: nothing else is served on its port, but for the gateway's own health and metrics.
-    documents: as of `Context`.
+    `gateway.cli` creates it. `gateway.web` asks it which paths are its own, serves `app` and runs
+    `run` beside it.
+
+    Args:
+        settings: The configuration, with a section `sidecar`.
+        cluster: The connections to Kafka, which the caller runs.
+        authorize: Decides what a client may do.
+        standalone: Whether nothing else is served on its port but the gateway's health and metrics.
+        documents: As of `Context`.
+
+    Attributes:
+        context: What all components share.
+        components: The components in the order of `COMPONENTS`.
+        routes: The routes of all components, and those of the documentation.
+        app: The ASGI application.
+
+    Raises:
+        ConfigError: A section is configured that this version does not serve.
     """
 
     def __init__(
@@ -100,8 +115,8 @@ class SidecarApplication:
             name for name in sections if not COMPONENTS[name] and name not in DEFAULT_SECTIONS
         ]
         if missing:
-            what = "is not served by this version; remove it"
-            raise ConfigError([f"sidecar.{name}: {what}" for name in missing])
+            problem = "is not served by this version; remove it"
+            raise ConfigError([f"sidecar.{name}: {problem}" for name in missing])
         served = [name for name in sections if COMPONENTS[name]]
         modules = [path.partition(":")[0] for name in served for path in COMPONENTS[name]]
         spec = Spec(name for name in modules if (SPEC_DIRECTORY / f"{name}.yaml").is_file())
@@ -120,15 +135,19 @@ class SidecarApplication:
         self.components: list[Component] = [
             self._create_component(name, path) for name, path in self._component_paths
         ]
-        self.routes: list[BaseRoute] = [route for part in self.components for route in part.routes]
+        self.routes: list[BaseRoute] = [
+            route for component in self.components for route in component.routes
+        ]
         self.routes += docs.build_routes(spec, settings.name)
         self._request_counts = EndpointCounts(self.routes)
         self._first_segments = {
             _get_first_segment(route.path) for route in self.routes if isinstance(route, Route)
         }
-        self._first_segments -= {"health"}  # shared with the gateway
+        # The gateway has paths below /health, too, so those are compared one by one.
+        self._first_segments -= {"health"}
         self.app: ASGIApp = Starlette(
             routes=self.routes,
+            # The first is the outermost: refused requests are counted and have ids, too.
             middleware=[
                 Middleware(RequestCountMiddleware, requests=self._request_counts),
                 Middleware(RequestIdMiddleware),
@@ -136,98 +155,109 @@ class SidecarApplication:
                 Middleware(
                     AuthenticationMiddleware, authorize=authorize, is_unlimited=self.is_unlimited
                 ),
-                *(each for part in self.components for each in getattr(part, "middleware", ())),
+                *(
+                    middleware
+                    for component in self.components
+                    for middleware in getattr(component, "middleware", ())
+                ),
             ],
             exception_handlers=EXCEPTION_HANDLERS,
         )
-        self.app.router.redirect_slashes = False
+        self.app.router.redirect_slashes = False  # the paths that may end in a slash say so
 
     def _create_component(self, section: str, path: str) -> Component:
         module, _, name = path.partition(":")
-        part: Component = getattr(import_module(f"{__package__}.{module}"), name)(self.context)
-        self.context.components[
-            f"{section}:{name}" if section in self.context.components else section
-        ] = part
-        return part
+        component: Component = getattr(import_module(f"{__package__}.{module}"), name)(self.context)
+        # The first component of a section is known by the section's name, others by theirs, too.
+        key = f"{section}:{name}" if section in self.context.components else section
+        self.context.components[key] = component
+        return component
 
     def owns_path(self, path: str) -> bool:
-        """Is a path, decoded, the sidecar's?"""
+        """Return whether a path, already percent-decoded, is the sidecar's."""
         if self._is_standalone:
             return path not in self._gateway_paths
         if _get_first_segment(path) in self._first_segments:
             return True
-        asked = {"type": "http", "path": path, "method": "GET"}
-        return any(route.matches(asked)[0] is not Match.NONE for route in self.routes)
+        scope = {"type": "http", "path": path, "method": "GET"}
+        return any(route.matches(scope)[0] is not Match.NONE for route in self.routes)
 
     def get_body_limits(self, content_type: bytes) -> tuple[float, float]:
-        """For a body, by its content type: bytes, and seconds until it is there."""
+        """Return the limits of a request body by its content type: bytes, and seconds to arrive."""
         if content_type.lower().startswith(NDJSON):
-            return math.inf, math.inf  # for as long as it lasts; its reader minds both
+            return math.inf, math.inf  # a stream of lines; its reader limits both
         if self.context.section.guarded:
-            return (
-                math.inf,
-                body.BODY_TIMEOUT_S,
-            )  # whether it is too large is said to who is known only
+            # Only an authenticated client learns that a body is too large: the endpoint's own
+            # `read_body` says so, after the guards.
+            return math.inf, body.BODY_TIMEOUT_S
         return self._max_body_bytes, body.BODY_TIMEOUT_S
 
     def format_error(self, error: RequestError) -> tuple[str, bytes]:
-        """What the server itself refuses, in the sidecar's words, and Confluent's: content type and
-        body."""
+        """Format what the server itself refuses, in the contract's words and in Confluent's.
+
+        Returns:
+            The content type and the body.
+        """
         body = build_status(*describe_error(StatusError(error.status, str(error))))
         return "application/json", orjson.dumps({**body, "error_code": error.status})
 
     def is_unlimited(self, path: str) -> bool:
-        """Pages and health are not limited."""
+        """Return whether a path may be requested by anybody, and without a limit of requests."""
         return path in PUBLIC_PATHS or path.startswith(UNLIMITED_PREFIX)
 
     async def run(self) -> None:
-        """Beside the application until it is cancelled. The cluster runs by now."""
+        """Run the components until cancelled. The cluster must be running."""
         producer = self.context.section.producer
         compression = "none" if producer is None else producer.compression
-        self.context.draining = asyncio.Event()
+        self.context.draining = asyncio.Event()  # an application may run more than once, in tests
         self.context.producer = Producer(self.context.cluster, compression=compression)
         try:
             async with asyncio.TaskGroup() as group:
-                for part in self.components:
-                    group.create_task(run_supervised(part.run, type(part).__name__))
-                group.create_task(asyncio.Event().wait())
+                for component in self.components:
+                    group.create_task(run_supervised(component.run, type(component).__name__))
+                group.create_task(asyncio.Event().wait())  # components may return; this never does
         finally:
             await self.context.producer.close()
             await self.context.codecs.close()
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Adds what a scrape wants to know, of requests and of the parts that count anything."""
+        """Add the samples of requests, and those of every component that counts anything."""
         self._request_counts.collect_metrics(samples)
         missing = self.context.cluster.coordinators.stats.missing_records
         samples.add_counts(catalog.CONSUMER_MISSING_RECORDS, missing)
-        for part in self.components:
-            count = getattr(part, "collect_metrics", None)
-            if count is not None:
-                count(samples)
+        for component in self.components:
+            collect = getattr(component, "collect_metrics", None)
+            if collect is not None:
+                collect(samples)
 
     def drain(self) -> None:
-        """The server is about to end: long requests end theirs."""
+        """Let long requests end: the server is about to stop."""
         self.context.draining.set()
 
 
 class OriginCheckMiddleware:
-    """Middleware that refuses pages; see the module."""
+    """Refuse requests that a browser sends for a page.
+
+    An unguarded sidecar on a loopback address also refuses a `Host` that is not this machine's.
+    That stops DNS rebinding, where a page's own host name is made to resolve to 127.0.0.1.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         section = settings.sidecar
-        # Unguarded and for this machine only: a name that a stranger made lead here is refused.
+
         self._is_local_only = section is not None and not section.guarded
         self._is_local_only = self._is_local_only and is_loopback(settings.listen.host)
 
-    async def __call__(self, scope: Asked, receive: Receive, send: Send) -> None:
-        refused = None if scope["type"] != "http" else self._check_request(scope)
-        if refused is None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = None if scope["type"] != "http" else self._check_request(scope)
+        if refusal is None:
             await self._app(scope, receive, send)
         else:
-            await build_error_response(refused)(scope, receive, send)
+            await build_error_response(refusal)(scope, receive, send)
 
-    def _check_request(self, scope: Asked) -> StatusError | None:
+    def _check_request(self, scope: Scope) -> StatusError | None:
+        """Return why a request is refused, or None if it is not."""
         if scope["path"] in PUBLIC_PATHS:
             return None
         headers = Headers(scope=scope)
@@ -235,17 +265,21 @@ class OriginCheckMiddleware:
             return StatusError(403, "a page of a browser may ask for nothing here; use a program")
         host = headers.get("host", "localhost")
         if self._is_local_only and not _is_local_host(host):
-            what = f"{host[:80]} is no name of this machine"
-            return StatusError(403, f"{what}; ask localhost, or add sidecar.guarded")
+            problem = f"{host[:80]} is no name of this machine"
+            return StatusError(403, f"{problem}; ask localhost, or add sidecar.guarded")
         return None
 
 
 class AuthenticationMiddleware:
-    """Middleware that asks who a client is before anything else is looked at: what there is, and
-    what is wrong with a request, is nothing to tell a stranger.
+    """Authenticate a client before anything else of its request is looked at.
 
-    scope: asked for no scope in particular; what may be done is asked where it is done.
-    free:  whether a path is for anybody.
+    A stranger must not learn which paths there are, nor what is wrong with a request. No particular
+    scope is required here: the endpoints check what a client may do.
+
+    Args:
+        app: The application behind it.
+        authorize: Decides who a client is.
+        is_unlimited: Whether a path is for anybody.
     """
 
     def __init__(
@@ -255,7 +289,7 @@ class AuthenticationMiddleware:
         self._authorize = authorize
         self._is_unlimited = is_unlimited
 
-    async def __call__(self, scope: Asked, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -265,16 +299,20 @@ class AuthenticationMiddleware:
                 await self._authorize(request, AUTHENTICATED)
             check_ids(scope)
         except GatewayError as exc:
-            of_v2 = media.is_confluent_request(request.headers)
-            refused = (
-                CONFLUENT.build_error_response(request, exc) if of_v2 else build_error_response(exc)
+            is_confluent = media.is_confluent_request(request.headers)
+            response = (
+                CONFLUENT.build_error_response(request, exc)
+                if is_confluent
+                else build_error_response(exc)
             )
-            await refused(scope, receive, send)
+            await response(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
 def _is_local_host(host: str) -> bool:
+    """Return whether a `Host` header, with or without a port, names this machine."""
+    # `[::1]:8080`, `[::1]`, `localhost:8080` or `localhost.`
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]").rstrip(".").lower()
     try:
@@ -284,14 +322,14 @@ def _is_local_host(host: str) -> bool:
 
 
 def _get_first_segment(path: str) -> str:
-    """The first segment of a path; empty for a parameter, and for `/`."""
+    """Return the first segment of a path; empty for a parameter, and for `/`."""
     segment = path[1:].partition("/")[0]
     return "" if segment.startswith("{") else segment
 
 
 def get_catalog(settings: Settings) -> Any:
-    """Where the sidecar's schemas are; None where no catalog is."""
-    wanted = settings.sidecar.catalog if settings.sidecar is not None else None
-    if wanted is not None:
-        return settings.catalogs[wanted]
+    """Return the catalog that has the sidecar's schemas, or None if there is none."""
+    name = settings.sidecar.catalog if settings.sidecar is not None else None
+    if name is not None:
+        return settings.catalogs[name]
     return next(iter(settings.catalogs.values())) if len(settings.catalogs) == 1 else None

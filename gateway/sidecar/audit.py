@@ -1,9 +1,9 @@
-"""The part `audit`: who wrote and read what, for auditors, in a topic, a file or the log.
+"""Record who wrote and read what, for auditors, in a topic, a file or the log.
 
-Nobody who writes or reads waits for it: a record is an entry of a bounded queue, and one task hands
-on what is there. Where Kafka is away for longer than the queue lasts, the newest are dropped, which
-is counted and said. Records may come twice, with the same `id`: what may have been written is
-written again.
+Nothing that writes or reads waits for the audit: a record is an entry of a bounded queue, and one
+task writes what is in it. If Kafka is away for longer than the queue lasts, the newest records are
+dropped, which is counted and logged. A record may come twice, with the same `id`: what may have
+been written already is written again.
 """
 
 from __future__ import annotations
@@ -41,19 +41,22 @@ from .context import Context
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED_RECORDS = 10_000  # records that wait; 600 bytes each
+MAX_QUEUED_RECORDS = 10_000  # of about 600 bytes each
 MAX_BATCH_RECORDS = 500
-WRITE_TIMEOUT_S = 30.0  # seconds for Kafka to take one
-RETRY_DELAY_S = 1.0  # seconds before what could not be written is tried again
-DRAIN_TIMEOUT_S = 3.0  # seconds for what is left when the sidecar ends
-DROP_LOG_INTERVAL_S = 10.0  # seconds between two lines about dropped records
-MAX_BODY_BYTES = 1 << 20  # bytes of a request
+WRITE_TIMEOUT_S = 30.0  # for Kafka to acknowledge one record
+RETRY_DELAY_S = 1.0  # before what could not be written is tried again
+DRAIN_TIMEOUT_S = 3.0  # for what is queued when the sidecar ends
+DROP_LOG_INTERVAL_S = 10.0  # between two log lines about dropped records
+MAX_BODY_BYTES = 1 << 20
 
 AuditRecord: TypeAlias = Mapping[str, Any]
 
 
 class PendingAuditRecord(NamedTuple):
-    """A record to be; made where somebody waits, so it is written out later."""
+    """Hold what an audit record is made of.
+
+    Requests create it, where somebody waits, so the JSON is made later by the component's own task.
+    """
 
     type: str
     topic: str
@@ -63,13 +66,16 @@ class PendingAuditRecord(NamedTuple):
     correlation: str
     traceability: str
     error: str | None
-    at: float
+    at: float  # seconds since 1970
 
 
 class AuditComponent:
-    """See the module, and `part.Part`; it is the context's `audit` from here on.
+    """Collect audit records and write them to where `audit.to` says.
 
-    outcomes: records by what became of them (`written`, `dropped`, `failed`).
+    It replaces the context's `auditor` unless `audit.to` is `off`.
+
+    Attributes:
+        outcomes: Records by what became of them (`written`, `dropped`, `failed`).
     """
 
     def __init__(self, context: Context) -> None:
@@ -82,7 +88,7 @@ class AuditComponent:
         self._queue: deque[PendingAuditRecord | AuditRecord] = deque()
         self._has_records = asyncio.Event()
         self._drop_logged_at = float("-inf")
-        self._failure: str | None = None
+        self._failure: str | None = None  # why records wait; None while they are written
         self._operation = context.spec["auditActive"]
         self.routes: Sequence[BaseRoute] = [
             Route(
@@ -99,6 +105,7 @@ class AuditComponent:
         self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
         correlation: str = "", traceability: str = "", error: str | None = None,
     ) -> None:  # fmt: skip
+        """Queue a record about a write; see `context.Auditor`."""
         ids = (correlation, traceability, error, time.time())
         self._enqueue(PendingAuditRecord("PRODUCER", topic, partition, offset, key, *ids))
 
@@ -107,14 +114,17 @@ class AuditComponent:
         reactive: bool = False, correlation: str = "", traceability: str = "",
         error: str | None = None,
     ) -> None:  # fmt: skip
+        """Queue a record about a read; see `context.Auditor`."""
         kind = "REACTIVE_CONSUMER" if reactive else "ACTIVE_CONSUMER"
         ids = (correlation, traceability, error, time.time())
         self._enqueue(PendingAuditRecord(kind, topic, partition, offset, key, *ids))
 
     async def run(self) -> None:
+        """Write queued records until cancelled, then what is left for a few seconds."""
         try:
             while self._settings.to != "off":
                 await self._has_records.wait()
+                # Cleared before the queue is emptied: what is added meanwhile sets it again.
                 self._has_records.clear()
                 while self._queue:
                     await self._write_batch()
@@ -122,13 +132,14 @@ class AuditComponent:
             await self._drain()
 
     async def check_ready(self) -> None:
-        """Always ready: nobody waits for it."""
+        """Return always: nothing waits for the audit."""
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Adds what a scrape wants to know."""
+        """Add the samples of what became of audit records."""
         samples.add_counts(catalog.AUDIT_RECORDS, self.outcomes)
 
     def _enqueue(self, entry: PendingAuditRecord | AuditRecord) -> bool:
+        """Add a record to the queue, and return False if the queue is full."""
         if len(self._queue) >= MAX_QUEUED_RECORDS:
             self.outcomes["dropped"] += 1
             self._log_dropped()
@@ -141,21 +152,23 @@ class AuditComponent:
         now = time.monotonic()
         if now - self._drop_logged_at >= DROP_LOG_INTERVAL_S:
             self._drop_logged_at = now
-            count, why = self.outcomes["dropped"], self._failure or "too many at once"
-            log.warning("audit: %d records were dropped so far: %s", count, why)
+            count, reason = self.outcomes["dropped"], self._failure or "too many at once"
+            log.warning("audit: %d records were dropped so far: %s", count, reason)
 
     async def _write_batch(self) -> None:
-        """Some of what waits; what could not be had, again after a while."""
+        """Write the first records of the queue, and put back what is to be tried again."""
         batch = [self._queue.popleft() for _ in range(min(MAX_BATCH_RECORDS, len(self._queue)))]
-        left = made = [self._build_record(each) for each in batch]
+        # They get their ids here and go back with them, so that auditors can recognize a repetition.
+        unwritten = records = [self._build_record(entry) for entry in batch]
         try:
-            left = await self._write_records(made)
-        finally:
-            self._queue.extendleft(reversed(left))
-        if left:
-            await asyncio.sleep(RETRY_DELAY_S)
+            unwritten = await self._write_records(records)
+        finally:  # also when cancelled: `_drain` writes them
+            self._queue.extendleft(reversed(unwritten))
+        if unwritten:
+            await asyncio.sleep(RETRY_DELAY_S)  # Kafka or the disk needs a moment
 
     async def _drain(self) -> None:
+        """Write what is left when the sidecar ends, within `DRAIN_TIMEOUT_S`."""
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while self._queue:
@@ -170,7 +183,7 @@ class AuditComponent:
         )
 
     async def _write_records(self, records: list[AuditRecord]) -> list[AuditRecord]:
-        """Those that are to be tried again."""
+        """Write records, and return those that are to be tried again."""
         if self._settings.to == "topic":
             try:
                 return await self._write_to_topic(records)
@@ -179,8 +192,8 @@ class AuditComponent:
                 return records
         try:
             if self._settings.file is None:
-                for each in records:
-                    log.info("audit %s", orjson.dumps(each).decode())
+                for record in records:
+                    log.info("audit %s", orjson.dumps(record).decode())
             else:
                 await asyncio.to_thread(_append_to_file, self._settings.file, records)
         except OSError as error:
@@ -190,30 +203,32 @@ class AuditComponent:
         return []
 
     async def _write_to_topic(self, records: Sequence[AuditRecord]) -> list[AuditRecord]:
-        """To Kafka; those that it may have next time."""
-        known = await self._get_or_create_topic()
-        under_way = []
-        for each in records:
-            key = str(each.get("correlationId") or each["id"]).encode()
-            tp = TopicPartition(known.name, compute_partition(key, len(known.partitions)))
-            under_way.append(
-                self._context.producer.send(tp, key, orjson.dumps(each), timeout_s=WRITE_TIMEOUT_S)
+        """Write records to Kafka, and return those that Kafka may accept next time."""
+        topic = await self._get_or_create_topic()
+        sends = []
+        for record in records:
+            key = str(record.get("correlationId") or record["id"]).encode()
+            tp = TopicPartition(topic.name, compute_partition(key, len(topic.partitions)))
+            sends.append(
+                self._context.producer.send(
+                    tp, key, orjson.dumps(record), timeout_s=WRITE_TIMEOUT_S
+                )
             )
-        results = await asyncio.gather(*under_way, return_exceptions=True)
-        again: list[AuditRecord] = []
-        for each, result in zip(records, results, strict=True):
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        unwritten: list[AuditRecord] = []
+        for record, result in zip(records, results, strict=True):
             if isinstance(result, BrokerUnavailable):
                 self._note_failure(str(result))
-                again.append(each)
-            elif isinstance(result, BaseException):
+                unwritten.append(record)
+            elif isinstance(result, BaseException):  # refused: it would be refused again
                 self.outcomes["failed"] += 1
                 self._note_failure(str(result))
             else:
                 self._note_written(1)
-        return again
+        return unwritten
 
     async def _get_or_create_topic(self) -> TopicMetadata:
-        """Made where it is missing: what happens meanwhile waits."""
+        """Return the topic's metadata, and create the topic where it is missing."""
         try:
             return await self._context.get_topic(self._settings.topic)
         except UnknownTopic:
@@ -221,36 +236,37 @@ class AuditComponent:
                 log.info("audit: the topic %s is made", self._settings.topic)
             return await self._context.get_topic(self._settings.topic)
 
-    def _note_failure(self, why: str) -> None:
+    def _note_failure(self, reason: str) -> None:
+        """Remember why records wait, and log it once until one is written."""
         if self._failure is None:
-            log.warning("audit: records wait: %s", why)
-        self._failure = why
+            log.warning("audit: records wait: %s", reason)
+        self._failure = reason
 
     def _note_written(self, records: int) -> None:
         self.outcomes["written"] += records
         self._failure = None
 
     async def _accept_records(self, request: Request) -> Response:
-        """Those of a back end, which has read by itself."""
+        """Accept audit records of a back end that has read by itself."""
         await self._context.authorize(request, WRITE_SCOPE)
         self._operation.parse_parameters(request)
         data = await read_body(request, MAX_BODY_BYTES)
-        given = self._operation.parse_body(data, request.headers.get("content-type"))
-        records = [_format_backend_record(each, self._service) for each in given]
-        for place, each in enumerate(records):
-            _check_serializable(each, place)
+        entries = self._operation.parse_body(data, request.headers.get("content-type"))
+        records = [_format_backend_record(entry, self._service) for entry in entries]
+        for index, record in enumerate(records):
+            _check_serializable(record, index)
         if self._settings.to != "off":
             if len(records) > MAX_QUEUED_RECORDS - len(self._queue):
-                what = f"{len(self._queue)} audit records wait already; try again"
-                raise StatusError(503, what, retry_after=RETRY_DELAY_S)
-            for each in records:
-                self._enqueue(each)
+                problem = f"{len(self._queue)} audit records wait already; try again"
+                raise StatusError(503, problem, retry_after=RETRY_DELAY_S)
+            for record in records:
+                self._enqueue(record)
         return build_json_response({"accepted": len(records)}, 202)
 
 
 def _format_record(entry: PendingAuditRecord, service: str) -> AuditRecord:
-    """As the contract has it. A key that is no text is base64, and says so."""
-    key, form = _encode_key(entry.key)
+    """Build an audit record as the contract has it; a key that is not UTF-8 becomes base64."""
+    key, key_format = _encode_key(entry.key)
     return {
         "id": str(uuid.uuid4()),
         "serviceId": service,
@@ -261,7 +277,7 @@ def _format_record(entry: PendingAuditRecord, service: str) -> AuditRecord:
         "correlationId": entry.correlation,
         "traceabilityId": entry.traceability,
         "key": key,
-        **form,
+        **key_format,
         "auditStatus": "SUCCESS" if entry.error is None else "FAILURE",
         "stacktrace": entry.error,
         "timestamp": _format_time(entry.at),
@@ -269,16 +285,22 @@ def _format_record(entry: PendingAuditRecord, service: str) -> AuditRecord:
 
 
 def _format_backend_record(fields: Mapping[str, Any], service: str) -> AuditRecord:
-    """An audit record; or what a back end answers of a record: {"record", "processed", ...}."""
+    """Build an audit record from what a back end sent.
+
+    Args:
+        fields: An audit record, or what a back end answers about a record it processed:
+            `{"record": {...}, "processed": true, ...}`.
+        service: The sidecar's name.
+    """
     record = fields.get("record")
-    read = record if isinstance(record, Mapping) else {}
+    source = record if isinstance(record, Mapping) else {}
     processed = fields.get("processed", True)
     ids = get_current_ids()
-    made = {
+    defaults = {
         "id": str(uuid.uuid4()),
         "serviceId": service,
         "auditType": "ACTIVE_CONSUMER",
-        **{name: read.get(name) for name in ("topic", "partition", "offset", "key")},
+        **{name: source.get(name) for name in ("topic", "partition", "offset", "key")},
         "correlationId": ids.correlation,
         "traceabilityId": ids.traceability,
         "auditStatus": "SUCCESS" if processed else "FAILURE",
@@ -286,11 +308,17 @@ def _format_backend_record(fields: Mapping[str, Any], service: str) -> AuditReco
         "timestamp": _format_time(time.time()),
     }
     fields = {name: value for name, value in fields.items() if name not in ("record", "processed")}
-    return made | {name: value for name, value in fields.items() if value is not None}
+    return defaults | {name: value for name, value in fields.items() if value is not None}
 
 
 def _check_serializable(record: AuditRecord, index: int) -> None:
-    """One that is not would be tried for ever, before all behind it. Raises Refusal 400."""
+    """Check that a record can be written as JSON.
+
+    One that cannot would be tried for ever, and block all records behind it.
+
+    Raises:
+        StatusError: 400, it is nested too deep.
+    """
     try:
         orjson.dumps(record)
     except TypeError:
@@ -300,6 +328,7 @@ def _check_serializable(record: AuditRecord, index: int) -> None:
 
 
 def _encode_key(key: bytes | None) -> tuple[str | None, AuditRecord]:
+    """Return a key as text, and the member that says so if it had to be base64."""
     if key is None:
         return None, {}
     try:
@@ -309,12 +338,12 @@ def _encode_key(key: bytes | None) -> tuple[str | None, AuditRecord]:
 
 
 def _format_time(at: float) -> str:
-    """RFC 3339 in UTC."""
-    told = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-    return told.replace("+00:00", "Z")
+    """Format seconds since 1970 as RFC 3339 in UTC, with milliseconds."""
+    text = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
 
 
 def _append_to_file(file: str, records: Sequence[AuditRecord]) -> None:
-    """A line each; opened anew each time, so that the file may be moved away."""
+    """Append records as lines; the file is opened each time, so that it may be rotated."""
     with Path(file).open("ab") as out:
-        out.write(b"".join(orjson.dumps(each) + b"\n" for each in records))
+        out.write(b"".join(orjson.dumps(record) + b"\n" for record in records))

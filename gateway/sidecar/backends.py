@@ -1,4 +1,4 @@
-"""Whose back end: the reactive groups of the configuration, by their names."""
+"""Find the reactive group whose back end a request is about."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from gateway.sidecar.http.status import StatusError
 
 
 def get_group(section: Sidecar, name: str | None) -> Group:
-    """None: the only one. Raises Refusal 400."""
+    """Return the configured group of a name.
+
+    Args:
+        section: The section `sidecar`.
+        name: The group's name; None for the only one.
+
+    Raises:
+        StatusError: 400, no such group is configured, or there are several and none is named.
+    """
     groups = (
-        {} if section.reactive is None else {each.group: each for each in section.reactive.groups}
+        {}
+        if section.reactive is None
+        else {group.group: group for group in section.reactive.groups}
     )
     if not groups:
         what = "no back end is configured; add sidecar.reactive with the group that has it"
@@ -28,9 +38,9 @@ def get_group(section: Sidecar, name: str | None) -> Group:
 
 
 def get_dead_letter_ext(section: Sidecar, group: str | None) -> str:
-    """What topics of dead letters end in: those of a group, or in general."""
+    """Return what topics of dead letters end in: a group's own ending, or the general one."""
     configured = () if section.reactive is None else section.reactive.groups
-    for each in configured:
-        if each.group == group:
-            return each.dead_letter_topic_ext
+    for group_settings in configured:
+        if group_settings.group == group:
+            return group_settings.dead_letter_topic_ext
     return (section.dead_letter or DeadLetter()).topic_ext

@@ -1,8 +1,9 @@
-"""The chaos monkey: some requests are late, fail, or lose their connection, for tests of teams.
+"""Delay, fail or cut some requests on purpose, for tests of teams (the chaos monkey).
 
-Off, and refused unless `admin.chaos` is true. Never on /health and /adm: who let it loose must be
-able to stop it, also for requests that wait already. As light-4j has it: an assault that is
-`enabled` and not in `bypass` meets one of `level` requests, by chance.
+It is off, and cannot be enabled unless `admin.chaos` is true. It never touches /health and /adm, so
+that an operator can always disable it again, also for requests that it delays already. The rules
+are light-4j's: an assault that is `enabled` and not in `bypass` hits one of `level` requests, by
+chance.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ log = logging.getLogger(__name__)
 EXEMPT_PATHS = ("/health", "/adm")
 
 LATENCY, EXCEPTION, KILL = "latency", "exception", "kill-connection"
+# The canonical name of each assault, by that name and by the class name that light-4j has for it.
 ASSAULT_NAMES: Mapping[str, str] = {
     **{name: name for name in (LATENCY, EXCEPTION, KILL)},
     "com.networknt.chaos.LatencyAssaultHandler": LATENCY,
     "com.networknt.chaos.ExceptionAssaultHandler": EXCEPTION,
 }
-"""What an assault is called, by us and by clients of light-4j."""
 
 _DISABLED: Mapping[str, Any] = {"enabled": False, "bypass": True}
 _DEFAULT_ASSAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -40,59 +41,72 @@ _DEFAULT_ASSAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 class ChaosMonkey:
-    """The assaults as they are set, and what they did.
+    """Hold the settings of the assaults, and decide which requests they hit.
 
-    met: requests, by assault. chance: draws from [0, 1).
+    The admin component creates and owns it; `ChaosMiddleware` carries out what it decides.
+
+    Args:
+        draw: Draws from [0, 1).
+
+    Attributes:
+        assault_counts: Requests that were hit, by assault.
     """
 
     def __init__(self, draw: Callable[[], float] = random.random) -> None:
         self.assault_counts: Counter[str] = Counter()
-        self._assaults = {name: dict(at_first) for name, at_first in _DEFAULT_ASSAULTS.items()}
+        self._assaults = {name: dict(defaults) for name, defaults in _DEFAULT_ASSAULTS.items()}
         self._draw = draw
-        self._latency_changed = asyncio.Event()  # set, and replaced, when latency is set
+        # Set and then replaced whenever the settings of latency change, which ends all delays.
+        self._latency_changed = asyncio.Event()
 
     @property
     def assaults(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the settings of all assaults by their names."""
         return self._assaults
 
     def set_assault(self, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Those that are named, from now on. Raises Refusal 400."""
-        wanted = {**self._assaults[name], **values}
+        """Change the settings that are named, from now on, and return all of this assault.
+
+        Raises:
+            StatusError: 400, a setting is unknown, or the range of latency is the wrong way round.
+        """
+        settings = {**self._assaults[name], **values}
         for key in values.keys() - _DEFAULT_ASSAULTS[name].keys():
             raise StatusError(
                 400, f"{key}: is nothing of {name}; use {', '.join(_DEFAULT_ASSAULTS[name])}"
             )
-        if wanted.get("latencyRangeStart", 0) > wanted.get("latencyRangeEnd", 0):
-            what = "latencyRangeEnd: is less than latencyRangeStart; exchange them"
-            raise StatusError(400, what)
-        self._assaults[name] = wanted
+        if settings.get("latencyRangeStart", 0) > settings.get("latencyRangeEnd", 0):
+            problem = "latencyRangeEnd: is less than latencyRangeStart; exchange them"
+            raise StatusError(400, problem)
+        self._assaults[name] = settings
         if name == LATENCY:
             self._latency_changed.set()
             self._latency_changed = asyncio.Event()
-        log.warning("chaos monkey: %s is %s", name, wanted)
-        return wanted
+        log.warning("chaos monkey: %s is %s", name, settings)
+        return settings
 
     def draw_assault(self, name: str) -> Mapping[str, Any] | None:
-        """The assault, if it is this request's turn."""
-        found = self._assaults[name]
-        if not found["enabled"] or found["bypass"] or self._draw() * found["level"] >= 1.0:
+        """Return the settings of an assault if it hits this request, else None."""
+        settings = self._assaults[name]
+        # A draw from [0, 1) times N is below 1 once in N draws.
+        if not settings["enabled"] or settings["bypass"] or self._draw() * settings["level"] >= 1.0:
             return None
         self.assault_counts[name] += 1
-        return found
+        return settings
 
     async def delay(self) -> None:
-        """Wait if it is this request's turn, at most until latency is set to something else."""
-        late = self.draw_assault(LATENCY)
-        if late is None:
+        """Wait if latency hits this request, at most until the settings of latency change."""
+        settings = self.draw_assault(LATENCY)
+        if settings is None:
             return
-        low, high = late["latencyRangeStart"], late["latencyRangeEnd"]
+        low, high = settings["latencyRangeStart"], settings["latencyRangeEnd"]
         with suppress(TimeoutError):
-            async with asyncio.timeout(random.uniform(low, high) / 1000):
+            async with asyncio.timeout(random.uniform(low, high) / 1000):  # milliseconds
                 await self._latency_changed.wait()
 
 
 class ChaosMiddleware:
-    """Middleware: see the module."""
+    """Carry out the assaults of a `ChaosMonkey` on requests."""
 
     def __init__(self, app: ASGIApp, monkey: ChaosMonkey) -> None:
         self._app = app
@@ -107,23 +121,25 @@ class ChaosMiddleware:
             await _kill_connection(scope, send)
             return
         if self._monkey.draw_assault(EXCEPTION) is not None:
-            what = "the chaos monkey met this request; switch it off by /adm/chaosmonkey"
-            await build_error_response(StatusError(500, what, code="ASSAULT"))(scope, receive, send)
+            detail = "the chaos monkey met this request; switch it off by /adm/chaosmonkey"
+            error = StatusError(500, detail, code="ASSAULT")
+            await build_error_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
 def _is_exempt(path: str) -> bool:
-    return any(path == each or path.startswith(f"{each}/") for each in EXEMPT_PATHS)
+    return any(path == exempt or path.startswith(f"{exempt}/") for exempt in EXEMPT_PATHS)
 
 
 async def _kill_connection(scope: Scope, send: Send) -> None:
-    """At once under our own server; under another the answer is cut behind its head."""
+    """Abort the connection under our own server; under another, cut the answer after its head."""
     offer = (scope.get("extensions") or {}).get("gateway.takeover")
     transport = getattr(getattr(offer, "cycle", None), "transport", None)
     if isinstance(transport, asyncio.Transport):
         transport.abort()
         return
+    # One byte is promised and never sent, so the client sees a broken answer.
     length = [(b"content-length", b"1")]
     await send({"type": "http.response.start", "status": 500, "headers": length})
     raise ConnectionAbortedError("the chaos monkey met this request")

@@ -1,4 +1,4 @@
-"""What a section of the sidecar is to the whole of it."""
+"""Define what a section of the sidecar is to the whole of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from gateway.errors import GatewayError
 
 
 class NotReady(GatewayError):
-    """A part cannot serve now. what: which one; the message says why."""
+    """Say that a component cannot serve now.
+
+    Attributes:
+        component: Which one, by its name in the readiness report.
+        reason: Why not, in words for operators.
+    """
 
     def __init__(self, component: str, reason: str) -> None:
         super().__init__(f"{component}: {reason}")
@@ -20,17 +25,26 @@ class NotReady(GatewayError):
 
 
 class Component(Protocol):
-    """One section of the sidecar; made with its `Context`.
+    """Represent one section of the sidecar's configuration.
 
-    routes: at the root, as the contract has their paths. Their endpoints raise what is wrong,
-            which becomes a Status (`status`).
+    The application creates it with its `Context`, before there is an event loop, and owns it.
+
+    Attributes:
+        routes: Its endpoints, at the root, with the paths of the contract. An endpoint raises what
+            is wrong, and `http.status` turns that into a Status.
     """
 
     routes: Sequence[BaseRoute]
 
     async def run(self) -> None:
-        """Beside the application until it is cancelled; starts and closes what it owns. The
-        context's producer is there by now."""
+        """Run beside the application until cancelled, owning what it starts.
+
+        The context's producer exists by now. A component closes what it started before it returns.
+        """
 
     async def check_ready(self) -> None:
-        """Raises Unready while it cannot serve."""
+        """Check that the component can serve.
+
+        Raises:
+            NotReady: It cannot serve now.
+        """

@@ -1,4 +1,8 @@
-"""What every part is made with."""
+"""Hold what every component of the sidecar is created with.
+
+A `Context` is made once by `app.SidecarApplication` and shared by all components. It has the
+settings, the connections to Kafka and the services that several components use.
+"""
 
 from __future__ import annotations
 
@@ -24,66 +28,86 @@ from .component import NotReady
 
 
 class Auditor(Protocol):
-    """What was written and read, told to auditors. Returns at once, whatever becomes of it.
+    """Take note of what was written and read, for auditors.
 
-    error: None for what went well.
+    Both methods return at once, whatever becomes of the audit record. `error` is None for what went
+    well, else what went wrong.
     """
 
     def record_produced(
         self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
         correlation: str = "", traceability: str = "", error: str | None = None,
-    ) -> None: ...  # fmt: skip
+    ) -> None:  # fmt: skip
+        """Note that a record was written, or could not be."""
 
     def record_consumed(
         self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
         reactive: bool = False, correlation: str = "", traceability: str = "",
         error: str | None = None,
-    ) -> None: ...  # fmt: skip
+    ) -> None:  # fmt: skip
+        """Note that a record was read, by a reactive group or by a client's own request."""
 
 
 class DocumentLocks(Protocol):
-    """Keys that a writer has for itself for a while, since clients of the same gateway compare
-    before they write them."""
+    """Reserve keys for one writer at a time.
+
+    Clients of the gateway's documents compare a value before they replace it. A sidecar beside that
+    gateway writes the same topics, so it takes the same locks. The gateway implements and owns
+    this.
+    """
 
     def is_compared(self, topic: str) -> bool:
         """Return whether a write to the topic may depend on what is there."""
 
     async def lock_keys(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
-        """Wait until nobody else writes these keys; call what is returned once it is done."""
+        """Wait until nobody else writes these keys, and return what releases them."""
 
 
 class NullAuditor:
-    """Where no audit is configured."""
+    """Discard audit records, where no audit is configured."""
 
     def record_produced(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
         return None
 
     def record_consumed(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
         return None
 
 
 def audit_gap(
     auditor: Auditor, tp: TopicPartition, missing: int, found: int, *, reactive: bool = False
 ) -> None:
-    """Tell auditors that Kafka does not have an offset any more, and where its group goes on."""
-    what = f"Kafka does not have this offset any more; the group goes on at {found}"
-    auditor.record_consumed(tp.topic, tp.partition, missing, reactive=reactive, error=what)
+    """Record for auditors that Kafka no longer has an offset that a group had still to read.
+
+    Args:
+        auditor: Where to record it.
+        tp: The partition.
+        missing: The first offset that is missing.
+        found: The offset at which the group goes on.
+        reactive: Whether the group is a reactive one.
+    """
+    error = f"Kafka does not have this offset any more; the group goes on at {found}"
+    auditor.record_consumed(tp.topic, tp.partition, missing, reactive=reactive, error=error)
 
 
 @dataclass(eq=False)
 class Context:
-    """See the module.
+    """Share settings, connections and services among the components of one sidecar.
 
-    settings: `.sidecar` is the section, as `section` is.
-    cluster:  shared connections.
-    codecs:   of the catalog.
-    scope:    who may; see there.
-    spec:     what is served, and the validators of requests.
-    audit:    nothing, until its part takes the place.
-    producer: idempotent, acks of all; there while the application runs.
-    draining: set when the sidecar is about to end: long requests end theirs.
-    parts:    all of them, by the name of their section; for health.
-    documents: of the gateway that it stands beside, once that runs; None where there is none.
+    `SidecarApplication` creates it and replaces `draining` and `producer` whenever it runs.
+
+    Attributes:
+        settings: The whole configuration; `section` is its part `sidecar`.
+        cluster: The shared connections to Kafka.
+        codecs: Encodes and decodes keys and values, with the schemas of the catalog.
+        authorize: Decides what a client may do; see `http.authorization`.
+        spec: The OpenAPI document that is served, and the validators of requests.
+        auditor: Discards everything until the audit component puts itself here.
+        producer: Idempotent, waits for all replicas; exists while the application runs.
+        draining: Set when the sidecar is about to end, for long requests to end theirs.
+        components: All components by the name of their section, for health and admin.
+        documents: Gets the locks of the gateway beside which the sidecar stands; None when alone.
     """
 
     settings: Settings
@@ -99,28 +123,43 @@ class Context:
 
     @property
     def section(self) -> Section:
+        """Return the section `sidecar` of the settings."""
         assert self.settings.sidecar is not None
         return self.settings.sidecar
 
     async def lock_keys(self, topic: str, keys: Iterable[bytes | None]) -> Callable[[], None]:
-        """Wait for the turn to write these keys, where clients compare; call what is returned once
-        Kafka has the records."""
+        """Wait for the turn to write these keys, where clients compare before they write.
+
+        Returns:
+            What to call once Kafka has the records.
+        """
         documents = None if self.documents is None else self.documents()
         if documents is None or not documents.is_compared(topic):
             return _release_nothing
         return await documents.lock_keys(topic, [key for key in keys if key is not None])
 
     def require_kafka(self) -> None:
-        """Raises BrokerUnavailable or AuthenticationFailed while Kafka is away: what cannot be
-        sent is not taken on."""
+        """Check that Kafka can be reached, so that nothing is accepted that cannot be sent.
+
+        Raises:
+            BrokerUnavailable: Kafka is away.
+            AuthenticationFailed: Kafka refuses the gateway's credentials.
+        """
         error = self.cluster.error
         if error is not None:
+            # A new exception: the cluster's own would gather the tracebacks of all requests.
             kind = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
             raise (kind or BrokerUnavailable)(str(error), retry_after=error.retry_after or 1.0)
 
     async def get_topic(self, name: str) -> TopicMetadata:
-        """A topic that exists; it is watched from now on. Raises UnknownTopic with the nearest
-        name, AccessDenied, BrokerUnavailable, AuthenticationFailed."""
+        """Return the metadata of a topic, and watch the topic from now on.
+
+        Raises:
+            UnknownTopic: It does not exist; the message has the nearest name.
+            AccessDenied: Kafka does not let the gateway describe it.
+            BrokerUnavailable: Kafka is away, or the topic has no partitions yet.
+            AuthenticationFailed: Kafka refuses the gateway's credentials.
+        """
         known = self.cluster.get_topic(name)
         if known is not None and known.partitions and not known.error:
             return known
@@ -135,7 +174,7 @@ class Context:
         return known
 
     def is_current(self, name: str, topic_id: UUID | None) -> bool:
-        """Return whether a watched topic is there, and still the one that had this id."""
+        """Return whether a watched topic exists and is still the one that had this id."""
         known = self.cluster.get_topic(name)
         return known is not None and not known.error and known.topic_id == topic_id
 
@@ -143,16 +182,20 @@ class Context:
         try:
             names = await self.cluster.list_topics()
         except KafkaError:
-            names = frozenset()
-        near = suggest(name, [each for each in names if not each.startswith("__")], "create it")
+            names = frozenset()  # no suggestion then: the answer is that the topic is unknown
+        near = suggest(name, [topic for topic in names if not topic.startswith("__")], "create it")
         hint = near if near.startswith("did you") else "create it, or correct its name"
         return f"no broker knows the topic {name}; {hint}"
 
     async def check_ready(self) -> None:
-        """Raises Unready while no broker is reached."""
+        """Check that a broker can be reached.
+
+        Raises:
+            NotReady: No broker is reached.
+        """
         if not self.cluster.is_reachable:
             raise NotReady("kafka", f"{self.cluster.error or 'still connecting'}")
 
 
 def _release_nothing() -> None:
-    """Nobody was kept waiting."""
+    """Do nothing: no lock was taken."""

@@ -1,4 +1,4 @@
-"""Consumer groups for operators: which there are, how far behind they are, where they go on."""
+"""Let operators see consumer groups, their lag, and move their offsets."""
 
 from __future__ import annotations
 
@@ -19,107 +19,115 @@ from gateway.sidecar.http.status import StatusError, build_json_response
 
 from .context import Context
 
-MAX_BODY_BYTES = 1 << 20  # bytes of a request
-GROUP_ID_NOT_FOUND = 69  # GROUP_ID_NOT_FOUND
+MAX_BODY_BYTES = 1 << 20
+GROUP_ID_NOT_FOUND = 69  # Kafka's error code
 OFFSET_SPECS: Mapping[str, int] = {"earliest": EARLIEST, "latest": LATEST}
 
 
 class GroupEndpoints:
-    """What is asked of them below /adm/groups."""
+    """Answer what is requested below /adm/groups. The admin component creates it and authorizes."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def list_groups(self, request: Request) -> Response:
+        """Answer with all groups of the cluster, of both group protocols."""
         self._context.require_kafka()
-        found = await group_admin.list_groups(self._context.cluster)
+        groups = await group_admin.list_groups(self._context.cluster)
         return build_json_response(
-            [{"group": each.name, "type": each.type, "state": each.state} for each in found]
+            [{"group": group.name, "type": group.type, "state": group.state} for group in groups]
         )
 
     async def get_lag(self, request: Request) -> Response:
+        """Answer with the committed offset, the end and the lag of each partition of a group."""
         self._context.require_kafka()
         group = request.path_params["group"]
         async with _translate_errors(group):
-            found = await group_admin.fetch_lag(self._context.cluster, group)
+            lags = await group_admin.fetch_lag(self._context.cluster, group)
         partitions = [
             {
                 "topic": tp.topic,
                 "partition": tp.partition,
-                "committed": each.committed,
-                "end": each.end_offset,
-                "lag": each.lag,
-                "owner": each.owner,
+                "committed": lag.committed,
+                "end": lag.end_offset,
+                "lag": lag.lag,
+                "owner": lag.owner,
             }
-            for tp, each in sorted(found.items())
+            for tp, lag in sorted(lags.items())
         ]
-        total = sum(each.lag or 0 for each in found.values())
+        total = sum(lag.lag or 0 for lag in lags.values())
         return build_json_response({"group": group, "lag": total, "partitions": partitions})
 
     async def seek(self, request: Request) -> Response:
-        data, kind = await read_body(request, MAX_BODY_BYTES), request.headers.get("content-type")
-        body = self._context.spec["seekGroup"].parse_body(data, kind)
+        """Set the committed offsets of a group that has no members."""
+        data = await read_body(request, MAX_BODY_BYTES)
+        content_type = request.headers.get("content-type")
+        body = self._context.spec["seekGroup"].parse_body(data, content_type)
         self._context.require_kafka()
         group, offsets = request.path_params["group"], await self._resolve_offsets(body["offsets"])
         async with _translate_errors(group):
             await group_admin.set_offsets(self._context.cluster, group, offsets)
-        told = [
+        entries = [
             {"topic": tp.topic, "partition": tp.partition, "offset": offset}
             for tp, offset in offsets.items()
         ]
-        return build_json_response({"group": group, "offsets": told})
+        return build_json_response({"group": group, "offsets": entries})
 
     async def _resolve_offsets(
-        self, wanted: Sequence[Mapping[str, Any]]
+        self, entries: Sequence[Mapping[str, Any]]
     ) -> dict[TopicPartition, int]:
-        """Raises Refusal 400 for a partition that is not there, or there twice."""
-        found: dict[TopicPartition, int] = {}
+        """Return the offset that each entry of a request means.
+
+        Raises:
+            StatusError: 400, a partition does not exist or is there twice.
+        """
+        offsets: dict[TopicPartition, int] = {}
         specs: dict[TopicPartition, int] = {}
-        for index, each in enumerate(wanted):
-            tp = TopicPartition(each["topic"], each["partition"])
-            known = await self._context.get_topic(tp.topic)
-            if tp.partition not in known.partitions:
-                what = f"topic {tp.topic} has 0 to {len(known.partitions) - 1}"
+        for index, entry in enumerate(entries):
+            tp = TopicPartition(entry["topic"], entry["partition"])
+            topic = await self._context.get_topic(tp.topic)
+            if tp.partition not in topic.partitions:
+                what = f"topic {tp.topic} has 0 to {len(topic.partitions) - 1}"
                 raise create_invalid_request(f"offsets[{index}].partition", what)
-            if tp in found or tp in specs:
+            if tp in offsets or tp in specs:
                 raise create_invalid_request(
                     f"offsets[{index}]", f"{tp} is there twice; give it once"
                 )
-            if "offset" in each:
-                found[tp] = each["offset"]
+            if "offset" in entry:
+                offsets[tp] = entry["offset"]
             else:
-                specs[tp] = each.get(
-                    "timestamp", OFFSET_SPECS.get(each.get("position", ""), LATEST)
+                specs[tp] = entry.get(
+                    "timestamp", OFFSET_SPECS.get(entry.get("position", ""), LATEST)
                 )
-        return found | await self._look_up_offsets(specs)
+        return offsets | await self._look_up_offsets(specs)
 
     async def _look_up_offsets(
         self, specs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """A time behind the last record is the end."""
+        """Look up offsets by timestamp or position; a time after the last record means the end."""
         cluster = self._context.cluster
         listed = await cluster.list_offsets(specs, READ_UNCOMMITTED) if specs else {}
         late = [
             tp
-            for tp, one in listed.items()
-            if isinstance(one, OffsetAndTimestamp) and one.offset < 0
+            for tp, answer in listed.items()
+            if isinstance(answer, OffsetAndTimestamp) and answer.offset < 0
         ]
         if late:
             ends = dict.fromkeys(late, LATEST)
             listed = {**listed, **await cluster.list_offsets(ends, READ_UNCOMMITTED)}
-        found: dict[TopicPartition, int] = {}
+        offsets: dict[TopicPartition, int] = {}
         for tp in specs:
-            one = listed.get(tp)
-            if not isinstance(one, OffsetAndTimestamp):
+            answer = listed.get(tp)
+            if not isinstance(answer, OffsetAndTimestamp):
                 what = f"the offsets of {tp} are not known now; try again"
                 raise StatusError(503, what, code="KAFKA_UNAVAILABLE", retry_after=1.0)
-            found[tp] = one.offset
-        return found
+            offsets[tp] = answer.offset
+        return offsets
 
 
 @asynccontextmanager
 async def _translate_errors(group: str) -> AsyncIterator[None]:
-    """What is the caller's to change, as that; the rest as Kafka's errors are."""
+    """Turn what the caller can change into a 4xx; other errors stay Kafka's."""
     try:
         yield
     except GroupInUse as error:

@@ -1,7 +1,7 @@
-"""The part `health`: is the sidecar alive, and can it serve, with its parts and its back end.
+"""Serve liveness and readiness of the sidecar, its components and its back end.
 
-All checks are made at once, and answered within one timeout: whoever asks is a probe, which counts
-one that is late as failed and learns nothing.
+All checks are made at the same time and answered within one timeout: a probe counts a late answer
+as a failure and learns nothing from it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ OK = "OK"
 
 
 class HealthComponent:
-    """See the module, and `part.Part`."""
+    """Serve `GET /health/liveness` and `GET /health/readiness`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._settings = context.section.health
-        self._tls = ssl.create_default_context()  # 25 ms, so not for each probe
+        self._tls = ssl.create_default_context()  # takes 25 ms, so not for each probe
         routes = [
             Route("/health/liveness", self._liveness, name="liveness"),
             Route("/health/readiness", self._readiness, name="readiness"),
@@ -38,34 +38,37 @@ class HealthComponent:
         self.routes: Sequence[BaseRoute] = routes if self._settings.enabled else []
 
     async def run(self) -> None:
+        """Return at once: nothing runs beside the requests."""
         return None
 
     async def check_ready(self) -> None:
-        """Nothing of its own."""
+        """Return always: it depends on nothing of its own."""
 
     async def _liveness(self, request: Request) -> Response:
         return self._build_response({})
 
     async def _readiness(self, request: Request) -> Response:
         checks: dict[str, Awaitable[None]] = {"kafka": self._context.check_ready()}
-        for name, part in self._context.components.items():
-            if part is not self:
-                checks[name] = part.check()
+        for name, component in self._context.components.items():
+            if component is not self:
+                checks[name] = component.check_ready()
         if self._settings.downstream_enabled:
             checks["downstream"] = self._check_downstream()
-        found = await asyncio.gather(*(self._run_check(each) for each in checks.values()))
-        wrong = {name: why for name, why in zip(checks, found, strict=True) if why is not None}
-        return self._build_response(dict.fromkeys(checks, OK) | wrong)
+        reasons = await asyncio.gather(*(self._run_check(check) for check in checks.values()))
+        failed = {
+            name: reason for name, reason in zip(checks, reasons, strict=True) if reason is not None
+        }
+        return self._build_response(dict.fromkeys(checks, OK) | failed)
 
     async def _run_check(self, check: Awaitable[None]) -> str | None:
-        """Why not; None if all is well."""
+        """Return why a check failed, or None if it passed."""
         try:
             async with asyncio.timeout(self._settings.timeout):
                 await check
         except TimeoutError:
             return f"no answer within {format_duration(self._settings.timeout)}"
-        except NotReady as unready:
-            return unready.reason
+        except NotReady as exc:
+            return exc.reason
         return None
 
     async def _check_downstream(self) -> None:
@@ -79,11 +82,11 @@ class HealthComponent:
             raise NotReady("downstream", f"{url} answers {status}")
 
     def _build_response(self, checks: Mapping[str, str]) -> Response:
-        wrong = [f"{name}: {why}" for name, why in checks.items() if why != OK]
-        status = 503 if wrong else 200
+        failed = [f"{name}: {reason}" for name, reason in checks.items() if reason != OK]
+        status = 503 if failed else 200
         if not self._settings.use_json:
-            return PlainTextResponse("\n".join(wrong) or OK, status, dict(NO_STORE_HEADERS))
-        if not wrong:
+            return PlainTextResponse("\n".join(failed) or OK, status, dict(NO_STORE_HEADERS))
+        if not failed:
             return build_json_response({"result": OK, "checks": checks})
-        body = build_status(503, "NOT_READY", "; ".join(wrong))
+        body = build_status(503, "NOT_READY", "; ".join(failed))
         return build_json_response({**body, "result": "ERROR", "checks": checks}, status)

@@ -1,4 +1,4 @@
-"""Memory that is free, given back to the system."""
+"""Give free memory back to the operating system."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ log = logging.getLogger(__name__)
 
 
 def trim_memory() -> None:
-    """glibc keeps what was freed for the next who wants some, unless it is told; elsewhere nothing
-    is done. 1,000 consumer instances that were gone: 7 of 26 MB, in some milliseconds."""
+    """Ask glibc to give back what was freed, and do nothing elsewhere.
+
+    glibc keeps freed memory for later allocations. Measured after 1,000 consumer instances had
+    ended: 7 of 26 MB were given back, within milliseconds.
+    """
     if sys.platform != "linux":
         return
     try:

@@ -1,4 +1,4 @@
-"""Work that goes on beside the application, whatever becomes of it."""
+"""Run work beside the application, again whenever it fails."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from collections.abc import Awaitable, Callable
 
 log = logging.getLogger(__name__)
 
-RESTART_DELAY_S = 1.0  # seconds until what failed is begun again
+RESTART_DELAY_S = 1.0  # before what failed is run again
 
 
 async def run_supervised(run: Callable[[], Awaitable[None]], name: str) -> None:
-    """Run it, and again where it fails: one must not end the others."""
+    """Run a component until it returns, and run it again after each failure.
+
+    One component that fails must not end the others, which are in the same task group.
+
+    Args:
+        run: What to run.
+        name: What it is called in the log.
+    """
     while True:
         try:
             return await run()
@@ -20,5 +27,7 @@ async def run_supervised(run: Callable[[], Awaitable[None]], name: str) -> None:
             log.exception("%s failed; it is begun again", name)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                return  # it failed while it ended, and would never end
+                # The failure replaced the CancelledError. Running it again would swallow the
+                # cancellation, and the application would never end.
+                return
             await asyncio.sleep(RESTART_DELAY_S)

@@ -1,5 +1,7 @@
-"""Topics and partitions that a client names: are they there? A name that is unknown is answered
-with the nearest one."""
+"""Look up topics and partitions that a client names.
+
+An unknown name is answered with the nearest one that exists.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,18 @@ from gateway.sidecar.http.status import StatusError
 
 from .context import Context
 
-MAX_TOPIC_NAME_CHARS = 249  # characters of a topic's name, by Kafka
+MAX_TOPIC_NAME_CHARS = 249  # Kafka's own limit (Topic.MAX_NAME_LENGTH)
 
 
 async def describe_topic(context: Context, name: str) -> TopicMetadata:
-    """As `Context.topic`, of a topic that need not be watched. Raises as that."""
+    """Return the metadata of a topic without watching it.
+
+    Raises:
+        UnknownTopic: It does not exist; the message has the nearest name.
+        AccessDenied: Kafka does not let the gateway describe it.
+        BrokerUnavailable: Kafka is away.
+        AuthenticationFailed: Kafka refuses the gateway's credentials.
+    """
     if len(name) > MAX_TOPIC_NAME_CHARS:
         raise UnknownTopic(f"{name[:40]}.. is no topic; correct its name", topic=name[:40])
     known = context.cluster.get_topic(name)
@@ -25,21 +34,26 @@ async def describe_topic(context: Context, name: str) -> TopicMetadata:
     context.require_kafka()
     try:
         return await context.cluster.describe_topic(name)
-    except UnknownTopic:
+    except UnknownTopic:  # asks once more, and finds the nearest name for the message
         return await context.get_topic(name)
 
 
 async def describe_partition(context: Context, tp: TopicPartition) -> PartitionMetadata:
-    """Raises as `described`, and Refusal 404."""
+    """Return the metadata of a partition.
+
+    Raises:
+        StatusError: 404, the topic has no such partition.
+        UnknownTopic: There is no such topic. Other errors are those of `describe_topic`.
+    """
     partitions = (await describe_topic(context, tp.topic)).partitions
-    found = partitions.get(tp.partition)
-    if found is None:
+    partition = partitions.get(tp.partition)
+    if partition is None:
         what = f"topic {tp.topic} has no partition {tp.partition}; it has {len(partitions)}, from 0"
         raise StatusError(404, what, code="UNKNOWN_PARTITION")
-    return found
+    return partition
 
 
 async def check_partitions(context: Context, tps: Iterable[TopicPartition]) -> None:
-    """Raises as `partition_of`."""
+    """Check that all partitions exist, and raise as `describe_partition` does."""
     for tp in tps:
         await describe_partition(context, tp)

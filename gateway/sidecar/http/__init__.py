@@ -1,4 +1,7 @@
-"""HTTP as the contract has it: validated requests, ids, bodies, errors as Status.
+"""Provide what every component needs of HTTP, as the contract has it.
 
-`spec` is the OpenAPI document and checks requests against it; `status` has the errors.
+`spec` merges the OpenAPI document and validates requests against it (`integers` normalizes what is
+valid); `docs` shows it to people. `status` turns errors into the contract's Status. `ids` has the
+ids of a request, `body` reads bodies within limits, `authorization` names the scopes, and
+`request_counts` counts requests. Start with `status` and `spec`.
 """

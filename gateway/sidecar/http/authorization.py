@@ -1,6 +1,6 @@
-"""Who may write and read: the scopes kafka:w and kafka:r of the contract.
+"""Name the scopes of the contract (kafka:w to write, kafka:r to read) and who checks them.
 
-Who knows clients is above this floor, so it is handed in.
+The guards belong to `gateway.web`, a layer above this one, so the check is passed in as a function.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from starlette.requests import Request
 
 WRITE_SCOPE = "kafka:w"
 READ_SCOPE = "kafka:r"
-AUTHENTICATED = ""  # no scope: for whoever the guards know
+AUTHENTICATED = ""  # no scope: any client that the guards know
 
 
 class Authorizer(Protocol):
-    """`await scope(request, WRITE, ["orders"])`, before anything is done.
+    """Check that a client may do what it requests: `await authorize(request, WRITE_SCOPE, ["orders"])`.
 
-    Returns who asks, empty where nobody is asked. Raises NotGranted 401 and 403, and
-    GuardUnavailable 503.
+    Endpoints call it before they do anything. It returns the client's identity, which is empty
+    where no guard is configured.
+
+    Raises:
+        NotGranted: 401 or 403.
+        GuardUnavailable: 503, a guard cannot decide now.
     """
 
     async def __call__(
@@ -30,5 +34,5 @@ class Authorizer(Protocol):
 async def allow_anyone(
     request: Request, scope: str, topics: Sequence[str] = (), group: str | None = None
 ) -> str:
-    """For whoever reaches the port."""
+    """Allow everything to whoever reaches the port."""
     return ""

@@ -1,4 +1,4 @@
-"""The body of a request, within its bound, also under servers that have none."""
+"""Read request bodies within limits, also under servers that set none."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ from starlette.requests import ClientDisconnect, Request
 
 from .status import StatusError
 
-BODY_TIMEOUT_S = 30.0  # seconds for a body to come
+BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """All of it. most: bytes. Raises Refusal 400, 408, 413, 415."""
+    """Return the whole body.
+
+    Args:
+        request: The request, whose body was not read before.
+        max_bytes: How large the body may be, in bytes.
+
+    Raises:
+        StatusError: 400 if the client disconnects, 408 if it takes longer than `BODY_TIMEOUT_S`,
+            413 if it is too large, 415 if it has a content coding.
+    """
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding != "identity":
         raise StatusError(415, f"Content-Encoding {coding[:40]} is not read here; send it as it is")
+    # Refused before it is read; a chunked body has no length, and is counted while it is read.
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise create_too_large(max_bytes)
@@ -29,15 +39,16 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def create_too_large(max_bytes: int) -> StatusError:
+    """Return the error of a body that is too large."""
     return StatusError(413, f"the body is over {max_bytes} bytes; send fewer records at once")
 
 
 async def _collect_body(request: Request, max_bytes: int) -> bytes:
-    pieces: list[bytes] = []
-    left = max_bytes
-    async for piece in request.stream():
-        left -= len(piece)
-        if left < 0:
+    chunks: list[bytes] = []
+    remaining = max_bytes
+    async for chunk in request.stream():
+        remaining -= len(chunk)
+        if remaining < 0:
             raise create_too_large(max_bytes)
-        pieces.append(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)

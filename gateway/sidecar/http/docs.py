@@ -1,4 +1,4 @@
-"""`GET /openapi.json`, and the same for people at `GET /docs`: a page without scripts."""
+"""Serve the OpenAPI document as `/openapi.json`, and for people as the page `/docs` without scripts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ HEADERS: Mapping[str, str] = {
 
 
 def build_routes(spec: Spec, name: str) -> Sequence[BaseRoute]:
-    """name: of the sidecar, as configured."""
+    """Build the routes of the documentation; all are rendered once, here.
+
+    Args:
+        spec: The document.
+        name: The sidecar's name, as configured.
+    """
     page, style = render_page(spec.document, name).encode(), CSS.read_bytes()
     return [
         Route("/openapi.json", _create_endpoint(spec.json, "application/json")),
@@ -46,7 +51,7 @@ def _create_endpoint(content: bytes, content_type: str) -> Any:
 
 
 def render_page(document: Mapping[str, Any], name: str) -> str:
-    """The whole page."""
+    """Render the whole page."""
     operations = [
         (path, method, item[method])
         for path, item in document["paths"].items()
@@ -58,64 +63,73 @@ def render_page(document: Mapping[str, Any], name: str) -> str:
         name=escape(name),
         version=escape(document["info"]["version"]),
         count=f"{len(operations)} operation{'' if len(operations) == 1 else 's'}",
-        operations="".join(_render_operation(*each, document) for each in operations),
-        schemas="".join(_render_schema(*each) for each in sorted(schemas.items())),
+        operations="".join(
+            _render_operation(path, method, operation, document)
+            for path, method, operation in operations
+        ),
+        schemas="".join(_render_schema(name, schema) for name, schema in sorted(schemas.items())),
     )
 
 
 def _render_operation(
     path: str, method: str, operation: Mapping[str, Any], document: Mapping[str, Any]
 ) -> str:
-    parameters = [_resolve_reference(document, each) for each in operation.get("parameters", ())]
-    scopes = [scope for each in operation.get("security", ()) for scope in each.get("kafka_auth")]
-    facts = "".join(_render_parameter(each) for each in parameters)
+    references = operation.get("parameters", ())
+    parameters = [_resolve_reference(document, reference) for reference in references]
+    scopes = [
+        scope for scheme in operation.get("security", ()) for scope in scheme.get("kafka_auth")
+    ]
+    facts = "".join(_render_parameter(parameter) for parameter in parameters)
     bodies = "".join(_iter_bodies(operation.get("requestBody", {}), "body"))
-    answers = "".join(
-        _render_response(status, _resolve_reference(document, each))
-        for status, each in operation.get("responses", {}).items()
+    responses = "".join(
+        _render_response(status, _resolve_reference(document, response))
+        for status, response in operation.get("responses", {}).items()
     )
     description = operation.get("description", "")
-    told = f"<p>{_render_text(description)}</p>" if description else ""
+    paragraph = f"<p>{_render_text(description)}</p>" if description else ""
     scope = f'<p class="note">Scope {escape(", ".join(scopes))}</p>' if scopes else ""
     return f"""
 <details class="operation" id="{escape(operation.get("operationId", ""))}">
   <summary><span class="method">{method.upper()}</span> <code>{escape(path)}</code>
     <span class="what">{escape(operation.get("summary", ""))}</span></summary>
-  {told}{scope}
+  {paragraph}{scope}
   <dl>{facts}{bodies}</dl>
-  <h3>Answers</h3><dl>{answers}</dl>
+  <h3>Answers</h3><dl>{responses}</dl>
 </details>"""
 
 
 def _render_parameter(parameter: Mapping[str, Any]) -> str:
     place = parameter["in"] + ("" if parameter.get("required") else ", optional")
-    told = f"{parameter.get('description', '')} ({place}; {_describe_type(parameter['schema'])})"
+    text = f"{parameter.get('description', '')} ({place}; {_describe_type(parameter['schema'])})"
     return (
-        f"<div><dt><code>{escape(parameter['name'])}</code></dt><dd>{_render_text(told)}</dd></div>"
+        f"<div><dt><code>{escape(parameter['name'])}</code></dt><dd>{_render_text(text)}</dd></div>"
     )
 
 
-def _iter_bodies(given: Mapping[str, Any], term: str) -> Iterator[str]:
-    for kind, content in given.get("content", {}).items():
-        shown = f"<code>{escape(kind)}</code> {_render_links(content.get('schema', {}))}"
-        yield f"<div><dt>{term}</dt><dd>{shown}</dd></div>"
+def _iter_bodies(body: Mapping[str, Any], term: str) -> Iterator[str]:
+    for content_type, content in body.get("content", {}).items():
+        text = f"<code>{escape(content_type)}</code> {_render_links(content.get('schema', {}))}"
+        yield f"<div><dt>{term}</dt><dd>{text}</dd></div>"
 
 
 def _render_response(status: str, response: Mapping[str, Any]) -> str:
-    shapes = [
-        _render_links(each.get("schema", {})) for each in response.get("content", {}).values()
+    links = [
+        _render_links(content.get("schema", {})) for content in response.get("content", {}).values()
     ]
-    told = f"{_render_text(response.get('description', ''))} {' '.join(dict.fromkeys(shapes))}"
-    return f"<div><dt>{escape(status)}</dt><dd>{told}</dd></div>"
+    text = f"{_render_text(response.get('description', ''))} {' '.join(dict.fromkeys(links))}"
+    return f"<div><dt>{escape(status)}</dt><dd>{text}</dd></div>"
 
 
 def _render_links(schema: Mapping[str, Any]) -> str:
+    """Render links to the schemas that a schema refers to: itself, its items, or the parts of it."""
     names = [
-        str(each["$ref"]).rpartition("/")[2]
-        for each in (schema, schema.get("items", {}), *schema.get("allOf", ()))
-        if "$ref" in each
+        str(reference["$ref"]).rpartition("/")[2]
+        for reference in (schema, schema.get("items", {}), *schema.get("allOf", ()))
+        if "$ref" in reference
     ]
-    return " and ".join(f'<a href="#schema-{escape(each)}">{escape(each)}</a>' for each in names)
+    return " and ".join(
+        f'<a href="#schema-{escape(reference)}">{escape(reference)}</a>' for reference in names
+    )
 
 
 def _render_schema(name: str, schema: Mapping[str, Any]) -> str:
@@ -126,7 +140,7 @@ def _render_schema(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _render_text(text: str) -> str:
-    """What stands between backquotes is code."""
+    """Render text in which code stands between backquotes."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
@@ -138,9 +152,12 @@ def _describe_type(schema: Mapping[str, Any]) -> str:
     return str(schema.get("type", "any"))
 
 
-def _resolve_reference(document: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "$ref" not in given:
-        return given
-    _, _, room, name = str(given["$ref"]).split("/")
-    found: Mapping[str, Any] = document["components"][room][name]
-    return found
+def _resolve_reference(
+    document: Mapping[str, Any], reference: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return what a reference to `#/components/KIND/NAME` leads to."""
+    if "$ref" not in reference:
+        return reference
+    _, _, kind, name = str(reference["$ref"]).split("/")
+    target: Mapping[str, Any] = document["components"][kind][name]
+    return target

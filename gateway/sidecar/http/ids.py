@@ -1,8 +1,8 @@
-"""The ids of a request: passed on where it brings them, else made here.
+"""Read the ids of a request, or create them, and pass them on.
 
-They are in the answer's headers, in every line of the log that is about the request, and in the
-headers of records that it writes. https://www.w3.org/TR/trace-context/ 3.2 for traceparent; what
-it brings is passed on as it is: this is no span of its own.
+They are in the headers of the response, in every log line about the request, and in the headers of
+the records that it writes. A traceparent (https://www.w3.org/TR/trace-context/ 3.2) is passed on
+unchanged: the sidecar opens no span of its own.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ _ID_PATTERN = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,254}[\x21-\x7e])?")
 
 
 class RequestIds(NamedTuple):
+    """Hold the ids of one request or record, all of them non-empty."""
+
     correlation: str
     traceability: str
     traceparent: str
 
     def to_http_headers(self) -> list[tuple[str, str]]:
-        """As headers, of requests and of answers."""
+        """Return the ids as headers of a request or a response."""
         return [
             (CORRELATION_HEADER, self.correlation),
             (TRACEABILITY_HEADER, self.traceability),
@@ -45,7 +47,7 @@ class RequestIds(NamedTuple):
     def to_record_headers(
         self, correlation: str | None = None, traceability: str | None = None
     ) -> list[tuple[str, bytes | None]]:
-        """As a record's headers; a record may have ids of its own."""
+        """Return the ids as headers of a record, which may have ids of its own."""
         return [
             (CORRELATION_HEADER, (correlation or self.correlation).encode()),
             (TRACEABILITY_HEADER, (traceability or self.traceability).encode()),
@@ -56,7 +58,7 @@ class RequestIds(NamedTuple):
     def create(
         cls, correlation: str | None = None, traceability: str | None = None, trace: str = ""
     ) -> RequestIds:
-        """What is not given is made."""
+        """Build ids, with random ones for what is missing or empty."""
         return cls(
             correlation or _create_id(),
             traceability or _create_id(),
@@ -65,21 +67,25 @@ class RequestIds(NamedTuple):
 
     @classmethod
     def from_record(cls, headers: Iterable[tuple[str, bytes | None]]) -> RequestIds:
-        """Those that a record brings; the last of a name counts."""
-        found = {name.lower(): (value or b"").decode("latin-1") for name, value in headers}
-        trace = found.get(TRACEPARENT_HEADER, "")
+        """Return the ids in a record's headers; the last header of a name counts.
+
+        An id that does not match `_ID_PATTERN` is replaced: it could not be sent as an HTTP header.
+        """
+        values = {name.lower(): (value or b"").decode("latin-1") for name, value in headers}
+        trace = values.get(TRACEPARENT_HEADER, "")
         return cls.create(
-            _accept_id(found.get(CORRELATION_HEADER.lower())),
-            _accept_id(found.get(TRACEABILITY_HEADER.lower())),
+            _accept_id(values.get(CORRELATION_HEADER.lower())),
+            _accept_id(values.get(TRACEABILITY_HEADER.lower())),
             trace if traceparent.parse(trace.encode("latin-1")) else "",
         )
 
 
+# Set by `RequestIdMiddleware` while a request is answered.
 _current_ids: ContextVar[RequestIds | None] = ContextVar("sidecar_ids", default=None)
 
 
 def get_current_ids() -> RequestIds:
-    """Of the request that is being answered; new ones where there is none."""
+    """Return the ids of the request that is being answered, or new ones outside of a request."""
     return _current_ids.get() or RequestIds.create()
 
 
@@ -89,42 +95,57 @@ def _create_id() -> str:
 
 def _create_traceparent() -> str:
     random = os.urandom(24)
+    # 0 is invalid for either (trace-context 3.2.2.3 and 3.2.2.4).
     trace, span = int.from_bytes(random[:16]) or 1, int.from_bytes(random[16:]) or 1
     return str(traceparent.Traceparent(trace, span, sampled=False))
 
 
 def _accept_id(text: str | None) -> str | None:
+    """Return an id that can be used as it is, else None."""
     return text if text and _ID_PATTERN.fullmatch(text) else None
 
 
 def parse_ids(headers: Headers) -> RequestIds:
-    """Of a request. Raises Refusal 400 for an id that is none: it would not be found again."""
-    given: dict[str, str | None] = {}
+    """Return the ids of a request's headers, and create the missing ones.
+
+    Raises:
+        StatusError: 400, an id has characters that headers and logs cannot carry.
+    """
+    ids: dict[str, str | None] = {}
     for name in (CORRELATION_HEADER, TRACEABILITY_HEADER):
         text = headers.get(name)
         if text and not _ID_PATTERN.fullmatch(text):
             what = f"{name} is over 256 characters, or has others than ASCII's visible ones"
             raise StatusError(400, f"{what}; shorten it")
-        given[name] = text
+        ids[name] = text
     trace = headers.get(TRACEPARENT_HEADER, "")
-    good = traceparent.parse(trace.encode("latin-1")) is not None
+    is_valid = traceparent.parse(trace.encode("latin-1")) is not None
     return RequestIds.create(
-        given[CORRELATION_HEADER], given[TRACEABILITY_HEADER], trace if good else ""
+        ids[CORRELATION_HEADER], ids[TRACEABILITY_HEADER], trace if is_valid else ""
     )
 
 
-_INVALID_IDS = "gateway.sidecar.wrong_ids"  # in the ASGI scope: why they cannot be used
+_INVALID_IDS = "gateway.sidecar.wrong_ids"  # in the ASGI scope: why the ids cannot be used
 
 
 def check_ids(scope: Scope) -> None:
-    """Raise what is wrong with the ids of a request: once it is known whose it is."""
+    """Raise what is wrong with the ids of a request.
+
+    It is called after authentication: a stranger must not learn what is wrong with a request.
+
+    Raises:
+        StatusError: 400, as of `parse_ids`.
+    """
     refusal: StatusError | None = scope.get(_INVALID_IDS)
     if refusal is not None:
         raise refusal
 
 
 class RequestIdMiddleware:
-    """Middleware: see the module. A request with wrong ids gets new ones until it is refused."""
+    """Make the ids of a request available to its endpoint, its log lines and its response.
+
+    A request with invalid ids gets new ones until `check_ids` refuses it.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -149,7 +170,7 @@ class RequestIdMiddleware:
             with log_context(
                 correlation=ids.correlation,
                 traceability=ids.traceability,
-                trace=ids.traceparent[3:35],
+                trace=ids.traceparent[3:35],  # the trace id: 32 digits after the version
             ):
                 await self._app(scope, receive, send_wrapper)
         finally:

@@ -1,8 +1,8 @@
-"""Integers that are written as 1.0.
+"""Turn integers that are written as 1.0 into integers.
 
-To JSON Schema a number without a fraction is an integer, to Python it is a float, which is no index
-and does not go into Kafka's bytes. What is valid is put right in place, where its schema wants an
-integer, and nowhere else: what is in keys and values of records is none of ours.
+To JSON Schema a number without a fraction is an integer. To Python it is a float, which is no index
+and cannot be written as an integer of Kafka's protocol. Valid values are changed in place where
+their schema wants an integer, and nowhere else: keys and values of records stay untouched.
 """
 
 from __future__ import annotations
@@ -12,66 +12,82 @@ from typing import Any, TypeAlias
 
 INT64_BOUND = 2.0**63
 
+# Takes a valid value, changes dicts and lists in place, and returns what the value is now.
 Normalizer: TypeAlias = Callable[[Any], Any]
-"""Of a valid value; changes dicts and lists in place, and gives back what the value is now."""
 
 
 def build_normalizer(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Normalizer | None:
-    """None where a schema has no integer. It must not hold itself."""
+    """Return the normalizer of a schema, or None if the schema has no integer.
+
+    The schema must not refer to itself: references are followed while it is built.
+    """
     schema = resolve_reference(document, schema)
-    named = {}
-    for name, member in schema.get("properties", {}).items():
-        fix = build_normalizer(document, member)
-        if fix is not None:
-            named[name] = fix
+    member_normalizers = {}
+    for name, member_schema in schema.get("properties", {}).items():
+        normalizer = build_normalizer(document, member_schema)
+        if normalizer is not None:
+            member_normalizers[name] = normalizer
     items = build_normalizer(document, schema["items"]) if "items" in schema else None
-    fixes = [
-        each
-        for each in (
+    normalizers = [
+        normalizer
+        for normalizer in (
             _build_number_normalizer(schema),
-            _build_members_normalizer(named),
+            _build_members_normalizer(member_normalizers),
             _build_items_normalizer(items),
         )
-        if each
+        if normalizer
     ]
+    # All branches of anyOf and oneOf are applied, also those that do not hold for the value: which
+    # one holds is not known here, and a whole number is the same number in each of them.
     for kind in ("allOf", "anyOf", "oneOf"):
-        found = (build_normalizer(document, each) for each in schema.get(kind, ()))
-        fixes += [fix for fix in found if fix is not None]
-    return _chain_normalizers(fixes)
+        nested = (build_normalizer(document, branch) for branch in schema.get(kind, ()))
+        normalizers += [normalizer for normalizer in nested if normalizer is not None]
+    return _chain_normalizers(normalizers)
 
 
 def resolve_reference(document: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a reference leads to."""
-    found: Any = given
-    while isinstance(found, Mapping) and "$ref" in found:
-        steps = str(found["$ref"]).removeprefix("#/").split("/")
-        found = document
+    """Return the schema that a local reference (`#/components/...`) leads to.
+
+    Args:
+        document: The OpenAPI document.
+        given: A schema; it is returned itself if it is no reference.
+    """
+    target: Any = given
+    while isinstance(target, Mapping) and "$ref" in target:
+        steps = str(target["$ref"]).removeprefix("#/").split("/")
+        target = document
         for step in steps:
-            found = found[step.replace("~1", "/").replace("~0", "~")]
-    assert isinstance(found, Mapping)
-    return found
+            target = target[step.replace("~1", "/").replace("~0", "~")]  # RFC 6901 section 4
+    assert isinstance(target, Mapping)
+    return target
 
 
 def _build_number_normalizer(schema: Mapping[str, Any]) -> Normalizer | None:
+    """Return the normalizer of a schema that is an integer itself."""
     kinds = schema.get("type", ())
     kinds = (kinds,) if isinstance(kinds, str) else kinds
-    wanted = "integer" in kinds and "number" not in kinds
-    return _to_integer if wanted or schema.get("multipleOf") == 1 else None
+    is_integer = "integer" in kinds and "number" not in kinds
+    return _to_integer if is_integer or schema.get("multipleOf") == 1 else None
 
 
 def _to_integer(value: Any) -> Any:
-    """Within 64 bits, that is: orjson writes no others, and reads them as floats."""
+    """Convert a whole float to an integer within 64 bits.
+
+    orjson writes no larger integers, and reads them as floats.
+    """
     if isinstance(value, float) and value.is_integer() and abs(value) < INT64_BOUND:
         return int(value)
     return value
 
 
 def _build_members_normalizer(named: Mapping[str, Normalizer]) -> Normalizer | None:
+    """Return the normalizer of an object whose members have normalizers."""
+
     def normalize(value: Any) -> Any:
         if isinstance(value, dict):
-            for name, each in pairs:
+            for name, normalizer in pairs:
                 if name in value:
-                    value[name] = each(value[name])
+                    value[name] = normalizer(value[name])
         return value
 
     pairs = tuple(named.items())
@@ -79,22 +95,25 @@ def _build_members_normalizer(named: Mapping[str, Normalizer]) -> Normalizer | N
 
 
 def _build_items_normalizer(item: Normalizer | None) -> Normalizer | None:
+    """Return the normalizer of an array whose items have one."""
     if item is None:
         return None
 
     def normalize(value: Any) -> Any:
         if isinstance(value, list):
-            for index, each in enumerate(value):
-                value[index] = item(each)
+            for index, element in enumerate(value):
+                value[index] = item(element)
         return value
 
     return normalize
 
 
-def _chain_normalizers(fixes: list[Normalizer]) -> Normalizer | None:
+def _chain_normalizers(normalizers: list[Normalizer]) -> Normalizer | None:
+    """Return one normalizer that applies all, or None if there are none."""
+
     def normalize(value: Any) -> Any:
-        for each in fixes:
-            value = each(value)
+        for step in normalizers:
+            value = step(value)
         return value
 
-    return fixes[0] if len(fixes) == 1 else normalize if fixes else None
+    return normalizers[0] if len(normalizers) == 1 else normalize if normalizers else None

@@ -1,4 +1,4 @@
-"""What is asked of the sidecar, counted by endpoint."""
+"""Count requests to the sidecar, and measure how long they take, by endpoint."""
 
 from __future__ import annotations
 
@@ -19,17 +19,32 @@ NO_STATUS = "none"  # the connection was lost before a status
 
 
 class EndpointCounts:
-    """By endpoint, which is `METHOD path` as the specification has them; empty for no endpoint."""
+    """Hold the counters of an application's endpoints, for its metrics.
+
+    An endpoint is `METHOD path` with the path as the specification has it, so that ids in paths
+    make no new time series. It is empty for a request that no endpoint answers.
+
+    Attributes:
+        responses: Responses by endpoint and status.
+        seconds: Histograms of the duration of requests by endpoint.
+    """
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._paths: dict[Any, str] = {}
         for route in routes:
             if isinstance(route, Route):
                 self._paths.setdefault(route.endpoint, route.path)
-        self.responses: Counter[tuple[str, str]] = Counter()  # endpoint, status
+        self.responses: Counter[tuple[str, str]] = Counter()
         self.seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
 
     def observe_request(self, scope: Mapping[str, Any], status: str, seconds: float) -> None:
+        """Count a finished request.
+
+        Args:
+            scope: Its ASGI scope, in which the router has put the endpoint.
+            status: The status code as text, or `NO_STATUS`.
+            seconds: How long it took.
+        """
         path = self._paths.get(scope.get("endpoint"))
         method = scope["method"] if scope["method"] in COUNTED_METHODS else "other"
         endpoint = "" if path is None else f"{method} {path}"
@@ -37,13 +52,14 @@ class EndpointCounts:
         self.seconds[endpoint].observe(seconds)
 
     def collect_metrics(self, samples: MetricSamples) -> None:
+        """Add the samples of all endpoints."""
         samples.add_counts(catalog.SIDECAR_REQUESTS, self.responses)
         for endpoint, histogram in self.seconds.items():
             samples.add_histogram(catalog.SIDECAR_SECONDS, histogram, endpoint)
 
 
 class RequestCountMiddleware:
-    """Middleware around all others: what these refuse counts, too."""
+    """Count every request; it stands around all other middleware, whose refusals count, too."""
 
     def __init__(self, app: ASGIApp, requests: EndpointCounts) -> None:
         self._app = app
@@ -61,8 +77,8 @@ class RequestCountMiddleware:
                 status = str(message["status"])
             await send(message)
 
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             await self._app(scope, receive, send_wrapper)
         finally:
-            self._requests.observe_request(scope, status, time.perf_counter() - began)
+            self._requests.observe_request(scope, status, time.perf_counter() - start)

@@ -1,9 +1,9 @@
-"""The OpenAPI that is served, and requests held against it.
+"""Merge the OpenAPI document that is served, and validate requests against it.
 
-One YAML a part (`spec/producer.yaml`), merged: `paths` and `components` of each. OpenAPI 3.1, whose
-schemas are JSON Schema 2020-12: what is served is what is compiled. Fields and parameters that the
-contract does not know are let through, as its clients may send them; but not one that is nearly the
-name of another: that is a slip of the finger.
+There is one YAML per module (`spec/producer.yaml`), of which `paths`, `components` and `tags` are
+merged. The version is OpenAPI 3.1, whose schemas are JSON Schema 2020-12, so what is served is what
+is compiled. Clients of the contract may send fields and parameters that it does not know, so these
+are accepted; but a name that is nearly a known one is refused as a typing error.
 """
 
 from __future__ import annotations
@@ -28,28 +28,37 @@ from .status import StatusError
 
 SPEC_DIRECTORY = Path(__file__).parent / "spec"
 METHODS = ("get", "put", "post", "delete", "patch")
-UNLIMITED_PREFIX = "/health/"  # what begins so is asked for as often as one likes
+UNLIMITED_PREFIX = "/health/"  # paths without a limit of requests
 LIMITED = {"$ref": "#/components/responses/Limited"}
-MAX_DETAIL_CHARS = 200  # characters of what a validator says: it quotes the value
-MIN_SIMILARITY = 0.8  # of difflib's likeness: `partiton`, not any other word
-MAX_UNKNOWN_NAMES = 20  # unknown names of one object that are looked at: each is compared with all
+MAX_DETAIL_CHARS = 200  # of a validator's message, which quotes the value
+MIN_SIMILARITY = 0.8  # as difflib's ratio: `partiton` is near, other words are not
+MAX_UNKNOWN_NAMES = 20  # that are looked at in one object: each is compared with all known names
 
 _JSON = re.compile(r"application/([\w.+-]*\+)?json", re.ASCII)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 
 class Spec:
-    """names: of the files that are merged."""
+    """Hold the merged OpenAPI document, and the validators of its operations.
+
+    Created once by the application, and shared by all components through the context.
+
+    Args:
+        names: The files to merge, without `.yaml`; `base` is always the first.
+
+    Attributes:
+        document: The whole document.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         self.document: dict[str, Any] = _load_yaml("base")
         self.document["info"]["version"] = version("gateway")
         for name in names:
-            part = _load_yaml(name)
-            _merge(self.document["paths"], part.get("paths", {}))
-            for kind, members in part.get("components", {}).items():
+            partial = _load_yaml(name)
+            _merge(self.document["paths"], partial.get("paths", {}))
+            for kind, members in partial.get("components", {}).items():
                 _merge(self.document["components"].setdefault(kind, {}), members)
-            self.document["tags"] += part.get("tags", [])
+            self.document["tags"] += partial.get("tags", [])
         for path, item in self.document["paths"].items():
             for method in METHODS:
                 if method in item and not path.startswith(UNLIMITED_PREFIX):
@@ -58,14 +67,19 @@ class Spec:
 
     @cached_property
     def json(self) -> bytes:
+        """Return the document as JSON."""
         return orjson.dumps(self.document)
 
     def __getitem__(self, operation_id: str) -> ApiOperation:
-        """Compiled once. Raises KeyError."""
-        found = self._operations.get(operation_id)
-        if found is None:
-            found = self._operations[operation_id] = self._compile_operation(operation_id)
-        return found
+        """Return an operation, compiled when it is first needed.
+
+        Raises:
+            KeyError: There is no such operation.
+        """
+        operation = self._operations.get(operation_id)
+        if operation is None:
+            operation = self._operations[operation_id] = self._compile_operation(operation_id)
+        return operation
 
     def _compile_operation(self, operation_id: str) -> ApiOperation:
         for item in self.document["paths"].values():
@@ -75,12 +89,12 @@ class Spec:
         raise KeyError(f"no operation {operation_id} in {SPEC_DIRECTORY}")
 
     def create_validator(self, name: str) -> Validator:
-        """Of a schema of `components`."""
+        """Return a validator of a schema in `components`."""
         return Validator(self.document, {"$ref": f"#/components/schemas/{name}"})
 
 
 class Validator:
-    """One schema, compiled."""
+    """Validate values against one compiled schema."""
 
     def __init__(self, document: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
         self._document = document
@@ -91,45 +105,72 @@ class Validator:
         self._normalize = build_normalizer(document, schema)
 
     def validate(self, value: Any, location: str = "") -> None:
-        """Raises Refusal 400 that names the place, such as `records[3].partition`. Afterwards an
-        integer is one, also where 1.0 was written."""
+        """Check a value, and turn its integers written as 1.0 into integers, in place.
+
+        Args:
+            value: The value.
+            location: Where it is, for the message.
+
+        Raises:
+            StatusError: 400, it is invalid; the message has the place, such as
+                `records[3].partition`.
+        """
         for error in self._validator.iter_errors(value):
-            where = _format_location(location, error.instance_path)
-            raise create_invalid_request(where, error.message)
+            place = _format_location(location, error.instance_path)
+            raise create_invalid_request(place, error.message)
         self.check_names(value, location)
         if self._normalize is not None:
             self._normalize(value)
 
     def check_names(self, value: Any, location: str = "") -> None:
-        """Raises Refusal 400 for a name that is nearly another."""
+        """Check that no unknown name is nearly a known one.
+
+        Raises:
+            StatusError: 400, a name is probably a typing error.
+        """
         if isinstance(value, dict) and self._known_names and not value.keys() <= self._known_names:
             for name in _iter_unknown_names(value, self._known_names):
-                near = find_closest(name, self._known_names, MIN_SIMILARITY)
-                if near and near not in value:
+                closest = find_closest(name, self._known_names, MIN_SIMILARITY)
+                if closest and closest not in value:
                     raise create_invalid_request(
-                        _format_location(location, [name]), f"did you mean '{near}'?"
+                        _format_location(location, [name]), f"did you mean '{closest}'?"
                     )
 
 
 class ApiOperation:
-    """One of the spec: its parameters and its body."""
+    """Parse and validate the parameters and the body of one operation.
+
+    `Spec` creates it and keeps it.
+
+    Attributes:
+        validator: Of the JSON body; None for an operation without one.
+    """
 
     def __init__(
         self, document: Mapping[str, Any], item: Mapping[str, Any], operation: Mapping[str, Any]
     ) -> None:
-        given = [*item.get("parameters", ()), *operation.get("parameters", ())]
-        parameters = [resolve_reference(document, each) for each in given]
-        self._parameters = [(each, Validator(document, each["schema"])) for each in parameters]
-        self._query_names = frozenset(each["name"] for each in parameters if each["in"] == "query")
+        references = [*item.get("parameters", ()), *operation.get("parameters", ())]
+        parameters = [resolve_reference(document, reference) for reference in references]
+        self._parameters = [
+            (parameter, Validator(document, parameter["schema"])) for parameter in parameters
+        ]
+        self._query_names = frozenset(
+            parameter["name"] for parameter in parameters if parameter["in"] == "query"
+        )
         body = resolve_reference(document, operation.get("requestBody", {}))
         schema = body.get("content", {}).get("application/json", {}).get("schema")
         self.validator = None if schema is None else Validator(document, schema)
         self._required: bool = body.get("required", False)
 
     def parse_parameters(self, request: Request) -> dict[str, Any]:
-        """Of the path, the query and the headers, by name, as their types; defaults for what is not
-        given. Raises Refusal 400."""
-        found: dict[str, Any] = {}
+        """Return the parameters of path, query and headers by name, converted to their types.
+
+        Defaults are filled in for what is missing.
+
+        Raises:
+            StatusError: 400, a parameter is missing, invalid, given twice, or nearly a known one.
+        """
+        values: dict[str, Any] = {}
         for parameter, validator in self._parameters:
             name, place = parameter["name"], parameter["in"]
             text = _get_parameter(request, place, name)
@@ -137,18 +178,28 @@ class ApiOperation:
                 if parameter.get("required"):
                     raise create_invalid_request(f"{place} {name}", "is missing; add it")
                 if "default" in parameter["schema"]:
-                    found[name] = parameter["schema"]["default"]
+                    values[name] = parameter["schema"]["default"]
                 continue
-            found[name] = value = _convert_parameter(text, parameter["schema"].get("type"))
+            values[name] = value = _convert_parameter(text, parameter["schema"].get("type"))
             validator.validate(value, f"{place} {name}")
         for name in _iter_unknown_names(request.query_params, self._query_names):
-            if near := find_closest(name, self._query_names, MIN_SIMILARITY):
-                raise create_invalid_request(f"query {name}", f"did you mean '{near}'?")
-        return found
+            if closest := find_closest(name, self._query_names, MIN_SIMILARITY):
+                raise create_invalid_request(f"query {name}", f"did you mean '{closest}'?")
+        return values
 
     def parse_json(self, data: bytes, content_type: str | None) -> Any:
-        """A body as JSON, not validated; None for an empty one that need not be there. kind: its
-        content type. Raises Refusal 400 and 415."""
+        """Parse a body as JSON without validating it.
+
+        Args:
+            data: The body.
+            content_type: Its content type; None is accepted.
+
+        Returns:
+            The value, or None for an empty body that is not required.
+
+        Raises:
+            StatusError: 400, it is no JSON; 415, its content type is another.
+        """
         if not data and not self._required:
             return None
         if content_type is not None and not _JSON.fullmatch(
@@ -164,32 +215,46 @@ class ApiOperation:
             ) from None
 
     def parse_body(self, data: bytes, content_type: str | None = None) -> Any:
-        """As `parsed`, validated. Raises Refusal 400 and 415."""
+        """Parse a body as JSON and validate it.
+
+        Raises:
+            StatusError: 400 or 415, as of `parse_json`; 400, it is invalid.
+        """
         value = self.parse_json(data, content_type)
         self.validate_body(value)
         return value
 
     def validate_body(self, value: Any) -> None:
-        """A body that was parsed; null is none. Raises Refusal 400."""
+        """Validate a body that was parsed; null counts as no body.
+
+        Raises:
+            StatusError: 400, it is invalid.
+        """
         if self.validator is not None and (value is not None or self._required):
             self.validator.validate(value)
 
 
 def create_invalid_request(location: str, detail: str) -> StatusError:
-    """place: as people write it, empty for all of it."""
+    """Return the error of an invalid request.
+
+    Args:
+        location: Where it is, as people write it; empty for the whole body.
+        detail: What is wrong there, cut to `MAX_DETAIL_CHARS`.
+    """
     detail = detail if len(detail) <= MAX_DETAIL_CHARS else f"{detail[: MAX_DETAIL_CHARS - 3]}..."
     return StatusError(400, f"{location or 'the body'}: {detail}", code="INVALID_REQUEST")
 
 
 def _iter_unknown_names(names: Iterable[str], known: frozenset[str]) -> Iterator[str]:
-    """The first `MAX_UNKNOWN` names that are not known."""
+    """Yield the first `MAX_UNKNOWN_NAMES` names that are not known."""
     return islice((name for name in names if name not in known), MAX_UNKNOWN_NAMES)
 
 
 def _get_parameter(request: Request, location: str, name: str) -> str | None:
+    """Return the text of a parameter, or None if it is missing."""
     if location == "path":
-        given: Any = request.path_params.get(name)
-        return None if given is None else str(given)
+        value: Any = request.path_params.get(name)
+        return None if value is None else str(value)
     if location == "query":
         values = request.query_params.getlist(name)
         if len(values) > 1:
@@ -199,7 +264,7 @@ def _get_parameter(request: Request, location: str, name: str) -> str | None:
 
 
 def _convert_parameter(text: str, type_name: object) -> Any:
-    """What cannot be one stays text, which the validator refuses."""
+    """Convert a parameter to its type; what cannot be converted stays text, which is refused later."""
     if type_name == "integer" and _INTEGER.fullmatch(text):
         return int(text)
     if type_name == "boolean" and text in ("true", "false"):
@@ -208,6 +273,7 @@ def _convert_parameter(text: str, type_name: object) -> Any:
 
 
 def _format_location(location: str, path: Sequence[str | int]) -> str:
+    """Append a path within a value to a location: `records`, 3, `key` is `records[3].key`."""
     for step in path:
         if isinstance(step, int):
             location += f"[{step}]"
@@ -221,11 +287,12 @@ def _get_property_names(document: Mapping[str, Any], schema: Mapping[str, Any]) 
 
 
 def _load_yaml(name: str) -> dict[str, Any]:
-    read: dict[str, Any] = YAML(typ="safe", pure=True).load(SPEC_DIRECTORY / f"{name}.yaml")
-    return read
+    document: dict[str, Any] = YAML(typ="safe", pure=True).load(SPEC_DIRECTORY / f"{name}.yaml")
+    return document
 
 
 def _merge(target: dict[str, Any], members: Mapping[str, Any]) -> None:
+    """Merge members into a target, recursively where both have an object."""
     for name, member in members.items():
         if isinstance(member, dict) and isinstance(target.get(name), dict):
             _merge(target[name], member)

@@ -1,7 +1,8 @@
-"""Errors as the contract's Status: `{"statusCode", "code", "message", "description"}`.
+"""Turn errors into the contract's Status: `{"statusCode", "code", "message", "description"}`.
 
-code is a word for programs, message what went wrong, description what to do about it. An exception
-that is not one of ours says nothing of itself: its message may hold what a client must not see.
+`code` is a word for programs, `message` says what went wrong, and `description` what to do about
+it. An exception that is not one of ours is answered without its own message, which may hold what a
+client must not see.
 """
 
 from __future__ import annotations
@@ -32,25 +33,30 @@ from gateway.sidecar.component import NotReady
 
 log = logging.getLogger(__name__)
 
-DEFAULT_RETRY_AFTER_S = 5.0
-"""Seconds a client is asked to wait where the error knows no better."""
+DEFAULT_RETRY_AFTER_S = 5.0  # for a 503 whose error has no delay of its own
 
 NO_STORE_HEADERS: Mapping[str, str] = {"Cache-Control": "no-store"}
 
 
 class StatusError(RequestError):
-    """An answer that is no success. code: a word for programs, such as INSTANCE_NOT_FOUND; by
-    default that of the status. what: `what went wrong; what to do`."""
+    """Answer a request with an HTTP status that is no success.
+
+    Args:
+        status: The HTTP status.
+        detail: `what went wrong; what to do`.
+        code: A word for programs, such as INSTANCE_NOT_FOUND; by default that of the status.
+        retry_after: When to try again, in seconds.
+    """
 
     def __init__(
         self, status: int, detail: str, *, code: str = "", retry_after: float | None = None
     ) -> None:
-        super().__init__(status, _phrase(status), detail, retry_after=retry_after)
+        super().__init__(status, _get_phrase(status), detail, retry_after=retry_after)
         self.code = code or _get_default_code(status)
 
 
 def build_status(status: int, code: str, detail: str) -> dict[str, Any]:
-    """The members of a Status."""
+    """Build the members of a Status; the detail is split at its first semicolon."""
     message, _, description = detail.partition("; ")
     return {
         "statusCode": status,
@@ -61,7 +67,7 @@ def build_status(status: int, code: str, detail: str) -> dict[str, Any]:
 
 
 def describe_error(exc: Exception) -> tuple[int, str, str]:
-    """The HTTP status, the word, and `what; what to do` of an error."""
+    """Return the HTTP status, the code, and `what went wrong; what to do` of an error."""
     match exc:
         case StatusError():
             return exc.status, exc.code, str(exc)
@@ -76,8 +82,9 @@ def describe_error(exc: Exception) -> tuple[int, str, str]:
         case RegistryUnavailable():
             return 503, "REGISTRY_UNAVAILABLE", f"{exc}"
         case KafkaError():
-            what = "Kafka does not answer as it should; try again, the log says why"
-            return 503, "KAFKA_UNAVAILABLE", what
+            # Kafka's own message may name brokers and principals: it goes to the log only.
+            detail = "Kafka does not answer as it should; try again, the log says why"
+            return 503, "KAFKA_UNAVAILABLE", detail
         case NotReady():
             return 503, "NOT_READY", str(exc)
         case HTTPException():
@@ -90,45 +97,46 @@ def describe_error(exc: Exception) -> tuple[int, str, str]:
 
 
 def build_error_response(exc: Exception) -> Response:
-    """The answer for an error."""
-    status, code, what = describe_error(exc)
+    """Build the response for an error."""
+    status, code, detail = describe_error(exc)
     return build_json_response(
-        build_status(status, code, what), status, build_error_headers(exc, status)
+        build_status(status, code, detail), status, build_error_headers(exc, status)
     )
 
 
 def build_error_headers(exc: Exception, status: int) -> dict[str, str]:
-    """When to try again, how to identify, which methods there are."""
+    """Return headers that say when to try again, how to authenticate, or which methods there are."""
     if isinstance(exc, HTTPException):
         return dict(exc.headers or {})
     if isinstance(exc, NotGranted) and exc.challenge is not None:
         return {"WWW-Authenticate": exc.challenge}
-    wait: float | None = getattr(exc, "retry_after", None)
-    if wait is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
-        wait = DEFAULT_RETRY_AFTER_S
-    return {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
+    delay: float | None = getattr(exc, "retry_after", None)
+    if delay is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
+        delay = DEFAULT_RETRY_AFTER_S
+    return {} if delay is None else {"Retry-After": str(max(1, math.ceil(delay)))}
 
 
 def build_json_response(
     body: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """JSON, written by orjson. body: bytes are JSON already."""
+    """Build a JSON response that caches do not store; bytes are JSON already."""
     data = body if isinstance(body, bytes) else orjson.dumps(body)
     return Response(data, status, {**NO_STORE_HEADERS, **(headers or {})}, "application/json")
 
 
 async def handle_error(request: Request, exc: Exception) -> Response:
+    """Answer an exception of an endpoint, and log it if it is Kafka's."""
     if isinstance(exc, KafkaError):
         log.info("%s %s: %s", request.method, request.url.path, exc)
     return build_error_response(exc)
 
 
+# For the `exception_handlers` of Starlette.
 EXCEPTION_HANDLERS: Mapping[Any, ExceptionHandler] = {
     GatewayError: handle_error,
     HTTPException: handle_error,
     Exception: handle_error,
 }
-"""For Starlette's `exception_handlers`."""
 
 
 def _describe_http_exception(exc: HTTPException) -> str:
@@ -139,7 +147,7 @@ def _describe_http_exception(exc: HTTPException) -> str:
     return exc.detail
 
 
-def _phrase(status: int) -> str:
+def _get_phrase(status: int) -> str:
     return HTTPStatus(status).phrase
 
 
