@@ -1,5 +1,9 @@
-"""The part `consumer`: instances that are members of groups, asked over HTTP.
+"""Serve consumers over HTTP: instances that are members of groups, created and polled by requests.
 
-`consumers` has the operations, an `instance` is one member, `dialect` the two APIs that it is asked
-by, `stateless` reads records without a group. Start with `consumers`.
+Start with `consumers`, the component: it has the routes and the operations. An
+`instance.ConsumerInstance` is one member of a group, `instances` are all of this process, and
+`instance_options` is how a client wants one to be. `dialect` abstracts from the two APIs that
+clients speak, the contract's and Confluent's (`v2`). `poll_response` answers a long poll,
+`record_json` renders records, and `stateless` reads records without a group. `app` creates the
+components.
 """

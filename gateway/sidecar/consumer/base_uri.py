@@ -1,8 +1,10 @@
-"""How a client reaches this very process again: what a new instance is told as its base URI.
+"""Build the base URI by which a client reaches this very process again.
 
-`sidecar.consumer.baseUri` where it is set; else what proxies say (RFC 7239, or X-Forwarded-Host,
--Proto and -Path), the first of several being what the client asked; else the Host that it asked.
-Nobody else hears it, so what is invented misleads the one who invented it.
+A new instance exists in one process only, so the client gets a URI that leads there:
+`sidecar.consumer.baseUri` if it is set; else what proxies say (RFC 7239, or X-Forwarded-Host,
+-Proto and -Path), where the first of several values is what the client requested; else the
+request's Host. These headers are not authenticated. Only the client that sent them gets the result,
+so a client can mislead nobody but itself.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ _PATH = re.compile(r"(/[A-Za-z0-9._~%!$&'()*+,;=:@-]*){1,64}")
 
 
 def build_base_uri(request: Request, configured: str | None, group: str, name: str) -> str:
-    """Of an instance; without a slash at its end."""
+    """Return the base URI of an instance, without a slash at its end.
+
+    Args:
+        request: The request that created the instance.
+        configured: `sidecar.consumer.baseUri`.
+        group: The group of the instance.
+        name: The name of the instance.
+    """
     path = f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
     if configured is not None:
         return configured.rstrip("/") + path
@@ -26,12 +35,15 @@ def build_base_uri(request: Request, configured: str | None, group: str, name: s
 
 
 def _parse_forwarded(request: Request) -> tuple[str, str]:
+    """Return the scheme and the host that the client requested, as far as proxies say it."""
     headers = request.headers
     first = headers.get("forwarded", "").partition(",")[0]
-    pairs = (each.partition("=") for each in first.split(";"))
-    said = {name.strip().lower(): value.strip().strip('"') for name, _, value in pairs}
-    host = said.get("host") or headers.get("x-forwarded-host", "").partition(",")[0].strip()
-    scheme = said.get("proto") or headers.get("x-forwarded-proto", "").partition(",")[0].strip()
+    pairs = (parameter.partition("=") for parameter in first.split(";"))
+    parameters = {name.strip().lower(): value.strip().strip('"') for name, _, value in pairs}
+    host = parameters.get("host") or headers.get("x-forwarded-host", "").partition(",")[0].strip()
+    scheme = (
+        parameters.get("proto") or headers.get("x-forwarded-proto", "").partition(",")[0].strip()
+    )
     if scheme.lower() not in ("http", "https"):
         scheme = request.url.scheme
     if not _HOST.fullmatch(host):
@@ -42,7 +54,7 @@ def _parse_forwarded(request: Request) -> tuple[str, str]:
 
 
 def _parse_prefix(request: Request, group: str) -> str:
-    """What a proxy takes from the path before it asks."""
+    """Return the prefix of the path that a proxy removes before it forwards a request."""
     path = request.headers.get("x-forwarded-path", "").partition("?")[0].rstrip("/")
     prefix = path.removesuffix(f"/consumers/{quote(group, safe='')}")
     if prefix == path:

@@ -1,8 +1,8 @@
-"""The part `consumer`: instances that are created, subscribed and asked for records over HTTP.
+"""Create, subscribe, poll and delete consumer instances over HTTP.
 
-Paths and bodies are the contract's; Confluent's dialect (`v2`) is served at the same paths, and at
-those that it names otherwise. Offsets that a client commits are those of the last records it is
-through with, as in Confluent's proxy: what the group goes on from is the next.
+Paths and bodies are the contract's. Confluent's dialect (`v2`) is served at the same paths, and at
+those for which it has other names. An offset that a client commits is that of the last record it
+has processed, as in Confluent's proxy; the group goes on from the next one.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from .record_json import render_records
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 1 << 20  # bytes of a body
-MAX_TIMESTAMP_MS = 253_402_300_799_999  # ms: the end of the year 9999
+MAX_BODY_BYTES = 1 << 20
+MAX_TIMESTAMP_MS = 253_402_300_799_999  # the end of the year 9999
 GROUP_PATH = "/consumers/{group}"
 INSTANCE_PATH = GROUP_PATH + "/instances/{instance}"
 
@@ -63,7 +63,7 @@ InstanceHandler = Callable[[Request, Dialect, ConsumerInstance], Awaitable[Respo
 
 
 class ConsumerComponent:
-    """See the module, and `part.Part`."""
+    """Serve the operations on consumer instances, and own the instances of this process."""
 
     def __init__(self, context: Context) -> None:
         settings = context.section.consumer
@@ -71,75 +71,86 @@ class ConsumerComponent:
         self._context = context
         self._settings = settings
         self._instances = ConsumerInstances(context.cluster, settings)
-        self._record_counts: Counter[str] = Counter()
-        self._byte_counts: Counter[str] = Counter()
-        self._poll_counts: Counter[str] = Counter()
-        one = self._create_instance_endpoint
+        self._record_counts: Counter[str] = Counter()  # by topic
+        self._byte_counts: Counter[str] = Counter()  # of keys and values, by topic
+        self._poll_counts: Counter[str] = Counter()  # by outcome: records, empty, left
+        bind = self._create_instance_endpoint
         self.routes: Sequence[BaseRoute] = [
-            TrailingSlashRoute(f"{INSTANCE_PATH}/records", one(self._poll, READ_SCOPE), "GET"),
-            TrailingSlashRoute(f"{INSTANCE_PATH}/offsets", one(self._commit, WRITE_SCOPE), "POST"),
+            TrailingSlashRoute(f"{INSTANCE_PATH}/records", bind(self._poll, READ_SCOPE), "GET"),
+            TrailingSlashRoute(f"{INSTANCE_PATH}/offsets", bind(self._commit, WRITE_SCOPE), "POST"),
             TrailingSlashRoute(
-                f"{INSTANCE_PATH}/offsets", one(self._get_committed, WRITE_SCOPE), "PUT"
+                f"{INSTANCE_PATH}/offsets", bind(self._get_committed, WRITE_SCOPE), "PUT"
             ),
             TrailingSlashRoute(
-                f"{INSTANCE_PATH}/offsets", one(self._get_committed, READ_SCOPE), "GET"
+                f"{INSTANCE_PATH}/offsets", bind(self._get_committed, READ_SCOPE), "GET"
             ),
             TrailingSlashRoute(GROUP_PATH, self._create_endpoint(self._create), "POST"),
-            TrailingSlashRoute(INSTANCE_PATH, one(self._delete, WRITE_SCOPE), "DELETE"),
+            TrailingSlashRoute(INSTANCE_PATH, bind(self._delete, WRITE_SCOPE), "DELETE"),
             *self._build_subscription_routes(f"{INSTANCE_PATH}/subscriptions"),
             *self._build_subscription_routes(f"{INSTANCE_PATH}/subscription"),
             TrailingSlashRoute(
-                f"{INSTANCE_PATH}/assignments", one(self._assign, WRITE_SCOPE), "POST"
+                f"{INSTANCE_PATH}/assignments", bind(self._assign, WRITE_SCOPE), "POST"
             ),
             TrailingSlashRoute(
-                f"{INSTANCE_PATH}/assignments", one(self._get_assignment, READ_SCOPE), "GET"
+                f"{INSTANCE_PATH}/assignments", bind(self._get_assignment, READ_SCOPE), "GET"
             ),
-            TrailingSlashRoute(f"{INSTANCE_PATH}/positions", one(self._seek, WRITE_SCOPE), "POST"),
+            TrailingSlashRoute(f"{INSTANCE_PATH}/positions", bind(self._seek, WRITE_SCOPE), "POST"),
             TrailingSlashRoute(
-                f"{INSTANCE_PATH}/positions/first", one(self._seek_to_first, WRITE_SCOPE), "POST"
+                f"{INSTANCE_PATH}/positions/first", bind(self._seek_to_first, WRITE_SCOPE), "POST"
             ),
             TrailingSlashRoute(
                 f"{INSTANCE_PATH}/positions/beginning",
-                one(self._seek_to_first, WRITE_SCOPE),
+                bind(self._seek_to_first, WRITE_SCOPE),
                 "POST",
             ),
             TrailingSlashRoute(
-                f"{INSTANCE_PATH}/positions/last", one(self._seek_to_last, WRITE_SCOPE), "POST"
+                f"{INSTANCE_PATH}/positions/last", bind(self._seek_to_last, WRITE_SCOPE), "POST"
             ),
             TrailingSlashRoute(
-                f"{INSTANCE_PATH}/positions/end", one(self._seek_to_last, WRITE_SCOPE), "POST"
+                f"{INSTANCE_PATH}/positions/end", bind(self._seek_to_last, WRITE_SCOPE), "POST"
             ),
         ]
 
     def _build_subscription_routes(self, path: str) -> Sequence[BaseRoute]:
-        one = self._create_instance_endpoint
+        """Build the routes of a subscription, which has one path in the contract and one in v2."""
+        bind = self._create_instance_endpoint
         return [
-            TrailingSlashRoute(path, one(self._subscribe, WRITE_SCOPE), "POST"),
-            TrailingSlashRoute(path, one(self._get_subscription, READ_SCOPE), "GET"),
-            TrailingSlashRoute(path, one(self._unsubscribe, WRITE_SCOPE), "DELETE"),
+            TrailingSlashRoute(path, bind(self._subscribe, WRITE_SCOPE), "POST"),
+            TrailingSlashRoute(path, bind(self._get_subscription, READ_SCOPE), "GET"),
+            TrailingSlashRoute(path, bind(self._unsubscribe, WRITE_SCOPE), "DELETE"),
         ]
 
     async def run(self) -> None:
+        """Run until cancelled: expire idle instances, and at the end close all."""
         await self._instances.run()
 
     async def check_ready(self) -> None:
-        """Kafka is checked for all parts; an instance that cannot join says so to who asks it."""
+        """Return always: Kafka is checked for all components together.
+
+        An instance that cannot join its group says so to the client that polls it.
+        """
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Adds what a scrape wants to know."""
+        """Add the samples of instances, polls and records."""
         states: Counter[str] = Counter({"idle": 0, "subscribed": 0})
-        states.update("subscribed" if each.is_subscribed else "idle" for each in self._instances)
+        states.update(
+            "subscribed" if instance.is_subscribed else "idle" for instance in self._instances
+        )
         samples.add_counts(catalog.CONSUMER_INSTANCES, states)
         samples.add(catalog.CONSUMER_CREATED, self._instances.created)
         samples.add_counts(catalog.CONSUMER_ENDED, self._instances.ended)
-        samples.add(catalog.CONSUMER_POLLING, sum(each.is_polling for each in self._instances))
+        samples.add(
+            catalog.CONSUMER_POLLING, sum(instance.is_polling for instance in self._instances)
+        )
         samples.add_counts(catalog.CONSUMER_POLLS, self._poll_counts)
         samples.add_counts(catalog.CONSUMER_RECORDS, self._record_counts)
         samples.add_counts(catalog.CONSUMER_BYTES, self._byte_counts)
 
-    # who asks, and in whose words
+    # Endpoints: who requests something, and in which dialect
 
     def _create_endpoint(self, handler: DialectHandler) -> Callable[[Request], Awaitable[Response]]:
+        """Build an endpoint that needs no instance; the request's content types say its dialect."""
+
         async def endpoint(request: Request) -> Response:
             dialect: Dialect = (
                 CONFLUENT if media.is_confluent_request(request.headers) else CONTRACT
@@ -154,22 +165,28 @@ class ConsumerComponent:
     def _create_instance_endpoint(
         self, handler: InstanceHandler, scope: str
     ) -> Callable[[Request], Awaitable[Response]]:
+        """Build an endpoint of an instance, which cannot expire while a request uses it."""
+
         async def endpoint(request: Request) -> Response:
-            of_v2 = media.is_confluent_request(request.headers)
-            dialect: Dialect = CONFLUENT if of_v2 else CONTRACT
+            is_confluent = media.is_confluent_request(request.headers)
+            # Errors before the instance is known can only go by the request.
+            dialect: Dialect = CONFLUENT if is_confluent else CONTRACT
             group, name = request.path_params["group"], request.path_params["instance"]
             try:
                 identity = await self._context.authorize(request, scope, (), group)
                 instance = self._instances.get(group, name, identity)
-                dialect = CONFLUENT if of_v2 or instance.dialect == CONFLUENT.name else CONTRACT
+                if instance.dialect == CONFLUENT.name:
+                    dialect = CONFLUENT
                 with self._instances.keep_alive(instance):
-                    made = await handler(request, dialect, instance)
-                    if isinstance(made, PollResponse):  # made while it is sent: still in use
-                        await made(request.scope, request.receive, request._send)
+                    response = await handler(request, dialect, instance)
+                    if isinstance(response, PollResponse):
+                        # It polls while it is sent, so it must be sent here, where the instance
+                        # counts as in use.
+                        await response(request.scope, request.receive, request._send)
                         return AlreadySentResponse()
-                    return made
+                    return response
             except StatusError as exc:
-                if exc.code == INSTANCE_NOT_FOUND and not of_v2 and dialect is CONTRACT:
+                if exc.code == INSTANCE_NOT_FOUND and not is_confluent and dialect is CONTRACT:
                     return build_ambiguous_response(exc, v2_errors.INSTANCE_NOT_FOUND)
                 return self._build_error_response(request, dialect, exc)
             except Exception as exc:
@@ -178,6 +195,7 @@ class ConsumerComponent:
         return endpoint
 
     def _build_error_response(self, request: Request, dialect: Dialect, exc: Exception) -> Response:
+        """Build the response for an error; the contract's application answers unexpected ones."""
         exc = translate_group_error(exc)
         if isinstance(exc, GatewayError):
             log.debug("%s %s: %s", request.method, request.url.path, exc)
@@ -187,11 +205,12 @@ class ConsumerComponent:
         return dialect.build_error_response(request, exc)
 
     async def _read_body(self, request: Request, dialect: Dialect, operation: str) -> Any:
+        """Return the body of a request, parsed and validated in its dialect."""
         data = await read_body(request, MAX_BODY_BYTES)
-        kind = request.headers.get("content-type")
-        return dialect.parse_body(self._context.spec[operation], data, kind)
+        content_type = request.headers.get("content-type")
+        return dialect.parse_body(self._context.spec[operation], data, content_type)
 
-    # instances
+    # Instances
 
     async def _create(self, request: Request, dialect: Dialect) -> Response:
         group = request.path_params["group"]
@@ -199,15 +218,16 @@ class ConsumerComponent:
         try:
             self._context.spec["createConsumerInstanceInGroup"].parse_parameters(request)
             body = await self._read_body(request, dialect, "createConsumerInstanceInGroup")
-            wishes = InstanceOptions.from_body(body or {}, self._settings)
+            options = InstanceOptions.from_body(body or {}, self._settings)
         except StatusError as exc:
             raise v2_errors.to_invalid_configuration(exc) if dialect is CONFLUENT else exc from None
+        # Checked before the instance exists: one whose answer was refused would be left behind.
         negotiate_content_type(request, strict=dialect is CONFLUENT)
-        made = self._instances.add(
-            group, wishes, dialect=dialect.name, identity=identity, auditor=self._context.auditor
+        instance = self._instances.add(
+            group, options, dialect=dialect.name, identity=identity, auditor=self._context.auditor
         )
-        uri = build_base_uri(request, self._settings.base_uri, group, made.name)
-        return dialect.build_response(request, dialect.format_created(made.name, uri))
+        uri = build_base_uri(request, self._settings.base_uri, group, instance.name)
+        return dialect.build_response(request, dialect.format_created(instance.name, uri))
 
     async def _delete(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
@@ -215,7 +235,7 @@ class ConsumerComponent:
         await self._instances.remove(instance)
         return Response(status_code=204)
 
-    # what is read
+    # Subscriptions
 
     async def _subscribe(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
@@ -223,8 +243,8 @@ class ConsumerComponent:
         body = await self._read_body(request, dialect, "subscribeTopics")
         topics, pattern = body.get("topics"), body.get("topic_pattern")
         if topics is not None and pattern is not None:
-            what = "either topics or topic_pattern; leave out one of them"
-            raise StatusError(409, f"a subscription has {what}", code="OTHER_SUBSCRIPTION")
+            detail = "a subscription has either topics or topic_pattern; leave out one of them"
+            raise StatusError(409, detail, code="OTHER_SUBSCRIPTION")
         try:
             if not topics and not pattern:
                 raise create_invalid_request(
@@ -233,7 +253,7 @@ class ConsumerComponent:
             compiled = None if pattern is None else compile_topic_pattern(pattern)
         except StatusError as exc:
             raise v2_errors.to_unprocessable(exc) if dialect is CONFLUENT else exc from None
-        for topic in topics or ():  # a name that is misspelt would give no records for ever
+        for topic in topics or ():  # a misspelt name would never give records, without an error
             await describe_topic(self._context, topic)
         await self._context.authorize(request, WRITE_SCOPE, topics or (), instance.group)
         async with instance.lock_for_change():
@@ -247,7 +267,7 @@ class ConsumerComponent:
         pattern = instance.pattern
         if pattern is not None:
             names = await self._context.cluster.list_topics()
-            topics = sorted(each for each in names if _matches(pattern, each))
+            topics = sorted(name for name in names if _matches(pattern, name))
         return dialect.build_response(request, dialect.format_topics(instance, topics))
 
     async def _unsubscribe(
@@ -272,18 +292,18 @@ class ConsumerComponent:
     ) -> Response:
         return dialect.build_response(request, dialect.format_partitions(instance.assignment))
 
-    # positions
+    # Positions
 
     async def _seek(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
         body = await self._read_body(request, dialect, "overrideFetchOffset")
         offsets = {
-            _parse_partition(each): int(each["offset"]) for each in body.get("offsets") or ()
+            _parse_partition(entry): int(entry["offset"]) for entry in body.get("offsets") or ()
         }
         times: dict[TopicPartition, int | str] = {
-            _parse_partition(each): _parse_timestamp(each["timestamp"])
-            for each in body.get("timestamps") or ()
+            _parse_partition(entry): _parse_timestamp(entry["timestamp"])
+            for entry in body.get("timestamps") or ()
         }
         async with instance.lock_for_change():
             await instance.seek(offsets)
@@ -306,28 +326,29 @@ class ConsumerComponent:
         dialect: Dialect,
         instance: ConsumerInstance,
         operation: str,
-        where: str,
+        position: str,
     ) -> Response:
         body = await self._read_body(request, dialect, operation)
         tps = _parse_partitions(body, "partitions")
         async with instance.lock_for_change():
-            await instance.seek_to_specs(dict.fromkeys(tps, where))
+            await instance.seek_to_specs(dict.fromkeys(tps, position))
         return Response(status_code=204)
 
-    # offsets
+    # Committed offsets
 
     async def _commit(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
         body = await self._read_body(request, dialect, "commmitConsumerOffsets")
-        given = (body or {}).get("offsets")
+        entries = (body or {}).get("offsets")
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None
-        if given:
+        if entries:
+            # The offsets of records; Kafka's are those of the next records.
             offsets = {
-                _parse_partition(each): OffsetAndMetadata(
-                    int(each["offset"]) + 1, metadata=each.get("metadata") or ""
+                _parse_partition(entry): OffsetAndMetadata(
+                    int(entry["offset"]) + 1, metadata=entry.get("metadata") or ""
                 )
-                for each in given
+                for entry in entries
             }
             await check_partitions(self._context, offsets)
         committed = await instance.commit(offsets)
@@ -343,27 +364,30 @@ class ConsumerComponent:
         await check_partitions(self._context, tps)
         return dialect.build_response(request, _format_offsets(await instance.committed(tps)))
 
-    # records
+    # Records
 
     async def _poll(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
         negotiate_content_type(request, strict=dialect is CONFLUENT)
         try:
-            given = self._context.spec["fetchTopicData"].parse_parameters(request)
+            parameters = self._context.spec["fetchTopicData"].parse_parameters(request)
         except StatusError as exc:
             raise v2_errors.to_unprocessable(exc) if dialect is CONFLUENT else exc from None
         formats = dialect.resolve_formats(request, instance, self._context)
         headers = dialect.get_header_formatter(request)
-        wait = (
-            min(given.get("timeout", instance.options.timeout_s * 1000), MAX_POLL_TIMEOUT_MS) / 1000
+        timeout_s = (
+            min(parameters.get("timeout", instance.options.timeout_s * 1000), MAX_POLL_TIMEOUT_MS)
+            / 1000
         )
-        most = max(1, given.get("max_bytes", self._settings.request_max_bytes))
-        least = max(1, given.get("responseMinBytes", instance.options.min_bytes))
+        max_bytes = max(1, parameters.get("max_bytes", self._settings.request_max_bytes))
+        min_bytes = max(1, parameters.get("responseMinBytes", instance.options.min_bytes))
 
-        async def poll(left: float, gone: asyncio.Future[Any]) -> Sequence[Record]:
-            records = await instance.poll(left, most, least, self._context.draining, gone)
-            if not records:
+        async def poll(remaining_s: float, disconnected: asyncio.Future[Any]) -> Sequence[Record]:
+            records = await instance.poll(
+                remaining_s, max_bytes, min_bytes, self._context.draining, disconnected
+            )
+            if not records:  # none is an answer only if Kafka could have sent some
                 self._context.require_kafka()
             return records
 
@@ -375,52 +399,57 @@ class ConsumerComponent:
             return dialect.build_records_response(request, instance, body)
 
         return PollResponse(
-            instance, wait, poll, build_response, self._record_poll,
+            instance, timeout_s, poll, build_response, self._record_poll,
             lambda exc: self._build_error_response(request, dialect, exc),
         )  # fmt: skip
 
-    def _record_poll(self, records: Sequence[Record], arrived: bool) -> None:
-        self._poll_counts["left" if not arrived else "records" if records else "empty"] += 1
-        if not arrived:
+    def _record_poll(self, records: Sequence[Record], is_sent: bool) -> None:
+        """Count a finished poll, and tell the auditor about its records."""
+        self._poll_counts["left" if not is_sent else "records" if records else "empty"] += 1
+        if not is_sent:
             return
         for topic in {record.tp.topic for record in records}:
-            some = [each for each in records if each.tp.topic == topic]
-            self._record_counts[topic] += len(some)
-            self._byte_counts[topic] += sum(len(r.key or b"") + len(r.value or b"") for r in some)
+            topic_records = [record for record in records if record.tp.topic == topic]
+            self._record_counts[topic] += len(topic_records)
+            self._byte_counts[topic] += sum(
+                len(record.key or b"") + len(record.value or b"") for record in topic_records
+            )
         if isinstance(self._context.auditor, NullAuditor):
             return
         for record in records:
-            said = {name: (value or b"").decode("latin-1") for name, value in record.headers}
+            headers = {name: (value or b"").decode("latin-1") for name, value in record.headers}
             self._context.auditor.record_consumed(
                 *record.tp, record.offset, record.key,
-                correlation=said.get(CORRELATION_HEADER, ""), traceability=said.get(TRACEABILITY_HEADER, ""),
+                correlation=headers.get(CORRELATION_HEADER, ""),
+                traceability=headers.get(TRACEABILITY_HEADER, ""),
             )  # fmt: skip
 
 
 class AlreadySentResponse(Response):
-    """What was answered already."""
+    """Stand for a response that was sent before its endpoint returned."""
 
     async def __call__(self, *_: Any) -> None:
         return None
 
 
 def _matches(pattern: re.Pattern[str], topic: str) -> bool:
+    """Return whether a pattern matches a whole name, other than that of an internal topic."""
     return pattern.fullmatch(topic) is not None and not topic.startswith("__")
 
 
-def _parse_partition(given: Mapping[str, Any]) -> TopicPartition:
-    return TopicPartition(given["topic"], int(given["partition"]))
+def _parse_partition(entry: Mapping[str, Any]) -> TopicPartition:
+    return TopicPartition(entry["topic"], int(entry["partition"]))
 
 
 def _parse_partitions(body: Mapping[str, Any], name: str) -> list[TopicPartition]:
-    return list(dict.fromkeys(_parse_partition(each) for each in body.get(name) or ()))
+    return list(dict.fromkeys(_parse_partition(entry) for entry in body.get(name) or ()))
 
 
 def _format_offsets(committed: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[str, Any]:
     return {
         "offsets": [
-            {**each, "offset": one.offset, "metadata": one.metadata or ""}
-            for each, one in zip(
+            {**partition, "offset": position.offset, "metadata": position.metadata or ""}
+            for partition, position in zip(
                 format_partitions(committed),
                 (committed[tp] for tp in sorted(committed)),
                 strict=True,
@@ -429,20 +458,26 @@ def _format_offsets(committed: Mapping[TopicPartition, OffsetAndMetadata]) -> di
     }
 
 
-def _parse_timestamp(given: Any) -> int:
-    """Of a time by RFC 3339, or milliseconds since 1970. Raises Refusal 400."""
-    text = str(given).strip()
+def _parse_timestamp(value: Any) -> int:
+    """Parse a time of RFC 3339, or milliseconds since 1970, to milliseconds since 1970.
+
+    A time without a zone is UTC.
+
+    Raises:
+        StatusError: 400, it is no time, or out of range.
+    """
+    text = str(value).strip()
     if re.fullmatch(r"[0-9]{1,15}", text):
-        found = int(text)
+        timestamp_ms = int(text)
     else:
         try:
-            at = datetime.fromisoformat(text)
-            if at.tzinfo is None:
-                at = at.replace(tzinfo=UTC)
-            found = round(at.timestamp() * 1000)
+            time = datetime.fromisoformat(text)
+            if time.tzinfo is None:
+                time = time.replace(tzinfo=UTC)
+            timestamp_ms = round(time.timestamp() * 1000)
         except (ValueError, OverflowError):
             what = "is no time; write such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
             raise create_invalid_request("timestamps", what) from None
-    if not 0 <= found <= MAX_TIMESTAMP_MS:
+    if not 0 <= timestamp_ms <= MAX_TIMESTAMP_MS:
         raise create_invalid_request("timestamps", "is out of range; use a time from 1970 to 9999")
-    return found
+    return timestamp_ms

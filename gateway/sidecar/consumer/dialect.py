@@ -1,7 +1,7 @@
-"""In whose words the consumer is asked and answers: the contract's, or Confluent's REST v2 (`v2`).
+"""Define the APIs that a consumer is used by: the contract's own, and Confluent's REST v2 (`v2`).
 
-Both are over the same instances. A request says which it is by its content types, else its
-instance remembers with which it was made.
+Both work on the same instances. The content types of a request say which one it uses; if they do
+not, it is the one with which the instance was created.
 """
 
 from __future__ import annotations
@@ -30,97 +30,130 @@ from .record_json import Headers, base64_headers, text_headers
 
 
 class Dialect(Protocol):
-    """name: what an instance remembers. bare: records without headers have no such member."""
+    """Parse the requests and format the responses of one API.
+
+    Attributes:
+        name: What an instance remembers of the dialect with which it was created.
+        omits_empty_headers: Whether a record without headers has no member `headers`.
+    """
 
     name: str
     omits_empty_headers: bool
 
     def parse_body(self, operation: ApiOperation, data: bytes, content_type: str | None) -> Any:
-        """Parsed and validated; None where none is needed. Raises Refusal."""
+        """Return the body, parsed and validated; None where none is needed.
+
+        Raises:
+            StatusError: The body is invalid, or has another content type.
+        """
 
     def build_response(self, request: Request, body: Any, status: int = 200) -> Response:
-        """body: bytes are JSON already."""
+        """Build a successful response; bytes are JSON already."""
 
     def build_records_response(
         self, request: Request, instance: ConsumerInstance, body: bytes
     ) -> Response:
-        """The answer to a poll."""
+        """Build the response to a poll."""
 
-    def build_error_response(self, request: Request, exc: Exception) -> Response: ...
+    def build_error_response(self, request: Request, exc: Exception) -> Response:
+        """Build the response for an error."""
 
-    def format_created(self, name: str, base_uri: str) -> Any: ...
+    def format_created(self, name: str, base_uri: str) -> Any:
+        """Format the answer about a new instance."""
 
-    def format_topics(self, instance: ConsumerInstance, topics: Sequence[str]) -> Any: ...
+    def format_topics(self, instance: ConsumerInstance, topics: Sequence[str]) -> Any:
+        """Format the topics that an instance is subscribed to."""
 
-    def format_partitions(self, tps: Iterable[TopicPartition]) -> Any: ...
+    def format_partitions(self, tps: Iterable[TopicPartition]) -> Any:
+        """Format the partitions that an instance is assigned."""
 
     def resolve_formats(
         self, request: Request, instance: ConsumerInstance, context: Context
     ) -> Callable[[str], tuple[SerializationFormat, SerializationFormat]]:
-        """Of a topic's keys and values. Raises Refusal for what cannot be had."""
+        """Return a function from a topic to the formats of its keys and values.
 
-    def get_header_formatter(self, request: Request) -> Callable[[Headers], Any]: ...
+        Raises:
+            StatusError: The request wants a format that cannot be had.
+        """
+
+    def get_header_formatter(self, request: Request) -> Callable[[Headers], Any]:
+        """Return how the headers of records are rendered."""
 
 
 class ContractDialect:
-    """The sidecar's own."""
+    """Speak the sidecar's own API."""
 
     name = "contract"
     omits_empty_headers = False
 
     def parse_body(self, operation: ApiOperation, data: bytes, content_type: str | None) -> Any:
+        """Parse and validate a JSON body."""
         return operation.parse_body(data, content_type)
 
     def build_response(self, request: Request, body: Any, status: int = 200) -> Response:
+        """Build a JSON response."""
         return build_json_response(body, status)
 
     def build_records_response(
         self, request: Request, instance: ConsumerInstance, body: bytes
     ) -> Response:
+        """Build a JSON response."""
         return build_json_response(body)
 
     def build_error_response(self, request: Request, exc: Exception) -> Response:
+        """Build a Status."""
         return build_error_response(exc)
 
     def format_created(self, name: str, base_uri: str) -> Any:
+        """Format the names of a new instance."""
         return {"instanceId": name, "baseUri": base_uri}
 
     def format_topics(self, instance: ConsumerInstance, topics: Sequence[str]) -> Any:
+        """Format topics as a list with one object, as the contract has it."""
         return [{"topics": list(topics)}]
 
     def format_partitions(self, tps: Iterable[TopicPartition]) -> Any:
+        """Format partitions as a list with one object, as the contract has it."""
         return [{"partitions": format_partitions(tps)}]
 
     def resolve_formats(
         self, request: Request, instance: ConsumerInstance, context: Context
     ) -> Callable[[str], tuple[SerializationFormat, SerializationFormat]]:
-        """What is said of keys, or of values, counts before `format`, which is of both; the call
-        before the instance, that before the topic's settings, those before the section's."""
-        settings, wishes = context.section, instance.options
+        """Return a function from a topic to the formats of its keys and values.
+
+        A format of keys, or of values, takes precedence over `format`, which is for both. The
+        request takes precedence over the instance, the instance over the topic's settings, and
+        these over the section's.
+        """
+        settings, options = context.section, instance.options
         consumer = settings.consumer
         assert consumer is not None
         key, value = (_parse_format(request, name) for name in ("keyFormat", "valueFormat"))
-        both = _parse_format(request, "format") or wishes.format
-        key, value = key or wishes.key_format or both, value or wishes.value_format or both
+        both = _parse_format(request, "format") or options.format
+        key, value = key or options.key_format or both, value or options.value_format or both
 
+        # What neither says depends on the topic, and a poll may return records of several.
         def get_formats(topic: str) -> tuple[SerializationFormat, SerializationFormat]:
-            of_keys = key or SerializationFormat.parse(
+            key_format = key or SerializationFormat.parse(
                 settings.get_key_format(topic, consumer.key_format)
             )
-            return of_keys, value or SerializationFormat.parse(
+            return key_format, value or SerializationFormat.parse(
                 settings.get_value_format(topic, consumer.value_format)
             )
 
         return get_formats
 
     def get_header_formatter(self, request: Request) -> Callable[[Headers], Any]:
-        binary = request.query_params.get("headerFormat") == "binary"
-        return base64_headers if binary else text_headers
+        """Return the renderer that the query parameter `headerFormat` selects."""
+        is_binary = request.query_params.get("headerFormat") == "binary"
+        return base64_headers if is_binary else text_headers
 
 
 class TrailingSlashRoute(Route):
-    """A route whose path may end in a slash, and that answers no HEAD: to ask for records moves
-    the position."""
+    """Match a path with or without a slash at its end, and answer no HEAD.
+
+    Starlette answers HEAD by the endpoint of GET, which would move the position of a consumer.
+    """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], method: str) -> None:
         super().__init__(path, endpoint, methods=[method])
@@ -129,11 +162,20 @@ class TrailingSlashRoute(Route):
 
 
 def format_partitions(tps: Iterable[TopicPartition]) -> list[dict[str, Any]]:
+    """Return partitions as JSON, in order."""
     return [{"topic": topic, "partition": partition} for topic, partition in sorted(tps)]
 
 
 def build_ambiguous_response(exc: Exception, error_code: int) -> Response:
-    """Nobody knows who asks: the Status, with the number that the other dialect looks for."""
+    """Build an error for a client whose dialect is unknown.
+
+    It is a Status that also has the number by which clients of the other dialect recognize the
+    error.
+
+    Args:
+        exc: The error.
+        error_code: Confluent's number of it.
+    """
     status, code, what = describe_error(exc)
     return build_json_response(
         {**build_status(status, code, what), "error_code": error_code}, status
@@ -141,6 +183,6 @@ def build_ambiguous_response(exc: Exception, error_code: int) -> Response:
 
 
 def _parse_format(request: Request, name: str) -> SerializationFormat | None:
-    """Validated before."""
+    """Return the format that a query parameter names, or None; its name was validated before."""
     text = request.query_params.get(name)
     return None if text is None else SerializationFormat.parse(text)

@@ -1,14 +1,15 @@
-"""One consumer instance: a member of a group, asked over HTTP.
+"""Represent one consumer instance: a member of a group that is used over HTTP.
 
-Its requests take turns. A second long poll waits for the first as long as it may wait itself, then
-it is refused (409); what changes what is read (subscribe, assign, seek, delete) ends a long poll
-that is under way, which is then answered with no records. Commits, and what only asks, wait for
-nobody.
+Requests that poll or change what is read take turns (`_lock`). A second long poll waits for the
+first one for at most as long as it may wait for records, then it is refused (409). A request that
+changes what is read (subscribe, assign, seek, delete) ends a long poll that is under way, which is
+then answered without records. Commits and queries do not wait.
 
 A record counts as returned when it was written to the client's connection, and only then may it be
-committed: by the client, or (`autoCommitEnable`) by its next poll, which says that it is through
-with the last. Where a partition goes to another member between the two, that one gets it again. An
-instance without a subscription has no member, no task and no connection.
+committed: by the client, or with `autoCommitEnable` by its next poll, which means that the client
+has processed what the last one returned. If a partition goes to another member between the two,
+that member reads the records again. An instance without a subscription has no group membership, no
+task and no connection.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from gateway.telemetry.log_context import create_detached_task
 
 from .instance_options import InstanceOptions
 
-JOIN_TIMEOUT_S = 10.0  # seconds that a seek waits for the partitions of a member that joins
-COMMIT_INTERVAL_S = 1.0  # seconds between two commits on behalf of one client
+JOIN_TIMEOUT_S = 10.0  # for a seek to wait until a member that joins has its partitions
+COMMIT_INTERVAL_S = 1.0  # between two automatic commits of one instance
 
 MIXED_SUBSCRIPTION_MESSAGE = (
     "one instance reads topics by name, topics by pattern, or partitions; delete its subscription "
@@ -44,7 +45,23 @@ MIXED_SUBSCRIPTION_MESSAGE = (
 
 
 class ConsumerInstance:
-    """identity: of whom it was made for. polling: a long poll is under way."""
+    """Read from a group, or from partitions, on behalf of one client.
+
+    `ConsumerInstances` creates it and owns it. At most one of `topics`, `pattern` and a manual
+    assignment is set, and a consumer exists exactly while one of them is.
+
+    Attributes:
+        group: Its group.
+        name: Its name, unique in the group.
+        options: How the client wants it to be.
+        dialect: The name of the dialect in which it was created.
+        identity: The client for which it was created.
+        topics: The topics it is subscribed to by name.
+        pattern: The pattern it is subscribed to.
+        active_requests: How many requests use it now; it does not expire meanwhile.
+        is_polling: Whether a long poll is under way.
+        is_ended: Whether it was deleted, expired or closed.
+    """
 
     def __init__(
         self,
@@ -71,24 +88,26 @@ class ConsumerInstance:
         self._consumer: GroupConsumer | None = None
         self._is_assigned_manually = False
         self._lock = asyncio.Lock()
-        self._waiting_changes = 0  # who ends a long poll
-        self._interrupt_poll = asyncio.Event()
+        self._waiting_changes = 0  # requests that wait for the lock, and end a long poll
+        self._interrupt_poll = asyncio.Event()  # set while there are any
         self._assignment_changed = asyncio.Event()
-        self._returned_offsets: dict[TopicPartition, int] = {}
-        self._processed_offsets: dict[
-            TopicPartition, int
-        ] = {}  # of them, what the client is through with
-        self._committed_offsets: dict[TopicPartition, int] = {}
-        self._removed_since_poll: set[TopicPartition] = (
-            set()
-        )  # went away since the last poll gave records
+        # Each is the offset after the last record of a partition, only of assigned partitions:
+        self._returned_offsets: dict[TopicPartition, int] = {}  # that was written to the client
+        self._processed_offsets: dict[TopicPartition, int] = {}  # that the client has processed
+        self._committed_offsets: dict[TopicPartition, int] = {}  # that Kafka has acknowledged
+        # Partitions that were taken away since the last poll returned.
+        self._removed_since_poll: set[TopicPartition] = set()
         self._commit_task: asyncio.Task[None] | None = None
 
-    # turns
+    # Turns
 
     @asynccontextmanager
     async def lock_for_change(self) -> AsyncIterator[None]:
-        """For what changes what is read: it ends a long poll."""
+        """Hold the lock to change what is read; a long poll that holds it ends at once.
+
+        Raises:
+            StatusError: 404, the instance has ended meanwhile.
+        """
         self._waiting_changes += 1
         self._interrupt_poll.set()
         try:
@@ -105,11 +124,19 @@ class ConsumerInstance:
 
     @asynccontextmanager
     async def lock_for_poll(self, timeout_s: float) -> AsyncIterator[float]:
-        """For a poll; gives the seconds that are left of its own. Raises Refusal 409."""
+        """Hold the lock to poll, and yield how many of the seconds are left after waiting for it.
+
+        Args:
+            timeout_s: How long to wait, in seconds.
+
+        Raises:
+            StatusError: 409, another request held the lock for so long; 404, the instance has ended.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         try:
-            async with asyncio.timeout_at(until):  # one that is free is had at once, also then
+            # A free lock is acquired without a suspension, so a timeout of 0 works, too.
+            async with asyncio.timeout_at(until):
                 await self._lock.acquire()
         except TimeoutError:
             what = f"another request reads with {self.name}; wait for it, or use another instance"
@@ -126,12 +153,16 @@ class ConsumerInstance:
         if self.is_ended:
             raise StatusError(404, f"{self.name} was deleted; create it", code="INSTANCE_NOT_FOUND")
 
-    # what it reads
+    # Subscriptions
 
     def subscribe(self, topics: Sequence[str], pattern: re.Pattern[str] | None = None) -> None:
-        """Raises Refusal 409."""
-        other_way = bool(self.topics) if pattern is not None else self.pattern is not None
-        if self._is_assigned_manually or other_way:
+        """Read topics, by name or by pattern, as a member of the group.
+
+        Raises:
+            StatusError: 409, it reads partitions, or topics in the other way.
+        """
+        is_other_kind = bool(self.topics) if pattern is not None else self.pattern is not None
+        if self._is_assigned_manually or is_other_kind:
             raise StatusError(409, MIXED_SUBSCRIPTION_MESSAGE, code="OTHER_SUBSCRIPTION")
         if self._consumer is None:
             self._consumer = self._create_consumer()
@@ -139,8 +170,14 @@ class ConsumerInstance:
         self._consumer.subscribe(pattern or self.topics, self)
 
     async def assign(self, tps: Iterable[TopicPartition]) -> None:
-        """Read these and no others. What was returned of the others counts as done, as in Java's
-        consumer, where commits are automatic. Raises Refusal 409."""
+        """Read these partitions and no others, without being a member.
+
+        With automatic commits, what was returned of the other partitions counts as processed, as in
+        Java's consumer.
+
+        Raises:
+            StatusError: 409, it is subscribed to topics.
+        """
         if self.topics or self.pattern is not None:
             raise StatusError(409, MIXED_SUBSCRIPTION_MESSAGE, code="OTHER_SUBSCRIPTION")
         if self._consumer is None:
@@ -153,7 +190,11 @@ class ConsumerInstance:
         self._consumer.assign(wanted)
 
     async def unsubscribe(self, *, commit: bool = True) -> None:
-        """Leave the group. commit: what was returned counts as done, where that is automatic."""
+        """Stop reading and leave the group.
+
+        Args:
+            commit: Whether what was returned counts as processed, where commits are automatic.
+        """
         consumer, self._consumer = self._consumer, None
         if self._commit_task is not None:
             self._commit_task.cancel()
@@ -168,15 +209,17 @@ class ConsumerInstance:
                 self._recover_commits("are not needed any more")
                 await consumer.close(leave=self._settings.leave_group_on_close)
         self.topics, self.pattern, self._is_assigned_manually = (), None, False
-        for each in (self._returned_offsets, self._processed_offsets, self._committed_offsets):
-            each.clear()
+        for offsets in (self._returned_offsets, self._processed_offsets, self._committed_offsets):
+            offsets.clear()
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
+        """Return the partitions that it reads now."""
         return frozenset() if self._consumer is None else self._consumer.assignment
 
     @property
     def is_subscribed(self) -> bool:
+        """Return whether it reads anything, or joins a group to do so."""
         return self._consumer is not None
 
     def _create_consumer(self) -> GroupConsumer:
@@ -195,12 +238,17 @@ class ConsumerInstance:
         )
 
     def _require_consumer(self) -> GroupConsumer:
+        """Return the consumer.
+
+        Raises:
+            StatusError: 409, the instance is subscribed to nothing.
+        """
         if self._consumer is None:
             what = "it is subscribed to nothing; subscribe to topics, or assign partitions"
             raise StatusError(409, f"{self.name}: {what}", code="NOT_SUBSCRIBED")
         return self._consumer
 
-    # records
+    # Records
 
     async def poll(
         self,
@@ -210,11 +258,19 @@ class ConsumerInstance:
         draining: asyncio.Event,
         disconnected: asyncio.Future[Any],
     ) -> list[Record]:
-        """In a `long` turn. wait in seconds; most, least: bytes of keys and values.
+        """Return the next records, or none when the time is up; the caller has `lock_for_poll`.
 
-        end, gone: each of them ends it, without records. Nothing is lost if it is cancelled.
+        Nothing is lost if it is cancelled.
+
+        Args:
+            timeout_s: How long to wait for records, in seconds.
+            max_bytes: At most so many bytes of keys and values, but at least one record.
+            min_bytes: How many bytes to wait for.
+            draining: Ends the wait, without records.
+            disconnected: Ends the wait, without records.
         """
         records = await self._poll(timeout_s, max_bytes, min_bytes, draining, disconnected)
+        # From here on, a partition that goes away takes some of these records with it.
         self._removed_since_poll.clear()
         return records
 
@@ -227,68 +283,89 @@ class ConsumerInstance:
         disconnected: asyncio.Future[Any],
     ) -> list[Record]:
         consumer, settings = self._require_consumer(), self._settings
+        # A client that polls again has processed what it got, as in Java's consumer.
         self._processed_offsets.update(self._returned_offsets)
         if self._list_uncommitted(consumer) and self._commit_task is None:
             self._commit_task = create_detached_task(self._commit_periodically(consumer))
-        # What is kept of a partition is bounded, and more than that would never be there.
+        # The consumer fetches only so much of a partition ahead; more would never be there.
         min_bytes = max(1, min(min_bytes, max_bytes, settings.max_partition_fetch_bytes // 2))
-        records, size = settings.max_poll_records, min(max_bytes, settings.request_max_bytes)
-        if (
-            not self._interrupt_poll.is_set()
-        ):  # a tenth of a poll's CPU is saved where records are kept
-            found = consumer.poll_nowait(min_bytes=min_bytes, max_bytes=size, max_records=records)
-            if found is not None:
-                return found
+        max_bytes = min(max_bytes, settings.request_max_bytes)
+        max_records = settings.max_poll_records
+        # It saves a tenth of a poll's CPU where records were fetched ahead.
+        if not self._interrupt_poll.is_set():
+            records = consumer.poll_nowait(
+                min_bytes=min_bytes, max_bytes=max_bytes, max_records=max_records
+            )
+            if records is not None:
+                return records
         polling = asyncio.ensure_future(
-            consumer.poll(timeout_s, min_bytes=min_bytes, max_bytes=size, max_records=records)
+            consumer.poll(
+                timeout_s, min_bytes=min_bytes, max_bytes=max_bytes, max_records=max_records
+            )
         )
         ends: list[asyncio.Future[Any]] = [disconnected]
         try:
-            await asyncio.sleep(0)  # what is there already needs nobody to wait for
+            # Let the poll run once: if it is done then, the tasks below are not needed.
+            await asyncio.sleep(0)
             if not polling.done():
                 ends += [
-                    asyncio.ensure_future(each.wait()) for each in (self._interrupt_poll, draining)
+                    asyncio.ensure_future(event.wait())
+                    for event in (self._interrupt_poll, draining)
                 ]
                 await asyncio.wait([polling, *ends], return_when=asyncio.FIRST_COMPLETED)
             return polling.result() if polling.done() else []
         except asyncio.CancelledError:
+            # The consumer's position is already past these records, which nobody gets.
             if polling.done() and not polling.cancelled() and polling.exception() is None:
                 self.restore_records(polling.result())
             raise
         finally:
-            for each in (polling, *ends[1:]):
-                each.cancel()
+            for future in (polling, *ends[1:]):  # `disconnected` is the caller's
+                future.cancel()
             if not polling.done():
                 await asyncio.wait([polling])
 
     def mark_returned(self, records: Sequence[Record]) -> None:
-        """They were written to the client. Those of a partition that went away meanwhile are not
-        its to commit, also if it has come back: another member may have got further."""
+        """Note that records were written to the client, which may commit them from now on.
+
+        Records of a partition that was taken away meanwhile are left out, even if the partition has
+        come back: another member may have got further, and a commit would set the group back.
+        """
         assigned = self.assignment - self._removed_since_poll
         last = {record.tp: record.next_offset for record in records}
         self._returned_offsets.update((tp, offset) for tp, offset in last.items() if tp in assigned)
 
     def restore_records(self, records: Sequence[Record]) -> None:
-        """They were not: the next poll returns them."""
+        """Let the next poll return records that were not written to the client."""
         first: dict[TopicPartition, int] = {}
         for record in records:
             first.setdefault(record.tp, record.offset)
         for tp, offset in first.items():
             if self._consumer is not None and tp in self._consumer.assignment:
                 position = self._consumer.position(tp)
+                # It is not past them if the partition went away and came back meanwhile.
                 if position is not None and position > offset:
                     self._consumer.seek(tp, offset)
 
-    # positions
+    # Positions
 
     async def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Set the positions of partitions.
+
+        Raises:
+            StatusError: 409, a partition is not assigned to the instance.
+        """
         consumer = await self._wait_for_assignment(offsets)
         for tp, offset in offsets.items():
             consumer.seek(tp, offset)
             self._note_seek(tp, offset)
 
     async def seek_to_specs(self, specs: Mapping[TopicPartition, int | str]) -> None:
-        """`first`, `last`, or a time in milliseconds."""
+        """Set positions to `first`, `last`, or a timestamp in milliseconds since 1970.
+
+        Raises:
+            StatusError: 409, a partition is not assigned to the instance.
+        """
         consumer = await self._wait_for_assignment(specs)
         first = [tp for tp, spec in specs.items() if spec == "first"]
         last = [tp for tp, spec in specs.items() if spec == "last"]
@@ -300,33 +377,47 @@ class ConsumerInstance:
             self._note_seek(tp, consumer.position(tp))
 
     def _note_seek(self, tp: TopicPartition, offset: int | None) -> None:
-        """A commit of all means the position, as in Java's consumer."""
+        """Let a commit of everything commit the new position, as in Java's consumer."""
         if offset is not None:
             self._returned_offsets[tp] = offset
 
     async def _wait_for_assignment(self, tps: Collection[TopicPartition]) -> GroupConsumer:
-        """Once they are there: a seek behind a subscription need not wait for a poll. Raises
-        Refusal 409 for what is not this member's."""
+        """Wait until partitions are assigned, so that a seek may follow a subscription at once.
+
+        Raises:
+            StatusError: 409, the instance is subscribed to nothing, or has other partitions.
+        """
         consumer = self._require_consumer()
         until = asyncio.get_running_loop().time() + JOIN_TIMEOUT_S
         while missing := set(tps) - consumer.assignment:
-            settled = consumer.state is MemberState.RUNNING and bool(consumer.assignment)
-            if self._is_assigned_manually or settled or asyncio.get_running_loop().time() >= until:
+            is_settled = consumer.state is MemberState.RUNNING and bool(consumer.assignment)
+            if (
+                self._is_assigned_manually
+                or is_settled
+                or asyncio.get_running_loop().time() >= until
+            ):
                 raise create_not_assigned(missing)
             self._assignment_changed.clear()
             try:
-                async with asyncio.timeout(0.1):  # the state has no event
+                async with asyncio.timeout(0.1):  # changes of the member's state have no event
                     await self._assignment_changed.wait()
             except TimeoutError:
                 continue
         return consumer
 
-    # offsets
+    # Committed offsets
 
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """None: all that was returned. What is committed then: offsets to go on from."""
+        """Commit offsets.
+
+        Args:
+            offsets: Those to go on from, with metadata; None for all that was returned.
+
+        Returns:
+            What was committed.
+        """
         consumer = self._consumer
         if offsets is None:
             returned = {
@@ -338,33 +429,38 @@ class ConsumerInstance:
             return {}
         if consumer is not None:
             await consumer.commit(offsets)
-        else:
+        else:  # as Kafka allows it to a client that is no member
             await GroupOffsets(self._cluster.coordinators, self.group).commit(
                 offsets, lambda _: None
             )
-        places = {tp: one.offset for tp, one in offsets.items()}
-        self._committed_offsets.update(places)
-        self._processed_offsets.update(
-            places
-        )  # else a commit on its behalf would take this one back
+        committed = {tp: position.offset for tp, position in offsets.items()}
+        self._committed_offsets.update(committed)
+        # Otherwise the next automatic commit would take this one back.
+        self._processed_offsets.update(committed)
         return dict(offsets)
 
     async def committed(
         self, tps: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the committed offsets of the group, whoever committed them."""
         return await GroupOffsets(self._cluster.coordinators, self.group).committed(tps)
 
     def _list_uncommitted(self, consumer: GroupConsumer) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return what is processed and to be committed automatically."""
         if not self.options.auto_commit:
             return {}
-        known, owned = self._committed_offsets, self._processed_offsets.keys() & consumer.assignment
+        committed, owned = (
+            self._committed_offsets,
+            self._processed_offsets.keys() & consumer.assignment,
+        )
         return {
             tp: OffsetAndMetadata(self._processed_offsets[tp])
             for tp in owned
-            if known.get(tp) != self._processed_offsets[tp]
+            if committed.get(tp) != self._processed_offsets[tp]
         }
 
     async def _commit_periodically(self, consumer: GroupConsumer) -> None:
+        """Commit while there is something to commit; a poll starts it again."""
         try:
             while True:
                 if not await self._commit_processed(consumer):
@@ -374,56 +470,69 @@ class ConsumerInstance:
             self._commit_task = None
 
     async def _commit_processed(self, consumer: GroupConsumer) -> bool:
-        """What the client is through with. False: nothing, or it cannot be committed now."""
-        done = self._list_uncommitted(consumer)
-        if not done:
+        """Commit what the client has processed.
+
+        Returns:
+            False if there is nothing to commit, or it cannot be committed now.
+        """
+        offsets = self._list_uncommitted(consumer)
+        if not offsets:
             return False
         try:
-            await consumer.commit(done)
+            await consumer.commit(offsets)
         except KafkaError as exc:
             self._cluster.outages.report_error(self._commit_label, exc, group=self.group)
             return False
         self._recover_commits("are made again")
-        self._committed_offsets.update((tp, one.offset) for tp, one in done.items())
+        self._committed_offsets.update((tp, position.offset) for tp, position in offsets.items())
         return True
 
     @property
     def _commit_label(self) -> str:
+        """Return what failing commits are called in the log."""
         return f"commits of group={self.group} instance={self.name}"
 
     def _recover_commits(self, how: str) -> None:
         self._cluster.outages.report_recovery(self._commit_label, how)
 
-    # the listener of its consumer
+    # Callbacks of its consumer
 
     async def on_partitions_assigned(self, tps: frozenset[TopicPartition]) -> None:
+        """Wake up seeks that wait for partitions."""
         self._assignment_changed.set()
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
+        """Commit what is processed while the partitions are still this member's; forget them."""
         if self._consumer is not None:
             await self._commit_processed(self._consumer)
         self._forget(tps)
 
     async def on_partitions_lost(self, tps: frozenset[TopicPartition]) -> None:
+        """Forget partitions that are another member's already, where a commit would fail."""
         self._forget(tps)
 
     def _forget(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:
             self._removed_since_poll.add(tp)
-            for each in (self._returned_offsets, self._processed_offsets, self._committed_offsets):
-                each.pop(tp, None)
+            for offsets in (
+                self._returned_offsets,
+                self._processed_offsets,
+                self._committed_offsets,
+            ):
+                offsets.pop(tp, None)
         if not self._processed_offsets:
             self._recover_commits("are not needed any more")
 
 
 def create_not_assigned(tps: Iterable[TopicPartition]) -> StatusError:
+    """Return the error of partitions that an instance does not have, or no longer has."""
     names = ", ".join(str(tp) for tp in sorted(tps)[:10])
     what = f"{names}: not assigned to this instance (any more)"
     return StatusError(409, f"{what}; GET its assignments", code="NOT_ASSIGNED")
 
 
 def translate_group_error(exc: Exception) -> Exception:
-    """What Kafka says of a group, as a client can act on it."""
+    """Turn what Kafka says about a group into an error on which a client can act."""
     match exc:
         case NotOwned():
             return StatusError(409, f"{exc}; GET its assignments", code="NOT_ASSIGNED")

@@ -1,4 +1,4 @@
-"""How an instance is to be: what POST /consumers says, in the contract's words or in Confluent's.
+"""Parse how a client wants an instance to be, in the contract's words or in Confluent's.
 
 A name means the same in camel case, with underscores and with dots.
 """
@@ -22,16 +22,15 @@ Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._~-]{1,200}")
 MAX_PATTERN_CHARS = 200
-REPEAT_OPERATORS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
-MAX_REPETITIONS = 3
-MAX_TOPIC_NAME_CHARS = 249
-MAX_MATCH_PATHS = (
-    MAX_TOPIC_NAME_CHARS + 1
-) ** MAX_REPETITIONS  # in which a pattern may be tried on a name
-MAX_POLL_TIMEOUT_MS = (
-    300_000  # ms: longer than what stands between client and sidecar lets them wait
-)
+REPEAT_OPERATORS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")  # names in `re._constants`
+MAX_REPETITIONS = 3  # without a bound, in one pattern
+MAX_TOPIC_NAME_CHARS = 249  # Kafka's own limit
+# In how many ways a pattern may be tried on a name: each unbounded repetition takes 0 to 249
+# characters.
+MAX_MATCH_PATHS = (MAX_TOPIC_NAME_CHARS + 1) ** MAX_REPETITIONS
+MAX_POLL_TIMEOUT_MS = 300_000  # longer than usual proxies let a response wait
 
+# By the name in lower case, without underscores and dots.
 _FIELDS_BY_NAME = {
     "id": "id",
     "name": "name",
@@ -51,9 +50,18 @@ _FIELDS_BY_NAME = {
 
 @dataclass(frozen=True, slots=True)
 class InstanceOptions:
-    """key_format, value_format, format: as named, None for what is not. wait in seconds.
+    """Hold how a client wants an instance to be; what it did not say is the section's default.
 
-    name: empty where it is the sidecar's to make.
+    Attributes:
+        name: The name; empty if the sidecar is to choose it.
+        format: Of keys and values, where no other is named; None if the client named none.
+        key_format: Of keys; None if the client named none.
+        value_format: Of values; None if the client named none.
+        auto_offset_reset: Where to start without a committed offset.
+        isolation: Which records of transactions are read.
+        auto_commit: Whether a poll commits what the poll before it returned.
+        min_bytes: Bytes of records that a poll waits for.
+        timeout_s: How long a poll waits, in seconds.
     """
 
     name: str
@@ -68,86 +76,114 @@ class InstanceOptions:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], settings: Consumer) -> InstanceOptions:
-        """Raises Refusal 400 that names the field."""
-        given: dict[str, tuple[str, Any]] = {}
+        """Parse the body of a request that creates an instance.
+
+        Args:
+            body: The body; unknown fields are ignored, and of two names of one field the first
+                counts.
+            settings: The section, with the defaults.
+
+        Raises:
+            StatusError: 400, a field is invalid; the message names it.
+        """
+        options: dict[str, tuple[str, Any]] = {}
         for field, value in body.items():
-            known = _FIELDS_BY_NAME.get(re.sub(r"[._]", "", field).lower())
-            if known is not None and value is not None:
-                given.setdefault(known, (field, value))
-        name = _parse_name(*given.get("name", given.get("id", ("name", ""))))
-        wait = _parse_integer(*given.get("wait", ("", 0)), minimum=0) / 1000
+            option = _FIELDS_BY_NAME.get(re.sub(r"[._]", "", field).lower())
+            if option is not None and value is not None:
+                options.setdefault(option, (field, value))
+        name = _parse_name(*options.get("name", options.get("id", ("name", ""))))
+        timeout_s = _parse_integer(*options.get("wait", ("", 0)), minimum=0) / 1000
         return cls(
             name,
-            _parse_optional_format(given.get("format")),
-            _parse_optional_format(given.get("key_format")),
-            _parse_optional_format(given.get("value_format")),
+            _parse_optional_format(options.get("format")),
+            _parse_optional_format(options.get("key_format")),
+            _parse_optional_format(options.get("value_format")),
             _parse_choice(
-                given.get("reset"), ("latest", "earliest", "none"), settings.auto_offset_reset
+                options.get("reset"), ("latest", "earliest", "none"), settings.auto_offset_reset
             ),
             _parse_choice(
-                given.get("isolation"), ("read_committed", "read_uncommitted"), settings.isolation
+                options.get("isolation"), ("read_committed", "read_uncommitted"), settings.isolation
             ),
-            _parse_choice(given.get("auto_commit"), ("true", "false"), "true") == "true",
-            max(1, _parse_integer(*given.get("min_bytes", ("", 1)), minimum=-1)),
-            min(wait, MAX_POLL_TIMEOUT_MS / 1000) if "wait" in given else settings.request_timeout,
+            _parse_choice(options.get("auto_commit"), ("true", "false"), "true") == "true",
+            max(1, _parse_integer(*options.get("min_bytes", ("", 1)), minimum=-1)),
+            min(timeout_s, MAX_POLL_TIMEOUT_MS / 1000)
+            if "wait" in options
+            else settings.request_timeout,
         )
 
 
 def compile_topic_pattern(text: str) -> re.Pattern[str]:
-    """Of topics. Raises Refusal 400.
+    """Compile a client's pattern of topics.
 
-    It is a client's, and is matched in the loop that serves all: `(a+)+` would take hours for one
-    name, and so would `.?` thirty times. So there is no repetition, and no choice, within another,
-    and all of them leave no more ways than three repetitions without a bound.
+    It is matched in the event loop that serves all clients: `(a+)+` would take hours for one name,
+    and so would `.?` thirty times. So no repetition and no alternative may be within a repetition,
+    and all of them together may leave no more ways than three unbounded repetitions.
+
+    Raises:
+        StatusError: 400, it is no regular expression, or too complex.
     """
     try:
         compiled = re.compile(text)
-        ways = (
+        paths = (
             _count_match_paths(regular.parse(text)) if len(text) <= MAX_PATTERN_CHARS else math.inf
         )
     except (re.error, OverflowError, RecursionError) as exc:
         raise create_invalid_request("topic_pattern", f"is no regular expression: {exc}") from None
-    if ways > MAX_MATCH_PATHS:
-        what = f"has over {MAX_PATTERN_CHARS} characters, {MAX_REPETITIONS} repetitions, or a nested one"
-        raise create_invalid_request("topic_pattern", f"{what}; make it simpler")
+    if paths > MAX_MATCH_PATHS:
+        problem = (
+            f"has over {MAX_PATTERN_CHARS} characters, {MAX_REPETITIONS} repetitions, "
+            "or a nested one"
+        )
+        raise create_invalid_request("topic_pattern", f"{problem}; make it simpler")
     return compiled
 
 
 def _count_match_paths(node: Any, is_nested: bool = False) -> float:
-    """Return in how many ways a text can be tried, at most. within: of a repetition."""
-    ways = 1.0
-    for operator, about in node:
-        repeated = str(operator) in REPEAT_OPERATORS and about[1] > 1
-        if is_nested and (repeated or str(operator) == "BRANCH"):
+    """Return in how many ways at most a text can be tried.
+
+    Args:
+        node: A parsed pattern.
+        is_nested: Whether it is within a repetition.
+    """
+    paths = 1.0
+    for operator, argument in node:
+        # The argument of a repetition is (minimum, maximum, sub-pattern), that of a BRANCH
+        # (None, branches).
+        repeats = str(operator) in REPEAT_OPERATORS and argument[1] > 1
+        if is_nested and (repeats or str(operator) == "BRANCH"):
             return math.inf
         if str(operator) in REPEAT_OPERATORS:
-            ways *= max(1, min(about[1], MAX_TOPIC_NAME_CHARS) - about[0] + 1)
+            paths *= max(1, min(argument[1], MAX_TOPIC_NAME_CHARS) - argument[0] + 1)
         elif str(operator) == "BRANCH":
-            ways *= len(about[1])
-        for inner in _list_subpatterns(about):
-            ways *= _count_match_paths(inner, is_nested or repeated)
-    return ways
+            paths *= len(argument[1])
+        for subpattern in _list_subpatterns(argument):
+            paths *= _count_match_paths(subpattern, is_nested or repeats)
+    return paths
 
 
-def _list_subpatterns(about: Any) -> list[Any]:
-    """The sub-patterns in what an operator is about."""
-    if isinstance(about, regular.SubPattern):
-        return [about]
-    if isinstance(about, tuple | list):
-        return [each for one in about for each in _list_subpatterns(one)]
+def _list_subpatterns(argument: Any) -> list[Any]:
+    """Return the sub-patterns in the argument of an operator."""
+    if isinstance(argument, regular.SubPattern):
+        return [argument]
+    if isinstance(argument, tuple | list):
+        return [pattern for element in argument for pattern in _list_subpatterns(element)]
     return []
 
 
 def parse_format(field: str, value: Any) -> SerializationFormat:
-    """Raises Refusal 400. `text` is what Strimzi's bridge calls a string."""
+    """Parse the name of a format; `text` is what Strimzi's bridge calls a string.
+
+    Raises:
+        StatusError: 400, there is no such format.
+    """
     try:
         return SerializationFormat.STRING if value == "text" else SerializationFormat.parse(value)
     except FormatError as exc:
         raise create_invalid_request(field, str(exc)) from None
 
 
-def _parse_optional_format(given: tuple[str, Any] | None) -> SerializationFormat | None:
-    return None if given is None else parse_format(*given)
+def _parse_optional_format(option: tuple[str, Any] | None) -> SerializationFormat | None:
+    return None if option is None else parse_format(*option)
 
 
 def _parse_name(field: str, value: Any) -> str:
@@ -160,10 +196,11 @@ def _parse_name(field: str, value: Any) -> str:
     return value
 
 
-def _parse_choice(given: tuple[str, Any] | None, names: tuple[str, ...], default: str) -> Any:
-    if given is None:
+def _parse_choice(option: tuple[str, Any] | None, names: tuple[str, ...], default: str) -> Any:
+    """Return the lower-case word of an option, or the default if it is missing."""
+    if option is None:
         return default
-    field, value = given
+    field, value = option
     text = str(value).lower() if isinstance(value, str | bool) else ""
     if text not in names:
         raise create_invalid_request(field, f"is none of {', '.join(names)}; use one of them")
@@ -171,6 +208,7 @@ def _parse_choice(given: tuple[str, Any] | None, names: tuple[str, ...], default
 
 
 def _parse_integer(field: str, value: Any, *, minimum: int) -> int:
+    """Return an integer from a minimum to 10**9, also if it is written as text."""
     text = value if not isinstance(value, str) else value.strip()
     number = int(text) if isinstance(text, str) and re.fullmatch(r"-?[0-9]{1,9}", text) else text
     if not isinstance(number, int) or isinstance(number, bool) or not minimum <= number <= 10**9:

@@ -1,6 +1,6 @@
-"""All consumer instances of this process: their names, and their end when nobody asks them.
+"""Keep all consumer instances of this process by their names, and end those that are idle.
 
-What is gone is remembered for a while, so that who comes late hears why.
+Ended instances are remembered for a while, so that a late request is answered with the reason.
 """
 
 from __future__ import annotations
@@ -27,22 +27,27 @@ from .instance_options import InstanceOptions
 
 log = logging.getLogger(__name__)
 
-MAX_REMEMBERED_INSTANCES = 1000  # instances that are gone
-MIN_TRIMMED_INSTANCES = 100  # instances whose memory is worth while giving back, about 25 KB each
-MAX_CONCURRENT_LEAVES = (
-    32  # at once: a coordinator takes one member's leave after the other, 10 ms each
-)
+MAX_REMEMBERED_INSTANCES = 1000  # that have ended
+MIN_TRIMMED_INSTANCES = 100  # ended ones that make a trim worth while, at about 25 KB each
+# A coordinator handles the leaves of a group's members one after the other, in 10 ms each.
+MAX_CONCURRENT_LEAVES = 32
 INSTANCE_NOT_FOUND = "INSTANCE_NOT_FOUND"
 
 
 class InstanceKey(NamedTuple):
+    """Identify an instance."""
+
     group: str
     name: str
 
 
 class EndedInstances:
-    """Why the last of them ended. One piece of memory, by hashes: a thousand small objects among
-    those of living instances would keep the memory around them from going back."""
+    """Remember why the last instances ended.
+
+    It is one array of hashes of 8 bytes whose lowest two bits are the reason: a thousand small
+    objects among those of living instances would keep the memory around them from going back to the
+    system. A collision of hashes only makes an error message say the wrong thing.
+    """
 
     REASONS = ("deleted", "expired", "closed")
 
@@ -50,11 +55,13 @@ class EndedInstances:
         self._hashes = array("q")
 
     def add(self, key: InstanceKey, reason: str) -> None:
+        """Remember an instance, and forget the oldest half when there are too many."""
         self._hashes.append(hash(key) & ~3 | self.REASONS.index(reason))
         if len(self._hashes) >= 2 * MAX_REMEMBERED_INSTANCES:
             del self._hashes[:MAX_REMEMBERED_INSTANCES]
 
     def get_reason(self, key: InstanceKey) -> str | None:
+        """Return why an instance ended, or None if it is not remembered."""
         wanted = hash(key) & ~3
         for known in reversed(self._hashes):
             if known & ~3 == wanted:
@@ -63,9 +70,15 @@ class EndedInstances:
 
 
 class ConsumerInstances:
-    """here: a word of this process, which is in the names that it makes.
+    """Hold the instances of this process, in the order in which they were last used.
 
-    ended: how many are gone, by the reason: deleted, expired, closed (with the sidecar).
+    The consumer component creates and runs it.
+
+    Attributes:
+        process_id: A word that is in the names that this process chooses. It tells instances of
+            other processes from unknown ones.
+        created: How many instances were created.
+        ended: How many ended, by reason: deleted, expired, closed (with the sidecar).
     """
 
     def __init__(self, cluster: Cluster, settings: Consumer) -> None:
@@ -74,10 +87,9 @@ class ConsumerInstances:
         self.ended: Counter[str] = Counter()
         self._cluster = cluster
         self._settings = settings
-        self._instances: OrderedDict[InstanceKey, ConsumerInstance] = (
-            OrderedDict()
-        )  # who was asked last, last
-        self._last_used: dict[InstanceKey, float] = {}
+        # The one that was used last is last.
+        self._instances: OrderedDict[InstanceKey, ConsumerInstance] = OrderedDict()
+        self._last_used: dict[InstanceKey, float] = {}  # in seconds of the event loop's clock
         self._ended_instances = EndedInstances()
         self._tasks: set[asyncio.Future[None]] = set()
         self._leave_slots = asyncio.Semaphore(MAX_CONCURRENT_LEAVES)
@@ -98,8 +110,19 @@ class ConsumerInstances:
         identity: str,
         auditor: Auditor | None = None,
     ) -> ConsumerInstance:
-        """audit: where records are told that the group cannot have any more. Raises Refusal 409
-        and 429."""
+        """Create an instance.
+
+        Args:
+            group: Its group.
+            options: How the client wants it to be; it gets a name if that has none.
+            dialect: The name of the dialect in which it is created.
+            identity: The client; only the same client finds it.
+            auditor: Where records are noted that the group can no longer have.
+
+        Raises:
+            StatusError: 409, the group has an instance of this name; 429, there are too many
+                instances.
+        """
         key = InstanceKey(group, options.name or f"{self.process_id}-{uuid.uuid4()}")
         if key in self._instances:
             what = f"group {group} has an instance {key.name} already; delete it, or use that"
@@ -107,26 +130,31 @@ class ConsumerInstances:
         if len(self._instances) >= self._settings.instances:
             what = f"there are {len(self._instances)} instances; delete some, or raise `instances`"
             raise StatusError(429, what, code="TOO_MANY_INSTANCES", retry_after=5.0)
-        made = ConsumerInstance(
+        instance = ConsumerInstance(
             self._cluster, self._settings, group, key.name, options,
             dialect=dialect, identity=identity, auditor=auditor,
         )  # fmt: skip
-        self._instances[key] = made
+        self._instances[key] = instance
         self.created += 1
         self._touch(key)
-        return made
+        return instance
 
     def get(self, group: str, name: str, identity: str = "") -> ConsumerInstance:
-        """Raises Refusal 404 that says what became of it."""
+        """Return an instance.
+
+        Raises:
+            StatusError: 404, there is none, or it is another client's; the message says what
+                happened to it.
+        """
         key = InstanceKey(group, name)
-        found = self._instances.get(key)
-        if found is None or found.identity != identity:
-            raise StatusError(404, self._describe_missing(key, found), code=INSTANCE_NOT_FOUND)
-        return found
+        instance = self._instances.get(key)
+        if instance is None or instance.identity != identity:
+            raise StatusError(404, self._describe_missing(key, instance), code=INSTANCE_NOT_FOUND)
+        return instance
 
     @contextmanager
     def keep_alive(self, instance: ConsumerInstance) -> Iterator[None]:
-        """While it is, and for `instance_timeout` after that, it does not expire."""
+        """Keep an instance from expiring while it is used, and `instance_timeout` longer."""
         key = InstanceKey(instance.group, instance.name)
         instance.active_requests += 1
         self._touch(key)
@@ -138,13 +166,18 @@ class ConsumerInstances:
                 self._touch(key)
 
     async def remove(self, instance: ConsumerInstance, reason: str = "deleted") -> None:
-        """Its group is left. why: deleted, expired, closed; after the first, what was returned
-        counts as done."""
+        """End an instance: leave its group.
+
+        Args:
+            instance: The instance.
+            reason: `deleted`, `expired` or `closed`. Only `deleted` commits what was returned last:
+                that client has said that it is done.
+        """
         if self._unregister(instance, reason):
             await self._end_instance(instance, reason)
 
     def _unregister(self, instance: ConsumerInstance, reason: str) -> bool:
-        """Nobody finds it from here on. False: it is gone already."""
+        """Make an instance unfindable, and return False if it is gone already."""
         key = InstanceKey(instance.group, instance.name)
         if self._instances.get(key) is not instance:
             return False
@@ -155,28 +188,29 @@ class ConsumerInstances:
 
     async def _end_instance(self, instance: ConsumerInstance, reason: str) -> None:
         async with self._leave_slots, instance.lock_for_change():
+            # Requests that wait for the lock see this and are refused.
             instance.is_ended = True
             await instance.unsubscribe(commit=reason == "deleted")
 
     async def run(self) -> None:
-        """Until cancelled: end those that nobody asks; at last, all."""
+        """End idle instances until cancelled, then all."""
         try:
             while True:
-                wait = self._expire_idle()
-                await asyncio.sleep(wait)
+                delay = self._expire_idle()
+                await asyncio.sleep(delay)
         finally:
             for instance in list(self._instances.values()):
                 self._remove_in_background(instance, "closed")
             await asyncio.gather(*self._tasks)
 
     def _expire_idle(self) -> float:
-        """Seconds until the next one may."""
+        """End instances that are idle, and return the seconds until the next one may be."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - self._settings.instance_timeout
         for key, instance in list(self._instances.items()):
             if self._last_used[key] > oldest:
                 return min(self._last_used[key] - oldest, self._settings.instance_timeout)
-            if instance.active_requests:
+            if instance.active_requests:  # a request that takes longer than the timeout
                 self._touch(key)
             else:
                 log.info("group %s: instance %s was not asked any more", *key)
@@ -184,7 +218,7 @@ class ConsumerInstances:
         return self._settings.instance_timeout
 
     def _remove_in_background(self, instance: ConsumerInstance, reason: str) -> None:
-        """Beside whoever asks for that."""
+        """End an instance in a task: a group that is slow to leave must not hold up others."""
         if self._unregister(instance, reason):
             task = asyncio.ensure_future(self._end_and_log(instance, reason))
             self._tasks.add(task)
@@ -198,30 +232,33 @@ class ConsumerInstances:
             log.exception("group %s: instance %s did not end well", instance.group, instance.name)
 
     def _trim_after_many(self, task: asyncio.Future[None]) -> None:
-        """Behind the last of many: their memory goes back to the system, not to the next ones."""
+        """Give memory back to the system after the last of many instances has ended."""
         self._ended_since_trim += 1
         if not self._tasks and self._ended_since_trim >= MIN_TRIMMED_INSTANCES:
             self._ended_since_trim = 0
-            trim_memory()
+
+    trim_memory()
 
     def _touch(self, key: InstanceKey) -> None:
+        """Note that an instance is used now."""
         self._last_used[key] = asyncio.get_running_loop().time()
         self._instances.move_to_end(key)
 
-    def _describe_missing(self, key: InstanceKey, found: ConsumerInstance | None) -> str:
-        """Why there is none, and what to do."""
-        what, timeout = f"{key.name} of group {key.group}", self._settings.instance_timeout
-        gone = self._ended_instances.get_reason(key) if found is None else None
-        if gone == "expired":
+    def _describe_missing(self, key: InstanceKey, instance: ConsumerInstance | None) -> str:
+        """Return why a client gets no such instance, and what to do."""
+        name, timeout = f"{key.name} of group {key.group}", self._settings.instance_timeout
+        reason = self._ended_instances.get_reason(key) if instance is None else None
+        if reason == "expired":
             return (
-                f"{what} expired: nobody asked it for {format_duration(timeout)}; create it again"
+                f"{name} expired: nobody asked it for {format_duration(timeout)}; create it again"
             )
-        if gone is not None:
-            return f"{what} was deleted; create it again"
-        made_elsewhere = key.name[8:9] == "-" and len(key.name) == len(self.process_id) + 37
-        if made_elsewhere and not key.name.startswith(self.process_id):
+        if reason is not None:
+            return f"{name} was deleted; create it again"
+        # The form of names that a gateway chooses: 8 digits of its process id, and a UUID.
+        has_chosen_name = key.name[8:9] == "-" and len(key.name) == len(self.process_id) + 37
+        if has_chosen_name and not key.name.startswith(self.process_id):
             return (
-                f"{what} is another gateway's, or of this one before it was started anew; ask the "
+                f"{name} is another gateway's, or of this one before it was restarted; ask the "
                 "baseUri that it was created with, or create it again"
             )
-        return f"{what} was never here; create it, or ask the baseUri that it was created with"
+        return f"{name} was never here; create it, or ask the baseUri that it was created with"

@@ -1,8 +1,8 @@
-"""The answer to a poll: waited for, and given only to a client that is still there.
+"""Answer a long poll, and return records only to a client that is still connected.
 
-A client that goes away ends the wait. Records that could not be handed to its connection go back:
-the next poll returns them. What the kernel took for a client that is gone by then cannot be told
-from what arrived; no HTTP bridge can.
+A client that disconnects ends the wait. Records that could not be handed to its connection go back,
+and the next poll returns them. Whether what the kernel accepted has reached the client cannot be
+known; no HTTP bridge can know it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,25 @@ from gateway.core.log.record import Record
 
 from .instance import ConsumerInstance
 
-GONE_AT_EOF = "gateway.gone_at_eof"  # as in gateway/web/http/transport.py
+# Asks our own server to report the end of the client's input as a disconnect; the name is that of
+# gateway/web/http/transport.py.
+DISCONNECT_AT_EOF = "gateway.gone_at_eof"
 
 
 class PollResponse(Response):
-    """A response that is made while it is sent.
+    """Poll while the response is sent, so that the outcome of sending decides about the records.
 
-    read:    the records, of the seconds that are left, and what is done when the client is gone.
-    written: as a response. told: at last, with the records; True if they were written.
-    refused: an error, as a response.
+    Starlette calls a response after its endpoint has returned. This one does the work in that call.
+    The consumer component creates it for one request.
+
+    Args:
+        instance: The instance to poll; its lock is held until the response is sent.
+        timeout_s: How long to wait for the instance and for records, in seconds.
+        poll: Returns records; it gets the seconds that are left, and a future that is done when the
+            client has disconnected.
+        build_response: Builds the response with the records.
+        on_finished: Is called at the end with the records, and whether they were sent.
+        build_error_response: Builds the response for an error.
     """
 
     def __init__(
@@ -50,12 +60,13 @@ class PollResponse(Response):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("extensions", {})[GONE_AT_EOF] = True
+        scope.setdefault("extensions", {})[DISCONNECT_AT_EOF] = True
+        # What is received after the body is read can only be the disconnect.
         await Request(scope, receive).body()
         gone = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
-            async with self._instance.lock_for_poll(self._timeout_s) as left:
-                await self._deliver(left, gone, scope, send)
+            async with self._instance.lock_for_poll(self._timeout_s) as remaining_s:
+                await self._deliver(remaining_s, gone, scope, send)
         except Exception as exc:
             if not gone.done():
                 await self._build_error_response(exc)(scope, receive, send)
@@ -63,24 +74,29 @@ class PollResponse(Response):
             gone.cancel()
 
     async def _deliver(
-        self, left: float, gone: asyncio.Future[Any], scope: Scope, send: Send
+        self, remaining_s: float, gone: asyncio.Future[Any], scope: Scope, send: Send
     ) -> None:
-        records = await self._poll(left, gone)
-        arrived = False
+        """Poll and send; mark the records as returned if they were sent, else restore them."""
+        records = await self._poll(remaining_s, gone)
+        is_sent = False
         try:
             response = await self._build_response(records)
-            arrived = await _send_response(response, gone, send)
+            is_sent = await _send_response(response, gone, send)
         finally:
-            if arrived:
+            if is_sent:
                 self._instance.mark_returned(records)
             else:
                 self._instance.restore_records(records)
-            self._on_finished(records, arrived)
+            self._on_finished(records, is_sent)
 
 
 async def _send_response(response: Response, gone: asyncio.Future[Any], send: Send) -> bool:
-    """Whether it went to the connection whole. The end is sent apart from the rest: where the
-    connection takes no more, a server waits before the next piece, and hears of its end."""
+    """Send a response, and return whether all of it was handed to the connection.
+
+    The end is sent separately from the rest: if the connection takes no more data, the server waits
+    before it accepts the next message, and notices in the meantime that the client has
+    disconnected.
+    """
     if gone.done():
         return False
     start = {
@@ -90,6 +106,7 @@ async def _send_response(response: Response, gone: asyncio.Future[Any], send: Se
     }
     await send(start)
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    # The server waits here until its write buffer has drained, or the connection is lost.
     await send({"type": "http.response.body", "body": b"", "more_body": True})
     if gone.done():
         return False
@@ -98,7 +115,7 @@ async def _send_response(response: Response, gone: asyncio.Future[Any], send: Se
 
 
 async def wait_for_disconnect(receive: Receive) -> object:
-    """Returns when the client has closed its connection. Its request was read before."""
+    """Return when the client has closed its connection; its request must have been read before."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

@@ -1,9 +1,8 @@
-"""Records of a partition by their offset, for who needs no group and no instance:
-`GET /topics/{topic}/partitions/{partition}/records?offset=&max_bytes=&timeout=`, as Redpanda's
-proxy has it.
+"""Read records of a partition by offset, without a group and without an instance.
 
-An offset that the log has not (any more) is answered with 416 and the log's bounds: going on from
-another one would lose records, or give them twice, without a word.
+It serves `GET /topics/{topic}/partitions/{partition}/records?offset=&max_bytes=&timeout=`, as
+Redpanda's proxy does. An offset that the log does not have, or no longer has, is answered with 416
+and the log's bounds: going on from another offset would silently lose or repeat records.
 """
 
 from __future__ import annotations
@@ -35,7 +34,12 @@ from .record_json import paired_headers, render_records
 
 
 class OffsetOutOfRange(StatusError):
-    """first, last: offsets that the log has, the last excluded."""
+    """Say that the log does not have an offset.
+
+    Attributes:
+        log_start_offset: The first offset of the log.
+        log_end_offset: The offset after the last one that can be read.
+    """
 
     def __init__(self, tp: TopicPartition, offset: int, first: int, last: int) -> None:
         what = f"{tp} has no offset {offset}; it begins at {first} and ends before {last}"
@@ -44,7 +48,7 @@ class OffsetOutOfRange(StatusError):
 
 
 class Stateless:
-    """The part; see the module, and `part.Part`."""
+    """Serve reads by offset; a consumer is created for each request."""
 
     def __init__(self, context: Context) -> None:
         settings = context.section.consumer
@@ -57,36 +61,38 @@ class Stateless:
         ]
 
     async def run(self) -> None:
-        """Nothing runs beside it."""
+        """Return at once: nothing runs beside the requests."""
 
     async def check_ready(self) -> None:
-        """Kafka is checked for all parts."""
+        """Return always: Kafka is checked for all components together."""
 
     async def _get_records(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE, [request.path_params["topic"]])
         tp = await parse_partition(self._context, request)
         try:
-            given = self._context.spec["readRecords"].parse_parameters(request)
+            parameters = self._context.spec["readRecords"].parse_parameters(request)
         except StatusError as exc:
             raise to_unprocessable(exc) from None
         format = _negotiate_format(request)
-        offset = given["offset"]
-        wait = min(given.get("timeout", self._settings.request_timeout * 1000), MAX_POLL_TIMEOUT_MS)
-        most = max(1, given.get("max_bytes", self._settings.request_max_bytes))
+        offset = parameters["offset"]
+        timeout_ms = min(
+            parameters.get("timeout", self._settings.request_timeout * 1000), MAX_POLL_TIMEOUT_MS
+        )
+        max_bytes = max(1, parameters.get("max_bytes", self._settings.request_max_bytes))
         try:
-            records = await self._read_records(request, tp, offset, wait / 1000, most)
+            records = await self._read_records(request, tp, offset, timeout_ms / 1000, max_bytes)
         except OffsetOutOfRange as exc:
             status, body = build_error_body(exc)
-            told = {
+            details = {
                 **body,
                 "log_start_offset": exc.log_start_offset,
                 "log_end_offset": exc.log_end_offset,
             }
             return set_content_type(
-                build_json_response(told, status, build_error_headers(exc, status)),
+                build_json_response(details, status, build_error_headers(exc, status)),
                 negotiate_content_type(request),
             )
-        made = await render_records(
+        rendered = await render_records(
             self._context.codecs,
             records,
             lambda _: (format, format),
@@ -94,13 +100,18 @@ class Stateless:
             omit_empty_headers=True,
         )
         return set_content_type(
-            CONFLUENT.build_response(request, made), media.build_media_type(format)
+            CONFLUENT.build_response(request, rendered), media.build_media_type(format)
         )
 
     async def _read_records(
         self, request: Request, tp: TopicPartition, offset: int, timeout_s: float, max_bytes: int
     ) -> Sequence[Record]:
-        """Raises OutOfRange; as `Context.topic`."""
+        """Read records from an offset.
+
+        Raises:
+            OffsetOutOfRange: The log does not have the offset.
+            UnknownTopic: There is no such topic. Other errors are those of `Context.get_topic`.
+        """
         settings = self._settings
         await self._context.get_topic(tp.topic)
         consumer = GroupConsumer(
@@ -120,35 +131,35 @@ class Stateless:
             raise OffsetOutOfRange(tp, offset, first, last) from None
         finally:
             await consumer.close()
-        if not records:
+        if not records:  # none is an answer only if Kafka could have sent some
             self._context.require_kafka()
         return records
 
     async def _poll(
         self, request: Request, consumer: GroupConsumer, timeout_s: float, max_bytes: int
     ) -> Sequence[Record]:
-        """Until the client is gone, or the sidecar is about to end."""
-        size, count = (
-            min(max_bytes, self._settings.request_max_bytes),
-            self._settings.max_poll_records,
+        """Poll until there are records, the client disconnects, or the sidecar is about to end."""
+        max_bytes = min(max_bytes, self._settings.request_max_bytes)
+        max_records = self._settings.max_poll_records
+        polling = asyncio.ensure_future(
+            consumer.poll(timeout_s, max_bytes=max_bytes, max_records=max_records)
         )
-        polling = asyncio.ensure_future(consumer.poll(timeout_s, max_bytes=size, max_records=count))
         draining = asyncio.ensure_future(self._context.draining.wait())
         gone = asyncio.ensure_future(wait_for_disconnect(request.receive))
         try:
-            waited = [polling, draining, gone]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            tasks = [polling, draining, gone]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return polling.result() if polling.done() else []
         finally:
-            for each in (polling, draining, gone):
-                each.cancel()
-            await asyncio.wait([polling])
+            for task in (polling, draining, gone):
+                task.cancel()
+            await asyncio.wait([polling])  # the consumer is closed next, and must be idle then
 
 
 def _negotiate_format(request: Request) -> SerializationFormat:
-    """Of the first type in Accept that names one; binary, where none does."""
+    """Return the format of the first type in `Accept` that names one, or binary."""
     for name in media.iter_accepted_types(request.headers):
-        found = media.parse_media_type(name)
-        if found is not None and found.format is not None:
-            return found.format
+        media_type = media.parse_media_type(name)
+        if media_type is not None and media_type.format is not None:
+            return media_type.format
     return SerializationFormat.BINARY

@@ -16,10 +16,10 @@ AUTHENTICATED = ""  # no scope: any client that the guards know
 
 
 class Authorizer(Protocol):
-    """Check that a client may do what it requests: `await authorize(request, WRITE_SCOPE, ["orders"])`.
+    """Check that a client may do what it requests.
 
-    Endpoints call it before they do anything. It returns the client's identity, which is empty
-    where no guard is configured.
+    Endpoints call it (`await authorize(request, WRITE_SCOPE, ["orders"])`) before they do anything.
+    It returns the client's identity, which is empty where no guard is configured.
 
     Raises:
         NotGranted: 401 or 403.

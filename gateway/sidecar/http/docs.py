@@ -1,4 +1,4 @@
-"""Serve the OpenAPI document as `/openapi.json`, and for people as the page `/docs` without scripts."""
+"""Serve the OpenAPI document as `/openapi.json`, and as the page `/docs` without scripts."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _render_response(status: str, response: Mapping[str, Any]) -> str:
 
 
 def _render_links(schema: Mapping[str, Any]) -> str:
-    """Render links to the schemas that a schema refers to: itself, its items, or the parts of it."""
+    """Render links to the schemas that a schema is, has as its items, or consists of."""
     names = [
         str(reference["$ref"]).rpartition("/")[2]
         for reference in (schema, schema.get("items", {}), *schema.get("allOf", ()))

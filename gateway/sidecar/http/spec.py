@@ -264,7 +264,7 @@ def _get_parameter(request: Request, location: str, name: str) -> str | None:
 
 
 def _convert_parameter(text: str, type_name: object) -> Any:
-    """Convert a parameter to its type; what cannot be converted stays text, which is refused later."""
+    """Convert a parameter to its type; text that cannot be converted is left for the validator."""
     if type_name == "integer" and _INTEGER.fullmatch(text):
         return int(text)
     if type_name == "boolean" and text in ("true", "false"):

@@ -82,7 +82,7 @@ def describe_error(exc: Exception) -> tuple[int, str, str]:
         case RegistryUnavailable():
             return 503, "REGISTRY_UNAVAILABLE", f"{exc}"
         case KafkaError():
-            # Kafka's own message may name brokers and principals: it goes to the log only.
+            # Kafka's own message may name brokers, so it goes to the log only.
             detail = "Kafka does not answer as it should; try again, the log says why"
             return 503, "KAFKA_UNAVAILABLE", detail
         case NotReady():
@@ -105,7 +105,7 @@ def build_error_response(exc: Exception) -> Response:
 
 
 def build_error_headers(exc: Exception, status: int) -> dict[str, str]:
-    """Return headers that say when to try again, how to authenticate, or which methods there are."""
+    """Return the headers of an error: when to try again, how to authenticate, or the methods."""
     if isinstance(exc, HTTPException):
         return dict(exc.headers or {})
     if isinstance(exc, NotGranted) and exc.challenge is not None:

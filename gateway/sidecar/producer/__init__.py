@@ -1,7 +1,9 @@
-"""The part `producer`: records over HTTP to Kafka, and what became of each.
+"""Write records from HTTP to Kafka, and answer what became of each.
 
-`producer` has the operations, `order` what a request asks for, `idempotency` the requests that are
-done once, `transactions` those that are written as a whole. Start with `producer`.
+Start with `producer`, the component. `encoding` turns the records of a request into Kafka's,
+`outcome` answers what became of them, `ndjson` streams both ways, `transactions` writes a request
+as a whole, and `idempotency` runs a request with an `Idempotency-Key` once. `app` creates the
+component; `v2.produce` writes through it in Confluent's dialect.
 """
 
 from .producer import ProducerComponent

@@ -1,7 +1,7 @@
-"""What a request to write asks for, and its records as Kafka takes them.
+"""Encode the records of a request as Kafka takes them.
 
-One pass over the records, without an await for each: only a schema that is not known yet is waited
-for. 100 records of 1 KB in format string take 0.2 ms here.
+One pass over the records without an await for each: only an unknown schema is waited for. Measured:
+100 records of 1 KB in format string take 0.2 ms.
 """
 
 from __future__ import annotations
@@ -32,41 +32,47 @@ from gateway.sidecar.http.ids import (
     RequestIds,
 )
 
+# Error codes of single records: the HTTP status for what happened to it. DOUBTFUL is a record that
+# may have been written, as Kafka's answer is missing.
 INVALID, ACCESS_DENIED, UNKNOWN_TOPIC, TOO_LARGE, FAILED_DEPENDENCY = 400, 403, 404, 413, 424
 UNWRITTEN, DOUBTFUL = 503, 504
-"""Codes of single records: HTTP's for what happened to it."""
 
-_keyless_counter = itertools.count()
+_keyless_counter = itertools.count()  # requests with records without a key and a partition
 
 
 class RecordFailure(NamedTuple):
-    """Why one record is not written, or perhaps not."""
+    """Say why one record is not, or perhaps not, written."""
 
     code: int
     error: str
 
 
 class FieldEncoding(NamedTuple):
-    """How all keys, or all values, of a request are written."""
+    """Say how all keys, or all values, of a request are encoded."""
 
     format: SerializationFormat
     schema: SchemaSelector = LATEST_SCHEMA
 
 
 def map_formats(encodings: Sequence[FieldEncoding]) -> Mapping[str, SerializationFormat]:
-    """By the names of what they are of in a record."""
-    return {name: side.format for name, side in zip(("key", "value"), encodings, strict=True)}
+    """Return the formats by the name of the member of a record, `key` and `value`."""
+    return {
+        name: encoding.format for name, encoding in zip(("key", "value"), encodings, strict=True)
+    }
 
 
 @dataclass(slots=True)
 class EncodedRecords:
-    """The records of one request, as far as they can be written.
+    """Hold the records of one request, as far as they could be encoded.
 
-    items:      those that can.
-    places:     of each item, its record's place in the request.
-    failures:   of the others, by their place.
-    count:      of all records.
-    schema_ids: of keys and of values, where they have one.
+    Every record of the request is in either `items` or `failures`.
+
+    Attributes:
+        count: The number of records of the request.
+        items: Those that could be encoded, in the order of the request.
+        indexes: For each item, its index in the request.
+        failures: Why the others could not, by their index in the request.
+        schema_ids: The ids of the schemas of keys and of values, where they have one.
     """
 
     count: int
@@ -77,7 +83,7 @@ class EncodedRecords:
 
 
 class RecordEncoder:
-    """Makes them."""
+    """Encode the records of requests with the codecs of all components."""
 
     def __init__(self, codecs: Codecs) -> None:
         self._codecs = codecs
@@ -91,98 +97,118 @@ class RecordEncoder:
         *,
         describe_record: Callable[[int], str] = "records[{}]".format,
     ) -> EncodedRecords:
-        """records: validated. sides: of keys and of values. called: how a record is named in what
-        is said of it. Raises RegistryUnavailable."""
-        order, count = EncodedRecords(len(records)), len(topic.partitions)
-        keyless, common = -1, ids.to_record_headers()
+        """Encode the records of a request.
+
+        Args:
+            topic: Where they will be written; it decides about their partitions.
+            records: Validated records.
+            encodings: How keys and values are encoded.
+            ids: The ids of the request, for the headers of records without their own.
+            describe_record: Returns what a record is called in messages, by its index.
+
+        Raises:
+            RegistryUnavailable: A schema is needed, and the registry cannot be reached.
+        """
+        encoded, count = EncodedRecords(len(records)), len(topic.partitions)
+        keyless_partition, common_headers = -1, ids.to_record_headers()
         partitions = [TopicPartition(topic.name, number) for number in range(count)]
-        key_of, value_of = (_get_encoder(side.format) for side in encodings)
+        encode_key, encode_value = (_get_encoder(encoding.format) for encoding in encodings)
         for index, record in enumerate(records):
             key, value = record.get("key"), record.get("value")
             try:
                 if key is not None:
                     key = (
-                        key_of(key)
-                        if key_of
-                        else await self._encode_with_schema(topic, 0, key, encodings, order)
+                        encode_key(key)
+                        if encode_key
+                        else await self._encode_with_schema(topic, 0, key, encodings, encoded)
                     )
                 if value is not None:
                     value = (
-                        value_of(value)
-                        if value_of
-                        else await self._encode_with_schema(topic, 1, value, encodings, order)
+                        encode_value(value)
+                        if encode_value
+                        else await self._encode_with_schema(topic, 1, value, encodings, encoded)
                     )
             except FormatError as exc:
+                # The key is still the JSON value only if encoding it failed.
                 name = "key" if key is record.get("key") and key is not None else "value"
                 where = f"{describe_record(index)}.{name}{exc.pointer.replace('/', '.')}"
-                order.failures[index] = RecordFailure(INVALID, f"{where}: {exc}")
+                encoded.failures[index] = RecordFailure(INVALID, f"{where}: {exc}")
                 continue
             number = record.get("partition")
             if number is None and key is not None:
                 number = compute_partition(key, count)
             elif number is None:
-                keyless = number = keyless if keyless >= 0 else _choose_partition(topic)
+                keyless_partition = number = (
+                    keyless_partition if keyless_partition >= 0 else _choose_partition(topic)
+                )
             elif number not in topic.partitions:
                 what = f"topic {topic.name} has no partition {number}; it has 0 to {count - 1}"
-                order.failures[index] = RecordFailure(
+                encoded.failures[index] = RecordFailure(
                     INVALID, f"{describe_record(index)}.partition: {what}"
                 )
                 continue
-            headers = common if len(record) <= 2 else _build_headers(record, ids, common)
-            order.items.append(
+            headers = (
+                common_headers if len(record) <= 2 else _build_headers(record, ids, common_headers)
+            )
+            encoded.items.append(
                 ProducerRecord(partitions[number], key, value, headers, record.get("timestamp"))
             )
-            order.indexes.append(index)
-        return order
+            encoded.indexes.append(index)
+        return encoded
 
     async def _encode_with_schema(
         self,
         topic: TopicMetadata,
-        at: int,
-        given: Any,
+        position: int,
+        value: Any,
         encodings: Sequence[FieldEncoding],
-        order: EncodedRecords,
+        encoded: EncodedRecords,
     ) -> bytes | None:
-        (format, schema), is_key = encodings[at], at == 0
+        """Encode a key (position 0) or a value (1) with its schema, and load that if needed."""
+        (format, schema), is_key = encodings[position], position == 0
         try:
-            found = self._codecs.encode_cached(format, topic.name, is_key, given, schema)
+            result = self._codecs.encode_cached(format, topic.name, is_key, value, schema)
         except SchemaNotLoaded:
-            found = await self._codecs.encode(format, topic.name, is_key, given, schema)
-        order.schema_ids[at] = found.schema_id
-        return found.data
+            result = await self._codecs.encode(format, topic.name, is_key, value, schema)
+        encoded.schema_ids[position] = result.schema_id
+        return result.data
 
 
 def _get_encoder(format: SerializationFormat) -> Callable[[Any], bytes] | None:
-    """What makes bytes of a JSON value; None where that takes a schema."""
+    """Return what encodes a JSON value without a schema, or None if the format needs one."""
     if format.has_schema:
         return None
-    if format is SerializationFormat.STRING:  # half of `plain_bytes`
+    if format is SerializationFormat.STRING:  # takes half the time of `encode_plain`
         return lambda value: value.encode() if type(value) is str else encode_plain(format, value)
     return partial(encode_plain, format)
 
 
 def _choose_partition(topic: TopicMetadata) -> int:
-    """Where the records without a key of one request go: all to one partition that is led, as one
-    batch; the next request's to the next."""
-    led = [number for number, one in topic.partitions.items() if one.leader >= 0]
+    """Choose the partition of the records without a key of one request.
+
+    All go to one partition that has a leader, as one batch; those of the next request go to the
+    next one.
+    """
+    led = [number for number, partition in topic.partitions.items() if partition.leader >= 0]
     return led[next(_keyless_counter) % len(led)] if led else 0
 
 
-def _build_headers(record: Mapping[str, Any], ids: RequestIds, common: Headers) -> Headers:
-    given = record.get("headers")
+def _build_headers(record: Mapping[str, Any], ids: RequestIds, id_headers: Headers) -> Headers:
+    """Build the headers of a record: its own, then the ids that it does not set itself."""
+    headers = record.get("headers")
     correlation, traceability = record.get("correlationId"), record.get("traceabilityId")
     if correlation or traceability:
-        common = ids.to_record_headers(correlation, traceability)
-    if not given:
-        return common
+        id_headers = ids.to_record_headers(correlation, traceability)
+    if not headers:
+        return id_headers
     pairs: list[tuple[str, bytes | None]] = []
-    for name, text in given.items():
-        for each in text if isinstance(text, list) else (text,):
-            pairs.append((name, None if each is None else each.encode()))
-    own = {name.lower() for name in given}
-    if own.isdisjoint(_ID_HEADERS):
-        return [*pairs, *common]
-    return [*pairs, *(pair for pair in common if pair[0].lower() not in own)]
+    for name, values in headers.items():
+        for value in values if isinstance(values, list) else (values,):
+            pairs.append((name, None if value is None else value.encode()))
+    own_names = {name.lower() for name in headers}
+    if own_names.isdisjoint(_ID_HEADERS):
+        return [*pairs, *id_headers]
+    return [*pairs, *(pair for pair in id_headers if pair[0].lower() not in own_names)]
 
 
 _ID_HEADERS = frozenset(

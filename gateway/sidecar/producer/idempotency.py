@@ -1,17 +1,19 @@
-"""Requests with an `Idempotency-Key`: done once, whichever replica they come to, and come again to.
+"""Run a request with an `Idempotency-Key` once, whichever replicas it comes to, and how often.
 
 All replicas read one topic. A request writes a claim there, which names a transactional id, and
-waits until it has heard it: the first claim of a key has it (`core.claims`). Its owner writes the
-records and their answer in one transaction under that id; the others wait for the answer. A claim
-whose time is up is taken over, by its transactional id: whoever had that is fenced, and what it
-left open is undone, before the log is read once more to its end. Only then, if there is no answer
-yet and the claim was not released meanwhile, are the records written. A release is a transaction
-under the same id, too: whoever is fenced cannot release a claim that another works under by then,
-however late its requests come to Kafka. Claims and answers have partitions of their own, so that
-the transactions of requests, which may be long, do not hold up the hearing of claims.
+waits until it has read its own claim: the first claim of a key in the log owns the key
+(`core.delivery.claims`). The owner writes the records and their answer in one transaction under
+that id; the other requests wait for the answer. A claim that has expired is taken over by starting
+its transactional id again: that fences the owner and aborts the transaction it left open. Then the
+log is read once more to its end, and only if there is no answer yet and the claim was not released
+meanwhile, the records are written. A release is a transaction under the same id, too: an owner that
+is fenced cannot release a claim under which another request works by then, however late its
+requests arrive at Kafka. Claims and answers have partitions of their own, so that the transactions
+of requests, which may be long, do not delay reading the claims (a reader of committed records stops
+at an open transaction).
 
-What this process wrote, releases and answers, it knows once Kafka has acknowledged it, however far
-behind it reads; `core.claims` says why that is safe. Other replicas read it.
+A release or an answer that this process wrote is known to it once Kafka has acknowledged it,
+however far behind it reads; `core.delivery.claims` says why that is safe. Other replicas read it.
 """
 
 from __future__ import annotations
@@ -29,8 +31,14 @@ from uuid import UUID
 from gateway.config.sections.sidecar import Producer as Settings
 from gateway.core.delivery.claims import CLAIM_SLACK_S, Claim, ClaimResult, Claims
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import AccessDenied, BrokerUnavailable, Fenced, KafkaError, PartitionFailed
-from gateway.errors import UnknownTopic as Missing
+from gateway.errors import (
+    AccessDenied,
+    BrokerUnavailable,
+    Fenced,
+    KafkaError,
+    PartitionFailed,
+    UnknownTopic,
+)
 from gateway.kafka.admin.topics import create_topic
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.client.outages import format_topic_label
@@ -49,26 +57,28 @@ from .transactions import TransactionPool
 
 log = logging.getLogger(__name__)
 
-FETCH_MAX_WAIT_S = 1.0  # seconds that Kafka holds back a fetch without news
-RETRY_DELAY_S = 0.25  # seconds until what failed is tried again
-DENIED_RETRY_DELAY_S = 5.0  # seconds until what is not allowed is
-SWEEP_INTERVAL_S = 60.0  # seconds
-TAKEOVER_RETRY_RANGE_S = (0.5, 1.5)  # seconds until one that another is taking over is, from and to
-MAX_RECENT_RESPONSES = 1000  # answers that are kept beside their places
-KEY_BYTES = 16  # bytes of a key; a claim's record has its owner behind that
+FETCH_MAX_WAIT_S = 1.0  # for Kafka to answer a fetch without new records
+RETRY_DELAY_S = 0.25  # before what failed is tried again
+DENIED_RETRY_DELAY_S = 5.0  # before what is not allowed is tried again
+SWEEP_INTERVAL_S = 60.0  # between two sweeps of expired claims and results
+TAKEOVER_RETRY_RANGE_S = (0.5, 1.5)  # before a claim that another took over is looked at again
+MAX_RECENT_RESPONSES = 1000  # whose bodies are kept in memory
+KEY_BYTES = 16  # of a hashed key, and of a digest; a claim's record has its owner after the key
 
+# Writes the records in a transaction whose last record is what the given function makes of the
+# answer, and returns the answer and the offsets of all records.
 ProduceCallback = Callable[
     [TransactionalProducer, Callable[[bytes], TransactionRecord]],
     Awaitable[tuple[bytes, WrittenOffsets]],
 ]
-"""Writes the records, and as the last of the same transaction what the callable makes of the
-answer, which it returns with the offsets of them all."""
 
 
 class Layout(NamedTuple):
-    """Which topic is read, and how many of its partitions; the places of a key follow from both.
+    """Say which topic is read and how many of its partitions; both decide where a key is.
 
-    topic_id: None where brokers do not tell it.
+    Attributes:
+        topic_id: None where brokers do not have topic ids.
+        partitions: How many are used: 1, or an even number.
     """
 
     topic_id: UUID | None
@@ -76,14 +86,28 @@ class Layout(NamedTuple):
 
 
 class StoredResponse(NamedTuple):
-    """again: it was done before."""
+    """Hold the answer to a request.
+
+    Attributes:
+        body: The answer.
+        is_repeated: Whether another request, or an earlier one of the same client, did the work.
+    """
 
     body: bytes
     is_repeated: bool
 
 
 class IdempotencyStore:
-    """See the module; `run` it. It reads from the first request on."""
+    """Run requests by their keys, and follow the topic of claims and answers.
+
+    The producer component creates it and runs `run`, which does nothing until the first request
+    with a key. `_next_offsets` and `_layout` change together, when the topic was found or found
+    again: any offset is meaningless under another layout, so whoever awaits compares the layout
+    before and after.
+
+    Attributes:
+        claims: The state of all keys, as far as the topic is read.
+    """
 
     def __init__(
         self, context: Context, settings: Settings, transaction_pool: TransactionPool
@@ -97,57 +121,66 @@ class IdempotencyStore:
         self._claim_timeout_s = settings.timeout + 1.0
         self._transaction_pool = transaction_pool
         self._recent_responses: OrderedDict[bytes, bytes] = OrderedDict()
-        self._keys_in_takeover: set[bytes] = (
-            set()
-        )  # keys that a request of this process takes over now
-        self._next_offsets: dict[TopicPartition, int] = {}
-        self._is_requested = asyncio.Event()
-        self._is_reading = asyncio.Event()
-        self._progress = asyncio.Condition()
-        self._failures: dict[TopicPartition | None, KafkaError] = {}  # None: before it is read
-        self._layout: Layout | None = None  # of what is read, and of `_next`
+        self._keys_in_takeover: set[bytes] = set()  # by requests of this process
+        self._next_offsets: dict[TopicPartition, int] = {}  # the next offset to read
+        self._is_requested = asyncio.Event()  # set by the first request
+        self._is_reading = asyncio.Event()  # set while requests may go on, if only to fail
+        self._progress = asyncio.Condition()  # notified of whatever requests may wait for
+        # Why a partition cannot be read; under None, why the topic cannot be found.
+        self._failures: dict[TopicPartition | None, KafkaError] = {}
+        self._layout: Layout | None = None  # of what is read, and of `_next_offsets`
 
     async def run_once(self, scope: str, digest: bytes, work: ProduceCallback) -> StoredResponse:
-        """Of the first who came with this scope, in the window. scope: identity, topic and key.
-        digest: of what is to be done.
+        """Do the work unless a request with this scope did within the window, and return the answer.
 
-        Raises Refusal 422 for another digest; AccessDenied where claims may not be read or written;
-        BrokerUnavailable, with `timeout` where nobody knows by now whether it was done; whatever
-        `work` raises.
+        Args:
+            scope: The identity of the client, the topic, and the key.
+            digest: Of what is to be done: another request with the same scope is an error.
+            work: Writes the records.
+
+        Raises:
+            StatusError: 422, the scope was used with another digest.
+            AccessDenied: Claims may not be read or written.
+            BrokerUnavailable: The request is not done in time. With `timeout`, it may have been
+                done.
+
+        Whatever `work` raises is raised, too.
         """
-        key, mine = hashlib.sha256(scope.encode()).digest()[:KEY_BYTES], _Attempt()
+        key, attempt = hashlib.sha256(scope.encode()).digest()[:KEY_BYTES], _Attempt()
         try:
+            # The time of another owner's claim, and twice that of writing: the claim and the work.
             async with asyncio.timeout(self._claim_timeout_s + 2 * self._timeout_s):
                 self._is_requested.set()
                 await self._is_reading.wait()
                 while True:
-                    found = await self._attempt(key, digest, work, mine)
-                    if found is not None:
-                        return found
+                    response = await self._attempt(key, digest, work, attempt)
+                    if response is not None:
+                        return response
         except TimeoutError:
             failure = next(iter(self._failures.values()), None)
-            why = str(failure) if failure else "another request with this key is not done"
-            what = f"{why}; try again with the same Idempotency-Key"
-            raise BrokerUnavailable(what, timeout=mine.may_be_written, retry_after=1.0) from None
+            reason = str(failure) if failure else "another request with this key is not done"
+            what = f"{reason}; try again with the same Idempotency-Key"
+            raise BrokerUnavailable(what, timeout=attempt.may_be_written, retry_after=1.0) from None
         finally:
-            if mine.transactions is not None and not mine.may_be_written:
-                self._transaction_pool.run_in_background(self._withdraw(key, mine))
+            if attempt.transactions is not None and not attempt.may_be_written:
+                # The claim came to nothing, or its work is done under another id.
+                self._transaction_pool.run_in_background(self._withdraw(key, attempt))
 
     async def _attempt(
         self, key: bytes, digest: bytes, work: ProduceCallback, attempt: _Attempt
     ) -> StoredResponse | None:
-        """None: look again."""
+        """Look at the state of a key and do the next thing about it; None means: look again."""
         for failure in self._failures.values():
             if isinstance(failure, AccessDenied):
                 raise failure.with_traceback(None)
-        known = self.claims.get_result(key, time.time())
-        if known is not None:
-            _check_digest(known.digest, digest)
+        result = self.claims.get_result(key, time.time())
+        if result is not None:
+            _check_digest(result.digest, digest)
             return StoredResponse(
-                await self._load_response(key, known), is_repeated=not attempt.may_be_written
+                await self._load_response(key, result), is_repeated=not attempt.may_be_written
             )
         first = self.claims.get_first_claim(key)
-        if first is None:
+        if first is None:  # nobody has the key: claim it, then look whose claim is the first
             attempt.transactions = attempt.transactions or await self._transaction_pool.acquire()
             await self._write_claim(key, digest, attempt, attempt.transactions.id)
             return None
@@ -156,21 +189,21 @@ class IdempotencyStore:
             attempt.transactions is not None
             and first.owner == attempt.transactions.id
             and attempt.transactions.is_started
-        ):
-            found = await self._execute(key, digest, work, attempt, attempt.transactions)
-            if found is not None or self.claims.get_first_claim(key) != first:
-                return found
-        elif (left := first.expires_at - time.time()) > 0:
-            await self._wait_for_change(key, first, left)
+        ):  # it is this request's
+            response = await self._execute(key, digest, work, attempt, attempt.transactions)
+            if response is not None or self.claims.get_first_claim(key) != first:
+                return response
+        elif (remaining_s := first.expires_at - time.time()) > 0:  # another request has the key
+            await self._wait_for_change(key, first, remaining_s)
             return None
-        elif key not in self._keys_in_takeover:
+        elif key not in self._keys_in_takeover:  # its owner has not finished in time
             self._keys_in_takeover.add(key)
             try:
-                found = await self._take_over(key, digest, work, attempt, first)
+                response = await self._take_over(key, digest, work, attempt, first)
             finally:
                 self._keys_in_takeover.discard(key)
-            if found is not None or self.claims.get_first_claim(key) != first:
-                return found
+            if response is not None or self.claims.get_first_claim(key) != first:
+                return response
         # Requests that take over from each other without a pause fence each other for seconds.
         await self._wait_for_change(key, first, random.uniform(*TAKEOVER_RETRY_RANGE_S))
         return None
@@ -178,22 +211,23 @@ class IdempotencyStore:
     async def _take_over(
         self, key: bytes, digest: bytes, work: ProduceCallback, attempt: _Attempt, first: Claim
     ) -> StoredResponse | None:
-        """Do it in place of its owner, whose time is up. None: look again.
+        """Do the work in place of an owner whose claim has expired; None means: look again.
 
-        Where claims are read late, it may have been released long since, and the key be another's
-        who works on it under an id of its own, which is not fenced here. A release of the claim is
-        in the log by now, or never will be: it takes the id, which is ours.
+        Where claims are read late, the claim may have been released long since. Then the key may
+        belong to another owner that works under its own id, which is not fenced here. So the log is
+        read to its end first. A release of this claim is in the log by then, or never will be: it
+        takes the transactional id, which is ours now.
         """
-        taken = TransactionalProducer(self._context.cluster, first.owner)
-        await taken.start()
+        transactions = TransactionalProducer(self._context.cluster, first.owner)
+        await transactions.start()
         await self._catch_up(key)
         if (
             self.claims.get_result(key, time.time()) is not None
             or self.claims.get_first_claim(key) != first
         ):
             return None
-        log.info("a request is taken over from %s, which did not end it", first.owner)
-        return await self._execute(key, digest, work, attempt, taken)
+        log.info("a request is taken over from %s, which did not finish it", first.owner)
+        return await self._execute(key, digest, work, attempt, transactions)
 
     async def _execute(
         self,
@@ -203,21 +237,22 @@ class IdempotencyStore:
         attempt: _Attempt,
         transactions: TransactionalProducer,
     ) -> StoredResponse | None:
+        """Do the work under a claim, and return its answer; None means: look again."""
         attempt.may_be_written = True
-        place, layout, at = self._get_partitions(key)[1], self._layout, 0
+        tp, layout, timestamp_ms = self._get_partitions(key)[1], self._layout, 0
 
         def build_result(body: bytes) -> TransactionRecord:
-            nonlocal at
-            at = time.time_ns() // 1_000_000
-            return TransactionRecord(place, key, digest + body, (), at)
+            nonlocal timestamp_ms
+            timestamp_ms = time.time_ns() // 1_000_000
+            return TransactionRecord(tp, key, digest + body, (), timestamp_ms)
 
         try:
-            body, placed = await work(transactions, build_result)
+            body, offsets = await work(transactions, build_result)
         except Fenced:
-            return None  # another is at it: its answer is waited for, the claim stays
-        except (PartitionFailed, AccessDenied):
+            return None  # another request took the claim over: wait for its answer
+        except (PartitionFailed, AccessDenied):  # refused, so nothing is written
             if not await self._release_shielded(key, transactions):
-                return None  # another is at it, too
+                return None  # another request took the claim over here, too
             attempt.finish(transactions)
             raise
         except KafkaError as exc:
@@ -226,9 +261,9 @@ class IdempotencyStore:
             self._transaction_pool.release(transactions)
         attempt.finish(transactions)
         self._store_response(key, body)
-        offset = placed[place][-1]
+        offset = offsets[tp][-1]
         if offset >= 0 and layout == self._layout:
-            self.claims.apply_result(key, ClaimResult(digest, place, offset, at / 1000))
+            self.claims.apply_result(key, ClaimResult(digest, tp, offset, timestamp_ms / 1000))
             await self._notify()
         return StoredResponse(body, is_repeated=False)
 
@@ -239,7 +274,11 @@ class IdempotencyStore:
         transactions: TransactionalProducer,
         failure: KafkaError,
     ) -> StoredResponse | None:
-        """Was it written? Once the id is started anew that is certain. Raises the failure."""
+        """Find out whether the work was done after all, or raise the failure.
+
+        Starting the id again aborts or completes its transaction, so what is in the log then is
+        final. Returns None where there is an answer, or another request works on it: look again.
+        """
         await transactions.start()
         await self._catch_up(key)
         if self.claims.get_result(key, time.time()) is not None:
@@ -249,85 +288,87 @@ class IdempotencyStore:
         attempt.finish(transactions)
         raise BrokerUnavailable(f"{failure}; it is not written", retry_after=1.0) from failure
 
-    # what is written
+    # Writing
 
-    async def _write_claim(self, key: bytes, digest: bytes, mine: _Attempt, owner: str) -> None:
-        """And hear of it, and so of all claims before it: they decide whose it is.
+    async def _write_claim(self, key: bytes, digest: bytes, attempt: _Attempt, owner: str) -> None:
+        """Write a claim and wait until it is read, and so are all claims before it.
 
-        Or not, where the topic was made anew meanwhile: it may have been written to either.
+        They decide whose the key is. If the topic was replaced meanwhile, the claim may be in
+        either topic, and nothing is waited for.
         """
-        place, layout = self._get_partitions(key)[0], self._layout
-        mine.claim = self._context.producer.send(
-            place, key + owner.encode(), digest, timeout_s=self._timeout_s
+        tp, layout = self._get_partitions(key)[0], self._layout
+        attempt.claim = self._context.producer.send(
+            tp, key + owner.encode(), digest, timeout_s=self._timeout_s
         )
-        at = await asyncio.shield(mine.claim)
-        await self._wait_read({place: at + 1}, layout)
+        # Shielded: a claim that Kafka gets must be released, so `_withdraw` waits for it.
+        offset = await asyncio.shield(attempt.claim)
+        await self._wait_read({tp: offset + 1}, layout)
 
-    async def _withdraw(self, key: bytes, mine: _Attempt) -> None:
-        """Release a claim that came to nothing, once Kafka has it: not before it."""
-        if mine.claim is not None and mine.transactions is not None:
-            await asyncio.wait([mine.claim])
-            await self._write_release(key, mine.transactions)
+    async def _withdraw(self, key: bytes, attempt: _Attempt) -> None:
+        """Release a claim that came to nothing, after Kafka has acknowledged it."""
+        if attempt.claim is not None and attempt.transactions is not None:
+            await asyncio.wait([attempt.claim])
+            await self._write_release(key, attempt.transactions)
 
-    async def _release_shielded(self, key: bytes, by: TransactionalProducer) -> bool:
-        """Release a claim; a request that is cancelled meanwhile leaves that to go on beside it."""
+    async def _release_shielded(self, key: bytes, transactions: TransactionalProducer) -> bool:
+        """Release a claim, and go on with it in the background if the request is cancelled."""
         return await asyncio.shield(
-            self._transaction_pool.run_in_background(self._write_release(key, by))
+            self._transaction_pool.run_in_background(self._write_release(key, transactions))
         )
 
-    async def _write_release(self, key: bytes, by: TransactionalProducer) -> bool:
-        """Write that a claim is released, and know it as soon as Kafka has it.
+    async def _write_release(self, key: bytes, transactions: TransactionalProducer) -> bool:
+        """Write that a claim is released, and apply that as soon as Kafka has acknowledged it.
 
-        A client that was told that its records are refused may use the key for others at once. It
-        was refused (422) for as long as the release was not read.
+        A client that was told that its records are refused may use the key for others at once.
+        Before releases were applied here, they were refused (422) until the release was read.
 
-        It is not a record by itself, which could be sent in time and come to Kafka when somebody
-        had taken the claim over. All replicas would drop the claim that is worked under then, and
-        another request with the key would be written beside.
+        A release is not a plain record: that could be sent in time, and arrive when another request
+        had taken the claim over. All replicas would then drop the claim under which that request
+        works, and yet another request with the key would write a second time.
 
         Returns:
-            False where somebody has taken the claim over: it is not released then.
+            False where another request has taken the claim over: it is not released then.
         """
-        place, owner = self._get_partitions(key)[0], by.id
-        held, layout = self.claims.get_claim(key, owner), self._layout
-        release = TransactionRecord(
-            place, key + owner.encode(), None, (), time.time_ns() // 1_000_000
-        )
+        tp, owner = self._get_partitions(key)[0], transactions.id
+        claim, layout = self.claims.get_claim(key, owner), self._layout
+        release = TransactionRecord(tp, key + owner.encode(), None, (), time.time_ns() // 1_000_000)
         try:
-            placed = await by.commit([release])
+            offsets = await transactions.commit([release])
         except Fenced:
             return False
         except KafkaError as exc:
-            log.debug("a claim is not released, which waits for its end now: %s", exc)
-            if not by.is_started:
-                self._transaction_pool.abort_in_background(
-                    by
-                )  # an open transaction holds up the hearing of claims
+            log.debug("a claim is not released, and lasts until it expires: %s", exc)
+            if not transactions.is_started:
+                # An open transaction would hold up all readers of the claims' partition.
+                self._transaction_pool.abort_in_background(transactions)
             return True
         if layout != self._layout:
-            return True  # the offset is of another partition than the claims, or may be
-        offset = placed[place][0]
-        if held is not None:  # where Kafka does not say the offset: it is behind that claim
-            offset = max(offset, held.offset + 1)
-        self.claims.apply_release(key, owner, place, offset)
+            return True  # the offset may be of another topic than the claims that are read
+        offset = offsets[tp][0]
+        if claim is not None:  # Kafka may not say the offset (-1), but it is after the claim
+            offset = max(offset, claim.offset + 1)
+        self.claims.apply_release(key, owner, tp, offset)
         await self._notify()
         return True
 
-    # what is read
+    # Reading
 
     async def run(self) -> None:
-        """Read for as long as it runs; anew where the topic was deleted, replaced or enlarged to
-        what is used of it."""
+        """Read the topic until cancelled, from the first request on.
+
+        It starts again where the topic was deleted, replaced, or got more of the partitions that
+        are used.
+        """
         self._is_reading.clear()
         await self._is_requested.wait()
         while True:
-            places = await self._begin_with_retries()
-            await self._follow_all(places)
-            await asyncio.sleep(RETRY_DELAY_S)  # brokers may not agree yet on what became of it
+            tps = await self._begin_with_retries()
+            await self._follow_all(tps)
+            await asyncio.sleep(RETRY_DELAY_S)  # brokers may not agree yet on the topic's state
 
-    async def _follow_all(self, places: Sequence[TopicPartition]) -> None:
+    async def _follow_all(self, tps: Sequence[TopicPartition]) -> None:
         """Read all partitions that are used, until the topic is not current any more."""
-        tasks = [asyncio.create_task(self._follow(place)) for place in places]
+        tasks = [asyncio.create_task(self._follow(tp)) for tp in tps]
         tasks.append(asyncio.create_task(self._sweep()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -337,19 +378,20 @@ class IdempotencyStore:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for place in places:  # none of them fails by itself any more
-                if failure := self._failures.pop(place, None):
+            # None of them is read now, so a failure is the topic's until it is found again.
+            for tp in tps:
+                if failure := self._failures.pop(tp, None):
                     self._failures[None] = failure
 
     async def _begin_with_retries(self) -> Sequence[TopicPartition]:
-        """Begin, however often that must be tried."""
+        """Find the topic and where to read from, however often that must be tried."""
         while True:
             try:
-                places = await self._find_start_offsets()
+                tps = await self._find_start_offsets()
             except KafkaError as exc:
                 self._note_failure(None, exc)
                 if isinstance(exc, AccessDenied):
-                    self._is_reading.set()  # the requests that wait are told
+                    self._is_reading.set()  # waiting requests go on, and raise the failure
                     await asyncio.sleep(DENIED_RETRY_DELAY_S)
                 else:
                     self._is_reading.clear()
@@ -358,59 +400,62 @@ class IdempotencyStore:
                 self._clear_failure(None)
                 self._is_reading.set()
                 await self._notify()
-                return places
+                return tps
 
-    def _note_failure(self, place: TopicPartition | None, error: KafkaError) -> None:
-        """Note why a partition cannot be read. The log has the first one that cannot."""
-        self._failures[place] = error
-        if place == next(iter(self._failures)):
+    def _note_failure(self, tp: TopicPartition | None, error: KafkaError) -> None:
+        """Note why a partition cannot be read, and log the first one that cannot."""
+        self._failures[tp] = error
+        if tp == next(iter(self._failures)):
             self._outages.report_error(format_topic_label(self._section.topic), error)
 
-    def _clear_failure(self, place: TopicPartition | None) -> None:
-        if self._failures.pop(place, None) is not None and not self._failures:
+    def _clear_failure(self, tp: TopicPartition | None) -> None:
+        if self._failures.pop(tp, None) is not None and not self._failures:
             self._outages.report_recovery(format_topic_label(self._section.topic), "is read")
 
     async def _find_start_offsets(self) -> Sequence[TopicPartition]:
-        """Find the topic, or make it, and where to read its partitions from."""
+        """Find the topic, or create it, and from where to read its partitions."""
         cluster = self._context.cluster
-        known = await self._get_or_create_topic()
-        layout = self._layout_of(known)
-        places = [TopicPartition(known.name, number) for number in range(layout.partitions)]
+        topic = await self._get_or_create_topic()
+        layout = self._layout_of(topic)
+        tps = [TopicPartition(topic.name, number) for number in range(layout.partitions)]
         since = int((time.time() - self._section.window - CLAIM_SLACK_S) * 1000)
-        # First the ends, of what is committed: a claim that comes between the two is read then.
-        ends = await cluster.list_offsets(dict.fromkeys(places, LATEST))
-        found = await cluster.list_offsets(dict.fromkeys(places, since))
-        begins: dict[TopicPartition, int] = {}
-        for place in places:
-            end, told = ends[place], found[place]
-            if not isinstance(end, OffsetAndTimestamp) or not isinstance(told, OffsetAndTimestamp):
-                code = end if isinstance(told, OffsetAndTimestamp) else told
-                raise BrokerUnavailable(f"{place} cannot be read (code {code})")
-            begins[place] = told.offset if told.offset >= 0 else end.offset
+        # The ends first: where no record is new enough, reading starts at the end, and a claim that
+        # is written between the two requests must be read.
+        ends = await cluster.list_offsets(dict.fromkeys(tps, LATEST))
+        starts = await cluster.list_offsets(dict.fromkeys(tps, since))
+        next_offsets: dict[TopicPartition, int] = {}
+        for tp in tps:
+            end, start = ends[tp], starts[tp]
+            if not isinstance(end, OffsetAndTimestamp) or not isinstance(start, OffsetAndTimestamp):
+                code = end if isinstance(start, OffsetAndTimestamp) else start
+                raise BrokerUnavailable(f"{tp} cannot be read (code {code})")
+            next_offsets[tp] = start.offset if start.offset >= 0 else end.offset
         self.claims.restart()
-        self._next_offsets, self._layout = begins, layout
-        return places
+        self._next_offsets, self._layout = next_offsets, layout
+        return tps
 
-    def _layout_of(self, known: TopicMetadata) -> Layout:
+    def _layout_of(self, topic: TopicMetadata) -> Layout:
         """Return how a topic is used.
 
-        At most as many partitions are used as the topic is made with. Partitions that are added
-        later are not, so that a replica that started before that and one that started after it
-        look for a key in the same place.
+        At most as many partitions are used as the topic is created with. Partitions that are added
+        later are not used, so that a replica that started before and one that started after look
+        for a key in the same partition.
         """
-        used = min(len(known.partitions), self._section.partitions)
-        return Layout(known.topic_id, used if used == 1 else used // 2 * 2)
+        used = min(len(topic.partitions), self._section.partitions)
+        # Pairs of one for claims and one for answers; a single partition has both.
+        return Layout(topic.topic_id, used if used == 1 else used // 2 * 2)
 
     def _is_current(self) -> bool:
-        """Return whether the topic is there, and used as it is read."""
-        known = self._context.cluster.get_topic(self._section.topic)
-        return known is not None and not known.error and self._layout_of(known) == self._layout
+        """Return whether the topic exists, and is used as it is read."""
+        topic = self._context.cluster.get_topic(self._section.topic)
+        return topic is not None and not topic.error and self._layout_of(topic) == self._layout
 
     async def _get_or_create_topic(self) -> TopicMetadata:
+        """Return the metadata of the topic, which is created if it is missing."""
         name, section = self._section.topic, self._section
         try:
             return await self._context.get_topic(name)
-        except Missing:
+        except UnknownTopic:
             configs = {
                 "cleanup.policy": "compact,delete",
                 "retention.ms": str(int((section.window + 2 * CLAIM_SLACK_S) * 1000)),
@@ -424,59 +469,67 @@ class IdempotencyStore:
             return await self._context.get_topic(name)
 
     def _get_partitions(self, key: bytes) -> tuple[TopicPartition, TopicPartition]:
-        """Of its claims, and of its result."""
+        """Return the partition of a key's claims, and that of its answer."""
         pairs = len(self._next_offsets) // 2
         if not pairs:
             both = next(iter(self._next_offsets))
             return both, both
-        at = 2 * (int.from_bytes(key[:4]) % pairs)
-        return TopicPartition(self._section.topic, at), TopicPartition(self._section.topic, at + 1)
+        number = 2 * (int.from_bytes(key[:4]) % pairs)
+        return TopicPartition(self._section.topic, number), TopicPartition(
+            self._section.topic, number + 1
+        )
 
-    async def _follow(self, place: TopicPartition) -> None:
+    async def _follow(self, tp: TopicPartition) -> None:
         """Read a partition until the topic is not current any more."""
         cluster = self._context.cluster
         while self._is_current():
             try:
-                got = await read_committed(
-                    cluster, place, self._next_offsets[place], max_wait=FETCH_MAX_WAIT_S
+                batch = await read_committed(
+                    cluster, tp, self._next_offsets[tp], max_wait=FETCH_MAX_WAIT_S
                 )
             except KafkaError as exc:
-                self._note_failure(place, exc)
+                self._note_failure(tp, exc)
                 await asyncio.sleep(
                     DENIED_RETRY_DELAY_S if isinstance(exc, AccessDenied) else RETRY_DELAY_S
                 )
                 if isinstance(exc, PartitionFailed) and exc.code == OUT_OF_RANGE:
-                    return
+                    return  # records expired unread, or the topic was replaced: start again
                 continue
-            self._clear_failure(place)
+            self._clear_failure(tp)
             now = time.time()
-            for record in got.records:
+            for record in batch.records:
                 self._apply_record(record, now)
-            if got.next_offset != self._next_offsets[place]:
-                self._next_offsets[place] = got.next_offset
-                self.claims.set_read_position(place, got.next_offset)
+            if batch.next_offset != self._next_offsets[tp]:
+                self._next_offsets[tp] = batch.next_offset
+                self.claims.set_read_position(tp, batch.next_offset)
             await self._notify()  # also without news: the topic may be current again
 
     async def _notify(self) -> None:
-        """Have the requests that wait for a change look again."""
+        """Let the requests that wait for a change look again."""
         async with self._progress:
             self._progress.notify_all()
 
     def _apply_record(self, record: Record, now: float) -> None:
+        """Apply a record of the topic to the claims; its key, owner and value say what it is."""
         key, owner = (
             (record.key or b"")[:KEY_BYTES],
             (record.key or b"")[KEY_BYTES:].decode("latin-1"),
         )
-        value, at = record.value, record.timestamp / 1000
+        value, written_at = record.value, record.timestamp / 1000
+        # With an owner: a claim, or a release without a value. Without one: an answer.
         if owner and value is None:
             self.claims.on_release(key, owner, record.offset)
         elif owner and value is not None:
-            claim = Claim(owner, value, record.offset, at + self._claim_timeout_s)
+            claim = Claim(owner, value, record.offset, written_at + self._claim_timeout_s)
             self.claims.on_claim(key, claim, now)
         elif value is not None:
-            self.claims.on_result(key, ClaimResult(value[:KEY_BYTES], record.tp, record.offset, at))
+            self.claims.on_result(
+                key, ClaimResult(value[:KEY_BYTES], record.tp, record.offset, written_at)
+            )
 
     async def _wait_for_change(self, key: bytes, first: Claim, timeout_s: float) -> None:
+        """Wait until the first claim of a key is another, or the time is up."""
+
         def has_changed() -> bool:
             return self.claims.get_first_claim(key) != first
 
@@ -489,26 +542,26 @@ class IdempotencyStore:
     async def _catch_up(self, key: bytes) -> None:
         """Wait until all is read that is there now of a key, also of transactions that are open.
 
-        Where the topic was made anew, positions say nothing until it is read: those of the topic
-        before it are beyond its ends.
+        If the topic was replaced, positions mean nothing until the new one is read: those of the
+        old topic are beyond the new one's ends.
         """
         while True:
             layout = self._layout
             try:
-                ends = {place: await self._end_of(place) for place in self._get_partitions(key)}
+                ends = {tp: await self._end_of(tp) for tp in self._get_partitions(key)}
             except (PartitionFailed, BrokerUnavailable) as exc:
                 log.debug("the topic of keys cannot be read to its end: %s", exc)
                 await asyncio.sleep(RETRY_DELAY_S)
                 continue
             if not self._is_current():
-                await asyncio.sleep(RETRY_DELAY_S)  # it is read anew soon
+                await asyncio.sleep(RETRY_DELAY_S)  # `run` starts to read the new topic soon
                 continue
             await self._wait_read(ends, layout)
             if layout == self._layout:
                 return
 
     async def _wait_read(self, ends: Mapping[TopicPartition, int], layout: Layout | None) -> None:
-        """Wait until partitions are read to these ends, or others are read than those of a layout.
+        """Wait until partitions are read to these ends, or the layout is another one.
 
         What was read of a topic that is gone does not count.
         """
@@ -523,44 +576,58 @@ class IdempotencyStore:
         async with self._progress:
             await self._progress.wait_for(is_read)
 
-    async def _end_of(self, place: TopicPartition) -> int:
-        """Return where a partition ends, of the topic with the id that is known."""
+    async def _end_of(self, tp: TopicPartition) -> int:
+        """Return the end of a partition of the topic that is known by its id."""
         cluster = self._context.cluster
-        end = await fetch_offset(cluster, place, LATEST)
-        # Ends are asked for by the topic's name. A fetch, by its id, fails where it was made anew.
-        await read_committed(cluster, place, end, max_wait=0.0)
+        end = await fetch_offset(cluster, tp, LATEST)
+        # ListOffsets names the topic. A fetch has its id, so it fails if the topic was replaced.
+        await read_committed(cluster, tp, end, max_wait=0.0)
         return end
 
     async def _load_response(self, key: bytes, result: ClaimResult) -> bytes:
+        """Return the answer of a result, from memory or from Kafka.
+
+        Raises:
+            BrokerUnavailable: It cannot be read yet.
+            StatusError: 409, it is not there any more.
+        """
         body = self._recent_responses.get(key)
         if body is None:
-            got = await read_committed(self._context.cluster, result.tp, result.offset)
-            # The offset may be of a topic that was made anew since.
-            found = got.records[0] if got.records else None
-            if found is None and not self.claims.has_read_result(key):
+            batch = await read_committed(self._context.cluster, result.tp, result.offset)
+            # The topic may have been replaced, with another record at the offset, or none.
+            record = batch.records[0] if batch.records else None
+            if record is None and not self.claims.has_read_result(key):
                 what = "it was done, and its answer cannot be read yet"
                 raise BrokerUnavailable(f"{what}; try again", retry_after=1.0)
-            if found is None or (found.offset, found.key) != (result.offset, key):
+            if record is None or (record.offset, record.key) != (result.offset, key):
                 what = "it was done, and its answer is not there any more"
                 raise StatusError(409, f"{what}; use another Idempotency-Key for another request")
-            body = (found.value or b"")[KEY_BYTES:]
+            body = (record.value or b"")[KEY_BYTES:]
             self._store_response(key, body)
         return body
 
     def _store_response(self, key: bytes, body: bytes) -> None:
+        """Keep an answer in memory, and drop the oldest one when there are too many."""
         self._recent_responses[key] = body
         if len(self._recent_responses) > MAX_RECENT_RESPONSES:
             self._recent_responses.popitem(last=False)
 
     async def _sweep(self) -> None:
+        """Forget expired claims and results from time to time."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self.claims.expire(time.time())
 
 
 class _Attempt:
-    """lent: what this request claims with. claim: its record, the latest. working: it may have
-    been done by this request."""
+    """Hold what one request has done so far.
+
+    Attributes:
+        transactions: The transactional id with which it claims; None before its first claim, and
+            when the id went back to the pool or must not be used again.
+        claim: The future offset of its latest claim.
+        may_be_written: Whether this request may have written the records; only Kafka knows.
+    """
 
     def __init__(self) -> None:
         self.transactions: TransactionalProducer | None = None
@@ -568,18 +635,18 @@ class _Attempt:
         self.may_be_written = False
 
     def finish(self, transactions: TransactionalProducer) -> None:
-        """What became of the attempt is known."""
+        """Note that the outcome of the work under an id is known."""
         self.may_be_written = False
         if transactions is self.transactions:
             self.transactions = None
 
 
 def compute_digest(body: bytes) -> bytes:
-    """Of what a request asks for."""
+    """Return a digest of what a request is to do."""
     return hashlib.sha256(body).digest()[:KEY_BYTES]
 
 
-def _check_digest(one: bytes, other: bytes) -> None:
-    if one != other:
+def _check_digest(stored: bytes, requested: bytes) -> None:
+    if stored != requested:
         what = "this Idempotency-Key came with another body before"
         raise StatusError(422, f"{what}; use another key for another request", code="KEY_REUSED")

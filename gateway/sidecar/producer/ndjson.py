@@ -1,7 +1,7 @@
-"""Streamed writing: a record a line in, what became of it a line out, for as long as it lasts.
+"""Write a stream of records: one line in is a record, one line out says what became of it.
 
-Both ways are held back: so many records are under way, and whoever does not read what became of
-them is not read from.
+Both directions are bounded: only so many records may be in flight, and a client that does not read
+results gets no more of its records read.
 """
 
 from __future__ import annotations
@@ -27,16 +27,21 @@ from .encoding import INVALID, TOO_LARGE, UNWRITTEN, EncodedRecords, FieldEncodi
 if TYPE_CHECKING:
     from .producer import ProducerComponent
 
-IDLE_TIMEOUT_S = 300.0  # seconds without a byte after which a stream ends
-MAX_LINES_PER_WRITE = 100  # lines that are handed over at once
-RETRY_DELAY_S = 0.05  # seconds until the producer is asked again whether it has room
-LINGER_S = (
-    2.0  # seconds for which what still comes is read after the end: unread, it would eat that
-)
+IDLE_TIMEOUT_S = 300.0  # without a byte, before a stream is ended
+MAX_LINES_PER_WRITE = 100  # that are handed to the producer at once
+RETRY_DELAY_S = 0.05  # before a producer whose buffer is full is tried again
+# For how long input is read and discarded after the last line. A socket that is closed with unread
+# input sends a reset, and that may discard the last line before the client reads it.
+LINGER_S = 2.0
 
 
 class InputEnded(Exception):
-    """No more lines are taken. code, error: what the client is told as its last line, if that."""
+    """Say that no more lines are accepted.
+
+    Attributes:
+        code: The error code of the last line that the client gets.
+        error: What went wrong, and what to do.
+    """
 
     def __init__(self, code: int, error: str) -> None:
         super().__init__(error)
@@ -45,7 +50,12 @@ class InputEnded(Exception):
 
 
 class NdjsonProduceResponse(Response):
-    """The answer to a stream of records; it begins with the first of them."""
+    """Read records from a request while the results of earlier ones are sent.
+
+    `_read_records` reads lines and hands them to the producer; `_write_results` sends the results
+    in the order of the lines. Between them is `_results`, a queue of futures in that order, whose
+    length is bounded by `_in_flight`. The response starts with the first result.
+    """
 
     media_type = "application/x-ndjson"
 
@@ -63,132 +73,155 @@ class NdjsonProduceResponse(Response):
         self._topic = topic
         self._encodings = encodings
         self._formats = map_formats(encodings)
-        self._in_flight = 0
-        self._has_capacity = asyncio.Event()
-        self._line_number = 0  # of lines that were read
+        self._in_flight = 0  # records whose results were not sent yet
+        self._has_capacity = asyncio.Event()  # set whenever results were sent
+        self._line_number = 0  # lines read so far
+        # One future for each write of up to MAX_LINES_PER_WRITE lines; None is the end.
         self._results: asyncio.Queue[asyncio.Future[list[dict[str, Any]]] | None] = asyncio.Queue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pieces = self._request.stream()
-        reading = asyncio.create_task(self._read_records(pieces))
+        chunks = self._request.stream()
+        reading = asyncio.create_task(self._read_records(chunks))
         try:
             await self._write_results(send, receive, reading)
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             while not self._results.empty():
-                left = self._results.get_nowait()
-                if left is not None:
-                    left.cancel()
+                result = self._results.get_nowait()
+                if result is not None:
+                    result.cancel()
 
     async def _write_results(
         self, send: Send, receive: Receive, reading: asyncio.Task[None]
     ) -> None:
-        begun = False
+        """Send results until the input has ended, then the reason if the client did not end it."""
+        has_started = False
         while True:
             result = await self._results.get()
-            if not begun:
+            if not has_started:
                 await send({"type": "http.response.start", "status": 200,
                             "headers": [*self.raw_headers, (b"connection", b"close")]})  # fmt: skip
-                begun = True
+                has_started = True
             if result is None:
                 break
-            told = await result
-            text = b"".join([orjson.dumps(each) + b"\n" for each in told])
+            results = await result
+            text = b"".join([orjson.dumps(line) + b"\n" for line in results])
             await send({"type": "http.response.body", "body": text, "more_body": True})
-            self._in_flight -= len(told)
+            self._in_flight -= len(results)
             self._has_capacity.set()
         try:
             await reading
         except InputEnded as exc:
-            last = orjson.dumps({"errorCode": exc.code, "error": exc.error}) + b"\n"
-            await send({"type": "http.response.body", "body": last, "more_body": True})
+            last_line = orjson.dumps({"errorCode": exc.code, "error": exc.error}) + b"\n"
+            await send({"type": "http.response.body", "body": last_line, "more_body": True})
             await _discard_rest(receive)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _read_records(self, pieces: AsyncIterator[bytes]) -> None:
+    async def _read_records(self, chunks: AsyncIterator[bytes]) -> None:
+        """Read all lines, and queue the end whatever happens."""
         try:
-            async for lines in self._iter_lines(pieces):
-                for at in range(0, len(lines), MAX_LINES_PER_WRITE):
-                    await self._produce_lines(lines[at : at + MAX_LINES_PER_WRITE])
+            async for lines in self._iter_lines(chunks):
+                for start in range(0, len(lines), MAX_LINES_PER_WRITE):
+                    await self._produce_lines(lines[start : start + MAX_LINES_PER_WRITE])
         finally:
             self._results.put_nowait(None)
 
-    async def _iter_lines(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-        """Whole ones, as many as came at once."""
-        rest, most = b"", self._producers.settings.max_bytes
+    async def _iter_lines(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+        """Yield lists of whole lines, as many as have arrived together.
+
+        Raises:
+            InputEnded: A line is too long, nothing arrives, or the sidecar ends.
+        """
+        rest, max_bytes = b"", self._producers.settings.max_bytes
         while True:
-            piece = await self._read_piece(pieces)
-            if piece is None:
+            chunk = await self._read_chunk(chunks)
+            if chunk is None:
                 break
-            *lines, rest = (rest + piece).split(b"\n") if b"\n" in piece else (rest + piece,)
-            good = list(takewhile(lambda line: len(line) <= most, lines))
-            if good:
-                yield good
-            if len(good) < len(lines) or len(rest) > most:
-                what = f"line {self._line_number + 1} is over {most} bytes; send fewer bytes in one"
+            *lines, rest = (rest + chunk).split(b"\n") if b"\n" in chunk else (rest + chunk,)
+            # Lines before one that is too long are still written.
+            accepted = list(takewhile(lambda line: len(line) <= max_bytes, lines))
+            if accepted:
+                yield accepted
+            if len(accepted) < len(lines) or len(rest) > max_bytes:
+                what = f"line {self._line_number + 1} is over {max_bytes} bytes; send fewer bytes in one"
                 raise InputEnded(TOO_LARGE, what)
         if rest:
             yield [rest]
 
-    async def _read_piece(self, pieces: AsyncIterator[bytes]) -> bytes | None:
-        """None at the end, also that of the client."""
-        asked = asyncio.ensure_future(anext(pieces, None))
+    async def _read_chunk(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        """Return the next bytes, or None at the end of the body or when the client disconnects.
+
+        Raises:
+            InputEnded: Nothing arrives for `IDLE_TIMEOUT_S`, or the sidecar ends.
+        """
+        reading = asyncio.ensure_future(anext(chunks, None))
         draining = asyncio.ensure_future(self._producers.context.draining.wait())
         try:
             async with asyncio.timeout(IDLE_TIMEOUT_S):
-                await asyncio.wait([asked, draining], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([reading, draining], return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             raise InputEnded(
                 408, f"nothing came for {IDLE_TIMEOUT_S:g} s; go on in another request"
             ) from None
         finally:
             draining.cancel()
-            if not asked.done():
-                asked.cancel()
-        if not asked.done():
+            if not reading.done():
+                reading.cancel()
+        if not reading.done():
             what = f"the sidecar ends; go on after line {self._line_number} with another one"
             raise InputEnded(UNWRITTEN, what)
         try:
-            return asked.result()
+            return reading.result()
         except ClientDisconnect:
             return None
 
     async def _produce_lines(self, lines: Sequence[bytes]) -> None:
-        """Wait for room, and write them. A line that is no record is told as that."""
+        """Wait until lines may be in flight, and write them.
+
+        A line that is no record gets an error of its own; the others are still written.
+        """
         first = self._line_number + 1
         self._line_number += len(lines)
         records: list[Any] = []
-        numbers: list[int] = []  # of their lines
-        told: list[dict[str, Any] | None] = []  # None: comes from Kafka
+        numbers: list[int] = []  # the line of each record
+        line_results: list[
+            dict[str, Any] | None
+        ] = []  # one for each line; None if Kafka decides it
         for number, line in enumerate(lines, first):
             if line.strip():
-                told.append(self._parse_line(line, number, records))
-                if told[-1] is None:
+                line_results.append(self._parse_line(line, number, records))
+                if line_results[-1] is None:
                     numbers.append(number)
-        if not told:
+        if not line_results:
             return
-        while self._in_flight and self._in_flight + len(told) > self._producers.settings.streamed:
+        while (
+            self._in_flight
+            and self._in_flight + len(line_results) > self._producers.settings.streamed
+        ):
             self._has_capacity.clear()
             await self._has_capacity.wait()
-        self._in_flight += len(told)
-        done: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
-        self._results.put_nowait(done)
+        self._in_flight += len(line_results)
+        future: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
+        self._results.put_nowait(future)
         if not records:
-            done.set_result([each for each in told if each is not None])
+            future.set_result([result for result in line_results if result is not None])
             return
         try:
-            order, results = await self._produce_with_retries(
+            encoded, results = await self._produce_with_retries(
                 records, lambda index: f"line {numbers[index]}: record"
             )
         except GatewayError as exc:
             code, _, what = describe_error(exc)
-            failed = {"errorCode": code, "error": what}
-            done.set_result([failed if each is None else each for each in told])
+            failure = {"errorCode": code, "error": what}
+            future.set_result([failure if result is None else result for result in line_results])
             return
-        results.add_done_callback(lambda results: _set_results(order, results, told, done))
+        results.add_done_callback(
+            lambda results: _set_results(encoded, results, line_results, future)
+        )
 
     def _parse_line(self, line: bytes, number: int, records: list[Any]) -> dict[str, Any] | None:
+        """Append the record of a line to the records, or return the line's error."""
         try:
             record = orjson.loads(line)
             self._producers.record_validator.validate(record, "record")
@@ -203,22 +236,22 @@ class NdjsonProduceResponse(Response):
     async def _produce_with_retries(
         self, records: Sequence[Any], describe_record: Callable[[int], str]
     ) -> tuple[EncodedRecords, asyncio.Future[list[int | KafkaError]]]:
-        """Once the producer has room."""
+        """Hand records to the producer, and wait while its buffer is full."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._producers.settings.timeout
+        deadline = loop.time() + self._producers.settings.timeout
         while True:
             try:
                 return await self._producers.produce(
                     self._topic, records, self._encodings, describe_record
                 )
             except BrokerUnavailable:
-                if loop.time() > until:
+                if loop.time() > deadline:
                     raise
                 await asyncio.sleep(RETRY_DELAY_S)
 
 
 async def _discard_rest(receive: Receive) -> None:
-    """Read what still comes, and do nothing with it."""
+    """Read and discard what the client still sends, for at most `LINGER_S`."""
     try:
         async with asyncio.timeout(LINGER_S):
             while (await receive()).get("more_body", False):
@@ -228,12 +261,13 @@ async def _discard_rest(receive: Receive) -> None:
 
 
 def _set_results(
-    order: EncodedRecords,
+    encoded: EncodedRecords,
     results: asyncio.Future[list[int | KafkaError]],
-    told: Sequence[dict[str, Any] | None],
-    done: asyncio.Future[list[dict[str, Any]]],
+    line_results: Sequence[dict[str, Any] | None],
+    future: asyncio.Future[list[dict[str, Any]]],
 ) -> None:
-    if done.done() or results.cancelled():
+    """Complete the results of lines with what became of their records."""
+    if future.done() or results.cancelled():
         return
-    written = iter(outcome.describe_results(order, results.result()))
-    done.set_result([next(written) if one is None else one for one in told])
+    written = iter(outcome.describe_results(encoded, results.result()))
+    future.set_result([next(written) if result is None else result for result in line_results])

@@ -1,4 +1,4 @@
-"""What became of the records of a request: of each, and of all as one status."""
+"""Describe what became of the records of a request: of each, and of all as one status."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .encoding import (
     RecordFailure,
 )
 
-# Kafka's codes for a record that it refuses.
+# Kafka's error codes for a record that it refuses.
 CODES_BY_KAFKA_ERROR = {
-    2: INVALID,
-    32: INVALID,
-    87: INVALID,
-    10: TOO_LARGE,
-    18: TOO_LARGE,
-    3: UNKNOWN_TOPIC,
-    17: UNKNOWN_TOPIC,
+    2: INVALID,  # CORRUPT_MESSAGE
+    32: INVALID,  # INVALID_TIMESTAMP
+    87: INVALID,  # INVALID_RECORD
+    10: TOO_LARGE,  # MESSAGE_TOO_LARGE
+    18: TOO_LARGE,  # RECORD_LIST_TOO_LARGE
+    3: UNKNOWN_TOPIC,  # UNKNOWN_TOPIC_OR_PARTITION
+    17: UNKNOWN_TOPIC,  # INVALID_TOPIC_EXCEPTION
 }
 WORDS_BY_STATUS = {
     INVALID: "INVALID_RECORDS",
@@ -43,11 +43,11 @@ WORDS_BY_STATUS = {
 
 
 class NotWritten(KafkaError):
-    """One of a batch that is not written because of another."""
+    """Say that a record is not written because of another one of its batch."""
 
 
 def classify_failure(exc: KafkaError) -> RecordFailure:
-    """Why a record was not written, or perhaps not."""
+    """Return the code and the text of a record that was not, or perhaps not, written."""
     match exc:
         case NotWritten():
             return RecordFailure(FAILED_DEPENDENCY, str(exc))
@@ -61,7 +61,7 @@ def classify_failure(exc: KafkaError) -> RecordFailure:
 
 
 def describe_result(item: ProducerRecord, result: int | KafkaError) -> dict[str, Any]:
-    """Of a record that was handed to Kafka."""
+    """Describe the outcome of a record that was handed to Kafka, as the contract has it."""
     if isinstance(result, int):
         return {"partition": item.tp.partition, "offset": result}
     code, error = classify_failure(result)
@@ -69,21 +69,30 @@ def describe_result(item: ProducerRecord, result: int | KafkaError) -> dict[str,
 
 
 def describe_results(
-    order: EncodedRecords, results: Sequence[int | KafkaError]
+    encoded: EncodedRecords, results: Sequence[int | KafkaError]
 ) -> list[dict[str, Any]]:
-    """Of all records, in the order of the request. results: of the items."""
-    if not order.failures:
-        return [describe_result(*pair) for pair in zip(order.items, results, strict=True)]
-    found: list[dict[str, Any]] = [{}] * order.count
-    for place, item, result in zip(order.indexes, order.items, results, strict=True):
-        found[place] = describe_result(item, result)
-    for place, (code, error) in order.failures.items():
-        found[place] = {"errorCode": code, "error": error}
-    return found
+    """Describe the outcome of all records, in the order of the request.
+
+    Args:
+        order: The records of the request.
+        results: The outcome of each of its items.
+    """
+    if not encoded.failures:
+        return [describe_result(*pair) for pair in zip(encoded.items, results, strict=True)]
+    described: list[dict[str, Any]] = [{}] * encoded.count
+    for index, item, result in zip(encoded.indexes, encoded.items, results, strict=True):
+        described[index] = describe_result(item, result)
+    for index, (code, error) in encoded.failures.items():
+        described[index] = {"errorCode": code, "error": error}
+    return described
 
 
 def combine_status(offsets: Sequence[dict[str, Any]]) -> int:
-    """Of the whole request: 207 where some are written, else what none of them was for."""
+    """Return the HTTP status of a whole request.
+
+    It is 200 if all records are written and 207 if some are. Otherwise it is 503 if Kafka did not
+    take one of them, or did not say; else the code that all failures have in common; else 400.
+    """
     codes = {record.get("errorCode", 0) for record in offsets}
     if not codes - {0}:
         return 200
@@ -91,12 +100,13 @@ def combine_status(offsets: Sequence[dict[str, Any]]) -> int:
         return 207
     if codes & {UNWRITTEN, DOUBTFUL}:
         return UNWRITTEN
+    # Those failed because of the others, which say why.
     codes -= {FAILED_DEPENDENCY}
     return int(codes.pop()) if len(codes) == 1 else INVALID
 
 
 def build_body(offsets: list[dict[str, Any]], schema_ids: Sequence[int | None]) -> dict[str, Any]:
-    """Without those members that say that it failed."""
+    """Build the body of a response, without the members of a Status that a failure adds."""
     status = combine_status(offsets)
     key, value = schema_ids
     return {
@@ -110,7 +120,7 @@ def build_body(offsets: list[dict[str, Any]], schema_ids: Sequence[int | None]) 
 
 
 def build_response(body: dict[str, Any]) -> Response:
-    """The answer: with the members of a Status where no record was written."""
+    """Build the response, with the members of a Status where no record was written."""
     offsets = body["offsets"]
     status = combine_status(offsets)
     if status < 300:

@@ -1,4 +1,4 @@
-"""Batches as transactions: all records of a request or none."""
+"""Write all records of a request as one transaction, or none."""
 
 from __future__ import annotations
 
@@ -21,118 +21,144 @@ from gateway.sidecar.context import Context
 from .encoding import EncodedRecords
 from .outcome import NotWritten
 
-MAX_IDLE_S = (
-    3600.0  # seconds after which a transactional id is not used again: Kafka forgets it in time
-)
+# Kafka forgets a transactional id that is not used (transactional.id.expiration.ms, 7 days).
+MAX_IDLE_S = 3600.0  # after which an id is not used again
 
 T = TypeVar("T")
 BuildWrites = Callable[[WrittenOffsets], Sequence[TransactionRecord]]
 
 
 class TransactionPool:
-    """Transactional ids of this process, each used by one request at a time, and not again after
-    anything went wrong. timeout: seconds after which Kafka aborts what nobody ends."""
+    """Keep transactional ids of this process for use by one request at a time.
+
+    The producer component creates and closes it. An id is kept for the next request only if nothing
+    went wrong with it: acquiring a new one costs a round trip to its coordinator.
+
+    Args:
+        context: What all components share.
+        timeout: After how many seconds Kafka aborts a transaction that is not ended.
+    """
 
     def __init__(self, context: Context, timeout: float) -> None:
         self._context = context
         self._timeout = timeout
+        # Since when each is idle, in seconds of the monotonic clock; the last one is used first.
         self._idle: list[tuple[float, TransactionalProducer]] = []
         self._background_tasks: set[asyncio.Task[Any]] = set()
 
     async def acquire(self) -> TransactionalProducer:
-        """Raises BrokerUnavailable, AccessDenied."""
+        """Return a started producer with an id that nobody else uses.
+
+        Raises:
+            BrokerUnavailable: Kafka is away.
+            AccessDenied: Kafka does not allow transactions.
+        """
         while self._idle:
-            since, found = self._idle.pop()
-            if time.monotonic() - since < MAX_IDLE_S:
-                return found
+            idle_since, producer = self._idle.pop()
+            if time.monotonic() - idle_since < MAX_IDLE_S:
+                return producer
         name = f"{self._context.cluster.settings.client_id}-{uuid.uuid4()}"
-        made = TransactionalProducer(self._context.cluster, name, timeout=self._timeout)
-        await made.start()
-        return made
+        producer = TransactionalProducer(self._context.cluster, name, timeout=self._timeout)
+        await producer.start()
+        return producer
 
     def release(self, transactions: TransactionalProducer) -> None:
-        """Of who is done with it, and well."""
+        """Keep a producer for the next request, after a transaction that went well."""
         if transactions.is_started:
             self._idle.append((time.monotonic(), transactions))
 
     def abort_in_background(self, transactions: TransactionalProducer) -> None:
-        """What it left open holds up readers: have it ended in the background."""
+        """Abort what a producer left open: an open transaction holds up readers."""
         self.run_in_background(_abort(transactions))
 
     def run_in_background(self, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Whatever becomes of the request."""
+        """Run a coroutine to its end, whatever happens to the request that started it."""
         task = asyncio.create_task(coro)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)
         return task
 
     async def close(self) -> None:
-        """What was begun is let be done, for a moment."""
+        """Wait a second for what was started in the background, then cancel it."""
         if self._background_tasks:
             await asyncio.wait(self._background_tasks, timeout=1.0)
         for task in self._background_tasks:
             task.cancel()
         self._idle.clear()
 
-    async def write(self, order: EncodedRecords, timeout_s: float) -> list[int | KafkaError]:
-        """What became of each item: they are all written, or none is."""
-        if order.failures or not order.items:
-            return build_dependent_failures(order)
+    async def write(self, encoded: EncodedRecords, timeout_s: float) -> list[int | KafkaError]:
+        """Write all records in one transaction, or none.
+
+        Args:
+            order: The records.
+            timeout_s: For acquiring an id, and again for the transaction, in seconds.
+
+        Returns:
+            The outcome of each item: its offset, or why it is not written.
+        """
+        if encoded.failures or not encoded.items:
+            return build_dependent_failures(encoded)
         try:
             async with asyncio.timeout(timeout_s):
-                lent = await self.acquire()
+                producer = await self.acquire()
         except (KafkaError, TimeoutError) as exc:
-            return [to_kafka_error(exc)] * len(order.items)
+            return [to_kafka_error(exc)] * len(encoded.items)
         try:
             async with asyncio.timeout(timeout_s):
-                placed = await lent.commit(build_writes(order.items))
+                offsets = await producer.commit(build_writes(encoded.items))
         except (KafkaError, TimeoutError) as exc:
-            self.abort_in_background(lent)
-            return build_failures(order.items, exc)
-        self.release(lent)
-        return map_offsets(order.items, placed)
+            self.abort_in_background(producer)
+            return build_failures(encoded.items, exc)
+        self.release(producer)
+        return map_offsets(encoded.items, offsets)
 
 
 async def _abort(transactions: TransactionalProducer) -> None:
+    """Abort an open transaction: initializing the id again does that (KIP-98)."""
     try:
         await transactions.start()
     except KafkaError:
-        return  # Kafka does so after the timeout
+        return  # Kafka aborts it after the transaction's timeout
 
 
 def build_writes(items: Sequence[ProducerRecord]) -> list[TransactionRecord]:
+    """Convert records to those of a transaction; one without a timestamp gets the current time."""
     now = time.time_ns() // 1_000_000
     return [
-        TransactionRecord(tp, key, value, headers, now if stamp is None else stamp)
-        for tp, key, value, headers, stamp in items
+        TransactionRecord(tp, key, value, headers, now if timestamp is None else timestamp)
+        for tp, key, value, headers, timestamp in items
     ]
 
 
-def map_offsets(items: Sequence[ProducerRecord], placed: WrittenOffsets) -> list[int | KafkaError]:
-    """Of each item."""
-    left: dict[TopicPartition, Any] = {tp: iter(found) for tp, found in placed.items()}
-    return [next(left[item.tp]) for item in items]
+def map_offsets(items: Sequence[ProducerRecord], offsets: WrittenOffsets) -> list[int | KafkaError]:
+    """Return the offset of each item, from the offsets of each partition in order."""
+    remaining: dict[TopicPartition, Any] = {
+        tp: iter(partition_offsets) for tp, partition_offsets in offsets.items()
+    }
+    return [next(remaining[item.tp]) for item in items]
 
 
-def build_dependent_failures(order: EncodedRecords) -> list[int | KafkaError]:
-    """Of the items of an order that has failures, and is written whole or not at all."""
-    if not order.failures:
+def build_dependent_failures(encoded: EncodedRecords) -> list[int | KafkaError]:
+    """Return the outcome of the valid records of a request of which another one is invalid."""
+    if not encoded.failures:
         return []
-    first = min(order.failures)
+    first = min(encoded.failures)
     why = f"it is not written, as records[{first}] cannot be; correct that one"
-    return [NotWritten(why)] * len(order.items)
+    return [NotWritten(why)] * len(encoded.items)
 
 
 def build_failures(items: Sequence[ProducerRecord], exc: Exception) -> list[int | KafkaError]:
-    """Of each item of a transaction that failed."""
+    """Return the outcome of each item of a transaction that failed."""
     if isinstance(exc, PartitionFailed):
-        where = TopicPartition(exc.topic, exc.partition)
-        other = NotWritten(f"it is not written, as {where} refuses others; correct those")
-        return [exc if item.tp == where else other for item in items]
+        refused = TopicPartition(exc.topic, exc.partition)
+        # Records of other partitions failed only because they share the transaction.
+        other = NotWritten(f"it is not written, as {refused} refuses others; correct those")
+        return [exc if item.tp == refused else other for item in items]
     return [to_kafka_error(exc)] * len(items)
 
 
 def to_kafka_error(exc: Exception) -> KafkaError:
+    """Return an error of Kafka as it is, and a timeout as an error that leaves the outcome open."""
     if isinstance(exc, KafkaError):
         return exc
     return BrokerUnavailable("the transaction is not done in time", timeout=True, retry_after=1.0)

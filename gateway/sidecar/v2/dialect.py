@@ -1,4 +1,4 @@
-"""How the consumer is asked and answers in Confluent's words. See `dialect.Dialect`."""
+"""Translate consumer requests and responses to Confluent's API."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class ConfluentDialect:
+    """Speak Confluent's REST v2; see `consumer.dialect.Dialect` for what each method does."""
+
     name = "v2"
     omits_empty_headers = True
 
     def parse_body(self, operation: ApiOperation, data: bytes, content_type: str | None) -> Any:
+        """Parse and validate a JSON body; one that is JSON but invalid is a 422 here."""
         parse_content_type(content_type)
         value = parse_json(operation, data)
         try:
@@ -40,51 +43,61 @@ class ConfluentDialect:
         return value
 
     def build_response(self, request: Request, body: Any, status: int = 200) -> Response:
+        """Build a JSON response of the type that the client accepts."""
         return set_content_type(build_json_response(body, status), negotiate_content_type(request))
 
     def build_records_response(
         self, request: Request, instance: ConsumerInstance, body: bytes
     ) -> Response:
+        """Build a response whose content type names the format of the records, if the client accepts it."""
         format = _get_format(instance)
-        kind = negotiate_content_type(request)
+        content_type = negotiate_content_type(request)
         return set_content_type(
             build_json_response(body),
-            media.build_media_type(format) if kind == media.KAFKA_V2_TYPE else kind,
+            media.build_media_type(format) if content_type == media.KAFKA_V2_TYPE else content_type,
         )
 
     def build_error_response(self, request: Request, exc: Exception) -> Response:
+        """Build an error of the dialect, also for exceptions that nobody expected."""
         if not isinstance(exc, (GatewayError, HTTPException)):
             log.error("%s %s failed", request.method, request.url.path, exc_info=exc)
         status, body = build_error_body(exc)
-        made = build_json_response(body, status, build_error_headers(exc, status))
-        return set_content_type(made, negotiate_content_type(request, strict=False))
+        response = build_json_response(body, status, build_error_headers(exc, status))
+        return set_content_type(response, negotiate_content_type(request, strict=False))
 
     def format_created(self, name: str, base_uri: str) -> Any:
+        """Format the names of a new instance."""
         return {"instance_id": name, "base_uri": base_uri}
 
     def format_topics(self, instance: ConsumerInstance, topics: Sequence[str]) -> Any:
+        """Format topics as an object."""
         return {"topics": list(topics)}
 
     def format_partitions(self, tps: Iterable[TopicPartition]) -> Any:
+        """Format partitions as an object."""
         return {"partitions": format_partitions(tps)}
 
     def resolve_formats(
         self, request: Request, instance: ConsumerInstance, context: Context
     ) -> Callable[[str], tuple[SerializationFormat, SerializationFormat]]:
-        """An instance has one; a client that names only others gets none of its records."""
+        """Return the format of the instance, which it has for all topics.
+
+        Raises:
+            StatusError: 406, the client names only other formats in `Accept`.
+        """
         format = _get_format(instance)
-        named = [
-            media.parse_media_type(each) for each in media.iter_accepted_types(request.headers)
+        types = [
+            media.parse_media_type(name) for name in media.iter_accepted_types(request.headers)
         ]
-        wanted = {each.format for each in named if each is not None and each.format is not None}
-        if wanted and format not in wanted:
-            has = format.name.lower()
-            what = f"{instance.name} reads {has}, and Accept names others; accept that, or PLAIN"
-            what = what.replace("PLAIN", media.KAFKA_V2_TYPE)
-            raise StatusError(406, what, code="FORMAT_MISMATCH")
+        formats = {type.format for type in types if type is not None and type.format is not None}
+        if formats and format not in formats:
+            problem = f"{instance.name} reads {format.name.lower()}, and Accept names others"
+            detail = f"{problem}; accept that, or {media.KAFKA_V2_TYPE}"
+            raise StatusError(406, detail, code="FORMAT_MISMATCH")
         return lambda topic: (format, format)
 
     def get_header_formatter(self, request: Request) -> Callable[[Headers], Any]:
+        """Return the renderer of pairs in base64."""
         return paired_headers
 
 
@@ -93,7 +106,11 @@ def _get_format(instance: ConsumerInstance) -> SerializationFormat:
 
 
 def parse_json(operation: ApiOperation, data: bytes) -> Any:
-    """A body as JSON. Raises NotJson."""
+    """Parse a body as JSON.
+
+    Raises:
+        InvalidJson: It is no JSON.
+    """
     try:
         return operation.parse_json(data, None)
     except StatusError as exc:
@@ -101,17 +118,29 @@ def parse_json(operation: ApiOperation, data: bytes) -> Any:
 
 
 def parse_content_type(content_type: str | None) -> media.MediaType:
-    """What a request's body is. Raises Refusal 415."""
+    """Return what the body of a request is.
+
+    Raises:
+        StatusError: 415, its type is not the dialect's, nor one that old clients send for it.
+    """
     text = (content_type or "").partition(";")[0].strip().lower()
-    found = media.parse_media_type(text)
-    if found is None and text not in media.UNSPECIFIED_TYPES:
+    media_type = media.parse_media_type(text)
+    if media_type is None and text not in media.UNSPECIFIED_TYPES:
         what = f"the body is {text[:80]}; send {media.KAFKA_V2_TYPE}, or application/json"
         raise StatusError(415, what)
-    return found or media.MediaType(None)
+    return media_type or media.MediaType(None)
 
 
 def negotiate_content_type(request: Request, *, strict: bool = True) -> str:
-    """The content type of an answer. Raises Refusal 406, where it is taken strictly."""
+    """Return the content type of a response.
+
+    Args:
+        request: The request.
+        strict: Whether a request that accepts none of them is refused.
+
+    Raises:
+        StatusError: 406, `Accept` has nothing that can be returned.
+    """
     names = list(media.iter_accepted_types(request.headers))
     for name in names:
         if media.parse_media_type(name) is not None:
@@ -125,6 +154,7 @@ def negotiate_content_type(request: Request, *, strict: bool = True) -> str:
 
 
 def set_content_type(response: Response, content_type: str) -> Response:
+    """Set the content type of a response, and return the response."""
     response.headers["Content-Type"] = content_type
     return response
 

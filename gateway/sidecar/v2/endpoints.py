@@ -1,4 +1,4 @@
-"""What endpoints of the dialect have in common that no instance is behind."""
+"""Share what the endpoints of the dialect have in common that need no consumer instance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def create_endpoint(handler: Handler) -> Handler:
-    """In the dialect, whatever comes of it."""
+    """Wrap an endpoint so that all its errors are answered in the dialect."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -31,7 +31,11 @@ def create_endpoint(handler: Handler) -> Handler:
 
 
 async def parse_partition(context: Context, request: Request) -> TopicPartition:
-    """Of the path; it is there. Raises as `partition_of`."""
+    """Return the partition that a path names.
+
+    Raises:
+        StatusError: 404, it does not exist. Other errors are those of `describe_partition`.
+    """
     topic, text = request.path_params["topic"], request.path_params["partition"]
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):
         raise StatusError(404, f"{text[:40]!r} is no partition; use a number")

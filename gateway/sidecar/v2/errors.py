@@ -1,7 +1,7 @@
-"""Errors of the dialect: `{"error_code", "message"}`.
+"""Turn errors into the dialect's: `{"error_code", "message"}`.
 
-The code is the HTTP status, or that and two more digits where the dialect knows more. What it has
-no number for keeps its status alone.
+The code is the HTTP status, or the status and two more digits where the dialect distinguishes more.
+An error for which it has no number has its status as the code.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gateway.errors import (
 )
 from gateway.sidecar.http.status import StatusError, describe_error
 
+KAFKA_AUTHENTICATION, KAFKA_AUTHORIZATION = 40101, 40301
 TOPIC_NOT_FOUND, PARTITION_NOT_FOUND, INSTANCE_NOT_FOUND = 40401, 40402, 40403
 FORMAT_MISMATCH, NOT_ACCEPTABLE = 40601, 40602
 REGISTRY_UNAVAILABLE = 40801
@@ -34,6 +35,7 @@ UNSUPPORTED_MEDIA_TYPE = 41501
 ) = 42201, 42202, 42203, 42204, 42205
 RETRIABLE = 50003
 
+# By the code of a StatusError.
 ERROR_CODES: Mapping[str, int] = {
     "UNKNOWN_PARTITION": PARTITION_NOT_FOUND,
     "INSTANCE_NOT_FOUND": INSTANCE_NOT_FOUND,
@@ -52,29 +54,28 @@ ERROR_CODES: Mapping[str, int] = {
     "VALUE_SCHEMA_MISSING": VALUE_SCHEMA_MISSING,
     "INVALID_CONFIGURATION": INVALID_CONFIGURATION,
 }
-"""By the word of a Refusal."""
 
 
 class InvalidJson(StatusError):
-    """A body that cannot be read: 400, in either dialect."""
+    """Say that a body cannot be parsed, which is 400 in either dialect."""
 
     def __init__(self, what: str) -> None:
         super().__init__(400, what)
 
 
 def to_unprocessable(exc: StatusError, code: str = "INVALID_BODY") -> StatusError:
-    """A body that is JSON and not what it should be: 422, where the contract says 400."""
-    given = exc.status in (400, 422) and not isinstance(exc, InvalidJson)
-    return StatusError(422, str(exc), code=code) if given else exc
+    """Turn an invalid body that is JSON into a 422; the contract answers 400."""
+    is_invalid = exc.status in (400, 422) and not isinstance(exc, InvalidJson)
+    return StatusError(422, str(exc), code=code) if is_invalid else exc
 
 
 def to_invalid_configuration(exc: StatusError) -> StatusError:
-    """As `invalid`, of an instance that is to be made."""
+    """Turn the invalid body of a request that creates an instance into a 422."""
     return to_unprocessable(exc, "INVALID_CONFIGURATION")
 
 
 def get_error_code(exc: Exception) -> tuple[int, int, str]:
-    """HTTP status, error code and message."""
+    """Return the HTTP status, the error code and the message of an error."""
     status, _, what = describe_error(exc)
     match exc:
         case StatusError():
@@ -82,9 +83,10 @@ def get_error_code(exc: Exception) -> tuple[int, int, str]:
         case UnknownTopic():
             return 404, TOPIC_NOT_FOUND, what
         case AccessDenied():
-            return 403, 40301, what
+            return 403, KAFKA_AUTHORIZATION, what
         case NotGranted():
-            return status, {401: 40101, 403: 40301}.get(status, status), what
+            codes = {401: KAFKA_AUTHENTICATION, 403: KAFKA_AUTHORIZATION}
+            return status, codes.get(status, status), what
         case FormatError():
             return 422, CONVERSION_FAILED, what
         case RegistryUnavailable():
@@ -95,5 +97,6 @@ def get_error_code(exc: Exception) -> tuple[int, int, str]:
 
 
 def build_error_body(exc: Exception) -> tuple[int, dict[str, Any]]:
+    """Return the HTTP status and the body of an error."""
     status, code, message = get_error_code(exc)
     return status, {"error_code": code, "message": message}

@@ -1,4 +1,4 @@
-"""Media types of the dialect: `application/vnd.kafka[.FORMAT][.v2]+json`."""
+"""Parse and build the dialect's media types: `application/vnd.kafka[.FORMAT][.v2]+json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.formats.codec import SerializationFormat
 KAFKA_V2_TYPE = "application/vnd.kafka.v2+json"
 JSON_TYPE = "application/json"
 WILDCARD_TYPES = frozenset({JSON_TYPE, "application/*", "*/*", "*/json"})
-# Of a request: what old clients and curl send.
+# What old clients and curl send with a body in JSON.
 UNSPECIFIED_TYPES = frozenset(
     {"", JSON_TYPE, "application/octet-stream", "application/x-www-form-urlencoded"}
 )
@@ -24,39 +24,47 @@ _TYPE_PATTERN = re.compile(
 
 
 class MediaType(NamedTuple):
-    """format: None where nothing is embedded."""
+    """Represent a media type of the dialect.
+
+    Attributes:
+        format: The format of embedded keys and values; None for a type that names none.
+    """
 
     format: SerializationFormat | None
 
 
 def parse_media_type(text: str) -> MediaType | None:
-    """None for what is none of the dialect's."""
-    found = _TYPE_PATTERN.fullmatch(text.partition(";")[0].strip().lower())
-    if found is None:
+    """Return a media type of the dialect, or None if the text is another."""
+    match = _TYPE_PATTERN.fullmatch(text.partition(";")[0].strip().lower())
+    if match is None:
         return None
-    name = "string" if found[2] == "text" else found[2]
+    name = "string" if match[2] == "text" else match[2]
     return MediaType(None if name is None else SerializationFormat.parse(name))
 
 
 def build_media_type(format: SerializationFormat) -> str:
+    """Return the media type of records in a format."""
     return f"application/vnd.kafka.{format.name.lower()}.v2+json"
 
 
 def is_confluent_request(headers: Headers) -> bool:
-    """Does a request say that it is of the dialect?"""
-    said = headers.get("content-type", ""), headers.get("accept", "")
-    return any("vnd.kafka" in each for each in said)
+    """Return whether the content types of a request say that it uses the dialect."""
+    values = headers.get("content-type", ""), headers.get("accept", "")
+    return any("vnd.kafka" in value for value in values)
 
 
 def iter_accepted_types(headers: Headers) -> Iterator[str]:
-    """What a client takes, best first; nothing said is anything."""
-    pieces = [piece.strip().lower() for piece in headers.get("accept", "").split(",")]
-    some = [(_parse_quality(piece), piece.partition(";")[0].strip()) for piece in pieces if piece]
-    for quality, name in sorted(some, key=lambda one: -one[0]):
+    """Yield the media types that a client accepts, best first; none if it does not say."""
+    ranges = [range_.strip().lower() for range_ in headers.get("accept", "").split(",")]
+    weighted = [
+        (_parse_quality(range_), range_.partition(";")[0].strip()) for range_ in ranges if range_
+    ]
+    for quality, name in sorted(weighted, key=lambda entry: -entry[0]):
         if quality > 0:
             yield name
 
 
-def _parse_quality(piece: str) -> float:
-    found = re.search(r";\s*q=([01](\.[0-9]{0,3})?)\s*(;|$)", piece)
-    return float(found[1]) if found else 1.0
+def _parse_quality(range_: str) -> float:
+    """Return the weight of a media range (RFC 9110 12.4.2), which is 1 if it has none."""
+    match = re.search(r";\s*q=([01](\.[0-9]{0,3})?)\s*(;|$)", range_)
+    return float(match[1]) if match else 1.0

@@ -1,8 +1,8 @@
-"""Records to Kafka, in the dialect: `POST /topics/{topic}`, also `/partitions/{partition}` of it.
+"""Write records in the dialect: `POST /topics/{topic}`, also `/topics/{topic}/partitions/{partition}`.
 
-The format is that of the Content-Type, binary where it names none. Either all records can be
-written as they are, or none is (422); what Kafka makes of each stands in its place of `offsets`,
-with error code 2 where trying again may help and 1 where it does not.
+The format is that of the Content-Type, or binary if it names none. Either all records can be
+encoded, or none is written (422). What Kafka makes of each is at its place in `offsets`, with error
+code 2 where trying again may help, and 1 where it does not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NON_RETRIABLE_CODE, RETRIABLE_CODE = 1, 2
 
 
 class Writing:
-    """The part; see the module, and `part.Part`."""
+    """Serve the requests that write records, with the means of the producer component."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -52,100 +52,108 @@ class Writing:
         assert isinstance(producers, ProducerComponent)
         self._producers = producers
         self._operation = context.spec["produceV2"]
-        one = "/topics/{topic}/partitions/{partition}"
+        partition_path = "/topics/{topic}/partitions/{partition}"
         self.routes: Sequence[BaseRoute] = [
             TrailingSlashRoute("/topics/{topic}", create_endpoint(self._produce), "POST"),
-            TrailingSlashRoute(one, create_endpoint(self._produce), "POST"),
+            TrailingSlashRoute(partition_path, create_endpoint(self._produce), "POST"),
         ]
 
     async def run(self) -> None:
-        """Nothing runs beside it."""
+        """Return at once: nothing runs beside the requests."""
 
     async def check_ready(self) -> None:
-        """Kafka is checked for all parts."""
+        """Return always: Kafka is checked for all components together."""
 
     async def _produce(self, request: Request) -> Response:
         topic = request.path_params["topic"]
         await self._context.authorize(request, WRITE_SCOPE, [topic])
         if "Idempotency-Key" in request.headers:
-            what = "means nothing in the dialect of v2"
-            what = f"{what}; send application/json, or leave it out"
-            raise to_unprocessable(create_invalid_request("header Idempotency-Key", what))
-        kind = request.headers.get("content-type")
-        format = parse_content_type(kind).format or SerializationFormat.BINARY
+            problem = "means nothing in the dialect of v2; send application/json, or leave it out"
+            raise to_unprocessable(create_invalid_request("header Idempotency-Key", problem))
+        content_type = request.headers.get("content-type")
+        format = parse_content_type(content_type).format or SerializationFormat.BINARY
         data = await read_body(request, self._producers.settings.max_bytes)
         await describe_topic(self._context, topic)
         tp = None
         if "partition" in request.path_params:
             tp = await parse_partition(self._context, request)
-        wanted = parse_json(self._operation, data)
+        body = parse_json(self._operation, data)
         try:
-            self._validate(wanted)
-            records, headers = _parse_records(
-                wanted["records"], None if tp is None else tp.partition
-            )
+            self._validate(body)
+            records, headers = _parse_records(body["records"], None if tp is None else tp.partition)
         except StatusError as exc:
             raise to_unprocessable(exc) from None
-        sides = [_parse_encoding(wanted, name, format) for name in ("key", "value")]
-        exact_numbers.keep_exact_numbers(data, records, map_formats(sides))
-        order = await self._encode_records(topic, records, sides)
-        for at, pairs in headers.items():
-            item = order.items[at]
-            order.items[at] = item._replace(headers=(*pairs, *item.headers))
-        written = self._context.producer.send_many
-        release = await self._producers.lock_keys(topic, order)
+        encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
+        exact_numbers.keep_exact_numbers(data, records, map_formats(encodings))
+        encoded = await self._encode_records(topic, records, encodings)
+        for index, pairs in headers.items():
+            item = encoded.items[index]
+            encoded.items[index] = item._replace(headers=(*pairs, *item.headers))
+        release = await self._producers.lock_keys(topic, encoded)
         try:
-            results = await written(order.items, timeout_s=self._producers.settings.timeout)
+            results = await self._context.producer.send_many(
+                encoded.items, timeout_s=self._producers.settings.timeout
+            )
         finally:
             release()
-        self._producers.audit_results(order, results)
-        return self._build_response(request, outcome.describe_results(order, results), order)
+        self._producers.audit_results(encoded, results)
+        return self._build_response(request, outcome.describe_results(encoded, results), encoded)
 
-    def _validate(self, wanted: Any) -> None:
+    def _validate(self, body: Any) -> None:
+        """Check a body; beyond its schema, each record must have a key or a value."""
         validator = self._operation.validator
         assert validator is not None
-        validator.validate(wanted)
-        for index, record in enumerate(wanted["records"]):
+        validator.validate(body)
+        for index, record in enumerate(body["records"]):
             if not record.keys() & {"key", "value"}:
                 raise create_invalid_request(
                     f"records[{index}]", "has neither key nor value; give it one"
                 )
 
     async def _encode_records(
-        self, topic: str, records: Sequence[Mapping[str, Any]], sides: Sequence[FieldEncoding]
+        self, topic: str, records: Sequence[Mapping[str, Any]], encodings: Sequence[FieldEncoding]
     ) -> EncodedRecords:
-        """Raises Refusal 422 where one of them cannot be written as it is."""
-        known = await self._context.get_topic(topic)
-        for at, name in enumerate(("key", "value")):
-            given = any(record.get(name) is not None for record in records)
-            schema = sides[at].schema
-            if given and sides[at].format.has_schema and schema.text is None and schema.id is None:
+        """Encode all records.
+
+        Raises:
+            StatusError: 422, a schema is missing.
+            FormatError: A record cannot be encoded; nothing is written then.
+        """
+        topic_metadata = await self._context.get_topic(topic)
+        for position, name in enumerate(("key", "value")):
+            is_used = any(record.get(name) is not None for record in records)
+            schema = encodings[position].schema
+            has_schema = schema.text is not None or schema.id is not None
+            if is_used and encodings[position].format.has_schema and not has_schema:
                 what = f"there are {name}s, and no {name}_schema"
                 word = f"{name.upper()}_SCHEMA_MISSING"
                 raise StatusError(422, f"{what}; add that, or {name}_schema_id", code=word)
-        order = await self._producers.encoder.encode(known, records, sides, get_current_ids())
-        for failure in order.failures.values():
+        encoded = await self._producers.encoder.encode(
+            topic_metadata, records, encodings, get_current_ids()
+        )
+        for failure in encoded.failures.values():
             raise FormatError(failure.error)
-        return order
+        return encoded
 
     def _build_response(
-        self, request: Request, offsets: Sequence[Mapping[str, Any]], order: EncodedRecords
+        self, request: Request, offsets: Sequence[Mapping[str, Any]], encoded: EncodedRecords
     ) -> Response:
+        """Build the response, whose body has an error at the top, too, if no record was written."""
         status = outcome.combine_status(list(map(dict, offsets)))
-        told = [
+        results = [
             {
-                "partition": each.get("partition"),
-                "offset": each.get("offset"),
-                "error_code": _get_error_code(each),
-                "error": each.get("error"),
+                "partition": result.get("partition"),
+                "offset": result.get("offset"),
+                "error_code": _get_error_code(result),
+                "error": result.get("error"),
             }
-            for each in offsets
+            for result in offsets
         ]
-        key, value = order.schema_ids
-        body = {"offsets": told, "key_schema_id": key, "value_schema_id": value}
+        key, value = encoded.schema_ids
+        body = {"offsets": results, "key_schema_id": key, "value_schema_id": value}
         if status < 300:
             return CONFLUENT.build_response(request, body)
-        message = next(each["error"] for each in told if each["error"])
+        message = next(result["error"] for result in results if result["error"])
         code = RETRIABLE if status == UNWRITTEN else status
         return CONFLUENT.build_response(
             request, {"error_code": code, "message": message, **body}, status
@@ -153,6 +161,7 @@ class Writing:
 
 
 def _get_error_code(result: Mapping[str, Any]) -> int | None:
+    """Return the dialect's error code of a record, or None if it was written."""
     code = result.get("errorCode")
     if code is None:
         return None
@@ -160,34 +169,44 @@ def _get_error_code(result: Mapping[str, Any]) -> int | None:
 
 
 def _parse_encoding(
-    wanted: Mapping[str, Any], name: str, format: SerializationFormat
+    body: Mapping[str, Any], name: str, format: SerializationFormat
 ) -> FieldEncoding:
-    id = wanted.get(f"{name}_schema_id")
+    id = body.get(f"{name}_schema_id")
     return FieldEncoding(
         format,
-        SchemaSelector(id=None if id is None else int(id), text=wanted.get(f"{name}_schema")),
+        SchemaSelector(id=None if id is None else int(id), text=body.get(f"{name}_schema")),
     )
 
 
 def _parse_records(
-    given: Sequence[Mapping[str, Any]], partition: int | None
+    entries: Sequence[Mapping[str, Any]], partition: int | None
 ) -> tuple[list[dict[str, Any]], dict[int, list[tuple[str, bytes | None]]]]:
-    """As the contract has them; headers are pairs in base64, which it has not. Raises Refusal."""
+    """Convert records to the contract's form.
+
+    Headers are pairs in base64 in this dialect, which the contract has not, so they are returned
+    separately.
+
+    Returns:
+        The records, and the headers of those that have any, by index.
+
+    Raises:
+        StatusError: 400, a header is no base64.
+    """
     records: list[dict[str, Any]] = []
     headers: dict[int, list[tuple[str, bytes | None]]] = {}
-    for index, record in enumerate(given):
-        made = {name: record[name] for name in ("key", "value", "timestamp") if name in record}
+    for index, record in enumerate(entries):
+        converted = {name: record[name] for name in ("key", "value", "timestamp") if name in record}
         number = record.get("partition") if partition is None else partition
         if number is not None:
-            made["partition"] = number
+            converted["partition"] = number
         if record.get("headers"):
-            headers[index] = [_parse_header(each, index) for each in record["headers"]]
-        records.append(made)
+            headers[index] = [_parse_header(header, index) for header in record["headers"]]
+        records.append(converted)
     return records, headers
 
 
-def _parse_header(given: Mapping[str, Any], index: int) -> tuple[str, bytes | None]:
-    name, value = given.get("key") or given.get("name") or "", given.get("value")
+def _parse_header(header: Mapping[str, Any], index: int) -> tuple[str, bytes | None]:
+    name, value = header.get("key") or header.get("name") or "", header.get("value")
     try:
         return name, None if value is None else encode_plain(SerializationFormat.BINARY, value)
     except FormatError as exc:

@@ -1,4 +1,4 @@
-"""What there is in Kafka, in the dialect: topics, their partitions, brokers."""
+"""List topics, partitions and brokers in the dialect."""
 
 from __future__ import annotations
 
@@ -25,58 +25,60 @@ from .endpoints import create_endpoint, parse_partition
 
 
 class Topics:
-    """The part; see the module, and `part.Part`."""
+    """Serve the requests for what there is in Kafka."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        one = "/topics/{topic}/partitions/{partition}"
+        partition_path = "/topics/{topic}/partitions/{partition}"
         self.routes: Sequence[BaseRoute] = [
             TrailingSlashRoute("/topics", create_endpoint(self._list_topics), "GET"),
             TrailingSlashRoute("/topics/{topic}", create_endpoint(self._get_topic), "GET"),
             TrailingSlashRoute(
                 "/topics/{topic}/partitions", create_endpoint(self._list_partitions), "GET"
             ),
-            TrailingSlashRoute(one, create_endpoint(self._get_partition), "GET"),
-            TrailingSlashRoute(f"{one}/offsets", create_endpoint(self._get_offsets), "GET"),
+            TrailingSlashRoute(partition_path, create_endpoint(self._get_partition), "GET"),
+            TrailingSlashRoute(
+                f"{partition_path}/offsets", create_endpoint(self._get_offsets), "GET"
+            ),
             TrailingSlashRoute("/brokers", create_endpoint(self._list_brokers), "GET"),
         ]
 
     async def run(self) -> None:
-        """Nothing runs beside it."""
+        """Return at once: nothing runs beside the requests."""
 
     async def check_ready(self) -> None:
-        """Kafka is checked for all parts."""
+        """Return always: Kafka is checked for all components together."""
 
     async def _list_topics(self, request: Request) -> Response:
-        """Without Kafka's own, as Java's clients list them."""
+        """Answer with all topics but Kafka's internal ones, as Java's clients list them."""
         await self._context.authorize(request, READ_SCOPE)
         self._context.require_kafka()
         names = await self._context.cluster.list_topics()
-        return CONFLUENT.build_response(request, sorted(each for each in names if each[:2] != "__"))
+        return CONFLUENT.build_response(request, sorted(name for name in names if name[:2] != "__"))
 
     async def _get_topic(self, request: Request) -> Response:
         name = request.path_params["topic"]
         await self._context.authorize(request, READ_SCOPE, [name])
-        known = await describe_topic(self._context, name)
-        told = {
+        topic = await describe_topic(self._context, name)
+        description = {
             "name": name,
             "configs": await self._describe_configs(name),
-            "partitions": _format_partitions(known.partitions),
+            "partitions": _format_partitions(topic.partitions),
         }
-        return CONFLUENT.build_response(request, told)
+        return CONFLUENT.build_response(request, description)
 
     async def _list_partitions(self, request: Request) -> Response:
         name = request.path_params["topic"]
         await self._context.authorize(request, READ_SCOPE, [name])
-        known = await describe_topic(self._context, name)
-        return CONFLUENT.build_response(request, _format_partitions(known.partitions))
+        topic = await describe_topic(self._context, name)
+        return CONFLUENT.build_response(request, _format_partitions(topic.partitions))
 
     async def _get_partition(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE, [request.path_params["topic"]])
         tp = await parse_partition(self._context, request)
-        known = await describe_topic(self._context, tp.topic)
+        topic = await describe_topic(self._context, tp.topic)
         return CONFLUENT.build_response(
-            request, _format_partition(tp.partition, known.partitions[tp.partition])
+            request, _format_partition(tp.partition, topic.partitions[tp.partition])
         )
 
     async def _get_offsets(self, request: Request) -> Response:
@@ -93,7 +95,7 @@ class Topics:
         )
 
     async def _describe_configs(self, topic: str) -> dict[str, str | None]:
-        """None where they may not be described."""
+        """Return the configuration of a topic; nothing while no broker has answered yet."""
         cluster = self._context.cluster
         node = cluster.metadata.last_responder
         if node is None:
@@ -105,26 +107,34 @@ class Topics:
 async def fetch_bounds(
     context: Context, tp: TopicPartition, isolation: int = READ_COMMITTED
 ) -> tuple[int, int]:
-    """Where a partition begins, and where what may be read of it ends. Raises BrokerUnavailable,
-    and as `Context.topic`."""
+    """Return the first offset of a partition, and the offset after the last one that may be read.
+
+    Args:
+        context: What all components share.
+        tp: The partition.
+        isolation: Whether open transactions end what may be read.
+
+    Raises:
+        BrokerUnavailable: Kafka does not say; other errors are those of `Context.get_topic`.
+    """
     await context.get_topic(tp.topic)
-    found: list[int] = []
+    bounds: list[int] = []
     for spec in (EARLIEST, LATEST):
         answer = (await context.cluster.list_offsets({tp: spec}, isolation))[tp]
         if not isinstance(answer, OffsetAndTimestamp):
             what = f"{tp} does not say where it begins and ends (code {answer}); try again"
             raise BrokerUnavailable(what, retry_after=1.0)
-        found.append(answer.offset)
-    return found[0], found[1]
+        bounds.append(answer.offset)
+    return bounds[0], bounds[1]
 
 
 def _format_partitions(partitions: dict[int, PartitionMetadata]) -> list[dict[str, Any]]:
     return [_format_partition(number, partitions[number]) for number in sorted(partitions)]
 
 
-def _format_partition(number: int, known: PartitionMetadata) -> dict[str, Any]:
+def _format_partition(number: int, partition: PartitionMetadata) -> dict[str, Any]:
     replicas = [
-        {"broker": node, "leader": node == known.leader, "in_sync": node in known.isr}
-        for node in known.replicas
+        {"broker": node, "leader": node == partition.leader, "in_sync": node in partition.isr}
+        for node in partition.replicas
     ]
-    return {"partition": number, "leader": known.leader, "replicas": replicas}
+    return {"partition": number, "leader": partition.leader, "replicas": replicas}
