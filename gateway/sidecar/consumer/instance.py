@@ -502,7 +502,7 @@ class ConsumerInstance:
         self._assignment_changed.set()
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
-        """Commit what is processed while the partitions are still this member's; forget them."""
+        """Commit what is processed, while the partitions are still this member's; forget them."""
         if self._consumer is not None:
             await self._commit_processed(self._consumer)
         self._forget(tps)

@@ -1,4 +1,10 @@
-"""Dead letters: handed to the back end once more, read and handed in by programs."""
+"""Retry dead letters at the back end, and let programs read and write them.
+
+Start with `component`, which has the routes. `queue` reads the dead letters of one group in one
+topic and knows how far the group is with them; `retry` delivers them again, or copies them back, in
+transactions; `counts` summarizes a topic. `app` creates the component; `gateway dlq` uses the other
+modules without it.
+"""
 
 from .component import DeadLetterComponent
 

@@ -1,8 +1,8 @@
-"""The part `deadLetter`: what could not be processed, once more, or for a program to see to.
+"""Serve dead letters: deliver them again, or let a program read and write them.
 
-Nothing is remembered here between requests: how far a group is with its dead letters is committed
-in Kafka, so any sidecar answers, and a program that was given letters gets them again until it has
-said that it is through with them.
+Nothing is remembered here between requests. How far a group is with its dead letters is committed
+in Kafka, so any sidecar answers, and a program that got dead letters gets them again until it has
+committed them.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from gateway.telemetry.samples import MetricSamples
 from .queue import DeadLetterQueue, QueuedDeadLetter
 from .retry import DeadLetterRetry, RetryResult, create_transactions
 
-MAX_BODY_BYTES = 4 << 20  # bytes of a request
+MAX_BODY_BYTES = 4 << 20
 
 Parameters: TypeAlias = Mapping[str, Any]
 
 
 class DeadLetterComponent:
-    """See the module, and `part.Part`."""
+    """Serve `/consumers/deadLetter`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._outcomes: Counter[str] = Counter()
-        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
-        # to a back end in the same pod, past any proxy
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}  # of retries, by group and topic
+        # The back end is in the same pod, so proxies of the environment are ignored.
         self._client = httpx.AsyncClient(trust_env=False, timeout=None, follow_redirects=False)
         self.routes: Sequence[BaseRoute] = [
             Route("/consumers/deadLetter/reactive", self._retry, methods=["GET"]),
@@ -67,93 +67,106 @@ class DeadLetterComponent:
         ]
 
     async def run(self) -> None:
+        """Wait until cancelled, then close the HTTP client."""
         try:
             await asyncio.Event().wait()
         finally:
             await self._client.aclose()
 
     async def check_ready(self) -> None:
-        """Always ready: nothing is begun before it is asked for."""
+        """Return always: nothing happens before it is requested."""
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Adds what a scrape wants to know."""
+        """Add the samples of what became of dead letters."""
         samples.add_counts(catalog.DEAD_LETTERS, self._outcomes)
 
-    # to the back end
+    # To the back end
 
     async def _retry(self, request: Request) -> Response:
+        """Deliver the next dead letters of a group to its back end."""
         await self._context.authorize(request, READ_SCOPE)
-        asked = self._context.spec["retryDeadLetters"].parse_parameters(request)
-        group = get_group(self._context.section, asked.get("group"))
-        queue = await self._open_queue(request, group.group, self._resolve_topic(asked, group))
+        parameters = self._context.spec["retryDeadLetters"].parse_parameters(request)
+        group = get_group(self._context.section, parameters.get("group"))
+        queue = await self._open_queue(request, group.group, self._resolve_topic(parameters, group))
         lock = self._locks.setdefault((queue.group, queue.topic), asyncio.Lock())
-        async with lock:  # a twin waits: the letters that it wants are under way
-            result = await self._retry_batch(queue, group, asked)
+        async with lock:  # the same request in parallel would want the same dead letters
+            result = await self._retry_batch(queue, group, parameters)
         if result.backend_failure and not result.letters:
             raise StatusError(
                 503, f"the back end is away: {result.backend_failure}; nothing was changed, try again",
                 code="BACKEND_UNAVAILABLE", retry_after=result.retry_after or None,
             )  # fmt: skip
         self._outcomes.update(result.counts)
-        left = sum(map(len, (await queue.fetch_ranges()).values()))
-        return build_json_response(_format_result(queue, result, left))
+        remaining = sum(map(len, (await queue.fetch_ranges()).values()))
+        return build_json_response(_format_result(queue, result, remaining))
 
     async def _retry_batch(
-        self, queue: DeadLetterQueue, group: Group, asked: Parameters
+        self, queue: DeadLetterQueue, group: Group, parameters: Parameters
     ) -> RetryResult:
         transactions = create_transactions(self._context.cluster, queue)
-        await transactions.start()  # before anything is read: another's commit is done by now
-        some, points = await queue.fetch_letters(
-            group.max_poll_records, group.request_max_bytes, asked["timeout"] / 1000
+        # Before anything is read: this completes or aborts what another retry has begun, and fences
+        # it, so that what is read now is what this retry may change.
+        await transactions.start()
+        dead_letters, offsets = await queue.fetch_letters(
+            group.max_poll_records, group.request_max_bytes, parameters["timeout"] / 1000
         )
         settings = self._context.section
-        again = DeadLetterRetry(
+        retry = DeadLetterRetry(
             queue,
             BackendClient(self._client, group.backend, accept_empty=group.accept_empty),
             BatchEncoder(self._context.codecs, settings, group),
             self._context.auditor,
         )
         try:
-            return await again.retry_batch(transactions, some, points, last=asked["lastretry"])
+            return await retry.retry_batch(
+                transactions, dead_letters, offsets, last=parameters["lastretry"]
+            )
         except Fenced:
             what = "another one retries the same dead letters by now; ask again"
             raise StatusError(409, what, code="RETRIED_ELSEWHERE") from None
 
-    def _resolve_topic(self, asked: Parameters, group: Group) -> str:
-        """Whose dead letters."""
-        if "topic" in asked:
-            return str(asked["topic"])
+    def _resolve_topic(self, parameters: Parameters, group: Group) -> str:
+        """Return the topic whose dead letters are meant; a group may read only one."""
+        if "topic" in parameters:
+            return str(parameters["topic"])
         if len(group.topics) != 1:
-            which = ", ".join(group.topics) or f"those of {group.pattern}"
-            raise create_invalid_request("query topic", f"is missing; name one of {which}")
+            topics = ", ".join(group.topics) or f"those of {group.pattern}"
+            raise create_invalid_request("query topic", f"is missing; name one of {topics}")
         return group.topics[0]
 
-    # to a program
+    # To a program
 
     async def _list_letters(self, request: Request) -> Response:
+        """Answer with dead letters, and commit nothing."""
         await self._context.authorize(request, READ_SCOPE)
-        asked = self._context.spec["getDeadLetters"].parse_parameters(request)
-        queue = await self._open_queue(request, asked["group"], asked["topic"])
-        formats = self._build_formats(asked)
+        parameters = self._context.spec["getDeadLetters"].parse_parameters(request)
+        queue = await self._open_queue(request, parameters["group"], parameters["topic"])
+        formats = self._build_formats(parameters)
         settings = self._context.section.consumer or ConsumerSettings()
-        some, _ = await queue.fetch_letters(
-            asked.get("maxRecords", settings.max_poll_records),
-            asked.get("max_bytes", settings.request_max_bytes),
-            asked["timeout"] / 1000,
+        dead_letters, _ = await queue.fetch_letters(
+            parameters.get("maxRecords", settings.max_poll_records),
+            parameters.get("max_bytes", settings.request_max_bytes),
+            parameters["timeout"] / 1000,
         )
         records = await render_records(
-            self._context.codecs, [each.origin for each in some], formats, text_headers
+            self._context.codecs,
+            [dead_letter.origin for dead_letter in dead_letters],
+            formats,
+            text_headers,
         )
-        told = zip(orjson.loads(records), some, strict=True)
-        return build_json_response([{**record, **_format_letter(found)} for record, found in told])
+        pairs = zip(orjson.loads(records), dead_letters, strict=True)
+        return build_json_response(
+            [{**record, **_format_letter(dead_letter)} for record, dead_letter in pairs]
+        )
 
-    def _build_formats(self, asked: Parameters) -> Any:
+    def _build_formats(self, parameters: Parameters) -> Any:
+        """Return a function from a topic to its formats; those of the request take precedence."""
         section = self._context.section
         consumer = section.consumer or ConsumerSettings()
 
         def formats(topic: str) -> tuple[SerializationFormat, SerializationFormat]:
-            key = asked.get("keyFormat") or section.get_key_format(topic, consumer.key_format)
-            value = asked.get("valueFormat") or section.get_value_format(
+            key = parameters.get("keyFormat") or section.get_key_format(topic, consumer.key_format)
+            value = parameters.get("valueFormat") or section.get_value_format(
                 topic, consumer.value_format
             )
             return SerializationFormat.parse(key), SerializationFormat.parse(value)
@@ -161,103 +174,127 @@ class DeadLetterComponent:
         return formats
 
     async def _commit(self, request: Request) -> Response:
+        """Commit dead letters by their places in Kafka."""
         await self._context.authorize(request, READ_SCOPE)
         operation = self._context.spec["commitDeadLetters"]
         body = operation.parse_body(*await self._read_body(request))
         queue = await self._open_queue(request, body["group"], body["topic"])
-        known = await self._context.get_topic(queue.topic)
-        points: dict[TopicPartition, int] = {}
-        for place, each in enumerate(body["offsets"]):
-            if each["partition"] not in known.partitions:
-                what = f"{each['partition']} is none of {queue.topic}"
+        topic = await self._context.get_topic(queue.topic)
+        offsets: dict[TopicPartition, int] = {}
+        for index, entry in enumerate(body["offsets"]):
+            if entry["partition"] not in topic.partitions:
+                what = f"{entry['partition']} is none of {queue.topic}"
                 raise create_invalid_request(
-                    f"offsets[{place}].partition", f"{what}; give `deadLetter` as it came"
+                    f"offsets[{index}].partition", f"{what}; give `deadLetter` as it came"
                 )
-            tp = TopicPartition(queue.topic, int(each["partition"]))
-            points[tp] = max(points.get(tp, 0), int(each["offset"]) + 1)
-        await queue.commit(points)
+            tp = TopicPartition(queue.topic, int(entry["partition"]))
+            offsets[tp] = max(offsets.get(tp, 0), int(entry["offset"]) + 1)
+        await queue.commit(offsets)
         return Response(status_code=204)
 
-    # from a program
+    # From a program
 
     async def _accept_letters(self, request: Request) -> Response:
+        """Write records that a program could not process as dead letters."""
         await self._context.authorize(request, WRITE_SCOPE)
         operation = self._context.spec["writeDeadLetters"]
-        given = operation.parse_body(*await self._read_body(request))
-        asked = operation.parse_parameters(request)
-        items = [each for each in given if not each.get("processed", False)]
-        topics = sorted({each["record"]["topic"] for each in items})
-        group = asked["group"]
+        entries = operation.parse_body(*await self._read_body(request))
+        parameters = operation.parse_parameters(request)
+        items = [entry for entry in entries if not entry.get("processed", False)]
+        topics = sorted({item["record"]["topic"] for item in items})
+        group = parameters["group"]
         await self._context.authorize(request, WRITE_SCOPE, topics, group)
         for topic in topics:
             await self._context.get_topic(topic)
-        letters = _SubmittedDeadLetterWriter(
+        writer = _SubmittedDeadLetterWriter(
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )
         dead = [
-            letters.create_dead_letter(await self._resolve_record(each, place), each)
-            for place, each in enumerate(items)
+            writer.create_dead_letter(await self._resolve_record(item, index), item)
+            for index, item in enumerate(items)
         ]
-        left, why = await letters.write(dead)
-        if left:
-            what = f"{len(left)} of {len(dead)} are not written: {why}"
-            raise BrokerUnavailable(what) if len(left) == len(dead) else create_partly_written(what)
+        unwritten, reason = await writer.write(dead)
+        if unwritten:
+            problem = f"{len(unwritten)} of {len(dead)} are not written: {reason}"
+            if len(unwritten) == len(dead):
+                raise BrokerUnavailable(problem)
+            raise create_partly_written(problem)
         self._outcomes["written"] += len(dead)
-        for each in dead:
+        for dead_letter in dead:
+            record = dead_letter.record
             self._context.auditor.record_consumed(
-                each.record.tp.topic, each.record.tp.partition, each.record.offset,
-                each.record.key, error=each.reason,
+                record.tp.topic, record.tp.partition, record.offset, record.key,
+                error=dead_letter.reason,
             )  # fmt: skip
-        return build_json_response({"written": len(dead), "processed": len(given) - len(items)})
+        return build_json_response({"written": len(dead), "processed": len(entries) - len(items)})
 
-    async def _resolve_record(self, item: Parameters, place: int) -> Record:
-        """As Kafka has it, where it still does; otherwise as it was handed in."""
-        given = item["record"]
-        tp = TopicPartition(given["topic"], int(given["partition"]))  # 1.0 is an integer in JSON
-        known = await self._context.get_topic(tp.topic)
-        if tp.partition not in known.partitions:
+    async def _resolve_record(self, item: Parameters, index: int) -> Record:
+        """Return a record as Kafka has it, or as it was sent here if Kafka has it no longer.
+
+        Raises:
+            StatusError: 400, there is no such partition, or the value is missing and Kafka has it
+                no longer.
+        """
+        fields = item["record"]
+        tp = TopicPartition(fields["topic"], int(fields["partition"]))  # 1.0 is an integer in JSON
+        topic = await self._context.get_topic(tp.topic)
+        if tp.partition not in topic.partitions:
             raise create_invalid_request(
-                f"[{place}].record.partition", f"{tp.partition} is none of {tp.topic}"
+                f"[{index}].record.partition", f"{tp.partition} is none of {tp.topic}"
             )
-        record = await self._read_record(tp, int(given["offset"]))
+        record = await self._read_record(tp, int(fields["offset"]))
         if record is None:
-            if "value" not in given:
+            if "value" not in fields:
                 what = "is not in Kafka any more; hand in its value, too"
-                raise create_invalid_request(f"[{place}].record", what)
-            return await self._encode_record(tp, given)
+                raise create_invalid_request(f"[{index}].record", what)
+            return await self._encode_record(tp, fields)
         return record
 
     async def _read_record(self, tp: TopicPartition, offset: int) -> Record | None:
+        """Return a record of Kafka, or None if it does not have it."""
         try:
-            got = await read_committed(self._context.cluster, tp, offset, max_wait=0.0, max_bytes=1)
+            # At least one batch is returned, however few bytes are requested.
+            batch = await read_committed(
+                self._context.cluster, tp, offset, max_wait=0.0, max_bytes=1
+            )
         except KafkaError as error:
-            if getattr(error, "code", None) != 1:  # behind the end: it is not there
+            if getattr(error, "code", None) != 1:  # OFFSET_OUT_OF_RANGE: after the end
                 raise
             return None
-        return next((each for each in got.records if each.offset == offset), None)
+        return next((record for record in batch.records if record.offset == offset), None)
 
-    async def _encode_record(self, tp: TopicPartition, given: Parameters) -> Record:
+    async def _encode_record(self, tp: TopicPartition, fields: Parameters) -> Record:
+        """Encode a record as it was sent here, in the formats of its topic."""
         key, value = self._build_formats({})(tp.topic)
         codecs = self._context.codecs
         headers = [
             (name, None if text is None else str(text).encode())
-            for name, some in (given.get("headers") or {}).items()
-            for text in (some if isinstance(some, list) else [some])
+            for name, values in (fields.get("headers") or {}).items()
+            for text in (values if isinstance(values, list) else [values])
         ]
         return Record(
             tp,
-            int(given["offset"]),
+            int(fields["offset"]),
             -1,
-            int(given.get("timestamp") or 0),
-            (await codecs.encode(key, tp.topic, True, given.get("key"))).data,
-            (await codecs.encode(value, tp.topic, False, given["value"])).data,
+            int(fields.get("timestamp") or 0),
+            (await codecs.encode(key, tp.topic, True, fields.get("key"))).data,
+            (await codecs.encode(value, tp.topic, False, fields["value"])).data,
             headers,
         )
 
-    # both
+    # Both
 
     async def _open_queue(self, request: Request, group: str, topic: str) -> DeadLetterQueue:
-        """topic: of the records, or of their dead letters. Raises UnknownTopic."""
+        """Return the queue of a group in a topic.
+
+        Args:
+            request: The request, which is authorized for the topic of the records.
+            group: The name of the group.
+            topic: The topic of the records, or that of their dead letters.
+
+        Raises:
+            UnknownTopic: There are no dead letters, or no such topic.
+        """
         ext = get_dead_letter_ext(self._context.section, group)
         origin = topic.removesuffix(ext) or topic
         await self._context.authorize(request, READ_SCOPE, [origin], group)
@@ -276,7 +313,7 @@ class DeadLetterComponent:
         return await read_body(request, MAX_BODY_BYTES), request.headers.get("content-type")
 
 
-def _format_result(queue: DeadLetterQueue, result: RetryResult, left: int) -> dict[str, Any]:
+def _format_result(queue: DeadLetterQueue, result: RetryResult, remaining: int) -> dict[str, Any]:
     counts = result.counts
     return {
         "group": queue.group,
@@ -284,33 +321,33 @@ def _format_result(queue: DeadLetterQueue, result: RetryResult, left: int) -> di
         "processed": counts["processed"],
         "returned": counts["returned"],
         "parked": counts["parked"],
-        "left": left,
+        "left": remaining,
         "error": result.backend_failure or None,
         "records": [
             {
                 "record": {
-                    "topic": each.found.message.origin.topic,
-                    "partition": each.found.message.origin.partition,
-                    "offset": each.found.message.offset,
+                    "topic": retried.queued.message.origin.topic,
+                    "partition": retried.queued.message.origin.partition,
+                    "offset": retried.queued.message.offset,
                 },
-                "processed": each.outcome == "processed",
-                "outcome": each.outcome,
-                "retries": each.found.message.retries + 1,
-                "stacktrace": each.reason or None,
+                "processed": retried.outcome == "processed",
+                "outcome": retried.outcome,
+                "retries": retried.queued.message.retries + 1,
+                "stacktrace": retried.reason or None,
             }
-            for each in result.letters
+            for retried in result.letters
         ],
     }
 
 
-def _format_letter(found: QueuedDeadLetter) -> dict[str, Any]:
-    letter, record = found.message, found.record
+def _format_letter(queued: QueuedDeadLetter) -> dict[str, Any]:
+    message, record = queued.message, queued.record
     return {
-        "correlationId": letter.correlation_id,
-        "traceabilityId": letter.traceability_id or None,
-        "group": letter.group or None,
-        "retries": letter.retries,
-        "stacktrace": letter.stacktrace,
+        "correlationId": message.correlation_id,
+        "traceabilityId": message.traceability_id or None,
+        "group": message.group or None,
+        "retries": message.retries,
+        "stacktrace": message.stacktrace,
         "deadLetter": {
             "topic": record.tp.topic,
             "partition": record.tp.partition,
@@ -321,9 +358,10 @@ def _format_letter(found: QueuedDeadLetter) -> dict[str, Any]:
 
 
 class _SubmittedDeadLetterWriter(DeadLetterWriter):
-    """With the ids that they are handed in with, where they are."""
+    """Write dead letters with the ids with which a program has sent them, if it has."""
 
     def create_dead_letter(self, record: Record, item: Parameters) -> DeadLetterRecord:
+        """Return a dead letter of a record, and remember what was sent about the record."""
         self._items[id(record)] = item
         return DeadLetterRecord(
             record, item.get("stacktrace") or item.get("error") or UNEXPLAINED_REASON
@@ -331,19 +369,22 @@ class _SubmittedDeadLetterWriter(DeadLetterWriter):
 
     @cached_property
     def _items(self) -> dict[int, Parameters]:
+        # By the identity of the records, which live as long as this writer is used: one request.
         return {}
 
     def build_message(self, dead: DeadLetterRecord) -> DeadLetterMessage:
-        letter, item = super().build_message(dead), self._items[id(dead.record)]
-        given = item["record"]
-        correlation = item.get("correlationId") or given.get("correlationId")
-        traceability = item.get("traceabilityId") or given.get("traceabilityId")
+        """Build the dead letter, with ids that were sent about the record."""
+        message, item = super().build_message(dead), self._items[id(dead.record)]
+        fields = item["record"]
+        correlation = item.get("correlationId") or fields.get("correlationId")
+        traceability = item.get("traceabilityId") or fields.get("traceabilityId")
         return replace(
-            letter,
-            correlation_id=correlation or letter.correlation_id,
-            traceability_id=traceability or letter.traceability_id,
+            message,
+            correlation_id=correlation or message.correlation_id,
+            traceability_id=traceability or message.traceability_id,
         )
 
 
 def create_partly_written(what: str) -> StatusError:
+    """Return the error of a request of which only some dead letters are written."""
     return StatusError(503, f"{what}; those may be handed in again", code="PARTLY_WRITTEN")

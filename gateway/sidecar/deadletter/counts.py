@@ -1,7 +1,7 @@
-"""What dead letters there are: of which groups, how many, since when, and why.
+"""Count dead letters: of which groups, how many, since when, and why.
 
-All of a topic is read for that, because how many records lie between two offsets is not told by
-them: what was deleted, and the ends of transactions, are offsets, too.
+The whole topic is read for that: how many records are between two offsets cannot be known from the
+offsets, as compacted records and control records have offsets, too.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from gateway.kafka.group.group_offsets import GroupOffsets
 
 from .queue import DeadLetterQueue, QueuedDeadLetter
 
-MAX_REASON_CHARS = 100  # characters of a reason
+MAX_REASON_CHARS = 100
 
 
 class DeadLetterCounts(NamedTuple):
-    """Of one group; empty: by no group of ours. oldest: milliseconds, of those that wait, None
-    where none does. reason: the most frequent one."""
+    """Summarize the dead letters of one group in a topic.
+
+    Attributes:
+        topic: The topic of the dead letters.
+        group: The group; empty for dead letters that no group of ours has written.
+        waiting: How many are not retried or committed yet.
+        total: How many are in the topic.
+        oldest: The timestamp of the oldest waiting one in milliseconds since 1970, or None.
+        reason: The most frequent reason of those that wait; empty if none waits.
+    """
 
     topic: str
     group: str
@@ -41,44 +49,54 @@ class _GroupCounts:
     oldest: int | None = None
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def add(self, found: QueuedDeadLetter) -> None:
-        record = found.record
+    def add(self, dead_letter: QueuedDeadLetter) -> None:
+        record = dead_letter.record
         self.total += 1
         if record.offset < self.committed.get(record.tp, 0):
             return
         self.waiting += 1
         self.oldest = min(record.timestamp, self.oldest or record.timestamp)
-        self.reasons[first_line(found.message.stacktrace)] += 1
+        self.reasons[first_line(dead_letter.message.stacktrace)] += 1
 
 
 async def count_dead_letters(
     cluster: Cluster, topic: str, ext: str, groups: Collection[str]
 ) -> list[DeadLetterCounts]:
-    """By group, those among `groups` that have none left out. The topic must be watched. Raises
-    KafkaError."""
-    known = cluster.get_topic(topic)
-    tps = [TopicPartition(topic, each) for each in (known.partitions if known else ())]
-    tallies: dict[str, _GroupCounts] = {}
+    """Count the dead letters in a topic, by group.
+
+    Args:
+        cluster: The connections to Kafka.
+        topic: The topic of the dead letters, which must be watched.
+        ext: What its name ends in.
+        groups: Count only these groups; all if empty.
+
+    Raises:
+        KafkaError: The topic cannot be read.
+    """
+    metadata = cluster.get_topic(topic)
+    tps = [TopicPartition(topic, number) for number in (metadata.partitions if metadata else ())]
+    counts_by_group: dict[str, _GroupCounts] = {}
     reader = DeadLetterQueue(cluster, topic, "", ext)
-    async for letters, _ in reader.iter_letters(
-        await fetch_log_bounds(cluster, tps), all_groups=True
-    ):
-        for found in letters:
-            group = found.message.group
-            if group not in tallies:
-                tallies[group] = _GroupCounts(await _fetch_committed(cluster, f"{group}{ext}", tps))
-            tallies[group].add(found)
+    bounds = await fetch_log_bounds(cluster, tps)
+    async for dead_letters, _ in reader.iter_letters(bounds, all_groups=True):
+        for dead_letter in dead_letters:
+            group = dead_letter.message.group
+            if group not in counts_by_group:
+                counts_by_group[group] = _GroupCounts(
+                    await _fetch_committed(cluster, f"{group}{ext}", tps)
+                )
+            counts_by_group[group].add(dead_letter)
     return [
         DeadLetterCounts(
-            topic, group, each.waiting, each.total, each.oldest, _get_most_common(each.reasons)
+            topic, group, tally.waiting, tally.total, tally.oldest, _get_most_common(tally.reasons)
         )
-        for group, each in sorted(tallies.items())
+        for group, tally in sorted(counts_by_group.items())
         if not groups or group in groups
     ]
 
 
 def first_line(trace: str) -> str:
-    """Of a stack trace: where it says what went wrong."""
+    """Return the first line of a stack trace, which says what went wrong, shortened."""
     line = trace.strip().partition("\n")[0]
     return line if len(line) <= MAX_REASON_CHARS else f"{line[: MAX_REASON_CHARS - 3]}..."
 
@@ -90,5 +108,5 @@ def _get_most_common(reasons: Counter[str]) -> str:
 async def _fetch_committed(
     cluster: Cluster, group: str, tps: Collection[TopicPartition]
 ) -> Mapping[TopicPartition, int]:
-    found = await GroupOffsets(cluster.coordinators, group).committed(tps)
-    return {tp: each.offset for tp, each in found.items()}
+    committed = await GroupOffsets(cluster.coordinators, group).committed(tps)
+    return {tp: position.offset for tp, position in committed.items()}

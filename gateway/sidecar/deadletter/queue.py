@@ -1,7 +1,7 @@
-"""The dead letters of one group in one topic, and how far that group is with them.
+"""Read the dead letters of one group in one topic, and keep how far the group is with them.
 
-How far it is, is what the group `<group>.dlq` has committed: not the group itself, whose members'
-offsets nobody else may commit. Letters of other groups in the same topic are passed over.
+How far it is, is what the group `<group>.dlq` has committed. It is not the group itself, whose
+offsets only its members may commit. Dead letters of other groups in the same topic are skipped.
 """
 
 from __future__ import annotations
@@ -21,27 +21,42 @@ from gateway.sidecar.reactive.message import DeadLetterMessage, parse_message
 
 NextOffsets = Mapping[TopicPartition, int]
 
-POLL_INTERVAL_S = 0.05  # seconds until partitions without news are asked again
+POLL_INTERVAL_S = 0.05  # before partitions without dead letters are read again
 
 
 class QueuedDeadLetter(NamedTuple):
-    """A record of the topic, and the letter in it."""
+    """Pair a record of the topic with the dead letter in it.
+
+    Attributes:
+        record: The record of the dead letter topic.
+        message: The dead letter.
+    """
 
     record: Record
     message: DeadLetterMessage
 
     @property
     def origin(self) -> Record:
-        """The record as it was."""
-        letter = self.message
+        """Return the record as it was in its own topic."""
+        message = self.message
         return Record(
-            letter.origin, letter.offset, -1, letter.timestamp, letter.key, letter.value,
-            letter.headers,
+            message.origin, message.offset, -1, message.timestamp, message.key, message.value,
+            message.headers,
         )  # fmt: skip
 
 
 class DeadLetterQueue:
-    """topic: of the dead letters; it must be watched. ext: what its name ends in."""
+    """Read and commit the dead letters of a group.
+
+    Args:
+        cluster: The connections to Kafka.
+        topic: The topic of the dead letters, which must be watched.
+        group: The name of the group.
+        ext: What the topic's name ends in.
+
+    Attributes:
+        offsets_group: The name of the group under which offsets are committed.
+    """
 
     def __init__(self, cluster: Cluster, topic: str, group: str, ext: str) -> None:
         self.topic = topic
@@ -52,36 +67,56 @@ class DeadLetterQueue:
         self._commits = GroupOffsets(cluster.coordinators, self.offsets_group)
 
     async def fetch_ranges(self) -> dict[TopicPartition, range]:
-        """What the group is not through with: from there to the end as of now, where that is
-        something. Raises KafkaError."""
-        known = self._cluster.get_topic(self.topic)
-        tps = [TopicPartition(self.topic, each) for each in (known.partitions if known else ())]
+        """Return the offsets that the group is not done with, up to the ends as of now.
+
+        Partitions without any are left out.
+
+        Raises:
+            KafkaError: Kafka cannot be asked.
+        """
+        metadata = self._cluster.get_topic(self.topic)
+        numbers = metadata.partitions if metadata else ()
+        tps = [TopicPartition(self.topic, number) for number in numbers]
         logs = await fetch_log_bounds(self._cluster, tps)
         committed = await self._commits.committed(tps)
-        found = {}
+        ranges = {}
         for tp, log in logs.items():
-            at = committed[tp].offset if tp in committed else log.start
-            found[tp] = range(max(at if at <= log.stop else log.start, log.start), log.stop)
-        return {tp: left for tp, left in sorted(found.items()) if left}
+            offset = committed[tp].offset if tp in committed else log.start
+            if offset > log.stop:  # of a topic of the same name that was deleted
+                offset = log.start
+            ranges[tp] = range(max(offset, log.start), log.stop)
+        return {tp: offsets for tp, offsets in sorted(ranges.items()) if offsets}
 
     async def iter_letters(
         self, ranges: Mapping[TopicPartition, range], *, all_groups: bool = False
     ) -> AsyncIterator[tuple[Sequence[QueuedDeadLetter], NextOffsets]]:
-        """Some of them at a time, and how far the group is with them behind it; no letter twice.
+        """Yield dead letters in portions, with the next offsets of the group after each portion.
 
-        Ends with the ranges, or at an open transaction. Raises KafkaError.
+        No dead letter comes twice. It ends with the ranges, or before an open transaction.
+
+        Args:
+            ranges: The offsets to read.
+            all_groups: Whether to yield those of all groups.
+
+        Raises:
+            KafkaError: The topic cannot be read.
         """
-        for tp, left in ranges.items():
-            at = left.start
-            while at < left.stop:
-                got = await read_committed(self._cluster, tp, at)
-                if got.next_offset == at:
+        for tp, offsets in ranges.items():
+            position = offsets.start
+            while position < offsets.stop:
+                batch = await read_committed(self._cluster, tp, position)
+                if batch.next_offset == position:  # an open transaction
                     break
-                at = got.next_offset
-                found = [
-                    self._parse_record(each) for each in got.records if each.offset < left.stop
+                position = batch.next_offset
+                parsed = [
+                    self._parse_record(record)
+                    for record in batch.records
+                    if record.offset < offsets.stop
                 ]
-                yield [each for each in found if all_groups or self._is_own(each)], {tp: at}
+                own = [
+                    dead_letter for dead_letter in parsed if all_groups or self._is_own(dead_letter)
+                ]
+                yield own, {tp: position}
 
     async def fetch_letters(
         self,
@@ -91,58 +126,80 @@ class DeadLetterQueue:
         *,
         end_offsets: NextOffsets | None = None,
     ) -> tuple[Sequence[QueuedDeadLetter], NextOffsets]:
-        """At most so many, and bytes of keys and values (one at least), and how far the group is
-        with them. Waits for some for `within` seconds. until: no further than there. Raises
-        KafkaError."""
+        """Return the next dead letters, and the next offsets of the group after them.
+
+        Args:
+            max_records: At most so many.
+            max_bytes: At most so many bytes of keys and values, but at least one dead letter.
+            timeout_s: How long to wait for the first one, in seconds.
+            end_offsets: Read no further than there.
+
+        Raises:
+            KafkaError: The topic cannot be read.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while True:
-            found, points = await self._fetch_once(max_records, max_bytes, end_offsets)
-            if found or loop.time() >= deadline:
-                return found, points
+            dead_letters, next_offsets = await self._fetch_once(max_records, max_bytes, end_offsets)
+            if dead_letters or loop.time() >= deadline:
+                return dead_letters, next_offsets
             await asyncio.sleep(min(POLL_INTERVAL_S, max(0.0, deadline - loop.time())))
 
     async def _fetch_once(
-        self, max_records: int, size: int, end_offsets: NextOffsets | None
+        self, max_records: int, remaining_bytes: int, end_offsets: NextOffsets | None
     ) -> tuple[Sequence[QueuedDeadLetter], NextOffsets]:
         taken: list[QueuedDeadLetter] = []
-        points: dict[TopicPartition, int] = {}
+        next_offsets: dict[TopicPartition, int] = {}
         ranges = await self.fetch_ranges()
         if end_offsets is not None:
-            stops = {tp: min(left.stop, end_offsets.get(tp, 0)) for tp, left in ranges.items()}
-            ranges = {tp: range(left.start, stops[tp]) for tp, left in ranges.items()}
-        async for found, moved in self.iter_letters(ranges):
-            for each in found:
-                size -= len(each.record.key or b"") + len(each.record.value or b"")
-                if len(taken) >= max_records or (taken and size < 0):
-                    return taken, points
-                taken.append(each)
-                points[each.record.tp] = each.record.next_offset
-            points |= moved
+            ranges = {
+                tp: range(offsets.start, min(offsets.stop, end_offsets.get(tp, 0)))
+                for tp, offsets in ranges.items()
+            }
+        async for dead_letters, offsets_after in self.iter_letters(ranges):
+            for dead_letter in dead_letters:
+                record = dead_letter.record
+                remaining_bytes -= len(record.key or b"") + len(record.value or b"")
+                if len(taken) >= max_records or (taken and remaining_bytes < 0):
+                    return taken, next_offsets
+                taken.append(dead_letter)
+                next_offsets[record.tp] = record.next_offset
+            # All of the portion are taken, so what was skipped after them is done with, too.
+            next_offsets |= offsets_after
             if len(taken) >= max_records:
                 break
-        return taken, points
+        return taken, next_offsets
 
     async def commit(self, offsets: NextOffsets) -> None:
-        """The next of each partition. Raises KafkaError."""
-        known = self._cluster.get_topic(self.topic)
-        wanted = {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()}
-        if wanted:
-            await self._commits.commit(wanted, lambda topic: known.topic_id if known else None)
+        """Commit the next offsets of the group.
 
-    def _is_own(self, found: QueuedDeadLetter) -> bool:
-        return found.message.group in ("", self.group)
+        Raises:
+            KafkaError: They are not committed.
+        """
+        metadata = self._cluster.get_topic(self.topic)
+        positions = {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()}
+        if positions:
+            await self._commits.commit(
+                positions, lambda topic: metadata.topic_id if metadata else None
+            )
+
+    def _is_own(self, dead_letter: QueuedDeadLetter) -> bool:
+        """Return whether a dead letter is the group's, or that of another program."""
+        return dead_letter.message.group in ("", self.group)
 
     def _parse_record(self, record: Record) -> QueuedDeadLetter:
-        """What other programs have put there has come from the topic of that name."""
-        letter = parse_message(record)
-        if letter is None:
+        """Return the dead letter in a record.
+
+        A record that another program wrote counts as one of the topic whose dead letters these are.
+        """
+        message = parse_message(record)
+        if message is None:
             origin = TopicPartition(self.topic.removesuffix(self._ext), record.tp.partition)
-            letter = DeadLetterMessage(
+            message = DeadLetterMessage(
                 origin, record.offset, record.timestamp, record.key, record.value,
                 tuple(record.headers), "", "",
             )  # fmt: skip
-        if not letter.correlation_id:
+        if not message.correlation_id:
             correlation, traceability = get_ids(record)
-            letter = replace(letter, correlation_id=correlation, traceability_id=traceability)
-        return QueuedDeadLetter(record, letter)
+            message = replace(message, correlation_id=correlation, traceability_id=traceability)
+        return QueuedDeadLetter(record, message)

@@ -1,10 +1,11 @@
-"""Dead letters to the back end once more, and what becomes of them: in one transaction.
+"""Deliver dead letters to the back end again, and write what becomes of them in one transaction.
 
-What is processed is done with. What fails again goes behind the last of the dead letters, its count
-of retries one up, so that it holds up nothing; at the last retry it is parked instead: audited, and
-passed over, and in the topic for as long as that keeps records. Each is one transaction with how
-far the group is, by an id that only one has at a time: whatever crashes, a letter is never lost nor
-there twice, though the back end may be asked for one twice.
+A dead letter that is processed is done with. One that fails again is appended to the topic with a
+higher count of retries, so that it holds up nothing; at the last retry it is parked instead:
+audited, skipped from then on, and kept in the topic for as long as that keeps records. The
+transaction has the new records and the offsets of the group, under an id that one process has at a
+time. So whatever crashes, a dead letter is neither lost nor duplicated in the topic, though the
+back end may get one twice.
 """
 
 from __future__ import annotations
@@ -35,20 +36,33 @@ from gateway.sidecar.reactive.message import RETRIES_HEADER
 
 from .queue import DeadLetterQueue, NextOffsets, QueuedDeadLetter
 
+# The outcomes of a dead letter; COPIED is that of `DeadLetterCopier`.
 PROCESSED, RETURNED, PARKED, COPIED = "processed", "returned", "parked", "copied"
 
 
 class RetriedLetter(NamedTuple):
-    """What became of one. reason: why it failed; empty otherwise."""
+    """Say what became of a dead letter.
 
-    found: QueuedDeadLetter
+    Attributes:
+        queued: The dead letter.
+        outcome: `processed`, `returned`, `parked` or `copied`.
+        reason: Why it failed; empty otherwise.
+    """
+
+    queued: QueuedDeadLetter
     outcome: str
     reason: str = ""
 
 
 @dataclass(slots=True)
 class RetryResult:
-    """away: why the back end was asked for no more; retry_after: seconds, as it wants."""
+    """Say what became of a batch of dead letters.
+
+    Attributes:
+        letters: Those that something became of, the first ones of the batch.
+        backend_failure: Why the back end was not asked about the others; empty if it was.
+        retry_after: The delay that the back end requested, in seconds; 0.0 if none.
+    """
 
     letters: list[RetriedLetter] = field(default_factory=list)
     backend_failure: str = ""
@@ -56,27 +70,38 @@ class RetryResult:
 
     @property
     def counts(self) -> Counter[str]:
-        return Counter(each.outcome for each in self.letters)
+        """Return the number of dead letters by outcome."""
+        return Counter(retried.outcome for retried in self.letters)
 
 
 def create_transactions(cluster: Cluster, queue: DeadLetterQueue) -> TransactionalProducer:
-    """The one writer of what the group does with its letters in that topic."""
+    """Return the only writer of what a group does with its dead letters in a topic.
+
+    Its transactional id is the same in every process, so starting it fences the others.
+    """
     return TransactionalProducer(cluster, f"dead-letters-{queue.group}-{queue.topic}")
 
 
 class DeadLetterRetry:
-    """One batch at a time. audit: told of what is done with."""
+    """Deliver dead letters of a queue, a batch at a time.
+
+    Args:
+        queue: The queue.
+        backend: The back end of the group.
+        encoder: Encodes batches of the group.
+        auditor: Where to record what is done with.
+    """
 
     def __init__(
         self,
         queue: DeadLetterQueue,
-        back_end: BackendClient,
-        writer: BatchEncoder,
+        backend: BackendClient,
+        encoder: BatchEncoder,
         auditor: Auditor,
     ) -> None:
         self._queue = queue
-        self._back_end = back_end
-        self._writer = writer
+        self._backend = backend
+        self._encoder = encoder
         self._auditor = auditor
 
     async def retry_batch(
@@ -87,27 +112,39 @@ class DeadLetterRetry:
         *,
         last: bool,
     ) -> RetryResult:
-        """points: behind all of them. Raises KafkaError: then nothing has become of them, but that
-        the back end may have processed some."""
+        """Deliver a batch, and commit what became of it.
+
+        Args:
+            transactions: The producer of `create_transactions`, started.
+            letters: The dead letters.
+            offsets: The next offsets of the group after all of them.
+            last: Whether to park those that fail, instead of appending them.
+
+        Raises:
+            KafkaError: Nothing is committed, but the back end may have processed some.
+        """
         result = RetryResult()
-        for item, found in zip(await self._deliver(letters, result), letters, strict=False):
+        # The results may be fewer: of those before the back end became unavailable.
+        for item, queued in zip(await self._deliver(letters, result), letters, strict=False):
             outcome = PROCESSED if item.is_processed else PARKED if last else RETURNED
-            result.letters.append(RetriedLetter(found, outcome, item.reason))
+            result.letters.append(RetriedLetter(queued, outcome, item.reason))
         if len(result.letters) < len(letters):
             offsets = _get_next_offsets(letters[: len(result.letters)])
         if offsets:
             writes = [
-                _build_returned_write(each) for each in result.letters if each.outcome == RETURNED
+                _build_returned_write(retried)
+                for retried in result.letters
+                if retried.outcome == RETURNED
             ]
             await transactions.commit(writes, group=self._queue.offsets_group, offsets=offsets)
-        for each in result.letters:
-            self._audit_letter(each)
+        for retried in result.letters:
+            self._audit_letter(retried)
         return result
 
     async def _deliver(
         self, letters: Sequence[QueuedDeadLetter], result: RetryResult
     ) -> Sequence[RecordResult]:
-        """Of all, or of those before the one at which the back end went away."""
+        """Return the results of all, or of those before the back end became unavailable."""
         if not letters:
             return []
         verdict = await self._request_verdict(letters)
@@ -115,10 +152,10 @@ class DeadLetterRetry:
             case BatchResults(items):
                 return items
             case SuspectBatch(reason) if len(letters) == 1:
-                unwell = await self._back_end.describe_failure()
-                if not unwell:
+                health_failure = await self._backend.describe_failure()
+                if not health_failure:
                     return [RecordResult(False, reason)]
-                result.backend_failure = f"{reason}; {unwell}"
+                result.backend_failure = f"{reason}; {health_failure}"
             case SuspectBatch():
                 return await self._deliver_one_by_one(letters, result)
             case BackendUnavailable(reason, retry_after):
@@ -128,42 +165,47 @@ class DeadLetterRetry:
     async def _deliver_one_by_one(
         self, letters: Sequence[QueuedDeadLetter], result: RetryResult
     ) -> Sequence[RecordResult]:
-        """One of them may be what the back end stumbles over."""
-        items: list[RecordResult] = []
-        for each in letters:
-            items += await self._deliver([each], result)
+        """Deliver dead letters one by one: one of them may be what the back end fails at."""
+        results: list[RecordResult] = []
+        for dead_letter in letters:
+            results += await self._deliver([dead_letter], result)
             if result.backend_failure:
                 break
-        return items
+        return results
 
     async def _request_verdict(self, letters: Sequence[QueuedDeadLetter]) -> Verdict:
         try:
-            written = await self._writer.encode([each.origin for each in letters])
+            batch = await self._encoder.encode([dead_letter.origin for dead_letter in letters])
         except RegistryUnavailable as error:
             return BackendUnavailable(str(error), error.retry_after)
         verdict: Verdict = BatchResults([])
-        if written.sent:
-            retries = max(each.message.retries for each in letters) + 1
+        if batch.sent:
+            retries = max(dead_letter.message.retries for dead_letter in letters) + 1
             ids = dict(get_current_ids().to_http_headers())
             headers = {GROUP_HEADER: self._queue.group, RETRIES_HEADER: str(retries), **ids}
-            verdict = await self._back_end.post(written.body, written.sent, headers)
-        return written.complete_verdict(verdict)
+            verdict = await self._backend.post(batch.body, batch.sent, headers)
+        return batch.complete_verdict(verdict)
 
-    def _audit_letter(self, told: RetriedLetter) -> None:
-        if told.outcome == RETURNED:
+    def _audit_letter(self, retried: RetriedLetter) -> None:
+        """Tell the auditor about a dead letter that is done with."""
+        if retried.outcome == RETURNED:
             return
-        letter = told.found.message
+        message = retried.queued.message
         self._auditor.record_consumed(
-            letter.origin.topic, letter.origin.partition, letter.offset, letter.key,
-            reactive=True, correlation=letter.correlation_id,
-            traceability=letter.traceability_id, error=told.reason or None,
+            message.origin.topic, message.origin.partition, message.offset, message.key,
+            reactive=True, correlation=message.correlation_id,
+            traceability=message.traceability_id, error=retried.reason or None,
         )  # fmt: skip
 
 
 class DeadLetterCopier:
-    """Back to the topics that they are from: as any record there, for all groups that read it.
+    """Copy dead letters back to the topics of their records, for all groups that read these.
 
-    The header X-Dead-Letter-Retries says so. context: to know those topics by.
+    The copies have the header X-Dead-Letter-Retries.
+
+    Args:
+        queue: The queue of the dead letters.
+        context: Knows the topics.
     """
 
     def __init__(self, queue: DeadLetterQueue, context: Context) -> None:
@@ -176,27 +218,38 @@ class DeadLetterCopier:
         letters: Sequence[QueuedDeadLetter],
         offsets: NextOffsets,
     ) -> RetryResult:
-        """points: behind all of them. Raises KafkaError: then nothing has become of them."""
-        writes = [await self._build_write(each) for each in letters]
+        """Copy a batch, and commit that it is done with.
+
+        Args:
+            transactions: The producer of `create_transactions`, started.
+            letters: The dead letters.
+            offsets: The next offsets of the group after all of them.
+
+        Raises:
+            KafkaError: Nothing is copied or committed.
+        """
+        writes = [await self._build_write(dead_letter) for dead_letter in letters]
         if offsets:
             await transactions.commit(writes, group=self._queue.offsets_group, offsets=offsets)
-        return RetryResult([RetriedLetter(each, COPIED) for each in letters])
+        return RetryResult([RetriedLetter(dead_letter, COPIED) for dead_letter in letters])
 
-    async def _build_write(self, found: QueuedDeadLetter) -> TransactionRecord:
-        letter, origin = found.message, found.message.origin
-        tp = choose_partition(await self._context.get_topic(origin.topic), letter)
-        kept = [each for each in letter.headers if each[0] != RETRIES_HEADER]
-        headers = [*kept, (RETRIES_HEADER, str(letter.retries + 1).encode())]
-        return TransactionRecord(tp, letter.key, letter.value, headers, letter.timestamp)
+    async def _build_write(self, queued: QueuedDeadLetter) -> TransactionRecord:
+        message, origin = queued.message, queued.message.origin
+        tp = choose_partition(await self._context.get_topic(origin.topic), message)
+        kept = [header for header in message.headers if header[0] != RETRIES_HEADER]
+        headers = [*kept, (RETRIES_HEADER, str(message.retries + 1).encode())]
+        return TransactionRecord(tp, message.key, message.value, headers, message.timestamp)
 
 
 def _get_next_offsets(letters: Sequence[QueuedDeadLetter]) -> NextOffsets:
-    return {each.record.tp: each.record.next_offset for each in letters}
+    return {dead_letter.record.tp: dead_letter.record.next_offset for dead_letter in letters}
 
 
-def _build_returned_write(told: RetriedLetter) -> TransactionRecord:
-    letter = replace(
-        told.found.message, retries=told.found.message.retries + 1, stacktrace=told.reason
+def _build_returned_write(retried: RetriedLetter) -> TransactionRecord:
+    """Build the record that appends a dead letter to its partition."""
+    queued = retried.queued
+    message = replace(queued.message, retries=queued.message.retries + 1, stacktrace=retried.reason)
+    now = time.time_ns() // 1_000_000
+    return TransactionRecord(
+        queued.record.tp, message.key, message.value, message.to_headers(), now
     )
-    tp, now = told.found.record.tp, time.time_ns() // 1_000_000
-    return TransactionRecord(tp, letter.key, letter.value, letter.to_headers(), now)

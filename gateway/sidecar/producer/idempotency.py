@@ -131,7 +131,7 @@ class IdempotencyStore:
         self._layout: Layout | None = None  # of what is read, and of `_next_offsets`
 
     async def run_once(self, scope: str, digest: bytes, work: ProduceCallback) -> StoredResponse:
-        """Do the work unless a request with this scope did within the window, and return the answer.
+        """Do the work unless a request with this scope did, and return the answer.
 
         Args:
             scope: The identity of the client, the topic, and the key.

@@ -1,7 +1,7 @@
-"""The back end that batches are POSTed to: one call is one verdict.
+"""POST batches to a back end and judge its answer: one call is one verdict.
 
-`call` bounds whatever a back end may answer, for groups and for queries of ksqlDB: the time of the
-whole answer, its size, and how long it wants to be left alone.
+`post_json` limits whatever a back end may answer, for groups and for queries of ksqlDB: the time of
+the whole response, its size, and the delay that it may request.
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ from gateway.config.sections.sidecar import Backend as Settings
 from gateway.core.delivery.verdict import BackendUnavailable, SuspectBatch, Verdict, judge_response
 from gateway.core.log.record import Record
 
-MAX_RESPONSE_BYTES = 64 << 20  # bytes of an answer
-MAX_RETRY_AFTER_S = 3600.0  # seconds of a Retry-After that is heard
-HEALTH_TIMEOUT_S = 5.0  # seconds for it to say that it is well
+MAX_RESPONSE_BYTES = 64 << 20
+MAX_RETRY_AFTER_S = 3600.0  # a longer Retry-After counts as this
+HEALTH_TIMEOUT_S = 5.0  # for the response to a health check
 
 
 class BackendClient:
-    """client: shared by all groups; closed by whoever made it."""
+    """Send batches to one back end, and ask for its health.
+
+    Args:
+        client: Shared by all groups; its creator closes it.
+        settings: Where the back end is.
+        accept_empty: Whether a response without a body means that all records are processed.
+    """
 
     def __init__(
         self, client: httpx.AsyncClient, settings: Settings, *, accept_empty: bool = False
@@ -42,19 +48,31 @@ class BackendClient:
     async def post(
         self, body: bytes, records: Sequence[Record], headers: Mapping[str, str] | None = None
     ) -> Verdict:
-        """body: of those that were sent, as a JSON array."""
-        said = await post_json(self._client, self._url, body, headers or {}, self._timeout)
-        if isinstance(said, BackendUnavailable):
-            return said
-        if said.is_truncated:
+        """Send a batch.
+
+        Args:
+            body: The records as a JSON array.
+            records: The same records, about which the answer is.
+            headers: Further headers.
+
+        Returns:
+            What became of the records.
+        """
+        response = await post_json(self._client, self._url, body, headers or {}, self._timeout)
+        if isinstance(response, BackendUnavailable):
+            return response
+        if response.is_truncated:
             return SuspectBatch(f"the back end's answer is over {MAX_RESPONSE_BYTES >> 20} MiB")
-        empty, after = self._accept_empty, said.retry_after
         return judge_response(
-            said.status, said.body, records, accept_empty=empty, retry_after=after
+            response.status,
+            response.body,
+            records,
+            accept_empty=self._accept_empty,
+            retry_after=response.retry_after,
         )
 
     async def describe_failure(self) -> str:
-        """Why it is; empty where it is well, or cannot be asked."""
+        """Return why the back end is unhealthy; empty if it is healthy or has no health path."""
         if self._health_url is None:
             return ""
         try:
@@ -69,9 +87,12 @@ class BackendClient:
 
 
 class BackendResponse(NamedTuple):
-    """What a back end answered.
+    """Hold what a back end answered.
 
-    retry_after: in seconds, 0.0 where it does not say. body: the beginning of one that is cut.
+    Attributes:
+        status: The HTTP status.
+        retry_after: The delay that it requested, in seconds; 0.0 if none.
+        body: The body, or its beginning if it is longer than `MAX_RESPONSE_BYTES`.
     """
 
     status: int
@@ -80,7 +101,7 @@ class BackendResponse(NamedTuple):
 
     @property
     def is_truncated(self) -> bool:
-        """Return whether the body was longer than is read."""
+        """Return whether the body is longer than what is read of it."""
         return len(self.body) > MAX_RESPONSE_BYTES
 
 
@@ -94,11 +115,11 @@ async def post_json(
     """POST JSON to a back end.
 
     Args:
-        client: One that follows no redirects.
-        url: Where to.
+        client: A client that follows no redirects.
+        url: Where to send it.
         body: The JSON.
-        headers: Further ones; `Content-Type` is set.
-        seconds: Until the whole answer is there; a timeout of httpx is for each piece of it.
+        headers: Further headers; `Content-Type` is set.
+        timeout_s: For the whole response, in seconds; httpx's own timeouts are for each read.
     """
     fields = {"Content-Type": "application/json", **headers}
     try:
@@ -107,8 +128,8 @@ async def post_json(
             client.stream("POST", url, content=body, headers=fields) as response,
         ):
             data = bytearray()
-            async for piece in response.aiter_bytes():
-                data += piece
+            async for chunk in response.aiter_bytes():
+                data += chunk
                 if len(data) > MAX_RESPONSE_BYTES:
                     break
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -121,12 +142,12 @@ async def post_json(
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds, of either form (RFC 9110 10.2.3); 0.0 for none."""
-    given = headers.get("retry-after", "").strip()
-    if given.isdecimal() and given.isascii():
-        return min(float(given[:9]), MAX_RETRY_AFTER_S)
+    """Return the seconds of a Retry-After header of either form (RFC 9110 10.2.3), or 0.0."""
+    text = headers.get("retry-after", "").strip()
+    if text.isdecimal() and text.isascii():
+        return min(float(text[:9]), MAX_RETRY_AFTER_S)
     try:
-        seconds = parsedate_to_datetime(given).timestamp() - time.time()
-    except (ValueError, TypeError, OverflowError):  # a year of 20 digits is the last
+        seconds = parsedate_to_datetime(text).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError):  # a year of 20 digits overflows
         return 0.0
     return min(max(0.0, seconds), MAX_RETRY_AFTER_S)

@@ -1,9 +1,10 @@
-"""A batch as the back end gets it: a JSON array, an object for each record.
+"""Encode a batch for the back end: a JSON array with an object for each record.
 
-`{"topic", "partition", "offset", "timestamp", "key", "value", "headers", "correlationId",
-"traceabilityId"}`. timestamp in milliseconds. headers: text by name, a list where a name comes more
-than once, `{"base64": ...}` for bytes that are no UTF-8. A record that brings no correlation id has
-one made of its place, the same whenever it is sent.
+An object is `{"topic", "partition", "offset", "timestamp", "key", "value", "headers",
+"correlationId", "traceabilityId"}`. The timestamp is in milliseconds since 1970. The headers are
+text by name, a list where a name comes more than once, and `{"base64": ...}` for bytes that are not
+UTF-8. A record without a correlation id gets one that is derived from its place, the same at every
+attempt.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
 
 
 class EncodedBatch(NamedTuple):
-    """body: of those that are sent. unreadable: why others cannot be, by their place in the batch.
+    """Hold a batch as it is sent.
 
-    Raises nothing: a record whose bytes are not what its format says is the record's own fault.
+    A record whose bytes do not match its format is left out: it must not fail the others.
+
+    Attributes:
+        body: The JSON array.
+        sent: The records in it.
+        unreadable: Why other records are not in it, by their index in the batch.
     """
 
     body: bytes
@@ -35,22 +41,25 @@ class EncodedBatch(NamedTuple):
     unreadable: Mapping[int, str]
 
     def complete_verdict(self, verdict: Verdict) -> Verdict:
-        """On those that were sent, as one on all records: the others are failed, for good."""
+        """Turn a verdict about the records that were sent into one about all records of the batch.
+
+        Those that could not be encoded have failed for good.
+        """
         if not isinstance(verdict, BatchResults) or not self.unreadable:
             return verdict
-        items, wrong = iter(verdict.results), self.unreadable
+        results, unreadable = iter(verdict.results), self.unreadable
         return BatchResults(
             [
-                RecordResult(False, wrong[index], is_permanent=True)
-                if index in wrong
-                else next(items)
-                for index in range(len(self.sent) + len(wrong))
+                RecordResult(False, unreadable[index], is_permanent=True)
+                if index in unreadable
+                else next(results)
+                for index in range(len(self.sent) + len(unreadable))
             ]
         )
 
 
 class BatchEncoder:
-    """Of one group."""
+    """Encode batches of one group, in the formats of its topics."""
 
     def __init__(self, codecs: Codecs, section: Sidecar, group: Group) -> None:
         self._codecs = codecs
@@ -59,35 +68,39 @@ class BatchEncoder:
         self._formats: dict[str, tuple[SerializationFormat, SerializationFormat]] = {}
 
     async def encode(self, records: Sequence[Record]) -> EncodedBatch:
-        """Raises RegistryUnavailable."""
-        written: list[bytes] = []
+        """Encode a batch.
+
+        Raises:
+            RegistryUnavailable: A schema is needed, and the registry cannot be reached.
+        """
+        objects: list[bytes] = []
         sent: list[Record] = []
         unreadable: dict[int, str] = {}
         for index, record in enumerate(records):
             try:
                 try:
-                    written.append(self._encode_record(record))
+                    objects.append(self._encode_record(record))
                 except SchemaNotLoaded:
                     await self._load_schemas(record)
-                    written.append(self._encode_record(record))
+                    objects.append(self._encode_record(record))
                 sent.append(record)
             except FormatError as error:
                 unreadable[index] = str(error)
             except orjson.JSONEncodeError as error:
                 unreadable[index] = f"the record cannot be written as JSON: {error}"
-        return EncodedBatch(b"[" + b",".join(written) + b"]", sent, unreadable)
+        return EncodedBatch(b"[" + b",".join(objects) + b"]", sent, unreadable)
 
     def get_formats(self, topic: str) -> tuple[SerializationFormat, SerializationFormat]:
-        """Of its keys and of its values."""
-        found = self._formats.get(topic)
-        if found is None:
+        """Return the formats of keys and values of a topic."""
+        formats = self._formats.get(topic)
+        if formats is None:
             key = self._section.get_key_format(topic, self._group.key_format)
             value = self._section.get_value_format(topic, self._group.value_format)
-            found = self._formats[topic] = (
+            formats = self._formats[topic] = (
                 SerializationFormat.parse(key),
                 SerializationFormat.parse(value),
             )
-        return found
+        return formats
 
     def _encode_record(self, record: Record) -> bytes:
         topic, (key, value) = record.tp.topic, self.get_formats(record.tp.topic)
@@ -102,7 +115,7 @@ class BatchEncoder:
     def _encode_value(
         self, format: SerializationFormat, topic: str, is_key: bool, data: bytes | None
     ) -> Any:
-        """JSON stays as it is written, with all digits of its numbers."""
+        """Decode a key or a value for JSON; JSON itself is kept with all digits of its numbers."""
         if not data or not (format is SerializationFormat.JSON or format.has_schema):
             return self._codecs.decode_cached(format, topic, is_key, data)
         if format is SerializationFormat.JSON:
@@ -111,22 +124,29 @@ class BatchEncoder:
         return orjson.Fragment(self._codecs.decode_text_cached(format, data))
 
     async def _load_schemas(self, record: Record) -> None:
-        """For the schemas of its bytes. Raises FormatError for one that is not there."""
+        """Load the schemas of a record, so that it can be encoded without waiting.
+
+        Raises:
+            FormatError: A schema does not exist.
+        """
         topic, (key, value) = record.tp.topic, self.get_formats(record.tp.topic)
         await self._codecs.decode(key, topic, True, record.key)
         await self._codecs.decode(value, topic, False, record.value)
 
 
 def get_ids(record: Record) -> tuple[str, str]:
-    """Its correlation id and its traceability id, empty where it has none."""
-    found = {CORRELATION_HEADER.lower(): "", TRACEABILITY_HEADER.lower(): ""}
+    """Return the correlation id and the traceability id of a record.
+
+    The first one is derived from the record's place if it has none, the second one is empty then.
+    """
+    ids = {CORRELATION_HEADER.lower(): "", TRACEABILITY_HEADER.lower(): ""}
     for name, value in record.headers:
-        if value is not None and name.lower() in found:
-            found[name.lower()] = value.decode(errors="replace")
-    made = found[CORRELATION_HEADER.lower()] or str(
+        if value is not None and name.lower() in ids:
+            ids[name.lower()] = value.decode(errors="replace")
+    correlation = ids[CORRELATION_HEADER.lower()] or str(
         uuid5(NAMESPACE_URL, f"kafka:{record.tp.topic}/{record.tp.partition}/{record.offset}")
     )
-    return made, found[TRACEABILITY_HEADER.lower()]
+    return correlation, ids[TRACEABILITY_HEADER.lower()]
 
 
 def _build_object(record: Record, key: Any, value: Any) -> dict[str, Any]:
@@ -145,12 +165,12 @@ def _build_object(record: Record, key: Any, value: Any) -> dict[str, Any]:
 
 
 def _format_headers(record: Record) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    headers: dict[str, Any] = {}
     for name, value in record.headers:
-        if name not in found:
-            found[name] = bytes_to_json(value)
-        elif isinstance(found[name], list):
-            found[name].append(bytes_to_json(value))
+        if name not in headers:
+            headers[name] = bytes_to_json(value)
+        elif isinstance(headers[name], list):
+            headers[name].append(bytes_to_json(value))
         else:
-            found[name] = [found[name], bytes_to_json(value)]
-    return found
+            headers[name] = [headers[name], bytes_to_json(value)]
+    return headers

@@ -1,7 +1,7 @@
-"""The part `reactive`: its groups, and what operators do with one that runs.
+"""Run the reactive groups of the configuration, and let operators see and steer them.
 
-Each sidecar answers for the member that it is: what it reads, how far, what holds it up; paused or
-sought is what is its own.
+Each sidecar answers for the member that it is: what it reads, how far it is, what holds it up.
+Pausing and seeking also concern its own partitions only.
 """
 
 from __future__ import annotations
@@ -34,26 +34,31 @@ from .state import describe_group
 
 log = logging.getLogger(__name__)
 
-ADMIN_SCOPE = "admin"  # the scope of who may pause and seek
-MAX_BODY_BYTES = 256 << 10  # bytes of a request
-LIST_OFFSETS_TIMEOUT_S = 5.0  # seconds for ends and times to be told
-OFFSET_SPECS: Mapping[str, int] = {"beginning": -2, "end": -1}
+ADMIN_SCOPE = "admin"  # required to pause and to seek
+MAX_BODY_BYTES = 256 << 10
+LIST_OFFSETS_TIMEOUT_S = 5.0  # for Kafka to answer
+OFFSET_SPECS: Mapping[str, int] = {"beginning": -2, "end": -1}  # as timestamps of ListOffsets
 
 
 class ReactiveComponent:
-    """See the module, and `part.Part`."""
+    """Own the reactive groups of this process, and the HTTP client that they share.
+
+    Attributes:
+        groups: The groups by their names.
+    """
 
     def __init__(self, context: Context) -> None:
         settings = context.section.reactive
         assert settings is not None
         self._context = context
-        # as many connections as there are lanes; to a back end in the same pod, past any proxy
+        # As many connections as there are lanes. The back end is in the same pod, so proxies of
+        # the environment are ignored. `backend.post_json` has the timeouts.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(
             trust_env=False, limits=limits, timeout=None, follow_redirects=False
         )
         self.groups = {
-            each.group: ReactiveGroup(context, each, self._client) for each in settings.groups
+            group.group: ReactiveGroup(context, group, self._client) for group in settings.groups
         }
         self.routes: Sequence[BaseRoute] = [
             Route("/reactive", self._list, methods=["GET"]),
@@ -64,50 +69,56 @@ class ReactiveComponent:
         ]
 
     async def run(self) -> None:
+        """Run all groups until cancelled; one that fails starts again without the others."""
         try:
-            async with asyncio.TaskGroup() as group:
-                for each in self.groups.values():
-                    group.create_task(run_supervised(each.run, f"group {each.name}"))
-                group.create_task(asyncio.Event().wait())
+            async with asyncio.TaskGroup() as tasks:
+                for group in self.groups.values():
+                    tasks.create_task(run_supervised(group.run, f"group {group.name}"))
+                tasks.create_task(asyncio.Event().wait())
         finally:
             await self._client.aclose()
 
     async def check_ready(self) -> None:
+        """Check that every group reads and that no lane is stuck.
+
+        Raises:
+            NotReady: A group cannot be read, or one of its lanes has not moved for too long.
+        """
         now = asyncio.get_running_loop().time()
-        for each in self.groups.values():
-            if each.failure is not None:
-                raise NotReady("reactive", f"group {each.name}: {each.failure}")
-            for runner in each.runners:
-                if each.is_stuck(runner, now):
-                    raise NotReady("reactive", each.describe_stuck(runner, now))
+        for group in self.groups.values():
+            if group.failure is not None:
+                raise NotReady("reactive", f"group {group.name}: {group.failure}")
+            for runner in group.runners:
+                if group.is_stuck(runner, now):
+                    raise NotReady("reactive", group.describe_stuck(runner, now))
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Adds what a scrape wants to know."""
+        """Add the samples of every group."""
         for name, group in self.groups.items():
-            tallies = group.counts
-            for (topic, outcome), records in tallies.records.items():
+            counts = group.counts
+            for (topic, outcome), records in counts.records.items():
                 samples.add(catalog.REACTIVE_RECORDS, records, name, topic, outcome)
-            for verdict, batches in tallies.batches.items():
+            for verdict, batches in counts.batches.items():
                 samples.add(catalog.REACTIVE_BATCHES, batches, name, verdict)
-            samples.add(catalog.REACTIVE_REPEATED_RECORDS, tallies.repeated, name)
-            samples.add_histogram(catalog.REACTIVE_SECONDS, tallies.seconds, name)
-            held_up = sum(bool(each.lane.problem) for each in group.runners)
+            samples.add(catalog.REACTIVE_REPEATED_RECORDS, counts.repeated, name)
+            samples.add_histogram(catalog.REACTIVE_SECONDS, counts.seconds, name)
+            held_up = sum(bool(runner.lane.problem) for runner in group.runners)
             samples.add(catalog.REACTIVE_HELD_UP_LANES, held_up, name)
-            waiting = sum(each.lane.unsettled_count for each in group.runners)
+            waiting = sum(runner.lane.unsettled_count for runner in group.runners)
             samples.add(catalog.REACTIVE_WAITING_RECORDS, waiting, name)
-            told = self._context.cluster.coordinators.stats
-            if name in told.rebalance_seconds:
+            stats = self._context.cluster.coordinators.stats
+            if name in stats.rebalance_seconds:
                 samples.add_histogram(
-                    catalog.REACTIVE_REBALANCE_SECONDS, told.rebalance_seconds[name], name
+                    catalog.REACTIVE_REBALANCE_SECONDS, stats.rebalance_seconds[name], name
                 )
-            samples.add(catalog.REACTIVE_LOST_PARTITIONS, told.lost_partitions[name], name)
+            samples.add(catalog.REACTIVE_LOST_PARTITIONS, stats.lost_partitions[name], name)
 
-    # over HTTP
+    # Requests
 
     async def _list(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
         return build_json_response(
-            [await describe_group(each, lag=False) for each in self.groups.values()]
+            [await describe_group(group, lag=False) for group in self.groups.values()]
         )
 
     async def _get_state(self, request: Request) -> Response:
@@ -140,10 +151,15 @@ class ReactiveComponent:
             raise StatusError(409, str(error), code="NOT_OWNED") from None
         log.info("group %s goes on from %s", group.name, offsets)
         return build_json_response(
-            {"offsets": [_format_offset(tp, at) for tp, at in offsets.items()]}
+            {"offsets": [_format_offset(tp, offset) for tp, offset in offsets.items()]}
         )
 
     async def _authorize_group(self, request: Request) -> ReactiveGroup:
+        """Return a running group that the client may steer.
+
+        Raises:
+            StatusError: 404, there is no such group; 503, it is not running now.
+        """
         await self._context.authorize(request, ADMIN_SCOPE, group=request.path_params["group"])
         group = self._get_group(request)
         if group.consumer is None:
@@ -151,6 +167,11 @@ class ReactiveComponent:
         return group
 
     def _get_group(self, request: Request) -> ReactiveGroup:
+        """Return the group that a path names.
+
+        Raises:
+            StatusError: 404, there is no such group.
+        """
         name = request.path_params["group"]
         if name not in self.groups:
             near = suggest(name, list(self.groups), "GET /reactive lists them")
@@ -161,38 +182,50 @@ class ReactiveComponent:
     async def _resolve_offsets(
         self, group: ReactiveGroup, body: Mapping[str, Any]
     ) -> dict[TopicPartition, int]:
-        """What a request means. Raises Refusal 400, 409, KafkaError."""
-        found = {_parse_partition(each): each["offset"] for each in body.get("offsets", ())}
-        specs = {_parse_partition(each): each["timestamp"] for each in body.get("timestamps", ())}
+        """Return the offsets that a request to seek means.
+
+        Raises:
+            StatusError: 400, it names no partition, or an offset that the log does not have; 409,
+                Kafka does not know the offsets of a partition now.
+            KafkaError: Kafka cannot be asked.
+        """
+        offsets = {_parse_partition(entry): entry["offset"] for entry in body.get("offsets", ())}
+        specs = {
+            _parse_partition(entry): entry["timestamp"] for entry in body.get("timestamps", ())
+        }
         if "to" in body:
             assert group.consumer is not None
             specs |= dict.fromkeys(group.consumer.assignment, OFFSET_SPECS[body["to"]])
-        if not found and not specs:
+        if not offsets and not specs:
             what = "names no partition; give it offsets, timestamps or to"
             raise StatusError(400, f"the body: {what}", code="INVALID_REQUEST")
-        bounds = await self._list_offsets(group, dict.fromkeys(found, OFFSET_SPECS["beginning"]))
-        ends = await self._list_offsets(group, dict.fromkeys(found, OFFSET_SPECS["end"]))
-        for tp, offset in found.items():
+        bounds = await self._list_offsets(group, dict.fromkeys(offsets, OFFSET_SPECS["beginning"]))
+        ends = await self._list_offsets(group, dict.fromkeys(offsets, OFFSET_SPECS["end"]))
+        for tp, offset in offsets.items():
             if not bounds[tp] <= offset <= ends[tp]:
                 what = f"{tp} has no offset {offset}"
                 hint = f"use {bounds[tp]} to {ends[tp]}"
                 raise StatusError(400, f"{what}; {hint}", code="OFFSET_OUT_OF_RANGE")
-        later = await self._list_offsets(group, specs)
-        none = {tp: OFFSET_SPECS["end"] for tp, at in later.items() if at < 0}  # none is that late
-        return found | later | await self._list_offsets(group, none)
+        resolved = await self._list_offsets(group, specs)
+        # Kafka answers -1 where no record is that late: go on at the end.
+        past_end = {tp: OFFSET_SPECS["end"] for tp, offset in resolved.items() if offset < 0}
+        return offsets | resolved | await self._list_offsets(group, past_end)
 
     async def _list_offsets(
         self, group: ReactiveGroup, specs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        committed = group.settings.isolation == "read_committed"
-        isolation = READ_COMMITTED if committed else READ_UNCOMMITTED
+        """Ask Kafka for offsets by timestamp, as the group's isolation sees them."""
+        is_read_committed = group.settings.isolation == "read_committed"
+        isolation = READ_COMMITTED if is_read_committed else READ_UNCOMMITTED
         if not specs:
             return {}
         answers = await self._context.cluster.list_offsets(
             specs, isolation, timeout=LIST_OFFSETS_TIMEOUT_S
         )
         offsets = {
-            tp: at.offset for tp, at in answers.items() if isinstance(at, OffsetAndTimestamp)
+            tp: answer.offset
+            for tp, answer in answers.items()
+            if isinstance(answer, OffsetAndTimestamp)
         }
         for tp in specs.keys() - offsets.keys():
             raise StatusError(409, f"{tp} tells no offsets now; try again, or correct its name")

@@ -1,8 +1,8 @@
-"""A group whose records are called out to a back end: one member of it, and its lanes.
+"""Run one member of a group whose records are delivered to a back end, and its lanes.
 
-Its heartbeats go on by themselves, however long a batch takes: a slow back end pauses partitions,
-and never costs the membership. `maxPollInterval` is therefore no deadline of Kafka's here, but when
-a lane that does not move is said to be stuck.
+Heartbeats do not depend on the back end: a slow back end pauses partitions and never costs the
+membership. `maxPollInterval` is therefore no deadline of Kafka's here; a lane that has not moved
+for so long is reported as stuck.
 """
 
 from __future__ import annotations
@@ -38,14 +38,29 @@ from .offset_committer import OffsetCommitter
 
 log = logging.getLogger(__name__)
 
-POLL_TIMEOUT_S = 5.0  # seconds that Kafka holds back a fetch without records
-RETRY_DELAY_S = 1.0  # seconds until a group that cannot be read is tried again
-LIST_OFFSETS_TIMEOUT_S = 2.0  # seconds for the ends to be told; without them there is no lag
-COMMIT_TIMEOUT_S = 5.0  # seconds for the commit on the way out, beside revokeTimeout
+POLL_TIMEOUT_S = 5.0  # for a poll without records
+RETRY_DELAY_S = 1.0  # before a group that cannot be read is tried again
+LIST_OFFSETS_TIMEOUT_S = 2.0  # for Kafka to answer; without the ends, no lag is known
+COMMIT_TIMEOUT_S = 5.0  # for the commit of revoked partitions, on top of revokeTimeout
 
 
 class ReactiveGroup:
-    """See the module; `run` it. failure: why nothing is read, None while it is."""
+    """Read a group's records as a member, and distribute them over lanes.
+
+    The component creates it and runs `run`. Each assigned partition belongs to one lane
+    (`_runners_by_partition`), so its records keep their order. The consumer calls the methods
+    `on_partitions_*`.
+
+    Attributes:
+        settings: The group's section.
+        name: The name of the consumer group.
+        is_paused: Whether an operator has paused it.
+        failure: Why nothing can be read; None while reading works.
+        consumer: The member; None while the group does not run.
+        counts: Counters for metrics, of all runs.
+        runners: Its lanes.
+        committer: Commits what the lanes have settled.
+    """
 
     def __init__(self, context: Context, settings: Settings, client: httpx.AsyncClient) -> None:
         self.settings = settings
@@ -59,10 +74,10 @@ class ReactiveGroup:
         self._context = context
         self._client = client
         self._runners_by_partition: dict[TopicPartition, LaneRunner] = {}
-        self._unreadable_labels: set[str] = set()  # labels of the outages that were told
+        self._unreadable_labels: set[str] = set()  # of the outages that are in the log now
 
     async def run(self) -> None:
-        """Until cancelled: then what is under way is finished or abandoned, and committed."""
+        """Run until cancelled; then finish or abandon batches in flight, and commit."""
         settings = self.settings
         consumer = self.consumer = self._create_consumer()
         self.runners = [
@@ -72,21 +87,21 @@ class ReactiveGroup:
             for number in range(settings.parallelism)
         ]
         for runner in self.runners:
-            runner.lane.is_paused = self.is_paused  # it may be a start after a failure
+            runner.lane.is_paused = self.is_paused  # this may be a restart after a failure
         consumer.subscribe(settings.topic_pattern or settings.topics, self)
-        lanes = [asyncio.create_task(each.run()) for each in self.runners]
+        lanes = [asyncio.create_task(runner.run()) for runner in self.runners]
         others = [
-            asyncio.create_task(work) for work in (self.committer.run(), self._watch_progress())
+            asyncio.create_task(coro) for coro in (self.committer.run(), self._watch_progress())
         ]
         poll = asyncio.create_task(self._poll())
         try:
-            # not `gather`: it would cancel the lanes, which have something to finish
-            ended, _ = await asyncio.wait([poll, *lanes, *others], return_when="FIRST_EXCEPTION")
-            for each in ended:
-                each.result()
+            # `gather` would cancel the lanes together with this task; they have to finish first.
+            done, _ = await asyncio.wait([poll, *lanes, *others], return_when="FIRST_EXCEPTION")
+            for task in done:
+                task.result()
         finally:
             poll.cancel()
-            # `revoked` is told of all partitions, while the lanes still run
+            # This calls `on_partitions_revoked` with all partitions, while the lanes still run.
             await consumer.close(settings.leave_group_on_close)
             for task in (*lanes, *others):
                 task.cancel()
@@ -103,6 +118,7 @@ class ReactiveGroup:
             instance_id=settings.instance_id,
             session_timeout=settings.session_timeout,
             heartbeat_interval=settings.heartbeat_interval,
+            # How long `on_partitions_revoked` may take, with some reserve.
             rebalance_timeout=settings.revoke_timeout + 2 * COMMIT_TIMEOUT_S,
             auto_offset_reset=settings.auto_offset_reset,
             isolation=settings.isolation,
@@ -127,9 +143,10 @@ class ReactiveGroup:
             context.cluster.outages,
         )
 
-    # reading
+    # Reading
 
     async def _poll(self) -> None:
+        """Read records while the group runs, and give them to the lanes of their partitions."""
         settings, consumer = self.settings, self.consumer
         assert consumer is not None
         while True:
@@ -140,9 +157,10 @@ class ReactiveGroup:
                     max_records=settings.max_poll_records,
                 )
             except KafkaError as error:
-                self.failure = str(error)  # where it is the group's, its member says so in the log
+                self.failure = str(error)  # the consumer logs a failure of the whole group
                 self._report_unreadable(consumer.failures)
-                if error not in consumer.failures.values():  # of one partition: others go on
+                # After the failure of one partition the others can be polled at once.
+                if error not in consumer.failures.values():
                     await asyncio.sleep(RETRY_DELAY_S)
                 continue
             self._report_unreadable(consumer.failures)
@@ -155,38 +173,45 @@ class ReactiveGroup:
             self._commit_idle_positions(consumer)
 
     def _report_unreadable(self, failures: Mapping[TopicPartition, KafkaError]) -> None:
-        """Say in the log what of the group cannot be read now, and what is not failing any more."""
-        outages, failing = self._context.cluster.outages, set[str]()
+        """Log which partitions cannot be read now, and which can be read again."""
+        outages, failing_labels = self._context.cluster.outages, set[str]()
         for tp, failure in failures.items():
-            what = f"topic={tp.topic}" if isinstance(failure, AccessDenied) else f"partition={tp}"
-            label = f"group={self.name} {what}"
+            subject = (
+                f"topic={tp.topic}" if isinstance(failure, AccessDenied) else f"partition={tp}"
+            )
+            label = f"group={self.name} {subject}"
             code = (
                 failure.code if isinstance(failure, PartitionFailed) else code_from_error(failure)
             )
             outages.report_failure(label, cause_from_code(code), str(failure), group=self.name)
-            failing.add(label)
-        for label in self._unreadable_labels - failing:
+            failing_labels.add(label)
+        for label in self._unreadable_labels - failing_labels:
             outages.report_recovery(label, "does not fail any more")
-        self._unreadable_labels = failing
+        self._unreadable_labels = failing_labels
 
     def _update_pauses(self, runner: LaneRunner) -> None:
         """Pause the partitions of a lane that has enough to do, and resume them otherwise.
 
         Nothing is remembered: after a rebalance or a seek the lane may be empty, and what it was
-        given before says nothing of its partitions now.
+        given before says nothing about its partitions now.
         """
         consumer = self.consumer
         if consumer is not None:
-            held = runner.tps & consumer.assignment
-            (consumer.pause if self.is_paused or runner.lane.is_full else consumer.resume)(held)
+            tps = runner.tps & consumer.assignment
+            (consumer.pause if self.is_paused or runner.lane.is_full else consumer.resume)(tps)
 
     def _commit_idle_positions(self, consumer: GroupConsumer) -> None:
-        """Past the ends of transactions, which are no records and have offsets."""
+        """Commit the positions of lanes without records.
+
+        They move past the control records of transactions, which have offsets but reach no lane.
+        """
         for runner in self.runners:
             if not runner.lane.unsettled_count:
-                held = runner.tps & consumer.assignment
-                places = {tp: consumer.position(tp) for tp in held}
-                self.committer.enqueue({tp: at for tp, at in places.items() if at is not None})
+                tps = runner.tps & consumer.assignment
+                positions = {tp: consumer.position(tp) for tp in tps}
+                self.committer.enqueue(
+                    {tp: position for tp, position in positions.items() if position is not None}
+                )
 
     def _on_settled(self, settled: SettledRecords) -> None:
         audit_settled(self._context.auditor, settled)
@@ -198,9 +223,9 @@ class ReactiveGroup:
     async def _watch_progress(self) -> None:
         """Log which lanes are stuck, once for each time that they are."""
         stuck: set[LaneRunner] = set()
-        most = self.settings.max_poll_interval
+        max_idle_s = self.settings.max_poll_interval
         while True:
-            await asyncio.sleep(min(most / 4, 10.0))
+            await asyncio.sleep(min(max_idle_s / 4, 10.0))
             await self._check_progress()
             now = asyncio.get_running_loop().time()
             for runner in self.runners:
@@ -211,16 +236,23 @@ class ReactiveGroup:
                     log.error("%s (its membership goes on)", self.describe_stuck(runner, now))
 
     async def _check_progress(self) -> None:
-        """Note which lanes have moved since the last look, or have nothing to do."""
+        """Note which lanes have moved since the last check, or have nothing to do."""
         positions = {runner: self._get_positions(runner) for runner in self.runners}
-        still = [runner for runner, at in positions.items() if not runner.has_moved(at)]
-        idle = {tp for runner in still if not runner.lane.unsettled_count for tp in runner.tps}
+        unmoved = [
+            runner for runner, position in positions.items() if not runner.has_moved(position)
+        ]
+        # A lane without records has something to do if its partitions have records that are not
+        # read.
+        idle = {tp for runner in unmoved if not runner.lane.unsettled_count for tp in runner.tps}
         ends = await self.fetch_end_offsets(idle) if idle else {}
         now = asyncio.get_running_loop().time()
-        for runner, places in positions.items():
-            lags = (at is not None and at < ends.get(tp, 0) for tp, at in places.items())
+        for runner, lane_positions in positions.items():
+            lags = (
+                position is not None and position < ends.get(tp, 0)
+                for tp, position in lane_positions.items()
+            )
             has_work = not self.is_paused and (runner.lane.unsettled_count or any(lags))
-            if runner not in still or not has_work:
+            if runner not in unmoved or not has_work:
                 runner.moved_at = now
 
     def _get_positions(self, runner: LaneRunner) -> dict[TopicPartition, int | None]:
@@ -230,9 +262,9 @@ class ReactiveGroup:
         return {tp: consumer.position(tp) for tp in runner.tps & consumer.assignment}
 
     async def fetch_end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the offsets up to which these partitions can be read, of those that tell it."""
-        committed = self.settings.isolation == "read_committed"
-        isolation = READ_COMMITTED if committed else READ_UNCOMMITTED
+        """Return the end offsets of these partitions, as far as Kafka answers in time."""
+        is_read_committed = self.settings.isolation == "read_committed"
+        isolation = READ_COMMITTED if is_read_committed else READ_UNCOMMITTED
         specs = dict.fromkeys(tps, LATEST)
         try:
             answers = await self._context.cluster.list_offsets(
@@ -240,73 +272,91 @@ class ReactiveGroup:
             )
         except KafkaError:
             return {}
-        return {tp: at.offset for tp, at in answers.items() if isinstance(at, OffsetAndTimestamp)}
+        return {
+            tp: answer.offset
+            for tp, answer in answers.items()
+            if isinstance(answer, OffsetAndTimestamp)
+        }
 
     def is_stuck(self, runner: LaneRunner, now: float) -> bool:
-        """Return whether a lane with something to do has not moved for `max_poll_interval`."""
+        """Return whether a lane with something to do has not moved for `max_poll_interval`.
+
+        Args:
+            runner: The lane.
+            now: The current time of the event loop, in seconds.
+        """
         return (
             not self.is_paused and _get_idle_seconds(runner, now) >= self.settings.max_poll_interval
         )
 
     def describe_stuck(self, runner: LaneRunner, now: float) -> str:
-        """Return which lane does not move, for how long, and why."""
+        """Describe which lane does not move, for how long, and why."""
         seconds = _get_idle_seconds(runner, now)
-        why = (
+        reason = (
             runner.lane.problem
             or self.committer.failure
             or "its partitions have records, and none come"
         )
-        return f"group {self.name}: a lane has not moved for {seconds:.0f} s: {why}"
+        return f"group {self.name}: a lane has not moved for {seconds:.0f} s: {reason}"
 
     @property
     def rebalance_seconds(self) -> Histogram | None:
-        """Seconds from where the member left RUNNING to where it was there again."""
+        """Return the durations of rebalances, from leaving RUNNING until it is RUNNING again."""
         return self._context.cluster.coordinators.stats.rebalance_seconds.get(self.name)
 
-    # the partitions
+    # Callbacks of the consumer
 
     async def on_partitions_assigned(self, tps: frozenset[TopicPartition]) -> None:
+        """Give each partition to the lane that has the fewest."""
         for tp in sorted(tps):
-            runner = min(self.runners, key=lambda each: len(each.tps))
+            runner = min(self.runners, key=lambda candidate: len(candidate.tps))
             runner.tps.add(tp)
             self._runners_by_partition[tp] = runner
             self._update_pauses(runner)
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
-        """What is under way may be finished, and is committed."""
-        within = min(self.settings.revoke_timeout, self._context.settings.listen.drain_timeout)
+        """Let batches in flight finish for `revokeTimeout`, and commit what is settled."""
+        timeout_s = min(self.settings.revoke_timeout, self._context.settings.listen.drain_timeout)
         try:
-            async with asyncio.timeout(within):
-                by = self._group_by_runner(tps)
-                await asyncio.gather(*(runner.release(some) for runner, some in by.items()))
+            async with asyncio.timeout(timeout_s):
+                tps_by_runner = self._group_by_runner(tps)
+                await asyncio.gather(
+                    *(runner.release(own_tps) for runner, own_tps in tps_by_runner.items())
+                )
         except TimeoutError:
             pass
-        self._drop(tps, f"revoked, and not answered within {within:g} s")
+        self._drop(tps, f"revoked, and not answered within {timeout_s:g} s")
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 await self.committer.flush(tps)
         except (KafkaError, TimeoutError) as error:
-            what, why = "its last records come again", str(error) or "too late"
-            log.warning("group %s: not committed, %s: %s", self.name, what, why)
+            consequence, reason = "its last records come again", str(error) or "too late"
+            log.warning("group %s: not committed, %s: %s", self.name, consequence, reason)
         self.committer.forget(tps)
 
     async def on_partitions_lost(self, tps: frozenset[TopicPartition]) -> None:
+        """Abandon batches: another member may have the partitions, and a commit would fail."""
         self.committer.forget(tps)
         self._drop(tps, "lost")
 
     async def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Go on from there, whatever is under way. Raises NotOwned before anything is done, and
-        KafkaError where the new offsets cannot be committed yet."""
+        """Go on from these offsets, whatever is in flight.
+
+        Raises:
+            NotOwned: A partition is not this member's; nothing is changed.
+            KafkaError: The new offsets cannot be committed yet; they are committed later.
+        """
         assert self.consumer is not None
-        held = self.consumer.assignment
+        assignment = self.consumer.assignment
         for tp in offsets:
             if (
-                tp not in held
+                tp not in assignment
                 or tp not in self._runners_by_partition
                 or tp not in self._runners_by_partition[tp].tps
             ):
                 raise NotOwned(f"{tp} is not this member's; ask the one that has it")
         for runner, tps in self._group_by_runner(offsets).items():
+            # A batch in flight is abandoned, and what it settles is not committed.
             runner.drop(tps)
             runner.tps |= tps
             self._update_pauses(runner)
@@ -317,7 +367,7 @@ class ReactiveGroup:
         await self.committer.flush(offsets)
 
     def set_paused(self, paused: bool) -> None:
-        """Send nothing; what is under way is settled. It stays a member."""
+        """Stop or go on sending batches; the one in flight is settled, and the member stays."""
         self.is_paused = paused
         for runner in self.runners:
             runner.lane.is_paused = paused
@@ -325,20 +375,24 @@ class ReactiveGroup:
             runner.wake()
 
     def get_runner(self, tp: TopicPartition) -> LaneRunner | None:
+        """Return the lane of a partition, or None if it is not assigned."""
         return self._runners_by_partition.get(tp)
 
     def _group_by_runner(
         self, tps: Collection[TopicPartition]
     ) -> dict[LaneRunner, set[TopicPartition]]:
-        by: dict[LaneRunner, set[TopicPartition]] = {}
+        tps_by_runner: dict[LaneRunner, set[TopicPartition]] = {}
         for tp in tps:
             if tp in self._runners_by_partition:
-                by.setdefault(self._runners_by_partition[tp], set()).add(tp)
-        return by
+                tps_by_runner.setdefault(self._runners_by_partition[tp], set()).add(tp)
+        return tps_by_runner
 
     def _drop(self, tps: frozenset[TopicPartition], why: str) -> None:
-        carried = [runner.drop(some) for runner, some in self._group_by_runner(tps).items()]
-        if any(carried):
+        """Abandon what lanes have of partitions that are gone, and log it if there was anything."""
+        had_unsettled = [
+            runner.drop(own_tps) for runner, own_tps in self._group_by_runner(tps).items()
+        ]
+        if any(had_unsettled):
             names = ", ".join(map(str, sorted(tps)))
             log.warning("group %s: a batch of %s is abandoned: %s", self.name, names, why)
         for tp in tps:

@@ -1,4 +1,4 @@
-"""One lane at work: what `core.delivery` decides, done."""
+"""Carry out what `core.delivery` decides for one lane."""
 
 from __future__ import annotations
 
@@ -42,18 +42,22 @@ from .offset_committer import OffsetCommitter
 log = logging.getLogger(__name__)
 
 GROUP_HEADER = "X-Consumer-Group"
+# Of batches in metrics, by the verdict.
 _LABELS = {BatchResults: "answered", BackendUnavailable: "away", SuspectBatch: "suspect"}
 
 
 @dataclass(slots=True)
 class ReactiveCounts:
-    """Of one group.
+    """Count what one group has done, for metrics.
 
-    records: by what became of them (`processed, dead`); repeated: sent another time.
-    batches: by the verdict. seconds: until the back end answered.
+    Attributes:
+        records: Records by topic and outcome (`processed`, `dead`).
+        batches: Batches by verdict (`answered`, `away`, `suspect`).
+        repeated: Records that were sent another time.
+        seconds: How long the back end took to answer.
     """
 
-    records: Counter[tuple[str, str]] = field(default_factory=Counter)  # topic, outcome
+    records: Counter[tuple[str, str]] = field(default_factory=Counter)
     batches: Counter[str] = field(default_factory=Counter)
     repeated: int = 0
     seconds: Histogram = field(default_factory=Histogram)
@@ -61,15 +65,22 @@ class ReactiveCounts:
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """What the lanes of one group share.
+    """Hold what the lanes of one group share.
 
-    settled: told of what is done with, before its commit. outages: say in the log what holds up
-    the lanes.
+    Attributes:
+        group: The name of the group.
+        backend: Where batches go.
+        encoder: Encodes batches.
+        dead_letters: Writes dead letters.
+        committer: Commits what is settled.
+        on_settled: Called with what is settled, before its offsets may be committed.
+        counts: Counters for metrics.
+        outages: Log what holds up the lanes.
     """
 
     group: str
-    back_end: BackendClient
-    writer: BatchEncoder
+    backend: BackendClient
+    encoder: BatchEncoder
     dead_letters: DeadLetterWriter
     committer: OffsetCommitter
     on_settled: Callable[[SettledRecords], None]
@@ -78,11 +89,21 @@ class LaneContext:
 
 
 class LaneRunner:
-    """A lane, its partitions, and its loop.
+    """Run one lane: its queue, its partitions, and the loop that sends its batches.
 
-    on_turn: called in each turn of the loop, also where nothing but its partitions changed.
-    number: tells it from the other lanes of its group, in the log.
-    moved_at: when it was last seen to move, or to have nothing to do; loop time. Of its group.
+    The group creates it, decides about its partitions and sets `moved_at`.
+
+    Args:
+        rules: How the lane delivers.
+        context: What it shares with the other lanes.
+        on_step: Called at the start of each step, also if nothing but its partitions changed.
+        number: Distinguishes it from the other lanes of its group, in the log.
+
+    Attributes:
+        lane: The queue, which decides what to do.
+        tps: The partitions whose records it gets.
+        moved_at: When it was last seen to move, or to have nothing to do, in seconds of the loop's
+            clock.
     """
 
     def __init__(
@@ -99,11 +120,12 @@ class LaneRunner:
         self._on_step = on_step
         self._last_seen: tuple[int, Mapping[TopicPartition, int | None]] = (0, {})
         self._wake = asyncio.Event()
-        self._step_done = asyncio.Event()
+        self._step_done = asyncio.Event()  # set and replaced after each step that did something
         self._send_task: asyncio.Task[Verdict] | None = None
         self._label = f"group={context.group} lane={number}"
 
     def wake(self) -> None:
+        """Let the lane look for something to do."""
         self._wake.set()
 
     def has_moved(self, positions: Mapping[TopicPartition, int | None]) -> bool:
@@ -116,6 +138,7 @@ class LaneRunner:
         return before != self._last_seen
 
     async def run(self) -> None:
+        """Run steps until cancelled."""
         try:
             while True:
                 await self._run_step()
@@ -123,8 +146,11 @@ class LaneRunner:
             self._context.outages.report_recovery(self._label, "is held up no more")
 
     async def _run_step(self) -> None:
+        """Do the next thing that the lane decides, or wait."""
+        # Cleared first: whatever happens during this step leads to another one.
         self._wake.clear()
         self._on_step(self)
+        # Nothing is sent while commits fail, as it would all be sent again after a takeover.
         await self._context.committer.can_commit.wait()
         step = self.lane.next_step(_now())
         if step is None or isinstance(step, WaitUntil):
@@ -136,29 +162,31 @@ class LaneRunner:
             self._step_done.set()
             self._step_done = asyncio.Event()
 
-    # partitions that go
+    # Partitions that are taken away
 
     async def release(self, tps: Collection[TopicPartition]) -> None:
-        """Returns when nothing of theirs is under way any more."""
-        self.tps -= set(tps)  # what waited of them is dropped: they are not caught up with
+        """Give up partitions, and return when none of their records is in flight."""
+        self.tps -= set(tps)
+        # Records that wait are dropped: the next owner of the partition reads them.
         self.lane.release_partitions(tps)
         self._wake.set()
         while self.lane.has_unsettled(tps):
             await self._step_done.wait()
 
     def drop(self, tps: Collection[TopicPartition]) -> bool:
-        """They are gone. True if something of theirs was not settled."""
-        carried = self.lane.has_unsettled(tps)
+        """Give up partitions at once, and return whether a record of theirs was not settled."""
+        had_unsettled = self.lane.has_unsettled(tps)
         self.lane.drop_partitions(tps)
         self.tps -= set(tps)
         if self.lane.is_abandoned and self._send_task is not None:
             self._send_task.cancel()
         self._wake.set()
-        return carried
+        return had_unsettled
 
-    # steps
+    # Steps
 
     async def _wait(self, wait: WaitUntil | None) -> None:
+        """Wait until somebody wakes the lane, or until the time that it wants to wait for."""
         try:
             async with asyncio.timeout_at(None if wait is None else wait.until):
                 await self._wake.wait()
@@ -168,21 +196,25 @@ class LaneRunner:
     async def _execute(
         self, step: SendRecords | ProbeBackend | SendToDeadLetters
     ) -> SettledRecords | None:
+        """Do a step, and return what is settled by it."""
         match step:
             case SendRecords():
                 verdict = await self._send_shielded(step)
                 self._context.counts.batches[_LABELS[type(verdict)]] += 1
                 return self.lane.on_response(verdict, _now())
             case ProbeBackend():
-                unwell = await self._context.back_end.describe_failure()
-                self.lane.on_probe(not unwell, _now(), unwell)
+                failure = await self._context.backend.describe_failure()
+                self.lane.on_probe(not failure, _now(), failure)
                 return None
             case SendToDeadLetters(dead):
-                left, why = await self._write_dead_letters(dead)
-                return self.lane.on_dead_letters(left, _now(), why)
+                unwritten, reason = await self._write_dead_letters(dead)
+                return self.lane.on_dead_letters(unwritten, _now(), reason)
 
     async def _send_shielded(self, step: SendRecords) -> Verdict:
-        """Whatever happens: the batch stays, and the lane goes on with it."""
+        """Send a batch in a task of its own, which `drop` can cancel without ending the lane.
+
+        Whatever happens, the batch stays in the lane, which goes on with it.
+        """
         task = self._send_task = asyncio.create_task(self._send(step))
         try:
             await asyncio.wait([task])
@@ -196,29 +228,31 @@ class LaneRunner:
         )
 
     async def _send(self, step: SendRecords) -> Verdict:
-        works, ids = self._context, RequestIds.create()
+        """Encode and POST a batch, and return the verdict about all of its records."""
+        context, ids = self._context, RequestIds.create()
         if step.attempt:
-            works.counts.repeated += len(step.records)
-        with log_context(group=works.group, correlation=ids.correlation):
+            context.counts.repeated += len(step.records)
+        with log_context(group=context.group, correlation=ids.correlation):
             try:
-                written = await works.writer.encode(step.records)
-                if not written.sent:
-                    return written.complete_verdict(BatchResults([]))
-                began = _now()
-                headers = {GROUP_HEADER: works.group, **dict(ids.to_http_headers())}
-                verdict = await works.back_end.post(written.body, written.sent, headers)
-                works.counts.seconds.observe(_now() - began)
-                log.debug("%d records: %s", len(written.sent), verdict)
-                return written.complete_verdict(verdict)
+                batch = await context.encoder.encode(step.records)
+                if not batch.sent:
+                    return batch.complete_verdict(BatchResults([]))
+                start = _now()
+                headers = {GROUP_HEADER: context.group, **dict(ids.to_http_headers())}
+                verdict = await context.backend.post(batch.body, batch.sent, headers)
+                context.counts.seconds.observe(_now() - start)
+                log.debug("%d records: %s", len(batch.sent), verdict)
+                return batch.complete_verdict(verdict)
             except RegistryUnavailable as error:
                 return BackendUnavailable(str(error), error.retry_after)
             except Exception:
-                log.exception("a batch of group %s could not be sent; it is kept", works.group)
+                log.exception("a batch of group %s could not be sent; it is kept", context.group)
                 return BackendUnavailable("the sidecar failed; its log says why")
 
     async def _write_dead_letters(
         self, dead: Sequence[DeadLetterRecord]
     ) -> tuple[Sequence[DeadLetterRecord], str]:
+        """Write dead letters, and return those that are not written, and why."""
         try:
             return await self._context.dead_letters.write(dead)
         except Exception:
@@ -226,21 +260,23 @@ class LaneRunner:
             return dead, "the sidecar failed; its log says why"
 
     def _record_settled(self, settled: SettledRecords | None) -> None:
-        works = self._context
+        """Count what is settled, tell the group about it, and let its offsets be committed."""
+        context = self._context
         if settled is None:
             return
         self.moved_at = _now()
         for record in settled.processed:
-            works.counts.records[record.tp.topic, "processed"] += 1
-        for each in settled.dead_letters:
-            works.counts.records[each.record.tp.topic, "dead"] += 1
-        works.on_settled(settled)
-        works.committer.enqueue(settled.commit_offsets)
+            context.counts.records[record.tp.topic, "processed"] += 1
+        for dead_letter in settled.dead_letters:
+            context.counts.records[dead_letter.record.tp.topic, "dead"] += 1
+        context.on_settled(settled)
+        context.committer.enqueue(settled.commit_offsets)
 
     def _report_trouble(self, trouble: str, cause: str) -> None:
-        """Say in the log that a batch waits, and why, or that none does any more.
+        """Log that a batch waits and why, or that none does any more.
 
-        The words may differ with each attempt: which broker it was, or when the next one is.
+        The text may differ with each attempt, in the broker that it names or in the time of the
+        next one, so outages are distinguished by their cause.
         """
         outages, group = self._context.outages, self._context.group
         if trouble:
@@ -250,6 +286,7 @@ class LaneRunner:
 
 
 def build_rules(settings: Group) -> DeliveryRules:
+    """Return how lanes of a group deliver, from the group's section."""
     return DeliveryRules(
         max_records=settings.max_poll_records,
         max_bytes=settings.request_max_bytes,
@@ -262,13 +299,13 @@ def build_rules(settings: Group) -> DeliveryRules:
 
 
 def audit_settled(auditor: Auditor, settled: SettledRecords) -> None:
-    """Tell auditors what became of each record."""
+    """Tell the auditor what became of each record."""
     if isinstance(auditor, NullAuditor):
         return
     outcomes = [(record, None) for record in settled.processed]
     for record, error in [
         *outcomes,
-        *((each.record, each.reason) for each in settled.dead_letters),
+        *((dead_letter.record, dead_letter.reason) for dead_letter in settled.dead_letters),
     ]:
         correlation, traceability = get_ids(record)
         auditor.record_consumed(

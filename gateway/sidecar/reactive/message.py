@@ -1,9 +1,9 @@
-"""A dead letter: a record that could not be processed, as it lies in `<topic>.dlq`.
+"""Represent a dead letter: a record that could not be processed, as it is in `<topic>.dlq`.
 
-Key, value and headers are those of the record, byte for byte, headers that repeat included;
-what became of it stands in headers behind them, so that whoever opens the letter has the record
-as it was, also where its own headers have the names of ours. The names of the first three are
-the peers'.
+Key, value and headers are those of the record, byte for byte, including repeated headers. What
+became of it is in further headers after them, so that whoever reads the dead letter has the record
+as it was, even if its own headers have the same names. The first three names are those that other
+projects use.
 """
 
 from __future__ import annotations
@@ -15,29 +15,39 @@ from gateway.core.log.record import Record, TopicPartition
 
 DEFAULT_EXT = ".dlq"
 
-# The headers behind the record's own, in this order; all are UTF-8 text.
-ORIGIN_TOPIC_HEADER = "X-Origin-Topic"  # the first: what stands before its last one is the record's
+# The headers after the record's own, in this order; all are UTF-8 text.
+# The last header of this name is the first of ours: all before it are the record's.
+ORIGIN_TOPIC_HEADER = "X-Origin-Topic"
 ORIGIN_PARTITION_HEADER = "X-Origin-Partition"
 ORIGIN_OFFSET_HEADER = "X-Origin-Offset"
-ORIGIN_TIMESTAMP_HEADER = "X-Origin-Timestamp"  # milliseconds, of the record
-GROUP_HEADER = "X-Consumer-Group"  # who gave it up
-RETRIES_HEADER = "X-Dead-Letter-Retries"  # how often it was taken out of the dead letters again
+ORIGIN_TIMESTAMP_HEADER = "X-Origin-Timestamp"  # of the record, in milliseconds since 1970
+GROUP_HEADER = "X-Consumer-Group"  # the group that could not process it
+RETRIES_HEADER = "X-Dead-Letter-Retries"  # how often it was retried as a dead letter
 CORRELATION_HEADER = "X-Correlation-Id"
 TRACEABILITY_HEADER = "X-Traceability-Id"  # left out where the record has none
 STACKTRACE_HEADER = "StackTrace"
 
-MAX_STACKTRACE_CHARS = (
-    8192  # characters of a stack trace: it must not make the record too large for Kafka
-)
+MAX_STACKTRACE_CHARS = 8192  # it must not make the record too large for Kafka
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterMessage:
-    """origin, offset, timestamp, key, value, headers: of the record. stacktrace: why it is here.
+    """Represent a dead letter apart from its place in Kafka.
 
-    timestamp in milliseconds. retries: how often it was tried after it had come here.
+    Attributes:
+        origin: The partition of the record.
+        offset: The offset of the record.
+        timestamp: The timestamp of the record, in milliseconds since 1970.
+        key: The key of the record.
+        value: The value of the record.
+        headers: The headers of the record, without those of the dead letter.
+        group: The group that could not process it; empty if unknown.
+        stacktrace: Why it could not be processed.
+        correlation_id: The correlation id of the record.
+        traceability_id: The traceability id of the record; empty if it has none.
+        retries: How often it was retried as a dead letter.
     """
 
     origin: TopicPartition
@@ -54,12 +64,12 @@ class DeadLetterMessage:
 
     @property
     def default_topic(self) -> str:
-        """Where dead letters of its topic are by default."""
+        """Return the topic of the dead letters of its topic, where no other is configured."""
         return self.origin.topic + DEFAULT_EXT
 
     def to_headers(self) -> list[tuple[str, bytes | None]]:
-        """The headers that it lies in the dead letters with."""
-        said = [
+        """Return the headers of its record in Kafka: those of the original, then further ones."""
+        fields = [
             (ORIGIN_TOPIC_HEADER, self.origin.topic),
             (ORIGIN_PARTITION_HEADER, str(self.origin.partition)),
             (ORIGIN_OFFSET_HEADER, str(self.offset)),
@@ -70,20 +80,20 @@ class DeadLetterMessage:
             *([(TRACEABILITY_HEADER, self.traceability_id)] if self.traceability_id else []),
             (STACKTRACE_HEADER, shorten_stacktrace(self.stacktrace)),
         ]
-        return [*self.headers, *((name, text.encode(errors="replace")) for name, text in said)]
+        return [*self.headers, *((name, text.encode(errors="replace")) for name, text in fields)]
 
 
 def parse_message(record: Record) -> DeadLetterMessage | None:
-    """The letter in a record of a dead letter topic; None where it is none of ours."""
+    """Return the dead letter in a record, or None if the record is none of ours."""
     names = [name for name, _ in record.headers]
     if ORIGIN_TOPIC_HEADER not in names:
         return None
     start = len(names) - 1 - names[::-1].index(ORIGIN_TOPIC_HEADER)
-    said = {name: (text or b"").decode(errors="replace") for name, text in record.headers[start:]}
+    fields = {name: (text or b"").decode(errors="replace") for name, text in record.headers[start:]}
     try:
-        origin = TopicPartition(said[ORIGIN_TOPIC_HEADER], int(said[ORIGIN_PARTITION_HEADER]))
-        offset, timestamp = int(said[ORIGIN_OFFSET_HEADER]), int(said[ORIGIN_TIMESTAMP_HEADER])
-        retries = int(said.get(RETRIES_HEADER, "0"))
+        origin = TopicPartition(fields[ORIGIN_TOPIC_HEADER], int(fields[ORIGIN_PARTITION_HEADER]))
+        offset, timestamp = int(fields[ORIGIN_OFFSET_HEADER]), int(fields[ORIGIN_TIMESTAMP_HEADER])
+        retries = int(fields.get(RETRIES_HEADER, "0"))
     except (KeyError, ValueError):
         return None
     return DeadLetterMessage(
@@ -93,16 +103,16 @@ def parse_message(record: Record) -> DeadLetterMessage | None:
         record.key,
         record.value,
         tuple(record.headers[:start]),
-        said.get(GROUP_HEADER, ""),
-        said.get(STACKTRACE_HEADER, ""),
-        said.get(CORRELATION_HEADER, ""),
-        said.get(TRACEABILITY_HEADER, ""),
+        fields.get(GROUP_HEADER, ""),
+        fields.get(STACKTRACE_HEADER, ""),
+        fields.get(CORRELATION_HEADER, ""),
+        fields.get(TRACEABILITY_HEADER, ""),
         retries,
     )
 
 
 def shorten_stacktrace(trace: str) -> str:
-    """Its head and its end: a cause stands in the first line or in the last."""
+    """Return the head and the end of a long stack trace: the cause is in its first or last line."""
     if len(trace) <= MAX_STACKTRACE_CHARS:
         return trace
     half = MAX_STACKTRACE_CHARS // 2 - 2

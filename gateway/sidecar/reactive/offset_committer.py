@@ -1,7 +1,7 @@
-"""What a group may commit, and the committing of it: one commit at a time, the latest points.
+"""Commit what a group has settled: one commit at a time, with the latest offsets.
 
-While commits fail the lanes send nothing new: what is processed beyond the last commit is processed
-again by whoever takes over.
+While commits fail the lanes send nothing new: what is processed after the last commit is processed
+again by the next owner of the partitions.
 """
 
 from __future__ import annotations
@@ -15,15 +15,24 @@ from gateway.errors import KafkaError, NotOwned
 
 log = logging.getLogger(__name__)
 
-RETRY_DELAY_S = 0.5  # seconds until a commit that failed is tried again
+RETRY_DELAY_S = 0.5  # before a commit that failed is tried again
 
 CommitOffsets = Callable[[Mapping[TopicPartition, int]], Awaitable[None]]
 
 
 class OffsetCommitter:
-    """commit: raises NotOwned when all others are committed, and other KafkaErrors.
+    """Collect offsets of one group, and commit them.
 
-    failing: why nothing can be committed now, empty while it can. good: set while it can.
+    The group creates it and runs `run`.
+
+    Args:
+        group: The name of the group.
+        commit: Commits offsets. It raises NotOwned after all others are committed, and other
+            KafkaErrors if nothing is.
+
+    Attributes:
+        failure: Why nothing can be committed now; empty while it can.
+        can_commit: Set while offsets can be committed.
     """
 
     def __init__(self, group: str, commit: CommitOffsets) -> None:
@@ -32,14 +41,15 @@ class OffsetCommitter:
         self.can_commit.set()
         self._group = group
         self._commit = commit
-        # In tuples, to tell one that was noted anew after it was forgotten from the one before.
+        # In tuples, whose identity distinguishes an offset that was forgotten and added again
+        # during a commit from the one before.
         self._pending: dict[TopicPartition, tuple[int]] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._wake = asyncio.Event()
         self._lock = asyncio.Lock()
 
     def enqueue(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The next offsets; they may be committed from now on."""
+        """Add the next offsets of partitions, which may be committed from now on."""
         for tp, offset in offsets.items():
             if self._pending.get(tp, (self._committed.get(tp),)) != (offset,):
                 self._pending[tp] = (offset,)
@@ -47,16 +57,17 @@ class OffsetCommitter:
             self._wake.set()
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """They are another's."""
+        """Forget partitions that are not this member's any more."""
         for tp in tps:
             self._pending.pop(tp, None)
             self._committed.pop(tp, None)
 
     def committed(self, tp: TopicPartition) -> int | None:
-        """What was last; None where nothing was yet."""
+        """Return the offset that was committed last, or None if none was."""
         return self._committed.get(tp)
 
     async def run(self) -> None:
+        """Commit whenever there is something to commit, and repeat after failures."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -68,32 +79,42 @@ class OffsetCommitter:
                 await asyncio.sleep(RETRY_DELAY_S)
 
     async def flush(self, tps: Collection[TopicPartition] | None = None) -> None:
-        """Commit what is noted (of those). Raises KafkaError: it stays noted then."""
+        """Commit what is pending, now.
+
+        Args:
+            tps: Only these partitions; None for all.
+
+        Raises:
+            KafkaError: It cannot be committed, and stays pending.
+        """
         async with self._lock:
-            noted = self._pending
-            wanted = {tp: at for tp, at in noted.items() if tps is None or tp in tps}
-            if not wanted:
-                if not noted:  # what could not be committed is another's now
+            pending = self._pending
+            selected = {tp: offset for tp, offset in pending.items() if tps is None or tp in tps}
+            if not selected:
+                if not pending:  # what could not be committed belongs to another member now
                     self._recover()
                 return
             try:
-                await self._commit({tp: at for tp, (at,) in wanted.items()})
+                await self._commit({tp: offset for tp, (offset,) in selected.items()})
             except NotOwned as error:
                 log.info("group %s: %s", self._group, error)
-            for tp, at in wanted.items():
-                if noted.get(tp) is at:  # else it was lost meanwhile, or went on
-                    del noted[tp]
-                    self._committed[tp] = at[0]
+            for tp, offset in selected.items():
+                # Otherwise it was forgotten during the commit, or a later offset was added.
+                if pending.get(tp) is offset:
+                    del pending[tp]
+                    self._committed[tp] = offset[0]
             self._recover()
 
     def _recover(self) -> None:
+        """Note that commits work again."""
         if self.failure:
             log.info("group %s: offsets can be committed again", self._group)
         self.failure = ""
         self.can_commit.set()
 
-    def _note_failure(self, why: str) -> None:
+    def _note_failure(self, reason: str) -> None:
+        """Note that commits fail, and log it once."""
         if not self.failure:
-            log.warning("group %s: nothing is committed: %s", self._group, why)
-        self.failure = why
+            log.warning("group %s: nothing is committed: %s", self._group, reason)
+        self.failure = reason
         self.can_commit.clear()

@@ -1,4 +1,4 @@
-"""How a reactive group is, as its member here sees it."""
+"""Describe the state of a reactive group, as its member in this process sees it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from .lane_runner import LaneRunner
 
 
 async def describe_group(group: ReactiveGroup, *, lag: bool) -> dict[str, Any]:
-    """Return it as JSON. lag: Kafka is asked for the ends of its partitions."""
+    """Return the state of a group as JSON.
+
+    Args:
+        group: The group.
+        lag: Whether to ask Kafka for the ends of its partitions.
+    """
     consumer = group.consumer
-    held = sorted(consumer.assignment) if consumer is not None else []
-    ends = await group.fetch_end_offsets(held) if lag and held else {}
-    if consumer is not None:  # some may have gone meanwhile
-        held = sorted(consumer.assignment.intersection(held))
-    partitions = [_describe_partition(group, tp, ends) for tp in held]
-    lags = [each["lag"] for each in partitions]
+    tps = sorted(consumer.assignment) if consumer is not None else []
+    ends = await group.fetch_end_offsets(tps) if lag and tps else {}
+    if consumer is not None:  # some may have been revoked meanwhile
+        tps = sorted(consumer.assignment.intersection(tps))
+    partitions = [_describe_partition(group, tp, ends) for tp in tps]
+    lags = [item["lag"] for item in partitions]
     now = asyncio.get_running_loop().time()
     rebalances = group.rebalance_seconds
     return {
@@ -33,7 +38,7 @@ async def describe_group(group: ReactiveGroup, *, lag: bool) -> dict[str, Any]:
         "repeated": group.counts.repeated,
         "rebalances": sum(rebalances.counts) if rebalances is not None else 0,
         "partitions": partitions,
-        "lanes": [_describe_lane(group, each, now) for each in group.runners],
+        "lanes": [_describe_lane(group, item, now) for item in group.runners],
     }
 
 
@@ -46,7 +51,11 @@ def _get_state_name(group: ReactiveGroup) -> str:
 
 
 def _count_records(group: ReactiveGroup, outcome: str) -> int:
-    return sum(n for (_, what), n in group.counts.records.items() if what == outcome)
+    return sum(
+        count
+        for (_, record_outcome), count in group.counts.records.items()
+        if record_outcome == outcome
+    )
 
 
 def _describe_lane(group: ReactiveGroup, runner: LaneRunner, now: float) -> dict[str, Any]:
@@ -68,6 +77,7 @@ def _describe_partition(
     position = group.consumer.position(tp) if group.consumer is not None else None
     runner = group.get_runner(tp)
     first = runner.lane.first_unsettled_offset(tp) if runner is not None else None
+    # What is in the lane and not settled is not processed yet.
     reached = position if first is None else first
     return {
         "topic": tp.topic,

@@ -1,4 +1,4 @@
-"""Serve the dialect of Confluent's REST Proxy, version 2, over the contract's consumers and producer.
+"""Serve the dialect of Confluent's REST Proxy v2 over the contract's consumers and producer.
 
 It is the API as its clients use it and as its documentation has it:
 https://docs.confluent.io/platform/current/kafka-rest/api.html. `dialect` translates requests and

@@ -49,7 +49,7 @@ class ConfluentDialect:
     def build_records_response(
         self, request: Request, instance: ConsumerInstance, body: bytes
     ) -> Response:
-        """Build a response whose content type names the format of the records, if the client accepts it."""
+        """Build a response whose content type names the format, if the client accepts that."""
         format = _get_format(instance)
         content_type = negotiate_content_type(request)
         return set_content_type(

@@ -1,6 +1,6 @@
-"""Write records in the dialect: `POST /topics/{topic}`, also `/topics/{topic}/partitions/{partition}`.
+"""Write records in the dialect of v2.
 
-The format is that of the Content-Type, or binary if it names none. Either all records can be
+It serves `POST /topics/{topic}` and `POST /topics/{topic}/partitions/{partition}`. The format is that of the Content-Type, or binary if it names none. Either all records can be
 encoded, or none is written (422). What Kafka makes of each is at its place in `offsets`, with error
 code 2 where trying again may help, and 1 where it does not.
 """
