@@ -142,12 +142,13 @@ class AdminComponent:
     async def _set_levels(self, request: Request) -> Response:
         """Set the levels that are named; all others stay as they are."""
         entries = await self._read_body(request, "setLevels")
-        named = dict(_parse_level(entry["name"], entry["level"]) for entry in entries)
-        levels = {**logs.get_levels(), **named}
+        new_levels = dict(_parse_level(entry["name"], entry["level"]) for entry in entries)
+        levels = {**logs.get_levels(), **new_levels}
         root_level = levels.pop("")
         logs.set_levels(root_level, levels)
         log.info(
-            "admin: levels are %s", ", ".join(f"{k or ROOT_LOGGER}={v}" for k, v in named.items())
+            "admin: levels are %s",
+            ", ".join(f"{k or ROOT_LOGGER}={v}" for k, v in new_levels.items()),
         )
         return build_json_response(_format_levels())
 
@@ -203,8 +204,8 @@ def _parse_configuration(text: str) -> Any:
 
 
 def _format_levels() -> Sequence[Mapping[str, str]]:
-    named = logs.get_levels()
-    return [{"name": name or ROOT_LOGGER, "level": level.upper()} for name, level in named.items()]
+    levels = logs.get_levels()
+    return [{"name": name or ROOT_LOGGER, "level": level.upper()} for name, level in levels.items()]
 
 
 def _parse_level(name: str, level: str) -> tuple[str, str]:
@@ -214,15 +215,18 @@ def _parse_level(name: str, level: str) -> tuple[str, str]:
         StatusError: 400, the module or the level is unknown.
     """
     module = "" if name == ROOT_LOGGER else name.removeprefix("gateway.")
-    known = [*logs.LIBRARIES, *(logger.removeprefix("gateway.") for logger in _list_loggers())]
-    if module and module not in known:
-        near = suggest(name, [ROOT_LOGGER, *known], "use ROOT for all")
-        raise StatusError(400, f"no module logs as '{name}'; {near}", code="INVALID_REQUEST")
+    known_modules = [
+        *logs.LIBRARIES,
+        *(logger.removeprefix("gateway.") for logger in _list_loggers()),
+    ]
+    if module and module not in known_modules:
+        suggestion = suggest(name, [ROOT_LOGGER, *known_modules], "use ROOT for all")
+        raise StatusError(400, f"no module logs as '{name}'; {suggestion}", code="INVALID_REQUEST")
     # WARN and TRACE are light-4j's words.
     normalized = {"WARN": "warning", "TRACE": "debug"}.get(level.upper(), level.lower())
     if normalized not in logs.LEVELS:
-        near = suggest(normalized, logs.LEVELS, f"use one of {', '.join(logs.LEVELS)}")
-        raise StatusError(400, f"'{level}' is no level; {near}", code="INVALID_REQUEST")
+        suggestion = suggest(normalized, logs.LEVELS, f"use one of {', '.join(logs.LEVELS)}")
+        raise StatusError(400, f"'{level}' is no level; {suggestion}", code="INVALID_REQUEST")
     return module, normalized
 
 
@@ -233,8 +237,10 @@ def _list_loggers() -> Sequence[str]:
 def _parse_assault(request: Request) -> str:
     name = request.path_params["assault"]
     if name not in ASSAULT_NAMES:
-        near = suggest(name, ASSAULT_NAMES, f"use one of {', '.join(ASSAULT_NAMES)}")
-        raise StatusError(404, f"there is no assault '{name}'; {near}", code="UNKNOWN_ASSAULT")
+        suggestion = suggest(name, ASSAULT_NAMES, f"use one of {', '.join(ASSAULT_NAMES)}")
+        raise StatusError(
+            404, f"there is no assault '{name}'; {suggestion}", code="UNKNOWN_ASSAULT"
+        )
     return ASSAULT_NAMES[name]
 
 

@@ -250,6 +250,7 @@ class OriginCheckMiddleware:
         self._is_local_only = self._is_local_only and is_loopback(settings.listen.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer 403."""
         refusal = None if scope["type"] != "http" else self._check_request(scope)
         if refusal is None:
             await self._app(scope, receive, send)
@@ -290,6 +291,7 @@ class AuthenticationMiddleware:
         self._is_unlimited = is_unlimited
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on if the guards know its client, or answer with the refusal."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -115,9 +115,9 @@ class AuditComponent:
         error: str | None = None,
     ) -> None:  # fmt: skip
         """Queue a record about a read; see `context.Auditor`."""
-        kind = "REACTIVE_CONSUMER" if reactive else "ACTIVE_CONSUMER"
+        audit_type = "REACTIVE_CONSUMER" if reactive else "ACTIVE_CONSUMER"
         ids = (correlation, traceability, error, time.time())
-        self._enqueue(PendingAuditRecord(kind, topic, partition, offset, key, *ids))
+        self._enqueue(PendingAuditRecord(audit_type, topic, partition, offset, key, *ids))
 
     async def run(self) -> None:
         """Write queued records until cancelled, then what is left for a few seconds."""
@@ -158,7 +158,7 @@ class AuditComponent:
     async def _write_batch(self) -> None:
         """Write the first records of the queue, and put back what is to be tried again."""
         batch = [self._queue.popleft() for _ in range(min(MAX_BATCH_RECORDS, len(self._queue)))]
-        # They get their ids here and go back with them, so that auditors can recognize a repetition.
+        # They get their ids here and go back with them: auditors recognize a repetition by its id.
         unwritten = records = [self._build_record(entry) for entry in batch]
         try:
             unwritten = await self._write_records(records)
@@ -337,9 +337,9 @@ def _encode_key(key: bytes | None) -> tuple[str | None, AuditRecord]:
         return base64.b64encode(key).decode(), {"keyFormat": "binary"}
 
 
-def _format_time(at: float) -> str:
+def _format_time(seconds: float) -> str:
     """Format seconds since 1970 as RFC 3339 in UTC, with milliseconds."""
-    text = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 

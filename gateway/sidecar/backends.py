@@ -23,8 +23,8 @@ def get_group(section: Sidecar, name: str | None) -> Group:
         else {group.group: group for group in section.reactive.groups}
     )
     if not groups:
-        what = "no back end is configured; add sidecar.reactive with the group that has it"
-        raise StatusError(400, what, code="UNKNOWN_GROUP")
+        problem = "no back end is configured; add sidecar.reactive with the group that has it"
+        raise StatusError(400, problem, code="UNKNOWN_GROUP")
     if name is None and len(groups) == 1:
         return next(iter(groups.values()))
     if name is None:
@@ -32,8 +32,8 @@ def get_group(section: Sidecar, name: str | None) -> Group:
             400, f"which group?; name one of {', '.join(groups)}", code="UNKNOWN_GROUP"
         )
     if name not in groups:
-        what = f"no group {name[:80]} is configured; {suggest(name, list(groups), 'add it')}"
-        raise StatusError(400, what, code="UNKNOWN_GROUP")
+        problem = f"no group {name[:80]} is configured; {suggest(name, list(groups), 'add it')}"
+        raise StatusError(400, problem, code="UNKNOWN_GROUP")
     return groups[name]
 
 

@@ -113,6 +113,7 @@ class ChaosMiddleware:
         self._monkey = monkey
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Delay a request, cut it, fail it or pass it on."""
         if scope["type"] != "http" or _is_exempt(scope["path"]):
             await self._app(scope, receive, send)
             return

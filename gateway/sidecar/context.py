@@ -76,7 +76,7 @@ class NullAuditor:
 
 
 def audit_gap(
-    auditor: Auditor, tp: TopicPartition, missing: int, found: int, *, reactive: bool = False
+    auditor: Auditor, tp: TopicPartition, missing: int, next_offset: int, *, reactive: bool = False
 ) -> None:
     """Record for auditors that Kafka no longer has an offset that a group had still to read.
 
@@ -84,10 +84,10 @@ def audit_gap(
         auditor: Where to record it.
         tp: The partition.
         missing: The first offset that is missing.
-        found: The offset at which the group goes on.
+        next_offset: The offset at which the group goes on.
         reactive: Whether the group is a reactive one.
     """
-    error = f"Kafka does not have this offset any more; the group goes on at {found}"
+    error = f"Kafka does not have this offset any more; the group goes on at {next_offset}"
     auditor.record_consumed(tp.topic, tp.partition, missing, reactive=reactive, error=error)
 
 
@@ -148,8 +148,10 @@ class Context:
         error = self.cluster.error
         if error is not None:
             # A new exception: the cluster's own would gather the tracebacks of all requests.
-            kind = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
-            raise (kind or BrokerUnavailable)(str(error), retry_after=error.retry_after or 1.0)
+            error_class = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
+            raise (error_class or BrokerUnavailable)(
+                str(error), retry_after=error.retry_after or 1.0
+            )
 
     async def get_topic(self, name: str) -> TopicMetadata:
         """Return the metadata of a topic, and watch the topic from now on.
@@ -160,31 +162,33 @@ class Context:
             BrokerUnavailable: Kafka is away, or the topic has no partitions yet.
             AuthenticationFailed: Kafka refuses the gateway's credentials.
         """
-        known = self.cluster.get_topic(name)
-        if known is not None and known.partitions and not known.error:
-            return known
+        topic = self.cluster.get_topic(name)
+        if topic is not None and topic.partitions and not topic.error:
+            return topic
         self.require_kafka()
         try:
-            known = await self.cluster.describe_topic(name)
+            topic = await self.cluster.describe_topic(name)
         except UnknownTopic as exc:
             raise UnknownTopic(await self._describe_unknown_topic(name), topic=name) from exc
-        self.cluster.metadata.watch(name, known)
-        if not known.partitions:
+        self.cluster.metadata.watch(name, topic)
+        if not topic.partitions:
             raise BrokerUnavailable(f"topic {name} has no partitions yet", retry_after=1.0)
-        return known
+        return topic
 
     def is_current(self, name: str, topic_id: UUID | None) -> bool:
         """Return whether a watched topic exists and is still the one that had this id."""
-        known = self.cluster.get_topic(name)
-        return known is not None and not known.error and known.topic_id == topic_id
+        topic = self.cluster.get_topic(name)
+        return topic is not None and not topic.error and topic.topic_id == topic_id
 
     async def _describe_unknown_topic(self, name: str) -> str:
         try:
             names = await self.cluster.list_topics()
         except KafkaError:
             names = frozenset()  # no suggestion then: the answer is that the topic is unknown
-        near = suggest(name, [topic for topic in names if not topic.startswith("__")], "create it")
-        hint = near if near.startswith("did you") else "create it, or correct its name"
+        suggestion = suggest(
+            name, [topic for topic in names if not topic.startswith("__")], "create it"
+        )
+        hint = suggestion if suggestion.startswith("did you") else "create it, or correct its name"
         return f"no broker knows the topic {name}; {hint}"
 
     async def check_ready(self) -> None:

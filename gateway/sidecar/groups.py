@@ -87,8 +87,8 @@ class GroupEndpoints:
             tp = TopicPartition(entry["topic"], entry["partition"])
             topic = await self._context.get_topic(tp.topic)
             if tp.partition not in topic.partitions:
-                what = f"topic {tp.topic} has 0 to {len(topic.partitions) - 1}"
-                raise create_invalid_request(f"offsets[{index}].partition", what)
+                problem = f"topic {tp.topic} has 0 to {len(topic.partitions) - 1}"
+                raise create_invalid_request(f"offsets[{index}].partition", problem)
             if tp in offsets or tp in specs:
                 raise create_invalid_request(
                     f"offsets[{index}]", f"{tp} is there twice; give it once"
@@ -107,20 +107,20 @@ class GroupEndpoints:
         """Look up offsets by timestamp or position; a time after the last record means the end."""
         cluster = self._context.cluster
         listed = await cluster.list_offsets(specs, READ_UNCOMMITTED) if specs else {}
-        late = [
+        past_end = [
             tp
             for tp, answer in listed.items()
             if isinstance(answer, OffsetAndTimestamp) and answer.offset < 0
         ]
-        if late:
-            ends = dict.fromkeys(late, LATEST)
+        if past_end:
+            ends = dict.fromkeys(past_end, LATEST)
             listed = {**listed, **await cluster.list_offsets(ends, READ_UNCOMMITTED)}
         offsets: dict[TopicPartition, int] = {}
         for tp in specs:
             answer = listed.get(tp)
             if not isinstance(answer, OffsetAndTimestamp):
-                what = f"the offsets of {tp} are not known now; try again"
-                raise StatusError(503, what, code="KAFKA_UNAVAILABLE", retry_after=1.0)
+                problem = f"the offsets of {tp} are not known now; try again"
+                raise StatusError(503, problem, code="KAFKA_UNAVAILABLE", retry_after=1.0)
             offsets[tp] = answer.offset
         return offsets
 
@@ -135,5 +135,5 @@ async def _translate_errors(group: str) -> AsyncIterator[None]:
     except GroupFailed as error:
         if error.code != GROUP_ID_NOT_FOUND:
             raise
-        what = f"there is no group {group}; GET /adm/groups lists them"
-        raise StatusError(404, what, code="UNKNOWN_GROUP") from error
+        problem = f"there is no group {group}; GET /adm/groups lists them"
+        raise StatusError(404, problem, code="UNKNOWN_GROUP") from error

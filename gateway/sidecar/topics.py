@@ -28,9 +28,9 @@ async def describe_topic(context: Context, name: str) -> TopicMetadata:
     """
     if len(name) > MAX_TOPIC_NAME_CHARS:
         raise UnknownTopic(f"{name[:40]}.. is no topic; correct its name", topic=name[:40])
-    known = context.cluster.get_topic(name)
-    if known is not None and known.partitions and not known.error:
-        return known
+    topic = context.cluster.get_topic(name)
+    if topic is not None and topic.partitions and not topic.error:
+        return topic
     context.require_kafka()
     try:
         return await context.cluster.describe_topic(name)
@@ -48,8 +48,10 @@ async def describe_partition(context: Context, tp: TopicPartition) -> PartitionM
     partitions = (await describe_topic(context, tp.topic)).partitions
     partition = partitions.get(tp.partition)
     if partition is None:
-        what = f"topic {tp.topic} has no partition {tp.partition}; it has {len(partitions)}, from 0"
-        raise StatusError(404, what, code="UNKNOWN_PARTITION")
+        problem = (
+            f"topic {tp.topic} has no partition {tp.partition}; it has {len(partitions)}, from 0"
+        )
+        raise StatusError(404, problem, code="UNKNOWN_PARTITION")
     return partition
 
 

@@ -429,6 +429,7 @@ class AlreadySentResponse(Response):
     """Stand for a response that was sent before its endpoint returned."""
 
     async def __call__(self, *_: Any) -> None:
+        """Do nothing."""
         return None
 
 
@@ -476,8 +477,8 @@ def _parse_timestamp(value: Any) -> int:
                 time = time.replace(tzinfo=UTC)
             timestamp_ms = round(time.timestamp() * 1000)
         except (ValueError, OverflowError):
-            what = "is no time; write such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
-            raise create_invalid_request("timestamps", what) from None
+            problem = "is no time; write such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
+            raise create_invalid_request("timestamps", problem) from None
     if not 0 <= timestamp_ms <= MAX_TIMESTAMP_MS:
         raise create_invalid_request("timestamps", "is out of range; use a time from 1970 to 9999")
     return timestamp_ms

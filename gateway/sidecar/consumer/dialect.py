@@ -176,9 +176,9 @@ def build_ambiguous_response(exc: Exception, error_code: int) -> Response:
         exc: The error.
         error_code: Confluent's number of it.
     """
-    status, code, what = describe_error(exc)
+    status, code, detail = describe_error(exc)
     return build_json_response(
-        {**build_status(status, code, what), "error_code": error_code}, status
+        {**build_status(status, code, detail), "error_code": error_code}, status
     )
 
 

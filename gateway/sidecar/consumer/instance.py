@@ -130,21 +130,23 @@ class ConsumerInstance:
             timeout_s: How long to wait, in seconds.
 
         Raises:
-            StatusError: 409, another request held the lock for so long; 404, the instance has ended.
+            StatusError: 409, another request held the lock so long; 404, it has ended.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + timeout_s
+        deadline = loop.time() + timeout_s
         try:
             # A free lock is acquired without a suspension, so a timeout of 0 works, too.
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(deadline):
                 await self._lock.acquire()
         except TimeoutError:
-            what = f"another request reads with {self.name}; wait for it, or use another instance"
-            raise StatusError(409, what, code="INSTANCE_BUSY", retry_after=1.0) from None
+            problem = (
+                f"another request reads with {self.name}; wait for it, or use another instance"
+            )
+            raise StatusError(409, problem, code="INSTANCE_BUSY", retry_after=1.0) from None
         self.is_polling = True
         try:
             self._check_not_ended()
-            yield max(0.0, until - loop.time())
+            yield max(0.0, deadline - loop.time())
         finally:
             self.is_polling = False
             self._lock.release()
@@ -182,12 +184,12 @@ class ConsumerInstance:
             raise StatusError(409, MIXED_SUBSCRIPTION_MESSAGE, code="OTHER_SUBSCRIPTION")
         if self._consumer is None:
             self._consumer = self._create_consumer()
-        wanted = frozenset(tps)
+        new_assignment = frozenset(tps)
         self._processed_offsets.update(self._returned_offsets)
         await self._commit_processed(self._consumer)
-        self._forget(self._consumer.assignment - wanted)
+        self._forget(self._consumer.assignment - new_assignment)
         self._is_assigned_manually = True
-        self._consumer.assign(wanted)
+        self._consumer.assign(new_assignment)
 
     async def unsubscribe(self, *, commit: bool = True) -> None:
         """Stop reading and leave the group.
@@ -244,8 +246,8 @@ class ConsumerInstance:
             StatusError: 409, the instance is subscribed to nothing.
         """
         if self._consumer is None:
-            what = "it is subscribed to nothing; subscribe to topics, or assign partitions"
-            raise StatusError(409, f"{self.name}: {what}", code="NOT_SUBSCRIBED")
+            problem = "it is subscribed to nothing; subscribe to topics, or assign partitions"
+            raise StatusError(409, f"{self.name}: {problem}", code="NOT_SUBSCRIBED")
         return self._consumer
 
     # Records
@@ -388,13 +390,13 @@ class ConsumerInstance:
             StatusError: 409, the instance is subscribed to nothing, or has other partitions.
         """
         consumer = self._require_consumer()
-        until = asyncio.get_running_loop().time() + JOIN_TIMEOUT_S
+        deadline = asyncio.get_running_loop().time() + JOIN_TIMEOUT_S
         while missing := set(tps) - consumer.assignment:
             is_settled = consumer.state is MemberState.RUNNING and bool(consumer.assignment)
             if (
                 self._is_assigned_manually
                 or is_settled
-                or asyncio.get_running_loop().time() >= until
+                or asyncio.get_running_loop().time() >= deadline
             ):
                 raise create_not_assigned(missing)
             self._assignment_changed.clear()
@@ -527,8 +529,8 @@ class ConsumerInstance:
 def create_not_assigned(tps: Iterable[TopicPartition]) -> StatusError:
     """Return the error of partitions that an instance does not have, or no longer has."""
     names = ", ".join(str(tp) for tp in sorted(tps)[:10])
-    what = f"{names}: not assigned to this instance (any more)"
-    return StatusError(409, f"{what}; GET its assignments", code="NOT_ASSIGNED")
+    problem = f"{names}: not assigned to this instance (any more)"
+    return StatusError(409, f"{problem}; GET its assignments", code="NOT_ASSIGNED")
 
 
 def translate_group_error(exc: Exception) -> Exception:

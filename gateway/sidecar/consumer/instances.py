@@ -62,10 +62,10 @@ class EndedInstances:
 
     def get_reason(self, key: InstanceKey) -> str | None:
         """Return why an instance ended, or None if it is not remembered."""
-        wanted = hash(key) & ~3
-        for known in reversed(self._hashes):
-            if known & ~3 == wanted:
-                return self.REASONS[known & 3]
+        wanted_hash = hash(key) & ~3
+        for known_hash in reversed(self._hashes):
+            if known_hash & ~3 == wanted_hash:
+                return self.REASONS[known_hash & 3]
         return None
 
 
@@ -125,11 +125,13 @@ class ConsumerInstances:
         """
         key = InstanceKey(group, options.name or f"{self.process_id}-{uuid.uuid4()}")
         if key in self._instances:
-            what = f"group {group} has an instance {key.name} already; delete it, or use that"
-            raise StatusError(409, what, code="INSTANCE_EXISTS")
+            problem = f"group {group} has an instance {key.name} already; delete it, or use that"
+            raise StatusError(409, problem, code="INSTANCE_EXISTS")
         if len(self._instances) >= self._settings.instances:
-            what = f"there are {len(self._instances)} instances; delete some, or raise `instances`"
-            raise StatusError(429, what, code="TOO_MANY_INSTANCES", retry_after=5.0)
+            problem = (
+                f"there are {len(self._instances)} instances; delete some, or raise `instances`"
+            )
+            raise StatusError(429, problem, code="TOO_MANY_INSTANCES", retry_after=5.0)
         instance = ConsumerInstance(
             self._cluster, self._settings, group, key.name, options,
             dialect=dialect, identity=identity, auditor=auditor,

@@ -60,6 +60,7 @@ class PollResponse(Response):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait for the instance, poll it, and send the response or an error."""
         scope.setdefault("extensions", {})[DISCONNECT_AT_EOF] = True
         # What is received after the body is read can only be the disconnect.
         await Request(scope, receive).body()

@@ -42,8 +42,8 @@ class OffsetOutOfRange(StatusError):
     """
 
     def __init__(self, tp: TopicPartition, offset: int, first: int, last: int) -> None:
-        what = f"{tp} has no offset {offset}; it begins at {first} and ends before {last}"
-        super().__init__(416, f"{what}; ask for one of those", code="OFFSET_OUT_OF_RANGE")
+        problem = f"{tp} has no offset {offset}; it begins at {first} and ends before {last}"
+        super().__init__(416, f"{problem}; ask for one of those", code="OFFSET_OUT_OF_RANGE")
         self.log_start_offset, self.log_end_offset = first, last
 
 

@@ -93,9 +93,11 @@ class DeadLetterComponent:
             result = await self._retry_batch(queue, group, parameters)
         if result.backend_failure and not result.letters:
             raise StatusError(
-                503, f"the back end is away: {result.backend_failure}; nothing was changed, try again",
-                code="BACKEND_UNAVAILABLE", retry_after=result.retry_after or None,
-            )  # fmt: skip
+                503,
+                f"the back end is away: {result.backend_failure}; nothing was changed, try again",
+                code="BACKEND_UNAVAILABLE",
+                retry_after=result.retry_after or None,
+            )
         self._outcomes.update(result.counts)
         remaining = sum(map(len, (await queue.fetch_ranges()).values()))
         return build_json_response(_format_result(queue, result, remaining))
@@ -122,8 +124,8 @@ class DeadLetterComponent:
                 transactions, dead_letters, offsets, last=parameters["lastretry"]
             )
         except Fenced:
-            what = "another one retries the same dead letters by now; ask again"
-            raise StatusError(409, what, code="RETRIED_ELSEWHERE") from None
+            problem = "another one retries the same dead letters by now; ask again"
+            raise StatusError(409, problem, code="RETRIED_ELSEWHERE") from None
 
     def _resolve_topic(self, parameters: Parameters, group: Group) -> str:
         """Return the topic whose dead letters are meant; a group may read only one."""
@@ -183,9 +185,9 @@ class DeadLetterComponent:
         offsets: dict[TopicPartition, int] = {}
         for index, entry in enumerate(body["offsets"]):
             if entry["partition"] not in topic.partitions:
-                what = f"{entry['partition']} is none of {queue.topic}"
+                problem = f"{entry['partition']} is none of {queue.topic}"
                 raise create_invalid_request(
-                    f"offsets[{index}].partition", f"{what}; give `deadLetter` as it came"
+                    f"offsets[{index}].partition", f"{problem}; give `deadLetter` as it came"
                 )
             tp = TopicPartition(queue.topic, int(entry["partition"]))
             offsets[tp] = max(offsets.get(tp, 0), int(entry["offset"]) + 1)
@@ -245,8 +247,8 @@ class DeadLetterComponent:
         record = await self._read_record(tp, int(fields["offset"]))
         if record is None:
             if "value" not in fields:
-                what = "is not in Kafka any more; hand in its value, too"
-                raise create_invalid_request(f"[{index}].record", what)
+                problem = "is not in Kafka any more; hand in its value, too"
+                raise create_invalid_request(f"[{index}].record", problem)
             return await self._encode_record(tp, fields)
         return record
 
@@ -303,8 +305,8 @@ class DeadLetterComponent:
             await self._context.get_topic(name)
         except UnknownTopic:
             if origin in (await self._context.cluster.list_topics()):
-                what = f"{origin} has no dead letters; {name} is made with the first of them"
-                raise UnknownTopic(what, topic=name) from None
+                problem = f"{origin} has no dead letters; {name} is made with the first of them"
+                raise UnknownTopic(problem, topic=name) from None
             raise
         return DeadLetterQueue(self._context.cluster, name, group, ext)
 
@@ -385,6 +387,6 @@ class _SubmittedDeadLetterWriter(DeadLetterWriter):
         )
 
 
-def create_partly_written(what: str) -> StatusError:
+def create_partly_written(problem: str) -> StatusError:
     """Return the error of a request of which only some dead letters are written."""
-    return StatusError(503, f"{what}; those may be handed in again", code="PARTLY_WRITTEN")
+    return StatusError(503, f"{problem}; those may be handed in again", code="PARTLY_WRITTEN")

@@ -28,7 +28,15 @@ class Authorizer(Protocol):
 
     async def __call__(
         self, request: Request, scope: str, topics: Sequence[str] = (), group: str | None = None
-    ) -> str: ...
+    ) -> str:
+        """Return the identity of the client, or raise why it may not do that.
+
+        Args:
+            request: The request.
+            scope: What the client wants to do: a scope, or `AUTHENTICATED`.
+            topics: The topics with which it wants to do it.
+            group: The consumer group with which it wants to do it, if any.
+        """
 
 
 async def allow_anyone(

@@ -99,8 +99,8 @@ def _render_operation(
 
 
 def _render_parameter(parameter: Mapping[str, Any]) -> str:
-    place = parameter["in"] + ("" if parameter.get("required") else ", optional")
-    text = f"{parameter.get('description', '')} ({place}; {_describe_type(parameter['schema'])})"
+    location = parameter["in"] + ("" if parameter.get("required") else ", optional")
+    text = f"{parameter.get('description', '')} ({location}; {_describe_type(parameter['schema'])})"
     return (
         f"<div><dt><code>{escape(parameter['name'])}</code></dt><dd>{_render_text(text)}</dd></div>"
     )

@@ -115,8 +115,8 @@ def parse_ids(headers: Headers) -> RequestIds:
     for name in (CORRELATION_HEADER, TRACEABILITY_HEADER):
         text = headers.get(name)
         if text and not _ID_PATTERN.fullmatch(text):
-            what = f"{name} is over 256 characters, or has others than ASCII's visible ones"
-            raise StatusError(400, f"{what}; shorten it")
+            problem = f"{name} is over 256 characters, or has others than ASCII's visible ones"
+            raise StatusError(400, f"{problem}; shorten it")
         ids[name] = text
     trace = headers.get(TRACEPARENT_HEADER, "")
     is_valid = traceparent.parse(trace.encode("latin-1")) is not None
@@ -151,6 +151,7 @@ class RequestIdMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its ids, and add them to the response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

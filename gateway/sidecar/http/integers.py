@@ -39,20 +39,20 @@ def build_normalizer(document: Mapping[str, Any], schema: Mapping[str, Any]) -> 
     ]
     # All branches of anyOf and oneOf are applied, also those that do not hold for the value: which
     # one holds is not known here, and a whole number is the same number in each of them.
-    for kind in ("allOf", "anyOf", "oneOf"):
-        nested = (build_normalizer(document, branch) for branch in schema.get(kind, ()))
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        nested = (build_normalizer(document, branch) for branch in schema.get(keyword, ()))
         normalizers += [normalizer for normalizer in nested if normalizer is not None]
     return _chain_normalizers(normalizers)
 
 
-def resolve_reference(document: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+def resolve_reference(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema that a local reference (`#/components/...`) leads to.
 
     Args:
         document: The OpenAPI document.
-        given: A schema; it is returned itself if it is no reference.
+        schema: A schema; it is returned itself if it is no reference.
     """
-    target: Any = given
+    target: Any = schema
     while isinstance(target, Mapping) and "$ref" in target:
         steps = str(target["$ref"]).removeprefix("#/").split("/")
         target = document
@@ -80,7 +80,7 @@ def _to_integer(value: Any) -> Any:
     return value
 
 
-def _build_members_normalizer(named: Mapping[str, Normalizer]) -> Normalizer | None:
+def _build_members_normalizer(normalizers: Mapping[str, Normalizer]) -> Normalizer | None:
     """Return the normalizer of an object whose members have normalizers."""
 
     def normalize(value: Any) -> Any:
@@ -90,7 +90,7 @@ def _build_members_normalizer(named: Mapping[str, Normalizer]) -> Normalizer | N
                     value[name] = normalizer(value[name])
         return value
 
-    pairs = tuple(named.items())
+    pairs = tuple(normalizers.items())
     return normalize if pairs else None
 
 

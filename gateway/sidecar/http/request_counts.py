@@ -66,6 +66,7 @@ class RequestCountMiddleware:
         self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and count it when it has ended."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -172,16 +172,16 @@ class ApiOperation:
         """
         values: dict[str, Any] = {}
         for parameter, validator in self._parameters:
-            name, place = parameter["name"], parameter["in"]
-            text = _get_parameter(request, place, name)
+            name, location = parameter["name"], parameter["in"]
+            text = _get_parameter(request, location, name)
             if text is None:
                 if parameter.get("required"):
-                    raise create_invalid_request(f"{place} {name}", "is missing; add it")
+                    raise create_invalid_request(f"{location} {name}", "is missing; add it")
                 if "default" in parameter["schema"]:
                     values[name] = parameter["schema"]["default"]
                 continue
             values[name] = value = _convert_parameter(text, parameter["schema"].get("type"))
-            validator.validate(value, f"{place} {name}")
+            validator.validate(value, f"{location} {name}")
         for name in _iter_unknown_names(request.query_params, self._query_names):
             if closest := find_closest(name, self._query_names, MIN_SIMILARITY):
                 raise create_invalid_request(f"query {name}", f"did you mean '{closest}'?")
@@ -209,9 +209,9 @@ class ApiOperation:
         try:
             return orjson.loads(data)
         except orjson.JSONDecodeError as exc:
-            what = "is empty" if not data else f"is not JSON: {exc}"
+            problem = "is empty" if not data else f"is not JSON: {exc}"
             raise create_invalid_request(
-                "the body", f"{what}; send a JSON object in UTF-8"
+                "the body", f"{problem}; send a JSON object in UTF-8"
             ) from None
 
     def parse_body(self, data: bytes, content_type: str | None = None) -> Any:

@@ -1,4 +1,9 @@
-"""The part `ksqldb`: queries for clients, and configured ones whose rows reach the back end."""
+"""Query ksqlDB for clients, and deliver the rows of configured queries to a back end.
+
+Start with `component`, which has the route and runs the configured queries. `client` speaks to a
+ksqlDB server, `rows` parses its answers, `push` keeps a configured query running, and `delivery`
+hands its rows to the back end. `app` creates the component.
+"""
 
 from .component import KsqldbComponent
 

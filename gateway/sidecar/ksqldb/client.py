@@ -1,12 +1,12 @@
-"""Queries of a ksqlDB server, push and pull, over HTTP/2 where it speaks it.
+"""Send push and pull queries to a ksqlDB server, over HTTP/2 if the server speaks it.
 
-`POST /query-stream` over HTTP/2: by prior knowledge without TLS, by ALPN with it. A server that
-has no such path, or no HTTP/2, is asked by `POST /query`, which every version has.
+`POST /query-stream` needs HTTP/2: by prior knowledge without TLS, by ALPN with it. A server without
+that path, or without HTTP/2, gets `POST /query`, which every version has.
 
-Every query has a connection of its own: closing it ends the query at servers of all versions,
-and a query that is left takes no part of a window that others share (httpcore gives bytes of a
-stream that nobody reads back to neither the stream nor the connection). Whoever does not read
-holds back the server: no row is kept here but those that were asked for.
+Every query has a connection of its own. Closing it ends the query at servers of all versions, and a
+query that is not read does not block others that share a flow control window (httpcore returns
+the bytes of an unread stream neither to the stream's window nor to the connection's). A client that
+does not read holds the server back: no rows are kept here but those that were requested.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 
 DELIMITED = "application/vnd.ksqlapi.delimited.v1"
 KSQL_V1_TYPE = "application/vnd.ksql.v1+json"
-BEGIN_TIMEOUT_S = 30.0  # seconds until a query says what its columns are: ksqlDB plans it first
-MAX_ERROR_BYTES = 1 << 20  # bytes of an answer that is no 200
-CLOSE_TIMEOUT_S = 2.0  # seconds for /close-query, which is a courtesy
-FALLBACK_S = 600.0  # seconds after which a server that had no /query-stream is asked for it again
+BEGIN_TIMEOUT_S = 30.0  # for the columns of a query, which ksqlDB has to plan first
+MAX_ERROR_BYTES = 1 << 20  # of a response that is no 200
+CLOSE_TIMEOUT_S = 2.0  # for /close-query, which is optional
+FALLBACK_S = 600.0  # before a server without /query-stream is asked for it again
 OFFSET_RESET_PROPERTY = "auto.offset.reset"
 TABLE_SCAN_PROPERTY = "ksql.query.pull.table.scan.enabled"
 
 _NO_SUCH_PATH = frozenset({404, 405, 501, 505})
-# A push query may be silent for days: the kernel asks whether the peer is still there, and a host
+# A push query may be silent for days, so the kernel probes whether the peer is still there. A host
 # that vanished is noticed after 15 + 3 * 5 s.
 _KEEP_ALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -51,12 +51,17 @@ _KEEP_ALIVE = [
 
 
 class KsqlUnavailable(Exception):
-    """No connection, no answer in time, or an answer that was cut."""
+    """Say that ksqlDB cannot be reached, does not answer in time, or broke off its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRequest:
-    """properties: as ksqlDB has them, each a text or a number, such as `auto.offset.reset`."""
+    """Represent a query.
+
+    Attributes:
+        sql: The statement, with a semicolon at its end.
+        properties: ksqlDB's properties, each a text or a number, such as `auto.offset.reset`.
+    """
 
     sql: str
     properties: Mapping[str, Any] = field(default_factory=dict)
@@ -69,21 +74,28 @@ def build_query(
     offset: str | None = None,
     table_scan: bool | None = None,
 ) -> QueryRequest:
-    """offset: earliest or latest, where a push query begins. table_scan: whether a pull query may
-    read a whole table. Both stand over the same property."""
-    named: dict[str, Any] = dict(properties or {})
+    """Build a query.
+
+    Args:
+        sql: The statement, with or without a semicolon.
+        properties: ksqlDB's properties.
+        offset: `earliest` or `latest`: where a push query starts. It overrides the property.
+        table_scan: Whether a pull query may read a whole table. It overrides the property.
+    """
+    merged: dict[str, Any] = dict(properties or {})
     if offset is not None:
-        named[OFFSET_RESET_PROPERTY] = offset
+        merged[OFFSET_RESET_PROPERTY] = offset
     if table_scan is not None:
-        named[TABLE_SCAN_PROPERTY] = table_scan
-    text = sql.strip()
-    return QueryRequest(text if text.endswith(";") else f"{text};", named)
+        merged[TABLE_SCAN_PROPERTY] = table_scan
+    statement = sql.strip()
+    return QueryRequest(statement if statement.endswith(";") else f"{statement};", merged)
 
 
 class QueryResult:
-    """Rows of a query that has begun.
+    """Iterate over the rows of a query that has started.
 
-    columns: what is in them. path: `/query-stream` or `/query`.
+    Attributes:
+        path: `/query-stream` or `/query`.
     """
 
     def __init__(self, path: str, parser: ResponseParser, rows: AsyncIterator[KsqlRow]) -> None:
@@ -93,11 +105,12 @@ class QueryResult:
 
     @property
     def columns(self) -> Columns:
+        """Return the columns of the rows."""
         return self._parser.columns or Columns(())
 
     @property
     def final_message(self) -> str | None:
-        """The server's last word, once the rows are over."""
+        """Return the server's last message, once the rows are over; None if there is none."""
         return self._parser.final_message
 
     def __aiter__(self) -> AsyncIterator[KsqlRow]:
@@ -105,10 +118,16 @@ class QueryResult:
 
 
 class KsqlClient:
-    """A server, or several behind one address.
+    """Send queries to a ksqlDB server, or to several behind one address.
 
-    url: such as `http://localhost:8088`. user and password: basic authentication.
-    tls: for https. begin: seconds until a query has begun.
+    The component creates it. It holds no connection between queries.
+
+    Args:
+        url: The server, such as `http://localhost:8088`.
+        user: For basic authentication; None for none.
+        password: For basic authentication.
+        tls: For https.
+        begin_timeout_s: For a query to start, in seconds.
     """
 
     def __init__(
@@ -128,27 +147,30 @@ class KsqlClient:
 
     @asynccontextmanager
     async def stream(self, query: QueryRequest) -> AsyncGenerator[QueryResult]:
-        """The query while it is entered, closed at the server when it is left.
+        """Run a query while the context is entered, and close it at the server afterwards.
 
-        Entering, and each row, raise KsqlError where ksqlDB refuses, KsqlAway where it cannot be
-        asked, or goes away.
+        Entering, and reading each row, may raise.
+
+        Raises:
+            KsqlError: ksqlDB refuses the query, or a row cannot be read.
+            KsqlUnavailable: ksqlDB cannot be reached, or the connection broke.
         """
         async with contextlib.AsyncExitStack() as stack:
-            answer = await self._open(query, stack)
+            result = await self._open(query, stack)
             try:
-                yield answer
+                yield result
             finally:
-                await self._close_query(answer)
+                await self._close_query(result)
 
     async def _open(self, query: QueryRequest, stack: contextlib.AsyncExitStack) -> QueryResult:
         now = asyncio.get_running_loop().time
         if now() >= self._fallback_until:
-            new = stack.enter_async_context(self._open_path("/query-stream", query, http2=True))
+            opening = stack.enter_async_context(self._open_path("/query-stream", query, http2=True))
             try:
-                return await new
-            except _QueryStreamMissing as why:
-                log.debug("%s has no /query-stream (%s); asked by /query", self.url, why)
-                if why.is_certain:
+                return await opening
+            except _QueryStreamMissing as exc:
+                log.debug("%s has no /query-stream (%s); asked by /query", self.url, exc)
+                if exc.is_certain:
                     self._fallback_until = now() + FALLBACK_S
         return await stack.enter_async_context(self._open_path("/query", query, http2=False))
 
@@ -156,9 +178,11 @@ class KsqlClient:
     async def _open_path(
         self, path: str, query: QueryRequest, *, http2: bool
     ) -> AsyncGenerator[QueryResult]:
-        sql, properties = ("sql", "properties") if http2 else ("ksql", "streamsProperties")
-        body = orjson.dumps({sql: query.sql, properties: dict(query.properties)})
-        reading = ResponseParser()
+        sql_name, properties_name = (
+            ("sql", "properties") if http2 else ("ksql", "streamsProperties")
+        )
+        body = orjson.dumps({sql_name: query.sql, properties_name: dict(query.properties)})
+        parser = ResponseParser()
         async with self._create_client(http2) as client, contextlib.AsyncExitStack() as stack:
             with _translate_errors(self.url, http2):
                 async with asyncio.timeout(self._begin_timeout_s):
@@ -170,19 +194,19 @@ class KsqlClient:
                     )
                     response = await stack.enter_async_context(request)
                     await _check_response(response, http2)
-                    pieces = response.aiter_raw()
-                    first = await _read_columns(reading, pieces)
-            yield QueryResult(path, reading, self._iter_rows(reading, first, pieces))
+                    chunks = response.aiter_raw()
+                    first_rows = await _read_columns(parser, chunks)
+            yield QueryResult(path, parser, self._iter_rows(parser, first_rows, chunks))
 
     async def _iter_rows(
-        self, parser: ResponseParser, first: list[KsqlRow], pieces: AsyncIterator[bytes]
+        self, parser: ResponseParser, first_rows: list[KsqlRow], chunks: AsyncIterator[bytes]
     ) -> AsyncIterator[KsqlRow]:
-        for row in first:
+        for row in first_rows:
             yield row
         with _translate_errors(self.url):
             parser.raise_pending()
-            async for piece in pieces:
-                for row in parser.feed(piece):
+            async for chunk in chunks:
+                for row in parser.feed(chunk):
                     yield row
                 parser.raise_pending()
             for row in parser.feed_eof():
@@ -192,41 +216,50 @@ class KsqlClient:
         plain = self.url.startswith("http:")
         transport = httpx.AsyncHTTPTransport(
             verify=self._tls if self._tls is not None else True,
-            http1=not (http2 and plain),  # plain and HTTP/2 alone is prior knowledge
+            http1=not (http2 and plain),  # without TLS, HTTP/2 alone means prior knowledge
             http2=http2,
             trust_env=False,
             socket_options=_KEEP_ALIVE,
         )
-        quiet = httpx.Timeout(None, connect=min(5.0, self._begin_timeout_s), pool=5.0)
+        # No timeout of reads: a push query may be silent for days.
+        timeout = httpx.Timeout(None, connect=min(5.0, self._begin_timeout_s), pool=5.0)
         return httpx.AsyncClient(
-            base_url=self.url, transport=transport, auth=self._auth, timeout=quiet, trust_env=False
+            base_url=self.url,
+            transport=transport,
+            auth=self._auth,
+            timeout=timeout,
+            trust_env=False,
         )
 
-    async def _close_query(self, answer: QueryResult) -> None:
-        """As the reference has it. Closing the connection, which follows, ends it as well."""
-        if not answer.columns.query_id or answer.path != "/query-stream":
+    async def _close_query(self, result: QueryResult) -> None:
+        """Close a query as the reference says; closing the connection ends it as well."""
+        if not result.columns.query_id or result.path != "/query-stream":
             return
-        body = orjson.dumps({"queryId": answer.columns.query_id})
+        body = orjson.dumps({"queryId": result.columns.query_id})
         with contextlib.suppress(httpx.HTTPError, TimeoutError, OSError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S), self._create_client(True) as client:
                 closing = client.stream(
                     "POST", "/close-query", content=body, headers=_build_headers("*/*")
                 )
                 async with closing:
-                    pass  # whatever it says
+                    pass  # whatever the server answers
 
 
 class _QueryStreamMissing(Exception):
-    """The server has no /query-stream, or speaks no HTTP/2. sure: it said so; otherwise the
-    connection broke, which another one need not do."""
+    """Say that the server has no /query-stream, or no HTTP/2.
 
-    def __init__(self, why: str, *, is_certain: bool = False) -> None:
-        super().__init__(why)
+    Attributes:
+        is_certain: Whether the server has said so. Otherwise the connection broke, which the next
+            one need not do.
+    """
+
+    def __init__(self, reason: str, *, is_certain: bool = False) -> None:
+        super().__init__(reason)
         self.is_certain = is_certain
 
 
 def _build_headers(accept: str) -> Mapping[str, str]:
-    # identity: a row must not wait in a compressor for more of them
+    # identity: a row must not wait in a compressor for later ones
     return {
         "Accept": accept,
         "Accept-Encoding": "identity",
@@ -236,14 +269,19 @@ def _build_headers(accept: str) -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def _translate_errors(url: str, http2: bool = False) -> Any:
-    """httpx's errors as ours. http2: one before any answer may be of a server without it."""
+    """Convert httpx's errors.
+
+    Args:
+        url: The server, for messages.
+        http2: Whether an error before any answer may be that of a server without HTTP/2.
+    """
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise KsqlUnavailable(f"{url} cannot be reached: {_describe(error)}") from None
     except (httpx.HTTPError, OSError, KsqlProtocolError) as error:
-        kind: type[Exception] = _QueryStreamMissing if http2 else KsqlUnavailable
-        raise kind(f"{url} broke off: {_describe(error)}") from None
+        error_class: type[Exception] = _QueryStreamMissing if http2 else KsqlUnavailable
+        raise error_class(f"{url} broke off: {_describe(error)}") from None
     except TimeoutError:
         raise KsqlUnavailable(f"{url} did not begin the query in time") from None
 
@@ -253,27 +291,32 @@ def _describe(error: Exception) -> str:
 
 
 async def _check_response(response: httpx.Response, http2: bool) -> None:
-    """Raises KsqlError with what the server says, _NotThere."""
+    """Check that a response is a 200.
+
+    Raises:
+        KsqlError: It is an error of ksqlDB.
+        _QueryStreamMissing: It is that of a server without the path, or without HTTP/2.
+    """
     if response.status_code == 200:
         if http2 and response.http_version != "HTTP/2":
             raise _QueryStreamMissing(f"it speaks {response.http_version}", is_certain=True)
         return
     body = await _read_error_body(response)
-    told = _parse_object(body)
-    found = parse_error(told) if told is not None else None
-    if found is None and http2 and response.status_code in _NO_SUCH_PATH:
+    element = _parse_object(body)
+    error = parse_error(element) if element is not None else None
+    if error is None and http2 and response.status_code in _NO_SUCH_PATH:
         raise _QueryStreamMissing(f"{response.status_code}", is_certain=True)
-    raise found or KsqlError(
+    raise error or KsqlError(
         f"ksqlDB answers {response.status_code} {body[:200].decode(errors='replace')}".strip(),
         response.status_code * 100,
     )
 
 
 async def _read_error_body(response: httpx.Response) -> bytes:
-    """Return what a refusal says, of a body of any length."""
+    """Return the body of a refusal, or its beginning if it is longer than `MAX_ERROR_BYTES`."""
     body = bytearray()
-    async for piece in response.aiter_bytes():
-        body += piece
+    async for chunk in response.aiter_bytes():
+        body += chunk
         if len(body) > MAX_ERROR_BYTES:
             break
     return bytes(body)
@@ -281,16 +324,16 @@ async def _read_error_body(response: httpx.Response) -> bytes:
 
 def _parse_object(body: bytes) -> Mapping[str, Any] | None:
     try:
-        told = orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    return told if isinstance(told, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-async def _read_columns(parser: ResponseParser, pieces: AsyncIterator[bytes]) -> list[KsqlRow]:
-    """Reads until the columns are known; the rows that came with them."""
-    async for piece in pieces:
-        rows = parser.feed(piece)
+async def _read_columns(parser: ResponseParser, chunks: AsyncIterator[bytes]) -> list[KsqlRow]:
+    """Read until the columns are known, and return the rows that came with them."""
+    async for chunk in chunks:
+        rows = parser.feed(chunk)
         if parser.columns is not None:
             return rows
     rows = parser.feed_eof()

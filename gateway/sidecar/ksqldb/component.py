@@ -1,9 +1,9 @@
-"""The part `ksqldb`: queries for whoever asks, and configured ones whose rows reach the back end.
+"""Answer queries of clients, and run the configured ones.
 
-`POST /ksqldb/active` answers with the rows as a JSON array, each an object by column name: those of
-a pull query, or what a push query has until `limit` or `timeout`. To `Accept: application/x-ndjson`
-it answers with a row a line as they come, until the client leaves; what goes wrong behind the first
-line is a line of its own, a Status.
+`POST /ksqldb/active` answers with the rows as a JSON array, each an object by column name: all rows
+of a pull query, or those of a push query until `limit` or `timeout`. With `Accept:
+application/x-ndjson` it answers with a row a line as they come, until the client disconnects; an
+error after the first line is a line of its own, a Status.
 """
 
 from __future__ import annotations
@@ -39,17 +39,22 @@ from .push import PushQuery
 from .rows import KsqlError, RowError, write_row
 
 NDJSON = "application/x-ndjson"
-MAX_BODY_BYTES = 256 << 10  # bytes of a request
-MAX_ARRAY_BYTES = 32 << 20  # bytes of an answer that is one array
+MAX_BODY_BYTES = 256 << 10
+MAX_ARRAY_BYTES = 32 << 20  # of a response that is one array
 TOO_MANY_ROWS_MESSAGE = (
     f"the rows are over {MAX_ARRAY_BYTES >> 20} MiB; add a limit, or accept {NDJSON}"
 )
-PUSH_TIMEOUT_MS = 10_000  # ms that a push query is listened to, where the request says nothing
-DEFAULT_PUSH_ROWS = 1000  # rows of it
+# The limits of a push query where the request has none.
+PUSH_TIMEOUT_MS = 10_000
+DEFAULT_PUSH_ROWS = 1000
 
 
 class KsqldbComponent:
-    """See the module, and `part.Part`."""
+    """Serve `POST /ksqldb/active`, and own the configured queries.
+
+    Attributes:
+        push_queries: The configured queries.
+    """
 
     def __init__(self, context: Context) -> None:
         settings = context.section.ksqldb
@@ -65,26 +70,32 @@ class KsqldbComponent:
             begin_timeout_s=settings.begin_timeout,
         )
         self.push_queries = [
-            PushQuery(self._ksql, each, each.backend or settings.backend, settings.reconnect)
-            for each in settings.queries
+            PushQuery(self._ksql, query, query.backend or settings.backend, settings.reconnect)
+            for query in settings.queries
         ]
         self.routes: Sequence[BaseRoute] = [
             Route("/ksqldb/active", self._run_query, methods=["POST"], name="ksqldbActive")
         ]
 
     async def run(self) -> None:
+        """Run the configured queries until cancelled."""
         async with asyncio.TaskGroup() as group:
             for push in self.push_queries:
                 group.create_task(push.run())
             await asyncio.Event().wait()
 
     async def check_ready(self) -> None:
+        """Check that every configured query runs.
+
+        Raises:
+            NotReady: One does not.
+        """
         for push in self.push_queries:
             if push.failure is not None:
                 raise NotReady("ksqldb", f"query {push.settings.name}: {push.failure}")
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Adds what a scrape wants to know."""
+        """Add the samples of the configured queries."""
         for push in self.push_queries:
             name = push.settings.name
             samples.add(catalog.KSQLDB_QUERY_RUNNING, float(push.failure is None), name)
@@ -93,32 +104,37 @@ class KsqldbComponent:
                 samples.add(catalog.KSQLDB_ROWS, rows, name, outcome)
 
     async def _run_query(self, request: Request) -> Response:
+        """Run the query of a request, which ends with the response."""
         await self._context.authorize(request, READ_SCOPE)
-        given = self._operation.parse_parameters(request)
+        parameters = self._operation.parse_parameters(request)
         data = await read_body(request, MAX_BODY_BYTES)
         body = self._operation.parse_body(data, request.headers.get("content-type"))
-        wanted = _parse_query(body)
-        push = body.get("queryType", "pull") == "push"
+        query = _parse_query(body)
+        is_push = body.get("queryType", "pull") == "push"
+        # The query is left when the stack is closed: here for an array, by the response for lines.
         stack = AsyncExitStack()
         try:
-            rows = await stack.enter_async_context(self._ksql.stream(wanted))
+            rows = await stack.enter_async_context(self._ksql.stream(query))
         except (KsqlError, KsqlUnavailable) as error:
             raise to_status_error(error) from error
         if NDJSON in request.headers.get("accept", ""):
-            limit, timeout = given.get("limit"), _to_seconds(given.get("timeout"))
+            limit, timeout = parameters.get("limit"), _to_seconds(parameters.get("timeout"))
             return NdjsonRowsResponse(
                 _iter_rows(rows, limit, timeout, self._context.draining), stack
             )
-        limit = given.get("limit", DEFAULT_PUSH_ROWS if push else None)
-        timeout = _to_seconds(given.get("timeout", PUSH_TIMEOUT_MS if push else None))
+        limit = parameters.get("limit", DEFAULT_PUSH_ROWS if is_push else None)
+        timeout = _to_seconds(parameters.get("timeout", PUSH_TIMEOUT_MS if is_push else None))
         async with stack:
             return await _build_array_response(
-                _iter_rows(rows, limit, timeout, self._context.draining), push
+                _iter_rows(rows, limit, timeout, self._context.draining), is_push
             )
 
 
 def to_status_error(error: KsqlError | KsqlUnavailable) -> StatusError:
-    """As a Status: what ksqlDB says of the query is the caller's, the rest is not."""
+    """Convert an error of ksqlDB.
+
+    What ksqlDB says about the query is the client's to correct; the rest is not, and is a 503.
+    """
     if isinstance(error, KsqlUnavailable):
         return StatusError(503, f"{error}; try again", code="KSQLDB_UNAVAILABLE", retry_after=1.0)
     if isinstance(error, RowError):
@@ -126,12 +142,12 @@ def to_status_error(error: KsqlError | KsqlUnavailable) -> StatusError:
     if error.status in (400, 404, 409, 422):
         return StatusError(error.status, str(error), code=f"KSQLDB_{error.code}")
     if error.status == 403:
-        what = f"ksqlDB does not allow the sidecar that: {error}; grant it to its user"
-        return StatusError(403, what, code=f"KSQLDB_{error.code}")
-    what = f"ksqlDB: {error}"
+        detail = f"ksqlDB does not allow the sidecar that: {error}; grant it to its user"
+        return StatusError(403, detail, code=f"KSQLDB_{error.code}")
+    detail = f"ksqlDB: {error}"
     if error.status == 401:
-        what = f"{what}; correct sidecar.ksqldb.username and password"
-    return StatusError(503, what, code=f"KSQLDB_{error.code}", retry_after=1.0)
+        detail = f"{detail}; correct sidecar.ksqldb.username and password"
+    return StatusError(503, detail, code=f"KSQLDB_{error.code}", retry_after=1.0)
 
 
 def _parse_query(body: dict[str, Any]) -> QueryRequest:
@@ -148,61 +164,74 @@ def _to_seconds(milliseconds: int | None) -> float | None:
 
 
 async def _iter_rows(
-    rows: QueryResult, limit: int | None, seconds: float | None, draining: asyncio.Event
+    rows: QueryResult, limit: int | None, timeout_s: float | None, draining: asyncio.Event
 ) -> AsyncIterator[bytes]:
-    """Rows as JSON, until so many, so many seconds, or the sidecar's end."""
+    """Yield rows as JSON until the limit, the time or the sidecar is over."""
     loop = asyncio.get_running_loop()
-    until = None if seconds is None else loop.time() + seconds
-    over = asyncio.ensure_future(draining.wait())
+    deadline = None if timeout_s is None else loop.time() + timeout_s
+    drained = asyncio.ensure_future(draining.wait())
     source, count = aiter(rows), 0
-    coming: asyncio.Future[Any] | None = None
+    next_row: asyncio.Future[Any] | None = None
     try:
         while limit is None or count < limit:
-            coming = asyncio.ensure_future(anext(source))
-            left = None if until is None else max(0.0, until - loop.time())
-            await asyncio.wait({coming, over}, timeout=left, return_when="FIRST_COMPLETED")
-            if not coming.done():
+            next_row = asyncio.ensure_future(anext(source))
+            remaining_s = None if deadline is None else max(0.0, deadline - loop.time())
+            await asyncio.wait(
+                {next_row, drained}, timeout=remaining_s, return_when="FIRST_COMPLETED"
+            )
+            if not next_row.done():
                 return
             try:
-                row = coming.result()
+                row = next_row.result()
             except StopAsyncIteration:
                 return
             yield write_row(row)
             count += 1
     finally:
-        over.cancel()
-        if coming is not None and not coming.done():
-            coming.cancel()
-            await asyncio.wait({coming})
+        drained.cancel()
+        if next_row is not None and not next_row.done():
+            next_row.cancel()
+            await asyncio.wait({next_row})
 
 
 async def _build_array_response(rows: AsyncIterator[bytes], push: bool) -> Response:
-    made: list[bytes] = []
+    """Collect the rows of a query and build the response.
+
+    Raises:
+        StatusError: 413, there are too many rows; or an error of ksqlDB.
+    """
+    items: list[bytes] = []
     size = 0
     try:
         async for row in rows:
-            made.append(row)
+            items.append(row)
             size += len(row) + 1
             if size > MAX_ARRAY_BYTES:
                 raise StatusError(413, TOO_MANY_ROWS_MESSAGE)
     except (KsqlError, KsqlUnavailable) as error:
         raise to_status_error(error) from error
-    return build_json_response(b"[" + b",".join(made) + b"]")
+    return build_json_response(b"[" + b",".join(items) + b"]")
 
 
 class NdjsonRowsResponse(StreamingResponse):
-    """A row a line. stack: left when the answer is over, also where its client never took it."""
+    """Send a row a line.
+
+    It closes the stack, and so ends the query, when the response is over, also if the client never
+    received it.
+    """
 
     def __init__(self, rows: AsyncIterator[bytes], stack: AsyncExitStack) -> None:
         super().__init__(_iter_lines(rows), headers=dict(NO_STORE_HEADERS), media_type=NDJSON)
         self._stack = stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the rows, then end the query."""
         async with self._stack:
             await super().__call__(scope, receive, send)
 
 
 async def _iter_lines(rows: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield rows as lines, and an error as the last line: the status is sent by then."""
     try:
         async for row in rows:
             yield row + b"\n"

@@ -1,11 +1,10 @@
-"""Rows of a query to the back end: batch by batch, in order, one at a time.
+"""Deliver the rows of a query to the back end: in batches, in order, one batch at a time.
 
-A back end that is away (refuses connections, is too slow, answers 401, 404, 429 or 5xx) is asked
-for ever: no row is skipped for its fault, and meanwhile the query is held back at ksqlDB. Of an
-answer only the status counts, but all of it must come in time. What the back end
-says about the rows themselves (400, 409, 413, 422) is tried again some times, then the batch is
-halved until the row that it means stands alone; that one is logged, counted and left out, as there
-are no dead letters of rows.
+A back end that is unavailable (it refuses connections, is too slow, or answers 401, 404, 429 or
+5xx) is tried for ever: no row is skipped because of it, and meanwhile the query is held back at
+ksqlDB. Only the status of a response counts, but all of it must arrive in time. A batch whose rows
+the back end refuses (400, 409, 413, 422) is tried again a few times, then halved until the row that
+is refused is alone. That row is logged, counted and dropped, as rows have no dead letters.
 """
 
 from __future__ import annotations
@@ -24,29 +23,33 @@ from gateway.sidecar.reactive.backend import BackendResponse
 log = logging.getLogger(__name__)
 
 REJECTED_STATUSES = frozenset({400, 409, 413, 422})
-MAX_LOGGED_BYTES = 200  # bytes of a row, or of an answer, that the log has
+MAX_LOGGED_BYTES = 200  # of a row, or of a response
 
 PostBatch = Callable[[bytes, str], Awaitable[BackendResponse | BackendUnavailable]]
 
 
 class RowBatcher:
-    """Rows on their way, as JSON.
+    """Collect rows into batches, between the reader of a query and its delivery.
 
-    rows, size (bytes): of a batch. linger: seconds that a row waits for others.
-    No more wait than are in a batch, and one row: `put` waits then, and whoever reads the query
-    with it.
+    It holds at most one batch and one row: `put` waits then, and with it whoever reads the query.
+
+    Args:
+        rows: At most so many rows in a batch.
+        size: At most so many bytes in a batch, but at least one row.
+        linger: How many seconds a row may wait for others.
     """
 
     def __init__(self, rows: int, size: int, linger: float) -> None:
         self._max_rows = rows
         self._max_bytes = size
         self._linger = linger
-        self._rows: deque[tuple[float, bytes]] = deque()
-        self._bytes = 0  # of those that wait, as they are counted for a batch
+        self._rows: deque[tuple[float, bytes]] = deque()  # with the time when each was added
+        self._bytes = 0  # of the rows that wait, each with its comma
         self._waiters: set[asyncio.Future[None]] = set()
         self._is_ended = False
 
     async def put(self, row: bytes) -> None:
+        """Add a row as JSON, and wait while there is a whole batch already."""
         while self._is_full():
             await self._wait_for_change(None)
         self._rows.append((_now(), row))
@@ -54,12 +57,12 @@ class RowBatcher:
         self._notify_change()
 
     def end(self) -> None:
-        """No row comes any more; those that wait are still taken."""
+        """Note that no more rows come; those that wait are still taken."""
         self._is_ended = True
         self._notify_change()
 
     async def take_batch(self) -> Sequence[bytes]:
-        """The next batch, once it is full or its first row has waited; none at the end."""
+        """Return the next batch once it is full or its first row has waited; nothing at the end."""
         while not self._rows:
             if self._is_ended:
                 return ()
@@ -73,11 +76,11 @@ class RowBatcher:
         return taken
 
     def _is_full(self) -> bool:
-        """Return whether a batch is there, by rows or by bytes: one more row would wait for it."""
+        """Return whether a batch is complete, by rows or bytes, so that another row must wait."""
         return len(self._rows) >= self._max_rows or self._bytes > self._max_bytes
 
     def _count_batch(self) -> int:
-        """How many of those that wait are one batch; one row at least, however large."""
+        """Return how many of the waiting rows are one batch: at least one row, however large."""
         size = 0
         for index, (_, row) in enumerate(self._rows):
             size += len(row) + 1
@@ -86,8 +89,8 @@ class RowBatcher:
         return len(self._rows)
 
     async def _wait_for_change(self, timeout_s: float | None) -> None:
-        # One future for each that waits: an Event that both sides clear loses a change that comes
-        # between the clearing and the waiting.
+        # A future for each waiter: with one Event that both sides clear, a change between clearing
+        # and waiting would be lost.
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
@@ -102,12 +105,20 @@ class RowBatcher:
 
 
 class RowDelivery:
-    """See the module.
+    """Deliver batches of rows, and count what becomes of them.
 
-    post: a body to the back end, with the id that it has at every attempt.
-    retries: of a batch that is refused.
-    outcomes: rows by what became of them (`delivered`, `dropped`). away: why the back end cannot
-    be had now, None while it can.
+    `PushQuery` creates it and runs `run`.
+
+    Args:
+        name: The name of the query.
+        post: Sends a body to the back end, with an id that is the same at every attempt.
+        retries: How often a batch that is refused is tried again.
+        initial: The first delay of retries, in seconds.
+        max: The longest delay of retries, in seconds.
+
+    Attributes:
+        outcomes: Rows by what became of them (`delivered`, `dropped`).
+        failure: Why the back end is unavailable now; None while it is not.
     """
 
     def __init__(
@@ -123,19 +134,20 @@ class RowDelivery:
         self._has_skipped = False
 
     async def run(self, batches: RowBatcher) -> None:
-        """Until the rows are over."""
+        """Deliver batches until there are no more rows."""
         while rows := await batches.take_batch():
             await self._deliver(rows)
 
-    def skip_row(self, why: str) -> None:
-        """Count a row that cannot be handed on; log the first one of the query."""
+    def skip_row(self, reason: str) -> None:
+        """Count a row that cannot be delivered, and log the first one of the query."""
         self.outcomes["dropped"] += 1
         if not self._has_skipped:
             self._has_skipped = True
-            what = "rows that cannot be handed on are passed over and counted"
-            log.error("query %s: %s; the first: %s", self._name, what, why)
+            notice = "rows that cannot be handed on are passed over and counted"
+            log.error("query %s: %s; the first: %s", self._name, notice, reason)
 
     async def _deliver(self, rows: Sequence[bytes]) -> None:
+        """Deliver rows; of refused ones, find those that the back end does not want."""
         refusal = await self._post_until_answered(rows)
         if refusal is None:
             self.outcomes["delivered"] += len(rows)
@@ -149,35 +161,37 @@ class RowDelivery:
             log.error("query %s: the back end refuses a row (%s): %s", self._name, refusal, shown)
 
     async def _post_until_answered(self, rows: Sequence[bytes]) -> str | None:
-        """None once the back end has them, else why it does not want them."""
+        """Send rows until the back end accepts them, or return why it refuses them."""
         backoff = Backoff(self._max, random.random, self._initial)
-        body, id, refused = b"[" + b",".join(rows) + b"]", str(uuid.uuid4()), 0
+        body, id, refusals = b"[" + b",".join(rows) + b"]", str(uuid.uuid4()), 0
         while True:
-            status, why, least = await self._post_batch(body, id)
+            status, reason, min_delay = await self._post_batch(body, id)
             if 200 <= status < 300:
                 self._on_available()
                 return None
             if status in REJECTED_STATUSES:
                 self._on_available()
-                refused += 1
-                if refused > self._retries:
-                    return why
+                refusals += 1
+                if refusals > self._retries:
+                    return reason
             else:
-                self._on_unavailable(why)
-            await asyncio.sleep(max(least, backoff.next_delay(Cause.CONNECTION)))
+                self._on_unavailable(reason)
+            await asyncio.sleep(max(min_delay, backoff.next_delay(Cause.CONNECTION)))
 
     async def _post_batch(self, body: bytes, id: str) -> tuple[int, str, float]:
-        """Its status (0: none), why it is no good, and after which time it wants to be asked."""
-        said = await self._post(body, id)
-        if isinstance(said, BackendUnavailable):
-            return 0, said.reason, said.retry_after
-        why = f"{said.status} {said.body[:MAX_LOGGED_BYTES].decode(errors='replace')}".strip()
-        return said.status, why, said.retry_after
+        """Send a batch, and return the status (0 for none), the reason, and the requested delay."""
+        response = await self._post(body, id)
+        if isinstance(response, BackendUnavailable):
+            return 0, response.reason, response.retry_after
+        reason = (
+            f"{response.status} {response.body[:MAX_LOGGED_BYTES].decode(errors='replace')}".strip()
+        )
+        return response.status, reason, response.retry_after
 
-    def _on_unavailable(self, why: str) -> None:
+    def _on_unavailable(self, reason: str) -> None:
         if self.failure is None:
-            log.warning("query %s: the back end is away (%s); its rows wait", self._name, why)
-        self.failure = why
+            log.warning("query %s: the back end is away (%s); its rows wait", self._name, reason)
+        self.failure = reason
 
     def _on_available(self) -> None:
         if self.failure is not None:

@@ -1,9 +1,10 @@
-"""A configured query: asked as long as the sidecar runs, its rows handed to the back end.
+"""Keep a configured query running as long as the sidecar runs, and deliver its rows.
 
-What a push query loses: it has no offsets. Begun again (a connection that broke, a server that
-ended it, a restart of the sidecar) with `offset: latest` it does not have what came meanwhile,
-with `earliest` it has every row once more; rows that were read and not delivered yet go with the
-process. A stream that must not lose any is read from its topic, by a group.
+A push query has no offsets, so rows may be lost or repeated. If it is started again (after a broken
+connection, an end by the server, a restart of the sidecar) with `offset: latest`, what came
+meanwhile is missing; with `earliest` every row comes once more. Rows that were read and not
+delivered yet are lost with the process. A stream that must not lose any is read from its topic, by
+a group.
 """
 
 from __future__ import annotations
@@ -28,13 +29,19 @@ from .rows import KsqlError, RowError, write_row
 log = logging.getLogger(__name__)
 
 QUERY_HEADER = "X-Ksqldb-Query"
-STEADY_AFTER_S = 10.0  # seconds after which a query that breaks is no repeated failure
+STEADY_AFTER_S = 10.0  # of running, after which the delay of retries starts small again
 
 
 class PushQuery:
-    """See the module; `run` it.
+    """Run one configured query, and start it again whenever it ends.
 
-    begun: how often the query was. broken: why it is not running, None while it is.
+    The component creates it and runs `run`.
+
+    Attributes:
+        begin_count: How often the query was started.
+        failure: Why it is not running; None while it is.
+        settings: The section of the query.
+        delivery: Delivers its rows.
     """
 
     def __init__(
@@ -53,10 +60,11 @@ class PushQuery:
         )
 
     async def run(self) -> None:
-        """Until cancelled; of a pull query, until its rows are delivered."""
-        wanted = self.settings.batch
-        batches = RowBatcher(wanted.rows, wanted.size, wanted.linger)
-        self._client = httpx.AsyncClient(timeout=None, trust_env=False)  # `call` has one
+        """Run until cancelled; a pull query until its rows are delivered."""
+        limits = self.settings.batch
+        batches = RowBatcher(limits.rows, limits.size, limits.linger)
+        # `post_json` has the timeout.
+        self._client = httpx.AsyncClient(timeout=None, trust_env=False)
         async with self._client, asyncio.TaskGroup() as group:
             group.create_task(self.delivery.run(batches))
             await self._run_queries(batches)
@@ -65,43 +73,50 @@ class PushQuery:
     async def _run_queries(self, batches: RowBatcher) -> None:
         backoff = Backoff(self._reconnect.max, random.random, self._reconnect.initial)
         while True:
-            began = asyncio.get_running_loop().time()
+            started_at = asyncio.get_running_loop().time()
             try:
-                why = await self._run_once(batches)
+                reason = await self._run_once(batches)
                 if self.settings.query_type == "pull":
                     self.failure = None
                     return
             except (KsqlError, KsqlUnavailable) as error:
-                why = str(error)
-            if asyncio.get_running_loop().time() - began > STEADY_AFTER_S:
+                reason = str(error)
+            if asyncio.get_running_loop().time() - started_at > STEADY_AFTER_S:
                 backoff.reset()
-            await self._wait_before_retry(why, backoff.next_delay(Cause.CONNECTION))
+            await self._wait_before_retry(reason, backoff.next_delay(Cause.CONNECTION))
 
     async def _run_once(self, batches: RowBatcher) -> str:
-        """Why the rows are over."""
-        each = self.settings
-        wanted = build_query(
-            each.query, each.properties, offset=each.offset, table_scan=each.table_scan_enable
+        """Start the query and read its rows; return why they have ended."""
+        settings = self.settings
+        query = build_query(
+            settings.query,
+            settings.properties,
+            offset=settings.offset,
+            table_scan=settings.table_scan_enable,
         )
-        async with self._ksql.stream(wanted) as answer:
+        async with self._ksql.stream(query) as result:
             self.begin_count += 1
             self.failure = None
             log.info(
-                "query %s: begun by %s (%.100s)", each.name, answer.path, answer.columns.query_id
+                "query %s: begun by %s (%.100s)",
+                settings.name,
+                result.path,
+                result.columns.query_id,
             )
-            async for row in answer:
+            async for row in result:
                 try:
-                    text = write_row(row)
+                    row_json = write_row(row)
                 except RowError as error:
                     self.delivery.skip_row(str(error))
                     continue
-                await batches.put(text)
-            return f"the server ended it ({answer.final_message or 'without a word'})"
+                await batches.put(row_json)
+            return f"the server ended it ({result.final_message or 'without a word'})"
 
-    async def _wait_before_retry(self, why: str, delay: float) -> None:
-        level = logging.DEBUG if why == self.failure else logging.WARNING  # once, not each time
-        self.failure = why
-        log.log(level, "query %s: %s; begins again in %.1f s", self.settings.name, why, delay)
+    async def _wait_before_retry(self, reason: str, delay: float) -> None:
+        """Wait, and log why the query is started again; the same reason is not logged twice."""
+        level = logging.DEBUG if reason == self.failure else logging.WARNING
+        self.failure = reason
+        log.log(level, "query %s: %s; begins again in %.1f s", self.settings.name, reason, delay)
         await asyncio.sleep(delay)
 
     async def _post(self, body: bytes, correlation: str) -> BackendResponse | BackendUnavailable:

@@ -1,14 +1,14 @@
-"""What ksqlDB answers a query with, read piece by piece as it comes.
+"""Parse what ksqlDB answers to a query, piece by piece as it arrives.
 
-Three forms of the same: a JSON text a line (`application/vnd.ksqlapi.delimited.v1`: an object with
+There are three forms: a JSON text a line (`application/vnd.ksqlapi.delimited.v1`: an object with
 the columns, then an array for each row), one JSON array of these (`application/json`), and the
-array of `POST /query` (`{"header"}`, then `{"row"}`, at last `{"finalMessage"}`). An array begins
-with `[`, lines with an object, so nobody needs to say which it is. Sans-I/O. Source: the HTTP API
+array of `POST /query` (`{"header"}`, then `{"row"}`, at last `{"finalMessage"}`). An array starts
+with `[`, lines start with an object, so the form need not be known. Sans-I/O. Source: the HTTP API
 reference of ksqlDB, "Run push and pull queries" and "Run a query".
 
-Numbers keep their digits: where orjson would write others (a DECIMAL of 29 digits), the column's
-value is made of `orjson.Fragment`, which is written as it came. A row that is complete and cannot
-be read, or not be written, is one row: `write_row` says why, and the rows behind it go on.
+Numbers keep their digits: where orjson would write others (a DECIMAL of 29 digits), the value
+contains `orjson.Fragment`, which is written as it came. A complete row that cannot be read or
+written concerns only itself: `write_row` says why, and the rows after it go on.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ import orjson
 
 from gateway.formats.exact_numbers import has_inexact_number
 
-MAX_ROW_BYTES = 16 << 20  # bytes of one row; a longer one is no row but a peer that never ends it
-MAX_MESSAGE_CHARS = 2000  # characters of what the server says of an error, or at last
-TOMBSTONE = "$tombstone"  # beside the columns of a row that says: the one of this key is gone
+MAX_ROW_BYTES = 16 << 20  # a longer row is one that the server never ends
+MAX_MESSAGE_CHARS = 2000  # of an error message, or of the final message
+TOMBSTONE = "$tombstone"  # a member of rows that say that the row of their key is deleted
 
 _MARKS = re.compile(rb'["\\\[\]{}]')
 _NAME = re.compile(r"\s*`((?:[^`]|``)+)`\s+")
 
 
 class KsqlError(Exception):
-    """ksqlDB refuses or gives up a query. code: its own, such as 40001; 0 where it says none."""
+    """Say that ksqlDB refuses a query, or gives it up.
+
+    Attributes:
+        code: ksqlDB's own code, such as 40001; 0 if it has none.
+    """
 
     def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
@@ -40,27 +44,28 @@ class KsqlError(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status in the code: 400 of 40001."""
+        """Return the HTTP status in the code: 400 of 40001."""
         return self.code // 100 if 40_000 <= self.code < 60_000 else 500
 
 
 class RowError(KsqlError):
-    """A row cannot be handed on: it is too long, cannot be read, or not be written as JSON."""
+    """Say that a row is too long, cannot be read, or cannot be written as JSON."""
 
     @property
     def status(self) -> int:
-        """Unprocessable content: the query selects something that it may as well leave out."""
+        """Return 422: the query selects something that it may as well leave out."""
         return 422
 
 
 class KsqlProtocolError(Exception):
-    """What came is not what ksqlDB sends."""
+    """Say that an answer is none that ksqlDB sends."""
 
 
 class KsqlRow(dict[str, Any]):
-    """Values by the names of their columns.
+    """Hold the values of a row by the names of their columns.
 
-    fault: why they could not be read, and are not there; empty where they could.
+    Attributes:
+        error: Why the values could not be read, and are missing; empty if they could.
     """
 
     error = ""
@@ -83,7 +88,13 @@ def write_row(row: KsqlRow) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Of the rows that follow. query: by which a push query is closed, empty for pull queries."""
+    """Hold the columns of the rows that follow.
+
+    Attributes:
+        names: Their names.
+        types: Their types.
+        query_id: By which a push query is closed; empty for pull queries.
+    """
 
     names: Sequence[str]
     types: Sequence[str] = ()
@@ -92,9 +103,11 @@ class Columns:
 
 @dataclass(slots=True)
 class ResponseParser:
-    """The body of one answer.
+    """Parse the body of one response.
 
-    columns: once they came. final: the server's last word, such as `Limit Reached`.
+    Attributes:
+        columns: The columns, once they came.
+        final_message: The server's last message, such as `Limit Reached`.
     """
 
     columns: Columns | None = None
@@ -103,10 +116,14 @@ class ResponseParser:
     _pending_error: KsqlError | KsqlProtocolError | None = None
 
     def feed(self, data: bytes) -> list[KsqlRow]:
-        """The rows that are complete with this. Raises KsqlError, Garbled.
+        """Return the rows that are complete with this piece.
 
-        Rows before an error in the same piece are given first: `check` raises it then, and so do
-        all later calls.
+        Rows before an error in the same piece are returned first. `raise_pending` raises the error
+        then, and so do all later calls.
+
+        Raises:
+            KsqlError: ksqlDB gives up the query, or a row is too long.
+            KsqlProtocolError: The piece is nothing that ksqlDB sends.
         """
         self.raise_pending()
         rows: list[KsqlRow] = []
@@ -124,13 +141,17 @@ class ResponseParser:
         return rows
 
     def raise_pending(self) -> None:
-        """Raise the error that stood behind the rows of the last piece."""
+        """Raise the error that followed the rows of the last piece."""
         if self._pending_error is not None:
             raise self._pending_error
 
     def feed_eof(self) -> list[KsqlRow]:
-        """The body is over: a last row that no line break followed. Raises as `take`, and Garbled
-        where the body was cut in the middle."""
+        """Return the last row, if no line break followed it, at the end of the body.
+
+        Raises:
+            KsqlError: As of `feed`.
+            KsqlProtocolError: As of `feed`; or the body was cut.
+        """
         self.raise_pending()
         rows: list[KsqlRow] = []
         for text in self._splitter.feed_eof():
@@ -138,10 +159,11 @@ class ResponseParser:
         return rows
 
     def _parse_element(self, text: bytes, rows: list[KsqlRow], *, is_last: bool = False) -> None:
+        """Parse a row or an object, and append the row if it is one."""
         try:
             element = _load(text)
         except ValueError as error:
-            # what is behind the last line break, or the last element, may be cut
+            # What follows the last line break, or the last element, may be cut: that is no row.
             if is_last or not self._is_row(text):
                 raise KsqlProtocolError(
                     f"ksqlDB sent {text[:60]!r}, which is no JSON: {error}"
@@ -158,6 +180,7 @@ class ResponseParser:
             raise KsqlProtocolError(f"ksqlDB sent {text[:60]!r} where a row or an object is due")
 
     def _parse_object(self, element: Mapping[str, Any], text: bytes, rows: list[KsqlRow]) -> None:
+        """Parse an object: an error, the columns, a row, or the final message."""
         error = parse_error(element)
         if error is not None:
             raise error
@@ -180,16 +203,21 @@ class ResponseParser:
             values = row.get("columns") or []
             if not isinstance(values, list):
                 raise KsqlProtocolError(f"ksqlDB sent {text[:60]!r} where a row is due")
-            made = self._build_row(values, text)
+            parsed_row = self._build_row(values, text)
             if row.get("tombstone"):
-                made[TOMBSTONE] = True
-            rows.append(made)
+                parsed_row[TOMBSTONE] = True
+            rows.append(parsed_row)
         elif element.get("finalMessage"):
             self.final_message = str(element["finalMessage"])[:MAX_MESSAGE_CHARS]
-        # anything else (tokens of consistency and continuation) is not ours to read
+        # Anything else (consistency tokens, continuation tokens) is ignored.
 
     def _build_row(self, values: Sequence[Any], text: bytes) -> KsqlRow:
-        """text: of the element that has the values."""
+        """Build a row.
+
+        Args:
+            values: Its values, in the order of the columns.
+            text: The JSON that has them, with all digits.
+        """
         if self.columns is None:
             raise KsqlProtocolError("ksqlDB sent a row before it said what the columns are")
         if values and len(values) != len(self.columns.names):
@@ -201,7 +229,7 @@ class ResponseParser:
         return KsqlRow(zip(self.columns.names, values, strict=False))
 
     def _is_row(self, text: bytes) -> bool:
-        """Return whether a text that is no JSON stands where a row does."""
+        """Return whether a text that is no JSON is at the place of a row."""
         return self.columns is not None and text.lstrip().startswith((b"[", b'{"row"'))
 
 
@@ -210,10 +238,10 @@ def _create_too_long() -> RowError:
 
 
 def _load(text: bytes) -> Any:
-    """Return JSON as orjson reads it, or with all digits where orjson has no double for a number.
+    """Parse JSON with orjson, or with all digits where orjson has no double for a number.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is no JSON.
     """
     try:
         return orjson.loads(text)
@@ -225,10 +253,10 @@ def _load(text: bytes) -> Any:
 
 
 def _load_exactly(text: bytes) -> Any:
-    """Return JSON with each number as it is written.
+    """Parse JSON with each number as it is written.
 
-    `core.exact.reread` is for what orjson has read before. This is also for what it has not: NaN
-    is no JSON, and bytes are UTF-8.
+    `core.channel.exact_json` is for JSON that orjson has read before. This is also for other
+    input, so it refuses NaN, which Python's JSON accepts, and bytes that are not UTF-8.
     """
     fragment = orjson.Fragment
     return json.loads(
@@ -243,20 +271,23 @@ def _refuse_constant(name: str) -> Any:
 def _keep_digits(values: Sequence[Any], text: bytes) -> Sequence[Any]:
     """Return the values of a row, with the digits of the text where orjson would write others."""
     try:
-        again = _load_exactly(text)
-    except RecursionError:  # and too deep to be written, which `write_row` says
+        exact_element = _load_exactly(text)
+    except RecursionError:  # too deep to be written as well, and `write_row` says so
         return values
-    exact = again if isinstance(again, list) else again["row"]["columns"]
+    exact_values = (
+        exact_element if isinstance(exact_element, list) else exact_element["row"]["columns"]
+    )
     return [
         digits if _is_written_otherwise(value, digits) else value
-        for value, digits in zip(values, exact, strict=True)
+        for value, digits in zip(values, exact_values, strict=True)
     ]
 
 
 def _is_written_otherwise(value: Any, digits: Any) -> bool:
+    """Return whether orjson would write a value with other digits."""
     try:
         return orjson.dumps(value) != orjson.dumps(digits)
-    except TypeError:  # also too deep
+    except TypeError:  # too deep; `write_row` says so
         return False
 
 
@@ -265,19 +296,26 @@ def _text_or_empty(value: Any) -> str:
 
 
 def parse_error(element: Mapping[str, Any]) -> KsqlError | None:
-    """The error that an object tells of: a whole answer's, or one in the middle of rows."""
-    told = element.get("errorMessage") or element
-    if isinstance(told, str):
-        return KsqlError(told[:MAX_MESSAGE_CHARS])
-    if not isinstance(told, Mapping) or (told is element and "error_code" not in told):
+    """Return the error that an object states, or None.
+
+    It is a whole response, or an object among rows.
+    """
+    error = element.get("errorMessage") or element
+    if isinstance(error, str):
+        return KsqlError(error[:MAX_MESSAGE_CHARS])
+    if not isinstance(error, Mapping) or (error is element and "error_code" not in error):
         return None
-    code = told.get("error_code")
-    message = str(told.get("message") or "ksqlDB gives no reason")[:MAX_MESSAGE_CHARS]
+    code = error.get("error_code")
+    message = str(error.get("message") or "ksqlDB gives no reason")[:MAX_MESSAGE_CHARS]
     return KsqlError(message, code if isinstance(code, int) else 0)
 
 
 def parse_schema(text: str) -> Iterator[tuple[str, str]]:
-    """Names and types of "`ID` BIGINT KEY, `AT` STRUCT<`X` INT, `Y` INT>"."""
+    """Yield the names and types of "`ID` BIGINT KEY, `AT` STRUCT<`X` INT, `Y` INT>".
+
+    Raises:
+        KsqlProtocolError: It is no schema.
+    """
     for part in _split_columns(text):
         name = _NAME.match(part)
         if name is None:
@@ -286,42 +324,42 @@ def parse_schema(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _split_columns(text: str) -> Iterable[str]:
-    """Cut at the commas outside of names, brackets and parentheses."""
-    depth, quoted, begin = 0, False, 0
-    for at, char in enumerate(text):
+    """Split at the commas outside of names, brackets and parentheses."""
+    depth, is_quoted, start = 0, False, 0
+    for index, char in enumerate(text):
         if char == "`":
-            quoted = not quoted
-        elif not quoted and char in "<(":
+            is_quoted = not is_quoted
+        elif not is_quoted and char in "<(":
             depth += 1
-        elif not quoted and char in ">)":
+        elif not is_quoted and char in ">)":
             depth -= 1
-        elif char == "," and not quoted and not depth:
-            yield text[begin:at]
-            begin = at + 1
-    if text[begin:].strip():
-        yield text[begin:]
+        elif char == "," and not is_quoted and not depth:
+            yield text[start:index]
+            start = index + 1
+    if text[start:].strip():
+        yield text[start:]
 
 
 class _JsonSplitter:
-    """The JSON texts of a body, each once it is complete."""
+    """Split a body into its JSON texts, each as soon as it is complete."""
 
     def __init__(self) -> None:
-        self._buffer = (
-            bytearray()
-        )  # so that a row that comes in 1,000 pieces is not copied for each
-        self._is_array: bool | None = None
-        self._is_closed = False
-        self._scanned = self._depth = (
-            0  # how far the rest was looked through, and what is open there
-        )
+        # A bytearray, so that a row that comes in 1,000 pieces is not copied 1,000 times.
+        self._buffer = bytearray()
+        self._is_array: bool | None = None  # None until the first byte came
+        self._is_closed = False  # whether the array's end came
+        # The state of the scan: the bytes of the buffer that were scanned, the brackets that are
+        # open there, and whether a string is.
+        self._scanned = self._depth = 0
         self._is_quoted = False
 
     @property
     def pending(self) -> int:
-        """How many bytes are not complete."""
+        """Return how many bytes are not complete yet."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterable[bytes]:
+        """Return the JSON texts that are complete with this piece."""
         self._buffer += data
         if self._is_array is None:
             self._buffer = self._buffer.lstrip()
@@ -333,7 +371,11 @@ class _JsonSplitter:
         return self._take_elements() if self._is_array else self._take_lines()
 
     def feed_eof(self) -> Iterable[bytes]:
-        """Raises Garbled where something is not complete."""
+        """Return the last text, at the end of the body.
+
+        Raises:
+            KsqlProtocolError: Something is not complete.
+        """
         rest = bytes(self._buffer.strip())
         self._buffer.clear()
         if (rest and not rest.endswith((b"]", b"}"))) or (self._is_array and not self._is_closed):
@@ -341,34 +383,35 @@ class _JsonSplitter:
         return [rest] if rest else []
 
     def _take_lines(self) -> list[bytes]:
+        """Return the lines that are complete."""
         end = self._buffer.rfind(b"\n", self._scanned)
-        whole = bytes(self._buffer[: end + 1])
+        lines = bytes(self._buffer[: end + 1])
         del self._buffer[: end + 1]
         self._scanned = len(self._buffer)
-        return [line for line in whole.split(b"\n") if line.strip()]
+        return [line for line in lines.split(b"\n") if line.strip()]
 
     def _take_elements(self) -> list[bytes]:
-        """Of the array; what comes between them (commas, line breaks) is passed over."""
-        found: list[bytes] = []
-        begin, at = 0, self._scanned
-        while (mark := _MARKS.search(self._buffer, at)) is not None:
-            at, sign = mark.end(), bytes(mark[0])
-            if sign == b"\\":
-                at += 1  # what it escapes: a quote or a backslash matter, and neither ends a text
-            elif sign == b'"':
+        """Return the complete elements of the array, without the commas and line breaks between."""
+        elements: list[bytes] = []
+        start, position = 0, self._scanned
+        while (mark := _MARKS.search(self._buffer, position)) is not None:
+            position, char = mark.end(), bytes(mark[0])
+            if char == b"\\":
+                position += 1  # skip what it escapes, which may be a quote or a backslash
+            elif char == b'"':
                 self._is_quoted = not self._is_quoted
             elif self._is_quoted:
                 continue
-            elif sign in b"[{":
+            elif char in b"[{":
                 self._depth += 1
             elif self._depth == 0:  # the array's own end
-                self._is_closed, begin, at = True, len(self._buffer), len(self._buffer)
+                self._is_closed, start, position = True, len(self._buffer), len(self._buffer)
             else:
                 self._depth -= 1
                 if self._depth == 0:
-                    found.append(bytes(self._buffer[begin:at]).lstrip(b", \r\n\t"))
-                    begin = at
-        # an escape may be the last byte: what it escapes is still to come
-        self._scanned = max(at, len(self._buffer)) - begin
-        del self._buffer[:begin]
-        return found
+                    elements.append(bytes(self._buffer[start:position]).lstrip(b", \r\n\t"))
+                    start = position
+        # An escape may be the last byte: then what it escapes is skipped in the next piece.
+        self._scanned = max(position, len(self._buffer)) - start
+        del self._buffer[:start]
+        return elements

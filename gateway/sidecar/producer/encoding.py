@@ -131,8 +131,8 @@ class RecordEncoder:
             except FormatError as exc:
                 # The key is still the JSON value only if encoding it failed.
                 name = "key" if key is record.get("key") and key is not None else "value"
-                where = f"{describe_record(index)}.{name}{exc.pointer.replace('/', '.')}"
-                encoded.failures[index] = RecordFailure(INVALID, f"{where}: {exc}")
+                location = f"{describe_record(index)}.{name}{exc.pointer.replace('/', '.')}"
+                encoded.failures[index] = RecordFailure(INVALID, f"{location}: {exc}")
                 continue
             number = record.get("partition")
             if number is None and key is not None:
@@ -142,9 +142,9 @@ class RecordEncoder:
                     keyless_partition if keyless_partition >= 0 else _choose_partition(topic)
                 )
             elif number not in topic.partitions:
-                what = f"topic {topic.name} has no partition {number}; it has 0 to {count - 1}"
+                problem = f"topic {topic.name} has no partition {number}; it has 0 to {count - 1}"
                 encoded.failures[index] = RecordFailure(
-                    INVALID, f"{describe_record(index)}.partition: {what}"
+                    INVALID, f"{describe_record(index)}.partition: {problem}"
                 )
                 continue
             headers = (

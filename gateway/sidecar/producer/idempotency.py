@@ -130,13 +130,13 @@ class IdempotencyStore:
         self._failures: dict[TopicPartition | None, KafkaError] = {}
         self._layout: Layout | None = None  # of what is read, and of `_next_offsets`
 
-    async def run_once(self, scope: str, digest: bytes, work: ProduceCallback) -> StoredResponse:
+    async def run_once(self, scope: str, digest: bytes, produce: ProduceCallback) -> StoredResponse:
         """Do the work unless a request with this scope did, and return the answer.
 
         Args:
             scope: The identity of the client, the topic, and the key.
             digest: Of what is to be done: another request with the same scope is an error.
-            work: Writes the records.
+            produce: Writes the records.
 
         Raises:
             StatusError: 422, the scope was used with another digest.
@@ -144,7 +144,7 @@ class IdempotencyStore:
             BrokerUnavailable: The request is not done in time. With `timeout`, it may have been
                 done.
 
-        Whatever `work` raises is raised, too.
+        Whatever `produce` raises is raised, too.
         """
         key, attempt = hashlib.sha256(scope.encode()).digest()[:KEY_BYTES], _Attempt()
         try:
@@ -153,21 +153,23 @@ class IdempotencyStore:
                 self._is_requested.set()
                 await self._is_reading.wait()
                 while True:
-                    response = await self._attempt(key, digest, work, attempt)
+                    response = await self._attempt(key, digest, produce, attempt)
                     if response is not None:
                         return response
         except TimeoutError:
             failure = next(iter(self._failures.values()), None)
             reason = str(failure) if failure else "another request with this key is not done"
-            what = f"{reason}; try again with the same Idempotency-Key"
-            raise BrokerUnavailable(what, timeout=attempt.may_be_written, retry_after=1.0) from None
+            problem = f"{reason}; try again with the same Idempotency-Key"
+            raise BrokerUnavailable(
+                problem, timeout=attempt.may_be_written, retry_after=1.0
+            ) from None
         finally:
             if attempt.transactions is not None and not attempt.may_be_written:
                 # The claim came to nothing, or its work is done under another id.
                 self._transaction_pool.run_in_background(self._withdraw(key, attempt))
 
     async def _attempt(
-        self, key: bytes, digest: bytes, work: ProduceCallback, attempt: _Attempt
+        self, key: bytes, digest: bytes, produce: ProduceCallback, attempt: _Attempt
     ) -> StoredResponse | None:
         """Look at the state of a key and do the next thing about it; None means: look again."""
         for failure in self._failures.values():
@@ -190,7 +192,7 @@ class IdempotencyStore:
             and first.owner == attempt.transactions.id
             and attempt.transactions.is_started
         ):  # it is this request's
-            response = await self._execute(key, digest, work, attempt, attempt.transactions)
+            response = await self._execute(key, digest, produce, attempt, attempt.transactions)
             if response is not None or self.claims.get_first_claim(key) != first:
                 return response
         elif (remaining_s := first.expires_at - time.time()) > 0:  # another request has the key
@@ -199,7 +201,7 @@ class IdempotencyStore:
         elif key not in self._keys_in_takeover:  # its owner has not finished in time
             self._keys_in_takeover.add(key)
             try:
-                response = await self._take_over(key, digest, work, attempt, first)
+                response = await self._take_over(key, digest, produce, attempt, first)
             finally:
                 self._keys_in_takeover.discard(key)
             if response is not None or self.claims.get_first_claim(key) != first:
@@ -209,7 +211,7 @@ class IdempotencyStore:
         return None
 
     async def _take_over(
-        self, key: bytes, digest: bytes, work: ProduceCallback, attempt: _Attempt, first: Claim
+        self, key: bytes, digest: bytes, produce: ProduceCallback, attempt: _Attempt, first: Claim
     ) -> StoredResponse | None:
         """Do the work in place of an owner whose claim has expired; None means: look again.
 
@@ -227,13 +229,13 @@ class IdempotencyStore:
         ):
             return None
         log.info("a request is taken over from %s, which did not finish it", first.owner)
-        return await self._execute(key, digest, work, attempt, transactions)
+        return await self._execute(key, digest, produce, attempt, transactions)
 
     async def _execute(
         self,
         key: bytes,
         digest: bytes,
-        work: ProduceCallback,
+        produce: ProduceCallback,
         attempt: _Attempt,
         transactions: TransactionalProducer,
     ) -> StoredResponse | None:
@@ -247,7 +249,7 @@ class IdempotencyStore:
             return TransactionRecord(tp, key, digest + body, (), timestamp_ms)
 
         try:
-            body, offsets = await work(transactions, build_result)
+            body, offsets = await produce(transactions, build_result)
         except Fenced:
             return None  # another request took the claim over: wait for its answer
         except (PartitionFailed, AccessDenied):  # refused, so nothing is written
@@ -597,11 +599,13 @@ class IdempotencyStore:
             # The topic may have been replaced, with another record at the offset, or none.
             record = batch.records[0] if batch.records else None
             if record is None and not self.claims.has_read_result(key):
-                what = "it was done, and its answer cannot be read yet"
-                raise BrokerUnavailable(f"{what}; try again", retry_after=1.0)
+                problem = "it was done, and its answer cannot be read yet"
+                raise BrokerUnavailable(f"{problem}; try again", retry_after=1.0)
             if record is None or (record.offset, record.key) != (result.offset, key):
-                what = "it was done, and its answer is not there any more"
-                raise StatusError(409, f"{what}; use another Idempotency-Key for another request")
+                problem = "it was done, and its answer is not there any more"
+                raise StatusError(
+                    409, f"{problem}; use another Idempotency-Key for another request"
+                )
             body = (record.value or b"")[KEY_BYTES:]
             self._store_response(key, body)
         return body
@@ -648,5 +652,5 @@ def compute_digest(body: bytes) -> bytes:
 
 def _check_digest(stored: bytes, requested: bytes) -> None:
     if stored != requested:
-        what = "this Idempotency-Key came with another body before"
-        raise StatusError(422, f"{what}; use another key for another request", code="KEY_REUSED")
+        problem = "this Idempotency-Key came with another body before"
+        raise StatusError(422, f"{problem}; use another key for another request", code="KEY_REUSED")

@@ -80,6 +80,7 @@ class NdjsonProduceResponse(Response):
         self._results: asyncio.Queue[asyncio.Future[list[dict[str, Any]]] | None] = asyncio.Queue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read and write until both directions have ended; then cancel what is left."""
         chunks = self._request.stream()
         reading = asyncio.create_task(self._read_records(chunks))
         try:
@@ -144,8 +145,8 @@ class NdjsonProduceResponse(Response):
             if accepted:
                 yield accepted
             if len(accepted) < len(lines) or len(rest) > max_bytes:
-                what = f"line {self._line_number + 1} is over {max_bytes} bytes; send fewer bytes in one"
-                raise InputEnded(TOO_LARGE, what)
+                problem = f"line {self._line_number + 1} is over {max_bytes} bytes"
+                raise InputEnded(TOO_LARGE, f"{problem}; send fewer bytes in one")
         if rest:
             yield [rest]
 
@@ -169,8 +170,8 @@ class NdjsonProduceResponse(Response):
             if not reading.done():
                 reading.cancel()
         if not reading.done():
-            what = f"the sidecar ends; go on after line {self._line_number} with another one"
-            raise InputEnded(UNWRITTEN, what)
+            problem = f"the sidecar ends; go on after line {self._line_number} with another one"
+            raise InputEnded(UNWRITTEN, problem)
         try:
             return reading.result()
         except ClientDisconnect:
@@ -212,8 +213,8 @@ class NdjsonProduceResponse(Response):
                 records, lambda index: f"line {numbers[index]}: record"
             )
         except GatewayError as exc:
-            code, _, what = describe_error(exc)
-            failure = {"errorCode": code, "error": what}
+            code, _, detail = describe_error(exc)
+            failure = {"errorCode": code, "error": detail}
             future.set_result([failure if result is None else result for result in line_results])
             return
         results.add_done_callback(

@@ -74,7 +74,7 @@ def describe_results(
     """Describe the outcome of all records, in the order of the request.
 
     Args:
-        order: The records of the request.
+        encoded: The records of the request.
         results: The outcome of each of its items.
     """
     if not encoded.failures:
@@ -127,13 +127,13 @@ def build_response(body: dict[str, Any]) -> Response:
         return build_json_response(body, status)
     first = next(record for record in offsets if record.get("errorCode") != FAILED_DEPENDENCY)
     if len(offsets) == 1 or status != UNWRITTEN:
-        what = str(first["error"])
+        detail = str(first["error"])
     elif any(record["errorCode"] == DOUBTFUL for record in offsets):
-        what = "Kafka did not answer in time, and some records may have been written"
-        what = f"{what}; `offsets` says which; repeat them with their Idempotency-Key"
+        detail = "Kafka did not answer in time, and some records may have been written"
+        detail = f"{detail}; `offsets` says which; repeat them with their Idempotency-Key"
     else:
-        what = "Kafka did not take the records; try again"
+        detail = "Kafka did not take the records; try again"
     headers = {"Retry-After": f"{DEFAULT_RETRY_AFTER_S:g}"} if status == UNWRITTEN else {}
     return build_json_response(
-        build_status(status, WORDS_BY_STATUS.get(status, "FAILED"), what) | body, status, headers
+        build_status(status, WORDS_BY_STATUS.get(status, "FAILED"), detail) | body, status, headers
     )

@@ -181,18 +181,18 @@ class ProducerComponent:
         return fields
 
     def parse_encodings(
-        self, topic: str, wanted: Mapping[str, Any]
+        self, topic: str, fields: Mapping[str, Any]
     ) -> tuple[FieldEncoding, FieldEncoding]:
         """Return how keys and values are encoded: by the request, the topic, or the section.
 
         Args:
             topic: The topic's name.
-            wanted: The fields of a body, or the parameters of a query.
+            fields: The fields of a body, or the parameters of a query.
         """
         section = self.context.section
         key = section.get_key_format(topic, self.settings.key_format)
         value = section.get_value_format(topic, self.settings.value_format)
-        return _parse_encoding(wanted, "key", key), _parse_encoding(wanted, "value", value)
+        return _parse_encoding(fields, "key", key), _parse_encoding(fields, "value", value)
 
     def audit_results(self, encoded: EncodedRecords, results: Sequence[int | KafkaError]) -> None:
         """Tell the auditor about each record that was handed to Kafka."""
@@ -211,8 +211,10 @@ class ProducerComponent:
     async def _produce_stream(self, request: Request, parameters: Mapping[str, Any]) -> Response:
         """Build the response that reads and writes a stream of lines."""
         if "Idempotency-Key" in parameters:
-            what = "is for one answer, and NDJSON has one for each line"
-            raise create_invalid_request("header Idempotency-Key", f"{what}; send application/json")
+            problem = "is for one answer, and NDJSON has one for each line"
+            raise create_invalid_request(
+                "header Idempotency-Key", f"{problem}; send application/json"
+            )
         self.context.require_kafka()
         topic = await self.context.get_topic(parameters["topic"])
         return ndjson.NdjsonProduceResponse(
@@ -260,14 +262,14 @@ class ProducerComponent:
         return await self.context.lock_keys(topic, (item.key for item in encoded.items))
 
 
-def _parse_encoding(wanted: Mapping[str, Any], name: str, default: str) -> FieldEncoding:
-    format = wanted.get(f"{name}Format")
+def _parse_encoding(fields: Mapping[str, Any], name: str, default: str) -> FieldEncoding:
+    format = fields.get(f"{name}Format")
     return FieldEncoding(
         SerializationFormat.parse(default if format is None else format),
         SchemaSelector(
-            id=wanted.get(f"{name}SchemaId"),
-            version=wanted.get(f"{name}SchemaVersion"),
-            subject=wanted.get(f"{name}SchemaSubject"),
-            text=wanted.get(f"{name}Schema"),
+            id=fields.get(f"{name}SchemaId"),
+            version=fields.get(f"{name}SchemaVersion"),
+            subject=fields.get(f"{name}SchemaSubject"),
+            text=fields.get(f"{name}Schema"),
         ),
     )

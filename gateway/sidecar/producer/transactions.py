@@ -90,7 +90,7 @@ class TransactionPool:
         """Write all records in one transaction, or none.
 
         Args:
-            order: The records.
+            encoded: The records.
             timeout_s: For acquiring an id, and again for the transaction, in seconds.
 
         Returns:
@@ -143,8 +143,8 @@ def build_dependent_failures(encoded: EncodedRecords) -> list[int | KafkaError]:
     if not encoded.failures:
         return []
     first = min(encoded.failures)
-    why = f"it is not written, as records[{first}] cannot be; correct that one"
-    return [NotWritten(why)] * len(encoded.items)
+    reason = f"it is not written, as records[{first}] cannot be; correct that one"
+    return [NotWritten(reason)] * len(encoded.items)
 
 
 def build_failures(items: Sequence[ProducerRecord], exc: Exception) -> list[int | KafkaError]:

@@ -174,9 +174,9 @@ class ReactiveComponent:
         """
         name = request.path_params["group"]
         if name not in self.groups:
-            near = suggest(name, list(self.groups), "GET /reactive lists them")
-            what = f"no reactive group {name[:80]!r}"
-            raise StatusError(404, f"{what}; {near}", code="GROUP_NOT_FOUND")
+            suggestion = suggest(name, list(self.groups), "GET /reactive lists them")
+            problem = f"no reactive group {name[:80]!r}"
+            raise StatusError(404, f"{problem}; {suggestion}", code="GROUP_NOT_FOUND")
         return self.groups[name]
 
     async def _resolve_offsets(
@@ -197,15 +197,15 @@ class ReactiveComponent:
             assert group.consumer is not None
             specs |= dict.fromkeys(group.consumer.assignment, OFFSET_SPECS[body["to"]])
         if not offsets and not specs:
-            what = "names no partition; give it offsets, timestamps or to"
-            raise StatusError(400, f"the body: {what}", code="INVALID_REQUEST")
+            problem = "names no partition; give it offsets, timestamps or to"
+            raise StatusError(400, f"the body: {problem}", code="INVALID_REQUEST")
         bounds = await self._list_offsets(group, dict.fromkeys(offsets, OFFSET_SPECS["beginning"]))
         ends = await self._list_offsets(group, dict.fromkeys(offsets, OFFSET_SPECS["end"]))
         for tp, offset in offsets.items():
             if not bounds[tp] <= offset <= ends[tp]:
-                what = f"{tp} has no offset {offset}"
+                problem = f"{tp} has no offset {offset}"
                 hint = f"use {bounds[tp]} to {ends[tp]}"
-                raise StatusError(400, f"{what}; {hint}", code="OFFSET_OUT_OF_RANGE")
+                raise StatusError(400, f"{problem}; {hint}", code="OFFSET_OUT_OF_RANGE")
         resolved = await self._list_offsets(group, specs)
         # Kafka answers -1 where no record is that late: go on at the end.
         past_end = {tp: OFFSET_SPECS["end"] for tp, offset in resolved.items() if offset < 0}

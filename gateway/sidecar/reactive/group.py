@@ -387,14 +387,14 @@ class ReactiveGroup:
                 tps_by_runner.setdefault(self._runners_by_partition[tp], set()).add(tp)
         return tps_by_runner
 
-    def _drop(self, tps: frozenset[TopicPartition], why: str) -> None:
+    def _drop(self, tps: frozenset[TopicPartition], reason: str) -> None:
         """Abandon what lanes have of partitions that are gone, and log it if there was anything."""
         had_unsettled = [
             runner.drop(own_tps) for runner, own_tps in self._group_by_runner(tps).items()
         ]
         if any(had_unsettled):
             names = ", ".join(map(str, sorted(tps)))
-            log.warning("group %s: a batch of %s is abandoned: %s", self.name, names, why)
+            log.warning("group %s: a batch of %s is abandoned: %s", self.name, names, reason)
         for tp in tps:
             self._runners_by_partition.pop(tp, None)
 

@@ -89,20 +89,20 @@ class OffsetCommitter:
         """
         async with self._lock:
             pending = self._pending
-            selected = {tp: offset for tp, offset in pending.items() if tps is None or tp in tps}
+            selected = {tp: entry for tp, entry in pending.items() if tps is None or tp in tps}
             if not selected:
                 if not pending:  # what could not be committed belongs to another member now
                     self._recover()
                 return
             try:
-                await self._commit({tp: offset for tp, (offset,) in selected.items()})
+                await self._commit({tp: entry for tp, (entry,) in selected.items()})
             except NotOwned as error:
                 log.info("group %s: %s", self._group, error)
-            for tp, offset in selected.items():
+            for tp, entry in selected.items():
                 # Otherwise it was forgotten during the commit, or a later offset was added.
-                if pending.get(tp) is offset:
+                if pending.get(tp) is entry:
                     del pending[tp]
-                    self._committed[tp] = offset[0]
+                    (self._committed[tp],) = entry
             self._recover()
 
     def _recover(self) -> None:

@@ -1,4 +1,10 @@
-"""Records of a topic once more, to a topic or to the back end."""
+"""Replay records of a topic, to another topic or to a back end.
+
+Start with `component`, which has the routes and distributes replays over the sidecars. A `job`
+works on one replay, `delivery` sends its records to a back end, `store` keeps the state of all
+replays in a topic, and `rendering` formats it. What a replay is, is in `core.delivery.replay`.
+`app` creates the component.
+"""
 
 from .component import ReplayComponent
 

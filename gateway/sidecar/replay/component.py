@@ -1,7 +1,7 @@
-"""The part `replay`: replays are ordered, watched, cancelled, and worked on.
+"""Start, list and cancel replays, and work on them.
 
-Any sidecar answers for all of them; the one that was asked works on it, and where that is gone
-another one does within seconds.
+Any sidecar answers about all replays. The one that got the request works on the replay; if that is
+gone, another one takes it over within seconds.
 """
 
 from __future__ import annotations
@@ -44,24 +44,25 @@ from .store import ReplayStore
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 64 << 10  # bytes of a request
+MAX_BODY_BYTES = 64 << 10
 MAX_JOBS = 16  # replays that one sidecar works on at a time
-STOP_TIMEOUT_S = 3.0  # seconds for the steps that are under way at the end
-LOAD_TIMEOUT_S = 5.0  # seconds that a request waits for a sidecar that has just begun
-TAKEOVER_INTERVAL_S = 0.5  # seconds between looks for those that nobody works on
+STOP_TIMEOUT_S = 3.0  # for the steps in progress when the sidecar ends
+LOAD_TIMEOUT_S = 5.0  # for a request to wait until a sidecar that has just started is ready
+TAKEOVER_INTERVAL_S = 0.5  # between two checks for replays that nobody works on
 
 
 class ReplayComponent:
-    """See the module, and `part.Part`."""
+    """Serve `/replays`, and own the jobs of this process."""
 
     def __init__(self, context: Context) -> None:
         settings = context.section.replay
         assert settings is not None
         self._context = context
         self._store = ReplayStore(context, settings.topic)
+        # Distinguishes processes, also those that a restart in the same container replaced.
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._jobs: dict[str, tuple[ReplayJob, asyncio.Task[None]]] = {}
-        # to a back end in the same pod, past any proxy
+        # The back end is in the same pod, so proxies of the environment are ignored.
         self._client = httpx.AsyncClient(trust_env=False, timeout=None, follow_redirects=False)
         self.routes: Sequence[BaseRoute] = [
             Route("/replays", self._create_replay, methods=["POST"]),
@@ -71,21 +72,22 @@ class ReplayComponent:
         ]
 
     async def run(self) -> None:
-        reading = asyncio.create_task(self._store.run())
+        """Follow the topic of replays and take over abandoned ones, until cancelled."""
+        store_task = asyncio.create_task(self._store.run())
         try:
             while True:
                 await asyncio.sleep(TAKEOVER_INTERVAL_S)
-                if reading.done():
-                    reading.result()
+                if store_task.done():
+                    store_task.result()
                 self._take_over_abandoned()
         finally:
             await self._stop()
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            store_task.cancel()
+            await asyncio.gather(store_task, return_exceptions=True)
             await self._client.aclose()
 
     async def _stop(self) -> None:
-        """Others go on with what is given free here, without waiting."""
+        """Stop all jobs; other sidecars go on with those that had time to release their replay."""
         for job, _ in self._jobs.values():
             job.stop()
         tasks = [task for _, task in self._jobs.values()]
@@ -96,11 +98,16 @@ class ReplayComponent:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def check_ready(self) -> None:
+        """Check that the state of replays can be read.
+
+        Raises:
+            NotReady: It cannot.
+        """
         if self._store.failure is not None:
             raise NotReady("replay", self._store.failure)
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Adds what a scrape wants to know."""
+        """Add the samples of replays by state."""
         states = dict.fromkeys(ReplayState, 0)
         for replay in self._store.replays:
             states[replay.state] += 1
@@ -108,9 +115,10 @@ class ReplayComponent:
             samples.add(catalog.REPLAYS, count, state)
         samples.add(catalog.REPLAYS_OWNED, len(self._jobs))
 
-    # work
+    # Jobs
 
     def _take_over_abandoned(self) -> None:
+        """Start jobs for replays whose owner has released them, or has not been heard of."""
         if self._store.failure is not None:
             return
         for id in self._store.replays.list_abandoned(asyncio.get_running_loop().time()):
@@ -119,12 +127,13 @@ class ReplayComponent:
                 self._start_job(replay)
 
     def _start_job(self, replay: Replay, transactions: TransactionalProducer | None = None) -> None:
+        """Start the job of a replay, unless its back end is not configured here."""
         delivery = None
         if replay.destination is Destination.BACKEND:
             try:
                 group = get_group(self._context.section, replay.group)
             except StatusError:
-                return  # of another configuration
+                return  # a sidecar with another configuration has to work on it
             delivery = BackendReplayDelivery(self._context, group, self._client, replay.id)
         job = ReplayJob(
             self._context, self._store, replay.id, self._owner, delivery, transactions=transactions
@@ -146,29 +155,31 @@ class ReplayComponent:
         if not task.cancelled() and task.exception() is not None:
             log.error("replay %s failed unexpectedly", id, exc_info=task.exception())
 
-    # over HTTP
+    # Requests
 
     async def _create_replay(self, request: Request) -> Response:
+        """Write a new replay, and start its job here unless there are too many."""
         await self._context.authorize(request, READ_SCOPE)
         data = await read_body(request, MAX_BODY_BYTES)
         operation = self._context.spec["startReplay"]
-        given = operation.parse_body(data, request.headers.get("content-type"))
-        # 1.0 is an integer in JSON, and none to Kafka
+        fields = operation.parse_body(data, request.headers.get("content-type"))
+        # 1.0 is an integer to JSON Schema, and a float to Python.
         body: dict[str, Any] = {
-            name: int(each) if isinstance(each, float) else each for name, each in given.items()
+            name: int(value) if isinstance(value, float) else value
+            for name, value in fields.items()
         }
         group = self._parse_group(body)
         await self._context.authorize(request, READ_SCOPE, [body["topic"]], group or None)
         target = self._parse_target(body)
-        by = ""
+        identity = ""
         if target:
-            by = await self._context.authorize(request, WRITE_SCOPE, [target])
+            identity = await self._context.authorize(request, WRITE_SCOPE, [target])
             await self._context.get_topic(target)
-        replay = await self._build_replay(body, target, group, by)
+        replay = await self._build_replay(body, target, group, identity)
         await self._wait_until_loaded()
         transactions = self._store.create_transactions(replay.id)
         await transactions.start()
-        if len(self._jobs) < MAX_JOBS:
+        if len(self._jobs) < MAX_JOBS:  # otherwise whoever has capacity takes it
             replay = replay.with_owner(self._owner, replay.created)
         await transactions.commit([self._store.build_write(replay)])
         if replay.owner:
@@ -179,6 +190,7 @@ class ReplayComponent:
         )
 
     def _parse_group(self, body: Mapping[str, Any]) -> str:
+        """Return the group that a request names; for a back end, by default the only one."""
         group: str | None = body.get("consumerGroup")
         if body["destination"] == Destination.BACKEND:
             return get_group(self._context.section, group).group
@@ -186,6 +198,11 @@ class ReplayComponent:
 
     @staticmethod
     def _parse_target(body: Mapping[str, Any]) -> str:
+        """Return the topic that gets the records; empty for a back end.
+
+        Raises:
+            StatusError: 400, it is missing, or there are two destinations.
+        """
         target: str = body.get("destinationTopic") or ""
         if body["destination"] == Destination.TOPIC and not target:
             raise create_invalid_request(
@@ -198,51 +215,55 @@ class ReplayComponent:
         return target
 
     async def _build_replay(
-        self, body: Mapping[str, Any], target: str, group: str, by: str
+        self, body: Mapping[str, Any], target: str, group: str, identity: str
     ) -> Replay:
-        known = await self._context.get_topic(body["topic"])
+        """Build a replay of what is in the topic now."""
+        topic = await self._context.get_topic(body["topic"])
         now = time.time_ns() // 1_000_000
         replay = Replay(
             uuid.uuid4().hex,
-            known.name,
+            topic.name,
             Destination(body["destination"]),
             target,
             group,
             {},
             now,
             now,
-            by,
+            identity,
         )
-        return await self._add_spans(replay, body, known)
+        return await self._add_spans(replay, body, topic)
 
     async def _add_spans(
-        self, replay: Replay, body: Mapping[str, Any], known: TopicMetadata
+        self, replay: Replay, body: Mapping[str, Any], topic: TopicMetadata
     ) -> Replay:
-        """With what is to be read: up to what is there now, at most."""
-        tps = _parse_partitions(body, known)
+        """Add the offsets to read, up to the ends as of now at most."""
+        tps = _parse_partitions(body, topic)
         logs = await fetch_log_bounds(self._context.cluster, tps)
         starts = {tp: body.get("startOffset", log.start) for tp, log in logs.items()}
         if "startTime" in body:
-            found = await fetch_offsets_for_time(
+            offsets = await fetch_offsets_for_time(
                 self._context.cluster, tps, _parse_timestamp(body["startTime"])
             )
-            starts = {tp: logs[tp].stop if at < 0 else at for tp, at in found.items()}
-        spans, late = {}, []
+            # -1: no record is that late.
+            starts = {tp: logs[tp].stop if offset < 0 else offset for tp, offset in offsets.items()}
+        spans, missing = {}, []
         for tp, log_range in logs.items():
             stop = min(body.get("endOffset", log_range.stop), log_range.stop)
             start = min(starts[tp], stop)
             spans[tp.partition] = Span(start, stop, start)
-            if start < log_range.start:
-                late.append((tp.partition, min(log_range.start, stop)))
-        made = replace(replay, spans=spans)
-        for partition, first in late:
-            made = made.with_missing(partition, first, made.updated)
-        return made
+            if start < log_range.start:  # deleted already: the replay says so
+                missing.append((tp.partition, min(log_range.start, stop)))
+        replay_with_spans = replace(replay, spans=spans)
+        for partition, first in missing:
+            replay_with_spans = replay_with_spans.with_missing(
+                partition, first, replay_with_spans.updated
+            )
+        return replay_with_spans
 
     async def _list(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
         await self._wait_until_loaded()
-        return build_json_response([self._render(each) for each in self._store.replays])
+        return build_json_response([self._render(replay) for replay in self._store.replays])
 
     async def _get_replay(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
@@ -251,6 +272,7 @@ class ReplayComponent:
         return build_json_response(self._render(replay))
 
     async def _cancel(self, request: Request) -> Response:
+        """End a replay; a job that works on it anywhere is fenced."""
         await self._context.authorize(request, WRITE_SCOPE)
         replay = await self._find_replay(request)
         await self._context.authorize(request, WRITE_SCOPE, [replay.target or replay.topic])
@@ -262,32 +284,40 @@ class ReplayComponent:
         )
         if ended is None:
             state = (self._store.replays.get(replay.id) or replay).state
-            what = f"replay {replay.id} is {state} already; nothing is to be cancelled"
-            raise StatusError(409, what, code="REPLAY_ENDED")
+            problem = f"replay {replay.id} is {state} already; nothing is to be cancelled"
+            raise StatusError(409, problem, code="REPLAY_ENDED")
         log.info("replay %s is cancelled", replay.id)
         return build_json_response(render_replay(ended, 0.0))
 
     async def _find_replay(self, request: Request) -> Replay:
-        """Raises Refusal 404."""
+        """Return the replay that a path names.
+
+        Raises:
+            StatusError: 404, there is no such replay.
+        """
         await self._wait_until_loaded()
         id = request.path_params["id"]
         replay = self._store.replays.get(id)
-        if replay is None:  # another one may have made it a moment ago
+        if replay is None:  # another sidecar may have created it a moment ago
             await self._store.wait_until_read()
             replay = self._store.replays.get(id)
         if replay is None:
-            what = f"there is no replay {id[:80]}; GET /replays lists them"
-            raise StatusError(404, what, code="REPLAY_NOT_FOUND")
+            problem = f"there is no replay {id[:80]}; GET /replays lists them"
+            raise StatusError(404, problem, code="REPLAY_NOT_FOUND")
         return replay
 
     async def _wait_until_loaded(self) -> None:
-        """Waits a moment for what there is to be read."""
+        """Wait a moment until the state of replays was read.
+
+        Raises:
+            NotReady: It was not read in time. Other errors are those of `Context.require_kafka`.
+        """
         self._context.require_kafka()
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 await self._store.loaded.wait()
         except TimeoutError:
-            pass  # the check says why
+            pass  # `check_ready` says why
         await self.check_ready()
 
     def _render(self, replay: Replay) -> dict[str, Any]:
@@ -295,12 +325,17 @@ class ReplayComponent:
         return render_replay(replay, self._store.replays.get_rate(replay.id, now))
 
 
-def _parse_partitions(body: Mapping[str, Any], known: TopicMetadata) -> list[TopicPartition]:
+def _parse_partitions(body: Mapping[str, Any], topic: TopicMetadata) -> list[TopicPartition]:
+    """Return the partitions to replay: the one that a request names, or all.
+
+    Raises:
+        StatusError: 400, there is no such partition, or the offsets of the request are ambiguous.
+    """
     number = body.get("partition")
-    if number is not None and number not in known.partitions:
-        what = f"{number} is none of {known.name}, which has {len(known.partitions)}"
-        raise create_invalid_request("partition", what)
-    if number is None and len(known.partitions) > 1:
+    if number is not None and number not in topic.partitions:
+        problem = f"{number} is none of {topic.name}, which has {len(topic.partitions)}"
+        raise create_invalid_request("partition", problem)
+    if number is None and len(topic.partitions) > 1:
         for name in ("startOffset", "endOffset"):
             if name in body:
                 raise create_invalid_request(
@@ -310,18 +345,22 @@ def _parse_partitions(body: Mapping[str, Any], known: TopicMetadata) -> list[Top
         raise create_invalid_request(
             "startTime", "is given, and startOffset, too; give one of them"
         )
-    numbers = known.partitions if number is None else [number]
-    return [TopicPartition(known.name, each) for each in sorted(numbers)]
+    numbers = topic.partitions if number is None else [number]
+    return [TopicPartition(topic.name, number) for number in sorted(numbers)]
 
 
-def _parse_timestamp(given: int | str) -> int:
-    """Of milliseconds, or of a time as ISO 8601 has it; UTC where it has no zone."""
-    if isinstance(given, int):
-        return given
+def _parse_timestamp(value: int | str) -> int:
+    """Parse milliseconds since 1970, or a time of ISO 8601, which is UTC if it has no zone.
+
+    Raises:
+        StatusError: 400, it is no time.
+    """
+    if isinstance(value, int):
+        return value
     try:
-        at = datetime.fromisoformat(given)
+        time = datetime.fromisoformat(value)
     except ValueError:
-        what = f"'{given[:80]}' is no time; write 2026-01-31T12:00:00Z, or milliseconds"
-        raise create_invalid_request("startTime", what) from None
-    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return max(0, int(at.timestamp() * 1000))
+        problem = f"'{value[:80]}' is no time; write 2026-01-31T12:00:00Z, or milliseconds"
+        raise create_invalid_request("startTime", problem) from None
+    time = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return max(0, int(time.timestamp() * 1000))

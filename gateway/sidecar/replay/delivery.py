@@ -1,7 +1,7 @@
-"""Records of a replay to the back end of a reactive group, as that would hand them over.
+"""Deliver records of a replay to the back end of a reactive group, as that group delivers its own.
 
-Its formats, its batches, its retries and dead letters; but for the header that says which replay
-it is, and those that say so of every record.
+It has the group's formats, batches, retries and dead letters. Only headers differ: one of each
+batch and some of each record name the replay.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import httpx
 
 from gateway.config.sections.sidecar import Group
-from gateway.core.delivery.batch import SettledRecords as Portion
+from gateway.core.delivery.batch import SettledRecords
 from gateway.core.delivery.verdict import Verdict
 from gateway.core.log.record import Record, TopicPartition
 from gateway.sidecar.context import Context
@@ -26,7 +26,10 @@ from .job import REPLAY_ID_HEADER, DeliveryResult
 
 
 class BackendReplayDelivery:
-    """See the module, and `job.Deliver`. `close` it."""
+    """Deliver portions of records by a lane of its own; see `job.ReplayDelivery`.
+
+    The component creates it for one job, and closes it.
+    """
 
     def __init__(
         self, context: Context, settings: Group, client: httpx.AsyncClient, id: str
@@ -41,11 +44,12 @@ class BackendReplayDelivery:
         )
         self._runner: LaneRunner | None = None
         self._task: asyncio.Task[None] | None = None
-        self._in_flight = 0
-        self._settled_batches: list[Portion] = []
+        self._in_flight = 0  # records in the lane whose outcome was not returned yet
+        self._settled_batches: list[SettledRecords] = []
         self._has_settled = asyncio.Event()
 
     def restart(self) -> None:
+        """Start with an empty lane."""
         self.close()
         self._runner = LaneRunner(
             build_rules(self._settings), self._create_lane_context(), lambda runner: None
@@ -54,12 +58,15 @@ class BackendReplayDelivery:
         self._task = asyncio.create_task(self._runner.run())
 
     def close(self) -> None:
+        """Stop the lane."""
         if self._task is not None:
             self._task.cancel()
 
     async def __call__(self, records: Sequence[Record], timeout_s: float) -> DeliveryResult:
+        """Return what is settled, after waiting for something to be; see `job.ReplayDelivery`."""
         runner = self._runner
-        assert runner is not None, "begin it"
+        assert runner is not None, "call restart first"
+        # The caller passes records that are not settled again; the lane has them already.
         if not self._in_flight:
             self._in_flight = len(records)
             runner.lane.put(records)
@@ -71,10 +78,10 @@ class BackendReplayDelivery:
                     await self._has_settled.wait()
             except TimeoutError:
                 return DeliveryResult(0, reason=runner.lane.problem)
-        portions, self._settled_batches = self._settled_batches, []
-        done = sum(len(each.processed) + len(each.dead_letters) for each in portions)
-        self._in_flight -= done
-        return DeliveryResult(done, sum(len(each.dead_letters) for each in portions))
+        batches, self._settled_batches = self._settled_batches, []
+        settled = sum(len(batch.processed) + len(batch.dead_letters) for batch in batches)
+        self._in_flight -= settled
+        return DeliveryResult(settled, sum(len(batch.dead_letters) for batch in batches))
 
     def _create_lane_context(self) -> LaneContext:
         settings, context = self._settings, self._context
@@ -92,14 +99,14 @@ class BackendReplayDelivery:
             self._on_settled,
         )
 
-    def _on_settled(self, settled: Portion) -> None:
+    def _on_settled(self, settled: SettledRecords) -> None:
         self._settled_batches.append(settled)
         self._has_settled.set()
         audit_settled(self._context.auditor, settled)
 
 
 class _ReplayBackendClient(BackendClient):
-    """headers: of every batch."""
+    """Add headers to every batch."""
 
     def __init__(self, *args: object, headers: Mapping[str, str], **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -111,5 +118,5 @@ class _ReplayBackendClient(BackendClient):
         return await super().post(body, records, {**(headers or {}), **self._headers})
 
 
-async def _skip_commit(points: Mapping[TopicPartition, int]) -> None:
-    """How far a replay is stands in its topic; the group's own offsets are not touched."""
+async def _skip_commit(offsets: Mapping[TopicPartition, int]) -> None:
+    """Do nothing: the progress of a replay is in its topic, and the group's offsets stay."""

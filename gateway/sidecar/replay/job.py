@@ -1,8 +1,8 @@
-"""One replay at work, by its owner, until it is over or another's.
+"""Work on one replay until it is done or belongs to another process.
 
-To a topic, the copies and how far they have come are one transaction: each record is there once,
-whoever goes on after whatever crash. To a back end, what it was sent and has not been noted yet is
-sent again.
+With a topic as the destination, the copies and the progress are written in one transaction, so each
+record is copied exactly once, whoever goes on after a crash. With a back end, records that were
+sent and whose outcome is not written yet are sent again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,19 @@ REPLAY_TOPIC_HEADER = "X-Replay-Topic"
 REPLAY_PARTITION_HEADER = "X-Replay-Partition"
 REPLAY_OFFSET_HEADER = "X-Replay-Offset"
 
-HEARTBEAT_INTERVAL_S = 1.0  # seconds in which an owner says that it is there
+HEARTBEAT_INTERVAL_S = 1.0  # in which an owner writes that it still works on the replay
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class DeliveryResult(NamedTuple):
-    """The first so many records are done with; so many of them failed. why: what holds it up."""
+    """Say how far a delivery has got.
+
+    Attributes:
+        records: How many of the records, from the first on, are done with.
+        dead_letters: How many of those have failed.
+        reason: What holds up the others; empty if nothing does.
+    """
 
     records: int
     dead_letters: int = 0
@@ -48,19 +54,29 @@ class DeliveryResult(NamedTuple):
 
 
 class ReplayDelivery(Protocol):
-    """Records to the back end."""
+    """Deliver records to a back end."""
 
     def restart(self) -> None:
-        """Nothing is under way any more."""
+        """Forget whatever is in flight."""
 
     async def __call__(self, records: Sequence[Record], timeout_s: float) -> DeliveryResult:
-        """What is done with after at most so many seconds; the rest is given again then."""
+        """Return how many are done with after at most `timeout_s` seconds; pass the rest again."""
 
 
 class ReplayJob:
-    """deliver: to the back end; None: to a topic. owner: this process.
+    """Own one replay and carry it out.
 
-    transactions: started, where the owner is it already.
+    The component creates it and runs `run`. The transactional id of the replay decides who owns it:
+    a process that takes the replay over fences the one before.
+
+    Args:
+        context: What all components share.
+        store: The state of all replays.
+        id: The replay.
+        owner: The name of this process.
+        delivery: Delivers to the back end; None for a topic.
+        transactions: The producer of the replay, started, if this process has just created the
+            replay.
     """
 
     def __init__(
@@ -79,13 +95,13 @@ class ReplayJob:
         self._owner = owner
         self._delivery = delivery
         self._transactions = transactions or store.create_transactions(id)
-        self._replay: Replay | None = None
-        self._saved_at = 0.0
+        self._replay: Replay | None = None  # as it was written last; None before this one owns it
+        self._saved_at = 0.0  # in seconds of the monotonic clock
         self._step_count = 0
         self._stopping = False
 
     async def run(self) -> None:
-        """Until it is over, or somebody else's."""
+        """Work until the replay is done, failed, released, or another process has it."""
         backoff, outages = Backoff(5.0, random.random, 0.1), self._context.cluster.outages
         try:
             while True:
@@ -105,13 +121,15 @@ class ReplayJob:
 
     @property
     def _label(self) -> str:
+        """Return what its outages are called in the log."""
         return f"replay={self.id}"
 
     def stop(self) -> None:
-        """`run` ends after the step that is under way, and gives it free."""
+        """Let `run` end after the current step, and release the replay."""
         self._stopping = True
 
     async def _work(self) -> None:
+        """Take the replay and do steps until there are none, or it is to stop."""
         if not await self._take_ownership():
             return
         while (replay := self._replay) is not None and not replay.is_done:
@@ -123,53 +141,57 @@ class ReplayJob:
             await self._save(replay.with_end(ReplayState.DONE, _now()))
 
     async def _take_ownership(self) -> bool:
-        """Be its owner; False where there is nothing to own."""
+        """Become the owner, and return False if there is nothing to own."""
         if not self._transactions.is_started:
-            known = self._store.replays.get(self.id)
-            if known is None or not known.is_running or self._is_owned_elsewhere(known):
+            replay = self._store.replays.get(self.id)
+            if replay is None or not replay.is_running or self._is_owned_elsewhere(replay):
                 return False
             await self._transactions.start()
+        # The start of the id has fenced the owner before, so what is read now is the latest state.
         await self._store.wait_until_read()
-        known = self._store.replays.get(self.id)
-        if known is None or not known.is_running:
+        replay = self._store.replays.get(self.id)
+        if replay is None or not replay.is_running:
             return False
-        await self._context.get_topic(known.topic)
-        if known.target:
-            await self._context.get_topic(known.target)
+        await self._context.get_topic(replay.topic)
+        if replay.target:
+            await self._context.get_topic(replay.target)
         if self._delivery is not None:
             self._delivery.restart()
-        await self._save(known.with_owner(self._owner, _now()))
+        await self._save(replay.with_owner(self._owner, _now()))
         return True
 
-    def _is_owned_elsewhere(self, known: Replay) -> bool:
-        """Taken over while this one had trouble."""
-        return self._replay is not None and known.owner not in ("", self._owner)
+    def _is_owned_elsewhere(self, replay: Replay) -> bool:
+        """Return whether another process took it over while this one could not write."""
+        return self._replay is not None and replay.owner not in ("", self._owner)
 
     async def _step(self, replay: Replay) -> None:
-        """A piece of one partition, in turns."""
-        left = replay.list_remaining()
+        """Read a piece of one partition, each partition in turn, and deliver it."""
+        remaining = replay.list_remaining()
         self._step_count += 1
-        tp, span = left[self._step_count % len(left)]
-        got = await read_committed(self._context.cluster, tp, span.next_offset)
-        if got.lost_until is not None:
-            log.warning("replay %s: %s has nothing before %d any more", self.id, tp, got.lost_until)
-            await self._save(replay.with_missing(tp.partition, got.lost_until, _now()))
-        elif got.next_offset == span.next_offset:
-            await self._send_heartbeat(replay)  # an open transaction stands before it
+        tp, span = remaining[self._step_count % len(remaining)]
+        batch = await read_committed(self._context.cluster, tp, span.next_offset)
+        if batch.lost_until is not None:
+            log.warning(
+                "replay %s: %s has nothing before %d any more", self.id, tp, batch.lost_until
+            )
+            await self._save(replay.with_missing(tp.partition, batch.lost_until, _now()))
+        elif batch.next_offset == span.next_offset:
+            await self._send_heartbeat(replay)  # an open transaction ends what can be read
         elif self._delivery is None:
-            await self._copy_records(replay, tp, span, got)
+            await self._copy_records(replay, tp, span, batch)
         else:
-            await self._deliver_records(replay, tp, span, got, self._delivery)
+            await self._deliver_records(replay, tp, span, batch, self._delivery)
 
     async def _copy_records(
         self, replay: Replay, tp: TopicPartition, span: Span, committed_read: CommittedRead
     ) -> None:
-        records = [each for each in committed_read.records if each.offset < span.end]
-        known = await self._context.get_topic(replay.target)
-        writes = [build_copy(self.id, each, known) for each in records]
-        next, size = min(committed_read.next_offset, span.end), sum(map(_size, records))
+        """Write copies of records, and the progress, in one transaction."""
+        records = [record for record in committed_read.records if record.offset < span.end]
+        target = await self._context.get_topic(replay.target)
+        writes = [build_copy(self.id, record, target) for record in records]
+        next_offset, size = min(committed_read.next_offset, span.end), sum(map(_size, records))
         await self._save(
-            replay.with_progress(tp.partition, next, len(records), size, _now()), writes
+            replay.with_progress(tp.partition, next_offset, len(records), size, _now()), writes
         )
 
     async def _deliver_records(
@@ -180,46 +202,52 @@ class ReplayJob:
         committed_read: CommittedRead,
         delivery: ReplayDelivery,
     ) -> None:
+        """Deliver records to the back end, and write the progress after each answer."""
         records = [
-            add_origin_headers(self.id, each)
-            for each in committed_read.records
-            if each.offset < span.end
+            add_origin_headers(self.id, record)
+            for record in committed_read.records
+            if record.offset < span.end
         ]
         while records:
-            done = await delivery(records, HEARTBEAT_INTERVAL_S)
-            if self._stopping and not done.records:
+            result = await delivery(records, HEARTBEAT_INTERVAL_S)
+            if self._stopping and not result.records:
                 return
-            some, records = records[: done.records], records[done.records :]
-            if not some:
-                replay = replace(replay, error=done.reason)
+            settled, records = records[: result.records], records[result.records :]
+            if not settled:
+                replay = replace(replay, error=result.reason)
                 await self._send_heartbeat(replay)
                 continue
-            next, size = some[-1].next_offset, sum(map(_size, some))
+            next_offset, size = settled[-1].next_offset, sum(map(_size, settled))
             replay = replay.with_progress(
-                tp.partition, next, len(some), size, _now(), done.dead_letters
+                tp.partition, next_offset, len(settled), size, _now(), result.dead_letters
             )
             await self._save(replay)
+        # What follows the last record (control records, compacted ones) is done with, too.
         if replay.spans[tp.partition].next_offset < min(committed_read.next_offset, span.end):
-            next = min(committed_read.next_offset, span.end)
-            await self._save(replay.with_progress(tp.partition, next, 0, 0, _now()))
+            next_offset = min(committed_read.next_offset, span.end)
+            await self._save(replay.with_progress(tp.partition, next_offset, 0, 0, _now()))
 
     async def _send_heartbeat(self, replay: Replay) -> None:
+        """Write that the replay is still worked on, if nothing was written for a while."""
         if time.monotonic() - self._saved_at >= HEARTBEAT_INTERVAL_S:
             await self._save(replay.with_owner(self._owner, _now()))
 
     async def _save(self, replay: Replay, writes: Sequence[TransactionRecord] = ()) -> None:
+        """Write the state of the replay, in one transaction with further records."""
         await self._transactions.commit([*writes, self._store.build_write(replay)])
         self._replay, self._saved_at = replay, time.monotonic()
         self._context.cluster.outages.report_recovery(self._label, "goes on")
 
-    async def _fail(self, why: str) -> None:
-        log.error("replay %s failed: %s", self.id, why)
-        await self._end(ReplayState.FAILED, why)
+    async def _fail(self, reason: str) -> None:
+        """End the replay as failed."""
+        log.error("replay %s failed: %s", self.id, reason)
+        await self._end(ReplayState.FAILED, reason)
 
-    async def _end(self, state: ReplayState, why: str = "") -> None:
+    async def _end(self, state: ReplayState, reason: str = "") -> None:
+        """End the replay; if that fails, whoever takes it over meets the same error."""
         try:
-            await end_replay(self._store, self._transactions, self.id, state, why)
-        except KafkaError as error:  # whoever takes it over meets the same
+            await end_replay(self._store, self._transactions, self.id, state, reason)
+        except KafkaError as error:
             log.warning("replay %s cannot be ended: %s", self.id, error)
 
 
@@ -228,29 +256,41 @@ async def end_replay(
     transactions: TransactionalProducer,
     id: str,
     state: ReplayState,
-    why: str = "",
+    reason: str = "",
 ) -> Replay | None:
-    """Whoever works on it writes nothing more from here on. None: there is none that runs.
+    """End a replay, and fence whoever works on it.
 
-    Raises KafkaError.
+    Args:
+        store: The state of all replays.
+        transactions: The producer of the replay, started or not.
+        id: The replay.
+        state: How it ends.
+        reason: Why it failed.
+
+    Returns:
+        The replay as it has ended, or None if none is running with this id.
+
+    Raises:
+        KafkaError: It is not ended.
     """
     if not transactions.is_started:
         await transactions.start()
     await store.wait_until_read()
-    known = store.replays.get(id)
-    if known is None or not known.is_running:
+    replay = store.replays.get(id)
+    if replay is None or not replay.is_running:
         return None
-    ended = known.with_end(state, _now(), why)
+    ended = replay.with_end(state, _now(), reason)
     await transactions.commit([store.build_write(ended)])
     return ended
 
 
 def add_origin_headers(id: str, record: Record) -> Record:
-    """With the headers that say where it is from."""
+    """Return a record with the headers that say which replay it is of, and where it is from."""
     return record._replace(headers=(*record.headers, *build_origin_headers(id, record)))
 
 
 def build_origin_headers(id: str, record: Record) -> Headers:
+    """Build the headers that say which replay a record is of, and where it is from."""
     return (
         (REPLAY_ID_HEADER, id.encode()),
         (REPLAY_TOPIC_HEADER, record.tp.topic.encode()),
@@ -260,7 +300,10 @@ def build_origin_headers(id: str, record: Record) -> Headers:
 
 
 def build_copy(id: str, record: Record, target: TopicMetadata) -> TransactionRecord:
-    """In the partition of the same number where there is one, else as its key says."""
+    """Build the copy of a record for a topic.
+
+    It is for the partition of the same number if there is one, else for that of its key.
+    """
     count, number = len(target.partitions), record.tp.partition
     if number not in target.partitions:
         number = number % count if record.key is None else compute_partition(record.key, count)

@@ -1,4 +1,4 @@
-"""A replay as its answers have it."""
+"""Render a replay as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ DELIVERY_GUARANTEES = {
 
 
 def render_replay(replay: Replay, rate: float) -> dict[str, Any]:
-    """rate: records a second."""
+    """Render a replay.
+
+    Args:
+        replay: The replay.
+        rate: Its speed in records per second.
+    """
     return {
         "id": replay.id,
         "state": replay.state,
@@ -39,12 +44,12 @@ def render_replay(replay: Replay, rate: float) -> dict[str, Any]:
         ],
         "gaps": [
             {
-                "partition": lack.partition,
-                "startOffset": lack.offset,
-                "endOffset": lack.next_offset,
+                "partition": missing.partition,
+                "startOffset": missing.offset,
+                "endOffset": missing.next_offset,
                 "reason": "retention",
             }
-            for lack in replay.lacks
+            for missing in replay.lacks
         ],
         "owner": replay.owner or None,
         "error": replay.error or None,
@@ -55,5 +60,5 @@ def render_replay(replay: Replay, rate: float) -> dict[str, Any]:
 
 
 def _format_time(milliseconds: int) -> str:
-    at = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    time = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

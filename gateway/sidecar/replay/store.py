@@ -1,8 +1,8 @@
-"""Replays in their topic: read to its end all the time, written by whoever owns one.
+"""Keep the state of all replays, in a topic that every sidecar follows.
 
-The topic is compacted, with one partition: the latest record of an id is its replay. Each is
-written in a transaction whose id is the replay's own, so that only its last owner's word counts,
-and together with the records that it speaks of.
+The topic is compacted and has one partition: the latest record of an id is the state of that
+replay. Each is written in a transaction whose id is the replay's own, so that only its current
+owner can write, and together with the copies whose progress it states.
 """
 
 from __future__ import annotations
@@ -26,31 +26,39 @@ from gateway.sidecar.context import Context
 
 log = logging.getLogger(__name__)
 
-FETCH_MAX_WAIT_S = 1.0  # seconds that Kafka holds back a fetch without news
-RETRY_DELAY_S = 0.5  # seconds until what failed is tried again
-STALE_AFTER_S = 10.0  # seconds without news from Kafka
-CATCH_UP_TIMEOUT_S = 20.0  # seconds until this has heard what others have written
-# A replay that runs is written every second, so only those that are over are deleted.
+FETCH_MAX_WAIT_S = 1.0  # for Kafka to answer a fetch without new records
+RETRY_DELAY_S = 0.5  # before what failed is tried again
+STALE_AFTER_S = 10.0  # of failing reads, after which the state is not trusted
+CATCH_UP_TIMEOUT_S = 20.0  # to read what others have written
+# A running replay is written every second, so retention deletes only those that have ended.
 TOPIC_CONFIGS = {"cleanup.policy": "compact,delete", "retention.ms": str(7 * 86_400_000)}
 
 
 class ReplayStore:
-    """See the module; `run` it. loaded: set once the topic has been read to its end."""
+    """Follow the topic of replays, and build the records that are written to it.
+
+    The component creates it and runs `run`.
+
+    Attributes:
+        replays: The state of all replays, as far as the topic is read.
+        loaded: Set once the topic has been read to the end that it had at the start.
+        tp: The partition of the topic.
+    """
 
     def __init__(self, context: Context, topic: str) -> None:
         self.replays = Replays()
         self.loaded = asyncio.Event()
-        self._failure = "its topic is not read yet"
-        self._failing_since: float | None = None
+        self._failure = "its topic is not read yet"  # the last one; see `failure`
+        self._failing_since: float | None = None  # in seconds of the event loop's clock
         self.tp = TopicPartition(topic, 0)
         self._context = context
         self._next_offset = 0
         self._topic_id: UUID | None = None  # of the topic that is read
-        self._initial_end: int | None = None  # of the topic, when it was first looked at
+        self._initial_end: int | None = None  # the end of the topic when it was opened first
         self._progress = asyncio.Condition()
 
     async def run(self) -> None:
-        """Read for as long as it runs; from the start where the topic was deleted or replaced."""
+        """Read the topic until cancelled; from its start if it was deleted or replaced."""
         while True:
             try:
                 await self._open_topic()
@@ -67,31 +75,35 @@ class ReplayStore:
 
     @property
     def failure(self) -> str | None:
-        """Why nothing is known of replays, or not lately; a fetch that fails is no matter."""
+        """Return why the state of replays is unknown or stale; None if it is not.
+
+        Reads that fail for less than `STALE_AFTER_S` do not matter.
+        """
         now = asyncio.get_running_loop().time()
         if not self.loaded.is_set():
             return self._failure
-        stale = self._failing_since is not None and now - self._failing_since > STALE_AFTER_S
-        return self._failure if stale else None
+        is_stale = self._failing_since is not None and now - self._failing_since > STALE_AFTER_S
+        return self._failure if is_stale else None
 
     async def _open_topic(self) -> None:
+        """Find the topic, or create it, and note where it ends."""
         try:
-            known = await self._context.get_topic(self.tp.topic)
+            topic = await self._context.get_topic(self.tp.topic)
         except UnknownTopic:
             if await create_topic(
                 self._context.cluster, self.tp.topic, partitions=1, configs=TOPIC_CONFIGS
             ):
                 log.info("made the topic %s for replays", self.tp.topic)
-            known = await self._wait_for_topic()
-        if known.topic_id != self._topic_id:
-            self._topic_id, self._next_offset = known.topic_id, 0
+            topic = await self._wait_for_topic()
+        if topic.topic_id != self._topic_id:
+            self._topic_id, self._next_offset = topic.topic_id, 0
         if self._initial_end is None:
             self._initial_end = (await fetch_log_bounds(self._context.cluster, [self.tp]))[
                 self.tp
             ].stop
 
     async def _wait_for_topic(self) -> TopicMetadata:
-        """Brokers hear of a new topic one after the other."""
+        """Return a topic that was just created; brokers learn about it at different times."""
         for _ in range(20):
             try:
                 return await self._context.get_topic(self.tp.topic)
@@ -100,14 +112,15 @@ class ReplayStore:
         return await self._context.get_topic(self.tp.topic)
 
     async def _read_records(self) -> None:
-        got = await read_committed(
+        """Read and apply the next records."""
+        batch = await read_committed(
             self._context.cluster, self.tp, self._next_offset, max_wait=FETCH_MAX_WAIT_S
         )
         now = asyncio.get_running_loop().time()
-        for record in got.records:
+        for record in batch.records:
             self._apply_record(record, now)
         async with self._progress:
-            self._next_offset = got.next_offset
+            self._next_offset = batch.next_offset
             self._progress.notify_all()
         if self._failing_since is not None:
             log.info("replays can be read again")
@@ -116,34 +129,39 @@ class ReplayStore:
             self.loaded.set()
 
     def _apply_record(self, record: Record, now: float) -> None:
+        """Apply a record, or log that it is none of ours."""
         try:
             id = (record.key or b"").decode()
-            given: Any = None if record.value is None else orjson.loads(record.value)
-            self.replays.apply_record(id, None if given is None else Replay.from_json(given), now)
+            fields: Any = None if record.value is None else orjson.loads(record.value)
+            self.replays.apply_record(id, None if fields is None else Replay.from_json(fields), now)
         except (ValueError, KeyError, TypeError, AttributeError):
-            what = "holds no replay; use a topic of its own for them"
-            log.warning("%s at %d %s", self.tp, record.offset, what)
+            problem = "holds no replay; use a topic of its own for them"
+            log.warning("%s at %d %s", self.tp, record.offset, problem)
 
     async def wait_until_read(self) -> None:
-        """Returns when all that was written before has been read. Raises BrokerUnavailable."""
+        """Wait until everything is read that was written before the call.
+
+        Raises:
+            BrokerUnavailable: It cannot be read in time.
+        """
         try:
             async with asyncio.timeout(CATCH_UP_TIMEOUT_S):
                 end = (await fetch_log_bounds(self._context.cluster, [self.tp]))[self.tp].stop
                 async with self._progress:
                     await self._progress.wait_for(lambda: self._next_offset >= end)
         except TimeoutError:
-            why = (
+            reason = (
                 self._failure if self._failing_since else "a transaction of another replay is open"
             )
-            raise BrokerUnavailable(f"replays cannot be read to their end: {why}") from None
+            raise BrokerUnavailable(f"replays cannot be read to their end: {reason}") from None
 
     def build_write(self, replay: Replay) -> TransactionRecord:
-        """It as a record."""
+        """Build the record that states a replay."""
         now = time.time_ns() // 1_000_000
         return TransactionRecord(
             self.tp, replay.id.encode(), orjson.dumps(replay.to_json()), (), now
         )
 
     def create_transactions(self, id: str) -> TransactionalProducer:
-        """Those of one replay."""
+        """Return the producer of one replay; starting it fences other producers of that replay."""
         return TransactionalProducer(self._context.cluster, f"{self.tp.topic}-{id}")

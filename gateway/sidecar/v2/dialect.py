@@ -126,8 +126,8 @@ def parse_content_type(content_type: str | None) -> media.MediaType:
     text = (content_type or "").partition(";")[0].strip().lower()
     media_type = media.parse_media_type(text)
     if media_type is None and text not in media.UNSPECIFIED_TYPES:
-        what = f"the body is {text[:80]}; send {media.KAFKA_V2_TYPE}, or application/json"
-        raise StatusError(415, what)
+        problem = f"the body is {text[:80]}; send {media.KAFKA_V2_TYPE}, or application/json"
+        raise StatusError(415, problem)
     return media_type or media.MediaType(None)
 
 
@@ -148,8 +148,10 @@ def negotiate_content_type(request: Request, *, strict: bool = True) -> str:
         if name in media.WILDCARD_TYPES:
             return media.JSON_TYPE if name == media.JSON_TYPE else media.KAFKA_V2_TYPE
     if names and strict:
-        what = f"nothing of Accept can be given; accept {media.KAFKA_V2_TYPE} or application/json"
-        raise StatusError(406, what)
+        problem = (
+            f"nothing of Accept can be given; accept {media.KAFKA_V2_TYPE} or application/json"
+        )
+        raise StatusError(406, problem)
     return media.KAFKA_V2_TYPE
 
 

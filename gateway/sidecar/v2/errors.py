@@ -59,8 +59,8 @@ ERROR_CODES: Mapping[str, int] = {
 class InvalidJson(StatusError):
     """Say that a body cannot be parsed, which is 400 in either dialect."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(400, what)
+    def __init__(self, detail: str) -> None:
+        super().__init__(400, detail)
 
 
 def to_unprocessable(exc: StatusError, code: str = "INVALID_BODY") -> StatusError:
@@ -76,24 +76,24 @@ def to_invalid_configuration(exc: StatusError) -> StatusError:
 
 def get_error_code(exc: Exception) -> tuple[int, int, str]:
     """Return the HTTP status, the error code and the message of an error."""
-    status, _, what = describe_error(exc)
+    status, _, detail = describe_error(exc)
     match exc:
         case StatusError():
-            return status, ERROR_CODES.get(exc.code, status), what
+            return status, ERROR_CODES.get(exc.code, status), detail
         case UnknownTopic():
-            return 404, TOPIC_NOT_FOUND, what
+            return 404, TOPIC_NOT_FOUND, detail
         case AccessDenied():
-            return 403, KAFKA_AUTHORIZATION, what
+            return 403, KAFKA_AUTHORIZATION, detail
         case NotGranted():
             codes = {401: KAFKA_AUTHENTICATION, 403: KAFKA_AUTHORIZATION}
-            return status, codes.get(status, status), what
+            return status, codes.get(status, status), detail
         case FormatError():
-            return 422, CONVERSION_FAILED, what
+            return 422, CONVERSION_FAILED, detail
         case RegistryUnavailable():
-            return 408, REGISTRY_UNAVAILABLE, what
+            return 408, REGISTRY_UNAVAILABLE, detail
         case KafkaError():
-            return 503, RETRIABLE, what
-    return status, status, what
+            return 503, RETRIABLE, detail
+    return status, status, detail
 
 
 def build_error_body(exc: Exception) -> tuple[int, dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Write records in the dialect of v2.
 
-It serves `POST /topics/{topic}` and `POST /topics/{topic}/partitions/{partition}`. The format is that of the Content-Type, or binary if it names none. Either all records can be
-encoded, or none is written (422). What Kafka makes of each is at its place in `offsets`, with error
-code 2 where trying again may help, and 1 where it does not.
+It serves `POST /topics/{topic}` and `POST /topics/{topic}/partitions/{partition}`. The format is
+that of the Content-Type, or binary if it names none. Either all records can be encoded, or none is
+written (422). What Kafka makes of each is at its place in `offsets`, with error code 2 where trying
+again may help, and 1 where it does not.
 """
 
 from __future__ import annotations
@@ -125,9 +126,9 @@ class Writing:
             schema = encodings[position].schema
             has_schema = schema.text is not None or schema.id is not None
             if is_used and encodings[position].format.has_schema and not has_schema:
-                what = f"there are {name}s, and no {name}_schema"
+                problem = f"there are {name}s, and no {name}_schema"
                 word = f"{name.upper()}_SCHEMA_MISSING"
-                raise StatusError(422, f"{what}; add that, or {name}_schema_id", code=word)
+                raise StatusError(422, f"{problem}; add that, or {name}_schema_id", code=word)
         encoded = await self._producers.encoder.encode(
             topic_metadata, records, encodings, get_current_ids()
         )

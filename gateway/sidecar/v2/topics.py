@@ -122,8 +122,8 @@ async def fetch_bounds(
     for spec in (EARLIEST, LATEST):
         answer = (await context.cluster.list_offsets({tp: spec}, isolation))[tp]
         if not isinstance(answer, OffsetAndTimestamp):
-            what = f"{tp} does not say where it begins and ends (code {answer}); try again"
-            raise BrokerUnavailable(what, retry_after=1.0)
+            problem = f"{tp} does not say where it begins and ends (code {answer}); try again"
+            raise BrokerUnavailable(problem, retry_after=1.0)
         bounds.append(answer.offset)
     return bounds[0], bounds[1]
 
