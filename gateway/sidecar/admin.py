@@ -87,7 +87,7 @@ class AdminComponent:
         return None
 
     async def check_ready(self) -> None:
-        """Return always: it depends on nothing of its own."""
+        """Do nothing: it depends on nothing of its own."""
 
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of the chaos monkey."""

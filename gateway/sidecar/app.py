@@ -209,7 +209,7 @@ class SidecarApplication:
         """Run the components until cancelled. The cluster must be running."""
         producer = self.context.section.producer
         compression = "none" if producer is None else producer.compression
-        self.context.draining = asyncio.Event()  # an application may run more than once, in tests
+        self.context.draining = asyncio.Event()  # the last run may have set it
         self.context.producer = Producer(self.context.cluster, compression=compression)
         try:
             async with asyncio.TaskGroup() as group:
@@ -263,7 +263,7 @@ class OriginCheckMiddleware:
             return None
         headers = Headers(scope=scope)
         if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
-            return StatusError(403, "a page of a browser may ask for nothing here; use a program")
+            return StatusError(403, "requests from pages in a browser are refused; use a program")
         host = headers.get("host", "localhost")
         if self._is_local_only and not _is_local_host(host):
             problem = f"{host[:80]} is no name of this machine"

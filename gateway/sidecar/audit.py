@@ -132,7 +132,7 @@ class AuditComponent:
             await self._drain()
 
     async def check_ready(self) -> None:
-        """Return always: nothing waits for the audit."""
+        """Do nothing: nothing waits for the audit."""
 
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of what became of audit records."""
@@ -233,7 +233,7 @@ class AuditComponent:
             return await self._context.get_topic(self._settings.topic)
         except UnknownTopic:
             if await create_topic(self._context.cluster, self._settings.topic):
-                log.info("audit: the topic %s is made", self._settings.topic)
+                log.info("audit: created the topic %s", self._settings.topic)
             return await self._context.get_topic(self._settings.topic)
 
     def _note_failure(self, reason: str) -> None:

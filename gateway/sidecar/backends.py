@@ -28,9 +28,8 @@ def get_group(section: Sidecar, name: str | None) -> Group:
     if name is None and len(groups) == 1:
         return next(iter(groups.values()))
     if name is None:
-        raise StatusError(
-            400, f"which group?; name one of {', '.join(groups)}", code="UNKNOWN_GROUP"
-        )
+        problem = f"several groups are configured; name one of {', '.join(groups)}"
+        raise StatusError(400, problem, code="UNKNOWN_GROUP")
     if name not in groups:
         problem = f"no group {name[:80]} is configured; {suggest(name, list(groups), 'add it')}"
         raise StatusError(400, problem, code="UNKNOWN_GROUP")

@@ -73,7 +73,7 @@ class ChaosMonkey:
         settings = {**self._assaults[name], **values}
         for key in values.keys() - _DEFAULT_ASSAULTS[name].keys():
             raise StatusError(
-                400, f"{key}: is nothing of {name}; use {', '.join(_DEFAULT_ASSAULTS[name])}"
+                400, f"{key}: is no setting of {name}; use {', '.join(_DEFAULT_ASSAULTS[name])}"
             )
         if settings.get("latencyRangeStart", 0) > settings.get("latencyRangeEnd", 0):
             problem = "latencyRangeEnd: is less than latencyRangeStart; exchange them"

@@ -1,4 +1,4 @@
-"""Define what a section of the sidecar is to the whole of it."""
+"""Define what the application needs of each section of the sidecar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.errors import GatewayError
 
 
 class NotReady(GatewayError):
-    """Say that a component cannot serve now.
+    """Report that a component cannot serve now.
 
     Attributes:
         component: Which one, by its name in the readiness report.

@@ -42,7 +42,7 @@ class HealthComponent:
         return None
 
     async def check_ready(self) -> None:
-        """Return always: it depends on nothing of its own."""
+        """Do nothing: it depends on nothing of its own."""
 
     async def _liveness(self, request: Request) -> Response:
         return self._build_response({})

@@ -24,7 +24,7 @@ async def run_supervised(run: Callable[[], Awaitable[None]], name: str) -> None:
         try:
             return await run()
         except Exception:
-            log.exception("%s failed; it is begun again", name)
+            log.exception("%s failed; it is run again", name)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 # The failure replaced the CancelledError. Running it again would swallow the

@@ -125,7 +125,7 @@ class ConsumerComponent:
         await self._instances.run()
 
     async def check_ready(self) -> None:
-        """Return always: Kafka is checked for all components together.
+        """Do nothing: Kafka is checked for all components together.
 
         An instance that cannot join its group says so to the client that polls it.
         """

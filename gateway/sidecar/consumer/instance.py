@@ -485,7 +485,7 @@ class ConsumerInstance:
         except KafkaError as exc:
             self._cluster.outages.report_error(self._commit_label, exc, group=self.group)
             return False
-        self._recover_commits("are made again")
+        self._recover_commits("work again")
         self._committed_offsets.update((tp, position.offset) for tp, position in offsets.items())
         return True
 

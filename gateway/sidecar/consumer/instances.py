@@ -215,7 +215,7 @@ class ConsumerInstances:
             if instance.active_requests:  # a request that takes longer than the timeout
                 self._touch(key)
             else:
-                log.info("group %s: instance %s was not asked any more", *key)
+                log.info("group %s: instance %s expired", *key)
                 self._remove_in_background(instance, "expired")
         return self._settings.instance_timeout
 
@@ -231,15 +231,14 @@ class ConsumerInstances:
         try:
             await self._end_instance(instance, reason)
         except Exception:
-            log.exception("group %s: instance %s did not end well", instance.group, instance.name)
+            log.exception("group %s: instance %s could not be ended", instance.group, instance.name)
 
     def _trim_after_many(self, task: asyncio.Future[None]) -> None:
         """Give memory back to the system after the last of many instances has ended."""
         self._ended_since_trim += 1
         if not self._tasks and self._ended_since_trim >= MIN_TRIMMED_INSTANCES:
             self._ended_since_trim = 0
-
-    trim_memory()
+            trim_memory()
 
     def _touch(self, key: InstanceKey) -> None:
         """Note that an instance is used now."""
@@ -252,7 +251,7 @@ class ConsumerInstances:
         reason = self._ended_instances.get_reason(key) if instance is None else None
         if reason == "expired":
             return (
-                f"{name} expired: nobody asked it for {format_duration(timeout)}; create it again"
+                f"{name} expired: it was not used for {format_duration(timeout)}; create it again"
             )
         if reason is not None:
             return f"{name} was deleted; create it again"

@@ -31,7 +31,7 @@ class PollResponse(Response):
     The consumer component creates it for one request.
 
     Args:
-        instance: The instance to poll; its lock is held until the response is sent.
+        instance: The instance to poll, under its lock until the response is sent.
         timeout_s: How long to wait for the instance and for records, in seconds.
         poll: Returns records; it gets the seconds that are left, and a future that is done when the
             client has disconnected.

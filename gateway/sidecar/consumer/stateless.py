@@ -34,7 +34,7 @@ from .record_json import paired_headers, render_records
 
 
 class OffsetOutOfRange(StatusError):
-    """Say that the log does not have an offset.
+    """Report that the log does not have an offset.
 
     Attributes:
         log_start_offset: The first offset of the log.
@@ -64,7 +64,7 @@ class Stateless:
         """Return at once: nothing runs beside the requests."""
 
     async def check_ready(self) -> None:
-        """Return always: Kafka is checked for all components together."""
+        """Do nothing: Kafka is checked for all components together."""
 
     async def _get_records(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE, [request.path_params["topic"]])

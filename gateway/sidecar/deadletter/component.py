@@ -74,7 +74,7 @@ class DeadLetterComponent:
             await self._client.aclose()
 
     async def check_ready(self) -> None:
-        """Return always: nothing happens before it is requested."""
+        """Do nothing: nothing happens before it is requested."""
 
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of what became of dead letters."""
@@ -124,7 +124,7 @@ class DeadLetterComponent:
                 transactions, dead_letters, offsets, last=parameters["lastretry"]
             )
         except Fenced:
-            problem = "another one retries the same dead letters by now; ask again"
+            problem = "another request retries the same dead letters now; try again"
             raise StatusError(409, problem, code="RETRIED_ELSEWHERE") from None
 
     def _resolve_topic(self, parameters: Parameters, group: Group) -> str:
@@ -185,7 +185,7 @@ class DeadLetterComponent:
         offsets: dict[TopicPartition, int] = {}
         for index, entry in enumerate(body["offsets"]):
             if entry["partition"] not in topic.partitions:
-                problem = f"{entry['partition']} is none of {queue.topic}"
+                problem = f"{entry['partition']} is no partition of {queue.topic}"
                 raise create_invalid_request(
                     f"offsets[{index}].partition", f"{problem}; give `deadLetter` as it came"
                 )
@@ -242,7 +242,7 @@ class DeadLetterComponent:
         topic = await self._context.get_topic(tp.topic)
         if tp.partition not in topic.partitions:
             raise create_invalid_request(
-                f"[{index}].record.partition", f"{tp.partition} is none of {tp.topic}"
+                f"[{index}].record.partition", f"{tp.partition} is no partition of {tp.topic}"
             )
         record = await self._read_record(tp, int(fields["offset"]))
         if record is None:
@@ -389,4 +389,4 @@ class _SubmittedDeadLetterWriter(DeadLetterWriter):
 
 def create_partly_written(problem: str) -> StatusError:
     """Return the error of a request of which only some dead letters are written."""
-    return StatusError(503, f"{problem}; those may be handed in again", code="PARTLY_WRITTEN")
+    return StatusError(503, f"{problem}; those may be sent again", code="PARTLY_WRITTEN")

@@ -41,7 +41,7 @@ PROCESSED, RETURNED, PARKED, COPIED = "processed", "returned", "parked", "copied
 
 
 class RetriedLetter(NamedTuple):
-    """Say what became of a dead letter.
+    """Describe what became of a dead letter.
 
     Attributes:
         queued: The dead letter.
@@ -56,7 +56,7 @@ class RetriedLetter(NamedTuple):
 
 @dataclass(slots=True)
 class RetryResult:
-    """Say what became of a batch of dead letters.
+    """Describe what became of a batch of dead letters.
 
     Attributes:
         letters: Those that something became of, the first ones of the batch.

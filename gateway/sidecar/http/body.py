@@ -33,7 +33,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             return await _collect_body(request, max_bytes)
     except TimeoutError:
-        raise StatusError(408, "the body did not come; send it again") from None
+        raise StatusError(408, "the body did not arrive in time; send it again") from None
     except ClientDisconnect:
         raise StatusError(400, "the body is not complete; send it again") from None
 

@@ -51,7 +51,7 @@ _KEEP_ALIVE = [
 
 
 class KsqlUnavailable(Exception):
-    """Say that ksqlDB cannot be reached, does not answer in time, or broke off its answer."""
+    """Report that ksqlDB cannot be reached, does not answer in time, or broke off its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class KsqlClient:
 
 
 class _QueryStreamMissing(Exception):
-    """Say that the server has no /query-stream, or no HTTP/2.
+    """Report that the server has no /query-stream, or no HTTP/2.
 
     Attributes:
         is_certain: Whether the server has said so. Otherwise the connection broke, which the next
@@ -283,7 +283,7 @@ def _translate_errors(url: str, http2: bool = False) -> Any:
         error_class: type[Exception] = _QueryStreamMissing if http2 else KsqlUnavailable
         raise error_class(f"{url} broke off: {_describe(error)}") from None
     except TimeoutError:
-        raise KsqlUnavailable(f"{url} did not begin the query in time") from None
+        raise KsqlUnavailable(f"{url} did not start the query in time") from None
 
 
 def _describe(error: Exception) -> str:
@@ -338,5 +338,5 @@ async def _read_columns(parser: ResponseParser, chunks: AsyncIterator[bytes]) ->
             return rows
     rows = parser.feed_eof()
     if parser.columns is None:
-        raise KsqlProtocolError("the answer was over before it said what the columns are")
+        raise KsqlProtocolError("the answer ended before it said what the columns are")
     return rows

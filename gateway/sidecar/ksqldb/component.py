@@ -142,7 +142,7 @@ def to_status_error(error: KsqlError | KsqlUnavailable) -> StatusError:
     if error.status in (400, 404, 409, 422):
         return StatusError(error.status, str(error), code=f"KSQLDB_{error.code}")
     if error.status == 403:
-        detail = f"ksqlDB does not allow the sidecar that: {error}; grant it to its user"
+        detail = f"ksqlDB does not allow that to the sidecar: {error}; grant it to its user"
         return StatusError(403, detail, code=f"KSQLDB_{error.code}")
     detail = f"ksqlDB: {error}"
     if error.status == 401:

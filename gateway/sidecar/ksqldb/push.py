@@ -48,7 +48,7 @@ class PushQuery:
         self, ksql: KsqlClient, settings: KsqlQuery, backend: RowsBackend, reconnect: Reconnect
     ) -> None:
         self.begin_count = 0
-        self.failure: str | None = "it has not begun yet"
+        self.failure: str | None = "it has not started yet"
         self.settings = settings
         self._ksql = ksql
         self._backend = backend
@@ -98,7 +98,7 @@ class PushQuery:
             self.begin_count += 1
             self.failure = None
             log.info(
-                "query %s: begun by %s (%.100s)",
+                "query %s: started by %s (%.100s)",
                 settings.name,
                 result.path,
                 result.columns.query_id,
@@ -110,13 +110,13 @@ class PushQuery:
                     self.delivery.skip_row(str(error))
                     continue
                 await batches.put(row_json)
-            return f"the server ended it ({result.final_message or 'without a word'})"
+            return f"the server ended it ({result.final_message or 'without a message'})"
 
     async def _wait_before_retry(self, reason: str, delay: float) -> None:
         """Wait, and log why the query is started again; the same reason is not logged twice."""
         level = logging.DEBUG if reason == self.failure else logging.WARNING
         self.failure = reason
-        log.log(level, "query %s: %s; begins again in %.1f s", self.settings.name, reason, delay)
+        log.log(level, "query %s: %s; starts again in %.1f s", self.settings.name, reason, delay)
         await asyncio.sleep(delay)
 
     async def _post(self, body: bytes, correlation: str) -> BackendResponse | BackendUnavailable:

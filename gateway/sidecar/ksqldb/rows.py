@@ -32,7 +32,7 @@ _NAME = re.compile(r"\s*`((?:[^`]|``)+)`\s+")
 
 
 class KsqlError(Exception):
-    """Say that ksqlDB refuses a query, or gives it up.
+    """Report that ksqlDB refuses a query, or gives it up.
 
     Attributes:
         code: ksqlDB's own code, such as 40001; 0 if it has none.
@@ -49,7 +49,7 @@ class KsqlError(Exception):
 
 
 class RowError(KsqlError):
-    """Say that a row is too long, cannot be read, or cannot be written as JSON."""
+    """Report that a row is too long, cannot be read, or cannot be written as JSON."""
 
     @property
     def status(self) -> int:
@@ -58,7 +58,7 @@ class RowError(KsqlError):
 
 
 class KsqlProtocolError(Exception):
-    """Say that an answer is none that ksqlDB sends."""
+    """Report that an answer is none that ksqlDB sends."""
 
 
 class KsqlRow(dict[str, Any]):

@@ -41,14 +41,14 @@ _keyless_counter = itertools.count()  # requests with records without a key and 
 
 
 class RecordFailure(NamedTuple):
-    """Say why one record is not, or perhaps not, written."""
+    """Report why one record is not, or perhaps not, written."""
 
     code: int
     error: str
 
 
 class FieldEncoding(NamedTuple):
-    """Say how all keys, or all values, of a request are encoded."""
+    """Describe how all keys, or all values, of a request are encoded."""
 
     format: SerializationFormat
     schema: SchemaSelector = LATEST_SCHEMA

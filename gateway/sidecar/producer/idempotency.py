@@ -74,7 +74,7 @@ ProduceCallback = Callable[
 
 
 class Layout(NamedTuple):
-    """Say which topic is read and how many of its partitions; both decide where a key is.
+    """Identify the topic that is read and its used partitions; both decide where a key is.
 
     Attributes:
         topic_id: None where brokers do not have topic ids.
@@ -158,7 +158,7 @@ class IdempotencyStore:
                         return response
         except TimeoutError:
             failure = next(iter(self._failures.values()), None)
-            reason = str(failure) if failure else "another request with this key is not done"
+            reason = str(failure) if failure else "another request with this key has not finished"
             problem = f"{reason}; try again with the same Idempotency-Key"
             raise BrokerUnavailable(
                 problem, timeout=attempt.may_be_written, retry_after=1.0
@@ -467,7 +467,7 @@ class IdempotencyStore:
                 self._context.cluster, name, partitions=section.partitions, replicas=replicas,
                 configs=configs,
             ):  # fmt: skip
-                log.info("made the topic %s, for requests with an Idempotency-Key", name)
+                log.info("created the topic %s, for requests with an Idempotency-Key", name)
             return await self._context.get_topic(name)
 
     def _get_partitions(self, key: bytes) -> tuple[TopicPartition, TopicPartition]:

@@ -36,7 +36,7 @@ LINGER_S = 2.0
 
 
 class InputEnded(Exception):
-    """Say that no more lines are accepted.
+    """Report that no more lines are accepted.
 
     Attributes:
         code: The error code of the last line that the client gets.

@@ -43,7 +43,7 @@ WORDS_BY_STATUS = {
 
 
 class NotWritten(KafkaError):
-    """Say that a record is not written because of another one of its batch."""
+    """Report that a record is not written because of another one of its batch."""
 
 
 def classify_failure(exc: KafkaError) -> RecordFailure:

@@ -161,4 +161,5 @@ def to_kafka_error(exc: Exception) -> KafkaError:
     """Return an error of Kafka as it is, and a timeout as an error that leaves the outcome open."""
     if isinstance(exc, KafkaError):
         return exc
-    return BrokerUnavailable("the transaction is not done in time", timeout=True, retry_after=1.0)
+    problem = "the transaction did not finish in time"
+    return BrokerUnavailable(problem, timeout=True, retry_after=1.0)

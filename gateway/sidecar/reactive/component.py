@@ -228,7 +228,8 @@ class ReactiveComponent:
             if isinstance(answer, OffsetAndTimestamp)
         }
         for tp in specs.keys() - offsets.keys():
-            raise StatusError(409, f"{tp} tells no offsets now; try again, or correct its name")
+            problem = f"the offsets of {tp} are not known now"
+            raise StatusError(409, f"{problem}; try again, or correct its name")
         return offsets
 
 

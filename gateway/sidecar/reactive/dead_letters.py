@@ -116,7 +116,7 @@ class DeadLetterWriter:
         count = len(origin_topic.partitions) if origin_topic is not None else -1
         configs = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
         if await create_topic(self._context.cluster, name, partitions=count or -1, configs=configs):
-            log.info("made the topic %s for dead letters, %s partitions", name, count)
+            log.info("created the topic %s for dead letters, %s partitions", name, count)
         for _ in range(20):
             try:
                 return await self._context.get_topic(name)

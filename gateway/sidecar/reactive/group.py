@@ -330,7 +330,7 @@ class ReactiveGroup:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 await self.committer.flush(tps)
         except (KafkaError, TimeoutError) as error:
-            consequence, reason = "its last records come again", str(error) or "too late"
+            consequence, reason = "its last records are delivered again", str(error) or "too late"
             log.warning("group %s: not committed, %s: %s", self.name, consequence, reason)
         self.committer.forget(tps)
 

@@ -222,7 +222,7 @@ class LaneRunner:
             self._send_task = None
             task.cancel()
         return (
-            BackendUnavailable("its partitions are another's")
+            BackendUnavailable("its partitions belong to another member")
             if task.cancelled()
             else task.result()
         )

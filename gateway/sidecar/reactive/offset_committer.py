@@ -102,7 +102,7 @@ class OffsetCommitter:
                 # Otherwise it was forgotten during the commit, or a later offset was added.
                 if pending.get(tp) is entry:
                     del pending[tp]
-                    (self._committed[tp],) = entry
+                    self._committed[tp] = entry[0]
             self._recover()
 
     def _recover(self) -> None:

@@ -143,7 +143,7 @@ class ReplayComponent:
         task.add_done_callback(lambda done: self._on_job_done(replay.id, done))
 
     async def _run_job(self, job: ReplayJob, delivery: BackendReplayDelivery | None) -> None:
-        log.info("replay %s is worked on here", job.id)
+        log.info("replay %s runs in this process", job.id)
         try:
             await job.run()
         finally:
@@ -284,7 +284,7 @@ class ReplayComponent:
         )
         if ended is None:
             state = (self._store.replays.get(replay.id) or replay).state
-            problem = f"replay {replay.id} is {state} already; nothing is to be cancelled"
+            problem = f"replay {replay.id} is {state} already; there is nothing to cancel"
             raise StatusError(409, problem, code="REPLAY_ENDED")
         log.info("replay %s is cancelled", replay.id)
         return build_json_response(render_replay(ended, 0.0))
@@ -333,7 +333,7 @@ def _parse_partitions(body: Mapping[str, Any], topic: TopicMetadata) -> list[Top
     """
     number = body.get("partition")
     if number is not None and number not in topic.partitions:
-        problem = f"{number} is none of {topic.name}, which has {len(topic.partitions)}"
+        problem = f"{number} is no partition of {topic.name}, which has {len(topic.partitions)}"
         raise create_invalid_request("partition", problem)
     if number is None and len(topic.partitions) > 1:
         for name in ("startOffset", "endOffset"):
@@ -343,7 +343,7 @@ def _parse_partitions(body: Mapping[str, Any], topic: TopicMetadata) -> list[Top
                 )
     if "startOffset" in body and "startTime" in body:
         raise create_invalid_request(
-            "startTime", "is given, and startOffset, too; give one of them"
+            "startTime", "is given together with startOffset; give one of them"
         )
     numbers = topic.partitions if number is None else [number]
     return [TopicPartition(topic.name, number) for number in sorted(numbers)]

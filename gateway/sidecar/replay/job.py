@@ -40,7 +40,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class DeliveryResult(NamedTuple):
-    """Say how far a delivery has got.
+    """Report how far a delivery has got.
 
     Attributes:
         records: How many of the records, from the first on, are done with.
@@ -113,7 +113,7 @@ class ReplayJob:
                         max(error.retry_after or 0, backoff.next_delay(Cause.TIMEOUT))
                     )
         except Fenced:
-            log.info("replay %s is another's by now", self.id)
+            log.info("replay %s belongs to another process now", self.id)
         except GatewayError as error:
             await self._fail(str(error))
         finally:

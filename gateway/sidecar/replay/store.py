@@ -93,7 +93,7 @@ class ReplayStore:
             if await create_topic(
                 self._context.cluster, self.tp.topic, partitions=1, configs=TOPIC_CONFIGS
             ):
-                log.info("made the topic %s for replays", self.tp.topic)
+                log.info("created the topic %s for replays", self.tp.topic)
             topic = await self._wait_for_topic()
         if topic.topic_id != self._topic_id:
             self._topic_id, self._next_offset = topic.topic_id, 0

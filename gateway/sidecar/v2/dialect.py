@@ -149,7 +149,7 @@ def negotiate_content_type(request: Request, *, strict: bool = True) -> str:
             return media.JSON_TYPE if name == media.JSON_TYPE else media.KAFKA_V2_TYPE
     if names and strict:
         problem = (
-            f"nothing of Accept can be given; accept {media.KAFKA_V2_TYPE} or application/json"
+            f"no type in Accept can be returned; accept {media.KAFKA_V2_TYPE} or application/json"
         )
         raise StatusError(406, problem)
     return media.KAFKA_V2_TYPE

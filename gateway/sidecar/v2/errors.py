@@ -57,7 +57,7 @@ ERROR_CODES: Mapping[str, int] = {
 
 
 class InvalidJson(StatusError):
-    """Say that a body cannot be parsed, which is 400 in either dialect."""
+    """Report that a body cannot be parsed, which is 400 in either dialect."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(400, detail)

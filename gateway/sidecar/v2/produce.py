@@ -63,7 +63,7 @@ class Writing:
         """Return at once: nothing runs beside the requests."""
 
     async def check_ready(self) -> None:
-        """Return always: Kafka is checked for all components together."""
+        """Do nothing: Kafka is checked for all components together."""
 
     async def _produce(self, request: Request) -> Response:
         topic = request.path_params["topic"]

@@ -47,7 +47,7 @@ class Topics:
         """Return at once: nothing runs beside the requests."""
 
     async def check_ready(self) -> None:
-        """Return always: Kafka is checked for all components together."""
+        """Do nothing: Kafka is checked for all components together."""
 
     async def _list_topics(self, request: Request) -> Response:
         """Answer with all topics but Kafka's internal ones, as Java's clients list them."""
