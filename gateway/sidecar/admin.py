@@ -144,6 +144,7 @@ class AdminComponent:
         entries = await self._read_body(request, "setLevels")
         new_levels = dict(_parse_level(entry["name"], entry["level"]) for entry in entries)
         levels = {**logs.get_levels(), **new_levels}
+        # The root logger is the entry with the empty name.
         root_level = levels.pop("")
         logs.set_levels(root_level, levels)
         log.info(
@@ -171,6 +172,7 @@ class AdminComponent:
 
     async def _shutdown(self, request: Request) -> Response:
         response = build_json_response({"status": "ending"}, 202)
+        # After the response, so that the client gets it.
         response.background = BackgroundTask(_terminate, self._context.settings.listen.workers)
         return response
 

@@ -95,7 +95,7 @@ class GroupEndpoints:
                 )
             if "offset" in entry:
                 offsets[tp] = entry["offset"]
-            else:
+            else:  # all others are looked up together, by timestamp or by -2 and -1
                 specs[tp] = entry.get(
                     "timestamp", OFFSET_SPECS.get(entry.get("position", ""), LATEST)
                 )
@@ -107,6 +107,7 @@ class GroupEndpoints:
         """Look up offsets by timestamp or position; a time after the last record means the end."""
         cluster = self._context.cluster
         listed = await cluster.list_offsets(specs, READ_UNCOMMITTED) if specs else {}
+        # Kafka answers -1 where no record is that late.
         past_end = [
             tp
             for tp, answer in listed.items()

@@ -158,6 +158,7 @@ class TrailingSlashRoute(Route):
     def __init__(self, path: str, endpoint: Callable[..., Any], method: str) -> None:
         super().__init__(path, endpoint, methods=[method])
         self.methods = {method}
+        # Starlette compiles the path to a pattern that ends in `$`.
         self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + "/?$")
 
 

@@ -114,6 +114,8 @@ class Stateless:
         """
         settings = self._settings
         await self._context.get_topic(tp.topic)
+        # A consumer without a group: it only fetches. With `none`, an offset out of range raises
+        # PartitionFailed.
         consumer = GroupConsumer(
             self._context.cluster,
             "",

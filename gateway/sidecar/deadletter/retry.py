@@ -128,6 +128,7 @@ class DeadLetterRetry:
         for item, queued in zip(await self._deliver(letters, result), letters, strict=False):
             outcome = PROCESSED if item.is_processed else PARKED if last else RETURNED
             result.letters.append(RetriedLetter(queued, outcome, item.reason))
+        # Offsets are committed only up to the last one that something became of.
         if len(result.letters) < len(letters):
             offsets = _get_next_offsets(letters[: len(result.letters)])
         if offsets:
@@ -151,6 +152,8 @@ class DeadLetterRetry:
         match verdict:
             case BatchResults(items):
                 return items
+            # The answer says nothing about single records. With one record that is its failure,
+            # unless the back end is unhealthy.
             case SuspectBatch(reason) if len(letters) == 1:
                 health_failure = await self._backend.describe_failure()
                 if not health_failure:
@@ -180,6 +183,7 @@ class DeadLetterRetry:
             return BackendUnavailable(str(error), error.retry_after)
         verdict: Verdict = BatchResults([])
         if batch.sent:
+            # The batch may have records with different counts: the header has the highest one.
             retries = max(dead_letter.message.retries for dead_letter in letters) + 1
             ids = dict(get_current_ids().to_http_headers())
             headers = {GROUP_HEADER: self._queue.group, RETRIES_HEADER: str(retries), **ids}

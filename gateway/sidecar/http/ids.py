@@ -155,6 +155,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # Whether the client may learn what is wrong with its ids is not known yet.
         try:
             ids = parse_ids(Headers(scope=scope))
         except StatusError as exc:

@@ -56,6 +56,7 @@ class Spec:
         for name in names:
             partial = _load_yaml(name)
             _merge(self.document["paths"], partial.get("paths", {}))
+            # Later files extend what earlier ones have, such as several methods of one path.
             for kind, members in partial.get("components", {}).items():
                 _merge(self.document["components"].setdefault(kind, {}), members)
             self.document["tags"] += partial.get("tags", [])
@@ -115,6 +116,7 @@ class Validator:
             StatusError: 400, it is invalid; the message has the place, such as
                 `records[3].partition`.
         """
+        # Only the first error is reported, so the others are never computed.
         for error in self._validator.iter_errors(value):
             place = _format_location(location, error.instance_path)
             raise create_invalid_request(place, error.message)

@@ -174,6 +174,8 @@ async def _iter_rows(
     next_row: asyncio.Future[Any] | None = None
     try:
         while limit is None or count < limit:
+            # A task for each row: a timeout around `anext` would cancel the generator, which could
+            # not go on afterwards.
             next_row = asyncio.ensure_future(anext(source))
             remaining_s = None if deadline is None else max(0.0, deadline - loop.time())
             await asyncio.wait(

@@ -169,7 +169,7 @@ class RowDelivery:
             if 200 <= status < 300:
                 self._on_available()
                 return None
-            if status in REJECTED_STATUSES:
+            if status in REJECTED_STATUSES:  # the back end is well, and means the rows
                 self._on_available()
                 refusals += 1
                 if refusals > self._retries:

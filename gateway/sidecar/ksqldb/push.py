@@ -81,6 +81,7 @@ class PushQuery:
                     return
             except (KsqlError, KsqlUnavailable) as error:
                 reason = str(error)
+            # A query that ran for a while is no sign of a server that is down.
             if asyncio.get_running_loop().time() - started_at > STEADY_AFTER_S:
                 backoff.reset()
             await self._wait_before_retry(reason, backoff.next_delay(Cause.CONNECTION))
@@ -107,6 +108,7 @@ class PushQuery:
                 try:
                     row_json = write_row(row)
                 except RowError as error:
+                    # The row is complete, so those after it can still be read.
                     self.delivery.skip_row(str(error))
                     continue
                 await batches.put(row_json)

@@ -137,7 +137,7 @@ class RecordEncoder:
             number = record.get("partition")
             if number is None and key is not None:
                 number = compute_partition(key, count)
-            elif number is None:
+            elif number is None:  # chosen at the first such record, and kept for the request
                 keyless_partition = number = (
                     keyless_partition if keyless_partition >= 0 else _choose_partition(topic)
                 )

@@ -96,6 +96,7 @@ class ProducerComponent:
             return await self._produce_stream(request, parameters)
         data = await body.read_body(request, self.settings.max_bytes)
         fields = self.parse_body(data, request.headers.get("content-type"))
+        # Before anything is encoded: what cannot be sent is refused at once, with a 503.
         self.context.require_kafka()
         topic_metadata = await self.context.get_topic(topic)
         ids = get_current_ids()
@@ -124,6 +125,7 @@ class ProducerComponent:
         self, scope: str, data: bytes, encoded: EncodedRecords, *, transactional: bool
     ) -> Response:
         """Write the records unless a request with this key did, and answer as it was answered."""
+        # Nothing is written then, so the key is not used up: the client may correct its request.
         if (transactional and encoded.failures) or not encoded.items:
             return outcome.build_response(
                 self._build_body(encoded, build_dependent_failures(encoded))
@@ -134,6 +136,8 @@ class ProducerComponent:
         ) -> tuple[bytes, WrittenOffsets]:
             body = b""
 
+            # Called within the transaction, when the offsets of the records are known: the answer,
+            # which contains them, is written by the same transaction.
             def build_result_writes(offsets: WrittenOffsets) -> Sequence[TransactionRecord]:
                 nonlocal body
                 results = outcome.describe_results(encoded, map_offsets(encoded.items, offsets))
@@ -251,7 +255,7 @@ class ProducerComponent:
             results = self.context.producer.send_many(
                 encoded.items, timeout_s=self.settings.timeout
             )
-        except BaseException:
+        except BaseException:  # otherwise the future releases the keys, once Kafka has answered
             release()
             raise
         results.add_done_callback(lambda _: release())

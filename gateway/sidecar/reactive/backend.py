@@ -132,6 +132,7 @@ async def post_json(
                 data += chunk
                 if len(data) > MAX_RESPONSE_BYTES:
                     break
+    # Not late: the back end cannot have processed what it did not get.
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         return BackendUnavailable(f"{url} is not there: {error or type(error).__name__}")
     except (TimeoutError, httpx.TimeoutException):

@@ -47,6 +47,7 @@ class EncodedBatch(NamedTuple):
         """
         if not isinstance(verdict, BatchResults) or not self.unreadable:
             return verdict
+        # The verdict has a result for each record that was sent, in order.
         results, unreadable = iter(verdict.results), self.unreadable
         return BatchResults(
             [
@@ -78,6 +79,7 @@ class BatchEncoder:
         unreadable: dict[int, str] = {}
         for index, record in enumerate(records):
             try:
+                # Encoding does not await: only a schema that is not cached yet is waited for.
                 try:
                     objects.append(self._encode_record(record))
                 except SchemaNotLoaded:
@@ -116,6 +118,7 @@ class BatchEncoder:
         self, format: SerializationFormat, topic: str, is_key: bool, data: bytes | None
     ) -> Any:
         """Decode a key or a value for JSON; JSON itself is kept with all digits of its numbers."""
+        # A Fragment is written as it is. Parsed JSON would be written with other digits.
         if not data or not (format is SerializationFormat.JSON or format.has_schema):
             return self._codecs.decode_cached(format, topic, is_key, data)
         if format is SerializationFormat.JSON:

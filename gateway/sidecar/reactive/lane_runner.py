@@ -178,6 +178,7 @@ class LaneRunner:
         had_unsettled = self.lane.has_unsettled(tps)
         self.lane.drop_partitions(tps)
         self.tps -= set(tps)
+        # A batch with records of other partitions, too, is still waited for.
         if self.lane.is_abandoned and self._send_task is not None:
             self._send_task.cancel()
         self._wake.set()
@@ -235,7 +236,7 @@ class LaneRunner:
         with log_context(group=context.group, correlation=ids.correlation):
             try:
                 batch = await context.encoder.encode(step.records)
-                if not batch.sent:
+                if not batch.sent:  # no record could be encoded: the back end is not asked
                     return batch.complete_verdict(BatchResults([]))
                 start = _now()
                 headers = {GROUP_HEADER: context.group, **dict(ids.to_http_headers())}

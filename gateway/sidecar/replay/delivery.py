@@ -76,7 +76,7 @@ class BackendReplayDelivery:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._has_settled.wait()
-            except TimeoutError:
+            except TimeoutError:  # the lane goes on; the caller asks again
                 return DeliveryResult(0, reason=runner.lane.problem)
         batches, self._settled_batches = self._settled_batches, []
         settled = sum(len(batch.processed) + len(batch.dead_letters) for batch in batches)

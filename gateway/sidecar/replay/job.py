@@ -108,6 +108,8 @@ class ReplayJob:
                 try:
                     return await self._work()
                 except BrokerUnavailable as error:
+                    # Start again with the ownership: whether the last transaction was committed is
+                    # known only when the state is read again.
                     outages.report_error(self._label, error)
                     await asyncio.sleep(
                         max(error.retry_after or 0, backoff.next_delay(Cause.TIMEOUT))
@@ -186,6 +188,7 @@ class ReplayJob:
         self, replay: Replay, tp: TopicPartition, span: Span, committed_read: CommittedRead
     ) -> None:
         """Write copies of records, and the progress, in one transaction."""
+        # A batch of Kafka may reach beyond the end of the span.
         records = [record for record in committed_read.records if record.offset < span.end]
         target = await self._context.get_topic(replay.target)
         writes = [build_copy(self.id, record, target) for record in records]
@@ -211,7 +214,7 @@ class ReplayJob:
         while records:
             result = await delivery(records, HEARTBEAT_INTERVAL_S)
             if self._stopping and not result.records:
-                return
+                return  # `_work` releases the replay
             settled, records = records[: result.records], records[result.records :]
             if not settled:
                 replay = replace(replay, error=result.reason)

@@ -52,6 +52,7 @@ class ConfluentDialect:
         """Build a response whose content type names the format, if the client accepts that."""
         format = _get_format(instance)
         content_type = negotiate_content_type(request)
+        # A client that accepts the dialect's types is told the format; plain JSON stays that.
         return set_content_type(
             build_json_response(body),
             media.build_media_type(format) if content_type == media.KAFKA_V2_TYPE else content_type,
@@ -141,6 +142,7 @@ def negotiate_content_type(request: Request, *, strict: bool = True) -> str:
     Raises:
         StatusError: 406, `Accept` has nothing that can be returned.
     """
+    # In the client's order of preference: the first one that can be returned counts.
     names = list(media.iter_accepted_types(request.headers))
     for name in names:
         if media.parse_media_type(name) is not None:

@@ -74,6 +74,8 @@ class Writing:
         content_type = request.headers.get("content-type")
         format = parse_content_type(content_type).format or SerializationFormat.BINARY
         data = await read_body(request, self._producers.settings.max_bytes)
+        # The order of checks decides which error a client gets: an unknown topic or partition is
+        # a 404 even if the body is invalid, too.
         await describe_topic(self._context, topic)
         tp = None
         if "partition" in request.path_params:
@@ -85,8 +87,10 @@ class Writing:
         except StatusError as exc:
             raise to_unprocessable(exc) from None
         encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
+        # JSON values are written with the digits that the client sent; orjson made floats of them.
         exact_numbers.keep_exact_numbers(data, records, map_formats(encodings))
         encoded = await self._encode_records(topic, records, encodings)
+        # Items are in the order of the records here, as a record that cannot be encoded has raised.
         for index, pairs in headers.items():
             item = encoded.items[index]
             encoded.items[index] = item._replace(headers=(*pairs, *item.headers))
@@ -132,7 +136,7 @@ class Writing:
         encoded = await self._producers.encoder.encode(
             topic_metadata, records, encodings, get_current_ids()
         )
-        for failure in encoded.failures.values():
+        for failure in encoded.failures.values():  # the first one fails the request
             raise FormatError(failure.error)
         return encoded
 

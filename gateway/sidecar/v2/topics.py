@@ -97,7 +97,7 @@ class Topics:
     async def _describe_configs(self, topic: str) -> dict[str, str | None]:
         """Return the configuration of a topic; nothing while no broker has answered yet."""
         cluster = self._context.cluster
-        node = cluster.metadata.last_responder
+        node = cluster.metadata.last_responder  # any broker knows the configs of topics
         if node is None:
             return {}
         request = DescribeConfigsRequest(topic, None)
