@@ -37,6 +37,9 @@ from gateway.sidecar.http.ids import (
 INVALID, ACCESS_DENIED, UNKNOWN_TOPIC, TOO_LARGE, FAILED_DEPENDENCY = 400, 403, 404, 413, 424
 UNWRITTEN, DOUBTFUL = 503, 504
 
+# A record with no others has the headers of its request.
+_FIELDS_WITHOUT_HEADERS = frozenset({"key", "value", "partition", "timestamp"})
+
 _keyless_counter = itertools.count()  # requests with records without a key and a partition
 
 
@@ -147,9 +150,10 @@ class RecordEncoder:
                     INVALID, f"{describe_record(index)}.partition: {problem}"
                 )
                 continue
-            headers = (
-                common_headers if len(record) <= 2 else _build_headers(record, ids, common_headers)
-            )
+            if record.keys() <= _FIELDS_WITHOUT_HEADERS:
+                headers: Headers = common_headers
+            else:
+                headers = _build_headers(record, ids, common_headers)
             encoded.items.append(
                 ProducerRecord(partitions[number], key, value, headers, record.get("timestamp"))
             )

@@ -321,7 +321,7 @@ class IdempotencyStore:
     async def _write_release(self, key: bytes, transactions: TransactionalProducer) -> bool:
         """Write that a claim is released, and apply that as soon as Kafka has acknowledged it.
 
-        A client that was told that its records are refused may use the key for others at once.
+        A client whose records were refused may use the key for others at once.
         Before releases were applied here, they were refused (422) until the release was read.
 
         A release is not a plain record: that could be sent in time, and arrive when another request
