@@ -117,21 +117,21 @@ def test_make_lists_what_there_is(target):
 
 def test_a_missing_piece_skips_with_the_line_that_installs_it(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setattr(requirements, "found", lambda piece: False)
+    monkeypatch.setattr(requirements, "is_installed", lambda piece: False)
     with pytest.raises(pytest.skip.Exception, match=r"apt-get install .* chromium chromium-driver"):
         requirements.require_tools("chromium")
 
 
 def test_a_missing_piece_fails_in_ci(monkeypatch):
     monkeypatch.setenv("CI", "true")
-    monkeypatch.setattr(requirements, "found", lambda piece: piece != "npm")
+    monkeypatch.setattr(requirements, "is_installed", lambda piece: piece != "npm")
     with pytest.raises(pytest.fail.Exception, match="needs npm: apt-get install"):
         requirements.require_tools("node", "npm")
 
 
 def test_pieces_at_hand_are_no_hindrance(monkeypatch):
     monkeypatch.setenv("CI", "true")
-    monkeypatch.setattr(requirements, "found", lambda piece: True)
+    monkeypatch.setattr(requirements, "is_installed", lambda piece: True)
     requirements.require_tools(*requirements.TOOLS)
 
 

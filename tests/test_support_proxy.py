@@ -598,7 +598,7 @@ async def test_real_answers_survive_being_taken_apart(
                 checked.add((request.api_key, request.api_version))
             return altered(request, frame)
 
-        monkeypatch.setattr(proxy, "altered", check)
+        monkeypatch.setattr(proxy, "alter_response", check)
         async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
             for partition in range(3):
                 await producer.send_and_wait(name, b"x", partition=partition)

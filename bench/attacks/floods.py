@@ -81,7 +81,7 @@ def _reconnect_with(target: Target, create_request: Callable[[int], bytes]) -> A
                 lines.append(line)
             for line in lines:
                 with suppress(*CLOSED_ERRORS):
-                    counts[f"status {line.answer_head().status}"] += 1
+                    counts[f"status {line.read_head().status}"] += 1
     return convert_counts(counts)
 
 

@@ -67,8 +67,8 @@ async def _measure_case(
             rounds.append(await _run_rounds(server, pool, size, round_rate))
         costs.append(spent)
     done = list(zip(rounds, costs, strict=True))
-    cell.add_row(case, PER_CPU, "1/s", *(n * each / c.cpu for n, c in done))
-    cell.add_row(case, ROUNDS_PER_SECOND, "1/s", *(n / c.wall for n, c in done))
+    cell.add_row(case, PER_CPU, "1/s", *(n * each / c.cpu_s for n, c in done))
+    cell.add_row(case, ROUNDS_PER_SECOND, "1/s", *(n / c.wall_s for n, c in done))
     cell.add_row(
         case, "bytes of a delivery", "bytes", (pool.byte_count - before) / each / sum(rounds)
     )

@@ -57,9 +57,9 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
                 late.append(crowd.compute_latencies())
             if shares[-1] < 100:  # the next would get what is left of this one
                 break
-    cell.add_row(case, PER_CPU, "1/s", *(n / c.cpu for n, c in zip(got, costs, strict=True)))
-    cell.add_row(case, PER_SECOND, "1/s", *(n / c.wall for n, c in zip(got, costs, strict=True)))
-    cell.add_row(case, "of a core", "%", *(100 * c.cpu / c.wall for c in costs))
+    cell.add_row(case, PER_CPU, "1/s", *(n / c.cpu_s for n, c in zip(got, costs, strict=True)))
+    cell.add_row(case, PER_SECOND, "1/s", *(n / c.wall_s for n, c in zip(got, costs, strict=True)))
+    cell.add_row(case, "of a core", "%", *(100 * c.cpu_s / c.wall_s for c in costs))
     cell.add_row(case, "delivered in time", "%", *shares)
     cell.add_latencies(case, late)
     if (lag := median(lags)) > MAX_LAG_S:

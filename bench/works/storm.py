@@ -38,7 +38,7 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
             await asyncio.sleep(size.settle_s)  # the end of these is no part of the next
             await wait_until_quiet(one.get_record_count)
     case = f"{count:,} clients"
-    cell.add_row(case, "last first block", "s", *(c.wall for c in costs))
-    cell.add_row(case, "CPU of a client", "ms", *(1000 * c.cpu / count for c in costs))
+    cell.add_row(case, "last first block", "s", *(c.wall_s for c in costs))
+    cell.add_row(case, "CPU of a client", "ms", *(1000 * c.cpu_s / count for c in costs))
     cell.add_cost_notes(case, costs)
     return cell

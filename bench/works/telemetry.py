@@ -62,7 +62,7 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     with running_collector() as back:
         telemetry = {"traces": {"otlp": back.url, "sample": "1%"}}
         for case in size.cases:
-            shape = ServerShape(has_own_has_own_keys=case.has_own_keys, is_traced=True)
+            shape = ServerShape(has_own_keys=case.has_own_keys, is_traced=True)
             bare = replace(shape, command=UNCOUNTED_COMMAND)
             full = replace(shape, telemetry=telemetry)
             async with peer.serve(kafka, bare) as without, peer.serve(kafka, full) as whole:

@@ -89,7 +89,7 @@ def test_checkouts_are_attacked_in_turns_and_what_was_found_is_kept(monkeypatch,
 
     monkeypatch.setattr(program, "attack_once", attack_once)
     monkeypatch.setattr(program, "real_kafka", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(program.machine, "settle", lambda: None)
+    monkeypatch.setattr(program.machine, "pin_process", lambda: None)
     checkouts = {"a": Path("a"), "b": Path("b")}
     program.attack_all(["paths-long"], checkouts, 2, FACTS, tmp_path)
     assert came == ["a", "b", "a", "b"]

@@ -62,7 +62,7 @@ def test_a_line_cut_off_with_the_machine_is_measured_again(run: Run, tmp_path: P
 def test_when_the_time_is_up_the_rest_is_left(run: Run, monkeypatch, capsys):
     kafka = contextlib.nullcontext(None)
     monkeypatch.setattr(program, "real_kafka", lambda nodes: kafka)
-    monkeypatch.setattr(program.machine, "settle", lambda: None)
+    monkeypatch.setattr(program.machine, "pin_process", lambda: None)
     monkeypatch.setattr(program.signal, "signal", lambda *_: None)
     cells = [("sat", peer) for peer in catalog.PEERS[:1]]
     assert program.measure_cells(run, cells, deadline=0.0)

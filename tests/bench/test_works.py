@@ -178,7 +178,7 @@ async def test_nothing_is_lost_by_a_cut_or_a_restart_and_kafka_is_read_through_a
 
 
 async def test_what_a_server_forgets_is_told_as_lost(mock, monkeypatch):
-    monkeypatch.setattr(catchup, "STALLED", 0.3)
+    monkeypatch.setattr(catchup, "STALL_TIMEOUT_S", 0.3)
     cases = (catchup.Case("cut", 2, 30), catchup.Case("restart", 2, 30, restarts_server=True))
     cell = await catchup.run(
         mock, HandWrittenPeer("shared"), catchup.Size(cases=cases, has_proxy=False)
@@ -188,7 +188,7 @@ async def test_what_a_server_forgets_is_told_as_lost(mock, monkeypatch):
 
 
 async def test_who_comes_back_too_late_is_told_and_not_waited_for(mock, monkeypatch):
-    monkeypatch.setattr(catchup, "WITHIN", -1.0)
+    monkeypatch.setattr(catchup, "CATCH_UP_TIMEOUT_S", -1.0)
     cases = (catchup.Case("cut", 2, 30),)
     cell = await catchup.run(mock, GatewayPeer(SSE), catchup.Size(cases=cases, has_proxy=False))
     assert value(cell, "CPU", "cut") > 0

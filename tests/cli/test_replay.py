@@ -23,7 +23,7 @@ async def replay(*arguments: str) -> tuple[int, str, str]:
 
 
 async def test_one_is_started_awaited_listed_and_too_late_to_be_cancelled(kafka):
-    source, target = kafka.topic(), kafka.topic()
+    source, target = kafka.create_unique_topic(), kafka.create_unique_topic()
     section = {"topic": f"replays-{random.getrandbits(40):x}"}
     async with running_sidecar(kafka.bootstrap, replay=section, producer={}) as http:
         await wait_until_ready(http)

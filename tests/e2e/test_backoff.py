@@ -70,12 +70,14 @@ def broker(module_broker: KafkaCluster) -> Iterator[KafkaCluster]:
 @pytest.mark.parametrize(("how", "span"), [("killed", 4.0), ("hung up", 3.0), ("hidden", 4.0)])
 async def test_a_broker_that_is_away_is_not_hammered_and_soon_read_again(broker, how, span):
     """How soon: after the first moment that another client can read the partition."""
-    name = await asyncio.to_thread(broker.topic, PARTITIONS)
+    name = await asyncio.to_thread(broker.create_unique_topic, PARTITIONS)
     async with (
-        KafkaProxy.wrap_cluster(broker.servers) as proxy,
-        StreamOracle(broker.servers) as oracle,
+        KafkaProxy.wrap_cluster(broker.bootstrap_servers) as proxy,
+        StreamOracle(broker.bootstrap_servers) as oracle,
         running_gateway(build_config(proxy.bootstrap, [name])) as gateway,
-        ContinuousWriter(broker.servers, oracle, name, range(PARTITIONS), max_unacked=400) as flow,
+        ContinuousWriter(
+            broker.bootstrap_servers, oracle, name, range(PARTITIONS), max_unacked=400
+        ) as flow,
         TimedClient(f"{gateway.base_url}/records/{name}") as client,
     ):
         await wait_until(lambda: client.has_received(flow.partitions), client.describe_state, 30)
@@ -170,10 +172,10 @@ def _readable(servers: str, tp: TopicPartition) -> float:
 async def test_whatever_error_kafka_answers_the_stream_recovers_without_a_loop(broker):
     """Every code that is known, each on a partition of its own: in answers to ListOffsets, which
     a start needs, and to Fetch. They stay for a while, so that a loop would show."""
-    names = [await asyncio.to_thread(broker.topic, len(CODES)) for _ in range(2)]
+    names = [await asyncio.to_thread(broker.create_unique_topic, len(CODES)) for _ in range(2)]
     async with (
-        KafkaProxy.wrap_cluster(broker.servers) as proxy,
-        StreamOracle(broker.servers) as oracle,
+        KafkaProxy.wrap_cluster(broker.bootstrap_servers) as proxy,
+        StreamOracle(broker.bootstrap_servers) as oracle,
         running_gateway(build_config(proxy.bootstrap, names)) as gateway,
         asyncio.TaskGroup() as both,
     ):
@@ -276,7 +278,7 @@ async def test_a_denied_topic_is_told_so_and_harms_no_other(broker):
     await asyncio.to_thread(allow, admin, "orders", READ, DESCRIBE)
     await asyncio.to_thread(allow, admin, "revoked", READ, DESCRIBE)
     await asyncio.to_thread(allow, admin, "described", DESCRIBE)
-    servers = broker.servers
+    servers = broker.bootstrap_servers
     async with (
         by_sasl(broker) as proxy,
         running_gateway(as_carol(proxy, names)) as gateway,

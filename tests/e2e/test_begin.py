@@ -234,7 +234,7 @@ async def test_a_leaderless_partition_starts_where_it_ended_at_the_connect(kafka
     async with scene(kafka3) as s:
         await s.flow.pause_partitions(s.out)
         ends = {tp: len(s.flow.acked_at[tp]) for tp in s.out}
-        kafka3.local.node(NODE).kill()
+        kafka3.local_kafka.get_node(NODE).kill()
         await leaders(kafka3, s.topic, lambda led: len(led) == len(s.others))
         s.flow.resume_all()
         async with (
@@ -257,7 +257,7 @@ async def test_a_leaderless_partition_starts_where_it_ended_at_the_connect(kafka
             assert rate < 10
             delay = client.measure_delay(s.flow, s.others, flowing)
             assert delay < LOOSE
-            kafka3.local.node(NODE).start()
+            kafka3.local_kafka.get_node(NODE).start()
             led = await leaders(kafka3, s.topic, lambda led: len(led) == PARTITIONS)
             await wait_until(lambda: s.out <= client.get_ready(), client.describe_state, 60)
             ready = time.monotonic() - led
@@ -334,7 +334,7 @@ async def test_one_broker_of_three_is_missed_by_its_own_partitions_alone(kafka3,
     ):
         await wait_until(lambda: client.has_received(s.flow.partitions), client.describe_state, 30)
         began = time.monotonic()
-        node = kafka3.local.node(NODE)
+        node = kafka3.local_kafka.get_node(NODE)
         node.kill() if how == "killed" else node.freeze()
         elected = await leaders(
             kafka3, s.topic, lambda led: len(led) == PARTITIONS and NODE not in led.values()
@@ -349,7 +349,7 @@ async def test_one_broker_of_three_is_missed_by_its_own_partitions_alone(kafka3,
         assert delay < LOOSE
         assert max(flows) < 8
         assert not late.is_closed
-        await asyncio.to_thread(kafka3.heal)
+        await asyncio.to_thread(kafka3.restore)
         await s.end(client)
         await late.wait_until_caught_up(s.oracle, s.flow.partitions)
         s.oracle.check_events(late.list_record_events())
@@ -359,11 +359,12 @@ async def test_a_topic_new_to_a_warm_gateway_does_not_wait_for_fetches_under_way
     """Kafka holds those of an idle topic back for half a second."""
     placed = [[leader_of(number)] for number in range(PARTITIONS)]
     idle, *cold = [
-        await asyncio.to_thread(lambda: kafka3.topic(assignment=placed)) for _ in range(5)
+        await asyncio.to_thread(lambda: kafka3.create_unique_topic(assignment=placed))
+        for _ in range(5)
     ]
     async with (
-        KafkaProxy.wrap_cluster(kafka3.servers) as proxy,
-        StreamOracle(kafka3.servers) as oracle,
+        KafkaProxy.wrap_cluster(kafka3.bootstrap_servers) as proxy,
+        StreamOracle(kafka3.bootstrap_servers) as oracle,
         running_gateway(build_config(proxy.bootstrap, [idle, *cold])) as gateway,
         TimedClient(f"{gateway.base_url}/records/{idle}") as waiting,
     ):
@@ -396,11 +397,11 @@ async def test_a_topic_new_to_a_warm_gateway_does_not_wait_for_fetches_under_way
 
 
 async def test_new_partitions_are_read_and_a_topic_made_anew_goes_on_from_its_start(kafka3):
-    topic = await asyncio.to_thread(lambda: kafka3.topic(partitions=2))
+    topic = await asyncio.to_thread(lambda: kafka3.create_unique_topic(partitions=2))
     every = [TopicPartition(topic, number) for number in range(5)]
     async with (
-        StreamOracle(kafka3.servers) as oracle,
-        running_gateway(build_config(kafka3.servers, [topic])) as gateway,
+        StreamOracle(kafka3.bootstrap_servers) as oracle,
+        running_gateway(build_config(kafka3.bootstrap_servers, [topic])) as gateway,
         TimedClient(f"{gateway.base_url}/records/{topic}") as client,
     ):
         await wait_until(lambda: client.get_event_data("begin"), client.describe_state, 30)

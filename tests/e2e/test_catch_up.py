@@ -52,7 +52,7 @@ async def test_who_comes_back_together_gets_everything_once_and_kafka_is_read_fo
     kafka, topic, restarted: bool
 ):
     name = topic(PARTITIONS)
-    async with KafkaProxy.wrap_cluster(kafka.servers) as proxy, AsyncExitStack() as stack:
+    async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy, AsyncExitStack() as stack:
         config = build_config(proxy.bootstrap, [name], [build_route(name, "value")])
         gateway = await stack.enter_async_context(running_gateway(config))
         await produce_records(kafka.bootstrap, name, numbered(range(BEFORE)))

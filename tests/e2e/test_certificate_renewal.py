@@ -115,7 +115,7 @@ async def test_those_who_come_get_the_new_one_and_streams_go_on(
     running: Callable[..., Any] = running_gateway
     options: dict[str, Any] = {"ready": False}
     if workers > 1:
-        running, options["count"] = running_workers, workers
+        running, options["worker_count"] = running_workers, workers
     async with (
         running(config(kafka, path), **options) as gateway,
         StreamOracle(",".join(kafka.bootstrap)) as oracle,

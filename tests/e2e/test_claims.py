@@ -337,7 +337,7 @@ class World:
         for _ in range(count):
             self._written += 1
             entry = WrittenRecord.generate(self._records, self._written, PAD)._replace(
-                asked=loop.time()
+                sent_at=loop.time()
             )
             acked = await self._producer.send_and_wait(
                 self._records.choice(TOPICS),
@@ -347,7 +347,7 @@ class World:
                 headers=[(name, text.encode()) for name, text in entry.headers.items()],
             )
             place = acked.topic, acked.partition, acked.offset
-            self.writings.add_record(entry._replace(place=place))
+            self.writings.add_record(entry._replace(location=place))
 
     # what happens
 

@@ -147,7 +147,7 @@ async def test_a_page_is_handed_each_small_record_before_the_next_is_written(
                 await client.wait_for_events(
                     lambda events, n=n: n in orders(events), HANDED_ON_WITHIN_S
                 )
-        assert all(client.proxy.all_compressed for client in clients)
+        assert all(client.proxy.are_all_compressed for client in clients)
         assert [orders(client.events) for client in clients] == [list(range(RECORDS))] * len(
             STREAM_KINDS
         )

@@ -132,7 +132,7 @@ async def test_filters_without_number_are_refused_on_a_socket(gateway: GatewayPr
         for path, count, code in cases:
             path += "?" + "&".join(["filter=/"] * count)
             socket.send_bytes(asked({"type": "subscribe", "id": "a", "path": path}))
-            told = json.loads(socket.text())
+            told = json.loads(socket.read_text())
             assert (told["type"], told["code"]) == ("error", code), told
         assert gateway.cpu_seconds - before < SLACK_S
 
@@ -172,7 +172,7 @@ async def test_a_compressed_message_that_is_none_costs_what_it_takes_to_read_it(
                 socket.send_bytes(
                     build_frame(OPCODE_TEXT, deflate_payload(json.dumps(message).encode()), rsv=4)
                 )
-            told = [json.loads(socket.text()) for _ in range(10)]
+            told = [json.loads(socket.read_text()) for _ in range(10)]
             return gateway.cpu_seconds - before, told[-1]["message"]
 
         plain, _ = costs(known)

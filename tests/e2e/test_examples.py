@@ -179,7 +179,7 @@ async def test_the_consumer_that_is_killed_goes_on_where_it_was(place: Path, run
 
 
 async def test_lines_by_http_alone_go_on_where_they_were(place: Path, running: DemoProcess):
-    line = usage("ndjson_parser.py").replace("URL", f"{running.url}/events/orders")
+    line = usage("lines.py").replace("URL", f"{running.url}/events/orders")
     line = line.replace("FILE-FOR-THE-POSITION", "lines.position")
     await are_all(await in_two_runs(line, place), running)
 

@@ -195,26 +195,26 @@ async def test_what_a_posted_token_shows_comes_on_the_same_stream_from_where_it_
     headers = bearer(exp=time.time() + 600) | ({"Accept-Encoding": "gzip"} if gzip else {})
     kind = type("one", (Gunzipping, CLIENT_BY_WIRE[wire]) if gzip else (CLIENT_BY_WIRE[wire],), {})
     async with kind(f"{gateway.base_url}/mine", headers=headers) as client:
-        await client.wait(lambda _: begins(client))
+        await client.wait_for_events(lambda _: begins(client))
         await oracle.produce_records("orders", 5, key=b"a")
         await oracle.produce_records("orders", 5, key=b"b")
-        await client.wait(lambda _: len(seen(client)) == 5)
+        await client.wait_for_events(lambda _: len(seen(client)) == 5)
         # the challenge of a day before expiry is due at once
         assert await renew(gateway, client, tenant="b", exp=time.time() + 3 * SOON) == 204
-        await client.wait(lambda _: len(begins(client)) == 2)
+        await client.wait_for_events(lambda _: len(begins(client)) == 2)
         told = begins(client)[1]
         assert told["changed"] is True and told["view"] == "changed"
         await oracle.produce_records("orders", 5, key=b"a")
         await oracle.produce_records("orders", 5, key=b"b")
-        await client.wait(lambda _: seen(client)[-1:] == [(19, "b")])
+        await client.wait_for_events(lambda _: seen(client)[-1:] == [(19, "b")])
         assert seen(client)[:5] == [(n, "a") for n in range(5)]
         assert {key for _, key in seen(client)[5:]} == {"b"}
         assert seen(client) == sorted(set(seen(client)))
         # and an end that strict readers of gzip take for whole
-        await client.wait(lambda _: any(each["event"] == "end" for each in client.events))
+        await client.wait_for_events(lambda _: any(each["event"] == "end" for each in client.events))
         assert len(client.responses) == 1
         if gzip:
-            assert zlib.decompress(client.wire, 31).count(b"token-expired") == 1
+            assert zlib.decompress(client.body, 31).count(b"token-expired") == 1
 
 
 @HTTP

@@ -107,9 +107,9 @@ async def test_streams_of_one_socket_and_of_others_are_sent_their_own_under_any_
                 await socket.subscribe(label, f"/own/{who}")
         await produce_records(embedded.bootstrap, "orders", map(record_of, names * 3))
         for socket, whose in streams:
-            await socket.wait(lambda socket=socket: sum(socket.tally.values()) == 6)
+            await socket.wait_until(lambda socket=socket: sum(socket.record_counts.values()) == 6)
             for label, who in zip("ab", whose, strict=True):
-                assert socket.records(label) == [secret_of(who)] * 3
+                assert socket.get_records(label) == [secret_of(who)] * 3
 
 
 async def test_a_filter_that_a_client_chose_does_not_lead_it_into_the_stream_of_another(

@@ -113,7 +113,7 @@ async def test_what_counts_and_until_when(kafka: EmbeddedKafka):
         limits = app.state.limits
 
         async def nobody() -> None:
-            await wait_until(lambda: limits.held == 0, lambda: f"{limits.held} are counted", WITHIN)
+            await wait_until(lambda: limits.connection_count == 0, lambda: f"{limits.connection_count} are counted", WITHIN)
 
         async with httpx.AsyncClient(trust_env=False, timeout=WITHIN, base_url=url) as http:
             async with asyncio.timeout(WITHIN):
@@ -132,13 +132,13 @@ async def test_what_counts_and_until_when(kafka: EmbeddedKafka):
             async with stream(url), MultiplexClient(url) as socket:
                 for label in "abc":
                     await socket.subscribe(label, PATH)
-                assert limits.held == 2
+                assert limits.connection_count == 2
                 assert (await http.get(PATH)).status_code == 503
             await nobody()
             waiting = asyncio.create_task(http.get(PATH + "?wait=5m", headers=LINES))
             async with MultiplexClient(url, PATH) as own:
                 await own.wait_for_message(None, "begin")
-                await wait_until(lambda: limits.held == 2)
+                await wait_until(lambda: limits.connection_count == 2)
                 app.state.hubs.drain()
                 assert (await waiting).status_code == 200
                 assert await own.wait_closed() == 1012

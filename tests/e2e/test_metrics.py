@@ -64,7 +64,7 @@ async def test_deliveries_are_those_that_clients_got_by_route_and_wire(kafka: Em
                 await stack.enter_async_context(client)
             socket = await stack.enter_async_context(MultiplexClient(url))
             await socket.subscribe("a", events)
-            await asyncio.gather(*(client.wait(1, WITHIN) for client in sse + ndjson))
+            await asyncio.gather(*(client.wait_for_events(1, WITHIN) for client in sse + ndjson))
             await oracle.produce_records("orders", 200)
             await wait_until(
                 lambda: all(records(each) == 200 for each in sse + ndjson), "all", WITHIN

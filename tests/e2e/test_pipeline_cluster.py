@@ -69,16 +69,16 @@ def sessions(made) -> Counter:
 
 @pytest.fixture
 def topic(kafka):
-    name = kafka.topic(2)
+    name = kafka.create_unique_topic(2)
     for way in ("run", "ended"):
         kafka.create_topic(f"{name}-{way}", 2)
-    produce_values(kafka.servers, name, [*events(), *ends()], "user")
+    produce_values(kafka.bootstrap_servers, name, [*events(), *ends()], "user")
     return name
 
 
 def came_out(kafka, to: str, process) -> Counter:
     """As soon as there are as many rows as there should be."""
-    with open_row_reader(kafka.servers, to) as out:
+    with open_row_reader(kafka.bootstrap_servers, to) as out:
         found = out.read_until(sessions(events()).total(), process)
     return Counter((row["user"], row["events"], row["total"]) for row in found)
 
@@ -100,7 +100,9 @@ def test_a_job_brings_its_code_to_a_cluster_and_its_rows_are_right(kafka, topic,
         """The output, the configuration, the log."""
         to, file = f"{topic}-{way}", tmp_path / f"{way}.yaml"
         checkpoints = tmp_path / "checkpoints" / way
-        write_config(file, kafka.servers, job(topic, to, trigger), checkpoints=checkpoints, **where)
+        write_config(
+            file, kafka.bootstrap_servers, job(topic, to, trigger), checkpoints=checkpoints, **where
+        )
         return to, file, tmp_path / f"{way}.log"
 
     with running_spark_cluster(tmp_path) as cluster:

@@ -30,19 +30,21 @@ def orders(first: int) -> list[dict[str, object]]:
 
 @pytest.mark.needs("java17")
 def test_a_query_answers_within_its_run(kafka, tmp_path):
-    topic = kafka.topic(2)
+    topic = kafka.create_unique_topic(2)
     kafka.create_topic(f"{topic}-big", 2)
     sql = "SELECT user, amount * 2 AS twice FROM orders WHERE amount >= 10"
     made = job(topic, sql, guarantee="at-least-once")
     where = {"checkpoints": tmp_path / "checkpoints", "master": "local[4]"}
-    file = write_config(tmp_path / "gateway.yaml", kafka.servers, made, **where)
-    produce_values(kafka.servers, topic, orders(0), "user")
+    file = write_config(tmp_path / "gateway.yaml", kafka.bootstrap_servers, made, **where)
+    produce_values(kafka.bootstrap_servers, topic, orders(0), "user")
     with (
         running_pipeline("run", "big", "-c", file, log=tmp_path / "log") as run,
-        open_row_reader(kafka.servers, f"{topic}-big") as out,
+        open_row_reader(kafka.bootstrap_servers, f"{topic}-big") as out,
     ):
         out.read_until(10, run)
-        produce_values(kafka.servers, topic, orders(100), "user")  # while the same batch runs
+        produce_values(
+            kafka.bootstrap_servers, topic, orders(100), "user"
+        )  # while the same batch runs
         found = out.read_until(30, run)
         wanted = [*range(10, 20), *range(100, 120)]
         assert sorted(row["twice"] for row in found) == [2.0 * n for n in wanted]

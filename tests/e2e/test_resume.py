@@ -220,7 +220,7 @@ async def test_fifty_clients_resume_at_once_what_only_kafka_still_has(
             count = sum(len(client.events) for client, _ in clients)
             print(f"50 clients, {count} events in {taken:.1f} s, {gateway.memory_bytes >> 20} MB")
             for client, _ in clients:
-                assert client.opened == 1
+                assert client.open_count == 1
                 assert "view" not in told(client, "begin")[0]
         assert "ERROR" not in gateway.log, gateway.read_log_tail()
 

@@ -25,14 +25,14 @@ def _place(topic: str, partition: int, offset: int) -> dict[str, object]:
 
 async def test_what_was_written_is_polled_committed_and_gone_on_from(http, topic, oracle):
     name = topic()
-    written = await oracle.produce(name, 5)
+    written = await oracle.produce_records(name, 5)
     first = await ConsumerInstance.create_instance(http, autoCommitEnable="false")
     await first.subscribe(name)
     records = await first.poll_until(5, format="string")
     assert [each["value"].encode() for each in records] == [each.value for each in written]
     assert (await first.commit_offsets()).json()["offsets"][0]["offset"] == 5
     await first.delete_instance()
-    await oracle.produce(name, 1)
+    await oracle.produce_records(name, 1)
     second = await ConsumerInstance.create_instance(http, first.group)
     await second.subscribe(name)
     assert get_offsets(await second.poll_records()) == [5]
@@ -43,20 +43,20 @@ async def test_the_first_poll_waits_for_the_group_and_a_later_one_for_what_is_wr
 ):
     name = topic(partitions=3)
     instance = await ConsumerInstance.create_instance(http)
-    await oracle.produce(name, 1)
+    await oracle.produce_records(name, 1)
     await instance.subscribe(name)
     assert len(await instance.poll_records()) == 1
     waiting = asyncio.create_task(instance.poll_records())
     done, _ = await asyncio.wait([waiting], timeout=0.5)
     assert not done, "it was answered with nothing, and there was time left"
-    await oracle.produce(name, 1)
+    await oracle.produce_records(name, 1)
     assert len(await waiting) == 1
     assert await instance.poll_records(timeout_ms=0) == []
 
 
 async def test_a_record_is_never_left_out_for_its_size(http, topic, oracle):
     name = topic()
-    await oracle.produce(name, 6, fields={"filling": "x" * 400})
+    await oracle.produce_records(name, 6, fields={"filling": "x" * 400})
     instance = await ConsumerInstance.create_instance(http)
     await instance.subscribe(name)
     one = await instance.poll_records(max_bytes=1)
@@ -73,20 +73,20 @@ async def test_fewer_bytes_than_wanted_are_waited_for_and_given_when_the_time_is
     name = topic()
     instance = await ConsumerInstance.create_instance(http, responseMinBytes=4000)
     await instance.subscribe(name)
-    await oracle.produce(name, 1)
+    await oracle.produce_records(name, 1)
     waiting = asyncio.create_task(instance.poll_records())
     done, _ = await asyncio.wait([waiting], timeout=1.0)
     assert not done
-    await oracle.produce(name, 20, fields={"filling": "x" * 400})
+    await oracle.produce_records(name, 20, fields={"filling": "x" * 400})
     assert len(await waiting) > 1
     await instance.poll_records(timeout_ms=500)
-    await oracle.produce(name, 1)
+    await oracle.produce_records(name, 1)
     assert len(await instance.poll_records(timeout_ms=1000)) == 1
 
 
 async def test_a_commit_is_of_the_last_record_that_was_processed(http, topic, oracle):
     name = topic(partitions=2)
-    await oracle.produce(name, 3, partition=0)
+    await oracle.produce_records(name, 3, partition=0)
     instance = await ConsumerInstance.create_instance(http, autoCommitEnable=False)
     await instance.subscribe(name)
     assert (await instance.commit_offsets()).json() == {"offsets": []}
@@ -103,7 +103,7 @@ async def test_a_commit_is_of_the_last_record_that_was_processed(http, topic, or
 
 async def test_with_auto_commit_a_poll_says_that_the_last_one_is_done_with(http, topic, oracle):
     name = topic()
-    await oracle.produce(name, 4)
+    await oracle.produce_records(name, 4)
     instance = await ConsumerInstance.create_instance(http)
     await instance.subscribe(name)
     while not await instance.poll_records(max_bytes=1):
@@ -124,7 +124,7 @@ async def test_with_auto_commit_a_poll_says_that_the_last_one_is_done_with(http,
 async def test_a_commit_of_the_client_is_not_taken_back_by_the_automatic_one(http, topic, oracle):
     """A second later it was back at what the last poll was through with."""
     name = topic()
-    await oracle.produce(name, 20)
+    await oracle.produce_records(name, 20)
     instance = await ConsumerInstance.create_instance(http)
     await instance.subscribe(name)
     await instance.poll_until(1)
@@ -141,7 +141,7 @@ async def test_a_commit_of_the_client_is_not_taken_back_by_the_automatic_one(htt
 async def test_what_was_read_of_partitions_that_are_left_is_committed(http, topic, oracle):
     """As in Java's consumer; it was dropped."""
     name = topic(partitions=2)
-    await oracle.produce(name, 5, partition=0)
+    await oracle.produce_records(name, 5, partition=0)
     instance = await ConsumerInstance.create_instance(http)
     await instance.assign(name, 0)
     await instance.poll_until(5)
@@ -152,7 +152,7 @@ async def test_what_was_read_of_partitions_that_are_left_is_committed(http, topi
 async def test_a_seek_does_not_wait_for_a_long_poll_that_was_left(http, topic, oracle):
     """It waited until the broker answered the poll, for up to 300 s, and was told 503 after 30."""
     name = topic()
-    await oracle.produce(name, 10)
+    await oracle.produce_records(name, 10)
     instance = await ConsumerInstance.create_instance(http)
     await instance.subscribe(name)
     await instance.poll_until(10)
@@ -178,7 +178,7 @@ async def test_a_poll_does_not_wait_for_the_bytes_that_an_earlier_one_wanted(htt
     await asyncio.wait([long], timeout=0.5)
     long.cancel()
     await asyncio.wait([long])
-    await oracle.produce(name, 1)
+    await oracle.produce_records(name, 1)
     assert get_offsets(await instance.poll_records(timeout_ms=20_000)) == [0]
 
 
@@ -193,7 +193,7 @@ async def test_a_partition_that_is_new_to_a_group_is_read_from_its_start(kafka, 
         while not await first.fetch_assignment():
             await first.poll_records(timeout_ms=100)
         assert await first.poll_records(timeout_ms=300) == [], "it begins at the end"
-        await oracle.produce(name, 1)
+        await oracle.produce_records(name, 1)
         assert len(await first.poll_records()) == 1
         assert (await first.commit_offsets()).json()["offsets"][0]["offset"] == 1
         await first.delete_instance()
@@ -213,7 +213,7 @@ async def test_where_retention_was_faster_a_group_goes_on_at_the_first_record_th
 ):
     """With `latest` it went on at the end, and what Kafka still had was passed over."""
     name, group = topic(), generate_group()
-    await oracle.produce(name, 30)
+    await oracle.produce_records(name, 30)
     async with running_sidecar(kafka.bootstrap, consumer={}) as http:
         await wait_until_ready(http)
         first = await ConsumerInstance.create_instance(http, group, autoOffsetReset="latest")
@@ -230,8 +230,8 @@ async def test_positions_are_set_without_a_poll_before_by_offset_by_time_and_to_
     http, topic, oracle
 ):
     name = topic(configs={"retention.ms": "-1"})  # what is stamped long ago would be deleted
-    await oracle.produce(name, 2, timestamp=1_700_000_000_000)
-    await oracle.produce(name, 3, timestamp=1_700_000_100_000)
+    await oracle.produce_records(name, 2, timestamp=1_700_000_000_000)
+    await oracle.produce_records(name, 3, timestamp=1_700_000_100_000)
     instance = await ConsumerInstance.create_instance(http)
     await instance.subscribe(name)
     place = {"topic": name, "partition": 0}
@@ -249,7 +249,7 @@ async def test_positions_are_set_without_a_poll_before_by_offset_by_time_and_to_
     assert get_offsets(await instance.poll_records()) == [0, 1, 2, 3, 4]
     await position("/first", {"partitions": [place]})
     await position("/last", {"partitions": [place]})
-    await oracle.produce(name, 1)
+    await oracle.produce_records(name, 1)
     assert get_offsets(await instance.poll_records()) == [5]
     elsewhere = {"topic": name, "partition": 7}
     refused = await instance.send_request("POST", "/positions/first", {"partitions": [elsewhere]})
@@ -264,11 +264,11 @@ async def test_a_subscription_is_told_changed_and_left(http, topic, oracle):
     assert (none.status_code, none.json()["code"]) == (409, "NOT_SUBSCRIBED")
     await instance.subscribe(one)
     assert (await instance.send_request("GET", "/subscriptions")).json() == [{"topics": [one]}]
-    await oracle.produce(one, 1)
+    await oracle.produce_records(one, 1)
     await instance.poll_records()
     assert await instance.fetch_assignment() == [(one, 0)]
     await instance.subscribe(other)
-    await oracle.produce(other, 1)
+    await oracle.produce_records(other, 1)
     assert [each["topic"] for each in await instance.poll_records()] == [other]
     either = await instance.send_request("POST", "/assignments", {"partitions": []})
     assert (either.status_code, either.json()["code"]) == (409, "OTHER_SUBSCRIPTION")
@@ -283,7 +283,7 @@ async def test_a_subscription_is_told_changed_and_left(http, topic, oracle):
 
 async def test_a_pattern_reads_every_topic_that_matches_it_as_a_whole(http, topic, oracle):
     name = topic()
-    await oracle.produce(name, 1)
+    await oracle.produce_records(name, 1)
     instance = await ConsumerInstance.create_instance(http)
     pattern = {"topic_pattern": f"{name[:-1]}."}
     assert (await instance.send_request("POST", "/subscriptions", pattern)).status_code == 204
@@ -298,12 +298,12 @@ async def test_a_client_that_goes_away_gets_what_it_missed_with_its_next_poll(ht
     name = topic()
     instance = await ConsumerInstance.create_instance(http)
     await instance.subscribe(name)
-    await oracle.produce(name, 1)
+    await oracle.produce_records(name, 1)
     await instance.poll_records()
     async with httpx.AsyncClient(base_url=http.base_url, trust_env=False) as hasty:
         with pytest.raises(httpx.ReadTimeout):
             await hasty.get(f"{instance.path}/records?timeout=60000", timeout=0.3)
-    await oracle.produce(name, 2)
+    await oracle.produce_records(name, 2)
     assert get_offsets(await instance.poll_until(2)) == [1, 2]
 
 
@@ -325,7 +325,7 @@ async def test_keys_values_and_headers_are_exact_and_what_cannot_be_read_says_so
     from confluent_kafka import Producer
 
     name = topic()
-    producer = Producer({"bootstrap.servers": kafka.servers})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     producer.produce(name, key=b"k", value=b'{"n":1e2,"big":123456789012345678901234567890}')
     producer.produce(name, key=b"\xff", value=None)
     headers = [("h", b"one"), ("h", b"two"), ("raw", b"\xfe"), ("none", None)]

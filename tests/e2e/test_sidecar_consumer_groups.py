@@ -45,7 +45,7 @@ async def test_what_one_member_committed_is_no_others_and_nothing_is_lost_in_bet
 
     async def write() -> None:
         for _ in range(total // 50):
-            await oracle.produce(name, 50, fields={"filling": "x" * 200})
+            await oracle.produce_records(name, 50, fields={"filling": "x" * 200})
             await asyncio.sleep(0.05)
 
     async with running_sidecar(kafka.bootstrap, consumer={}) as http:

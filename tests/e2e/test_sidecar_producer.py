@@ -73,7 +73,7 @@ async def test_the_seeds_own_commands_write_what_they_say(kafka, tmp_path, forma
     require_tools("curl")
     own = CertificateAuthority(tmp_path).issue_certificate("sidecar")
     made = build_config(
-        kafka.servers, [], [], sidecar={"producer": {}},
+        kafka.bootstrap_servers, [], [], sidecar={"producer": {}},
         listen={"tls": {"certificate": str(own), "key": str(own)}},
     )  # fmt: skip
     (tmp_path / "values.yml").write_text(VALUES)
@@ -101,7 +101,7 @@ async def ready_at(gateway: GatewayProcess) -> None:
 
 
 async def test_a_request_that_comes_again_is_written_once_at_any_replica(kafka, topic):
-    name, made = topic(), config(kafka.servers)
+    name, made = topic(), config(kafka.bootstrap_servers)
     async with (
         running_gateway(made, command=COMMAND) as one,
         running_gateway(made, command=COMMAND) as other,
@@ -128,9 +128,9 @@ async def test_a_replica_killed_in_the_middle_leaves_nothing_and_another_writes_
     transaction does not get through to the broker. Several that came again with the key took it
     over from each other without a pause, dozens of times, each with a line."""
     name = topic()
-    made = config(kafka.servers, timeout="2s")
+    made = config(kafka.bootstrap_servers, timeout="2s")
     async with (
-        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
         running_gateway(made, command=COMMAND) as good,
     ):
         assert (await post(good, name, "warm", key="warm")).status_code == 200
@@ -269,9 +269,9 @@ async def test_an_owner_that_is_slow_and_alive_is_taken_over_from_and_tells_what
     kafka, topic
 ):
     """It hears only when it is done that it has been fenced."""
-    name, made = topic(), config(kafka.servers, timeout="3s")
+    name, made = topic(), config(kafka.bootstrap_servers, timeout="3s")
     async with (
-        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
         running_gateway(made, command=COMMAND) as good,
     ):
         behind = {**made, "kafka": {**made["kafka"], "servers": proxy.bootstrap.split(",")}}
@@ -304,7 +304,7 @@ def uncommitted(kafka: Any, topic: str) -> list[Any]:
     """Records of open transactions, too."""
     consumer = Consumer(
         {
-            "bootstrap.servers": kafka.servers, "group.id": "nobody",
+            "bootstrap.servers": kafka.bootstrap_servers, "group.id": "nobody",
             "isolation.level": "read_uncommitted", "enable.partition.eof": True,
             "enable.auto.commit": False,
         }
@@ -321,7 +321,7 @@ def uncommitted(kafka: Any, topic: str) -> list[Any]:
 
 async def test_a_transactional_batch_is_there_whole_or_not_at_all(kafka, topic):
     name = topic(configs={"max.message.bytes": "2000"})
-    async with running_gateway(config(kafka.servers), command=COMMAND) as gateway:
+    async with running_gateway(config(kafka.bootstrap_servers), command=COMMAND) as gateway:
         fine = await post(gateway, name, "a", "b", transactional=True)
         assert (fine.status_code, len(fine.json()["offsets"])) == (200, 2)
         large = await post(gateway, name, "c", "x" * 5000, transactional=True)
@@ -336,7 +336,7 @@ async def test_a_transactional_batch_is_there_whole_or_not_at_all(kafka, topic):
 
 async def test_a_key_whose_records_were_refused_may_be_used_again(kafka, topic):
     name = topic(configs={"max.message.bytes": "2000"})
-    async with running_gateway(config(kafka.servers), command=COMMAND) as gateway:
+    async with running_gateway(config(kafka.bootstrap_servers), command=COMMAND) as gateway:
         refused = await post(gateway, name, "x" * 5000, key="k")
         assert refused.status_code == 413
         assert (await post(gateway, name, "small", key="k")).status_code == 200
@@ -364,7 +364,7 @@ async def reading_until_a_transaction_ends(
 async def test_a_key_may_be_used_again_before_its_release_is_read(kafka, topic):
     """It was 422 until the partition, which had no leader for a moment, could be read again."""
     name = topic(configs={"max.message.bytes": "2000"})
-    async with reading_until_a_transaction_ends(kafka.servers) as (proxy, http):
+    async with reading_until_a_transaction_ends(kafka.bootstrap_servers) as (proxy, http):
         refused = await attempt(http, name, "x" * 5000, "k")
         assert refused.status_code == 413
         claimed = asyncio.Event()
@@ -387,7 +387,7 @@ async def test_a_key_may_be_used_again_before_its_release_is_read(kafka, topic):
 async def test_an_answer_is_given_again_before_it_is_read(kafka, topic):
     """The request that came again waited until its partition could be read."""
     name = topic()
-    async with reading_until_a_transaction_ends(kafka.servers) as (_, http):
+    async with reading_until_a_transaction_ends(kafka.bootstrap_servers) as (_, http):
         first = await once(http, name, "a", "k")
         again = await once(http, name, "a", "k")
         assert (again.text, again.headers["Idempotent-Replayed"]) == (first.text, "true")
@@ -397,7 +397,7 @@ async def test_an_answer_is_given_again_before_it_is_read(kafka, topic):
 
 async def test_told_to_end_it_answers_what_it_took_on(kafka, topic):
     name = topic()
-    async with running_gateway(config(kafka.servers), command=COMMAND) as gateway:
+    async with running_gateway(config(kafka.bootstrap_servers), command=COMMAND) as gateway:
         asked = [asyncio.create_task(post(gateway, name, f"{n}")) for n in range(20)]
         await asked[0]
         assert await gateway.stop() == 0

@@ -176,7 +176,7 @@ async def test_topics_partitions_and_brokers_are_told(http, topic, oracle):
     assert replica["broker"] in (await http.get("/brokers")).json()["brokers"]
     assert (await http.get(f"/topics/{name}/partitions")).json() == told["partitions"]
     assert (await http.get(f"/topics/{name}/partitions/1")).json() == told["partitions"][1]
-    await oracle.produce(name, 5, partition=1)
+    await oracle.produce_records(name, 5, partition=1)
     offsets = await http.get(f"/topics/{name}/partitions/1/offsets")
     assert offsets.json() == {"beginning_offset": 0, "end_offset": 5}
     assert_error(await http.get("/topics/foo"), 404, 40401)
@@ -199,7 +199,7 @@ async def test_what_is_written_is_exact_a_tombstone_is_none_and_empty_stays_empt
     empty = {"records": [{"value": ""}, {"value": None}]}
     answer = await http.post(f"/topics/{name}/partitions/2", json=empty, headers=of("binary"))
     assert [each["partition"] for each in answer.json()["offsets"]] == [2, 2]
-    found = await read_records(kafka.servers, name, min_records=5, timeout_s=60)
+    found = await read_records(kafka.bootstrap_servers, name, min_records=5, timeout_s=60)
     by_key = {each.key: each for each in found}
     assert json.loads(by_key[b'"a"'].value) == {"n": 1}
     assert by_key[b'"b"'].value is None
@@ -227,7 +227,7 @@ async def test_what_cannot_be_written_is_refused_whole(http, topic, kafka):
         assert_error(await http.post(url, json=no_schema, headers=of("avro")), 422, 42202)
         no_schema = {"records": [{"key": {"foo": "bar"}}]}
         assert_error(await http.post(url, json=no_schema, headers=of("avro")), 422, 42201)
-    assert kafka.admin.log_end(name) == 0
+    assert kafka.admin.get_high_watermark(name) == 0
     records = {"records": [{"value": "Zm9v"}]}
     assert_error(await http.post("/topics/no-such-topic", json=records), 404, 40401)
     assert_error(await http.post(f"/topics/{name}/partitions/7", json=records), 404, 40402)
@@ -235,7 +235,7 @@ async def test_what_cannot_be_written_is_refused_whole(http, topic, kafka):
 
 async def test_records_are_read_by_their_offset_alone(http, topic, oracle):
     name = topic()
-    await oracle.produce(name, 5)
+    await oracle.produce_records(name, 5)
     url = f"/topics/{name}/partitions/0/records"
     found = await http.get(f"{url}?offset=2", headers={"accept": of("json")["content-type"]})
     assert found.headers["content-type"] == of("json")["content-type"]

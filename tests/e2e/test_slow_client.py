@@ -37,7 +37,7 @@ PARTITIONS = 12
 WITHIN = 60.0  # s
 IMPATIENT = """
 from gateway.web.http.transport import GatewayProtocol
-GatewayProtocol.USER_TIMEOUT = 3.0
+GatewayProtocol.USER_TIMEOUT_S = 3.0
 from gateway.cli import main
 main()
 """

@@ -130,7 +130,7 @@ async def test_what_is_no_tls_is_closed(kafka: EmbeddedKafka, tmp_path: Path, da
 async def test_the_bound_is_that_of_all_workers(kafka: EmbeddedKafka, tmp_path: Path):
     authority = CertificateAuthority(tmp_path)
     made = config(kafka, authority, connections=50, perAddress=20)
-    async with running_workers(made, count=2, ready=False) as gateway:
+    async with running_workers(made, worker_count=2, ready=False) as gateway:
         assert (await get(gateway, authority, "/health/live")).status_code == 200
         async with open_unfinished_clients(gateway.port, 200, ATTACKER) as clients:
             await wait_until(

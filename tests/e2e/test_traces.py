@@ -116,7 +116,7 @@ async def test_a_request_is_a_span_until_its_answer_begins_and_shows_no_secret(
         "url.query": "from=live&token=***",
     }
     (refused,) = _of_path(back, "/none")
-    assert refused.attributes["http.response.status_code"] == 404 and refused.parent == ""
+    assert refused.attributes["http.response.status_code"] == 404 and refused.parent_id == ""
     assert not any(b"s3cret" in body for _, _, body in back.requests)
 
 

@@ -167,7 +167,7 @@ async def test_compressed_messages_are_the_same_smaller_and_shared(
                 RawWebSocket.open_socket(port, "/records/orders", DEFLATE_HEADER) as two,
             ):
                 for each in (one, two):
-                    await asyncio.to_thread(each.text)  # begin
+                    await asyncio.to_thread(each.read_text)  # begin
                 for each in (first, second):
                     await each.subscribe("a", "/records/orders")
                 for _ in range(10):

@@ -151,7 +151,7 @@ async def test_a_stream_that_is_being_opened_when_the_gateway_drains_is_told(kaf
         assert begun == ends.keys() and begun
         assert all(end["reason"] == "drain" and end["position"] for end in ends.values())
         assert late.get_messages("a")[-1]["reason"] == "drain"
-        assert not app.gateway.hub.clients and not app.state.hubs.leaving
+        assert not app.gateway.hub.clients and not app.state.hubs.drain_callbacks
 
 
 async def say(socket: MultiplexClient, kind: str, **members: Any) -> None:
@@ -176,7 +176,7 @@ async def test_two_hundred_sockets_that_come_and_go_in_every_state_leave_nothing
             await blocked(stack, url, 3)
             for n in range(BEFORE):
                 await come_and_go(url, oracle, n)
-        leaving = app.state.hubs.leaving
+        leaving = app.state.hubs.drain_callbacks
         await wait_until(
             lambda: not hub.clients and not leaving, "the first ones' end", MESSAGE_TIMEOUT_S
         )

@@ -62,7 +62,7 @@ def test_broken_frames_end_with_the_right_code(gateway: GatewayProcess, case: st
     code, sent = CLOSING_CASES[case]
     with RawWebSocket.open_socket(gateway.port) as socket:
         socket.send_bytes(sent)
-        assert socket.closed() == code
+        assert socket.read_close_code() == code
 
 
 @pytest.mark.parametrize("case", INVALID_COMPRESSED)
@@ -70,7 +70,7 @@ def test_broken_compressed_frames_end_with_the_right_code(gateway: GatewayProces
     code, sent = INVALID_COMPRESSED[case]
     with RawWebSocket.open_socket(gateway.port, "/ws", DEFLATE_HEADER) as socket:
         socket.send_bytes(sent)
-        assert socket.closed() == code
+        assert socket.read_close_code() == code
 
 
 @pytest.mark.parametrize("case", TRUNCATED_FRAMES)
@@ -93,7 +93,7 @@ def test_wrong_handshakes_are_refused_with_a_problem(gateway: GatewayProcess, ca
 def test_extensions_that_do_not_fit_are_declined(gateway: GatewayProcess, case: str):
     offer = b"Sec-WebSocket-Extensions: " + DECLINED_EXTENSIONS[case]
     with RawWebSocket.open_socket(gateway.port, "/ws", offer) as socket:
-        assert "sec-websocket-extensions" not in socket.answered.headers
+        assert "sec-websocket-extensions" not in socket.response.headers
         assert answers(socket)
 
 
@@ -126,8 +126,8 @@ def test_other_upgrades_are_answered_as_http(gateway: GatewayProcess):
 def test_binary_messages_are_not_supported(gateway: GatewayProcess):
     with RawWebSocket.open_socket(gateway.port) as socket:
         socket.send_bytes(build_frame(OPCODE_BINARY, HELLO))
-        said = socket.said()
-        assert said.code == 1003
+        said = socket.read_frame()
+        assert said.close_code == 1003
         socket.send_bytes(build_close(1003))
         socket.read_close()
 
@@ -135,7 +135,7 @@ def test_binary_messages_are_not_supported(gateway: GatewayProcess):
 def test_compressed_messages_are_heard_and_answered(gateway: GatewayProcess):
     with RawWebSocket.open_socket(gateway.port, "/ws", DEFLATE_HEADER) as socket:
         socket.send_bytes(build_frame(OPCODE_TEXT, deflate_payload(HELLO), rsv=4))
-        assert json.loads(socket.text())["type"] == "pong"
+        assert json.loads(socket.read_text())["type"] == "pong"
         assert answers(socket)
 
 
@@ -144,9 +144,9 @@ def test_a_ping_is_answered_between_the_fragments_of_a_message(gateway: GatewayP
         socket.send_bytes(
             build_frame(OPCODE_TEXT, HELLO[:9], fin=False) + build_frame(OPCODE_PING, b"x")
         )
-        assert (said := socket.said()).opcode == OPCODE_PONG and said.payload == b"x"
+        assert (said := socket.read_frame()).opcode == OPCODE_PONG and said.payload == b"x"
         socket.send_bytes(build_frame(0, HELLO[9:]))
-        assert json.loads(socket.text())["type"] == "pong"
+        assert json.loads(socket.read_text())["type"] == "pong"
 
 
 def test_a_handshake_may_have_a_resume_token_as_long_as_http_takes(gateway: GatewayProcess):
@@ -163,7 +163,7 @@ def test_no_token_of_a_query_is_logged(gateway: GatewayProcess):
                 build_handshake(path, b"Authorization: Bearer hunter2") + build_frame(3)
             )
             assert socket.read_head().status in (101, 400)
-            assert socket.closed() == 1002
+            assert socket.read_close_code() == 1002
     assert "hunter2" not in gateway.log
 
 
@@ -174,7 +174,7 @@ async def test_a_gateway_that_ends_closes_every_socket_with_1012(kafka: Embedded
             RawWebSocket.open_socket(gateway.port, "/events/orders") as own,
         ):
             assert answers(idle)
-            assert json.loads(own.text())["type"] == "begin"
+            assert json.loads(own.read_text())["type"] == "begin"
             stopping = asyncio.create_task(gateway.stop())
             for socket in (idle, own):
                 code = await asyncio.to_thread(goodbye, socket)

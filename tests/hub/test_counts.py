@@ -61,7 +61,7 @@ async def test_records_and_bytes_are_those_that_were_given_whatever_happens(
     routes = [StreamCounts("/a", "sse"), StreamCounts("/b", "sse")]
     outlets = [[FakeOutlet() for _ in range(5)] for _ in routes]
     ring = chance.choice([1 << 20, 2000])
-    first = attach_counted(outlets[0], routes[0], ring=ring)[0]
+    first = attach_counted(outlets[0], routes[0], max_ring_bytes=ring)[0]
     attach_counted(outlets[1], routes[1], first)
     value = 0
     for _ in range(120):
@@ -73,12 +73,12 @@ async def test_records_and_bytes_are_those_that_were_given_whatever_happens(
         if chance.random() < 0.4:
             some.capacity = chance.choice([float("inf"), 0.0, 100.0])
             if not some.full:
-                some.client.drained()
+                some.client.on_drained()
         await run_loop_turns(chance.randrange(4))
     every = [outlet for some in outlets for outlet in some]
     for outlet in every:
         outlet.capacity = float("inf")
-        outlet.client.drained()
+        outlet.client.on_drained()
     await wait_until(lambda: all(outlet.values == list(range(value)) for outlet in every))
     for traffic, some in zip(routes, outlets, strict=True):
         assert (traffic.records, traffic.bytes) == count_received(some)
@@ -127,7 +127,7 @@ async def test_gaps_are_counted_for_everyone_who_is_told():
 @pytest.mark.parametrize("slow", SlowClientPolicy)
 async def test_a_fall_is_counted_by_what_is_done_about_it(slow: SlowClientPolicy):
     traffic, outlets = StreamCounts(), [FakeOutlet(), FakeOutlet()]
-    clients = attach_counted(outlets, traffic, ring=1000, slow=slow)
+    clients = attach_counted(outlets, traffic, max_ring_bytes=1000, slow_policy=slow)
     await run_loop_turns()
     outlets[1].capacity = 0
     write_records(clients[0], b"0")
@@ -188,7 +188,7 @@ async def test_distances_are_offsets_to_where_the_channel_stands_by_the_reason()
     for value in range(1, 11):
         write_records(riding, b"%d" % value)
         await run_loop_turns()
-    outlets[1].client.subscription.channel.evict(1 << 30)  # it falls out of the ring
+    outlets[1].client.subscription.channel.evict_before(1 << 30)  # it falls out of the ring
     assert (short.state, slow.state) == (NO_CREDIT, SLOW)
     distances = LagScan()
     for client in (riding, slow, short):

@@ -375,15 +375,15 @@ def a_channel_is_found_without_its_filters(patch: pytest.MonkeyPatch) -> None:
 def an_encoder_is_found_without_its_fields(patch: pytest.MonkeyPatch) -> None:
     encoder = Hub._get_encoder
     patch.setattr(
-        Hub, "_encoder", lambda self, view, wire: encoder(self, replace(view, fields=()), wire)
+        Hub, "_get_encoder", lambda self, view, wire: encoder(self, replace(view, fields=()), wire)
     )
 
 
 def what_the_index_finds_is_not_asked_for_the_rest(patch: pytest.MonkeyPatch) -> None:
     named = Filter.index_terms.fget
     assert named is not None
-    whole = property(lambda self: (part._replace(whole=True) for part in named(self)))
-    patch.setattr(Filter, "named", whole)
+    whole = property(lambda self: (part._replace(is_whole_filter=True) for part in named(self)))
+    patch.setattr(Filter, "index_terms", whole)
 
 
 @pytest.mark.parametrize(

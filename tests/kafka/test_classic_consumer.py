@@ -53,13 +53,13 @@ def wait_until_shared(members, topic: str, partitions: int):
     """Everything is owned, once, evenly."""
 
     def is_even() -> bool:
-        owned = [tp for one in members for tp in one.owned]
+        owned = [tp for one in members for tp in one.owned_partitions]
         whole = sorted(owned) == [TopicPartition(topic, p) for p in range(partitions)]
-        loads = [len(one.owned) for one in members]
+        loads = [len(one.owned_partitions) for one in members]
         return whole and max(loads) - min(loads) <= 1
 
     return wait_until(
-        is_even, lambda: f"even shares: {[sorted(one.owned) for one in members]}", LONG
+        is_even, lambda: f"even shares: {[sorted(one.owned_partitions) for one in members]}", LONG
     )
 
 
@@ -180,7 +180,7 @@ async def test_it_shares_a_group_with_librdkafka_whoever_leads(
     monkeypatch.setattr(classic_member, "assign", record_plan)
     async with open_cluster(kafka.bootstrap, name) as made, AsyncExitStack() as blocks:
         us = running_member(made, group, [name], **CLASSIC)
-        them = running_librdkafka_member(kafka.servers, group, [name], **STICKY)
+        them = running_librdkafka_member(kafka.bootstrap_servers, group, [name], **STICKY)
         first, then = (us, them) if leads == "we" else (them, us)
         one = await blocks.enter_async_context(first)
         await wait_until_shared([one], name, 4)
@@ -202,7 +202,7 @@ async def test_what_a_killed_member_had_goes_to_the_others_after_its_session(kaf
     async with (
         open_cluster(kafka.bootstrap, name) as made,
         running_member(made, group, [name], **CLASSIC) as left,
-        running_member_process(kafka.servers, group, name, "classic") as killed,
+        running_member_process(kafka.bootstrap_servers, group, name, "classic") as killed,
     ):
         await wait_until_owned(killed, 2)
         await wait_until(lambda: len(left.owned_partitions) == 2, timeout_s=LONG)
@@ -218,7 +218,7 @@ async def test_a_static_member_that_is_killed_and_back_has_its_own_and_nobody_el
     name = topic(partitions=4)
     async with (
         open_cluster(kafka.bootstrap, name) as made,
-        running_member_process(kafka.servers, group, name, "classic", "pod-0") as leader,
+        running_member_process(kafka.bootstrap_servers, group, name, "classic", "pod-0") as leader,
     ):
         await wait_until_owned(leader, 4)
         async with running_member(made, group, [name], **CLASSIC) as other:
@@ -228,7 +228,7 @@ async def test_a_static_member_that_is_killed_and_back_has_its_own_and_nobody_el
             leader.send_signal(signal.SIGKILL)
             await leader.wait()
             async with running_member_process(
-                kafka.servers, group, name, "classic", "pod-0"
+                kafka.bootstrap_servers, group, name, "classic", "pod-0"
             ) as again:
                 await wait_until_owned(again, 2)
                 assert other.events == before
@@ -259,7 +259,7 @@ async def test_a_group_goes_over_to_kip_848_while_its_members_read(kafka, topic,
 async def test_a_group_whose_members_take_another_assignor_says_so(kafka, topic, group):
     name = topic()
     async with open_cluster(kafka.bootstrap, name) as made:
-        eager = AIOKafkaConsumer(name, bootstrap_servers=kafka.servers, group_id=group)
+        eager = AIOKafkaConsumer(name, bootstrap_servers=kafka.bootstrap_servers, group_id=group)
         await eager.start()
         try:
             consumer = GroupConsumer(made, group, **CLASSIC)

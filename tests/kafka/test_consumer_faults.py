@@ -27,7 +27,7 @@ LONG = 60.0  # s
 @asynccontextmanager
 async def running_proxied_cluster(kafka: Any, *topics: str) -> AsyncIterator[Any]:
     async with (
-        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
         open_cluster([proxy.bootstrap], *topics) as made,
     ):
         yield proxy, made
@@ -56,7 +56,7 @@ async def test_a_denied_topic_is_told_once_and_asked_for_seldom_and_others_go_on
     """It may be allowed at any time: then it goes on where it was."""
     shut, open_ = topic(), topic()
     async with running_proxied_cluster(kafka, shut, open_) as (proxy, made):
-        injection = proxy.inject(ApiKey.FETCH, DENIED, topic=shut)
+        injection = proxy.inject_error(ApiKey.FETCH, DENIED, topic=shut)
         await produce_records(kafka.bootstrap, shut, [b"secret"])
         async with open_reader(made, "", shut, open_) as consumer:
             with pytest.raises(AccessDenied, match=shut) as denied:
@@ -69,8 +69,8 @@ async def test_a_denied_topic_is_told_once_and_asked_for_seldom_and_others_go_on
                     with suppress(AccessDenied):  # of the next attempt, seconds later
                         seen += [each.value for each in await poll_records(consumer, 1)]
             assert seen == [b"%d" % number for number in range(len(seen))]
-            assert injection.hits < 20
-            proxy.heal(injection)
+            assert injection.hit_count < 20
+            proxy.remove_injection(injection)
             consumer.seek(TopicPartition(shut, 0), 0)
             assert [each.value for each in await poll_records(consumer, 1)] == [b"secret"]
 
@@ -198,7 +198,7 @@ async def test_a_listener_says_from_where_what_it_was_given_is_read(kafka, topic
         await produce_records(
             kafka.bootstrap, name, [b"%d" % number for number in range(20)], linger_ms=5
         )
-        ends = {tp: kafka.admin.log_end(name, tp.partition) for tp in tps}
+        ends = {tp: kafka.admin.get_high_watermark(name, tp.partition) for tp in tps}
         await wait_for_coordinator(made, group)
         async with open_reader(made, group, name) as before:
             await before.commit(dict.fromkeys(tps, 1))

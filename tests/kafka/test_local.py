@@ -65,11 +65,11 @@ async def test_an_open_transaction_holds_back_what_comes_after_it(kafka, topic):
 
 
 async def test_asking_for_an_unknown_topic_does_not_create_it(kafka):
-    if kafka.local is None:
+    if kafka.local_kafka is None:
         skip_or_fail("somebody else's Kafka may create topics by itself")
     with pytest.raises(UnknownTopicOrPartitionError):
         await produce_records(kafka.bootstrap, "nobody-made-it", [b"x"], request_timeout_ms=500)
-    assert not kafka.admin.exists("nobody-made-it")
+    assert not kafka.admin.topic_exists("nobody-made-it")
 
 
 async def test_deleting_records_moves_the_log_start(kafka, topic):
@@ -78,22 +78,22 @@ async def test_deleting_records_moves_the_log_start(kafka, topic):
         kafka.bootstrap, name, [RecordToSend(b"%d" % n, partition=1) for n in range(5)]
     )
     kafka.admin.delete_records(name, {1: 3})
-    assert kafka.admin.log_start(name, 1) == 3
-    assert kafka.admin.log_end(name, 1) == 5
+    assert kafka.admin.get_log_start_offset(name, 1) == 3
+    assert kafka.admin.get_high_watermark(name, 1) == 5
     assert await read_values(kafka.bootstrap, name, 1, count=2) == [b"3", b"4"]
 
 
 async def test_retention_moves_the_log_start(retention_kafka):
-    name = retention_kafka.topic(configs={"retention.ms": "3600000", "segment.ms": "600000"})
+    name = retention_kafka.create_unique_topic(configs={"retention.ms": "3600000", "segment.ms": "600000"})
     old = round((time.time() - 2 * 3600) * 1000)
     for record in (RecordToSend(b"old", timestamp=old), b"new"):  # a batch each, so a segment each
         await produce_records(retention_kafka.bootstrap, name, [record])
-    await wait_until(lambda: retention_kafka.admin.log_start(name) == 1, interval_s=0.1)
+    await wait_until(lambda: retention_kafka.admin.get_log_start_offset(name) == 1, interval_s=0.1)
     assert await read_values(retention_kafka.bootstrap, name, count=1) == [b"new"]
 
 
 async def test_compaction_keeps_the_last_of_each_key(retention_kafka):
-    name = retention_kafka.topic(
+    name = retention_kafka.create_unique_topic(
         configs={
             "cleanup.policy": "compact",
             "segment.ms": "500",
@@ -113,10 +113,10 @@ async def test_compaction_keeps_the_last_of_each_key(retention_kafka):
 
 async def test_a_topic_made_again_has_another_id(kafka, topic):
     name = topic()
-    first = kafka.admin.topic_id(name)
+    first = kafka.admin.get_topic_id(name)
     kafka.admin.delete_topic(name)
     kafka.admin.create_topic(name)
-    assert kafka.admin.topic_id(name) != first
+    assert kafka.admin.get_topic_id(name) != first
 
 
 async def test_topic_configs_can_be_changed(kafka, topic):
@@ -128,39 +128,39 @@ async def test_topic_configs_can_be_changed(kafka, topic):
 
 class TestThreeNodes:
     async def test_a_killed_leader_is_replaced_and_comes_back_in_sync(self, kafka3):
-        name = kafka3.topic(assignment=[[1, 2, 3]])
+        name = kafka3.create_unique_topic(assignment=[[1, 2, 3]])
         await produce_records(kafka3.bootstrap, name, [b"before"])
-        kafka3.local.node(1).kill()
-        await wait_until(lambda: kafka3.admin.leaders(name)[0] != 1, timeout_s=30, interval_s=0.1)
+        kafka3.local_kafka.get_node(1).kill()
+        await wait_until(lambda: kafka3.admin.get_leaders(name)[0] != 1, timeout_s=30, interval_s=0.1)
         await produce_records(kafka3.bootstrap, name, [b"after"])
-        await asyncio.to_thread(kafka3.heal)
+        await asyncio.to_thread(kafka3.restore)
         assert await read_values(kafka3.bootstrap, name, count=2) == [b"before", b"after"]
-        kafka3.admin.elect(name, [0])
-        await wait_until(lambda: kafka3.admin.leaders(name)[0] == 1, interval_s=0.1)
+        kafka3.admin.elect_leaders(name, [0])
+        await wait_until(lambda: kafka3.admin.get_leaders(name)[0] == 1, interval_s=0.1)
 
     async def test_a_frozen_leader_is_replaced_and_thaws(self, kafka3):
-        name = kafka3.topic(assignment=[[2, 3, 1]])
+        name = kafka3.create_unique_topic(assignment=[[2, 3, 1]])
         await produce_records(kafka3.bootstrap, name, [b"before"])
-        kafka3.local.node(2).freeze()
+        kafka3.local_kafka.get_node(2).freeze()
         others = [kafka3.bootstrap[0], kafka3.bootstrap[2]]
-        await wait_until(lambda: kafka3.admin.leaders(name)[0] != 2, timeout_s=30, interval_s=0.1)
-        await asyncio.to_thread(kafka3.heal)
-        assert not kafka3.local.node(2).frozen
+        await wait_until(lambda: kafka3.admin.get_leaders(name)[0] != 2, timeout_s=30, interval_s=0.1)
+        await asyncio.to_thread(kafka3.restore)
+        assert not kafka3.local_kafka.get_node(2).is_frozen
         assert await read_values(others, name, count=1) == [b"before"]
 
     async def test_a_partition_whose_only_replica_is_down_leaves_the_others_readable(self, kafka3):
-        name = kafka3.topic(assignment=[[1], [2], [3]])
+        name = kafka3.create_unique_topic(assignment=[[1], [2], [3]])
         await produce_records(
             kafka3.bootstrap, name, [RecordToSend(b"%d" % p, partition=p) for p in range(3)]
         )
-        node = kafka3.local.node(3)
+        node = kafka3.local_kafka.get_node(3)
         address = node.address
         await asyncio.to_thread(node.stop)
         assert node.pid == 0
         await wait_until(
-            lambda: set(kafka3.admin.leaders(name)) == {0, 1}, timeout_s=30, interval_s=0.1
+            lambda: set(kafka3.admin.get_leaders(name)) == {0, 1}, timeout_s=30, interval_s=0.1
         )
         assert await read_values(kafka3.bootstrap[:2], name, 1, count=1) == [b"1"]
-        await asyncio.to_thread(kafka3.heal)
+        await asyncio.to_thread(kafka3.restore)
         assert node.address == address
         assert await read_values(kafka3.bootstrap, name, 2, count=1) == [b"2"]

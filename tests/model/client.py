@@ -74,7 +74,7 @@ class ModelClient:
             self.replica.pin_starts(pending)
             self.wire, self.has_begun = b"event: begin\ndata: {}\nid: %b\n\n" % token, True
             self.received_sum = Crc32Sum.from_bytes(self.wire)
-            self.subscription.add(CountedBytes.create(self.wire, self.received_sum))
+            self.subscription.count_private(CountedBytes.create(self.wire, self.received_sum))
         credit = self.subscription.credit
         data = self.subscription.take(budget)
         if credit is not None and data.count(b"data: r ") != credit - self.subscription.credit:
@@ -85,17 +85,16 @@ class ModelClient:
             self._check_counts()
 
     def _check_counts(self) -> None:
-        if self.has_begun and self.received_sum != self.subscription.got:
-            raise BrokenPromise(
-                f"client {self.number} got {self.received_sum}, known {self.subscription.got}"
-            )
+        known = self.subscription.delivered_sum
+        if self.has_begun and self.received_sum != known:
+            raise BrokenPromise(f"client {self.number} got {self.received_sum}, known {known}")
 
     def detach(self) -> None:
         """As if somebody else saw to it, until the next `take`."""
         it = self.subscription
-        if self.has_begun and self.detached_state is None and not it.ended:
-            self.detached_state = it.places(), (it.cursor if it.rides else None)
-            it.step_aside()
+        if self.has_begun and self.detached_state is None and not it.end_reason:
+            self.detached_state = it.get_position(), (it.next_seq if it.is_fully_shared else None)
+            it.detach()
             it.channel.followers.add(self.pinning_follower)
 
             self._topic_id = self.replica.metadata.topic_id
@@ -103,7 +102,7 @@ class ModelClient:
     def _reattach(self) -> None:
         it = self.subscription
         it.channel.followers.discard(self.pinning_follower)
-        it.go_on(*self.detached_state)
+        it.reattach(*self.detached_state)
         self.detached_state = None
         if self.replica.metadata.topic_id != self._topic_id:
             self.replica._drop_unverified(it)

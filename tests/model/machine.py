@@ -45,7 +45,7 @@ class World:
         self.kafka = SimulatedBrokers(partitions)
         self.replicas = [Replica(self, 0), Replica(self, 1)]
         self.clients = [
-            ModelClient(n, view=n % 2, takes_ids_early=n != 3, options={"slow": slow})
+            ModelClient(n, view=n % 2, takes_ids_early=n != 3, options={"slow_policy": slow})
             for n in range(CLIENT_COUNT)
         ]
         for client in self.clients[: 2 if credit else 0]:
@@ -249,7 +249,7 @@ class World:
             client.disconnect()
 
     def _disconnect_if_ended(self, client: ModelClient) -> None:
-        if client.is_connected and client.subscription.ended and not client.wire:
+        if client.is_connected and client.subscription.end_reason and not client.wire:
             client.disconnect()
 
     # the end
@@ -283,7 +283,7 @@ class World:
         for oracle in self.oracles:
             oracle.check_complete()
         for client in self.clients:
-            if not client.is_connected or client.subscription.own:
+            if not client.is_connected or client.subscription.private_positions:
                 raise BrokenPromise(f"client {client.number} does not come to ride")
 
     def _is_quiet(self) -> bool:
@@ -292,12 +292,15 @@ class World:
                 if log.next_offset != self.kafka.partitions[tp.partition].end_offset:
                     return False
         return (
-            all(c.is_connected and not c.subscription.own and not c.wire for c in self.clients)
+            all(
+                c.is_connected and not c.subscription.private_positions and not c.wire
+                for c in self.clients
+            )
             and self._have_all_taken()
         )
 
     def _have_all_taken(self) -> bool:
-        return all(c.subscription.cursor == c.subscription.channel.head for c in self.clients)
+        return all(c.subscription.next_seq == c.subscription.channel.next_seq for c in self.clients)
 
 
 # What can happen, and how often in comparison with the others of its kind.

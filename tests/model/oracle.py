@@ -103,10 +103,14 @@ class Oracle:
             begin = max(
                 stand.begin_serial, serial if ready.approximate else min(serial, self.begin_serial)
             )
-            self.positions[p] = replace(stand, begin=begin)
+            self.positions[p] = replace(stand, begin_serial=begin)
             known, stands, count = self.saved_state
             if p in stands:
-                self.saved_state = known, {**stands, p: replace(stands[p], begin=begin)}, count
+                self.saved_state = (
+                    known,
+                    {**stands, p: replace(stands[p], begin_serial=begin)},
+                    count,
+                )
 
     # events
 
@@ -145,9 +149,9 @@ class Oracle:
             raise BrokenPromise(
                 f"partition {p}: {offset} came, but the stream stood at {stand.offset}"
             )
-        stand = replace(stand, life=slot.incarnation)
+        stand = replace(stand, incarnation=slot.incarnation)
         self._check_passed(p, stand, slot.previous, f"{value!r} at {offset}")
-        self.positions[p] = replace(stand, offset=offset + 1, last=slot, fresh=False)
+        self.positions[p] = replace(stand, offset=offset + 1, last_slot=slot, is_fresh=False)
         self.seen_serials[slot.serial] = None
 
     def _check_passed(self, p: int, stand: ClientPosition, slot: Slot | None, at: str) -> None:
@@ -211,7 +215,7 @@ class Oracle:
             raise BrokenPromise(f"{what}, but the log starts at {partition.log_start}")
         if reason == "skipped" and not self.may_skip:
             raise BrokenPromise(f"{what}, but this client skips nothing")
-        self.positions[p] = replace(stand, offset=to, last=None)
+        self.positions[p] = replace(stand, offset=to, last_slot=None)
 
     def _is_retained(self, p: int, stand: ClientPosition, to: int) -> bool:
         lives = (
@@ -234,7 +238,7 @@ class Oracle:
         offset = None if stand.offset is None else min(to, stand.offset)
         if to <= partition.log_start:  # what was there between is gone, and so is the proof of it
             offset, slot = to, None
-        self.positions[p] = replace(stand, offset=offset, last=slot)
+        self.positions[p] = replace(stand, offset=offset, last_slot=slot)
         self.lowered_partitions.add(p)
 
     def _check_up_to(

@@ -235,13 +235,13 @@ class Replica:
         if request.answer is not None:
             return True
         kafka = self.kafka
-        if request.life != kafka.incarnation:
+        if request.incarnation != kafka.incarnation:
             request.answer = RefusedAnswer(Cause.UNKNOWN_TOPIC)
             return True
         partition = kafka.partitions[request.tp.partition]
         if partition.is_frozen:
             return False
-        request.answer = partition.answer_request(request.todo, request.epoch, 0)
+        request.answer = partition.answer_request(request.command, request.epoch, 0)
         return True
 
     def deliver_answer(self, request: PendingRequest) -> None:
@@ -305,7 +305,7 @@ class Replica:
     def _on_resolved(self, ready: Ready) -> None:
         """The oracle is to know where a live start was found right after the connect."""
         if ready.tp in self.judged_starts:
-            self.world.resolved(self, None, self.judged_starts[ready.tp])
+            self.world.on_resolved(self, None, self.judged_starts[ready.tp])
 
     def _mark_approximate(self, ready: Ready, start: LiveStart) -> Ready:
         """Only an end that was asked for within a second of the connect is that of then."""
@@ -397,7 +397,7 @@ class Replica:
         def on_entries(entries: Sequence[Entry]) -> None:
             for e in entries:
                 if isinstance(e, Ready) and self.private_jobs.pop((sub, tp), None):
-                    self.world.resolved(self, sub, self._mark_approximate(e, start))
+                    self.world.on_resolved(self, sub, self._mark_approximate(e, start))
                     sub.on_verified(tp, PartitionPosition(e.next_offset, e.epoch, lineage))
 
         assert sub.resolve_since is not None

@@ -42,7 +42,7 @@ def the_id_comes_before_the_data(patch: pytest.MonkeyPatch) -> None:
         blocks = render(self, events, view).split(b"\n\n")
         return b"\n\n".join(map(_id_first, blocks))
 
-    patch.setattr(PerEventEncoder, "render", early)
+    patch.setattr(PerEventEncoder, "encode_events", early)
 
 
 def _id_first(block: bytes) -> bytes:
@@ -71,7 +71,7 @@ def _patch_join(patch: pytest.MonkeyPatch, should_join: Callable[[int, int], boo
             own[tp] = own[tp]._replace(offset=end)
         return join(self, tp)
 
-    patch.setattr(CatchUp, "join", unequal)
+    patch.setattr(CatchUp, "try_join", unequal)
 
 
 @register_bug
@@ -88,12 +88,12 @@ def a_jump_of_offsets_is_told_as_a_gap(patch: pytest.MonkeyPatch) -> None:
             out.append(entry)
         return out
 
-    patch.setattr(PartitionReader, "on_fetched", guessing)
+    patch.setattr(PartitionReader, "on_fetch", guessing)
 
 
 @register_bug
 def an_end_told_after_begin_is_where_to_start(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PartitionReader, "promise", lambda self: None)
+    patch.setattr(PartitionReader, "pin_start", lambda self: None)
 
 
 @register_bug
@@ -106,12 +106,12 @@ def a_place_counts_before_its_gap_was_told(patch: pytest.MonkeyPatch) -> None:
         verified(self, tp, place, gap)
         self.read_privately({tp: place})
 
-    patch.setattr(Subscription, "verified", hasty)
+    patch.setattr(Subscription, "on_verified", hasty)
 
 
 @register_bug
 def a_live_start_takes_any_end_it_is_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reading, "FRESH_END", 1e9)
+    patch.setattr(reading, "MAX_END_AGE_S", 1e9)
 
 
 @register_bug
@@ -129,7 +129,7 @@ def a_token_is_believed_before_the_shared_read_knows_the_leader(
     def any_time(self: PartitionReader, epoch: int) -> bool:
         return self.leader is not None
 
-    patch.setattr(PartitionReader, "stands_on", any_time)
+    patch.setattr(PartitionReader, "can_validate", any_time)
 
 
 @register_bug
@@ -139,17 +139,17 @@ def who_falls_goes_on_where_the_channel_stands(patch: pytest.MonkeyPatch) -> Non
     def forgetful(self: Subscription, position: Any, *notices: Any, **how: Any) -> None:
         fall(self, dict(self.channel.tail.position), *notices, **how)
 
-    patch.setattr(Subscription, "fall", forgetful)
+    patch.setattr(Subscription, "fall_behind", forgetful)
 
 
 @register_bug
 def what_was_read_before_a_gap_comes_after_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReadBuffer, "drop_fed", lambda self, tp: None)
+    patch.setattr(ReadBuffer, "drop_backfilled", lambda self, tp: None)
 
 
 @register_bug
 def a_ride_is_forgotten_when_it_stops(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ByteCounts, "stop", lambda self, total: None)
+    patch.setattr(ByteCounts, "stop_shared", lambda self, total: None)
 
 
 @register_bug
@@ -160,7 +160,7 @@ def what_is_ones_own_is_not_counted(patch: pytest.MonkeyPatch) -> None:
         if self._byte_counts is None:
             add(self, *pieces)
 
-    patch.setattr(Subscription, "add", first_only)
+    patch.setattr(Subscription, "count_private", first_only)
 
 
 @pytest.mark.parametrize("bug", planted_bugs, ids=lambda bug: bug.__name__)

@@ -73,7 +73,7 @@ def test_all_bad_records_are_told_once(spark: Any, topic: tuple[Any, str]):
     found = sorted(
         row.offset for row in select_invalid_values(spark.read.parquet(directory), input).collect()
     )
-    assert found == [n for n, each in enumerate(records) if not each.good], f"seed {SEED}"
+    assert found == [n for n, each in enumerate(records) if not each.is_good], f"seed {SEED}"
 
 
 @pytest.mark.parametrize("kind", JOBS)
@@ -97,7 +97,7 @@ def test_all_good_records_are_rows_and_no_job_ends(
     encoded = output.encode_rows(rows, made.to, output.get_key_columns(made))
     values = streamed(encoded, tmp_path) if raw.isStreaming else encoded.collect()
     found = sorted(json.loads(row.value)["user"] for row in values)
-    assert found == sorted(each.user for each in records if each.good), f"seed {SEED}"
+    assert found == sorted(each.user for each in records if each.is_good), f"seed {SEED}"
 
 
 def job(kind: str) -> Any:

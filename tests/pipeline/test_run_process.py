@@ -37,7 +37,7 @@ Click = dict[str, Any]
 
 
 def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka, tmp_path):
-    topic, behind = kafka.topic(2), tmp_path / "behind"
+    topic, behind = kafka.create_unique_topic(2), tmp_path / "behind"
     kafka.create_topic(f"{topic}-visits", 2)
     behind.mkdir()
     conf = {
@@ -45,12 +45,12 @@ def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka,
         "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
     }
     file = tmp_path / "gateway.yaml"
-    write_config(file, kafka.servers, job(topic, 2), checkpoints=ROOT, conf=conf)
+    write_config(file, kafka.bootstrap_servers, job(topic, 2), checkpoints=ROOT, conf=conf)
     state = {"XDG_STATE_HOME": tmp_path / "state"}  # where progress goes then
     first, second = clicks(0), clicks(60_000)
     middle, last = ends(60_000), ends(LAST)
-    with open_row_reader(kafka.servers, f"{topic}-visits") as out:
-        produce_values(kafka.servers, topic, [*first, *middle], "user")
+    with open_row_reader(kafka.bootstrap_servers, f"{topic}-visits") as out:
+        produce_values(kafka.bootstrap_servers, topic, [*first, *middle], "user")
         with running_pipeline("run", "all", "-c", file, log=tmp_path / "first.log", **state) as run:
             assert visits(out, windows(first), run) == windows(first)
             wait_until(lambda: list(behind.glob("visits/v1/state/0/*/*.zip")), "a snapshot")
@@ -61,8 +61,8 @@ def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka,
         rescale = ("rescale", "visits", "--partitions", 3, "--force", "-c", file)
         with running_pipeline(*rescale, log=tmp_path / "rescale.log", **state) as run:
             assert run.wait_ended() == 0, run.read_log_tail()
-        write_config(file, kafka.servers, job(topic, 3), checkpoints=ROOT, conf=conf)
-        produce_values(kafka.servers, topic, [*second, *last], "user")
+        write_config(file, kafka.bootstrap_servers, job(topic, 3), checkpoints=ROOT, conf=conf)
+        produce_values(kafka.bootstrap_servers, topic, [*second, *last], "user")
         everything = windows([*first, *middle, *second])
         with running_pipeline(
             "run", "all", "-c", file, log=tmp_path / "second.log", **state

@@ -130,7 +130,7 @@ def produce(kafka: Any, topic: str, records: list[tuple[int, bytes]]) -> None:
     """All at one instant, or rates of partitions would depend on how fast this is."""
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": kafka.servers, "linger.ms": 5})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5})
     now = int(time.time() * 1000)
     for partition, value in records:
         producer.produce(topic, value, partition=partition, timestamp=now)
@@ -142,7 +142,7 @@ def test_topics_of_100_and_of_50_partitions_are_joined(
 ) -> None:
     """A record's partition says nothing about its key to Spark, which shuffles by key: topics need
     no equal number of partitions, nor the same partitioner."""
-    orders, payments = kafka.topic(100), kafka.topic(50)
+    orders, payments = kafka.create_unique_topic(100), kafka.create_unique_topic(50)
     paid = [number for number in range(12) if number % 3]
     produce(kafka, orders, [(9 * n, order_json("order", n, n)) for n in range(12)])
     produce(kafka, payments, [(49 - n, order_json("payment", n, n + 5)) for n in paid])
@@ -178,7 +178,7 @@ def test_a_hot_partition_is_read_by_several_tasks(
 ) -> None:
     from pyspark.sql import functions as F
 
-    hot = kafka.topic(4)
+    hot = kafka.create_unique_topic(4)
     produce(kafka, hot, [(0, order_json("order", n, n)) for n in range(3000)])
     produce(kafka, hot, [(p, order_json("order", p, 0)) for p in (1, 2, 3)])
     seen: dict[int, int] = {}
@@ -196,7 +196,7 @@ def test_a_hot_partition_is_read_by_several_tasks(
 
 
 def test_what_is_hot_is_found_in_the_newest_records(spark: Any, kafka: Any, cluster: Kafka) -> None:
-    orders, payments = kafka.topic(4), kafka.topic(1)
+    orders, payments = kafka.create_unique_topic(4), kafka.create_unique_topic(1)
     produce(kafka, orders, [(0, order_json("order", 7, n)) for n in range(600)])
     produce(kafka, orders, [(n % 4, order_json("order", n, n)) for n in range(100, 400)])
     produce(kafka, payments, [(0, order_json("payment", n, n)) for n in range(20)])
@@ -213,7 +213,7 @@ def test_what_is_hot_is_found_in_the_newest_records(spark: Any, kafka: Any, clus
 def test_the_command_tells_each_input(
     spark: Any, kafka: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orders, payments = kafka.topic(1), kafka.topic(1)
+    orders, payments = kafka.create_unique_topic(1), kafka.create_unique_topic(1)
     for topic in (orders, payments):
         produce(kafka, topic, [(0, order_json("order", 7, n)) for n in range(10)])
     settings = job(orders, payments).model_dump(mode="json", by_alias=True)
@@ -221,7 +221,7 @@ def test_the_command_tells_each_input(
     shown = {"kafka": {"servers": kafka.bootstrap}, "pipelines": {"jobs": [settings]}}
     config.write_text(json.dumps(shown))
     lent = SimpleNamespace(read=spark.read, stop=lambda: None)
-    monkeypatch.setattr("gateway.pipeline.spark.session.session", lambda *_: lent)
+    monkeypatch.setattr("gateway.pipeline.spark.session.create_session", lambda *_: lent)
     found = CliRunner().invoke(app, ["pipeline", "skew", "paid", "-c", str(config), "--json"])
     assert found.exit_code == 0, found.output
     left, right = map(json.loads, found.stdout.splitlines())

@@ -16,7 +16,7 @@ async def test_the_topic_is_made_where_it_is_missing_and_nothing_is_lost_meanwhi
         for offset in range(3):
             answer = await http.post("/consumers/active/audit", json=[{"offset": offset}])
             assert answer.status_code == 202
-        await wait_until(lambda: kafka.admin.exists(name), "the topic", 60, interval_s=0.1)
+        await wait_until(lambda: kafka.admin.topic_exists(name), "the topic", 60, interval_s=0.1)
         records = await read_records(",".join(kafka.bootstrap), name, min_records=3, timeout_s=60)
     told = sorted(json.loads(each.value or b"")["offset"] for each in records)
     assert told == [0, 1, 2]

@@ -72,10 +72,10 @@ async def setting(kafka: KafkaCluster) -> AsyncIterator[DeadLetterSetting]:
 
 
 async def test_what_is_processed_is_done_with_and_what_fails_goes_behind_the_others(setting):
-    setting.seal(range(1, 7))
-    setting.backend.order(fail=3)
+    setting.write_sealed(range(1, 7))
+    setting.backend.set_orders(fail=3)
 
-    first = await setting.again()
+    first = await setting.request_redelivery()
 
     assert (first["processed"], first["returned"], first["parked"]) == (4, 2, 0)
     failed = [each for each in first["records"] if not each["processed"]]
@@ -83,59 +83,59 @@ async def test_what_is_processed_is_done_with_and_what_fails_goes_behind_the_oth
     call = setting.backend.calls[0]
     assert {each["topic"] for each in call["records"]} == {setting.topic}
     assert call["headers"]["x-consumer-group"] == setting.group
-    setting.backend.order()
-    second = await setting.again(group=setting.group, topic=setting.topic)
+    setting.backend.set_orders()
+    second = await setting.request_redelivery(group=setting.group, topic=setting.topic)
     assert [each["retries"] for each in second["records"]] == [2, 2]
     assert second["processed"] == 2
-    third = await setting.again()
+    third = await setting.request_redelivery()
     assert third["records"] == []
-    assert sorted(setting.seen()) == [1, 2, 3, 3, 4, 5, 6, 6]
-    back = [each for each in setting.letters() if get_header(each, "X-Dead-Letter-Retries") == b"1"]
+    assert sorted(setting.list_delivered()) == [1, 2, 3, 3, 4, 5, 6, 6]
+    back = [each for each in setting.read_letters() if get_header(each, "X-Dead-Letter-Retries") == b"1"]
     assert sorted(json.loads(each.value())["n"] for each in back) == [3, 6]
     assert all(each.headers()[:2] == [("h", b"1"), ("h", None)] for each in back)
 
 
 async def test_at_the_last_retry_what_fails_is_passed_over_and_stays_in_its_topic(setting):
-    setting.seal([3, 4])
-    setting.backend.order(fail=3)
+    setting.write_sealed([3, 4])
+    setting.backend.set_orders(fail=3)
 
-    last = await setting.again(lastretry=True)
+    last = await setting.request_redelivery(lastretry=True)
 
     assert (last["processed"], last["parked"]) == (1, 1)
-    assert (await setting.again())["records"] == []
-    assert len(setting.letters()) == 2
+    assert (await setting.request_redelivery())["records"] == []
+    assert len(setting.read_letters()) == 2
 
 
 async def test_nothing_changes_while_the_back_end_is_away(setting):
-    setting.seal([1, 2])
-    setting.backend.order(say=503, after=7)
+    setting.write_sealed([1, 2])
+    setting.backend.set_orders(say=503, after=7)
     answer = await setting.http.get(REACTIVE_PATH)
     assert (answer.status_code, answer.json()["code"]) == (503, "BACKEND_UNAVAILABLE")
     assert answer.headers["retry-after"] == "7"
-    setting.backend.order()
-    assert (await setting.again())["processed"] == 2
+    setting.backend.set_orders()
+    assert (await setting.request_redelivery())["processed"] == 2
 
 
 async def test_the_one_that_the_back_end_stumbles_over_does_not_keep_the_others(setting):
-    setting.seal([1, 2, 3, 4])
-    setting.backend.order(stumble=[3])
-    told = await setting.again()
+    setting.write_sealed([1, 2, 3, 4])
+    setting.backend.set_orders(stumble=[3])
+    told = await setting.request_redelivery()
     assert (told["processed"], told["returned"]) == (3, 1)
-    setting.backend.order(stumble=[3], well=False)
+    setting.backend.set_orders(stumble=[3], well=False)
     answer = await setting.http.get(REACTIVE_PATH)
     assert answer.status_code == 503, answer.text
-    assert len(setting.letters()) == 5
+    assert len(setting.read_letters()) == 5
 
 
 async def test_letters_of_other_groups_are_passed_over(setting):
-    setting.seal([1, 2], group="another")
-    setting.seal([3])
-    assert [each["record"]["offset"] for each in (await setting.again())["records"]] == [3]
-    assert (await setting.again())["records"] == []
+    setting.write_sealed([1, 2], group="another")
+    setting.write_sealed([3])
+    assert [each["record"]["offset"] for each in (await setting.request_redelivery())["records"]] == [3]
+    assert (await setting.request_redelivery())["records"] == []
 
 
 async def test_a_program_gets_them_until_it_has_said_that_it_is_through(setting):
-    setting.seal([1, 2, 3])
+    setting.write_sealed([1, 2, 3])
     asked = {"group": setting.group, "topic": setting.topic, "valueFormat": "json"}
     first = (await setting.http.get(ACTIVE_PATH, params=asked)).json()
     again = (await setting.http.get(ACTIVE_PATH, params={**asked, "maxRecords": 1})).json()
@@ -156,7 +156,7 @@ async def test_a_program_gets_them_until_it_has_said_that_it_is_through(setting)
 async def test_what_a_program_hands_in_is_the_record_as_kafka_has_it(setting):
     paused = await setting.http.post(f"/reactive/{setting.group}/pause")
     assert paused.is_success, "the group would have dead letters of its own of what is no JSON"
-    producer = Producer({"bootstrap.servers": setting.kafka.servers})
+    producer = Producer({"bootstrap.servers": setting.kafka.bootstrap_servers})
     producer.produce(setting.topic, b"\xff\x00", b"\xfe", 1, headers=[("h", b"\x80"), ("h", b"2")])
     producer.produce(setting.topic, b"fine", b"k", 1)
     assert producer.flush(60) == 0
@@ -174,7 +174,7 @@ async def test_what_a_program_hands_in_is_the_record_as_kafka_has_it(setting):
     answer = await setting.http.post(ACTIVE_PATH, params={"group": setting.group}, json=items)
     assert (answer.status_code, answer.json()) == (200, {"written": 2, "processed": 1})
 
-    first, second = setting.letters()
+    first, second = setting.read_letters()
     assert (first.key(), first.value()) == (b"\xfe", b"\xff\x00")
     assert first.headers()[:2] == [("h", b"\x80"), ("h", b"2")]
     assert get_header(first, "X-Origin-Offset") == b"0"
@@ -192,7 +192,7 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
     answer = await setting.http.post(ACTIVE_PATH, params={"group": "g"}, json=wrong)
     assert answer.status_code == 400
     assert "hand in its value" in answer.text
-    asked = {"group": "g", "topic": setting.kafka.topic()}
+    asked = {"group": "g", "topic": setting.kafka.create_unique_topic()}
     answer = await setting.http.get(ACTIVE_PATH, params=asked)
     assert answer.status_code == 404
     assert "has no dead letters" in answer.text

@@ -75,7 +75,7 @@ def section(kafka: KafkaCluster) -> dict[str, Any]:
 
 
 async def test_copies_are_what_the_records_were_and_say_where_they_are_from(kafka, section):
-    source, target = kafka.topic(partitions=2), kafka.topic(partitions=2)
+    source, target = kafka.create_unique_topic(partitions=2), kafka.create_unique_topic(partitions=2)
     fill_topic(kafka, source, 100, partitions=2)
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
         body = {"topic": source, "destination": "topic", "destinationTopic": target}
@@ -103,7 +103,7 @@ async def test_copies_are_what_the_records_were_and_say_where_they_are_from(kafk
 
 
 async def test_a_stretch_is_replayed_from_one_offset_to_before_another(kafka, section):
-    source, target = kafka.topic(), kafka.topic(partitions=3)
+    source, target = kafka.create_unique_topic(), kafka.create_unique_topic(partitions=3)
     fill_topic(kafka, source, 50)
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
@@ -123,7 +123,7 @@ async def test_a_stretch_is_replayed_from_one_offset_to_before_another(kafka, se
 
 
 async def test_what_retention_took_is_told(kafka, section):
-    source, target = kafka.topic(), kafka.topic()
+    source, target = kafka.create_unique_topic(), kafka.create_unique_topic()
     fill_topic(kafka, source, 30)
     kafka.admin.delete_records(source, {0: 12})
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
@@ -137,7 +137,7 @@ async def test_what_retention_took_is_told(kafka, section):
 
 async def test_replays_go_on_when_their_topic_was_deleted(kafka, section):
     """The sidecar looked for the old topic's next offset, and had no replays for ever."""
-    source, target = kafka.topic(), kafka.topic()
+    source, target = kafka.create_unique_topic(), kafka.create_unique_topic()
     fill_topic(kafka, source, 10)
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
@@ -152,7 +152,7 @@ async def test_replays_go_on_when_their_topic_was_deleted(kafka, section):
 
 
 async def test_what_makes_no_sense_is_refused_with_what_to_do(kafka, section):
-    source = kafka.topic(partitions=2)
+    source = kafka.create_unique_topic(partitions=2)
     body = {"topic": source, "destination": "topic", "destinationTopic": source}
     wrong = {
         "add partition": {**body, "startOffset": 1},
@@ -189,7 +189,7 @@ async def two(kafka: KafkaCluster, section: dict[str, Any]):
 async def test_copies_are_there_once_when_owners_are_killed_at_any_moment(kafka, two):
     """Each is killed amid it, and comes back while the other one goes on."""
     count = 60_000
-    source, target = kafka.topic(partitions=3), kafka.topic(partitions=3)
+    source, target = kafka.create_unique_topic(partitions=3), kafka.create_unique_topic(partitions=3)
     fill_topic(kafka, source, count, partitions=3, size=300)
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
     one, other = two
@@ -237,7 +237,7 @@ async def _wait_for_new_owner(gateway: GatewayProcess, id: str, owners: set[str]
 
 
 async def test_a_cancelled_one_writes_nothing_more_whoever_was_asked(kafka, two):
-    source, target = kafka.topic(), kafka.topic()
+    source, target = kafka.create_unique_topic(), kafka.create_unique_topic()
     fill_topic(kafka, source, 60_000, size=300)
     one, other = two
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
@@ -256,7 +256,7 @@ async def test_a_cancelled_one_writes_nothing_more_whoever_was_asked(kafka, two)
 
 
 async def test_one_that_is_stopped_is_gone_on_with_by_another_at_once(kafka, two):
-    source, target = kafka.topic(), kafka.topic()
+    source, target = kafka.create_unique_topic(), kafka.create_unique_topic()
     fill_topic(kafka, source, 60_000, size=300)
     one, other = two
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
@@ -270,13 +270,13 @@ async def test_one_that_is_stopped_is_gone_on_with_by_another_at_once(kafka, two
 
 
 async def test_a_back_end_gets_them_in_batches_and_what_fails_is_a_dead_letter(kafka, section):
-    source = kafka.topic()
+    source = kafka.create_unique_topic()
     fill_topic(kafka, source, 100)
     async with running_backend() as backend:
         backend.set_orders(fail=10)
         reactive = {
             "group": f"{source}.group",
-            "topics": [kafka.topic()],
+            "topics": [kafka.create_unique_topic()],
             "backend": {"host": backend.base_url},
             "valueFormat": "json",
             "maxPollRecords": 30,
@@ -301,19 +301,19 @@ async def test_a_back_end_gets_them_in_batches_and_what_fails_is_a_dead_letter(k
 
 async def test_a_back_end_misses_none_when_the_owner_is_killed(kafka, section):
     """What it gets twice is what was not noted yet, in order."""
-    source, count = kafka.topic(), 600
+    source, count = kafka.create_unique_topic(), 600
     fill_topic(kafka, source, count)
     async with running_backend() as backend:
         backend.set_orders(delay=0.03)
         reactive = {
             "group": f"{source}.group",
-            "topics": [kafka.topic()],
+            "topics": [kafka.create_unique_topic()],
             "backend": {"host": backend.base_url},
             "valueFormat": "json",
             "maxPollRecords": 20,
         }
         sections = {"replay": section, "reactive": {"groups": reactive}}
-        config = build_config(kafka.servers, [], [], sidecar=sections)
+        config = build_config(kafka.bootstrap_servers, [], [], sidecar=sections)
         async with (
             running_gateway(config, command=SIDECAR) as one,
             running_gateway(config, command=SIDECAR) as other,
@@ -340,14 +340,14 @@ async def test_a_topic_that_is_compacted_meanwhile_is_replayed_as_far_as_it_is_t
     configs = {
         "cleanup.policy": "compact", "segment.ms": "300", "min.cleanable.dirty.ratio": "0.01",
     }  # fmt: skip
-    source = kafka.topic(configs=configs)
+    source = kafka.create_unique_topic(configs=configs)
     write = RecordProducer(kafka, source)
     write((n, f"kept-{n}" if n % 4 == 0 and n < 200 else f"k{n % 5}") for n in range(count))
     async with running_backend() as backend:
         backend.set_orders(say=503)
         reactive = {
             "group": f"{source}.group",
-            "topics": [kafka.topic()],
+            "topics": [kafka.create_unique_topic()],
             "backend": {"host": backend.base_url},
             "valueFormat": "json",
             "retryDelay": "50ms",

@@ -115,7 +115,7 @@ class ClassicGroupCoordinator:
         name = name or f"{instance}-{next(self._id_counter)}"
         self.known_member_ids.discard(name)
         known = self.members.get(name)
-        claim = request.subscription._replace(member=name)
+        claim = request.subscription._replace(member_id=name)
         if (
             known is not None
             and known.subscription == claim
@@ -133,14 +133,15 @@ class ClassicGroupCoordinator:
         """A static member is back: under another name, to what it had (KIP-345, KIP-814)."""
         name = f"{request.identity.instance_id}-{next(self._id_counter)}"
         slot = self.members.pop(old_id)
-        slot.subscription = request.subscription._replace(member=name)
+        slot.subscription = request.subscription._replace(member_id=name)
         self.members[name] = slot
         if self.leader_id == old_id:
             self.leader_id = name
         self.assignments[name] = self.assignments.pop(old_id, frozenset())
         if self.is_stable:
             return peer.receive_response(
-                request, self._build_join_response(name)._replace(assigned=self.leader_id == name)
+                request,
+                self._build_join_response(name)._replace(skip_assignment=self.leader_id == name),
             )
         slot.pending_join = peer, request
         self._prepare_rebalance()

@@ -147,10 +147,10 @@ class GroupSimulation:
             section=Sidecar.model_validate({}),
             cluster=cluster,
             codecs=Codecs(),
-            audit=NullAuditor(),
-            topic=cluster.describe_topic,
+            auditor=NullAuditor(),
+            get_topic=cluster.describe_topic,
             producer=SimpleNamespace(
-                put=lambda *letter, **more: self._put_dead_letter(cluster, *letter)
+                send=lambda *letter, **more: self._put_dead_letter(cluster, *letter)
             ),
         )
         group = ReactiveGroup(context, self._settings, client)

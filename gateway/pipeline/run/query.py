@@ -236,7 +236,7 @@ def _create_writer(
     input_topics: InputTopics,
     prepare_inputs: Callable[[DataFrame], RewoundInputs],
 ) -> Any:
-    mode = import_job_module(job).mode(job)
+    mode = import_job_module(job).get_output_mode(job)
     to = get_output(job)
     exact = to is not None and to.guarantee == "exactly-once"
 

@@ -32,17 +32,17 @@ def record(n: int) -> StreamEvent:
 class Played:
     """Each connection is batches of items, and perhaps an exception at its end."""
 
-    shown = "here"
+    display_name = "here"
     retry: float | None = 0.0
 
     def __init__(self, *connections: Sequence[list[StreamEvent] | Exception]) -> None:
         self.connections = list(connections)
         self.asked: list[tuple[str | None, int | None]] = []
 
-    async def items(
-        self, position: str | None, left: int | None
+    async def iter_events(
+        self, position: str | None, remaining: int | None
     ) -> AsyncGenerator[list[StreamEvent]]:
-        self.asked.append((position, left))
+        self.asked.append((position, remaining))
         for step in self.connections.pop(0):
             if isinstance(step, Exception):
                 raise step
@@ -152,7 +152,7 @@ async def test_a_server_that_has_no_stream_yet_is_waited_for():
     await follower(source)[0].run()
     assert len(source.asked) == 2
     with pytest.raises(GatewayError, match="no stream from here: not there"):
-        await follower(Played([ConnectionLost("503")]), absent="not there")[0].run()
+        await follower(Played([ConnectionLost("503")]), absent_message="not there")[0].run()
 
 
 async def test_a_refusal_is_final_also_later():
@@ -172,14 +172,14 @@ async def test_what_kafka_has_no_more_by_policy_is_a_failure():
 async def test_the_position_does_not_move_past_what_could_not_be_written():
     source = Played([[BEGIN, record(1)], [record(2)]])
     it, written = follower(source)
-    original = source.items
+    original = source.iter_events
 
-    async def items(position, left):
-        async for batch in original(position, left):
+    async def iter_events(position, remaining):
+        async for batch in original(position, remaining):
             yield batch
             written.broken = True
 
-    source.items = items
+    source.iter_events = iter_events
     with pytest.raises(OutputClosed):
         await it.run()
     assert it.position == "p1"

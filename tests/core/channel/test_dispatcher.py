@@ -114,8 +114,8 @@ def assign_offsets(entries: list[Entry], nexts: dict[TopicPartition, int]) -> li
         if type(entry) is Record:
             made.append(entry._replace(offset=at))
         else:
-            made.append(entry._replace(offset=at, next=at + entry.next_offset))
-        nexts[entry.tp] = made[-1].next
+            made.append(entry._replace(offset=at, next_offset=at + entry.next_offset))
+        nexts[entry.tp] = made[-1].next_offset
     return made
 
 
@@ -148,9 +148,12 @@ def test_what_a_channel_is_told_is_what_it_sees_when_it_looks_at_every_entry_its
                 chunk, seen = other.publish(turn), told.count(mine)
                 assert seen == (chunk is not None)
                 if chunk is not None:
-                    made = mine.chunk(mine.head - 1)
+                    made = mine.get_chunk(mine.next_seq - 1)
                     assert made.data == chunk.data
-                    assert (made.ends, made.only_ready) == (chunk.ends, chunk.only_ready)
+                    assert (made.ending_partitions, made.is_only_ready) == (
+                        chunk.ending_partitions,
+                        chunk.is_only_ready,
+                    )
                     assert made.events == chunk.events
 
 
@@ -209,12 +212,12 @@ def test_turns_are_bounded_and_whoever_holds_older_chunks_lets_go_of_them_first(
     for channel in (mine, all_, idle):
         assert channel.next_seq == 1 and channel.first_seq == 1
         (follower,) = channel.followers
-        assert follower.fell is not None
-    assert next(iter(mine.followers)).fell == {
+        assert follower.fallen_position is not None
+    assert next(iter(mine.followers)).fallen_position == {
         A: PartitionPosition(0, 0),
         B: PartitionPosition(0, 0),
     }
-    assert next(iter(idle.followers)).fell == {
+    assert next(iter(idle.followers)).fallen_position == {
         A: PartitionPosition(1, 0),
         B: PartitionPosition(0, 0),
     }

@@ -143,7 +143,7 @@ def test_who_falls_out_of_the_ring_catches_up_or_skips_or_is_let_go():
         (SlowClientPolicy.DISCONNECT, []),
     ):
         gateway = TailFixture(ring=1)
-        sub = gateway.subscribe(slow=slow)
+        sub = gateway.subscribe(slow_policy=slow)
         gateway.append_records(A, *range(8))
         assert take_lines(sub) == wanted
         assert sub.end_reason == ("slow" if slow is SlowClientPolicy.DISCONNECT else None)
@@ -151,14 +151,14 @@ def test_who_falls_out_of_the_ring_catches_up_or_skips_or_is_let_go():
 
 def test_one_that_is_let_go_before_its_first_id_resumes_where_it_fell():
     gateway = TailFixture(ring=1)
-    sub = gateway.subscribe(slow=SlowClientPolicy.DISCONNECT)
+    sub = gateway.subscribe(slow_policy=SlowClientPolicy.DISCONNECT)
     gateway.append_records(A, *range(8))
     assert parse_token(sub.begin()[1].decode()).topics[0].offsets == [0, 0]
 
 
 def test_what_was_read_for_a_place_before_a_skip_is_not_sent_after_it():
     gateway = TailFixture(ring=1, cache=1)
-    sub = gateway.subscribe(slow=SlowClientPolicy.SKIP)
+    sub = gateway.subscribe(slow_policy=SlowClientPolicy.SKIP)
     gateway.append_records(A, *range(8))
     for tp, place in sub.list_backfills():
         sub.feed(tp, place, [record(A, 0), record(A, 1)])
@@ -205,7 +205,7 @@ def test_a_partition_that_only_the_token_knows_keeps_its_place():
 def test_a_count_ends_after_so_many_records():
     gateway = TailFixture()
     gateway.append_records(A, *range(5))
-    sub = gateway.subscribe((A, PartitionPosition(0)), count=3)
+    sub = gateway.subscribe((A, PartitionPosition(0)), max_records=3)
     assert len(take_lines(sub)) == 3
     assert sub.end_reason == "until"
 
@@ -213,7 +213,7 @@ def test_a_count_ends_after_so_many_records():
 def test_an_end_is_reached_when_all_partitions_have():
     gateway = TailFixture()
     gateway.append_records(A, 0, 1)
-    sub = gateway.subscribe((A, PartitionPosition(0)), until={A: 2, B: 1})
+    sub = gateway.subscribe((A, PartitionPosition(0)), end_offsets={A: 2, B: 1})
     assert len(take_lines(sub)) == 2
     assert sub.end_reason is None
     gateway.append_records(A, 2)
@@ -223,7 +223,7 @@ def test_an_end_is_reached_when_all_partitions_have():
 
 
 def test_only_what_retention_took_ends_those_who_want_to_fail():
-    gateway = TailFixture(fails=["orders"])
+    gateway = TailFixture(failing_topics=["orders"])
     skipping, failing = gateway.subscribe((A, PartitionPosition(0, NO_EPOCH))), gateway.subscribe()
     gateway.apply_entries(Gap(B, 0, 4, 0, GapReason.SKIPPED))
     take_lines(skipping)
@@ -237,7 +237,9 @@ def test_one_that_ends_at_an_offset_hears_first_what_became_of_its_place():
     """It had read further than the topic that was made anew goes: it ended at once, untold."""
     gateway = TailFixture()
     gateway.append_records(A, 0, 1)
-    sub = gateway.subscribe((A, PartitionPosition(9, 0, UNVERIFIED_LINEAGE)), until={A: 2, B: 0})
+    sub = gateway.subscribe(
+        (A, PartitionPosition(9, 0, UNVERIFIED_LINEAGE)), end_offsets={A: 2, B: 0}
+    )
     assert take_lines(sub) == [] and sub.end_reason is None
     gap = Gap(A, 9, 0, NO_EPOCH, GapReason.RECREATED)
     sub.on_verified(A, PartitionPosition(0, NO_EPOCH, 0), gap)
@@ -273,7 +275,7 @@ def test_one_without_credit_that_the_ring_is_past_is_slow(credit: int):
 
     def build_late_subscription(slow: SlowClientPolicy) -> tuple[Subscription, list[str]]:
         gateway = TailFixture(ring=2000)
-        sub = gateway.subscribe(credit=credit, slow=slow)
+        sub = gateway.subscribe(credit=credit, slow_policy=slow)
         gateway.apply_entries(*(record(A, offset) for offset in range(3)))
         got = take_lines(sub)
         gateway.append_records(A, *range(3, 20))
@@ -302,7 +304,9 @@ def test_one_that_catches_up_with_less_credit_than_records_come_is_conflated_too
 
     gateway = TailFixture(ring=2000)
     gateway.apply_entries(*map(build_keyed_record, range(30)))
-    sub = gateway.subscribe((A, PartitionPosition(0)), credit=0, slow=SlowClientPolicy.CONFLATE)
+    sub = gateway.subscribe(
+        (A, PartitionPosition(0)), credit=0, slow_policy=SlowClientPolicy.CONFLATE
+    )
     got: list[int] = []
     lags: list[int] = []
     for end in range(40, 1040, 10):
@@ -318,8 +322,8 @@ def test_one_that_catches_up_with_less_credit_than_records_come_is_conflated_too
 @pytest.mark.parametrize("slow", SlowClientPolicy)
 def test_one_that_keeps_up_loses_nothing_when_its_chunks_make_room(slow: SlowClientPolicy):
     """It was treated as its route treats slow clients."""
-    gateway = TailFixture(rings=RingBudget(0, lambda: [gateway.channel]))
-    sub = gateway.subscribe(slow=slow)
+    gateway = TailFixture(ring_budget=RingBudget(0, lambda: [gateway.channel]))
+    sub = gateway.subscribe(slow_policy=slow)
     gateway.channel.followers_to_wake.clear()  # it is written to in rounds
     got: list[str] = []
     for offset in range(5):
@@ -333,7 +337,7 @@ def test_one_that_keeps_up_loses_nothing_when_its_chunks_make_room(slow: SlowCli
 def test_one_without_credit_is_not_slow_because_the_others_have_everything(slow: SlowClientPolicy):
     """The ring was let go as if it had run past it: it skipped, or was disconnected, at once."""
     gateway = TailFixture()
-    rider, sub = gateway.subscribe(), gateway.subscribe(credit=1, slow=slow)
+    rider, sub = gateway.subscribe(), gateway.subscribe(credit=1, slow_policy=slow)
     gateway.apply_entries(*(record(A, offset) for offset in range(3)))
     assert take_lines(sub) == ["record 0 0 -> 1 0"]
     take_lines(rider)
@@ -358,7 +362,7 @@ def test_what_holds_nothing_for_a_client_is_taken_to_where_the_channel_stands_un
         (A, PartitionPosition(1, 0, UNVERIFIED_LINEAGE)),
         (B, PartitionPosition(1, 0, UNVERIFIED_LINEAGE)),
     )
-    sub = gateway.subscribe(*token, reads=is_not_b)
+    sub = gateway.subscribe(*token, reads_partition=is_not_b)
     assert sub.list_unverified() == [(A, PartitionPosition(1, 0, UNVERIFIED_LINEAGE))]
     assert parse_token(sub.begin()[1].decode()).topics[0].offsets == [1, 3]
     sub.on_verified(A, PartitionPosition(1))
@@ -375,7 +379,7 @@ def test_it_is_not_taken_back_nor_past_a_topic_that_was_made_anew():
         (B, PartitionPosition(0, RETIRED_EPOCH, UNVERIFIED_LINEAGE)),
     )
     for place in (ahead, anew):
-        sub = gateway.subscribe(place, reads=is_not_b)
+        sub = gateway.subscribe(place, reads_partition=is_not_b)
         assert sub.list_unverified() == [place]
 
 
@@ -383,7 +387,7 @@ def test_it_waits_until_it_is_known_where_the_channel_stands():
     gateway, new = TailFixture(), TopicPartition("orders", 2)
     gateway.tail.add_partition(PartitionLog(new, 1 << 20, 60.0), PartitionPosition(None))
     sub = gateway.subscribe(
-        (new, PartitionPosition(7, 0, UNVERIFIED_LINEAGE)), reads=lambda tp: tp != new
+        (new, PartitionPosition(7, 0, UNVERIFIED_LINEAGE)), reads_partition=lambda tp: tp != new
     )
     assert sub.list_unverified() == [] and take_lines(sub) == []
     assert list(sub.private_positions) == [new]
@@ -401,7 +405,7 @@ def test_what_may_hold_something_after_all_by_then_is_read():
     gateway, new, grown = TailFixture(), TopicPartition("orders", 2), set[TopicPartition]()
     gateway.tail.add_partition(PartitionLog(new, 1 << 20, 60.0), PartitionPosition(None))
     place = (new, PartitionPosition(7, 0, UNVERIFIED_LINEAGE))
-    sub = gateway.subscribe(place, reads=grown.__contains__)
+    sub = gateway.subscribe(place, reads_partition=grown.__contains__)
     grown.add(new)
     gateway.tail.logs[new].open(9, 0)
     gateway.apply_entries(Ready(new, 9, 9, 0))
@@ -417,7 +421,7 @@ def test_with_an_end_what_holds_nothing_does_not_hold_it_up():
         (A, PartitionPosition(0, 0, UNVERIFIED_LINEAGE)),
         (B, PartitionPosition(0, 0, UNVERIFIED_LINEAGE)),
     )
-    sub = gateway.subscribe(*token, reads=is_not_b, until={A: 1, B: 2})
+    sub = gateway.subscribe(*token, reads_partition=is_not_b, end_offsets={A: 1, B: 2})
     sub.on_verified(A, PartitionPosition(0))
     assert take_lines(sub) == ["record 0 0 -> 1 2"]
     assert sub.end_reason == "until"

@@ -78,7 +78,7 @@ def test_gaps_are_told_at_once_with_one_id_for_all():
 
 
 def test_records_are_taken_off_what_the_client_may_be_sent():
-    made = BatchFixture(credit=5, count=2)
+    made = BatchFixture(credit=5, max_records=2)
     made.add_records(0)
     assert (made.cursor.credit, made.cursor.remaining_records, made.cursor.end_reason) == (
         4,

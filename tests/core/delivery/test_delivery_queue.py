@@ -69,7 +69,9 @@ def skip_waits(lane: DeliveryQueue, now: float) -> tuple[DeliveryStep | None, fl
 
 def test_a_batch_is_cut_by_records_and_bytes_and_a_larger_record_goes_alone():
     large = record(A, 3, b"x" * 500)
-    made = build_lane([*build_records(A, 3), large, *build_records(A, 2, 4)], records=2, bytes=100)
+    made = build_lane(
+        [*build_records(A, 3), large, *build_records(A, 2, 4)], max_records=2, max_bytes=100
+    )
     sent = []
     while (step := made.next_step(0.0)) is not None:
         sent.append(get_offsets(step))
@@ -90,15 +92,15 @@ def test_one_batch_is_under_way_and_its_answer_moves_the_points_of_its_partition
 
 
 def test_a_lane_is_full_once_another_batch_waits():
-    made = build_lane(build_records(A, 3), records=4)
+    made = build_lane(build_records(A, 3), max_records=4)
     assert not made.is_full
     made.put(build_records(A, 1, 3))
     assert made.is_full
-    assert build_lane([record(A, 0, b"x" * 99)], bytes=100).is_full
+    assert build_lane([record(A, 0, b"x" * 99)], max_bytes=100).is_full
 
 
 def test_nothing_goes_while_a_lane_is_held_and_what_is_under_way_is_settled():
-    made = build_lane(build_records(A, 2), records=1)
+    made = build_lane(build_records(A, 2), max_records=1)
     step = made.next_step(0.0)
     made.is_paused = True
     assert made.on_response(accept_all(step), 0.0) is not None
@@ -123,7 +125,7 @@ def test_a_failed_record_is_settled_once_it_is_among_the_dead_letters():
 
 
 def test_while_dead_letters_cannot_be_written_the_lane_stands_and_says_why():
-    made = build_lane(build_records(A, 4), threshold=None)
+    made = build_lane(build_records(A, 4), rollback_percent=None)
     made.next_step(0.0)
     made.on_response(
         BatchResults([RecordResult(False, "a"), GOOD, RecordResult(False, "c"), GOOD]), 0.0
@@ -142,7 +144,7 @@ def test_while_dead_letters_cannot_be_written_the_lane_stands_and_says_why():
 
 @pytest.mark.parametrize(("size", "failing"), [(1, 1), (3, 1), (10, 3), (10, 10)])
 def test_a_batch_is_rolled_back_by_its_threshold_and_never_for_ever(size: int, failing: int):
-    made, now = build_lane(build_records(A, size), retries=3, threshold=30), 0.0
+    made, now = build_lane(build_records(A, size), max_retries=3, rollback_percent=30), 0.0
     bad = [RecordResult(False, "boom")] * failing + [GOOD] * (size - failing)
     for _ in range(4):
         step, now = skip_waits(made, now)
@@ -155,7 +157,7 @@ def test_a_batch_is_rolled_back_by_its_threshold_and_never_for_ever(size: int, f
 
 
 def test_below_the_threshold_or_without_one_nothing_is_rolled_back():
-    for rules in ({"threshold": 30}, {"threshold": None}):
+    for rules in ({"rollback_percent": 30}, {"rollback_percent": None}):
         made = build_lane(build_records(A, 10), **rules)
         made.next_step(0.0)
         made.on_response(BatchResults([RecordResult(False, "boom")] * 2 + [GOOD] * 8), 0.0)
@@ -170,7 +172,7 @@ def test_a_record_that_cannot_be_read_rolls_nothing_back():
 
 
 def test_without_dead_letters_a_failed_record_is_tried_for_ever():
-    made, now = build_lane(build_records(A, 2), dead_letters=False), 0.0
+    made, now = build_lane(build_records(A, 2), has_dead_letters=False), 0.0
     for verdict in (BatchResults([GOOD, RecordResult(False, "boom")]), SuspectBatch("500")):
         for _ in range(30):
             step, now = skip_waits(made, now)
@@ -206,14 +208,14 @@ def test_a_back_end_that_is_away_for_five_minutes_costs_no_record_and_few_reques
 
 
 def test_a_back_end_is_not_asked_before_the_time_that_it_gave():
-    made = build_lane(build_records(A, 1), ceiling=30.0)
+    made = build_lane(build_records(A, 1), max_delay=30.0)
     made.next_step(0.0)
     made.on_response(BackendUnavailable("429", retry_after=90.0), 0.0)
     assert made.next_step(1.0) == WaitUntil(90.0)
 
 
 def test_a_back_end_that_is_late_with_large_batches_gets_smaller_ones_and_then_larger_again():
-    made, now, sizes = build_lane(build_records(A, 64), records=64, retries=1), 0.0, []
+    made, now, sizes = build_lane(build_records(A, 64), max_records=64, max_retries=1), 0.0, []
     while made.unsettled_count:
         step, now = skip_waits(made, now)
         sizes.append(len(get_offsets(step)))
@@ -230,7 +232,7 @@ def test_a_back_end_that_is_late_with_large_batches_gets_smaller_ones_and_then_l
 
 
 def test_a_suspect_batch_is_tried_again_and_then_halved_down_to_the_record_at_fault():
-    made, now, sent = build_lane(build_records(A, 8), retries=3), 0.0, []
+    made, now, sent = build_lane(build_records(A, 8), max_retries=3), 0.0, []
     step, now = skip_waits(made, now)
     while isinstance(step, SendRecords):
         sent.append(get_offsets(step))
@@ -247,7 +249,7 @@ def test_a_suspect_batch_is_tried_again_and_then_halved_down_to_the_record_at_fa
 
 
 def test_no_record_is_given_up_while_the_back_end_is_not_well():
-    made, now = build_lane(build_records(A, 1), retries=0), 0.0
+    made, now = build_lane(build_records(A, 1), max_retries=0), 0.0
     for _ in range(50):
         step, now = skip_waits(made, now)
         if isinstance(step, SendRecords):
@@ -260,7 +262,7 @@ def test_no_record_is_given_up_while_the_back_end_is_not_well():
 
 
 def test_a_batch_that_is_too_large_is_halved_at_once():
-    made = build_lane(build_records(A, 2), retries=3)
+    made = build_lane(build_records(A, 2), max_retries=3)
     made.next_step(0.0)
     made.on_response(SuspectBatch("413", is_too_large=True), 0.0)
     assert get_offsets(made.next_step(0.0)) == [0]
@@ -270,7 +272,7 @@ def test_a_batch_that_is_too_large_is_halved_at_once():
 
 
 def test_what_is_given_up_is_settled_if_it_was_under_way_and_not_tried_again():
-    made = build_lane([*build_records(A, 2), *build_records(B, 2)], records=3)
+    made = build_lane([*build_records(A, 2), *build_records(B, 2)], max_records=3)
     step = made.next_step(0.0)
     made.release_partitions([A])
     assert made.has_unsettled([A])
@@ -278,7 +280,7 @@ def test_what_is_given_up_is_settled_if_it_was_under_way_and_not_tried_again():
     assert settled is not None and settled.commit_offsets == {A: 2, B: 1}
     assert not made.has_unsettled([A])
 
-    made = build_lane([*build_records(A, 2), *build_records(B, 2)], records=3)
+    made = build_lane([*build_records(A, 2), *build_records(B, 2)], max_records=3)
     made.next_step(0.0)
     made.release_partitions([A])
     made.on_response(BackendUnavailable("refused"), 0.0)
@@ -299,7 +301,7 @@ def test_a_record_on_its_way_to_the_dead_letters_gets_there_before_its_partition
 
 
 def test_a_lane_tells_the_first_offset_that_is_not_settled():
-    made = build_lane([*build_records(A, 2, 5), *build_records(B, 2, 9)], records=3)
+    made = build_lane([*build_records(A, 2, 5), *build_records(B, 2, 9)], max_records=3)
     assert (made.first_unsettled_offset(A), made.first_unsettled_offset(B)) == (5, 9)
     step = made.next_step(0.0)
     assert (made.first_unsettled_offset(A), made.first_unsettled_offset(B)) == (5, 9)
@@ -339,7 +341,7 @@ def test_a_lost_partition_is_not_waited_for():
 
 
 def test_what_waited_of_a_lost_partition_takes_no_room():
-    made = build_lane(build_records(A, 100, 1), bytes=1000)
+    made = build_lane(build_records(A, 100, 1), max_bytes=1000)
     assert made.is_full
     made.drop_partitions([A])
     made.put([record(B, 0, b"x" * 900)])
@@ -348,7 +350,7 @@ def test_what_waited_of_a_lost_partition_takes_no_room():
 
 def test_a_lane_whose_partitions_went_while_it_waited_is_in_no_trouble():
     """It went on saying so, was taken for full, and what came next was never fetched."""
-    made = build_lane(build_records(A, 3), records=3)
+    made = build_lane(build_records(A, 3), max_records=3)
     made.next_step(0.0)
     made.on_response(BackendUnavailable("refused"), 0.0)
     assert made.problem and isinstance(made.next_step(0.0), WaitUntil) and made.is_full is False
@@ -371,7 +373,7 @@ def test_the_trouble_of_what_is_dropped_amid_its_call_is_over_with_it():
 
 
 def test_it_counts_what_is_done_with():
-    made = build_lane([*build_records(A, 2), record(B, 0)], threshold=None)
+    made = build_lane([*build_records(A, 2), record(B, 0)], rollback_percent=None)
     made.next_step(0.0)
     made.on_response(BatchResults([GOOD, RecordResult(False, "boom"), GOOD]), 0.0)
     assert made.settled_count == 0

@@ -55,7 +55,8 @@ def test_comes_out_of_its_topic_as_it_was(spans, state, error):
     some = Replay(
         "r", "orders", Destination.BACKEND, "", "billing",
         {number: Span(*span) for number, span in spans.items()},
-        1, 2, by="me", owner="here", state=state, records=3, lacks=(MissingRange(0, 1, 2),), error=error,
+        1, 2, by="me", owner="here", state=state, records=3, lacks=(MissingRange(0, 1, 2),),
+        error=error,
     )  # fmt: skip
     assert Replay.from_json(orjson.loads(orjson.dumps(some.to_json()))) == some
 

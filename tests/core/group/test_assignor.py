@@ -199,17 +199,17 @@ def test_no_single_hand_over_or_return_would_make_it_better(group):
     moved that could as well have stayed."""
     claims, partitions = group
     target = assign(claims, partitions).target
-    owner = {tp: one.member for one in claims for tp in one.owned}
-    topics = {one.member: one.topics for one in claims}
+    owner = {tp: one.member_id for one in claims for tp in one.owned}
+    topics = {one.member_id: one.topics for one in claims}
     for member, tps in target.items():
         for other in claims:
-            gap = len(tps) - len(target[other.member])
+            gap = len(tps) - len(target[other.member_id])
             within = {tp for tp in tps if tp.topic in other.topics}
             assert not (within and gap >= 2)
-            back = {tp for tp in within if owner.get(tp) == other.member != member}
+            back = {tp for tp in within if owner.get(tp) == other.member_id != member}
             assert not (back and gap >= 1)
-            theirs = {tp for tp in target[other.member] if tp.topic in topics[member]}
-            there = {tp for tp in theirs if owner.get(tp) == member != other.member}
+            theirs = {tp for tp in target[other.member_id] if tp.topic in topics[member]}
+            there = {tp for tp in theirs if owner.get(tp) == member != other.member_id}
             assert not (back and there), "two exchanged what both could have kept"
 
 
@@ -217,7 +217,7 @@ def test_no_single_hand_over_or_return_would_make_it_better(group):
 def test_what_is_balanced_does_not_move(group):
     claims, partitions = group
     target = assign(claims, partitions).target
-    again = [one._replace(owned=target[one.member], generation=3) for one in claims]
+    again = [one._replace(owned=target[one.member_id], generation=3) for one in claims]
     assert assign(again, partitions).current == target
 
 

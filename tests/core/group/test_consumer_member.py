@@ -254,7 +254,7 @@ def test_the_broker_says_how_often_unless_the_member_wants_it_oftener():
     calm = build_owner(0)
     apply_response(calm, build_response(0, 1), 100.0)
     assert 104.0 <= calm.next_request_at <= 105.0
-    eager = build_member(interval=0.2)
+    eager = build_member(heartbeat_interval=0.2)
     apply_response(eager, build_response(0, 1, frozenset()), 100.0)
     apply_response(eager, build_response(0, 1), 100.0)
     assert 100.16 <= eager.next_request_at <= 100.2

@@ -39,7 +39,7 @@ def test_what_is_covered_reads_as_it_was_appended(steps: list[tuple[int, bool]],
     assert log.bytes <= max(bound, ENTRY_OVERHEAD_BYTES + 1)
     for offset in range(at + 1):
         if log.covers(PartitionPosition(offset)):
-            assert list(log.iter_entries(offset)) == [e for e in entries if e.next > offset]
+            assert list(log.iter_entries(offset)) == [e for e in entries if e.next_offset > offset]
     assert not log.covers(PartitionPosition(log.start_offset - 1))
 
 

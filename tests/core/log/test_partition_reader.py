@@ -68,7 +68,7 @@ def test_a_live_start_is_the_end_that_the_leader_says_at_once():
 
 def test_an_end_told_late_by_a_frozen_leader_is_not_that_of_the_connect():
     """Its records since then would be lost; so it is by time, and says approximate."""
-    read = build_reader(build_live_start(skew=60_000))
+    read = build_reader(build_live_start(clock_skew_ms=60_000))
     assert read.next_command(BORN) == ListOffsetCommand(LATEST)
     assert read.on_list_offsets(50, 1, BORN + 30.0) == []
     assert read.next_command(BORN + 30.0) == ListOffsetCommand(1_000_000 - 60_000)
@@ -78,7 +78,7 @@ def test_an_end_told_late_by_a_frozen_leader_is_not_that_of_the_connect():
 def test_an_end_told_after_a_client_was_begun_without_it_is_not_where_to_start():
     """A new topic of 500 partitions: leaders that refused at first were asked again after BEGIN,
     and what had been written meanwhile lay below the end they told."""
-    read = build_reader(build_live_start(skew=60_000))
+    read = build_reader(build_live_start(clock_skew_ms=60_000))
     assert read.next_command(BORN) == ListOffsetCommand(LATEST)
     read.pin_start()
     assert read.on_list_offsets(2, 1, BORN + 0.2) == []
@@ -99,13 +99,13 @@ def test_a_record_written_while_a_time_is_looked_up_is_not_passed_over(start: St
 
 
 def test_a_leaderless_start_is_the_end_of_the_epoch_known_then():
-    read = build_reader(build_live_start(epoch=4, leaderless=True), epoch=5)
+    read = build_reader(build_live_start(epoch=4, was_leaderless=True), epoch=5)
     assert read.next_command(BORN + 60.0) == EpochEndCommand(4)
     assert read.on_epoch_end(3, 20, BORN + 60.0) == [ready(20, epoch=3)]
 
 
 def test_without_epochs_at_the_broker_a_leaderless_start_is_by_time():
-    read = build_reader(build_live_start(epoch=4, leaderless=True), epoch=5)
+    read = build_reader(build_live_start(epoch=4, was_leaderless=True), epoch=5)
     read.next_command(BORN + 60.0)
     read.on_epoch_end(-1, -1, BORN + 60.0)
     assert read.next_command(BORN + 60.0) == ListOffsetCommand(LATEST)
@@ -118,7 +118,7 @@ def test_earliest_asks_once():
 
 
 def test_a_topic_created_anew_before_the_start_was_found_is_read_from_its_first_record():
-    read = build_reader(build_live_start(epoch=4, leaderless=True), epoch=5)
+    read = build_reader(build_live_start(epoch=4, was_leaderless=True), epoch=5)
     read.on_topic_id("another")
     read.on_leader_change(1, 0, BORN)
     assert read.next_command(BORN) == FetchCommand(0)

@@ -31,7 +31,7 @@ def test_what_waits_goes_as_one_batch_and_what_comes_meanwhile_as_the_next():
 
 
 def test_a_batch_is_cut_by_its_bytes_and_a_larger_item_goes_alone():
-    box = build_outbox("a", "b", "c", most=20)
+    box = build_outbox("a", "b", "c", max_batch_bytes=20)
     box.put("large", 500)
     box.put("d", 10)
     sent = []
@@ -111,7 +111,7 @@ def test_doubt_ends_with_the_batch_it_was_about():
 
 
 def test_a_batch_is_given_up_when_nobody_said_what_became_of_it_for_long():
-    box = build_outbox("a", doubt=60.0)
+    box = build_outbox("a", delivery_timeout_s=60.0)
     box.next_batch()
     box.on_no_response(0.0)
     assert box.on_not_sent(59.0).status is WriteStatus.PENDING
@@ -120,7 +120,7 @@ def test_a_batch_is_given_up_when_nobody_said_what_became_of_it_for_long():
 
 
 def test_what_was_never_sent_is_not_given_up():
-    box = build_outbox("a", doubt=60.0)
+    box = build_outbox("a", delivery_timeout_s=60.0)
     assert box.on_not_sent(1e9).status is WriteStatus.PENDING
     assert box.withdraw(["a"]) == ["a"]
 

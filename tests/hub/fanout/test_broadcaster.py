@@ -106,7 +106,7 @@ async def test_a_rider_whose_round_comes_too_late_falls_out_of_the_ring(
     slow: SlowClientPolicy, monkeypatch: pytest.MonkeyPatch
 ):
     outlets = [FakeOutlet(), FakeOutlet()]
-    clients = attach_clients(outlets, ring=1000, slow=slow)
+    clients = attach_clients(outlets, max_ring_bytes=1000, slow_policy=slow)
     await run_loop_turns()
     for value in range(50):  # no turn of the loop in between: no round
         write_records(clients[0], b"%d" % value)
@@ -131,7 +131,7 @@ async def test_it_ends_with_its_last_words_wherever_it_is():
         client.end("drain")
     await wait_until(lambda: riding.is_finished and full.is_finished and late.is_finished)
     assert all(b'{"reason":"drain"}' in outlet.chunks[-1] for outlet in (riding, full, late))
-    assert set(clients[0]._hub.left) == set(clients)  # type: ignore[attr-defined]
+    assert set(clients[0]._hub.removed_clients) == set(clients)  # type: ignore[attr-defined]
     write_records(clients[0], b"1")
     await run_loop_turns()
     assert riding.values == []
@@ -182,11 +182,11 @@ async def test_a_rest_is_in_proportion_to_what_the_round_cost():
     clients = attach_clients(outlets)
     await run_loop_turns()
     pace = clients[0]._hub.pace  # type: ignore[attr-defined]
-    assert pace.rest == 0
+    assert pace.remaining_rest == 0
     write_records(clients[0], b"1")
     await wait_until(lambda: outlets[-1].values == [1], interval_s=0)
-    assert 0 < pace.rest <= pump.MAX_REST_S
-    await wait_until(lambda: pace.rest == 0)
+    assert 0 < pace.remaining_rest <= pump.MAX_REST_S
+    await wait_until(lambda: pace.remaining_rest == 0)
 
 
 async def test_one_that_reads_alone_hears_of_what_is_not_seen():

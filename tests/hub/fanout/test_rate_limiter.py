@@ -112,7 +112,7 @@ async def test_a_client_that_goes_leaves_no_timer():
 
 async def test_one_that_falls_out_of_the_ring_may_be_ended():
     outlet = FakeOutlet()
-    client = attach_throttled(outlet, slow=SlowClientPolicy.DISCONNECT, ring=2000)
+    client = attach_throttled(outlet, slow=SlowClientPolicy.DISCONNECT, max_ring_bytes=2000)
     for value in range(100):
         write_records(client, b"%d" % value)
         await run_loop_turns(3)
@@ -122,7 +122,7 @@ async def test_one_that_falls_out_of_the_ring_may_be_ended():
 
 async def test_one_that_skips_is_told_what_and_is_live_when_it_may_get_more():
     outlet = FakeOutlet()
-    client = attach_throttled(outlet, slow=SlowClientPolicy.SKIP, ring=2000)
+    client = attach_throttled(outlet, slow=SlowClientPolicy.SKIP, max_ring_bytes=2000)
     for value in range(100):
         write_records(client, b"%d" % value)
         await run_loop_turns(3)

@@ -67,7 +67,7 @@ async def test_they_are_read_for_once_and_ride_from_where_the_leader_came_to(
         heads += 1
         return head(entry)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(encoder, "head", count_entry)
+    monkeypatch.setattr(encoder, "encode_entry", count_entry)
     outlets = [FakeOutlet() for _ in range(50)]
     attach_late_clients(first, outlets, 100)
     await wait_until(lambda: have_all_values(outlets, 100, MISSED))
@@ -76,7 +76,7 @@ async def test_they_are_read_for_once_and_ride_from_where_the_leader_came_to(
         write_records(first, b"%d" % value)
         await asyncio.sleep(0)
     await wait_until(lambda: have_all_values(outlets, 100, MISSED + 10))
-    await wait_until(lambda: all(outlet.client._fan is not None for outlet in outlets))
+    await wait_until(lambda: all(outlet.client._receiver_group is not None for outlet in outlets))
     assert len({outlet.chunks[-1] for outlet in outlets}) == 1
 
 
@@ -123,7 +123,7 @@ async def test_one_that_takes_nothing_holds_up_nobody_and_loses_nothing(
     await wait_until(is_done)
     assert 0 < len(stuck.values) < MISSED
     stuck.capacity = float("inf")
-    stuck.client.drained()
+    stuck.client.on_drained()
     await wait_until(lambda: have_all_values([stuck], 0, MISSED))
     write_records(first, b"%d" % MISSED)
     await wait_until(lambda: have_all_values([*outlets, stuck], 0, MISSED + 1))
@@ -202,12 +202,12 @@ async def test_compressed_streams_of_a_herd_end_with_the_right_sum(
     for value in range(MISSED, MISSED + 5):
         write_records(first, b"%d" % value)
         await asyncio.sleep(0)
-    await wait_until(lambda: all(outlet.client._fan is not None for outlet in outlets))
+    await wait_until(lambda: all(outlet.client._receiver_group is not None for outlet in outlets))
     write_records(first, b"%d" % (MISSED + 5))
     for outlet in outlets:
         outlet.client.end("drain")
     first.end("drain")
-    await wait_until(lambda: all(outlet.finished for outlet in riding))  # type: ignore[union-attr]
+    await wait_until(lambda: all(outlet.is_finished for outlet in riding))  # type: ignore[union-attr]
     for outlet in outlets:
         outlet.chunks = [gzip.decompress(b"".join(outlet.chunks))]  # checks the sum
     assert all(set(range(10, MISSED + 5)) <= set(outlet.values) for outlet in outlets)

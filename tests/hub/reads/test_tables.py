@@ -28,8 +28,8 @@ class FakePartition:
         self.read_offsets: list[int] = []
         self.log = PartitionLog(A, 1 << 20, 60.0)
         self.log_start = 0
-        reading = SimpleNamespace(log_start=0)
-        self.by_partition = {A: SimpleNamespace(log=self.log, reading=reading)}
+        reader = SimpleNamespace(log_start_offset=0)
+        self.by_partition = {A: SimpleNamespace(log=self.log, reader=reader)}
 
     def write_record(self, key: str, value: str | None, *, is_logged: bool = False) -> None:
         value_ = None if value is None else value.encode()

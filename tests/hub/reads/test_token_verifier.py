@@ -160,7 +160,7 @@ async def test_what_the_gateway_heard_itself_is_recent_and_kafka_is_not_asked(
         await produce_records(embedded.bootstrap, "orders", [b"1", b"2"])
         await wait_until(lambda: log.next_offset == 2)
         asked = hub.cluster.request_counts["ListOffsets"]
-        again = await subscribe_client(hub, token=parse_token(position), reach=0.0)
+        again = await subscribe_client(hub, token=parse_token(position), max_age=0.0)
         assert hub.cluster.request_counts["ListOffsets"] == asked
         assert again.subscription.private_positions[TopicPartition("orders", 0)].offset == 0
         client.close()
@@ -174,7 +174,7 @@ async def test_kafka_is_asked_once_for_all_who_come_back_from_before_that(embedd
     async with running_hub(embedded) as hub:
         token = await build_made_up_token(hub, {"orders": 3})
         asked = hub.cluster.request_counts["ListOffsets"]
-        tried = [subscribe_client(hub, token=token, reach=0.0) for _ in range(50)]
+        tried = [subscribe_client(hub, token=token, max_age=0.0) for _ in range(50)]
         refused = await asyncio.gather(*tried, return_exceptions=True)
         assert {type(each) for each in refused} == {TokenTooOld}
         assert hub.cluster.request_counts["ListOffsets"] - asked <= 2  # and where logs end
@@ -193,8 +193,8 @@ async def test_a_place_that_leads_back_leads_no_further_than_the_route(
     await produce_records(embedded.bootstrap, "orders", [b"old"] * 5)
     async with running_hub(embedded) as hub:
         width = 6 if claim["offset"] > 63 else 1
-        token = await build_made_up_token(hub, {"orders": 1}, width=width, issued=0, **claim)
-        client = await subscribe_client(hub, token=token, reach=0.0)
+        token = await build_made_up_token(hub, {"orders": 1}, width=width, issued_at=0, **claim)
+        client = await subscribe_client(hub, token=token, max_age=0.0)
         got = client.begin()
         await produce_records(embedded.bootstrap, "orders", [b"new"])
         async with asyncio.timeout(30):

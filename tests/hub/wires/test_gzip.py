@@ -94,7 +94,7 @@ async def test_whoever_comes_and_whatever_happens_gets_all_of_it_and_a_right_end
     are ended; in between records are written, small ones and large ones. Small pieces had no flush
     behind them, which Go's decoder waits for."""
     draw = random.Random(seed)
-    first = await attach_client(wire, ring=3000)
+    first = await attach_client(wire, max_ring_bytes=3000)
     crowd, came = [first], {first: 0}
     outlets = {first: get_outlet(first)}
     written = 0
@@ -175,7 +175,7 @@ async def test_each_piece_can_be_read_as_soon_as_it_comes():
 
 @pytest.mark.parametrize("slow", [SlowClientPolicy.SKIP, SlowClientPolicy.DISCONNECT])
 async def test_gaps_and_ends_of_slow_ones_are_counted(slow: SlowClientPolicy):
-    client = await attach_client(GzipWire(SseWire()), ring=3000, slow=slow)
+    client = await attach_client(GzipWire(SseWire()), max_ring_bytes=3000, slow_policy=slow)
     its = get_outlet(client)
     for n in range(50):  # no turn of the loop in between: no round
         write_records(client, VALUE % (n, b"x" * 300))
@@ -204,7 +204,7 @@ async def test_without_an_outlet_it_is_the_same():
 async def test_riding_costs_a_client_nothing_until_its_end(monkeypatch: pytest.MonkeyPatch):
     client = await attach_client(GzipWire(SseWire()))
     its = get_outlet(client)
-    for name in ("_stop", "_ride_on", "add", "take"):
+    for name in ("_stop_counting_shared", "_resume_counting_shared", "count_private", "take"):
         monkeypatch.delattr(Subscription, name)
     for n in range(10):
         write_records(client, VALUE % (n, b"x" * 300))

@@ -29,7 +29,7 @@ T = TopicPartition("t", 0)
 async def running_publisher(bootstrap: Sequence[str], **options: Any) -> AsyncIterator[Publisher]:
     """A gateway that has just started: as far as it goes here, a replica of its own."""
     async with Cluster(ClusterSettings(bootstrap)) as kafkas:
-        made = Publisher(kafkas, **({"patience": 30.0} | options))
+        made = Publisher(kafkas, **({"timeout_s": 30.0} | options))
         try:
             async with asyncio.timeout(60):
                 yield made
@@ -200,7 +200,7 @@ async def test_an_unknown_topic_is_not_asked_for_by_writing_to_it(one):
 
 
 async def test_without_kafka_the_answer_is_an_error_soon_and_nothing_is_written_later(one):
-    async with running_publisher(one.bootstrap, patience=1.0) as publisher:
+    async with running_publisher(one.bootstrap, timeout_s=1.0) as publisher:
         writer = publisher.create_writer()
         await writer.send("t", None, b"0")
         one.down(1)
@@ -216,7 +216,7 @@ async def test_without_kafka_the_answer_is_an_error_soon_and_nothing_is_written_
 
 
 async def test_a_frozen_kafka_is_an_error_in_time(one):
-    async with running_publisher(one.bootstrap, patience=0.5) as publisher:
+    async with running_publisher(one.bootstrap, timeout_s=0.5) as publisher:
         writer = publisher.create_writer()
         await writer.send("t", None, b"0")
         one.delay(1, 3600)
@@ -228,7 +228,7 @@ async def test_a_frozen_kafka_is_an_error_in_time(one):
 async def test_where_the_log_cannot_be_read_nothing_with_a_key_is_written(one, monkeypatch):
     """Rather an error than a second record."""
     monkeypatch.setattr(seen, "RETRY_DELAY_S", 0.01)
-    async with running_publisher(one.bootstrap, patience=1.0) as publisher:
+    async with running_publisher(one.bootstrap, timeout_s=1.0) as publisher:
         await publisher.create_writer().send("t", None, b"0")
         one.fail(ApiKey.LIST_OFFSETS, *[5] * 1000)
         with pytest.raises(BrokerUnavailable, match="nothing was written to t") as away:
@@ -286,11 +286,11 @@ async def test_another_replica_finds_what_the_first_one_wrote(kafka, topic):
 async def test_a_repeat_of_what_kafka_did_not_answer_is_the_first_one(kafka, topic):
     """The same gateway joins it; one that is started in its place finds it in the log."""
     name = topic()
-    async with KafkaProxy.wrap_cluster(kafka.servers) as proxy:
+    async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy:
         held = proxy.inject_error(
             ApiKey.PRODUCE, 7
         )  # it is written, and Kafka says it does not know
-        async with running_publisher(proxy.bootstrap.split(","), patience=1.0) as publisher:
+        async with running_publisher(proxy.bootstrap.split(","), timeout_s=1.0) as publisher:
             with pytest.raises(BrokerUnavailable) as cut:
                 await publisher.create_writer().send(name, None, b"v", idempotency_key="1")
             assert cut.value.timeout
@@ -314,7 +314,7 @@ async def test_after_a_doubt_the_same_connection_looks_in_the_log_again(kafka, t
     """The producer gave up: it was refused at a second attempt, and written at the first."""
     name = topic()
     async with (
-        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
         running_publisher(proxy.bootstrap.split(",")) as publisher,
     ):
         writer = publisher.create_writer()

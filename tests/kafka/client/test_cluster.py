@@ -64,7 +64,7 @@ async def test_starting_without_kafka_returns_at_once_and_says_how_it_stands():
 async def test_kafka_that_comes_later_is_found(kafka, topic):
     """Behind a proxy that refuses at first."""
     name = topic()
-    async with KafkaProxy.wrap_cluster(kafka.servers) as proxy:
+    async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy:
         for broker in proxy.brokers:
             await broker.refuse()
         async with Cluster(ClusterSettings(proxy.bootstrap.split(","))) as late:
@@ -76,7 +76,7 @@ async def test_kafka_that_comes_later_is_found(kafka, topic):
 
 
 async def test_a_broker_that_is_away_for_a_while_is_not_hammered(kafka):
-    async with KafkaProxy.wrap_cluster(kafka.servers) as proxy:
+    async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy:
         servers = proxy.bootstrap.split(",")
         async with Cluster(ClusterSettings(servers, metadata_max_age=0.1)) as here:
             await wait_until(lambda: here.is_reachable)
@@ -119,7 +119,7 @@ async def test_unknown_topics_are_unknown_and_not_created(kafka):
                 await kafkas.describe_topic("nobody-made-this")
         with pytest.raises(UnknownTopic):
             await kafkas.describe_topic("not a valid name")
-    assert not await asyncio.to_thread(kafka.admin.exists, "nobody-made-this")
+    assert not await asyncio.to_thread(kafka.admin.topic_exists, "nobody-made-this")
 
 
 async def test_an_unavailable_partition_is_told_by_code_and_found_after_a_refresh(embedded):
@@ -151,7 +151,7 @@ async def test_requests_are_counted_by_name(kafka, topic):
 async def test_closing_leaves_no_task_and_no_connection(kafka, topic):
     name = topic()
     before = asyncio.all_tasks()
-    async with KafkaProxy.wrap_cluster(kafka.servers) as proxy:
+    async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy:
         async with open_cluster(proxy.bootstrap.split(","), name) as kafkas:
             waiting = asyncio.create_task(
                 fetch_from_leaders(kafkas, build_targets(kafkas, name), max_wait=20.0)
@@ -179,9 +179,9 @@ async def count_followed(kafkas: Cluster, topic: str, node: int) -> int:
 
 async def test_a_frozen_broker_holds_up_nothing_that_others_lead(kafka3):
     """SIGSTOP: the connection stays open and nobody answers on it."""
-    assert kafka3.local is not None
+    assert kafka3.local_kafka is not None
     assignment = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
-    name = await asyncio.to_thread(lambda: kafka3.topic(assignment=assignment, replication=3))
+    name = await asyncio.to_thread(lambda: kafka3.create_unique_topic(assignment=assignment, replication=3))
     await produce_records(kafka3.bootstrap, name, [b"%d" % number for number in range(30)])
     options = {"request_timeout": 2.0, "metadata_hedge": 0.5, "metadata_max_age": 0.5}
     async with open_cluster(kafka3.bootstrap, name, **options) as kafkas:
@@ -191,7 +191,7 @@ async def test_a_frozen_broker_holds_up_nothing_that_others_lead(kafka3):
             tp.partition: kafkas.leader_for_partition(tp) for tp in build_targets(kafkas, name)
         }
         assert {leader[0] for leader in leaders.values() if leader} == {1, 2, 3}
-        kafka3.local.node(1).freeze()
+        kafka3.local_kafka.get_node(1).freeze()
         loop = asyncio.get_running_loop()
         longest, began = 0.0, loop.time()
         tp = TopicPartition(name, 0)

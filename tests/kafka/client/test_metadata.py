@@ -165,7 +165,7 @@ async def test_a_topic_watched_while_a_request_is_out_is_asked_for_at_once():
 async def test_a_silent_broker_is_hedged_by_another_and_left_alone_next_time():
     kafka = FakeConnections(b1=None, b2=build_topic_answer(leader=2))
     kafka.bootstrap_answer = build_topic_answer(leader=2)
-    metadata, _ = running_metadata(kafka, hedge=0.02)
+    metadata, _ = running_metadata(kafka, hedge_delay=0.02)
     await metadata.refresh("learn of the brokers")
     async with asyncio.timeout(5):
         await metadata.refresh("test")
@@ -177,7 +177,7 @@ async def test_a_silent_broker_is_hedged_by_another_and_left_alone_next_time():
 async def test_a_broker_that_answers_late_is_not_the_first_to_be_asked_again():
     kafka = FakeConnections(b1=None, b2=build_topic_answer())
     kafka.bootstrap_answer = build_topic_answer()
-    metadata, _ = running_metadata(kafka, hedge=0.02)
+    metadata, _ = running_metadata(kafka, hedge_delay=0.02)
     await metadata.refresh("learn of the brokers")
     await metadata.refresh("test")
     kafka.thawed.set()
@@ -191,7 +191,7 @@ async def test_a_broker_that_answers_late_is_not_the_first_to_be_asked_again():
 async def test_a_broker_that_owes_an_answer_is_asked_after_one_that_failed_since():
     kafka = FakeConnections(b1=None, b2=build_topic_answer())
     kafka.bootstrap_answer = build_topic_answer()
-    metadata, _ = running_metadata(kafka, hedge=0.02)
+    metadata, _ = running_metadata(kafka, hedge_delay=0.02)
     await metadata.refresh("learn of the brokers")
     await metadata.refresh("1 is silent")
     kafka.answers[2] = AWAY
@@ -205,7 +205,7 @@ async def test_a_broker_that_owes_an_answer_is_asked_after_one_that_failed_since
 async def test_a_failing_broker_is_followed_by_the_next_at_once():
     kafka = FakeConnections(b1=AWAY, b2=build_topic_answer())
     kafka.bootstrap_answer = build_topic_answer()
-    metadata, _ = running_metadata(kafka, hedge=60.0)
+    metadata, _ = running_metadata(kafka, hedge_delay=60.0)
     await metadata.refresh("learn of the brokers")
     await metadata.refresh("test")
     await metadata.refresh("test")
@@ -408,7 +408,7 @@ async def test_closing_ends_the_periodic_refresh_at_whatever_moment_it_comes():
 async def test_closing_leaves_no_task():
     before = asyncio.all_tasks()
     kafka = FakeConnections(b1=None)
-    metadata, _ = running_metadata(kafka, hedge=0.01)
+    metadata, _ = running_metadata(kafka, hedge_delay=0.01)
     metadata.start()
     await wait_until(lambda: kafka.requests)
     await metadata.close()

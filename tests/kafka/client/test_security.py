@@ -41,7 +41,7 @@ async def attempt_connection(servers: list[str], security: Security) -> KafkaErr
 async def test_a_refusal_is_still_told_as_one_while_it_waits_to_try_again(secured):
     sasl = {"mechanism": "plain", "username": "carol", "password": "not it"}
     settings = ClusterSettings(
-        secured.listener("SASL"), credentials=create_credentials(parse_security(sasl=sasl))
+        secured.get_addresses("SASL"), credentials=create_credentials(parse_security(sasl=sasl))
     )
     async with Cluster(settings) as cluster:
         for _ in range(3):
@@ -52,9 +52,9 @@ async def test_a_refusal_is_still_told_as_one_while_it_waits_to_try_again(secure
 @pytest.mark.parametrize("mechanism", ["plain", "scram-sha-256", "scram-sha-512"])
 async def test_passwords_open_the_listener_and_wrong_ones_are_told(secured, mechanism):
     sasl = {"mechanism": mechanism, "username": "carol", "password": "pw"}
-    assert await attempt_connection(secured.listener("SASL"), parse_security(sasl=sasl)) is None
+    assert await attempt_connection(secured.get_addresses("SASL"), parse_security(sasl=sasl)) is None
     sasl["password"] = "not it"
-    error = await attempt_connection(secured.listener("SASL"), parse_security(sasl=sasl))
+    error = await attempt_connection(secured.get_addresses("SASL"), parse_security(sasl=sasl))
     assert isinstance(error, AuthenticationFailed)
     assert (error.retry_after or 0) > 4  # slowly: accounts get locked
     assert "not it" not in str(error)
@@ -62,45 +62,45 @@ async def test_passwords_open_the_listener_and_wrong_ones_are_told(secured, mech
 
 async def test_a_bearer_token_opens_the_listener_and_an_expired_one_is_told(secured):
     sasl = {"mechanism": "oauthbearer", "token": build_unsecured_jwt()}
-    assert await attempt_connection(secured.listener("SASL"), parse_security(sasl=sasl)) is None
+    assert await attempt_connection(secured.get_addresses("SASL"), parse_security(sasl=sasl)) is None
     sasl["token"] = build_unsecured_jwt(exp=time.time() - 600)
-    error = await attempt_connection(secured.listener("SASL"), parse_security(sasl=sasl))
+    error = await attempt_connection(secured.get_addresses("SASL"), parse_security(sasl=sasl))
     assert isinstance(error, AuthenticationFailed), error
 
 
 async def test_tls_with_the_clusters_own_authority(secured, authority):
-    tls = {"ca": str(authority.path)}
-    assert await attempt_connection(secured.listener("TLS"), parse_security(tls=tls)) is None
+    tls = {"ca": str(authority.certificate_path)}
+    assert await attempt_connection(secured.get_addresses("TLS"), parse_security(tls=tls)) is None
 
 
 async def test_a_certificate_nobody_vouches_for_is_refused_unless_told_not_to_look(secured):
-    error = await attempt_connection(secured.listener("TLS"), parse_security(tls={}))
+    error = await attempt_connection(secured.get_addresses("TLS"), parse_security(tls={}))
     assert isinstance(error, AuthenticationFailed)
     assert "certificate verify failed" in str(error)
     assert (
-        await attempt_connection(secured.listener("TLS"), parse_security(tls={"verify": False}))
+        await attempt_connection(secured.get_addresses("TLS"), parse_security(tls={"verify": False}))
         is None
     )
 
 
 async def test_a_client_certificate_is_shown(secured, authority):
-    mine = str(authority.signed("client"))
-    tls = {"ca": str(authority.path), "certificate": mine, "key": mine}
-    assert await attempt_connection(secured.listener("TLS"), parse_security(tls=tls)) is None
+    mine = str(authority.issue_certificate("client"))
+    tls = {"ca": str(authority.certificate_path), "certificate": mine, "key": mine}
+    assert await attempt_connection(secured.get_addresses("TLS"), parse_security(tls=tls)) is None
 
 
 async def test_a_client_certificate_of_strangers_is_told(secured, authority, tmp_path):
     mine = str(CertificateAuthority(tmp_path, "strangers").issue_certificate("client"))
-    tls = {"ca": str(authority.path), "certificate": mine, "key": mine}
-    error = await attempt_connection(secured.listener("TLS"), parse_security(tls=tls))
+    tls = {"ca": str(authority.certificate_path), "certificate": mine, "key": mine}
+    error = await attempt_connection(secured.get_addresses("TLS"), parse_security(tls=tls))
     assert isinstance(error, AuthenticationFailed)
 
 
 async def test_a_password_through_tls(secured, authority):
     sasl = {"mechanism": "plain", "username": "carol", "password": "pw"}
-    tls = {"ca": str(authority.path)}
+    tls = {"ca": str(authority.certificate_path)}
     assert (
-        await attempt_connection(secured.listener("SASL_TLS"), parse_security(sasl=sasl, tls=tls))
+        await attempt_connection(secured.get_addresses("SASL_TLS"), parse_security(sasl=sasl, tls=tls))
         is None
     )
 
@@ -108,7 +108,7 @@ async def test_a_password_through_tls(secured, authority):
 async def test_a_topic_the_principal_may_not_read_is_denied(secured):
     sasl = {"mechanism": "plain", "username": "carol", "password": "pw"}
     settings = ClusterSettings(
-        secured.listener("SASL"), credentials=create_credentials(parse_security(sasl=sasl))
+        secured.get_addresses("SASL"), credentials=create_credentials(parse_security(sasl=sasl))
     )
     async with Cluster(settings) as cluster:
         heard = []
@@ -117,7 +117,7 @@ async def test_a_topic_the_principal_may_not_read_is_denied(secured):
             await cluster.describe_topic("secret")
         cluster.metadata.watch("secret")
         await wait_until(lambda: heard)
-        assert heard[0].denied
+        assert heard[0].is_denied
 
 
 def test_without_settings_it_is_plain_text():
@@ -126,13 +126,13 @@ def test_without_settings_it_is_plain_text():
 
 def test_a_replaced_certificate_is_loaded_without_a_restart(authority, tmp_path):
     mine = tmp_path / "mine.pem"
-    mine.write_bytes(authority.signed("first").read_bytes())
-    tls = {"ca": str(authority.path), "certificate": str(mine), "key": str(mine)}
+    mine.write_bytes(authority.issue_certificate("first").read_bytes())
+    tls = {"ca": str(authority.certificate_path), "certificate": str(mine), "key": str(mine)}
     made = create_credentials(parse_security(tls=tls))
     first = made()["ssl_context"]
     assert isinstance(first, ssl.SSLContext)
     assert made()["ssl_context"] is first
-    mine.write_bytes(authority.signed("second").read_bytes())
+    mine.write_bytes(authority.issue_certificate("second").read_bytes())
     touch_later(mine)
     assert made()["ssl_context"] is not first
 

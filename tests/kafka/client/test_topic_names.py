@@ -54,27 +54,27 @@ async def test_all_topics_of_a_cluster_are_named(embedded: EmbeddedKafka):
 async def test_who_asks_at_the_same_time_shares_one_answer():
     made, brokers = build_topic_names()
     asking = [asyncio.create_task(made.fetch_all()) for _ in range(20)]
-    await wait_until(lambda: brokers.asked)
-    brokers.answers.set()
+    await wait_until(lambda: brokers.request_count)
+    brokers.may_answer.set()
     assert set(await asyncio.gather(*asking)) == {frozenset({"a"})}
     assert await made.fetch_all() == {"a"}
-    assert brokers.asked == 1
+    assert brokers.request_count == 1
 
 
 async def test_one_who_leaves_does_not_take_the_answer_from_the_others():
     made, brokers = build_topic_names()
     first, second = (asyncio.create_task(made.fetch_all()) for _ in range(2))
-    await wait_until(lambda: brokers.asked)
+    await wait_until(lambda: brokers.request_count)
     first.cancel()
     await asyncio.wait([first])
-    brokers.answers.set()
+    brokers.may_answer.set()
     assert await second == {"a"}
 
 
 async def test_an_answer_is_asked_for_again_when_it_is_old(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_AGE_S", 0.0)
     made, brokers = build_topic_names()
-    brokers.answers.set()
+    brokers.may_answer.set()
     await made.fetch_all()
     brokers.topics.append("b")
     assert await made.fetch_all() == {"a", "b"}
@@ -82,18 +82,18 @@ async def test_an_answer_is_asked_for_again_when_it_is_old(monkeypatch: pytest.M
 
 async def test_a_failure_is_told_and_not_kept():
     made, brokers = build_topic_names()
-    brokers.answers.set()
-    brokers.fails = True
+    brokers.may_answer.set()
+    brokers.is_failing = True
     with pytest.raises(BrokerUnavailable):
         await made.fetch_all()
-    brokers.fails = False
+    brokers.is_failing = False
     assert await made.fetch_all() == {"a"}
 
 
 async def test_nothing_of_it_outlives_its_end():
     made, brokers = build_topic_names()
     asking = asyncio.create_task(made.fetch_all())
-    await wait_until(lambda: brokers.asked)
+    await wait_until(lambda: brokers.request_count)
     await made.close()
     with pytest.raises(BrokerUnavailable):
         await asking

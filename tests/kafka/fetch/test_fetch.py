@@ -165,11 +165,11 @@ async def test_a_log_that_ends_before_our_epoch_did_diverges(kafka, topic):
     name = topic()
     await produce_records(kafka.bootstrap, name, [b"a", b"b"])
     async with open_cluster(kafka.bootstrap, name) as kafkas:
-        asked = build_targets(kafkas, name, {0: 5}, last_epoch=0)
+        asked = build_targets(kafkas, name, {0: 5}, last_fetched_epoch=0)
         (answer,) = (await fetch_from_leaders(kafkas, asked)).values()
         assert answer.diverging_epoch == (0, 2)
         (answer,) = (
-            await fetch_from_leaders(kafkas, build_targets(kafkas, name, {0: 1}, last_epoch=0))
+            await fetch_from_leaders(kafkas, build_targets(kafkas, name, {0: 1}, last_fetched_epoch=0))
         ).values()
         assert answer.diverging_epoch is None
 

@@ -44,12 +44,12 @@ def wait_until_shared(members, topic: str, partitions: int, partitions_each: int
     """Each has `each` of the partitions, no two the same one."""
 
     def is_shared() -> bool:
-        owned = [tp for one in members for tp in one.owned]
+        owned = [tp for one in members for tp in one.owned_partitions]
         whole = sorted(owned) == [TopicPartition(topic, p) for p in range(partitions)]
-        return whole and all(len(one.owned) == partitions_each for one in members)
+        return whole and all(len(one.owned_partitions) == partitions_each for one in members)
 
     return wait_until(
-        is_shared, lambda: f"even shares: {[sorted(one.owned) for one in members]}", LONG
+        is_shared, lambda: f"even shares: {[sorted(one.owned_partitions) for one in members]}", LONG
     )
 
 
@@ -292,7 +292,7 @@ async def test_it_shares_a_group_with_librdkafka(kafka, topic, group):
     ):
         await wait_until_shared([ours], name, 4, 4)
         protocol = {"group.protocol": "consumer"}
-        async with running_librdkafka_member(kafka.servers, group, [name], **protocol) as theirs:
+        async with running_librdkafka_member(kafka.bootstrap_servers, group, [name], **protocol) as theirs:
             await wait_until_shared([ours, theirs], name, 4, 2)
             await produce_records(kafka.bootstrap, name, build_numbered(40, 4))
             await wait_until(lambda: len(ours.values) + len(theirs.values) >= 40, timeout_s=LONG)
@@ -309,7 +309,7 @@ async def test_what_a_killed_member_had_goes_to_the_others_when_its_session_is_o
         running_member(made, group, [name]) as left,
     ):
         await wait_until_shared([left], name, 2, 2)
-        async with running_member_process(kafka.servers, group, name) as killed:
+        async with running_member_process(kafka.bootstrap_servers, group, name) as killed:
             await wait_until_owned(killed, 1)
             await wait_until_shared([left, OtherMember(name, left)], name, 2, 1)
             killed.send_signal(signal.SIGKILL)
@@ -325,7 +325,7 @@ class OtherMember:
 
     @property
     def owned_partitions(self):
-        return self._all - self._other.owned
+        return self._all - self._other.owned_partitions
 
 
 async def test_who_was_cut_off_for_a_session_has_lost_all_may_not_commit_and_comes_back(
@@ -333,7 +333,7 @@ async def test_who_was_cut_off_for_a_session_has_lost_all_may_not_commit_and_com
 ):
     name = topic(partitions=2)
     async with (
-        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
         open_cluster(kafka.bootstrap, name) as direct,
         open_cluster([proxy.bootstrap], name, request_timeout=1.0) as far,
         running_member(far, group, [name]) as cut,
@@ -412,7 +412,7 @@ async def test_a_topic_that_was_made_anew_is_read_and_committed_from_its_start(k
 
 async def test_it_lives_through_its_coordinators_end(kafka3, group):
     """Which is a leader, too: records go on from the others, in order, none lost."""
-    name = kafka3.topic(6, replication=3)
+    name = kafka3.create_unique_topic(6, replication=3)
     async with (
         open_cluster(kafka3.bootstrap, name) as made,
         running_member(made, group, [name]) as one,
@@ -421,7 +421,7 @@ async def test_it_lives_through_its_coordinators_end(kafka3, group):
         await produce_records(kafka3.bootstrap, name, build_numbered(60, 6))
         await wait_until(lambda: len(one.records) == 60, timeout_s=LONG)
         link = await made.coordinators.connect(group)
-        await asyncio.to_thread(kafka3.local.node(link.node).kill)
+        await asyncio.to_thread(kafka3.local_kafka.get_node(link.node).kill)
         await produce_records(
             kafka3.bootstrap, name, build_numbered(60, 6), request_timeout_ms=5000
         )

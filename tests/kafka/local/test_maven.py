@@ -28,7 +28,7 @@ def repository(monkeypatch):
     def fetch(bundle, target):
         fetches.append(target)
         for coordinate in bundle.pins:
-            (target / coordinate.file).write_bytes(coordinate.artifact.encode())
+            (target / coordinate.file_name).write_bytes(coordinate.artifact.encode())
 
     monkeypatch.setattr(JarBundle, "_fetch", fetch)
     return fetches

@@ -44,7 +44,7 @@ def build_sasl_options(
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 async def test_every_mechanism_lets_its_user_write(secured, mechanism):
     assert await produce_records(
-        secured.listener("SASL"), "hers", [b"x"], **build_sasl_options(mechanism)
+        secured.get_addresses("SASL"), "hers", [b"x"], **build_sasl_options(mechanism)
     )
 
 
@@ -52,13 +52,13 @@ async def test_every_mechanism_lets_its_user_write(secured, mechanism):
 async def test_a_wrong_password_does_not_get_in(secured, mechanism):
     wrong = build_sasl_options(mechanism, password="wrong")
     with pytest.raises(KafkaConnectionError):
-        await produce_records(secured.listener("SASL"), "hers", [b"x"], **wrong)
+        await produce_records(secured.get_addresses("SASL"), "hers", [b"x"], **wrong)
 
 
 async def test_without_an_acl_a_topic_is_denied(secured):
     with pytest.raises(TopicAuthorizationFailedError):
         await produce_records(
-            secured.listener("SASL"),
+            secured.get_addresses("SASL"),
             "hers",
             [b"x"],
             **build_sasl_options("PLAIN", "bob", "builder"),
@@ -67,25 +67,25 @@ async def test_without_an_acl_a_topic_is_denied(secured):
 
 async def test_mechanisms_work_over_tls_too(secured, authority):
     options = build_sasl_options("SCRAM-SHA-256", protocol="SASL_SSL") | {
-        "ssl_context": authority.context()
+        "ssl_context": authority.create_client_context()
     }
-    assert await produce_records(secured.listener("SASL_TLS"), "hers", [b"x"], **options)
+    assert await produce_records(secured.get_addresses("SASL_TLS"), "hers", [b"x"], **options)
 
 
 async def test_a_client_certificate_names_its_owner(secured, authority):
     options = {"security_protocol": "SSL"}
-    alice = authority.context(authority.signed("alice"))
+    alice = authority.create_client_context(authority.issue_certificate("alice"))
     assert await produce_records(
-        secured.listener("TLS"), "hers", [b"x"], ssl_context=alice, **options
+        secured.get_addresses("TLS"), "hers", [b"x"], ssl_context=alice, **options
     )
-    bob = authority.context(authority.signed("bob"))
+    bob = authority.create_client_context(authority.issue_certificate("bob"))
     with pytest.raises(TopicAuthorizationFailedError):
-        await produce_records(secured.listener("TLS"), "hers", [b"x"], ssl_context=bob, **options)
+        await produce_records(secured.get_addresses("TLS"), "hers", [b"x"], ssl_context=bob, **options)
 
 
 async def test_an_authority_the_client_does_not_know_is_refused(secured):
     options = {"security_protocol": "SSL", "ssl_context": ssl.create_default_context()}
-    producer = AIOKafkaProducer(bootstrap_servers=secured.listener("TLS"), **options)
+    producer = AIOKafkaProducer(bootstrap_servers=secured.get_addresses("TLS"), **options)
     try:
         with pytest.raises(KafkaConnectionError):
             await producer.start()

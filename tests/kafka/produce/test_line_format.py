@@ -31,7 +31,7 @@ from gateway.kafka.produce.line_format import LineFormat, ValueDigest, iter_line
     ],
 )  # fmt: skip
 def test_a_line_becomes_key_and_value(lines, line, key, value):
-    assert lines.record(line, 1) == (key, value)
+    assert lines.parse_line(line, 1) == (key, value)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_line_becomes_key_and_value(lines, line, key, value):
 )
 def test_a_line_without_its_key_is_named(lines, line, said):
     with pytest.raises(GatewayError, match=said):
-        lines.record(line, 17)
+        lines.parse_line(line, 17)
 
 
 def test_a_key_is_found_in_one_way_only():

@@ -174,7 +174,7 @@ async def test_an_unknown_topic_is_told_before_anything_is_read(kafka, monkeypat
 
 
 async def test_a_real_broker_holds_every_line_once(kafka):
-    topic = kafka.topic(12)
+    topic = kafka.create_unique_topic(12)
     values = [b'{"id":%d,"note":"%s"}' % (each % 997, b"x" * 40) for each in range(100_000)]
     options = {"servers": kafka.bootstrap, "lines": LineFormat(key="id")}
     done = await produce(topic, build_input(*values), **options)

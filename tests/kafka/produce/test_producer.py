@@ -187,7 +187,7 @@ async def test_what_cannot_be_sent_in_time_is_not_written_and_kafka_that_is_back
 
 
 async def test_no_more_waits_than_memory_allows(one):
-    async with running_producer(one.bootstrap, "t", most=3000) as (_, producer):
+    async with running_producer(one.bootstrap, "t", max_batch_bytes=3000) as (_, producer):
         one.down(1)
         first = producer.send(T, None, bytes(2000), timeout_s=0.5)
         with pytest.raises(BrokerUnavailable, match="too much waits to be written"):
@@ -238,7 +238,7 @@ async def test_a_batch_whose_answers_are_cut_off_is_written_once(kafka, topic):
     name = topic()
     tp = TopicPartition(name, 0)
     async with (
-        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
         running_producer(proxy.bootstrap.split(","), name) as (kafkas, producer),
     ):
         assert await producer.send(tp, None, b"0", timeout_s=LONG) == 0
@@ -247,7 +247,7 @@ async def test_a_batch_whose_answers_are_cut_off_is_written_once(kafka, topic):
         def cut_answer(request: Any, _: object) -> None:
             if request.api_key == ApiKey.PRODUCE and len(cuts) < 3:
                 cuts.append(request)
-                proxy[request.node].cut()
+                proxy[request.node_id].cut()
 
         proxy.on_response = cut_answer
         futures = [producer.send(tp, None, b"%d" % n, timeout_s=LONG) for n in range(1, 6)]
@@ -263,7 +263,7 @@ async def test_what_was_sent_is_not_given_up_with_its_time(kafka, topic):
     name = topic()
     tp = TopicPartition(name, 0)
     async with (
-        KafkaProxy.wrap_cluster(kafka.servers) as proxy,
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
         running_producer(proxy.bootstrap.split(","), name) as (kafkas, producer),
     ):
         held = proxy.inject_error(ApiKey.PRODUCE, 7)

@@ -121,7 +121,7 @@ answers = st.builds(
 @given(st.sampled_from(VERSIONS), st.integers(0, 2**31 - 1), answers)
 def test_every_field_of_an_answer_is_read(version: int, partition: int, one: FetchedPartition):
     if version < 12:
-        one = one._replace(diverging=None, leader=None)
+        one = one._replace(diverging_epoch=None, current_leader=None)
     request = FetchRequest({}, topic_names={ID: "orders"})
     answer = request.decode(version, b"head" + encode_response(version, partition, one), 4)
     assert (answer.throttle_ms, answer.error, answer.session_id) == (40, 0, 5)

@@ -25,7 +25,7 @@ def list_versions(*requests) -> list:
     return [
         pytest.param(request, version, id=f"{request.NAME} {version}")
         for request in requests
-        for version in range(request.SPOKEN.lowest, request.SPOKEN.highest + 1)
+        for version in range(request.VERSIONS.lowest, request.VERSIONS.highest + 1)
     ]
 
 
@@ -45,7 +45,7 @@ async def test_a_broker_understands_each_version_and_is_understood(kafka, topic,
         known = made.get_topic(name)
         await wait_for_coordinator(made, group)
         link = await made.coordinators.connect(group)
-        link.conn._versions = {**link.versions, kind.API: (version, version)}
+        link.conn._versions = {**link.versions, kind.API_KEY: (version, version)}
 
         async def send_request(request):
             return await made.connections.send(link.node, ConnectionRole.GROUP, request)
@@ -63,7 +63,7 @@ async def test_a_broker_understands_each_version_and_is_understood(kafka, topic,
             topics=(name,), owned=frozenset(),
         )  # fmt: skip
         answer = await send_request(ConsumerGroupHeartbeatRequest(beat))
-        assert answer.error == 0 and answer.epoch > 0 and answer.interval > 0
+        assert answer.error == 0 and answer.epoch > 0 and answer.heartbeat_interval > 0
         assert answer.assignment == {known.topic_id: frozenset({0, 1})}
         leave = ConsumerHeartbeatRequest(group=beat.group, member_id=answer.member_id, epoch=-1)
         assert (await send_request(ConsumerGroupHeartbeatRequest(leave))).error == 0

@@ -24,10 +24,10 @@ class Held:
         self.first = first
         self.last = -1
 
-    def committed(self) -> int:
+    def read_last_committed(self) -> int:
         return self.last
 
-    def batch(self, number: int) -> BatchOffsets:
+    def read_batch(self, number: int) -> BatchOffsets:
         if number < self.first:
             raise PipelineError(f"no offsets of batch {number}")
         return BatchOffsets(
@@ -44,14 +44,14 @@ class Told:
         self.looked: list[list[int]] = []
         self.sent, self.entry = -1, {}  # type: int, dict[str, Any]
 
-    def written(self, kind: str) -> int:
+    def read_last_batch(self, kind: str) -> int:
         return self.sent
 
-    def late(self, batches: Sequence[BatchOffsets], _: Any) -> int:
+    def write_late(self, batches: Sequence[BatchOffsets], _: Any) -> int:
         self.looked += [[each.number for each in batches]] if batches else []
         return 0
 
-    def values(self, keys: Sequence[str]) -> Mapping[str, Any]:
+    def read_values(self, keys: Sequence[str]) -> Mapping[str, Any]:
         return {key: self.entry for key in keys if self.entry}
 
 
@@ -89,7 +89,7 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(self: SideOutputs, epoch: int) -> None:
         self._ledger.entry = {"to": epoch}  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(module.SideOutputs, "_told", told)
+    monkeypatch.setattr(module.SideOutputs, "_store_scan_position", told)
 
 
 def test_several_batches_are_looked_at_together_from_the_first_with_any_to_the_last():

@@ -113,14 +113,14 @@ async def test_rows_that_their_schema_refuses_are_dead_letters(
     kafka, spark, tmp_path, guarantee, model, schema, refused
 ):
     """One of them ended the job, at each start again."""
-    topic = kafka.topic()
+    topic = kafka.create_unique_topic()
     kafka.create_topic(f"{topic}.dlq")
     registry = FakeRegistry()
     registry.register_schema(f"{topic}-value", schema, model.upper())
     async with running_app(registry.app) as url:
         given = {"r": SchemaRegistry(type="schema-registry", url=[url])}
         to = Output(topic=topic, model=model, catalog="r", guarantee=guarantee)
-        await asyncio.to_thread(write, spark, kafka.servers, to, given, tmp_path)
+        await asyncio.to_thread(write, spark, kafka.bootstrap_servers, to, given, tmp_path)
         codecs, format = Codecs(given["r"]), SerializationFormat.parse(model)
         rows = [
             await codecs.decode(format, topic, False, each.value())

@@ -121,8 +121,8 @@ def test_tasks_are_looked_at_once_in_a_while(tmp_path: Path):
     asked = []
 
     class Tasks:
-        def read_tasks(self, run: str, batch: int) -> None:
-            asked.append((run, batch))
+        def read_batch(self, run_id: str, batch: int) -> None:
+            asked.append((run_id, batch))
 
     with report_progress(Pipelines(checkpoints=str(tmp_path)), (), task_interval_s=3600) as told:
         told._task_reader = Tasks()  # type: ignore[assignment]

@@ -65,7 +65,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch):
-    monkeypatch.setattr(failures, "chain", lambda query: query.chain)
+    monkeypatch.setattr(failures, "list_query_causes", lambda query: query.chain)
     return World()
 
 
@@ -79,60 +79,60 @@ def made(world, job=JOB, **more):
         query.retired = True
 
     waits = lambda query: query.busy <= 0  # noqa: E731
-    hooks = {"retire": retire, "waits": waits, "is_idle": Query.is_idle}
+    hooks = {"retire": retire, "is_waiting": waits, "is_idle": Query.is_idle}
     return JobRun(job, world.start, lambda: world.now, **hooks, **more)
 
 
 def test_a_query_that_ends_by_itself_is_done(world, run):
-    run.look()
-    run.look()
+    run.poll()
+    run.poll()
     world.queries[0].ends()
-    run.look()
-    assert (run.done, run.reason, len(world.queries)) == (True, None, 1)
+    run.poll()
+    assert (run.is_done, run.failure_reason, len(world.queries)) == (True, None, 1)
 
 
 def test_kafka_away_is_waited_for_longer_each_time(world, run):
     waits = []
     for _ in range(9):
-        run.look()
+        run.poll()
         world.queries[-1].ends(*AWAY)
-        run.look()
-        assert run.waits
+        run.poll()
+        assert run.is_waiting
         began, count = world.now, len(world.queries)
         while len(world.queries) == count:
             world.now += 0.5
-            run.look()
+            run.poll()
         waits.append(world.now - began)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert not run.done
+    assert not run.is_done
 
 
 def test_after_a_steady_time_the_wait_is_short_again(world, run):
     for steady in (0, STEADY_AFTER_S + 1):
-        run.look()
+        run.poll()
         world.now += steady
         world.queries[-1].ends(*AWAY)
-        run.look()
+        run.poll()
         world.now += 1
-        run.look()
+        run.poll()
     assert len(world.queries) == 3
 
 
 def test_behind_a_record_that_spark_cannot_read_a_query_begins_at_once(world, run):
     """To pass over one takes two starts: one cuts its batch, one moves the next."""
-    run.look()
-    assert run.take_unreadable() is None
+    run.poll()
+    assert run.take_record_to_skip() is None
     for count in (2, 3):
         world.queries[-1].ends(*UNREADABLE)
-        run.look()
+        run.poll()
         assert len(world.queries) == count
-        assert run.take_unreadable() == RECORD
-        assert run.take_unreadable() is None
+        assert run.take_record_to_skip() == RECORD
+        assert run.take_record_to_skip() is None
     world.queries[-1].ends(*UNREADABLE)
-    run.look()
-    assert run.waits  # it did not help
+    run.poll()
+    assert run.is_waiting  # it did not help
     world.now += 1
-    run.look()
+    run.poll()
     assert len(world.queries) == 4
 
 
@@ -146,11 +146,11 @@ def test_in_real_time_mode_a_record_that_spark_cannot_read_ends_the_job(world):
 
 
 def test_wrong_data_ends_the_job_with_its_reason(world, run):
-    run.look()
+    run.poll()
     world.queries[0].ends(*WRONG)
-    run.look()
-    assert run.done
-    assert run.reason == "SparkArithmeticException: Division by zero."
+    run.poll()
+    assert run.is_done
+    assert run.failure_reason == "SparkArithmeticException: Division by zero."
 
 
 def test_a_refused_checkpoint_ends_it_and_kafka_that_does_not_answer_is_waited_for(world, run):
@@ -158,11 +158,11 @@ def test_a_refused_checkpoint_ends_it_and_kafka_that_does_not_answer_is_waited_f
         PipelineUnavailable("Kafka at x:1 does not answer: no"),
         CheckpointRefused("other"),
     ]
-    run.look()
-    assert run.waits
+    run.poll()
+    assert run.is_waiting
     world.now += 1
-    run.look()
-    assert (run.done, run.reason) == (True, "other")
+    run.poll()
+    assert (run.is_done, run.failure_reason) == (True, "other")
 
 
 def test_what_is_left_is_done_once_a_query_has_ended_by_itself(world):
@@ -188,17 +188,17 @@ def test_what_is_left_is_done_once_a_query_has_ended_by_itself(world):
 
 def test_what_is_held_is_let_go_with_the_job(world, run):
     let_go = []
-    run.held.callback(let_go.append, 1)
-    run.look()
+    run.resources.callback(let_go.append, 1)
+    run.poll()
     world.queries[0].ends(*AWAY)
-    run.look()
+    run.poll()
     assert not let_go
     run.stop()
     assert let_go == [1]
 
 
 def test_a_batch_under_way_is_waited_for_and_not_for_ever(world, run):
-    run.look()
+    run.poll()
     world.queries[0].busy = 3
     stop_runs([run], timeout_s=30)
     assert world.queries[0].stopped
@@ -213,7 +213,7 @@ def test_a_batch_under_way_is_waited_for_and_not_for_ever(world, run):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_heard_between_two_looks_at_the_jobs(world, monkeypatch, number):
-    monkeypatch.setattr(runner, "TURN", 1e6)  # s
+    monkeypatch.setattr(runner, "POLL_INTERVAL_S", 1e6)  # s
     job = JobRun(JOB, world.start)
     with stop_on_signals() as told:
         threading.Timer(0.1, os.kill, (os.getpid(), number)).start()

@@ -58,25 +58,25 @@ def test_passwords_are_quoted_as_jaas_has_it():
 def test_certificates_and_keys_go_as_text_keys_without_their_password(authority, tmp_path):
     from cryptography.hazmat.primitives import serialization as pem
 
-    both = authority.signed("client")
+    both = authority.issue_certificate("client")
     key = pem.load_pem_private_key(both.read_bytes(), None)
     locked = tmp_path / "locked.pem"
     form = (pem.Encoding.PEM, pem.PrivateFormat.TraditionalOpenSSL)
     locked.write_bytes(key.private_bytes(*form, pem.BestAvailableEncryption(b"secret")))
     tls = {
-        **{"ca": str(authority.path), "certificate": str(both)},
+        **{"ca": str(authority.certificate_path), "certificate": str(both)},
         **{"key": str(locked), "keyPassword": "secret"},
     }
     found = java(tls=tls)
     assert found["security.protocol"] == "SSL"
-    assert found["ssl.truststore.certificates"] == authority.path.read_text()
+    assert found["ssl.truststore.certificates"] == authority.certificate_path.read_text()
     assert "PRIVATE" not in found["ssl.keystore.certificate.chain"]
     assert found["ssl.keystore.key"].startswith("-----BEGIN PRIVATE KEY")
     assert build_client_config(kafka(tls=tls))["ssl.key.pem"] == found["ssl.keystore.key"]
 
 
 def test_a_name_need_not_be_right_where_that_is_said_but_the_signer_must(authority):
-    found = java(tls={"ca": str(authority.path), "verify": False})
+    found = java(tls={"ca": str(authority.certificate_path), "verify": False})
     assert found["ssl.endpoint.identification.algorithm"] == ""
     with pytest.raises(PipelineError, match=r"always checks who signed .*tls.ca"):
         java(tls={"verify": False})
@@ -135,9 +135,9 @@ def test_both_clients_come_through_tls_with_a_password(session_secured, authorit
     )
     secured = Kafka.model_validate(
         {
-            "servers": session_secured.listener("SASL_TLS"),
+            "servers": session_secured.get_addresses("SASL_TLS"),
             "security": {
-                "tls": {"ca": str(authority.path)},
+                "tls": {"ca": str(authority.certificate_path)},
                 "sasl": {**SCRAM, "password": "in wonderland"},
             },
         }

@@ -48,7 +48,7 @@ def test_nodes_have_the_python_that_is_named_and_the_driver_has_ours():
 
 
 def test_its_exit_code_is_that_of_spark_submit(monkeypatch):
-    monkeypatch.setattr("gateway.pipeline.spark.java.found", lambda: None)
+    monkeypatch.setattr("gateway.pipeline.spark.java.find_java", lambda: None)
     assert run_command([sys.executable, "-c", "raise SystemExit(3)"], master="local") == 3
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert run_command([sys.executable, "-c", killed], master="local") == 128 + signal.SIGKILL
@@ -70,7 +70,7 @@ sys.exit(subprocess.call([sys.executable, "-c", *sys.argv[1:]]))
 
 
 def test_a_signal_is_for_the_driver_and_spark_submit_ends_as_it_does(monkeypatch):
-    monkeypatch.setattr("gateway.pipeline.spark.java.found", lambda: None)
+    monkeypatch.setattr("gateway.pipeline.spark.java.find_java", lambda: None)
     line = [sys.executable, "-c", SUBMIT, DRIVER, str(os.getpid())]
     before = signal.getsignal(signal.SIGTERM)
     assert run_command(line, master="local") == 7

@@ -19,7 +19,7 @@ from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 def produce(kafka: Any, topic: str, *records: tuple[str, str | None]) -> None:
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": kafka.servers, "linger.ms": 5})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5})
     for key, value in records:
         producer.produce(topic, key=key, value=value)
     assert producer.flush(30) == 0
@@ -28,7 +28,7 @@ def produce(kafka: Any, topic: str, *records: tuple[str, str | None]) -> None:
 def test_a_compacted_topic_is_a_table(
     spark: Any, kafka: Any, tmp_path: Path, redis_server: RedisServer
 ):
-    users = kafka.topic(2)
+    users = kafka.create_unique_topic(2)
     cluster = Kafka.model_validate({"servers": kafka.bootstrap})
     produce(kafka, users, ("a", '{"name":"old"}'), ("b", '{"name":"bob"}'))
     produce(kafka, users, ("a", '{"name":"new"}'), ("b", None), ("c", '{"name":"cid"}'))

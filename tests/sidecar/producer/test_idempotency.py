@@ -58,7 +58,7 @@ async def test_a_claim_that_is_written_while_it_looks_where_to_begin_is_read():
     async def topic(name: str) -> Any:
         return SimpleNamespace(name=name, partitions={0: None, 1: None}, topic_id=None)
 
-    context: Any = SimpleNamespace(cluster=log, topic=topic)
+    context: Any = SimpleNamespace(cluster=log, get_topic=topic)
     ledger = IdempotencyStore(context, Producer(), transaction_pool=None)  # type: ignore[arg-type]
     places = await ledger._find_start_offsets()
     assert {tp.partition: ledger._next_offsets[tp] for tp in places} == log.first_ends
@@ -71,7 +71,7 @@ async def test_partitions_beyond_those_that_it_makes_the_topic_with_are_not_read
         return SimpleNamespace(name=name, partitions=dict.fromkeys(range(8)), topic_id=None)
 
     log.end_offsets = dict.fromkeys(range(8), 0)
-    context: Any = SimpleNamespace(cluster=log, topic=topic)
+    context: Any = SimpleNamespace(cluster=log, get_topic=topic)
     section = Producer(idempotency=Idempotency(partitions=5))
     ledger = IdempotencyStore(context, section, transaction_pool=None)  # type: ignore[arg-type]
     assert [tp.partition for tp in await ledger._find_start_offsets()] == [0, 1, 2, 3]

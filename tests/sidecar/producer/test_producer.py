@@ -48,7 +48,7 @@ async def http(kafka):
 
 
 def read_written(kafka: Any, topic: str, partitions: int = 3) -> list[Any]:
-    return read_committed(SimpleNamespace(servers=",".join(kafka.bootstrap)), topic, partitions)
+    return read_committed(SimpleNamespace(bootstrap_servers=",".join(kafka.bootstrap)), topic, partitions)
 
 
 async def post_records(
@@ -139,6 +139,24 @@ async def test_an_id_that_a_record_gives_itself_is_not_given_again(kafka, http, 
     await post_records(http, name, {"partition": 0, "headers": headers})
     (message,) = read_written(kafka, name)
     assert [key.lower() for key, _ in message.headers()].count("x-correlation-id") == 1
+
+
+async def test_a_record_without_a_key_keeps_its_headers(kafka, http, name):
+    """Headers and ids of a record with one other member were left out."""
+    records = [
+        {"value": "v", "headers": {"h": "1"}},
+        {"value": "v", "correlationId": "own"},
+        {"partition": 0, "headers": {"x-correlation-id": "own"}},
+    ]
+    for record in records:
+        await post_records(http, name, {"partition": 0, **record}, valueFormat="string")
+        await post_records(http, name, record, valueFormat="string")
+    headers = [
+        [(key.lower(), value) for key, value in message.headers()]
+        for message in read_written(kafka, name)
+    ]
+    assert sum(("h", b"1") in pairs for pairs in headers) == 2
+    assert sum(("x-correlation-id", b"own") in pairs for pairs in headers) == 4
 
 
 async def test_keys_decide_as_everywhere_in_kafka_and_keyless_ones_stay_together(kafka, http, name):
@@ -360,7 +378,7 @@ async def test_who_does_not_read_what_became_of_its_lines_is_not_read_from(kafka
 
 def count_streams() -> int:
     """Requests that last, here: each has a task that reads."""
-    return sum("Lines._read" in str(task.get_coro()) for task in asyncio.all_tasks())
+    return sum("NdjsonProduceResponse._read" in str(task.get_coro()) for task in asyncio.all_tasks())
 
 
 async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(

@@ -258,7 +258,7 @@ async def test_a_group_is_paused_resumed_and_sent_back_over_http(world: Reactive
         assert answer.json()["offsets"][0]["offset"] == again + 2
         for body, status, what in (
             ({"offsets": [{**place, "offset": 999}]}, 400, f"use 0 to {again + 2}"),
-            ({"offsets": [{**place, "partition": 77, "offset": 0}]}, 409, "tells no offsets"),
+            ({"offsets": [{**place, "partition": 77, "offset": 0}]}, 409, "are not known now"),
             ({}, 400, "names no partition"),
         ):
             answer = await http.post(f"{path}/seek", json=body)
@@ -382,7 +382,7 @@ async def test_lanes_work_beside_each_other_and_one_that_waits_holds_up_no_other
 async def test_ends_of_transactions_are_caught_up_with(world: ReactiveWorld, oracle: Any):
     group = build_settings(world.backend, world.topic, parallelism=2)
     async with running_group(world, group) as http:
-        async with oracle.transaction() as transaction:
+        async with oracle.open_transaction() as transaction:
             for _ in range(5):
                 await transaction.send(world.topic, 1)
             await transaction.commit()

@@ -275,7 +275,7 @@ async def test_only_what_sees_tokens_is_renewed_by_one(application: FakeExternal
 async def test_it_remembers_so_many_answers_and_no_more(
     application: FakeExternalHttp, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gateway.web.access.http.REMEMBERED", 3)
+    monkeypatch.setattr("gateway.web.access.http.MAX_CACHED_DECISIONS", 3)
     made = build_guard(application)
     for n in range(9):
         await made.grant(build_access_request(build_cookie_connection(f"session={n}")))

@@ -327,7 +327,7 @@ async def test_what_was_known_of_a_token_ends_with_it(monkeypatch: pytest.Monkey
     at = time.time() + 101
     monkeypatch.setattr("gateway.web.access.jwt.time.time", lambda: at)
     known = dict(made._cache)
-    monkeypatch.setattr(made, "_decoded", lambda *_: {"sub": "looked at again"})
+    monkeypatch.setattr(made, "_decode", lambda *_: {"sub": "looked at again"})
     assert (await request_grant(token, made)).identity == "looked at again"
     assert len(made._cache) == len(known)
 
@@ -371,7 +371,7 @@ async def test_who_has_a_new_key_is_not_judged_while_the_issuer_is_away():
 
 async def test_it_remembers_so_many_tokens_and_no_more(monkeypatch: pytest.MonkeyPatch):
     made = build_guard()
-    monkeypatch.setattr("gateway.web.access.jwt.REMEMBERED", 3)
+    monkeypatch.setattr("gateway.web.access.jwt.MAX_CACHED_TOKENS", 3)
     tokens = [ISSUER.issue_token(sub=str(n)) for n in range(5)]
     for token in tokens:
         await request_grant(token, made)

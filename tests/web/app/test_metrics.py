@@ -81,7 +81,7 @@ async def test_a_worker_that_fails_to_answer_is_missing_and_not_all_of_the_scrap
     async with worker_buses(2) as made:
         several = [build_metrics(bus) for bus in made.buses]
         await made.start()
-        monkeypatch.setattr(several[1], "own", lambda: 1 / 0)
+        monkeypatch.setattr(several[1], "collect_own", lambda: 1 / 0)
         found = await scrape_metrics(several[0])
         assert get_values(found["gateway_workers_missing"]) == {(): 1}
         assert get_values(found["gateway_workers"]) == {(): 1}
@@ -170,7 +170,7 @@ async def test_a_thousand_partitions_are_told_without_holding_the_loop(monkeypat
         for partition in range(1000):
             hubs._collect_partition(build_reader(partition), now, figures)
 
-    monkeypatch.setattr(hubs, "read", read_partitions)
+    monkeypatch.setattr(hubs, "collect_hub_metrics", read_partitions)
     turns = 0
 
     async def count_turns() -> None:

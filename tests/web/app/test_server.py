@@ -14,7 +14,7 @@ def test_it_is_not_ready_any_more_from_the_moment_it_is_told_to_end():
     """Load balancers that look hear of it before connections are refused."""
     server = Server(uvicorn.Config(app=cast("Any", None)))
     told: list[str] = []
-    server.hubs = cast("Any", SimpleNamespace(refuse=lambda: told.append("refuse")))
+    server.hubs = cast("Any", SimpleNamespace(stop_accepting=lambda: told.append("refuse")))
     server.handle_exit(signal.SIGTERM, None)
     assert told == ["refuse"] and server.should_exit
 

@@ -83,7 +83,7 @@ async def test_who_gives_what_another_has_takes_nothing_away():
 
 
 async def test_without_the_supervisor_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gateway.web.exchange.key_locks.PATIENCE", 0.1)
+    monkeypatch.setattr("gateway.web.exchange.key_locks.BUS_TIMEOUT_S", 0.1)
     async with worker_buses(2) as made:
         _, (one, other) = await build_shared_locks(made)
         await made.relay.close()

@@ -17,7 +17,7 @@ from gateway.web.exchange.reply import build_correlation_id, build_response
 from gateway.web.routing.routes import Match
 
 TOPIC = Topic.model_validate({"name": "replies", "value": {"model": "json"}})
-TOPICS = SimpleNamespace(settings=lambda name: TOPIC)
+TOPICS = SimpleNamespace(get_settings=lambda name: TOPIC)
 HUB: Any = SimpleNamespace(topics=TOPICS)
 
 

@@ -270,7 +270,7 @@ async def test_who_goes_away_while_it_is_let_in_is_not_counted(moment: str):
 
 
 async def test_without_the_supervisor_each_admits_its_share(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gateway.web.routing.limits.PATIENCE", 0.2)
+    monkeypatch.setattr("gateway.web.routing.limits.BUS_TIMEOUT_S", 0.2)
     async with worker_buses(3) as made:
         _, gates = await build_shared_limits(made, connections=9, perAddress=6, rate="6/h")
         await made.relay.close()
@@ -283,7 +283,7 @@ async def test_without_the_supervisor_each_admits_its_share(monkeypatch: pytest.
 
 
 async def test_a_supervisor_that_hangs_holds_up_nobody_for_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gateway.web.routing.limits.PATIENCE", 0.2)
+    monkeypatch.setattr("gateway.web.routing.limits.BUS_TIMEOUT_S", 0.2)
     async with worker_buses(2) as made:
         ledger, gates = await build_shared_limits(made, connections=4)
         # it counts them, and does not say so

@@ -26,7 +26,7 @@ BROWSER = {"accept": "text/event-stream", "sec-fetch-mode": "cors"}
 
 @pytest.fixture(autouse=True)
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query, "now", lambda: NOW)
+    monkeypatch.setattr(query, "now_ms", lambda: NOW)
 
 
 def build_request(target: str = "", **headers: str) -> Request:

@@ -148,7 +148,7 @@ async def test_a_token_too_long_for_a_header_is_in_the_last_line_alone(
         answer = await http.get("/events/orders?wait=0")
         token = answer.json()["@end"]["position"]
         assert token in answer.headers["link"]
-        monkeypatch.setattr(ndjson, "LONGEST_LINK", len(token) - 1)
+        monkeypatch.setattr(ndjson, "MAX_LINK_TOKEN_CHARS", len(token) - 1)
         answer = await http.get(f"/events/orders?wait=0&lastEventId={token}")
     assert "link" not in answer.headers
     assert answer.json()["@end"].keys() == {"reason", "position"}

@@ -117,7 +117,7 @@ async def test_one_that_does_not_answer_in_time_is_missing():
 async def test_one_that_reads_nothing_holds_up_nobody_and_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(Link, "UNREAD", 2**20)
+    monkeypatch.setattr(Link, "MAX_UNREAD_BYTES", 2**20)
     async with worker_buses(2) as made:
         heard = record_messages(made, "news")
         await made.start()

@@ -114,4 +114,4 @@ def test_an_unguarded_sidecar_is_refused_by_the_address_that_was_bound(
             refuse_exposed_sidecar(settings, bound)
     else:
         refuse_exposed_sidecar(settings, bound)
-    assert bound.closed == refused
+    assert bound.is_closed == refused

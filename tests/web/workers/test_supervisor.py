@@ -78,7 +78,7 @@ async def start_supervisor(
 ) -> AsyncIterator[RunningSupervisor]:
     program, log = tmp_path / "worker.py", tmp_path / "log"
     program.write_text(PROGRAM.format(acts=acts, log=str(log)))
-    monkeypatch.setattr(workers, "COMMAND", (sys.executable, str(program)))
+    monkeypatch.setattr(workers, "WORKER_COMMAND", (sys.executable, str(program)))
     settings = Settings.model_validate(
         {
             "listen": {"port": 0, "workers": count, "drainTimeout": "100ms"},
@@ -111,7 +111,7 @@ async def test_one_that_ended_badly_is_told_by_the_status(tmp_path, monkeypatch)
 
 
 async def test_one_that_does_not_end_is_killed_and_the_status_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "GRACE", 0.5)
+    monkeypatch.setattr(workers, "KILL_GRACE_S", 0.5)
     async with start_supervisor(tmp_path, monkeypatch, deaf=2) as running:
         await running.wait_for_start()
         assert await running.terminate() == 1
@@ -142,7 +142,7 @@ async def test_one_that_crashes_again_and_again_is_started_less_and_less_often(
 ):
     """Its socket is closed meanwhile: clients that connect go to the others, not into a queue
     that nobody serves."""
-    monkeypatch.setattr(workers, "LONGEST", 0.4)
+    monkeypatch.setattr(workers, "MAX_RESTART_DELAY_S", 0.4)
     async with start_supervisor(tmp_path, monkeypatch, crashes=1) as running:
         await running.wait_for_start()
         worker = running.supervisor._workers[0]
