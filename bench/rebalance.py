@@ -54,7 +54,8 @@ class Case:
         )
         static = ", static" if self.is_static else ""
         how = "leaves" if self.leaves else "is gone"
-        return f"{kind}, {self.session_timeout_s:g} s, {self.heartbeat_interval_s:g} s{often}{static}: {how}"
+        intervals = f"{self.session_timeout_s:g} s, {self.heartbeat_interval_s:g} s"
+        return f"{kind}, {intervals}{often}{static}: {how}"
 
 
 @dataclass(frozen=True)

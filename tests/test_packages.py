@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.source import find_circles, measure
+
 SOURCE = Path(__file__).parents[1] / "gateway"
 MAX_MODULES = 20
 PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py"))
@@ -30,3 +32,8 @@ def test_a_package_says_what_it_is_for(package: Path):
 def test_every_folder_of_modules_is_a_package():
     folders = {path.parent for path in SOURCE.rglob("*.py")}
     assert sorted(folders) == PACKAGES
+
+
+def test_no_two_modules_import_each_other_not_even_for_types():
+    """A module is understood with those below it: a circle has to be read as a whole."""
+    assert [sorted(circle) for circle in find_circles(measure(SOURCE.parent).edges)] == []

@@ -28,10 +28,10 @@ LEGEND = (
     "ms. `CPU`: seconds of the gateway while attacked, `of a core` its share before, `after` its "
     "share behind the attack. `begin`: bytes of the newcomer's first block, `id`: characters of "
     "the longest id of honest clients, `back`: what they were answered when they came back. Goals "
-    f"that were missed: `latency` (a ratio above {MAX_RATIO:g}), `loop` (a callback of more than "
-    f"{MAX_CALLBACK_MS:g} ms of CPU), `memory` (above idle + {MEMORY_BYTES >> 20} MiB of `memory` + "
-    f"{MAX_EXTRA_BYTES >> 20} MiB), `records` (lost, twice, an id above {MAX_ID_CHARS}, or somebody was not "
-    "let in), `bounds` (the attacker was given more than its limits say)."
+    f"that were missed: `latency` (a ratio above {MAX_RATIO:g}), `loop` (a callback of more "
+    f"than {MAX_CALLBACK_MS:g} ms of CPU), `memory` (above idle + {MEMORY_BYTES >> 20} MiB of "
+    f"`memory` + {MAX_EXTRA_BYTES >> 20} MiB), `records` (lost, twice, an id above "
+    f"{MAX_ID_CHARS}, or somebody was not let in), `bounds` (the attacker was given more than its limits say)."
 )
 
 

@@ -261,7 +261,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "state-lookups": Scenario(_create_lookups, SMALL_CACHE_CONF, 12, "update"),
     "skew": Scenario(_create_hot_key),
-    "partitions-too-many": Scenario(_build_aggregate_factory(5_000), {"spark.sql.shuffle.partitions": "60"}, 7),
+    "partitions-too-many": Scenario(
+        _build_aggregate_factory(5_000), {"spark.sql.shuffle.partitions": "60"}, 7
+    ),
     "partitions-too-few": Scenario(
         _create_busy_task, {"spark.sql.shuffle.partitions": "1"}, 8, "update"
     ),
@@ -280,7 +282,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "healthy-distinct": Scenario(_create_distinct),
     "healthy-stateless": Scenario(_build_stateless_factory(20_000)),
     "healthy-stateless.other": Scenario(_build_stateless_factory(1_000)),
-}  # fmt: skip
+}
 
 
 def run_scenario(spark: Any, name: str, directory: Path) -> Path:

@@ -98,6 +98,7 @@ async def _measure_case(
         cell.add_note(f"{case}: the others got {share:.0%} of the bytes that the reader got")
     if reader.damaged_count or reader.duplicate_count:
         cell.add_note(
-            f"{case}: {reader.damaged_count} records were damaged, {reader.duplicate_count} came twice"
+            f"{case}: {reader.damaged_count} records were damaged, "
+            f"{reader.duplicate_count} came twice"
         )
     cell.add_cost_notes(case, costs)

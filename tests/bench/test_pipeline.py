@@ -63,7 +63,9 @@ def test_a_measurement_that_fails_is_told_and_the_others_are_kept(monkeypatch, c
     monkeypatch.setattr(bench, "_versions", dict)
     monkeypatch.setattr(bench.engine, "stop_jvm", lambda: None)
     kept = []
-    monkeypatch.setattr(bench.results, "save_figures", lambda *args, **_: kept.append(args) or tmp_path)
+    monkeypatch.setattr(
+        bench.results, "save_figures", lambda *args, **_: kept.append(args) or tmp_path
+    )
     assert bench.main(["--only", "join", "--only", "sessions"]) == 1
     told = capsys.readouterr()
     assert "| sessions | records | 7 | records | 1 |" in told.out

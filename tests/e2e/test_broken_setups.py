@@ -63,9 +63,13 @@ def known(directory: Path) -> CertificateAuthority:
 def guarded(known: CertificateAuthority) -> Iterator[LocalKafka]:
     """A broker that wants certificates, passwords and ACLs, each on a listener of its own."""
     security = BrokerSecurity(
-        users=PASSWORDS_BY_USER, mechanisms=("PLAIN",), certificate=known.issue_certificate("broker"),
-        authority=known.certificate_path, client_auth="required", acl=True,
-    )  # fmt: skip
+        users=PASSWORDS_BY_USER,
+        mechanisms=("PLAIN",),
+        certificate=known.issue_certificate("broker"),
+        authority=known.certificate_path,
+        client_auth="required",
+        acl=True,
+    )
     with running_kafka(LocalKafka(security=security)) as kafka:
         admin = KafkaAdmin(kafka.bootstrap)
         admin.create_topic(TOPIC, 3)

@@ -188,7 +188,8 @@ class Session(ABC):
 
     def state(self) -> str:
         lines = [
-            f"{stream.url}: {[(s.target, s.begun_at, len(s.received_locations)) for s in stream.stretches]}, "
+            f"{stream.url}: "
+            f"{[(s.target, s.begun_at, len(s.received_locations)) for s in stream.stretches]}, "
             f"has to end: {stream.ends}, ended: {stream.reason}"
             for stream in self.streams
         ]

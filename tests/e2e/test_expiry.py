@@ -211,7 +211,9 @@ async def test_what_a_posted_token_shows_comes_on_the_same_stream_from_where_it_
         assert {key for _, key in seen(client)[5:]} == {"b"}
         assert seen(client) == sorted(set(seen(client)))
         # and an end that strict readers of gzip take for whole
-        await client.wait_for_events(lambda _: any(each["event"] == "end" for each in client.events))
+        await client.wait_for_events(
+            lambda _: any(each["event"] == "end" for each in client.events)
+        )
         assert len(client.responses) == 1
         if gzip:
             assert zlib.decompress(client.body, 31).count(b"token-expired") == 1

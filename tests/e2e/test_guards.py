@@ -196,18 +196,26 @@ TOKENS: Mapping[str, tuple[Callable[[], str], int, str]] = {
     "of another kind of key": (lambda: TokenIssuer("ES256").issue_token(scope=READ), 401, "no key"),
     "of an unknown key": (lambda: token(headers={"kid": "k9"}), 401, "no key"),
     "with its own key": (
-        lambda: token(key=get_rsa_key(1), headers={"jwk": build_jwk(get_rsa_key(1))}), 401, "signature"),
+        lambda: token(key=get_rsa_key(1), headers={"jwk": build_jwk(get_rsa_key(1))}),
+        401,
+        "signature",
+    ),
     "with claims of another": (lambda: resigned(token()), 401, "signature"),
-    "with extensions": (lambda: unsigned("RS256").replace(
-        encoded({"alg": "RS256", "kid": "k0"}),
-        encoded({"alg": "RS256", "kid": "k0", "crit": ["b64"], "b64": True})), 401, "extensions"),
+    "with extensions": (
+        lambda: unsigned("RS256").replace(
+            encoded({"alg": "RS256", "kid": "k0"}),
+            encoded({"alg": "RS256", "kid": "k0", "crit": ["b64"], "b64": True}),
+        ),
+        401,
+        "extensions",
+    ),
     "cut short": (lambda: token()[:-9], 401, "no JWT|signature"),
     "no token at all": (lambda: "not-a-jwt-at-all", 401, "no JWT"),
     "without the role": (lambda: ISSUER.issue_token(scope="profile"), 403, READ),
     "without roles": (lambda: ISSUER.issue_token(), 403, READ),
     "with the role in another case": (lambda: ISSUER.issue_token(scope="Orders:Read"), 403, READ),
     "with roles in a list": (lambda: ISSUER.issue_token(scope=["a", READ]), 200, ""),
-}  # fmt: skip
+}
 
 
 def told_well(told: AttemptResult, wire: str, status: int, word: str) -> None:

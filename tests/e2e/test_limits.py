@@ -113,7 +113,11 @@ async def test_what_counts_and_until_when(kafka: EmbeddedKafka):
         limits = app.state.limits
 
         async def nobody() -> None:
-            await wait_until(lambda: limits.connection_count == 0, lambda: f"{limits.connection_count} are counted", WITHIN)
+            await wait_until(
+                lambda: limits.connection_count == 0,
+                lambda: f"{limits.connection_count} are counted",
+                WITHIN,
+            )
 
         async with httpx.AsyncClient(trust_env=False, timeout=WITHIN, base_url=url) as http:
             async with asyncio.timeout(WITHIN):

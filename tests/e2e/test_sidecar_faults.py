@@ -232,7 +232,8 @@ async def test_everything_fails_at_random_and_nothing_is_lost_or_overtaken(
     assert dead == poison
     assert done == set(range(world.written_count)) - poison
     print(
-        f"{protocol}: {len(faults.log)} faults, {world.written_count} records, {len(dead)} dead letters, "
+        f"{protocol}: {len(faults.log)} faults, {world.written_count} records, "
+        f"{len(dead)} dead letters, "
         f"{world.count_repeated()} processed again"
     )
     tracebacks = [found[0] for each in logs if (found := TRACEBACK.search(each))]

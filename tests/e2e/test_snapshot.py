@@ -227,12 +227,15 @@ async def test_filters_and_fields_are_those_of_the_view(embedded: EmbeddedKafka)
 
 
 OWNED = [
-    RecordToSend(b'{"owner": "ada", "n": 1}', b"k1"), RecordToSend(b'{"owner": "bob", "n": 2}', b"k1"),
-    RecordToSend(b'{"owner": "ada", "n": 3}', b"k2"), RecordToSend(b'{"owner": "ada", "n": 4}', b"k2"),
-    RecordToSend(b'{"owner": "ada", "n": 5}', b"k3"), RecordToSend(b'{"owner": "bob", "n": 6}', b"k3"),
+    RecordToSend(b'{"owner": "ada", "n": 1}', b"k1"),
+    RecordToSend(b'{"owner": "bob", "n": 2}', b"k1"),
+    RecordToSend(b'{"owner": "ada", "n": 3}', b"k2"),
+    RecordToSend(b'{"owner": "ada", "n": 4}', b"k2"),
+    RecordToSend(b'{"owner": "ada", "n": 5}', b"k3"),
+    RecordToSend(b'{"owner": "bob", "n": 6}', b"k3"),
     RecordToSend(None, b"k3"),
     RecordToSend(b'{"owner": "bob", "n": 7}', b"k4"),
-]  # fmt: skip
+]
 OF_ADA = {"filters": [{"value": {"/owner": "ada"}}], "format": "value"}
 
 

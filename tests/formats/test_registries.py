@@ -109,9 +109,12 @@ async def test_a_schema_is_named_by_text_id_version_or_subject(
     by_text = await codecs.encode(format, topic, True, value, SchemaSelector(text=text))
     id, subject = by_text.schema_id, f"{topic}-key"
     for ref in (
-        SchemaSelector(id=id), SchemaSelector(version=1), SchemaSelector(), SchemaSelector(subject=subject),
+        SchemaSelector(id=id),
+        SchemaSelector(version=1),
+        SchemaSelector(),
+        SchemaSelector(subject=subject),
         SchemaSelector(subject=subject, version=1),
-    ):  # fmt: skip
+    ):
         assert await codecs.encode(format, topic, True, value, ref) == by_text
         assert codecs.encode_cached(format, topic, True, value, ref) == by_text
 

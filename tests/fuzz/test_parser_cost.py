@@ -190,7 +190,9 @@ DEEP = '{"type": "record", "name": "r", "fields": [{"name": "next", "type": ["nu
 CASES: dict[str, Case] = {
     # queries
     "filters": Case(
-        lambda text: parse_selection(parse_target(text)[1]), repeated("filter=/&", before="/?"), HEAD
+        lambda text: parse_selection(parse_target(text)[1]),
+        repeated("filter=/&", before="/?"),
+        HEAD,
     ),
     "filter: list": Case(parse_filter, repeated(",", before="/a=in(", after=")"), PATH),
     "filter: short": Case(parse_filter, repeated("=", before="/"), PATH),
@@ -243,8 +245,9 @@ CASES: dict[str, Case] = {
     ),
     "traceparent": Case(traceparent.parse, lambda n: b"0" * n, HEAD),
     "preflight": Case(
-        lambda text: CorsRequest("a", {"headers": [(b"access-control-request-headers", text)],
-                                   "method": "OPTIONS"}),
+        lambda text: CorsRequest(
+            "a", {"headers": [(b"access-control-request-headers", text)], "method": "OPTIONS"}
+        ),
         lambda n: b"a," * (n // 2),
         HEAD,
     ),
@@ -269,7 +272,9 @@ CASES: dict[str, Case] = {
     "URL": Case(redact_url, repeated("&token=a", before="/?"), HEAD, 4 * TURNS),
     # messages
     "message: type": Case(parse_message, repeated("x", before='{"type": "', after='"}'), MiB),
-    "message: member": Case(parse_message, repeated("x", before='{"type": "ping", "', after='": 1}'), MiB),
+    "message: member": Case(
+        parse_message, repeated("x", before='{"type": "ping", "', after='": 1}'), MiB
+    ),
     "message: members": Case(
         parse_message,
         lambda n: json.dumps({"type": "ping", **{f"{i:x}": 1 for i in range(n // 12)}}),
@@ -286,8 +291,14 @@ CASES: dict[str, Case] = {
     ),
     "message: headers": Case(
         parse_message,
-        lambda n: json.dumps({"type": "produce", "id": "a", "value": 1,
-                              "headers": {f"{i:x}": 1 for i in range(n // 12)}}),
+        lambda n: json.dumps(
+            {
+                "type": "produce",
+                "id": "a",
+                "value": 1,
+                "headers": {f"{i:x}": 1 for i in range(n // 12)},
+            }
+        ),
         MiB,
         6 * TURNS,  # orjson
     ),
@@ -298,20 +309,28 @@ CASES: dict[str, Case] = {
         15 * TURNS,  # orjson, and the garbage collector
     ),
     "message: digits": Case(
-        parse_message, repeated("1", before='{"type": "produce", "id": "a", "value": 1.', after="}"), MiB
+        parse_message,
+        repeated("1", before='{"type": "produce", "id": "a", "value": 1.', after="}"),
+        MiB,
     ),
     "message: depth": Case(
-        parse_message, lambda n: '{"type": "produce", "id": "a", "value": ' + "[" * n + "]" * n + "}", MiB
+        parse_message,
+        lambda n: '{"type": "produce", "id": "a", "value": ' + "[" * n + "]" * n + "}",
+        MiB,
     ),
     "nearest": Case(lambda word: find_closest(word, ["a" * 250] * 5000), repeated("a"), 249),
     "long numbers": Case(has_inexact_number, lambda n: b'"' + b"a1e" * (n // 3), MiB),
     # frames
     "frame": Case(heard, lambda n: build_frame(OPCODE_TEXT, b"x" * n), MiB - 16),
-    "frame: in pieces": Case(in_pieces, lambda n: build_frame(OPCODE_TEXT, b"x" * n), MiB - 16, 3 * TURNS),
+    "frame: in pieces": Case(
+        in_pieces, lambda n: build_frame(OPCODE_TEXT, b"x" * n), MiB - 16, 3 * TURNS
+    ),
     "frame: fragments": Case(
         heard,
-        lambda n: build_frame(OPCODE_BINARY, b"x" * 200, fin=False)
-        + build_frame(OPCODE_CONTINUATION, b"x" * 200, fin=False) * (n // 208),
+        lambda n: (
+            build_frame(OPCODE_BINARY, b"x" * 200, fin=False)
+            + build_frame(OPCODE_CONTINUATION, b"x" * 200, fin=False) * (n // 208)
+        ),
         MiB - KiB,
         2 * TURNS,
     ),
@@ -331,7 +350,12 @@ CASES: dict[str, Case] = {
     ),
     "record set: broken": Case(
         lambda data: decode_record_set(TP, data, 0),
-        lambda n: build_batch([BatchRecord(0, encoded_fields=b"\0\0\0\xff"), *(BatchRecord(i + 1) for i in range(n // 8))]),
+        lambda n: build_batch(
+            [
+                BatchRecord(0, encoded_fields=b"\0\0\0\xff"),
+                *(BatchRecord(i + 1) for i in range(n // 8)),
+            ]
+        ),
         64 * KiB,
         3 * TURNS,
     ),
@@ -358,14 +382,18 @@ CASES: dict[str, Case] = {
         64 * KiB,
     ),
     "projection": Case(
-        lambda value: project_format(create_value_format("error"), ["/a"])(Record(TP, 0, 0, 0, None, value)),
+        lambda value: project_format(create_value_format("error"), ["/a"])(
+            Record(TP, 0, 0, 0, None, value)
+        ),
         lambda n: b'{"a": [' + b"1.5," * (n // 4) + b"1]}",
         64 * KiB,
         2 * TURNS,
     ),
     # the sidecar
     "sidecar: records": Case(
-        produced, repeated('{"a":1},', before='{"records": [', after='{"value": 1}]}'), 64 * KiB,
+        produced,
+        repeated('{"a":1},', before='{"records": [', after='{"value": 1}]}'),
+        64 * KiB,
         8 * TURNS,
     ),
     "sidecar: members": Case(
@@ -381,7 +409,7 @@ CASES: dict[str, Case] = {
         MiB,
         30 * TURNS,  # each mark is looked at
     ),
-}  # fmt: skip
+}
 
 
 def tried(case: Case) -> Callable[[Any], None]:

@@ -57,15 +57,27 @@ KINDS = (
     "connect", "change", "change", "change", "herd", "grant", "rest", "newcomer",
 )  # fmt: skip
 
-filters: st.SearchStrategy[Any] = st.sampled_from([
-    {"key": IDENTITY_TEMPLATE}, {"key": {"in": [IDENTITY_TEMPLATE, "bob"]}}, {"key": {"prefix": IDENTITY_TEMPLATE}},
-    {"value": {"/owner": IDENTITY_TEMPLATE}}, {"headers": {"owner": IDENTITY_TEMPLATE}}, {"key": {"exists": True}},
-    {"headers": {"owner": {"in": [IDENTITY_TEMPLATE, "ada"]}}, "value": {"/owner": IDENTITY_TEMPLATE}},
-    {"value": {"/owner": {"prefix": IDENTITY_TEMPLATE}}, "key": IDENTITY_TEMPLATE},
-    {"key": IDENTITY_TEMPLATE, "value": {"/amount": {"gte": 3}}}, {"value": {"/amount": {"lt": 2.5}}},
-    {"headers": {"region": "eu"}}, {"headers": {"region": {"exists": False}}},
-    {"value": {"/region": "us", "/owner": IDENTITY_TEMPLATE}}, {"key": {"exists": False}},
-])  # fmt: skip
+filters: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        {"key": IDENTITY_TEMPLATE},
+        {"key": {"in": [IDENTITY_TEMPLATE, "bob"]}},
+        {"key": {"prefix": IDENTITY_TEMPLATE}},
+        {"value": {"/owner": IDENTITY_TEMPLATE}},
+        {"headers": {"owner": IDENTITY_TEMPLATE}},
+        {"key": {"exists": True}},
+        {
+            "headers": {"owner": {"in": [IDENTITY_TEMPLATE, "ada"]}},
+            "value": {"/owner": IDENTITY_TEMPLATE},
+        },
+        {"value": {"/owner": {"prefix": IDENTITY_TEMPLATE}}, "key": IDENTITY_TEMPLATE},
+        {"key": IDENTITY_TEMPLATE, "value": {"/amount": {"gte": 3}}},
+        {"value": {"/amount": {"lt": 2.5}}},
+        {"headers": {"region": "eu"}},
+        {"headers": {"region": {"exists": False}}},
+        {"value": {"/region": "us", "/owner": IDENTITY_TEMPLATE}},
+        {"key": {"exists": False}},
+    ]
+)
 
 
 def client_filters() -> st.SearchStrategy[Any]:

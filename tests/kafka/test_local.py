@@ -84,7 +84,9 @@ async def test_deleting_records_moves_the_log_start(kafka, topic):
 
 
 async def test_retention_moves_the_log_start(retention_kafka):
-    name = retention_kafka.create_unique_topic(configs={"retention.ms": "3600000", "segment.ms": "600000"})
+    name = retention_kafka.create_unique_topic(
+        configs={"retention.ms": "3600000", "segment.ms": "600000"}
+    )
     old = round((time.time() - 2 * 3600) * 1000)
     for record in (RecordToSend(b"old", timestamp=old), b"new"):  # a batch each, so a segment each
         await produce_records(retention_kafka.bootstrap, name, [record])
@@ -131,7 +133,9 @@ class TestThreeNodes:
         name = kafka3.create_unique_topic(assignment=[[1, 2, 3]])
         await produce_records(kafka3.bootstrap, name, [b"before"])
         kafka3.local_kafka.get_node(1).kill()
-        await wait_until(lambda: kafka3.admin.get_leaders(name)[0] != 1, timeout_s=30, interval_s=0.1)
+        await wait_until(
+            lambda: kafka3.admin.get_leaders(name)[0] != 1, timeout_s=30, interval_s=0.1
+        )
         await produce_records(kafka3.bootstrap, name, [b"after"])
         await asyncio.to_thread(kafka3.restore)
         assert await read_values(kafka3.bootstrap, name, count=2) == [b"before", b"after"]
@@ -143,7 +147,9 @@ class TestThreeNodes:
         await produce_records(kafka3.bootstrap, name, [b"before"])
         kafka3.local_kafka.get_node(2).freeze()
         others = [kafka3.bootstrap[0], kafka3.bootstrap[2]]
-        await wait_until(lambda: kafka3.admin.get_leaders(name)[0] != 2, timeout_s=30, interval_s=0.1)
+        await wait_until(
+            lambda: kafka3.admin.get_leaders(name)[0] != 2, timeout_s=30, interval_s=0.1
+        )
         await asyncio.to_thread(kafka3.restore)
         assert not kafka3.local_kafka.get_node(2).is_frozen
         assert await read_values(others, name, count=1) == [b"before"]

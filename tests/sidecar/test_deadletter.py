@@ -90,7 +90,9 @@ async def test_what_is_processed_is_done_with_and_what_fails_goes_behind_the_oth
     third = await setting.request_redelivery()
     assert third["records"] == []
     assert sorted(setting.list_delivered()) == [1, 2, 3, 3, 4, 5, 6, 6]
-    back = [each for each in setting.read_letters() if get_header(each, "X-Dead-Letter-Retries") == b"1"]
+    back = [
+        each for each in setting.read_letters() if get_header(each, "X-Dead-Letter-Retries") == b"1"
+    ]
     assert sorted(json.loads(each.value())["n"] for each in back) == [3, 6]
     assert all(each.headers()[:2] == [("h", b"1"), ("h", None)] for each in back)
 
@@ -130,7 +132,9 @@ async def test_the_one_that_the_back_end_stumbles_over_does_not_keep_the_others(
 async def test_letters_of_other_groups_are_passed_over(setting):
     setting.write_sealed([1, 2], group="another")
     setting.write_sealed([3])
-    assert [each["record"]["offset"] for each in (await setting.request_redelivery())["records"]] == [3]
+    assert [
+        each["record"]["offset"] for each in (await setting.request_redelivery())["records"]
+    ] == [3]
     assert (await setting.request_redelivery())["records"] == []
 
 

@@ -75,7 +75,10 @@ def section(kafka: KafkaCluster) -> dict[str, Any]:
 
 
 async def test_copies_are_what_the_records_were_and_say_where_they_are_from(kafka, section):
-    source, target = kafka.create_unique_topic(partitions=2), kafka.create_unique_topic(partitions=2)
+    source, target = (
+        kafka.create_unique_topic(partitions=2),
+        kafka.create_unique_topic(partitions=2),
+    )
     fill_topic(kafka, source, 100, partitions=2)
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
         body = {"topic": source, "destination": "topic", "destinationTopic": target}
@@ -189,7 +192,10 @@ async def two(kafka: KafkaCluster, section: dict[str, Any]):
 async def test_copies_are_there_once_when_owners_are_killed_at_any_moment(kafka, two):
     """Each is killed amid it, and comes back while the other one goes on."""
     count = 60_000
-    source, target = kafka.create_unique_topic(partitions=3), kafka.create_unique_topic(partitions=3)
+    source, target = (
+        kafka.create_unique_topic(partitions=3),
+        kafka.create_unique_topic(partitions=3),
+    )
     fill_topic(kafka, source, count, partitions=3, size=300)
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
     one, other = two

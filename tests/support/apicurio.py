@@ -86,9 +86,19 @@ def _fetch_archive(staging: Path) -> None:
     if mvn is None:
         pytest.skip("Apicurio is fetched with mvn: it is not installed")
     done = subprocess.run(
-        [mvn, "-q", "-B", COPY_GOAL, f"-Dartifact={ARTIFACT_COORDINATES}", f"-DoutputDirectory={staging}"],
-        capture_output=True, text=True, timeout=600, cwd=staging,
-    )  # fmt: skip
+        [
+            mvn,
+            "-q",
+            "-B",
+            COPY_GOAL,
+            f"-Dartifact={ARTIFACT_COORDINATES}",
+            f"-DoutputDirectory={staging}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=staging,
+    )
     archive = next(staging.glob("*.tar.gz"), None)
     if archive is None:
         last = (done.stdout + done.stderr).strip().splitlines()[-1:]

@@ -42,21 +42,38 @@ VALID_MEMBERS: Mapping[str, Mapping[str, Any]] = {
 _INVALID_IDS: list[Any] = ["", 5, "y" * 65, "y" * 100_000, [], {}, False]
 INVALID_MEMBERS: Mapping[str, Mapping[str, list[Any]]] = {
     "subscribe": {
-        "id": [None, *_INVALID_IDS], "path": [None, 5, [], "", "/" + "x" * 17_000], "from": [5, []],
-        "until": [1.5, [], True], "lastEventId": [5, {}], "credit": [-1, 1.5, "5", True, 2**60],
-        "filter": ["key=x", 5, [5], ["x"]], "fields": ["/n", [5], {}], "form": ["live"],
+        "id": [None, *_INVALID_IDS],
+        "path": [None, 5, [], "", "/" + "x" * 17_000],
+        "from": [5, []],
+        "until": [1.5, [], True],
+        "lastEventId": [5, {}],
+        "credit": [-1, 1.5, "5", True, 2**60],
+        "filter": ["key=x", 5, [5], ["x"]],
+        "fields": ["/n", [5], {}],
+        "form": ["live"],
     },
-    "change": {"id": _INVALID_IDS, "path": [5, ""], "filter": ["x", 1], "fields": ["/n"], "credit": [5]},
+    "change": {
+        "id": _INVALID_IDS,
+        "path": [5, ""],
+        "filter": ["x", 1],
+        "fields": ["/n"],
+        "credit": [5],
+    },
     "unsubscribe": {"id": [None, *_INVALID_IDS], "reason": ["x"]},
     "credit": {"id": _INVALID_IDS, "n": [None, 0, -1, 1.5, "5", True, [], 2**60], "credit": [5]},
     "produce": {
-        "id": [None, *_INVALID_IDS], "path": [5, ""], "topic": [5], "key": [5, {}], "partition": [0],
-        "headers": [[], {"a": 5}, "x", None], "base64": ["yes", None, 1],
+        "id": [None, *_INVALID_IDS],
+        "path": [5, ""],
+        "topic": [5],
+        "key": [5, {}],
+        "partition": [0],
+        "headers": [[], {"a": 5}, "x", None],
+        "base64": ["yes", None, 1],
         "idempotencyKey": ["", 5, "x" * 256],
     },
     "token": {"jwt": [None, "", 5, {}, "x" * 70_000], "id": ["x"]},
     "ping": {"id": _INVALID_IDS, "data": ["x"]},
-}  # fmt: skip
+}
 REQUIRED_MEMBERS = {
     "subscribe": ["id", "path"], "unsubscribe": ["id"], "credit": ["n"], "produce": ["id", "value"],
     "token": ["jwt"],

@@ -73,8 +73,12 @@ class WrittenRecord(NamedTuple):
         kept = {name: text for name, text in headers.items() if rng.random() < 0.9}
         who = {"email": f"{number}@example", "name": f"name {number}"}
         value = {
-            "n": number, "tenant": choose(TENANTS), "owner": choose(SUBJECTS), "who": who, "pad": "x" * padding
-        }  # fmt: skip
+            "n": number,
+            "tenant": choose(TENANTS),
+            "owner": choose(SUBJECTS),
+            "who": who,
+            "pad": "x" * padding,
+        }
         return cls(("", 0, 0), rng.choice([*TENANTS, None]), kept, value, 0.0)
 
     def get_field(self, target: str) -> str | None:

@@ -54,8 +54,12 @@ def matches_filters(filters: Any, record: FilterRecord) -> bool:
 def get_field(value: bytes | None, pointer: str) -> Any:
     """What stands there, numbers as literals; a mark of its own if nothing does."""
     try:
-        found = json.loads((value or b"").decode(), parse_int=NumberLiteral, parse_float=NumberLiteral,
-                           parse_constant=_reject_constant)  # fmt: skip
+        found = json.loads(
+            (value or b"").decode(),
+            parse_int=NumberLiteral,
+            parse_float=NumberLiteral,
+            parse_constant=_reject_constant,
+        )
     except (ValueError, RecursionError):
         return _MISSING
     for step in pointer.split("/")[1:]:

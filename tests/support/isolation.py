@@ -158,7 +158,8 @@ class ViewSegment:
         expected = self.request.project_value(record)
         if _to_canonical_json(content) != _to_canonical_json(expected):
             raise IsolationError(
-                f"{_to_canonical_json(content)} of {record} to {self.request}, not {_to_canonical_json(expected)}"
+                f"{_to_canonical_json(content)} of {record} to {self.request}, "
+                f"not {_to_canonical_json(expected)}"
             )
         self.received_records.append(record)
 

@@ -131,7 +131,8 @@ class MultiplexClient:
         return self.get_events(label)[-1]["id"]
 
     def describe_state(self) -> str:
-        return f"closed {self.close_code}; {len(self.messages)} messages, the last {self.messages[-3:]!r:.600}"
+        last = f"{self.messages[-3:]!r:.600}"
+        return f"closed {self.close_code}; {len(self.messages)} messages, the last {last}"
 
     async def _read_messages(self) -> None:
         try:

@@ -41,9 +41,15 @@ def build_progress(
 
 
 def build_operator(
-    name: str = "stateStoreSave", partitions: int = 2, *, row_count: int = 1000, dropped_count: int = 0,
-    update_s: float = 0.1, commit_s: float = 0.1, **metrics: float,
-) -> dict[str, Any]:  # fmt: skip
+    name: str = "stateStoreSave",
+    partitions: int = 2,
+    *,
+    row_count: int = 1000,
+    dropped_count: int = 0,
+    update_s: float = 0.1,
+    commit_s: float = 0.1,
+    **metrics: float,
+) -> dict[str, Any]:
     """Seconds are of all tasks; metrics as Spark names them."""
     return {
         "operatorName": name, "numRowsTotal": row_count, "numRowsUpdated": row_count,

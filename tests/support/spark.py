@@ -1,7 +1,7 @@
 """Spark for tests: one session, started once, on this machine.
 
-All tests that use it go to one worker (`support.worker_groups`). `spark` is for batch and streams alike;
-a test's own settings go into `spark.newSession()`.
+All tests that use it go to one worker (`support.worker_groups`). `spark` is for batch and
+streams alike; a test's own settings go into `spark.newSession()`.
 """
 
 from __future__ import annotations

@@ -251,7 +251,8 @@ class PartitionCheck:
         due = (o for o in self._get_offsets(self._position, before) if self.view(self.log[o]))
         lost = [offset for offset in due if not self._is_rewritten(offset)]
         if lost:
-            text = f"{_format_offsets(lost)} before {description}; the stream stood at {self._position}"
+            offsets = _format_offsets(lost)
+            text = f"{offsets} before {description}; the stream stood at {self._position}"
             self._add_finding(FindingKind.LOST, lost[0], text)
 
     def _is_rewritten(self, offset: int) -> bool:

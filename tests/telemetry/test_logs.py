@@ -41,9 +41,15 @@ def test_json_is_an_object_a_line_with_what_it_is_about_as_members(out: StringIO
     (line,) = objects(out)
     assert line.pop("time").endswith("Z")
     assert line == {
-        "level": "info", "logger": "gateway.kafka.fetch.broker_fetch_loop", "message": "FETCH resumed it",
-        "worker": 2, "route": "/events/{c}", "stream": 7, "topic": "orders", "partition": 3,
-    }  # fmt: skip
+        "level": "info",
+        "logger": "gateway.kafka.fetch.broker_fetch_loop",
+        "message": "FETCH resumed it",
+        "worker": 2,
+        "route": "/events/{c}",
+        "stream": 7,
+        "topic": "orders",
+        "partition": 3,
+    }
 
 
 def test_a_traceback_and_a_line_break_stay_within_their_object(out: StringIO):

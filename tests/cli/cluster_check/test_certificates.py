@@ -49,8 +49,10 @@ def test_the_key_of_another_does_not_fit(house: CertificateAuthority):
     assert found.state is FindingState.FAILS and "the key of another" in found.detail
 
 
-@pytest.mark.parametrize(("password", "state"), [("right", FindingState.WARNING), ("wrong", FindingState.FAILS),
-                                                 (None, FindingState.FAILS)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("password", "state"),
+    [("right", FindingState.WARNING), ("wrong", FindingState.FAILS), (None, FindingState.FAILS)],
+)
 def test_a_key_with_a_password_is_opened_by_it_and_nobody_is_asked_for_one(
     house: CertificateAuthority, tmp_path: Path, password: str | None, state: FindingState
 ):

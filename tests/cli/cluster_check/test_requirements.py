@@ -46,8 +46,11 @@ def said(
 def test_topics_of_the_file_are_wanted_and_what_a_path_may_choose():
     settings = loads(ROUTES)
     assert list_requirements(settings) == [
-        TopicRequirement("orders"), TopicRequirement("orders-eu", write=True), TopicRequirement("quiet"), TopicRequirement("users", optional=True),
-    ]  # fmt: skip
+        TopicRequirement("orders"),
+        TopicRequirement("orders-eu", write=True),
+        TopicRequirement("quiet"),
+        TopicRequirement("users", optional=True),
+    ]
     assert list_patterns(settings) == [TopicPattern("routes[0].with.allow[0]", "pay-*")]
 
 

@@ -29,6 +29,7 @@ from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 
 ALL = View(("orders",), Filters(), "value", "error")
+LIVE_START = StreamStart()
 ADA = View(("orders",), Filters((Filter(key=b"ada"),)), "value", "error")
 
 
@@ -44,9 +45,7 @@ async def running_hub(kafka: EmbeddedKafka, **section: Any) -> AsyncIterator[Hub
             await hub.close()
 
 
-async def subscribe_client(
-    hub: Hub, view: View = ALL, start: StreamStart = StreamStart()
-) -> Client:
+async def subscribe_client(hub: Hub, view: View = ALL, start: StreamStart = LIVE_START) -> Client:
     client = await hub.subscribe(
         view, start, SseWire(), heartbeat=60, slow=SlowClientPolicy.CATCH_UP
     )

@@ -181,7 +181,9 @@ async def test_a_frozen_broker_holds_up_nothing_that_others_lead(kafka3):
     """SIGSTOP: the connection stays open and nobody answers on it."""
     assert kafka3.local_kafka is not None
     assignment = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
-    name = await asyncio.to_thread(lambda: kafka3.create_unique_topic(assignment=assignment, replication=3))
+    name = await asyncio.to_thread(
+        lambda: kafka3.create_unique_topic(assignment=assignment, replication=3)
+    )
     await produce_records(kafka3.bootstrap, name, [b"%d" % number for number in range(30)])
     options = {"request_timeout": 2.0, "metadata_hedge": 0.5, "metadata_max_age": 0.5}
     async with open_cluster(kafka3.bootstrap, name, **options) as kafkas:

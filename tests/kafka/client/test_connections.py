@@ -35,7 +35,10 @@ async def echo_body(asked: BrokerRequest) -> bytes | None:
 
 
 def open_connections(broker: FakeBroker, **options: object) -> Connections:
-    options = {"request_timeout": 5.0, "create_backoff": lambda: Backoff(1.0, lambda: 1.0)} | options
+    options = {
+        "request_timeout": 5.0,
+        "create_backoff": lambda: Backoff(1.0, lambda: 1.0),
+    } | options
     made = Connections(client_id="tester", **options)  # type: ignore[arg-type]
     made.update_addresses({1: broker.address})
     return made
@@ -169,7 +172,9 @@ async def test_an_idle_connection_that_the_broker_closed_is_replaced_without_an_
 
 async def test_a_refused_broker_is_not_tried_again_before_its_delay():
     async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker, create_backoff=lambda: Backoff(60.0, lambda: 1.0, min_delay=60.0))
+        kafka = open_connections(
+            broker, create_backoff=lambda: Backoff(60.0, lambda: 1.0, min_delay=60.0)
+        )
         await broker.stop()
         errors = []
         for _ in range(3):

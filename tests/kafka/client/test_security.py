@@ -52,7 +52,9 @@ async def test_a_refusal_is_still_told_as_one_while_it_waits_to_try_again(secure
 @pytest.mark.parametrize("mechanism", ["plain", "scram-sha-256", "scram-sha-512"])
 async def test_passwords_open_the_listener_and_wrong_ones_are_told(secured, mechanism):
     sasl = {"mechanism": mechanism, "username": "carol", "password": "pw"}
-    assert await attempt_connection(secured.get_addresses("SASL"), parse_security(sasl=sasl)) is None
+    assert (
+        await attempt_connection(secured.get_addresses("SASL"), parse_security(sasl=sasl)) is None
+    )
     sasl["password"] = "not it"
     error = await attempt_connection(secured.get_addresses("SASL"), parse_security(sasl=sasl))
     assert isinstance(error, AuthenticationFailed)
@@ -62,7 +64,9 @@ async def test_passwords_open_the_listener_and_wrong_ones_are_told(secured, mech
 
 async def test_a_bearer_token_opens_the_listener_and_an_expired_one_is_told(secured):
     sasl = {"mechanism": "oauthbearer", "token": build_unsecured_jwt()}
-    assert await attempt_connection(secured.get_addresses("SASL"), parse_security(sasl=sasl)) is None
+    assert (
+        await attempt_connection(secured.get_addresses("SASL"), parse_security(sasl=sasl)) is None
+    )
     sasl["token"] = build_unsecured_jwt(exp=time.time() - 600)
     error = await attempt_connection(secured.get_addresses("SASL"), parse_security(sasl=sasl))
     assert isinstance(error, AuthenticationFailed), error
@@ -78,7 +82,9 @@ async def test_a_certificate_nobody_vouches_for_is_refused_unless_told_not_to_lo
     assert isinstance(error, AuthenticationFailed)
     assert "certificate verify failed" in str(error)
     assert (
-        await attempt_connection(secured.get_addresses("TLS"), parse_security(tls={"verify": False}))
+        await attempt_connection(
+            secured.get_addresses("TLS"), parse_security(tls={"verify": False})
+        )
         is None
     )
 
@@ -100,7 +106,9 @@ async def test_a_password_through_tls(secured, authority):
     sasl = {"mechanism": "plain", "username": "carol", "password": "pw"}
     tls = {"ca": str(authority.certificate_path)}
     assert (
-        await attempt_connection(secured.get_addresses("SASL_TLS"), parse_security(sasl=sasl, tls=tls))
+        await attempt_connection(
+            secured.get_addresses("SASL_TLS"), parse_security(sasl=sasl, tls=tls)
+        )
         is None
     )
 

@@ -169,7 +169,9 @@ async def test_a_log_that_ends_before_our_epoch_did_diverges(kafka, topic):
         (answer,) = (await fetch_from_leaders(kafkas, asked)).values()
         assert answer.diverging_epoch == (0, 2)
         (answer,) = (
-            await fetch_from_leaders(kafkas, build_targets(kafkas, name, {0: 1}, last_fetched_epoch=0))
+            await fetch_from_leaders(
+                kafkas, build_targets(kafkas, name, {0: 1}, last_fetched_epoch=0)
+            )
         ).values()
         assert answer.diverging_epoch is None
 

@@ -292,7 +292,9 @@ async def test_it_shares_a_group_with_librdkafka(kafka, topic, group):
     ):
         await wait_until_shared([ours], name, 4, 4)
         protocol = {"group.protocol": "consumer"}
-        async with running_librdkafka_member(kafka.bootstrap_servers, group, [name], **protocol) as theirs:
+        async with running_librdkafka_member(
+            kafka.bootstrap_servers, group, [name], **protocol
+        ) as theirs:
             await wait_until_shared([ours, theirs], name, 4, 2)
             await produce_records(kafka.bootstrap, name, build_numbered(40, 4))
             await wait_until(lambda: len(ours.values) + len(theirs.values) >= 40, timeout_s=LONG)

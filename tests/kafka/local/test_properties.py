@@ -80,7 +80,9 @@ async def test_a_client_certificate_names_its_owner(secured, authority):
     )
     bob = authority.create_client_context(authority.issue_certificate("bob"))
     with pytest.raises(TopicAuthorizationFailedError):
-        await produce_records(secured.get_addresses("TLS"), "hers", [b"x"], ssl_context=bob, **options)
+        await produce_records(
+            secured.get_addresses("TLS"), "hers", [b"x"], ssl_context=bob, **options
+        )
 
 
 async def test_an_authority_the_client_does_not_know_is_refused(secured):

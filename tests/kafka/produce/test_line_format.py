@@ -26,10 +26,15 @@ from gateway.kafka.produce.line_format import LineFormat, ValueDigest, iter_line
         (LineFormat(key="id"), b'{"id": 7}', b"7", b'{"id": 7}'),
         (LineFormat(key="id"), b'{"id": null}', None, b'{"id": null}'),
         (LineFormat(key="id"), b'{"id": {"b": [1]}}', b'{"b":[1]}', b'{"id": {"b": [1]}}'),
-        (LineFormat(key="/a/1/b~1c"), b'{"a": [0, {"b/c": "k"}]}', b"k", b'{"a": [0, {"b/c": "k"}]}'),
+        (
+            LineFormat(key="/a/1/b~1c"),
+            b'{"a": [0, {"b/c": "k"}]}',
+            b"k",
+            b'{"a": [0, {"b/c": "k"}]}',
+        ),
         (LineFormat(key="id"), b"", None, b""),
     ],
-)  # fmt: skip
+)
 def test_a_line_becomes_key_and_value(lines, line, key, value):
     assert lines.parse_line(line, 1) == (key, value)
 

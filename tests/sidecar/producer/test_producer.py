@@ -48,7 +48,9 @@ async def http(kafka):
 
 
 def read_written(kafka: Any, topic: str, partitions: int = 3) -> list[Any]:
-    return read_committed(SimpleNamespace(bootstrap_servers=",".join(kafka.bootstrap)), topic, partitions)
+    return read_committed(
+        SimpleNamespace(bootstrap_servers=",".join(kafka.bootstrap)), topic, partitions
+    )
 
 
 async def post_records(
@@ -378,7 +380,9 @@ async def test_who_does_not_read_what_became_of_its_lines_is_not_read_from(kafka
 
 def count_streams() -> int:
     """Requests that last, here: each has a task that reads."""
-    return sum("NdjsonProduceResponse._read" in str(task.get_coro()) for task in asyncio.all_tasks())
+    return sum(
+        "NdjsonProduceResponse._read" in str(task.get_coro()) for task in asyncio.all_tasks()
+    )
 
 
 async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(

@@ -137,16 +137,30 @@ async def test_it_may_deny(application: FakeExternalHttp, reply: Any, status: in
 @pytest.mark.parametrize(
     "reply",
     [
-        ExternalHttpError("there is no answer within 2 s"), ExternalResponse(500, b""), ExternalResponse(302, b""), ExternalResponse(404, b""),
-        ExternalResponse(500, b'{"identity": "ada"}'), ExternalResponse(302, b'{"identity": "ada"}'), ExternalResponse(204, b""),
-        ExternalResponse(200, b""), ExternalResponse(200, b"<html>"), ExternalResponse(200, b"[" * 9999),
-        ExternalResponse(200, b"[]"), ExternalResponse(200, b"\xff"), {}, {"identity": ""}, {"identity": None},
-        {"identity": ["ada"]}, {"identity": "\ud800"}, {"identity": "a", "expires": "soon"},
-        {"identity": "a", "expires": []}, {"identity": "a", "expires": True},
+        ExternalHttpError("there is no answer within 2 s"),
+        ExternalResponse(500, b""),
+        ExternalResponse(302, b""),
+        ExternalResponse(404, b""),
+        ExternalResponse(500, b'{"identity": "ada"}'),
+        ExternalResponse(302, b'{"identity": "ada"}'),
+        ExternalResponse(204, b""),
+        ExternalResponse(200, b""),
+        ExternalResponse(200, b"<html>"),
+        ExternalResponse(200, b"[" * 9999),
+        ExternalResponse(200, b"[]"),
+        ExternalResponse(200, b"\xff"),
+        {},
+        {"identity": ""},
+        {"identity": None},
+        {"identity": ["ada"]},
+        {"identity": "\ud800"},
+        {"identity": "a", "expires": "soon"},
+        {"identity": "a", "expires": []},
+        {"identity": "a", "expires": True},
         ExternalResponse(200, b'{"identity": "a", "expires": NaN}'),
         ExternalResponse(200, b'{"identity": "a", "expires": 1e999}'),
     ],
-)  # fmt: skip
+)
 async def test_nobody_is_let_in_by_an_answer_that_is_none(
     application: FakeExternalHttp, reply: Any, caplog: pytest.LogCaptureFixture
 ):

@@ -53,13 +53,21 @@ async def test_a_user_is_granted_what_the_file_says():
 @pytest.mark.parametrize(
     "came",
     [
-        build_basic_connection("ada", "lovelace"), build_basic_connection("ada", ""), build_basic_connection("eve", "love:lace"), build_basic_connection("", ""),
-        build_basic_connection("bot", ""), build_basic_connection("bot", "t0p-secret"), build_basic_connection("ADA", "love:lace"),
-        build_bearer_connection("love:lace"), build_bearer_connection("t0p-secreT"), build_bearer_connection("t"),
-        build_connection(("Authorization", "Basic !!!")), build_connection(("Authorization", "Basic /w==")),
+        build_basic_connection("ada", "lovelace"),
+        build_basic_connection("ada", ""),
+        build_basic_connection("eve", "love:lace"),
+        build_basic_connection("", ""),
+        build_basic_connection("bot", ""),
+        build_basic_connection("bot", "t0p-secret"),
+        build_basic_connection("ADA", "love:lace"),
+        build_bearer_connection("love:lace"),
+        build_bearer_connection("t0p-secreT"),
+        build_bearer_connection("t"),
+        build_connection(("Authorization", "Basic !!!")),
+        build_connection(("Authorization", "Basic /w==")),
         build_connection(("Authorization", "Basic ")),
     ],
-)  # fmt: skip
+)
 async def test_nobody_else_comes_in(came: Any):
     with pytest.raises(NotGranted) as refused:
         await build_guard().grant(build_access_request(came))

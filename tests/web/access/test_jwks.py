@@ -138,12 +138,24 @@ async def test_an_unknown_key_has_them_fetched_but_not_again_and_again(
 @pytest.mark.parametrize(
     "reply",
     [
-        ExternalHttpError("it cannot be reached"), ExternalResponse(503, ONE), ExternalResponse(404, b""), ExternalResponse(301, b""), b"", b"{",
-        b"<html>", b"[]", b'{"keys": {}}', b"[" * 9999, b"\xff\xfe", encode_keys("no key", 7, None, {}),
-        encode_keys({"kty": "RSA", "n": "!", "e": "AQAB"}), encode_keys(build_jwk(SHARED_SECRET, "k0")),
-        encode_keys({**build_jwk(get_rsa_key(), "k0"), "use": "enc"}), encode_keys({**build_jwk(get_rsa_key(), "k0"), "d": "AQAB"}),
+        ExternalHttpError("it cannot be reached"),
+        ExternalResponse(503, ONE),
+        ExternalResponse(404, b""),
+        ExternalResponse(301, b""),
+        b"",
+        b"{",
+        b"<html>",
+        b"[]",
+        b'{"keys": {}}',
+        b"[" * 9999,
+        b"\xff\xfe",
+        encode_keys("no key", 7, None, {}),
+        encode_keys({"kty": "RSA", "n": "!", "e": "AQAB"}),
+        encode_keys(build_jwk(SHARED_SECRET, "k0")),
+        encode_keys({**build_jwk(get_rsa_key(), "k0"), "use": "enc"}),
+        encode_keys({**build_jwk(get_rsa_key(), "k0"), "d": "AQAB"}),
     ],
-)  # fmt: skip
+)
 async def test_while_the_issuer_gives_none_the_old_ones_serve(
     keys: RemoteKeySource,
     site: FakeExternalHttp,
@@ -238,10 +250,12 @@ def test_a_key_is_looked_up_by_its_id_and_what_it_is_good_for(
     keys = KeySet(
         Jwk.model_validate(each)
         for each in (
-            build_jwk(get_rsa_key(), "k0"), build_jwk(get_rsa_key(1)), build_jwk(get_private_key("ES256"), "e0"),
+            build_jwk(get_rsa_key(), "k0"),
+            build_jwk(get_rsa_key(1)),
+            build_jwk(get_private_key("ES256"), "e0"),
             build_jwk(get_private_key("ES256", 1)),
         )
-    )  # fmt: skip
+    )
     assert len(keys.find(kid, algorithm)) == found
 
 

@@ -84,44 +84,72 @@ def build_tampered_token(token: str) -> str:
 
 
 WRONG = {
-    "the token is expired": [ISSUER.issue_token(exp=PAST), ISSUER.issue_token(exp=int(time.time()) - 1)],
+    "the token is expired": [
+        ISSUER.issue_token(exp=PAST),
+        ISSUER.issue_token(exp=int(time.time()) - 1),
+    ],
     "the token is not valid yet": [ISSUER.issue_token(nbf=FUTURE)],
     "the token is for another audience": [
-        ISSUER.issue_token(aud="shop"), ISSUER.issue_token(aud=["shop", "gatewayx"]),
+        ISSUER.issue_token(aud="shop"),
+        ISSUER.issue_token(aud=["shop", "gatewayx"]),
     ],
     "the token has no claim aud": [ISSUER.issue_token(aud=None)],
     "the token is of another issuer": [
-        ISSUER.issue_token(iss="https://evil.example"), ISSUER.issue_token(iss=ISSUER_NAME + "/"),
+        ISSUER.issue_token(iss="https://evil.example"),
+        ISSUER.issue_token(iss=ISSUER_NAME + "/"),
     ],
     "the token has no claim iss": [ISSUER.issue_token(iss=None)],
     "the signature of the token is wrong": [
-        ISSUER.issue_token(key=get_rsa_key(1)), build_tampered_token(ISSUER.issue_token()), ISSUER.issue_token() + "AA",
+        ISSUER.issue_token(key=get_rsa_key(1)),
+        build_tampered_token(ISSUER.issue_token()),
+        ISSUER.issue_token() + "AA",
     ],
     "no key of the issuer signs such a token": [
-        build_unsigned_token(alg="none"), build_unsigned_token(alg="none", kid="k0"), build_unsigned_token(alg="None"),
-        build_unsigned_token(alg="nOnE"), build_unsigned_token(alg=""), build_confused_token(),
+        build_unsigned_token(alg="none"),
+        build_unsigned_token(alg="none", kid="k0"),
+        build_unsigned_token(alg="None"),
+        build_unsigned_token(alg="nOnE"),
+        build_unsigned_token(alg=""),
+        build_confused_token(),
         ISSUER.issue_token(headers={"kid": "k9"}),
         ISSUER.issue_token(headers={"kid": "../../dev/null"}),
-        TokenIssuer("ES256").issue_token(), TokenIssuer("HS256").issue_token(), TokenIssuer("EdDSA").issue_token(),
+        TokenIssuer("ES256").issue_token(),
+        TokenIssuer("HS256").issue_token(),
+        TokenIssuer("EdDSA").issue_token(),
     ],
     "the token needs extensions that are unknown here": [
         build_unsigned_token(alg="RS256", kid="k0", crit=["b64"], b64=True),
     ],
     "the token is no JWT": [
-        "x", "..", "a.b", "a.b.c", "a.b.c.d", ".".join("abcde"), "\u00e9.\u00e9.\u00e9",
-        f"{encode_part([1])}.{encode_part({})}.", f"{encode_part(b'{')}.{encode_part({})}.",
-        f"{encode_part({'alg': ['RS256']})}.{encode_part({})}.", f"{encode_part({'alg': None})}.{encode_part({})}.",
+        "x",
+        "..",
+        "a.b",
+        "a.b.c",
+        "a.b.c.d",
+        ".".join("abcde"),
+        "\u00e9.\u00e9.\u00e9",
+        f"{encode_part([1])}.{encode_part({})}.",
+        f"{encode_part(b'{')}.{encode_part({})}.",
+        f"{encode_part({'alg': ['RS256']})}.{encode_part({})}.",
+        f"{encode_part({'alg': None})}.{encode_part({})}.",
         f"{encode_part({'alg': 'RS256', 'kid': 7})}.{encode_part({})}.",
-        f"{encode_part(b'[' * 9999)}.{encode_part({})}.", "a" * 20_000 + ".b.c",
+        f"{encode_part(b'[' * 9999)}.{encode_part({})}.",
+        "a" * 20_000 + ".b.c",
         f"{encode_part({})}.{encode_part([1])}.",
-        ISSUER.issue_token(headers={"crit": ["exp"], "exp": PAST}), ISSUER.issue_token(headers={"crit": []}),
-        ISSUER.issue_token(exp="soon"), ISSUER.issue_token(exp=10**400), ISSUER.issue_token(nbf="now"),
+        ISSUER.issue_token(headers={"crit": ["exp"], "exp": PAST}),
+        ISSUER.issue_token(headers={"crit": []}),
+        ISSUER.issue_token(exp="soon"),
+        ISSUER.issue_token(exp=10**400),
+        ISSUER.issue_token(nbf="now"),
     ],
     "the token names nobody": [
-        ISSUER.issue_token(sub=None), ISSUER.issue_token(sub=""), ISSUER.issue_token(sub=["ada"]),
-        ISSUER.issue_token(sub={"a": 1}), ISSUER.issue_token(sub="\ud800"),
+        ISSUER.issue_token(sub=None),
+        ISSUER.issue_token(sub=""),
+        ISSUER.issue_token(sub=["ada"]),
+        ISSUER.issue_token(sub={"a": 1}),
+        ISSUER.issue_token(sub="\ud800"),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,9 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> FakeStreams:
 @pytest.fixture
 def hub() -> Any:
     topic = Topic.model_validate({"name": "replies", "cache": {"bytes": "64KiB"}})
-    return SimpleNamespace(replies=Counter(), topics=SimpleNamespace(get_settings=lambda name: topic))
+    return SimpleNamespace(
+        replies=Counter(), topics=SimpleNamespace(get_settings=lambda name: topic)
+    )
 
 
 @pytest.fixture
