@@ -31,7 +31,8 @@ LEGEND = (
     f"that were missed: `latency` (a ratio above {MAX_RATIO:g}), `loop` (a callback of more "
     f"than {MAX_CALLBACK_MS:g} ms of CPU), `memory` (above idle + {MEMORY_BYTES >> 20} MiB of "
     f"`memory` + {MAX_EXTRA_BYTES >> 20} MiB), `records` (lost, twice, an id above "
-    f"{MAX_ID_CHARS}, or somebody was not let in), `bounds` (the attacker was given more than its limits say)."
+    f"{MAX_ID_CHARS}, or somebody was not let in), "
+    "`bounds` (the attacker was given more than its limits say)."
 )
 
 

@@ -3,8 +3,9 @@
 The one with all of it is scraped every five seconds, and 1 % of the records (all have a
 traceparent) and of its requests are traced, to a back end in the process of the clients; in the
 other the counting is taken out (`bench.uncounted_gateway`). Both have all clients at once, and are
-worked in turns, so that what else the machine does meets both alike. Then scrapes, one after the other,
-with as many clients as it takes."""
+worked in turns, so that what else the machine does meets both alike. Then scrapes, one after the
+other, with as many clients as it takes.
+"""
 
 from __future__ import annotations
 
