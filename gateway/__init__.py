@@ -16,7 +16,7 @@ from .version import __version__
 TYPE_CHECKING = False  # typing itself would take most of the time: 10 ms instead of 1.4
 if TYPE_CHECKING:
     from .api.events import Begin, End, Event, Fault, Gap, Position, Ready, Record
-    from .api.gateway import Gateway, ProduceResult
+    from .api.gateway import Gateway, Produced
     from .api.stream import Stream
     from .config import Settings, load, loads
     from .errors import (
@@ -104,7 +104,7 @@ __all__ = [
     "PipelineError",
     "PipelineUnavailable",
     "Position",
-    "ProduceResult",
+    "Produced",
     "Ready",
     "Record",
     "RegistryUnavailable",

@@ -2,9 +2,9 @@
 
 A gateway of one worker is started by `bench.timed_gateway`, which times every callback of its
 loop. Two topics get records all the while. An honest client reads one of them from the beginning
-on; for some seconds nothing else happens (idle), then the attacker comes, and behind it a newcomer, who
-reads the other topic. When the attacker is gone, both are cut and come back with the id that they
-got last, and have to be whole.
+on; for some seconds nothing else happens (idle), then the attacker comes, and behind it a
+newcomer, who reads the other topic. When the attacker is gone, both are cut and come back with the
+id that they got last, and have to be whole.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from gateway.config.source.problems import format_loc
 from gateway.errors import ConfigError, GatewayError
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import ClusterTopic, Hubs
-from gateway.hub.writes.writer import ProduceResult, RecordWriter
+from gateway.hub.writes.writer import Produced, RecordWriter
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 
 from .events import Gap
@@ -27,7 +27,7 @@ from .stream import NOT_RUNNING, Stream
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
 
-__all__ = ["Gateway", "ProduceResult"]
+__all__ = ["Gateway", "Produced"]
 
 Header: TypeAlias = tuple[str, bytes | str | None]
 
@@ -182,7 +182,7 @@ class Gateway:
         partition: int | None = None,
         idempotency_key: str | None = None,
         kafka: str | None = None,
-    ) -> ProduceResult:
+    ) -> Produced:
         """Write one record, and return where it is once Kafka has it on all replicas in sync.
 
         Records of one partition are written in the order of the calls.

@@ -97,7 +97,7 @@ def test_all_good_records_are_rows_and_no_job_ends(
     encoded = output.encode_rows(rows, made.to, output.get_key_columns(made))
     values = streamed(encoded, tmp_path) if raw.isStreaming else encoded.collect()
     found = sorted(json.loads(row.value)["user"] for row in values)
-    assert found == sorted(each.user for each in records if each.is_good), f"seed {SEED}"
+    assert found == sorted(each.user_id for each in records if each.is_good), f"seed {SEED}"
 
 
 def job(kind: str) -> Any:

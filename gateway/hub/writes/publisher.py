@@ -18,7 +18,7 @@ from gateway.kafka.produce.producer import Producer
 from gateway.kafka.protocol.requests import TopicMetadata
 
 from .idempotency_log import IdempotencyLog
-from .writer import PendingWrite, ProduceResult, RecordWriter
+from .writer import PendingWrite, Produced, RecordWriter
 
 if TYPE_CHECKING:
     from gateway.hub.wires.models import Models
@@ -84,7 +84,7 @@ class Publisher:
         self.models = models
         self.timeout_s = timeout_s
         self.producer = Producer(cluster)
-        self.idempotency_window: IdempotencyWindow[asyncio.Task[ProduceResult]] = IdempotencyWindow(
+        self.idempotency_window: IdempotencyWindow[asyncio.Task[Produced]] = IdempotencyWindow(
             max_keys, window_s
         )
         self.key_locks: KeyLocks | None = None
@@ -92,7 +92,7 @@ class Publisher:
         self.tracing: Tracing | None = None
         self._window_s = window_s
         self._idempotency_logs: dict[TopicPartition, IdempotencyLog] = {}
-        self._tasks: set[asyncio.Task[ProduceResult]] = set()
+        self._tasks: set[asyncio.Task[Produced]] = set()
         self._rotation = 0  # counts records that may go to any partition
 
     def create_writer(self) -> RecordWriter:
@@ -106,7 +106,7 @@ class Publisher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def start_write(self, work: Coroutine[Any, Any, ProduceResult]) -> asyncio.Task[ProduceResult]:
+    def start_write(self, work: Coroutine[Any, Any, Produced]) -> asyncio.Task[Produced]:
         """Start a write that goes on whatever becomes of the client that waits for it.
 
         Args:
@@ -120,7 +120,7 @@ class Publisher:
         task.add_done_callback(self._on_write_done)
         return task
 
-    def _on_write_done(self, task: asyncio.Task[ProduceResult]) -> None:
+    def _on_write_done(self, task: asyncio.Task[Produced]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             # Whoever waits for the task gets its exception. Retrieved here as well, it causes no

@@ -51,7 +51,7 @@ MAX_IDEMPOTENCY_KEY_CHARS = 256
 TOO_LARGE_CODES = frozenset({10, 18})  # Kafka's MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
-class ProduceResult(NamedTuple):
+class Produced(NamedTuple):
     """Describe where a record is.
 
     Attributes:
@@ -117,7 +117,7 @@ class RecordWriter:
         idempotency_key: str | None = None,
         scope: str = "",
         check_allowed: Callable[[], Awaitable[None]] | None = None,
-    ) -> ProduceResult:
+    ) -> Produced:
         """Write one record, or find that it is written already.
 
         Args:
@@ -161,7 +161,7 @@ class RecordWriter:
         with tracing.trace_produce(topic, headers) as headers:
             return await self._send(write._replace(headers=headers))
 
-    async def _send(self, write: PendingWrite) -> ProduceResult:
+    async def _send(self, write: PendingWrite) -> Produced:
         try:
             if write.idempotency_key is not None:
                 return await self._send_once(write, write.idempotency_key)
@@ -171,12 +171,12 @@ class RecordWriter:
         except PartitionFailed as exc:
             raise _build_refusal(exc) from exc
 
-    async def _send_once(self, write: PendingWrite, key: IdempotencyKey) -> ProduceResult:
+    async def _send_once(self, write: PendingWrite, key: IdempotencyKey) -> Produced:
         """Write a record unless its idempotency key was written, or join the write under way."""
         window = self._publisher.idempotency_window
         location = window.lookup_written(key, write.digest, asyncio.get_running_loop().time())
         if location is not None:
-            return ProduceResult(write.topic, *location, repeated=True)
+            return Produced(write.topic, *location, repeated=True)
         in_flight = window.lookup_in_flight(key, write.digest)
         if in_flight is not None:
             return (await _await_result(in_flight, write.deadline))._replace(repeated=True)
@@ -184,7 +184,7 @@ class RecordWriter:
         window.begin(key, write.digest, task)
         return await _await_result(task, write.deadline)
 
-    async def _write(self, write: PendingWrite) -> ProduceResult:
+    async def _write(self, write: PendingWrite) -> Produced:
         """Write a record without an idempotency key."""
         with ExitStack() as stack:
             # The order is settled once the producer has the record; its result is awaited outside,
@@ -195,7 +195,7 @@ class RecordWriter:
                 )
                 await self._lock_document(write, stack)
                 written = self._send_record(tp, write)
-            return ProduceResult(*tp, await written)
+            return Produced(*tp, await written)
 
     async def _lock_document(self, write: PendingWrite, stack: ExitStack) -> None:
         """Lock the record's key until the stack is closed, and raise if it may not be written."""
@@ -206,13 +206,13 @@ class RecordWriter:
         if write.check_allowed is not None:
             await write.check_allowed()
 
-    async def _write_once(self, write: PendingWrite, key: IdempotencyKey) -> ProduceResult:
+    async def _write_once(self, write: PendingWrite, key: IdempotencyKey) -> Produced:
         with ExitStack() as stack:
             return await self._write_keyed(write, key, stack)
 
     async def _write_keyed(
         self, write: PendingWrite, key: IdempotencyKey, stack: ExitStack
-    ) -> ProduceResult:
+    ) -> Produced:
         """Write a record with an idempotency key, unless its partition's log has it already."""
         window, now = self._publisher.idempotency_window, asyncio.get_running_loop().time
         key_locks = self._publisher.key_locks
@@ -227,7 +227,7 @@ class RecordWriter:
                 # Again, after the awaits: the log may have had the key.
                 location = window.lookup_written(key, write.digest, now())
                 if location is not None:
-                    return ProduceResult(write.topic, *location, repeated=True)
+                    return Produced(write.topic, *location, repeated=True)
                 await self._lock_document(write, stack)
                 written = self._send_record(tp, write)
             try:
@@ -237,7 +237,7 @@ class RecordWriter:
                 idempotency_log.uncertain_writes += exc.timeout
                 raise
             window.add_written(key, write.digest, RecordLocation(tp.partition, offset), now())
-            return ProduceResult(*tp, offset)
+            return Produced(*tp, offset)
         finally:
             window.end(key)
             if key_locks is not None:
@@ -287,7 +287,7 @@ class RecordWriter:
         )
 
 
-async def _await_result(task: asyncio.Task[ProduceResult], deadline: float) -> ProduceResult:
+async def _await_result(task: asyncio.Task[Produced], deadline: float) -> Produced:
     """Wait for the result of a write, which goes on also if nobody waits for it any more."""
     timeout_s = deadline - asyncio.get_running_loop().time()
     done, _ = await asyncio.wait({task}, timeout=max(0.0, timeout_s) + RESULT_GRACE_S)

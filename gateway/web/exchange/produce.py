@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.errors import RequestError
 from gateway.hub.fanout.view import View
-from gateway.hub.writes.writer import ProduceResult
+from gateway.hub.writes.writer import Produced
 from gateway.web.http import etag
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Match, Routes
@@ -54,7 +54,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     return JSONResponse(describe_result(done), 201 if made else 200, NO_STORE_HEADERS)
 
 
-def describe_result(result: ProduceResult) -> dict[str, Any]:
+def describe_result(result: Produced) -> dict[str, Any]:
     """Where a record is."""
     where = {"topic": result.topic, "partition": result.partition, "offset": result.offset}
     return {**where, "repeated": True} if result.repeated else where
@@ -89,9 +89,7 @@ async def _get_view(routes: Routes, match: Match, query: QueryPairs) -> View:
     return view
 
 
-async def write_record(
-    routes: Routes, request: Request, write_request: WriteRequest
-) -> ProduceResult:
+async def write_record(routes: Routes, request: Request, write_request: WriteRequest) -> Produced:
     """Whoever asks may come over another connection than at first, so each has a writer of its
     own. Raises as `Writer.send`, and RequestError 412."""
     allowed = await _build_precondition_check(routes, request, write_request)

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.config.sections.produce import RESERVED_RECORD_HEADERS, Correlation
 from gateway.errors import RequestError
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.writes.writer import ProduceResult
+from gateway.hub.writes.writer import Produced
 from gateway.web.http.media_type import SAFE_HEADERS, get_media_type
 from gateway.web.http.prefer import parse_preferences
 from gateway.web.routing.routes import Match, Routes
@@ -176,9 +176,7 @@ def _build_location(request: Request, match: Match, id: str) -> str:
     return root + match.route.with_.async_.location.render(params=params, words=words)
 
 
-def _build_accepted_response(
-    request: Request, location: str, result: ProduceResult | None
-) -> Response:
+def _build_accepted_response(request: Request, location: str, result: Produced | None) -> Response:
     headers = {**produce.NO_STORE_HEADERS, "Location": location, "Retry-After": RETRY_AFTER_S}
     if result is None:
         return Response(status_code=202, headers=headers)

@@ -17,7 +17,7 @@ from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, KeyReused, RequestError, UnknownTopic
 from gateway.hub.writes import idempotency_log as seen
 from gateway.hub.writes.publisher import Publisher
-from gateway.hub.writes.writer import ProduceResult
+from gateway.hub.writes.writer import Produced
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.embedded import EmbeddedKafka
@@ -56,7 +56,7 @@ async def test_records_without_an_idempotency_key_are_each_written(one):
     async with running_publisher(one.bootstrap) as publisher:
         writer = publisher.create_writer()
         told = [await writer.send("t", b"k", b"v", [("h", b"x")]) for _ in range(2)]
-        assert told == [ProduceResult("t", 0, 0), ProduceResult("t", 0, 1)]
+        assert told == [Produced("t", 0, 0), Produced("t", 0, 1)]
         (first, _) = await read_records(one.bootstrap)
         assert (first.key, first.value, list(first.headers)) == (b"k", b"v", [("h", b"x")])
 
@@ -65,7 +65,7 @@ async def test_a_repeat_gets_the_offset_of_the_first_one(one):
     async with running_publisher(one.bootstrap) as publisher:
         first = await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
         again = await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
-        assert (first, again) == (ProduceResult("t", 0, 0), ProduceResult("t", 0, 0, repeated=True))
+        assert (first, again) == (Produced("t", 0, 0), Produced("t", 0, 0, repeated=True))
         (record,) = await read_records(one.bootstrap)
         assert list(record.headers) == [("idempotency-key", b"1")]
 
@@ -106,7 +106,7 @@ async def test_equal_keys_of_two_scopes_are_two_also_for_another_replica(one):
             again = await other.create_writer().send(
                 "t", None, b"v", idempotency_key="1", scope=scope
             )
-            assert again == ProduceResult("t", 0, offset, repeated=True)
+            assert again == Produced("t", 0, offset, repeated=True)
         assert len(await read_records(one.bootstrap)) == 2
 
 
@@ -146,7 +146,7 @@ async def test_what_a_client_leaves_behind_is_written_and_remembered(one):
         waiting.cancel()
         one.delay(1, 0.0)
         again = await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
-        assert (waiting.cancelled(), again) == (True, ProduceResult("t", 0, 1, repeated=True))
+        assert (waiting.cancelled(), again) == (True, Produced("t", 0, 1, repeated=True))
         assert len(await read_records(one.bootstrap)) == 2
 
 
@@ -157,7 +157,7 @@ async def test_a_refused_record_does_not_use_its_key_up(one):
             await publisher.create_writer().send("t", None, b"large", idempotency_key="1")
         assert refused.value.status == 413
         told = await publisher.create_writer().send("t", None, b"small", idempotency_key="1")
-        assert told == ProduceResult("t", 0, 0)
+        assert told == Produced("t", 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ async def test_without_kafka_the_answer_is_an_error_soon_and_nothing_is_written_
         one.up(1)
         await wait_until(lambda: publisher.cluster.error is None)
         publisher.timeout_s = 30.0
-        assert await writer.send("t", None, b"v", idempotency_key="1") == ProduceResult("t", 0, 1)
+        assert await writer.send("t", None, b"v", idempotency_key="1") == Produced("t", 0, 1)
         assert len(await read_records(one.bootstrap)) == 2
 
 
@@ -297,7 +297,7 @@ async def test_a_repeat_of_what_kafka_did_not_answer_is_the_first_one(kafka, top
             assert held.hit_count
             proxy.remove_injection(held)
             joined = await publisher.create_writer().send(name, None, b"v", idempotency_key="1")
-            assert joined == ProduceResult(name, 0, 0, repeated=True)
+            assert joined == Produced(name, 0, 0, repeated=True)
 
             held = proxy.inject_error(ApiKey.PRODUCE, 7)
             with pytest.raises(BrokerUnavailable):
@@ -305,7 +305,7 @@ async def test_a_repeat_of_what_kafka_did_not_answer_is_the_first_one(kafka, top
             assert held.hit_count
         async with running_publisher(kafka.bootstrap) as restarted:
             found = await restarted.create_writer().send(name, None, b"w", idempotency_key="2")
-            assert found == ProduceResult(name, 0, 1, repeated=True)
+            assert found == Produced(name, 0, 1, repeated=True)
     written = await read_records(kafka.bootstrap, TopicPartition(name, 0))
     assert [record.value for record in written] == [b"v", b"w"]
 
@@ -324,7 +324,7 @@ async def test_after_a_doubt_the_same_connection_looks_in_the_log_again(kafka, t
         with pytest.raises(BrokerUnavailable, match="may have been written to, or not"):
             await writer.send(name, None, b"v", idempotency_key="1")
         again = await writer.send(name, None, b"v", idempotency_key="1")
-        assert again == ProduceResult(name, 0, 1, repeated=True)
+        assert again == Produced(name, 0, 1, repeated=True)
 
 
 async def test_what_may_not_be_written_is_not_but_what_is_there_was_allowed_before(one):
@@ -365,4 +365,4 @@ async def test_a_repeat_is_the_same_record_however_each_attempt_is_traced(one):
             told = await publisher.create_writer().send(
                 "t", None, b"v", headers, idempotency_key="1"
             )
-            assert told == ProduceResult("t", 0, 0, repeated=n > 0)
+            assert told == Produced("t", 0, 0, repeated=n > 0)

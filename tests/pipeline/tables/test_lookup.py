@@ -74,9 +74,14 @@ def test_rows_come_back_in_the_order_of_their_keys(redis_server: RedisServer):
     counted: list[Any] = []
     found = lookup.look_up_keys(of, keys, counted.append)
     assert found.to_pylist() == [b'"e"', b'"a"', None, None, b'"a"', b'"b"']
-    assert (counted[0].rows, counted[0].keys, counted[0].asked, counted[0].missing) == (5, 4, 4, 1)
+    assert (
+        counted[0].rows,
+        counted[0].keys,
+        counted[0].answered_keys,
+        counted[0].missing_keys,
+    ) == (5, 4, 4, 1)
     lookup.look_up_keys(of, keys, counted.append)
-    assert (counted[1].hits, counted[1].asked) == (4, 0)
+    assert (counted[1].hits, counted[1].answered_keys) == (4, 0)
 
 
 def test_a_changed_row_is_seen_once_the_old_one_is_too_old(redis_server: RedisServer):
