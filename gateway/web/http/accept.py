@@ -1,4 +1,4 @@
-"""What an `Accept` header prefers (RFC 9110 12.5.1), and others that are written like it."""
+"""Parse `Accept` and the headers that share its syntax (RFC 9110 12.4.2, 12.5.1)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+# One list member. A comma inside a quoted string does not end it; the quote that closes may be
+# missing, so that a malformed header is still split and not dropped.
 _RANGE_PATTERN = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
-_WEIGHT_PATTERN = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
+_WEIGHT_PATTERN = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")  # RFC 9110 12.4.2
 
 
 class MediaPreference(NamedTuple):
-    """How much a media type is wanted; of two, the larger one is.
+    """How much a client wants a media type. The larger of two preferences wins.
 
-    quality: 0 (not at all) to 1. named: by its name 2, by its kind (`application/*`) 1.
+    Attributes:
+        quality: The weight, from 0 (not acceptable) to 1.
+        specificity: How the client named the type: 2 in full, 1 by `type/*`, 0 by `*/*`. It breaks
+            the tie between equal weights, since tuples compare from the left.
     """
 
     quality: float
@@ -24,21 +29,33 @@ NOT_ACCEPTABLE = MediaPreference(0.0, 0)
 
 
 def get_media_preference(header: str, media_type: str) -> MediaPreference:
-    """What the most specific range that a media type falls under says of it; NO if none does.
-    Without a header anything is welcome."""
+    """Return how much a client wants a media type, by the most specific range that matches it.
+
+    Args:
+        header: The value of `Accept`. An empty one accepts everything (RFC 9110 12.5.1).
+        media_type: The type in lower case, without parameters.
+
+    Returns:
+        The preference, or `NOT_ACCEPTABLE` if no range matches or the weight is 0.
+    """
     kind = media_type.partition("/")[0]
-    names = {media_type: 2, f"{kind}/*": 1, "*/*": 0}
-    found = [
-        (names[name], weight) for name, weight in iter_ranges(header or "*/*") if name in names
+    specificities = {media_type: 2, f"{kind}/*": 1, "*/*": 0}
+    matching = [
+        (specificities[name], weight)
+        for name, weight in iter_ranges(header or "*/*")
+        if name in specificities
     ]
-    named, quality = max(found, default=(0, 0.0))
-    return MediaPreference(quality, named) if quality else NOT_ACCEPTABLE
+    specificity, quality = max(matching, default=(0, 0.0))
+    return MediaPreference(quality, specificity) if quality else NOT_ACCEPTABLE
 
 
 def iter_ranges(header: str) -> Iterator[tuple[str, float]]:
-    """Ranges and weights; one with a malformed weight is passed over."""
+    """Yield the ranges of a header in lower case with their weights, from 0 to 1.
+
+    A range with a malformed weight is skipped.
+    """
     for part in _RANGE_PATTERN.findall(header.lower()):
-        name, *parameters = (each.strip() for each in part.split(";"))
-        weight = next((each[2:] for each in parameters if each.startswith("q=")), "1")
+        name, *parameters = (field.strip() for field in part.split(";"))
+        weight = next((text[2:] for text in parameters if text.startswith("q=")), "1")
         if _WEIGHT_PATTERN.fullmatch(weight):
             yield name, float(weight)

@@ -1,10 +1,12 @@
-"""The certificate of this gateway, read anew when its files change.
+"""The TLS certificate of this gateway, reloaded when its files change.
 
-The server keeps one context for as long as it runs; each handshake is led from there to the context
-of what the files hold by now (OpenSSL asks for it with the name that a client wants, also where it
-wants none). Streams that run are not touched. What cannot be used, a key of another certificate or
-half of a file, is refused, and the one before stays; so it does while it is valid and the new one
-is not, or not yet.
+The server keeps one SSL context for as long as it runs. In each handshake, OpenSSL calls the SNI
+callback of that context, also for clients that send no server name, and the callback switches to
+the context of the current files. Connections that are open stay as they are.
+
+Files that cannot be used, such as a key of another certificate or half of a file, are refused, and
+the certificate before them stays in use. It also stays while it is valid and the new one is expired
+or not valid yet.
 """
 
 from __future__ import annotations
@@ -27,20 +29,32 @@ from gateway.telemetry.samples import MetricSamples
 
 log = logging.getLogger(__name__)
 
-CHECK_INTERVAL_S = 2.0  # seconds from one look at the files to the next
+CHECK_INTERVAL_S = 2.0  # seconds from one check of the files to the next
 
 FileStamps: TypeAlias = Sequence[tuple[int, int, int] | None]
+"""The modification time in ns, size and inode of each file; None for one that is not there."""
 
 
 class TlsContext:
-    """See the module.
+    """The SSL context of a process, and the certificate that it uses now.
 
-    context: for the server, whatever is reloaded.
-    expires: when the certificate is over, in seconds since 1970.
-    Raises GatewayError for files that cannot be used.
+    Created and owned by `web/app/server.py`; the ports of clients and of operators share it.
+    `reload` either takes over a new certificate as a whole or changes nothing.
+
+    Attributes:
+        context: The context to give to the server. It stays the same object across reloads.
+        expires_at: When the certificate expires, in seconds since 1970.
     """
 
     def __init__(self, settings: ListenTls) -> None:
+        """Read the certificate.
+
+        Args:
+            settings: The section `listen.tls`, with the paths of the files.
+
+        Raises:
+            GatewayError: The files cannot be used.
+        """
         self._settings = settings
         self._file_stamps = read_file_stamps(settings)
         self.context = create_context(settings)
@@ -49,88 +63,112 @@ class TlsContext:
         self.context.sni_callback = self._select_context
 
     def reload(self, settings: ListenTls | None = None) -> bool:
-        """Take what is in the files by now; of these settings, if they are others. False if that
-        cannot be used; the log says why, and all stays as it was."""
-        wanted = settings or self._settings
-        seen = read_file_stamps(wanted)
+        """Use the certificate that the files hold now.
+
+        Args:
+            settings: The section `listen.tls` after a change of the configuration; None to read
+                the same files again.
+
+        Returns:
+            Whether the certificate is used. If not, the log says why, and everything stays as it
+            was.
+        """
+        new_settings = settings or self._settings
+        # Taken before the files are read: a change that comes in between is found by `watch`.
+        stamps = read_file_stamps(new_settings)
         try:
-            made, (begins, expires) = create_context(wanted), read_validity(wanted.certificate)
-            if not begins <= time.time() < expires and self._is_valid():
-                what = "is not valid yet" if time.time() < begins else "is not valid any more"
-                name = wanted.certificate
-                raise GatewayError(f"listen.tls: {name} {what}; write one that is valid now")
+            context = create_context(new_settings)
+            valid_from, expires_at = read_validity(new_settings.certificate)
+            if not valid_from <= time.time() < expires_at and self._is_valid():
+                problem = "is not valid yet" if time.time() < valid_from else "has expired"
+                name = new_settings.certificate
+                raise GatewayError(f"listen.tls: {name} {problem}; write one that is valid now")
         except GatewayError as exc:
-            self._file_stamps = seen
+            # The same files would fail again: they are tried once more when they change.
+            self._file_stamps = stamps
             log.error("the certificate is not renewed, the one before stays: %s", exc)
             return False
-        self._settings, self._file_stamps, self._current_context = wanted, seen, made
-        self._valid_from, self.expires_at = begins, expires
-        self.context.verify_mode = made.verify_mode  # what it is that a handshake begins with
-        left = (expires - time.time()) / 86_400
-        how = log.warning if left <= 0 else log.info
-        how("certificate renewed from %s; it is valid for %.1f days", wanted.certificate, left)
+        self._settings, self._file_stamps, self._current_context = new_settings, stamps, context
+        self._valid_from, self.expires_at = valid_from, expires_at
+        # A handshake takes this from the context that it begins with, before the SNI callback.
+        self.context.verify_mode = context.verify_mode
+        days = (expires_at - time.time()) / 86_400
+        log_renewal = log.warning if days <= 0 else log.info
+        log_renewal(
+            "certificate renewed from %s; it is valid for %.1f days", new_settings.certificate, days
+        )
         return True
 
     def _is_valid(self) -> bool:
         return self._valid_from <= time.time() < self.expires_at
 
     async def watch(self) -> None:
-        """Reload when a file is another one, or has changed, until cancelled."""
+        """Reload whenever a file is replaced or changed, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             if await asyncio.to_thread(read_file_stamps, self._settings) != self._file_stamps:
                 self.reload()
 
     def collect_metrics(self, figures: MetricSamples) -> None:
+        """Add when the certificate expires."""
         figures.add(catalog.CERTIFICATE_EXPIRY_TIMESTAMP_SECONDS, self.expires_at)
 
     def _select_context(
         self, ssl_object: ssl.SSLObject, server_name: str | None, initial_context: ssl.SSLContext
     ) -> None:
+        """Switch a handshake to the current context. It is the SNI callback of OpenSSL."""
         if self._current_context is not initial_context:
             ssl_object.context = self._current_context
 
 
 def create_context(settings: ListenTls) -> ssl.SSLContext:
-    """Raises GatewayError for files that cannot be used."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    """Return an SSL context with the certificate, key and trusted authorities of the files.
+
+    Raises:
+        GatewayError: The files cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # a key with a password would be asked for at the terminal, while everybody waits
-        made.load_cert_chain(settings.certificate, settings.key, password=lambda: "")
+        # Without a password callback, OpenSSL would ask for the password of an encrypted key at
+        # the terminal, and block the event loop until somebody answers.
+        context.load_cert_chain(settings.certificate, settings.key, password=lambda: "")
         if settings.trust is not None:
-            made.load_verify_locations(settings.trust)
-            required = settings.mutual == "required"
-            made.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+            context.load_verify_locations(settings.trust)
+            is_required = settings.mutual == "required"
+            context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     except (OSError, ValueError) as exc:
         files = [settings.certificate, settings.key, *([settings.trust] if settings.trust else [])]
         names = ", ".join(str(name) for name in dict.fromkeys(files))
         reason = getattr(exc, "reason", None) or exc
-        what = f"listen.tls: {names} cannot be used ({reason})"
-        raise GatewayError(f"{what}; give a chain, its own key without a password") from None
-    return made
+        problem = f"listen.tls: {names} cannot be used ({reason})"
+        raise GatewayError(f"{problem}; give a chain, its own key without a password") from None
+    return context
 
 
 def read_validity(certificate: Path) -> tuple[float, float]:
-    """Return from when and until when the first one of a chain is valid, in seconds since 1970.
+    """Return when the first certificate of a chain begins to be valid, and when it expires.
+
+    Returns:
+        Both in seconds since 1970.
 
     Raises:
         GatewayError: The file cannot be read.
     """
     try:
-        read = x509.load_pem_x509_certificates(certificate.read_bytes())
+        chain = x509.load_pem_x509_certificates(certificate.read_bytes())
     except (OSError, ValueError) as exc:
         raise GatewayError(f"listen.tls: {certificate} cannot be read ({exc}); write it") from None
-    return read[0].not_valid_before_utc.timestamp(), read[0].not_valid_after_utc.timestamp()
+    return chain[0].not_valid_before_utc.timestamp(), chain[0].not_valid_after_utc.timestamp()
 
 
 def read_file_stamps(settings: ListenTls) -> FileStamps:
-    """What tells that a file is another one, or has changed. A link is what it leads to."""
+    """Return what is different once a file was replaced or changed. Links are followed."""
     return [_read_file_stamp(path) for path in (settings.certificate, settings.key, settings.trust)]
 
 
 def _read_file_stamp(path: Path | None) -> tuple[int, int, int] | None:
     try:
-        found = None if path is None else os.stat(path)
+        status = None if path is None else os.stat(path)
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)

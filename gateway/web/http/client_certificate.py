@@ -1,9 +1,11 @@
-"""The certificate of a client, as an ASGI scope has it.
+"""Find the certificate of a client in an ASGI scope.
 
-extensions["tls"]                    of who ends TLS here (the ASGI extension of that name);
-                                     what is there was checked in the handshake
-extensions["gateway.certificate"]    of who ends it in front of the gateway, and is believed: what
-                                     its header says, read when a guard asks for it
+It is in one of two extensions of the scope:
+
+    tls                    the ASGI extension of that name, if TLS ends in this process; the
+                           certificate was verified in the handshake
+    gateway.certificate    the header of a trusted proxy, if TLS ends there; it is parsed only
+                           when a guard asks for the certificate
 """
 
 from __future__ import annotations
@@ -19,26 +21,30 @@ TLS_EXTENSION = "tls"
 FORWARDED_EXTENSION = "gateway.certificate"
 CERTIFICATE_HEADER = b"x-forwarded-client-cert"
 CLIENT_EXTENSIONS = (TLS_EXTENSION, FORWARDED_EXTENSION)
-"""Extensions that say who a client is, for as long as it is connected."""
+"""Extensions that identify a client for as long as its connection lasts."""
 
 _PEM_PREFIX = "-----BEGIN CERTIFICATE-----"
-MAX_HEADER_CHARS = 64 * 1024  # characters of a header that is read
-# `Name="text"`, in which a subject may have all of these marks, or a text without any; then a
-# comma, a semicolon or the end. Matched from where the last one ended, and possessive: linear.
+MAX_HEADER_CHARS = 64 * 1024  # a longer header is refused
+# One element: `Name="text"`, whose text may hold all separators (a subject does), or a text without
+# separators; then a comma, a semicolon or the end. Each match begins where the last one ended, and
+# the repetitions are possessive, so that the time is linear in the length of the header.
 _ELEMENT_PATTERN = re.compile(
     r"""[ \t]*(?:([A-Za-z]+)="((?:[^"\\]|\\.)*+)"|([^",;]*+))[ \t]*([,;]|\Z)""", re.DOTALL
 )
 
 
 def build_tls_extension(transport: asyncio.Transport) -> dict[str, Any] | None:
-    """The ASGI extension `tls` of a connection on which a client has shown a certificate."""
+    """Return the ASGI extension `tls` of a connection; None if the client sent no certificate.
+
+    Only the client's certificate is filled in.
+    """
     connection: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
-    shown = None if connection is None else connection.getpeercert(binary_form=True)
-    if shown is None:
+    certificate = None if connection is None else connection.getpeercert(binary_form=True)
+    if certificate is None:
         return None
     return {
         "server_cert": None,
-        "client_cert_chain": [ssl.DER_cert_to_PEM_cert(shown)],
+        "client_cert_chain": [ssl.DER_cert_to_PEM_cert(certificate)],
         "client_cert_name": None,
         "client_cert_error": None,
         "tls_version": None,
@@ -47,10 +53,13 @@ def build_tls_extension(transport: asyncio.Transport) -> dict[str, Any] | None:
 
 
 def get_certificate(scope: Mapping[str, Any], *, trust_forwarded: bool) -> str | None:
-    """The certificate of a client, as PEM; None if it has shown none.
+    """Return the certificate of a client as PEM; None if it has sent none.
 
-    forwarded: take the word of a proxy for it, which may have shown its own. One that is garbled
-    is no word of a proxy's, and then nobody has shown any.
+    Args:
+        scope: The ASGI scope.
+        trust_forwarded: Whether to prefer the certificate that a trusted proxy forwards. The
+            certificate of the connection may then be the proxy's own. If the proxy's header is
+            malformed, the client counts as one without a certificate.
     """
     extensions: Mapping[str, Any] = scope.get("extensions") or {}
     if trust_forwarded and FORWARDED_EXTENSION in extensions:
@@ -60,51 +69,57 @@ def get_certificate(scope: Mapping[str, Any], *, trust_forwarded: bool) -> str |
             return None
         if pem is not None:
             return pem
-    of_tls: Mapping[str, Any] = extensions.get(TLS_EXTENSION) or {}
-    if of_tls.get("client_cert_error") is None:
-        for pem in of_tls.get("client_cert_chain") or ():
+    tls: Mapping[str, Any] = extensions.get(TLS_EXTENSION) or {}
+    if tls.get("client_cert_error") is None:
+        for pem in tls.get("client_cert_chain") or ():  # the client's own is the first
             return str(pem)
     return None
 
 
 def store_forwarded_certificate(scope: MutableMapping[str, Any]) -> None:
-    """Take over what a proxy says in `X-Forwarded-Client-Cert`; of several headers the last, which
-    is that of the proxy that asks."""
-    said = [value for name, value in scope["headers"] if name == CERTIFICATE_HEADER]
-    if said:
-        scope.setdefault("extensions", {})[FORWARDED_EXTENSION] = said[-1].decode("latin-1")
+    """Store what a trusted proxy sent as `X-Forwarded-Client-Cert` in the scope's extensions.
+
+    Of several headers the last one counts: it is the one that the connected proxy has added.
+    """
+    values = [value for name, value in scope["headers"] if name == CERTIFICATE_HEADER]
+    if values:
+        scope.setdefault("extensions", {})[FORWARDED_EXTENSION] = values[-1].decode("latin-1")
 
 
 def _parse_header(header: str) -> str | None:
-    """Return the certificate in a header; of several elements, in the last.
+    """Return the certificate in a header as PEM; None if there is none.
 
-    It is a PEM, percent-encoded (nginx: `$ssl_client_escaped_cert`), or Envoy's `Cert=`.
+    The header holds a percent-encoded PEM (nginx: `$ssl_client_escaped_cert`), or elements with
+    `Cert=` as Envoy writes them. Of several elements, separated by commas, the last one counts.
 
-    What a client sent may stand before what its proxy appends. So a header that is not well-formed
-    to its end raises ValueError: a quote that the client opened would take in the proxy's words.
+    Raises:
+        ValueError: The header is too long, or not well-formed to its end. What a client sent may
+            stand before what its proxy appends, and a quote that the client left open would
+            swallow the proxy's element.
     """
     if len(header) > MAX_HEADER_CHARS:
         raise ValueError(f"{len(header)} characters")
     pems: list[str] = []
-    at, mark = 0, ";"
-    while mark:
-        found = _ELEMENT_PATTERN.match(header, at)
-        if found is None:
-            raise ValueError(f"no element at {at}")
-        name, quoted, plain, mark = found.groups()
-        at = found.end()
+    pos, separator = 0, ";"
+    while separator:
+        match = _ELEMENT_PATTERN.match(header, pos)
+        if match is None:
+            raise ValueError(f"no element at {pos}")
+        name, quoted, plain, separator = match.groups()
+        pos = match.end()
         pems += _parse_pem(name, quoted) if plain is None else _parse_pem(*_split_element(plain))
-        if mark == ",":
+        if separator == ",":  # another element follows, of a proxy nearer to us
             pems.clear()
     return pems[0] if pems else None
 
 
 def _split_element(element: str) -> tuple[str, str]:
-    """Return name and text of an element without quotes; no name where it is a PEM itself."""
+    """Return the name and text of a pair without quotes. A bare PEM has the name `cert`."""
     name, equals, text = element.partition("=")
     return (name, text) if equals and name.lower() == "cert" else ("cert", element)
 
 
 def _parse_pem(name: str, text: str) -> list[str]:
+    """Return the PEM of a pair named `cert` as a list of one; an empty list for anything else."""
     pem = unquote(text) if name.lower() == "cert" else ""
     return [pem] if pem.startswith(_PEM_PREFIX) else []

@@ -1,12 +1,15 @@
-"""What pages of other sites may do, by CORS (Fetch 3.3): whose answers they may read, and what they
-are told before they ask for more (a preflight).
+"""Decide what pages of other sites may do, by CORS (Fetch 3.3).
 
-A route has its own `access-control`, or that of `listen`; so have the gateway's pages. What belongs
-to streams whatever their route (its module, renewals of tokens) is for whoever may read some route.
-In front of WebSockets, to which CORS does not apply, stands `origin`.
+CORS says whose responses a page may read, and answers a page that asks before it sends more (a
+preflight).
 
-Nothing of it is asked where no page of another site may do anything. Where some may, it is 0.4 us
-of a connect of whoever is no such page, and 3 us of one that is.
+A route has its own `access-control`, or else that of `listen`, which is also for the gateway's
+pages. The JavaScript module and the renewal of tokens belong to no single route: every origin that
+may read some route may use them. CORS does not apply to WebSockets, for which
+`web/websocket/origin.py` checks the origin.
+
+Nothing of this runs where no page of another site may do anything. Where some may, it takes 0.4 us
+of a connect that comes from no page, and 3 us of one that does.
 """
 
 from __future__ import annotations
@@ -25,14 +28,17 @@ SIMPLE_METHODS = frozenset({"GET", "HEAD", "POST"})  # Fetch 2.2.1
 SIMPLE_HEADERS = frozenset({"accept", "accept-language", "content-language", "content-type"})
 ALL_METHODS = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 GATEWAY_HEADERS = frozenset({"last-event-id"})
-"""Libraries on fetch set it and are preflighted for it (Fetch 4.8). Chromium's EventSource never
-is, however long its id."""
+"""Headers that every policy allows. SSE libraries that use fetch set it, so that their requests
+need a preflight (Fetch 4.8). Chromium's EventSource never needs one, however long its id is."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
 class CorsPolicy:
-    """One `access-control`."""
+    """One `access-control` section, prepared for requests.
+
+    Owned by `CorsPolicies`; it never changes.
+    """
 
     def __init__(self, access: AccessControl) -> None:
         allow = access.allow
@@ -50,33 +56,45 @@ class CorsPolicy:
 
     @property
     def allows_cross_origin(self) -> bool:
-        """May any other site do anything?"""
+        """Return whether pages of any other site may do anything."""
         return self._access.policy == "cross-origin"
 
     def allows_origin(self, origin: str) -> bool:
+        """Return whether pages of this origin may read responses."""
         return self.allows_cross_origin and is_listed_origin(self._access, origin)
 
     def build_headers(self, origin: str) -> RawHeaders:
-        """Of each answer to a page that it allows."""
-        told = "*" if self._allows_any_origin else origin
-        return (*_encode_headers([("Access-Control-Allow-Origin", told)]), *self._extra_headers)
+        """Return the headers of every response to a page of an allowed origin."""
+        allowed = "*" if self._allows_any_origin else origin
+        return (*_encode_headers([("Access-Control-Allow-Origin", allowed)]), *self._extra_headers)
 
     def respond_preflight(self, origin: str, method: str, header_names: str) -> Response:
-        """names: of the headers that the page would send. Raises HTTPException 400."""
-        asked = frozenset(name.strip().lower() for name in header_names.split(",") if name.strip())
+        """Return the response to a preflight (Fetch 4.8).
+
+        Args:
+            origin: The origin of the page.
+            method: The method of the request that the page wants to send.
+            header_names: The headers that the page wants to send, separated by commas.
+
+        Raises:
+            HTTPException: 400, if the policy does not allow the request.
+        """
+        requested = frozenset(
+            name.strip().lower() for name in header_names.split(",") if name.strip()
+        )
         if not self.allows_origin(origin):
             raise HTTPException(400, "pages of this origin may not ask; see access-control")
         if self._allowed_methods and method not in self._allowed_methods | SIMPLE_METHODS:
             raise HTTPException(400, f"pages may not {method}; see access-control")
         denied = (
-            asked - self._allowed_headers - SIMPLE_HEADERS - GATEWAY_HEADERS
+            requested - self._allowed_headers - SIMPLE_HEADERS - GATEWAY_HEADERS
             if self._allowed_headers
             else ()
         )
         if denied:
-            said = ", ".join(sorted(denied))
-            raise HTTPException(400, f"pages may not send {said}; see access-control")
-        told = {
+            names = ", ".join(sorted(denied))
+            raise HTTPException(400, f"pages may not send {names}; see access-control")
+        headers = {
             "Access-Control-Allow-Methods": ", ".join(
                 sorted(self._allowed_methods | SIMPLE_METHODS)
             )
@@ -85,23 +103,35 @@ class CorsPolicy:
             "Access-Control-Max-Age": str(int(self._access.max_age)),
             "Vary": "Origin, Access-Control-Request-Method, Access-Control-Request-Headers",
         }
+        # A policy without a list allows all headers. `*` would not say so to a page that sends
+        # credentials (Fetch 4.8), so the names that it asked for are repeated.
         allowed = (
             header_names
             if not self._allowed_headers
             else ", ".join(sorted(self._allowed_headers | GATEWAY_HEADERS))
         )
         if allowed:
-            told["Access-Control-Allow-Headers"] = allowed
-        answer = Response("OK", 200, told, "text/plain")
-        answer.raw_headers.extend(self.build_headers(origin))
-        return answer
+            headers["Access-Control-Allow-Headers"] = allowed
+        response = Response("OK", 200, headers, "text/plain")
+        response.raw_headers.extend(self.build_headers(origin))
+        return response
 
 
 class CorsPolicies:
-    """The policies of a gateway."""
+    """The CORS policies of a gateway: one of `listen`, and those of routes that have their own.
+
+    Created by `Routes` from the settings, and replaced as a whole when these are reloaded.
+    """
 
     def __init__(self, listen: AccessControl, routes: Iterable[Route]) -> None:
+        """Prepare the policies.
+
+        Args:
+            listen: The default, for routes without their own and for pages.
+            routes: All routes.
+        """
         self._default_policy = CorsPolicy(listen)
+        # By identity, as routes are not hashable; the route is kept so that its id stays its own.
         self._route_policies = {
             id(route): (route, CorsPolicy(route.access_control))
             for route in routes
@@ -110,40 +140,52 @@ class CorsPolicies:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self | None:
-        """None where no page of another site may do anything."""
+        """Return the policies; None where no page of another site may do anything."""
         listen, routes = settings.listen.access_control, settings.routes
-        every = [listen, *(route.access_control for route in routes)]
-        if all(access is None or access.policy == "same-origin" for access in every):
+        sections = [listen, *(route.access_control for route in routes)]
+        if all(access is None or access.policy == "same-origin" for access in sections):
             return None
         return cls(listen, routes)
 
     def get_policy(self, route: Route | None) -> CorsPolicy:
-        """Of a route, or of the pages."""
-        found = self._route_policies.get(id(route))
-        return self._default_policy if found is None else found[1]
+        """Return the policy of a route; for None, that of the gateway's pages."""
+        entry = self._route_policies.get(id(route))
+        return self._default_policy if entry is None else entry[1]
 
     def get_shared_policy(self, origin: str) -> CorsPolicy:
-        """One that allows this origin, if any does."""
-        every = (self._default_policy, *(policy for _, policy in self._route_policies.values()))
+        """Return the first policy that allows an origin, for what belongs to no single route.
+
+        If none does, return the default policy, which then refuses it.
+        """
+        policies = (self._default_policy, *(policy for _, policy in self._route_policies.values()))
         return next(
-            (policy for policy in every if policy.allows_origin(origin)), self._default_policy
+            (policy for policy in policies if policy.allows_origin(origin)), self._default_policy
         )
 
 
 class CorsRequest:
-    """A request of a page: from where, and what it asks before it asks."""
+    """A request with an `Origin`, as far as CORS looks at it.
+
+    Attributes:
+        origin: The origin of the page.
+        method: The method of the request. For a preflight, that of the request it announces.
+        header_names: For a preflight, the headers that the page wants to send, separated by commas;
+            None for any other request.
+    """
 
     def __init__(self, origin: str, scope: Scope) -> None:
-        told = {
+        preflight_headers = {
             name: value.decode("latin-1")
             for name, value in scope["headers"]
             if name in _PREFLIGHT_HEADERS
         }
         method: str = scope["method"]
-        asks_first = method == "OPTIONS" and _REQUEST_METHOD in told
+        is_preflight = method == "OPTIONS" and _REQUEST_METHOD in preflight_headers
         self.origin = origin
-        self.method = told[_REQUEST_METHOD] if asks_first else method
-        self.header_names: str | None = told.get(_REQUEST_HEADERS, "") if asks_first else None
+        self.method = preflight_headers[_REQUEST_METHOD] if is_preflight else method
+        self.header_names: str | None = (
+            preflight_headers.get(_REQUEST_HEADERS, "") if is_preflight else None
+        )
 
 
 _REQUEST_METHOD, _REQUEST_HEADERS = (
@@ -154,7 +196,7 @@ _PREFLIGHT_HEADERS = frozenset({_REQUEST_METHOD, _REQUEST_HEADERS})
 
 
 def parse_cors_request(scope: Scope) -> CorsRequest | None:
-    """None for what comes from no page, or says not from which."""
+    """Return what CORS has to know of a request; None for a request without an `Origin`."""
     for name, value in scope["headers"]:
         if name == b"origin":
             return CorsRequest(value.decode("latin-1"), scope)
@@ -162,22 +204,22 @@ def parse_cors_request(scope: Scope) -> CorsRequest | None:
 
 
 def add_cors_headers(send: Send, headers: RawHeaders) -> Send:
-    """Send the answer so that the page may read it."""
+    """Return a `send` that adds these headers to the response, so that the page may read it."""
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            before = list(message.get("headers", ()))
-            message = {**message, "headers": [*before, *headers, *_build_vary(before)]}
+            present = list(message.get("headers", ()))
+            message = {**message, "headers": [*present, *headers, *_build_vary(present)]}
         await send(message)
 
     return send_with_headers
 
 
 def _build_vary(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
-    """`Vary: Origin`, unless that is said."""
-    said = [value.lower() for name, value in headers if name.lower() == b"vary"]
-    named = {each.strip() for value in said for each in value.split(b",")}
-    return () if named & {b"origin", b"*"} else ((b"vary", b"Origin"),)
+    """Return `Vary: Origin`, or nothing if these headers say so already."""
+    values = [value.lower() for name, value in headers if name.lower() == b"vary"]
+    names = {name.strip() for value in values for name in value.split(b",")}
+    return () if names & {b"origin", b"*"} else ((b"vary", b"Origin"),)
 
 
 def _encode_headers(headers: Iterable[tuple[str, str]]) -> RawHeaders:

@@ -1,8 +1,9 @@
-"""Whether an answer goes out compressed (RFC 9110 12.5.3).
+"""Negotiate whether a response is compressed (RFC 9110 12.5.3).
 
-It does where the client names gzip and wants it no less than what is plain. All clients of a view
-that do share what is deflated, so browsers, which all ask for it, get it by default; `none` is
-for routes where lengths must not tell of contents (BREACH), or proxies that hold gzip back.
+A response is compressed if the client names gzip and wants it at least as much as the plain bytes.
+All clients of a view that accept gzip share the deflated bytes. Browsers all accept it, so they
+get it by default. A route with `compression: none` opts out, for content whose length must not
+reveal it (BREACH), or for proxies that hold compressed responses back.
 """
 
 from __future__ import annotations
@@ -25,31 +26,41 @@ GZIP_HEADERS = {"Content-Encoding": "gzip"}
 def negotiate_wire(
     wire: Wire, route: Route, request: HTTPConnection
 ) -> tuple[Wire, dict[str, str]]:
-    """The wire of a stream, and the headers that say what it is."""
+    """Return the wire of a stream, compressed or not, and the response headers that name it."""
     return (_create_gzip_wire(wire), GZIP_HEADERS) if _should_gzip(route, request) else (wire, {})
 
 
 def negotiate_body(
     body: bytes, route: Route, request: HTTPConnection
 ) -> tuple[bytes, dict[str, str]]:
-    """The same of an answer that is there at once; a small one stays as it is."""
+    """Return a complete body, compressed or not, and the response headers that name its coding.
+
+    A body below `gzip.MIN_COMPRESS_BYTES` is returned as it is.
+    """
     if len(body) < gzip.MIN_COMPRESS_BYTES or not _should_gzip(route, request):
         return body, {}
     return gzip.compress(body), GZIP_HEADERS
 
 
-@lru_cache(64)
+@lru_cache(64)  # channels are looked up by their wire, and the same object is found fastest
 def _create_gzip_wire(wire: Wire) -> GzipWire:
     return GzipWire(wire)
 
 
 @cache_short(256)
 def prefers_gzip(header: str) -> bool:
-    """Is gzip named, and worth no less than plain bytes? These are worth what `*` is where they
-    are not named, and are what is left to a client that takes nothing."""
+    """Return whether gzip is named, and weighs at least as much as the plain bytes.
+
+    The plain bytes weigh what the header says of `identity`, else of `*`, else 0. A client that
+    accepts neither gets the plain bytes.
+
+    Args:
+        header: The value of `Accept-Encoding`.
+    """
+    # Of a coding that is named twice the first weight counts: dict() keeps the last one.
     weights = dict(reversed(list(iter_ranges(header))))
-    named = max(weights.get("gzip", 0.0), weights.get("x-gzip", 0.0))
-    return named > 0 and named >= weights.get("identity", weights.get("*", 0.0))
+    gzip_weight = max(weights.get("gzip", 0.0), weights.get("x-gzip", 0.0))
+    return gzip_weight > 0 and gzip_weight >= weights.get("identity", weights.get("*", 0.0))
 
 
 def _should_gzip(route: Route, request: HTTPConnection) -> bool:

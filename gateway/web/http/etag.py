@@ -1,8 +1,8 @@
-"""The entity tags of documents: where a record is, and how it is shown.
+"""Entity tags of documents: which record is shown, and how.
 
-Offsets are not used twice in a topic, so equal tags are equal bytes: strong ones (RFC 9110 8.8.1).
-What a route shows of a record, by fields or format, is a representation of its own; for
-`If-Match` it is the same record all the same.
+Offsets are not used twice in a topic, so equal tags mean equal bytes: they are strong tags
+(RFC 9110 8.8.1). The same record shown with other fields or in another format is another
+representation and has another tag. `If-Match` compares the record alone.
 """
 
 from __future__ import annotations
@@ -15,29 +15,42 @@ from gateway.hub.fanout.view import View
 
 
 def build_record_id(record: Record, topic_id: str) -> str:
-    """Also by epoch, as an unclean election may give an offset away again."""
+    """Return a text that identifies a record among all records of its topic's name.
+
+    It includes the leader epoch, as an unclean leader election may assign an offset again, and the
+    topic id, as the topic may be deleted and created again.
+    """
     return f"{record.tp.partition}.{record.offset}.{record.epoch}.{topic_id}"
 
 
 def build_etag(record: Record, topic_id: str, view: View) -> str:
-    place = build_record_id(record, topic_id)
+    """Return the strong entity tag of a record as a view shows it."""
+    record_id = build_record_id(record, topic_id)
     if view.fields or view.format != "value":
-        return f'"{place}/{_hash_representation(view.format, view.binary, view.fields)}"'
-    return f'"{place}"'
+        return f'"{record_id}/{_hash_representation(view.format, view.binary, view.fields)}"'
+    return f'"{record_id}"'
 
 
-@lru_cache(256)  # of what routes and clients choose, most choose alike
+@lru_cache(256)  # routes and clients choose among few representations
 def _hash_representation(format: str, binary: str, fields: tuple[str, ...]) -> str:
-    """128 bits: that two of them are one is not to be had by chance, nor by choice of fields."""
+    """Return 128 bits of a hash, in hexadecimal.
+
+    That is enough that two representations do not collide, neither by chance nor by a client's
+    choice of fields.
+    """
     return sha256(repr((format, binary, fields)).encode()).hexdigest()[:32]
 
 
 def matches_if_match(condition: str, record_id: str | None) -> bool:
-    """Whether `If-Match` has the record at that place, None for no record; a weak tag never does
-    (RFC 9110 13.1.1)."""
+    """Return whether `If-Match` lists a record, in any representation (RFC 9110 13.1.1).
+
+    Args:
+        condition: The value of the header. Weak tags in it never match.
+        record_id: The current record by `build_record_id`; None if there is none.
+    """
     if condition.strip() == "*":
         return record_id is not None
-    tags = [each.strip() for each in condition.split(",")]
+    tags = [tag.strip() for tag in condition.split(",")]
     return record_id is not None and any(
         tag[:1] == tag[-1:] == '"' and tag[1:-1].partition("/")[0] == record_id for tag in tags
     )

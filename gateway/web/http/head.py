@@ -1,8 +1,9 @@
-"""What a request head must be beyond what the parser sees to (RFC 9112). Sans-I/O.
+"""Check a request head beyond what the parser checks (RFC 9112). Sans-I/O.
 
-llhttp, in its strict mode, already refuses: both lengths at once, several or odd
-Content-Length, folded lines, space before a colon, bare CR and LF, control bytes. Left to us
-are the rules of meaning, where two servers in a row may differ and a request is smuggled.
+llhttp, in its strict mode, already refuses Content-Length together with Transfer-Encoding, several
+or malformed Content-Length headers, folded lines, space before a colon, bare CR and LF, and control
+bytes. What remains are rules of meaning. Where two servers in a row read these differently, a
+request can be smuggled past the first one.
 """
 
 from __future__ import annotations
@@ -14,19 +15,30 @@ from gateway.errors import RequestError
 RawHeaders = list[tuple[bytes, bytes]]
 """Names in lower case, values as received."""
 
-MAX_QUERY_PARAMETERS = 256  # of a query; 7,000 fit into a head, and take 3 ms to be read
+MAX_QUERY_PARAMETERS = 256  # a head has space for 7,000, which take 3 ms to parse
 
+# An IPv6 address in brackets or a registered name, and perhaps a port (RFC 9110 7.2).
 _HOST_PATTERN = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(:[0-9]*)?")
 _ABSOLUTE_FORM = re.compile(rb"https?://([^/?]+)(.*)", re.IGNORECASE | re.DOTALL)
 _FRAMING_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding"))
 
 
 def build_bad_request(detail: str) -> RequestError:
+    """Return the error 400 with this detail."""
     return RequestError(400, "Bad request", detail)
 
 
 def check_query(target: bytes) -> None:
-    """Raise RequestError 400 for a query of more than MAX_PARAMETERS, before it is read."""
+    """Check that a query has few enough parameters, before it is parsed.
+
+    Args:
+        target: The request target, or only its query.
+
+    Raises:
+        RequestError: 400, if there are more than `MAX_QUERY_PARAMETERS`.
+    """
+    # The first comparison is cheap, and enough for almost every target: n separators take at least
+    # n bytes.
     if len(target) > MAX_QUERY_PARAMETERS and target.count(b"&") >= MAX_QUERY_PARAMETERS:
         raise build_bad_request(
             f"the query has more than {MAX_QUERY_PARAMETERS} parameters; ask for less"
@@ -34,9 +46,17 @@ def check_query(target: bytes) -> None:
 
 
 def parse_body_length(version: str, headers: RawHeaders) -> int | None:
-    """The bytes of body announced, None for a chunked one.
+    """Return the length of the body that a head announces.
 
-    Raises RequestError for a head that another server could read differently.
+    Args:
+        version: The HTTP version, such as "1.1".
+        headers: All headers of the request.
+
+    Returns:
+        The length in bytes, 0 without a body; None for a chunked body.
+
+    Raises:
+        RequestError: 400, 501 or 505, for a head that another server could read differently.
     """
     if version not in ("1.1", "1.0"):
         detail = "this port speaks HTTP/1.1; other versions are for a proxy in front of it"
@@ -51,11 +71,11 @@ def parse_body_length(version: str, headers: RawHeaders) -> int | None:
             if _HOST_PATTERN.fullmatch(value) is None:
                 raise build_bad_request("Host is not a host with perhaps a port (RFC 9112 3.2)")
         elif name == b"content-length":
-            length = int(value)
+            length = int(value)  # the parser has refused anything but digits
         else:
             _require_chunked(version, value)
             length = None
-    if hosts != 1 and (hosts or version == "1.1"):
+    if hosts != 1 and (hosts or version == "1.1"):  # HTTP/1.0 may leave Host out
         raise build_bad_request(f"{hosts} Host headers; send exactly one (RFC 9112 3.2)")
     return length
 
@@ -64,18 +84,26 @@ def _require_chunked(version: str, value: bytes) -> None:
     if version == "1.0":
         raise build_bad_request("Transfer-Encoding in HTTP/1.0 (RFC 9112 6.1); use Content-Length")
     if value.lower() != b"chunked":
-        detail = "no transfer coding but chunked is known here (RFC 9112 6.1)"
+        detail = "no transfer coding but chunked is supported (RFC 9112 6.1)"
         raise RequestError(501, "Transfer coding not implemented", detail)
 
 
 def to_origin_form(method: bytes, target: bytes, headers: RawHeaders) -> bytes:
-    """A target that is no plain path, as path and query; a host in it takes the place of Host's
-    (RFC 9112 3.2). `*` stays for OPTIONS.
+    """Return a request target that is not in origin form as a path and query (RFC 9112 3.2).
 
-    Raises RequestError for targets of other servers' business.
+    The authority of an absolute target replaces the value of Host (RFC 9112 3.2.2). `*` is returned
+    as it is for OPTIONS.
+
+    Args:
+        method: The request method.
+        target: The request target as it came.
+        headers: All headers of the request; changed in place.
+
+    Raises:
+        RequestError: 400 or 501, for a target that only another kind of server could serve.
     """
     if method == b"CONNECT":
-        raise RequestError(501, "Method not implemented", "this is no proxy: no CONNECT here")
+        raise RequestError(501, "Method not implemented", "this server is not a proxy: no CONNECT")
     if b"#" in target:
         raise build_bad_request("a fragment (#) in the request target (RFC 9112 3.2)")
     if target == b"*" and method == b"OPTIONS":
@@ -87,12 +115,15 @@ def to_origin_form(method: bytes, target: bytes, headers: RawHeaders) -> bytes:
         )
     authority, path = absolute.groups()
     if _HOST_PATTERN.fullmatch(authority) is None:
+        # User information (RFC 9110 4.2.4), which hides the host from whoever reads the URL.
         raise build_bad_request("more than host and port in the request target (RFC 9110 4.2.4)")
-    headers[:] = [(n, authority if n == b"host" else v) for n, v in headers]
+    headers[:] = [(name, authority if name == b"host" else value) for name, value in headers]
     return path if path.startswith(b"/") else b"/" + path
 
 
 def head_size(target: bytes, headers: RawHeaders) -> int:
-    """Bytes of the whole head on the wire, white space around values aside."""
-    line = len(target) + len(b"GET  HTTP/1.1\r\n\r\n")
-    return line + sum([len(name) + len(value) + 4 for name, value in headers])
+    """Return the bytes of a whole head on the wire, without optional white space around values."""
+    # A longer method than GET is not counted; the limit does not have to be exact.
+    request_line = len(target) + len(b"GET  HTTP/1.1\r\n\r\n")
+    # 4 bytes a header are its colon, the space behind it and the line break.
+    return request_line + sum([len(name) + len(value) + 4 for name, value in headers])

@@ -1,9 +1,12 @@
-"""By which names the port of clients may be asked for.
+"""Refuse requests whose `Host` is not a name of this gateway, against DNS rebinding.
 
-A page whose own name is made to lead to this machine (DNS rebinding) is of the same origin as what
-it asks here, so that neither CORS nor the origin of a WebSocket keeps it from reading. It cannot
-choose the `Host` that a browser sends for it, which is that name. An address in its place is always
-taken: no name leads elsewhere then, and load balancers probe by it.
+An attacker can let the name of a page point to this machine (DNS rebinding). Its requests to the
+gateway are then of the same origin, so that neither CORS nor the check of a WebSocket's origin
+keeps the page from reading responses. But the page cannot choose the `Host` that its browser
+sends, which is the attacker's name.
+
+An IP address as `Host` is always accepted: no name is resolved for it, and load balancers probe by
+address.
 """
 
 from __future__ import annotations
@@ -20,15 +23,18 @@ from gateway.errors import RequestError
 from .problems import build_problem
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-MAX_KNOWN_HOSTS = 256  # ways to write the names that are ours
-MAX_NAME_CHARS = 255  # of a name in DNS (RFC 1035 2.3.4)
+MAX_KNOWN_HOSTS = 256  # spellings of accepted names that are remembered
+MAX_NAME_CHARS = 255  # the longest name in DNS (RFC 1035 2.3.4)
 
 
 def get_allowed_names(listen: Listen) -> frozenset[str] | None:
-    """Return the names to ask by besides addresses and those of this machine; None for any.
+    """Return the names that `Host` may have, besides IP addresses and `localhost`.
 
-    Without `listen.hosts` a port that only this machine reaches has none, and any other takes all:
-    nobody but its operator knows by which names it is reached.
+    Without `listen.hosts`, a port that listens on a loopback address accepts no further names. Any
+    other port accepts all names, since only its operator knows by which names it is reached.
+
+    Returns:
+        The names in lower case, without ports; None if every name is accepted.
     """
     if "*" in listen.hosts or not (listen.hosts or is_loopback(listen.host)):
         return None
@@ -36,40 +42,46 @@ def get_allowed_names(listen: Listen) -> frozenset[str] | None:
 
 
 class HostCheckMiddleware:
-    """An ASGI application that refuses requests by names of others with 421 (RFC 9110 15.5.20).
+    """ASGI middleware that refuses requests with a foreign `Host` by 421 (RFC 9110 15.5.20).
 
-    Created by `edge`, one for each port of clients.
-
-    names:   as `allowed_names` returns them.
-    excused: says of the address of a peer that it is a proxy, which has looked at the name itself.
+    Created by `edge.create_uvicorn_config`, one for each port of clients.
     """
 
     def __init__(
         self, app: ASGIApp, allowed_names: frozenset[str], is_proxy: Callable[[str], bool]
     ) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application that gets the accepted requests.
+            allowed_names: The names that `get_allowed_names` returns.
+            is_proxy: Returns whether the address of a peer is that of a proxy. A proxy has checked
+                the name itself, and may forward any.
+        """
         self._app = app
         self._allowed_names = allowed_names | LOOPBACK_NAMES
-        self._known_hosts: set[bytes] = (
-            set()
-        )  # hosts that were found to be ours: 1.5 us of a connect
+        # Values of Host that were accepted, as they came: saves 1.5 us of a connect.
+        self._known_hosts: set[bytes] = set()
         self._is_proxy = is_proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request if its host is accepted, else respond with 421."""
         host = b"" if scope["type"] == "lifespan" else _get_host(scope)
-        known = not host or host in self._known_hosts
-        if not known and not self._is_allowed(host.decode("latin-1"), scope):
+        is_known = not host or host in self._known_hosts
+        if not is_known and not self._is_allowed(host.decode("latin-1"), scope):
             name = host[:80].decode("latin-1")
             detail = (
                 f"'{name}' is no name of this gateway; add it to listen.hosts, or ask localhost"
             )
-            refused = RequestError(421, "Misdirected request", detail)
-            await build_problem(refused, scope["path"])(scope, receive, send)
+            error = RequestError(421, "Misdirected request", detail)
+            await build_problem(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _is_allowed(self, host: str, scope: Scope) -> bool:
         name = _normalize_name(_strip_port(host))
         if name in self._allowed_names or name.endswith(".localhost"):
+            # Both bounds limit what a client can make us remember, by any number of ports.
             if len(self._known_hosts) < MAX_KNOWN_HOSTS and len(host) <= MAX_NAME_CHARS:
                 self._known_hosts.add(host.encode("latin-1"))
             return True
@@ -86,7 +98,7 @@ class HostCheckMiddleware:
 
 
 def _get_host(scope: Scope) -> bytes:
-    """Empty where there is none, as in HTTP/1.0: no browser leaves it out."""
+    """Return the value of Host; empty without one, as in HTTP/1.0. Every browser sends it."""
     for name, value in scope["headers"]:
         if name == b"host":
             return bytes(value)
@@ -94,10 +106,11 @@ def _get_host(scope: Scope) -> bytes:
 
 
 def _strip_port(host: str) -> str:
-    """The last colon may be an IPv6 address's."""
+    """Return a host without its port. The last colon may belong to an IPv6 address."""
     name, colon, port = host.rpartition(":")
     return name if colon and not port.endswith("]") else host
 
 
 def _normalize_name(name: str) -> str:
+    """Return a name without the brackets of IPv6 and the dot of the DNS root, in lower case."""
     return name.strip("[]").rstrip(".").lower()

@@ -1,7 +1,8 @@
-"""The media type of a record's value, and the headers of an answer that is one.
+"""The media type of a record's value, and headers that make it safe to show.
 
-Whoever wrote the value chose its type, HTML and SVG as well: a browser must neither guess another
-one nor run what is in it, on an origin that has the cookies of others.
+Whoever wrote the value chose its type, which may be HTML or SVG. A browser must neither guess
+another type nor run what the value contains, since it would run on the gateway's origin, with the
+cookies of other clients.
 """
 
 from __future__ import annotations
@@ -17,18 +18,25 @@ SAFE_HEADERS: Mapping[str, str] = {
 }
 JSON_MEDIA_TYPE = "application/json"
 
-_TOKEN_PATTERN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
+_TOKEN_PATTERN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"  # RFC 9110 5.6.2
+# Parameters may hold any printable ASCII character, but no line break: the text becomes a header.
 _MEDIA_TYPE_PATTERN = re.compile(rf"{_TOKEN_PATTERN}/{_TOKEN_PATTERN}[ \t]*(;[\x20-\x7e]*)?")
 _MEDIA_TYPES_BY_MODEL = {"json": JSON_MEDIA_TYPE, "string": "text/plain; charset=utf-8"}
 
 
 def get_media_type(headers: Iterable[tuple[str, bytes | None]], topic: Topic) -> str:
-    """As the record's header `content-type` says; else as the model of its topic's values."""
+    """Return the media type of a record's value.
+
+    Args:
+        headers: The record's headers. Its `content-type` decides, if it is well-formed.
+        topic: The settings of its topic, whose value model decides otherwise.
+    """
     for name, content in headers:
         if name.lower() == "content-type" and content:
-            said = content.decode("latin-1").strip()
-            if _MEDIA_TYPE_PATTERN.fullmatch(said):
-                return said
+            media_type = content.decode("latin-1").strip()
+            if _MEDIA_TYPE_PATTERN.fullmatch(media_type):
+                return media_type
+    # Decoded values, such as Avro, are shown as JSON.
     if topic.value.is_decoded:
         return JSON_MEDIA_TYPE
     return _MEDIA_TYPES_BY_MODEL.get(topic.value.model, "application/octet-stream")

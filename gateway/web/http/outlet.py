@@ -1,15 +1,17 @@
-"""A stream's way past HTTP: its connection, and nothing else that a request takes.
+"""Write a stream directly to its connection, past ASGI and uvicorn.
 
-A response that has begun, in chunks, can be taken over: uvicorn's protocol, parser, cycle, scope
-and task go, and the connection belongs to an outlet (`hub.outlet`), which writes what it is given
-to the socket. When the stream is finished, HTTP goes on with what came meanwhile.
+A response that has begun, in chunks, can be taken over. uvicorn's protocol, parser, cycle, scope
+and task are then freed, and the connection belongs to an `HttpOutlet`, which writes the bytes that
+the hub gives it to the socket. When the stream ends, a new protocol serves the requests that came
+in the meantime.
 
-An application asks by the ASGI extension TAKEOVER, best through `take_over`. Without it, and where
-a response cannot be taken, the stream's bytes go by `send` as ever.
+An application asks for the connection by the ASGI extension `TAKEOVER`, best through `take_over`.
+Without the extension, and where a response cannot be taken over, the application sends the bytes
+of the stream by ASGI's `send`.
 
-A stream that was taken holds 170 bytes beside its transport. A write of 290 bytes takes 1.59 us,
-1.53 of them in uvloop. `os.write` past the transport takes 1.38, but lets go of the interpreter's
-lock: beside one thread that computes in Python it came back after 1500.
+A stream that was taken over holds 170 bytes beside its transport. A write of 290 bytes takes
+1.59 us, 1.53 of them in uvloop. `os.write` past the transport takes 1.38 us, but it releases the
+interpreter's lock: beside one thread that computes in Python it returned after 1500 us.
 """
 
 from __future__ import annotations
@@ -24,46 +26,58 @@ if TYPE_CHECKING:
     from .transport import GatewayProtocol
 
 TAKEOVER = "gateway.takeover"
-"""The ASGI extension, a callable: see `take_over`."""
+"""Name of the ASGI extension. Its value is a callable that `take_over` calls."""
 
 
 class OutletOwner(Protocol):
-    """Whose stream it is."""
+    """The stream that an outlet belongs to, as far as the outlet knows it."""
 
     def on_drained(self) -> None:
-        """The outlet was full, and no longer is."""
+        """Go on writing: the outlet was full, and no longer is."""
 
     def close(self) -> None:
-        """The connection is lost."""
+        """Release the stream: the connection is lost."""
 
     def hand_over(self) -> None:
-        """The client that wrote writes nothing more; another is to go on."""
+        """Continue with another client: the present one writes nothing more."""
 
     def probe(self) -> None:
-        """Write something that whoever is there passes over."""
+        """Write something that a client ignores, so that a peer that is gone is noticed."""
 
 
 def take_over(scope: MutableMapping[str, Any], owner: OutletOwner) -> HttpOutlet | None:
-    """The connection for `client`, to be asked for after `http.response.start` was sent; the
-    application sends nothing more and returns.
+    """Take the connection of a request over for a stream.
 
-    None if it cannot be had: another server; a middleware that holds the start of the response
-    back; HEAD, HTTP/1.0 or a response that is not in chunks; a request that has not come whole,
-    or has others behind it; a client that is gone.
+    To be called after `http.response.start` was sent. If it succeeds, the application must send
+    nothing more and return.
+
+    Args:
+        scope: The ASGI scope of the request.
+        owner: The stream.
+
+    Returns:
+        The outlet; None if the connection cannot be taken over. That is so with another ASGI
+        server, with a middleware that holds the start of the response back, for HEAD, HTTP/1.0 and
+        responses that are not in chunks, if the request is not complete or others are pipelined
+        behind it, and if the client is gone.
     """
     offer = scope.get("extensions", {}).get(TAKEOVER)
     return None if offer is None else cast("HttpOutlet | None", offer(owner))
 
 
 def buffer_head(scope: MutableMapping[str, Any]) -> BufferedHead:
-    """For the block in which a response is begun and taken over."""
+    """Return the context manager in which a response is begun and taken over."""
     offer = scope.get("extensions", {}).get(TAKEOVER)
     return BufferedHead(None if offer is None else offer.cycle)
 
 
 class BufferedHead:
-    """Stands for the transport of a response while it is entered: its head leaves together with
-    what follows, in one write: 4 us of a connect."""
+    """Hold the head of a response back, so that it is written together with the first event.
+
+    While the context is entered it replaces the transport of uvicorn's cycle. One write instead of
+    two saves 4 us of a connect. On exit, what nobody took is written. Without the `TAKEOVER`
+    extension it does nothing.
+    """
 
     __slots__ = ("_buffer", "_cycle", "_transport")
 
@@ -84,25 +98,32 @@ class BufferedHead:
             self._transport.write(self._buffer)
 
     def take_bytes(self) -> bytes:
-        """What was written meanwhile, for the caller to write."""
-        held, self._buffer = self._buffer, b""
-        return held
+        """Return the bytes that were held back. The caller must write them."""
+        buffered, self._buffer = self._buffer, b""
+        return buffered
 
-    # to uvicorn's cycle
+    # The methods of a transport that uvicorn's cycle calls.
 
     def write(self, data: bytes) -> None:
+        """Hold bytes back."""
         self._buffer += data
 
     def is_closing(self) -> bool:
+        """Return whether the connection is closing."""
         return self._transport.is_closing()
 
     def close(self) -> None:
+        """Write what was held back, and close the connection."""
         self._transport.write(self.take_bytes())
         self._transport.close()
 
 
 class TakeoverOffer:
-    """What a scope has as TAKEOVER, until its request is over."""
+    """The value of the `TAKEOVER` extension in the scope of one request.
+
+    Created by `GatewayProtocol`, which withdraws it when the request can no longer be taken over.
+    A middleware may keep the scope for longer than that, so the offer then refers to nothing.
+    """
 
     __slots__ = ("_protocol",)
 
@@ -110,32 +131,40 @@ class TakeoverOffer:
         self._protocol: GatewayProtocol | None = protocol
 
     def __call__(self, owner: OutletOwner) -> HttpOutlet | None:
+        """Give the connection to a stream, or return None if that cannot be."""
         return None if self._protocol is None else self._protocol.create_outlet(owner)
 
     @property
     def cycle(self) -> RequestResponseCycle | None:
-        """Of the request, while it is offered and runs."""
+        """The cycle that runs on the connection; None once the offer was withdrawn."""
         return None if self._protocol is None else self._protocol.running_cycle
 
     def withdraw(self) -> None:
+        """Refuse from now on."""
         self._protocol = None
 
 
 class _ClosedTransport(asyncio.Transport):
-    """Stands for a transport that is lost, or that HTTP has back."""
+    """The transport of an outlet that has none any more."""
 
     def is_closing(self) -> bool:
+        """Return True."""
         return True
 
 
 CLOSED_TRANSPORT = _ClosedTransport()
+"""Replaces a transport that is lost or was given back, so that a late write does nothing."""
 
 
 class HttpOutlet(asyncio.Protocol):
-    """The protocol of a connection that was taken over; an outlet of the hub.
+    """The protocol of a connection that was taken over; an `Outlet` of the hub.
 
-    full:  something waits in the transport's buffer, above 64 KiB under TLS.
-    lasts: the connection goes on after the stream.
+    Created by `GatewayProtocol.create_outlet`, and owned by its transport. It has an owner and a
+    transport until the stream is finished or the connection is lost, and neither afterwards.
+
+    Attributes:
+        full: Whether bytes wait in the transport. Under TLS it becomes true only above 64 KiB,
+            which the transport below buffers by itself.
     """
 
     __slots__ = (
@@ -151,69 +180,94 @@ class HttpOutlet(asyncio.Protocol):
     )
 
     MAX_PIPELINED_BYTES = 64 * 1024
-    """Of requests behind the stream; after more the connection ends with it."""
+    """How many bytes of further requests are kept for after the stream. If more come, the
+    connection is closed with the stream."""
 
     PROBE_DELAYS_S = 0.1, 0.5, 2.0
-    """After which a client that has ended its side is written to again."""
-
-    # `_kept`: what came behind the stream's request; None if it was too much.
-    # `_http`: makes the protocol that goes on.
+    """When to write further probes to a client that has closed its side, in seconds after that."""
 
     def __init__(self, protocol: GatewayProtocol, owner: OutletOwner, *, keep_alive: bool) -> None:
+        """Take the transport of a protocol over.
+
+        Args:
+            protocol: The protocol that has the connection so far.
+            owner: The stream that will be written.
+            keep_alive: Whether the connection serves further requests after the stream.
+        """
+        # These four create the protocol for the time after the stream, as uvicorn would.
         self._protocol_class = type(protocol)
         self._config = protocol.config
         self._server_state = protocol.server_state
         self._app_state = protocol.app_state
         self._owner: OutletOwner | None = owner
         self._keep_alive = keep_alive
+        # What the client sent behind the request of the stream; None once it was too much.
         self._pipelined: bytes | None = b""
         self._transport = transport = protocol.transport
         transport.set_protocol(self)
-        # With TLS, asyncio and uvloop pause at `high`, else above it.
+        # `pause_writing` is to be called as soon as one byte waits. With TLS, asyncio and uvloop
+        # call it at `high`, else above it.
         transport.set_write_buffer_limits(high=1 if protocol.scheme == "https" else 0)
         self.full = transport.get_write_buffer_size() > 0
+        # uvicorn's server calls `shutdown` of all its connections, and waits for them.
         self._server_state.connections.add(self)  # type: ignore[arg-type]
 
     @property
     def transport(self) -> asyncio.Transport:
+        """The connection; `CLOSED_TRANSPORT` when it is gone."""
         return self._transport
 
     def write(self, data: bytes) -> None:
-        """Never blocks, never raises; what the socket does not take at once waits."""
+        """Write bytes, or buffer what the socket does not take at once.
+
+        It never blocks and never raises. Without a connection it does nothing.
+        """
         transport = self._transport
         if not transport.is_closing():
             transport.write(data)
 
     def finish(self, data: bytes) -> None:
-        """The last bytes, the end of the chunks included. The client is not told anything from
-        here on."""
+        """Write the last bytes of the stream, and give the connection back to HTTP or close it.
+
+        The owner is not called from here on.
+
+        Args:
+            data: The bytes, with the last chunk of the response (RFC 9112 7.1).
+        """
         self.write(data)
-        transport, kept, full = self._transport, self._pipelined, self.full
+        transport, pipelined, full = self._transport, self._pipelined, self.full
         self._detach()
         if transport.is_closing():
             return
         self._server_state.total_requests += 1
         if self._keep_alive:
             self._server_state.connections.discard(self)
-            http = self._protocol_class(self._config, self._server_state, self._app_state)
-            http.resume_http(transport, kept, full=full)
+            protocol = self._protocol_class(self._config, self._server_state, self._app_state)
+            protocol.resume_http(transport, pipelined, full=full)
         else:
             transport.close()
 
     def hand_over(self) -> None:
+        """Let another client of the stream continue. Called by the hub's client."""
         if self._owner is not None:
             self._owner.hand_over()
 
     def shutdown(self) -> None:
-        """The server ends; the hub ends the stream."""
+        """Close the connection after the stream. Called by uvicorn when the server shuts down.
+
+        The hub ends the stream itself, as it drains.
+        """
         self._keep_alive = False
 
     def pause_writing(self) -> None:
+        """Mark the outlet as full. Called by the transport."""
         self.full = True
 
     def resume_writing(self) -> None:
-        # Not told from in here: asyncio loses a connection twice if a write fails meanwhile.
+        """Mark the outlet as drained, and notify the owner. Called by the transport."""
         self.full = False
+        # The owner will write. If a write failed within this call, asyncio would call
+        # `connection_lost` twice, so it is notified in the next turn of the loop.
         asyncio.get_running_loop().call_soon(self._notify_drained)
 
     def _notify_drained(self) -> None:
@@ -221,6 +275,7 @@ class HttpOutlet(asyncio.Protocol):
             self._owner.on_drained()
 
     def data_received(self, data: bytes) -> None:
+        """Keep what the client pipelines behind the stream. Called by the transport."""
         if self._pipelined is None:
             return
         if len(self._pipelined) + len(data) <= self.MAX_PIPELINED_BYTES:
@@ -230,13 +285,18 @@ class HttpOutlet(asyncio.Protocol):
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """Return whether the connection stays open although the client says nothing more, as
-        `GatewayProtocol.eof_received` does: the stream goes on for one that ended its side only."""
+        """Return whether the connection stays open after the client has closed its side.
+
+        The stream continues for a client that has only closed its side; one that is gone is found
+        by probes, as in `GatewayProtocol.eof_received`.
+        """
         transport = self._transport
         if self._owner is None or transport.get_extra_info("sslcontext") is not None:
             return False
         if not self._keep_alive and self._pipelined is None:
-            return True  # said before: reading was paused and went on
+            # This was called before: the transport reports EOF once more if reading was paused
+            # and resumed.
+            return True
         self._keep_alive, self._pipelined = False, None
         self._send_probe()
         loop = asyncio.get_running_loop()
@@ -249,12 +309,14 @@ class HttpOutlet(asyncio.Protocol):
             self._owner.probe()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Close the stream. Called by the transport."""
         self._server_state.connections.discard(self)
-        client = self._owner
+        owner = self._owner
         self._detach()
-        if client is not None:
-            client.close()
+        if owner is not None:
+            owner.close()
 
     def _detach(self) -> None:
+        """Drop the connection and the owner, which also breaks the reference cycle with them."""
         self._transport = CLOSED_TRANSPORT
         self._owner = self._pipelined = None

@@ -1,4 +1,4 @@
-"""What a request prefers (RFC 7240): a later answer, and how long it waits for this one."""
+"""Parse the `Prefer` header (RFC 7240): an asynchronous response, and how long to wait."""
 
 from __future__ import annotations
 
@@ -13,21 +13,28 @@ _SECONDS_PATTERN = re.compile(r"[0-9]{1,9}")
 
 
 class Preferences(NamedTuple):
-    """respond_async: an answer that says where to ask later. wait: seconds; None for not said."""
+    """The preferences of a request that the gateway honours.
+
+    Attributes:
+        respond_async: Whether a 202 that says where to ask later will do (RFC 7240 4.1).
+        wait_s: How long to wait for the response, in seconds, at most `MAX_WAIT_S`; None if the
+            request does not say (RFC 7240 4.3).
+    """
 
     respond_async: bool = False
     wait_s: float | None = None
 
 
 def parse_preferences(request: Request) -> Preferences:
-    """Those that are known here; what is not understood is passed over, as the RFC has it.
+    """Return the preferences of a request. Unknown and malformed ones are ignored (RFC 7240 2).
 
-    Between them stands a comma or, as zilla's clients write it, a semicolon.
+    Preferences are separated by commas or, as zilla's clients write them, by semicolons.
     """
-    told: dict[str, str] = {}
+    values: dict[str, str] = {}
     for part in re.split("[,;]", ",".join(request.headers.getlist("prefer"))):
         name, _, value = part.partition("=")
-        told.setdefault(name.strip().lower(), value.strip().strip('"'))
-    wait = told.get("wait", "")
+        # Of a preference that is there twice the first one counts (RFC 7240 2).
+        values.setdefault(name.strip().lower(), value.strip().strip('"'))
+    wait = values.get("wait", "")
     seconds = min(float(wait), MAX_WAIT_S) if _SECONDS_PATTERN.fullmatch(wait) else None
-    return Preferences("respond-async" in told, seconds)
+    return Preferences("respond-async" in values, seconds)

@@ -1,7 +1,7 @@
-"""Errors as problem details (RFC 9457).
+"""Convert errors to responses with problem details (RFC 9457).
 
-What went wrong for the client is said in the words of the exception; an exception that is
-not one of ours says nothing of itself: its message may hold what a client must not see.
+The message of one of our exceptions becomes the `detail` of the problem. The message of any other
+exception is not shown, since it may hold what a client must not see.
 """
 
 from __future__ import annotations
@@ -33,19 +33,25 @@ from gateway.errors import (
 from .security_headers import PAGE_HEADERS
 
 DEFAULT_RETRY_AFTER_S = 5.0
-"""Seconds a client is asked to wait when Kafka is away and the error knows no better."""
+"""Seconds of `Retry-After` for a 503 whose error names no time."""
 
 
 problem_counts: Counter[int] = Counter()
-"""Problems that requests were answered with, by status."""
+"""How many problems this process has responded with, by status. `web/app/metrics.py` reads it."""
 
 
 def build_problem(exc: Exception, instance: str) -> Response:
-    """The response for an error. instance: the path that was asked for, percent-decoded."""
+    """Return the response for an error, and count it.
+
+    Args:
+        exc: Any exception. One that is not ours becomes a 500.
+        instance: The path of the request, percent-decoded.
+    """
     status, title, detail = _describe_error(exc)
     problem_counts[status] += 1
     body: dict[str, Any] = {"title": title, "status": status, "detail": detail}
-    body |= {name: told for name, told in build_members(exc).items() if name != "message"}
+    # `message` is the same text as `detail`, under the name that WebSocket messages have for it.
+    body |= {name: value for name, value in build_members(exc).items() if name != "message"}
     body["instance"] = quote(instance, safe="/:@!$&'()*+,;=", errors="replace")
     return Response(
         json.dumps(body),
@@ -56,12 +62,12 @@ def build_problem(exc: Exception, instance: str) -> Response:
 
 
 def get_status(exc: Exception) -> int:
-    """The HTTP status that says it best."""
+    """Return the HTTP status of an error."""
     return _describe_error(exc)[0]
 
 
 def get_code(exc: Exception) -> str:
-    """The error as a word, for wires without a status."""
+    """Return the error as a code in kebab case, for wires without an HTTP status."""
     match exc:
         case TokenTooOld() | UnknownTopic() | AccessDenied() | RequestError():
             return _describe_error(exc)[1].lower().replace(" ", "-")
@@ -77,17 +83,24 @@ def get_code(exc: Exception) -> str:
 
 
 def build_members(exc: Exception) -> dict[str, Any]:
-    """What else a message about the error says."""
-    told: dict[str, Any] = {"message": _describe_error(exc)[2]}
+    """Return the JSON members that describe an error, besides its code.
+
+    Returns:
+        `message`, and `topic` and `roles` where the error is about these.
+    """
+    members: dict[str, Any] = {"message": _describe_error(exc)[2]}
     topic = getattr(exc, "topic", None) if isinstance(exc, GatewayError) else None
     if topic is not None:
-        told["topic"] = topic
+        members["topic"] = topic
     if isinstance(exc, NotGranted) and exc.roles:
-        told["roles"] = list(exc.roles)
-    return told
+        members["roles"] = list(exc.roles)
+    return members
 
 
 def _describe_error(exc: Exception) -> tuple[int, str, str]:
+    """Return the status, title and detail of an error."""
+    # The order matters: subclasses stand before their bases, such as TokenTooOld before TokenError
+    # and UnknownTopic before KafkaError.
     match exc:
         case RequestError():
             return exc.status, exc.title, str(exc)
@@ -117,15 +130,18 @@ def _describe_http_error(exc: HTTPException) -> str:
 def _build_headers(exc: Exception, status: int) -> Mapping[str, str]:
     if isinstance(exc, HTTPException):
         return exc.headers or {}
-    wait: float | None = getattr(exc, "retry_after", None)
-    if wait is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
-        wait = DEFAULT_RETRY_AFTER_S
+    retry_after_s: float | None = getattr(exc, "retry_after", None)
+    if retry_after_s is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
+        retry_after_s = DEFAULT_RETRY_AFTER_S
     if isinstance(exc, NotGranted) and exc.challenge is not None:
         return {"WWW-Authenticate": exc.challenge}
-    return {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
+    if retry_after_s is None:
+        return {}
+    return {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
 
 
 async def handle_error(request: Request, exc: Exception) -> Response:
+    """Return the problem for an error of a request. It is a Starlette exception handler."""
     return build_problem(exc, request.url.path)
 
 
@@ -134,4 +150,4 @@ EXCEPTION_HANDLERS: Mapping[Any, ExceptionHandler] = {
     HTTPException: handle_error,
     Exception: handle_error,
 }
-"""For Starlette's `exception_handlers`: every error of an application becomes a problem."""
+"""The `exception_handlers` of a Starlette application, so that every error becomes a problem."""

@@ -1,10 +1,12 @@
-"""Who a proxy says that it asks for: `X-Forwarded-For`, `X-Forwarded-Proto` and, of the proxies
-that are named, `X-Forwarded-Client-Cert`.
+"""Take the client's address, scheme and certificate from the headers of a trusted proxy.
 
-Anybody can send these headers, so they are believed of the proxies that are named, and only as
-far as those vouch for them: read from the right, the first address that is none of theirs is the
-client; what stands before it, that client may have invented. Where everybody is believed
-(`listen.forwarded: true`), whoever connects is taken to be the one proxy there is.
+The headers are `X-Forwarded-For`, `X-Forwarded-Proto` and `X-Forwarded-Client-Cert`.
+
+Anybody can send these headers, so they are trusted only from the proxies that `listen.forwarded`
+names, and only as far as these vouch for them: read from the right, the first address that is no
+proxy's is the client. The client may have invented the addresses to the left of it. With
+`listen.forwarded: true` every peer is trusted, and taken to be the only proxy. A client's
+certificate is then not taken from a header.
 """
 
 from __future__ import annotations
@@ -16,25 +18,38 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.short_cache import cache_short
 
-from . import client_certificate as tls
+from . import client_certificate
 
 HTTP_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 
 MAX_PROXIES = 32
-"""Addresses of X-Forwarded-For that are looked at, from the right: those further left are of no
-proxy of ours, and 6,000 of them took 40 ms."""
+"""How many addresses of X-Forwarded-For are read, from the right. A longer chain is not made by
+proxies of ours, and to read 6,000 addresses took 40 ms."""
 
 
 class TrustedProxies:
-    """The proxies that `listen.forwarded` names: addresses and networks, or True for everybody."""
+    """The proxies that `listen.forwarded` names.
+
+    Created by `ForwardedMiddleware` and by the TLS listener's factory in `edge`; it never changes.
+
+    Attributes:
+        trusts_all: Whether every peer is trusted.
+        is_listed: Returns whether an address is one of the named proxies. The answers for the last
+            4,096 addresses are cached.
+    """
 
     def __init__(self, proxies: Literal[True] | tuple[str, ...]) -> None:
+        """Parse the addresses.
+
+        Args:
+            proxies: Addresses and networks in CIDR notation, or True to trust every peer.
+        """
         self.trusts_all = proxies is True
-        self._networks = [ip_network(each) for each in proxies] if proxies is not True else []
+        self._networks = [ip_network(text) for text in proxies] if proxies is not True else []
         self.is_listed = cache_short(4096)(self._is_listed)
 
     def is_trusted(self, peer: str) -> bool:
-        """Return whether what connects from this address is a proxy."""
+        """Return whether a peer with this address is a proxy."""
         return self.trusts_all or self.is_listed(peer)
 
     def _is_listed(self, host: str) -> bool:
@@ -42,25 +57,40 @@ class TrustedProxies:
             address = ip_address(host)
         except ValueError:
             return False
+        # A dual-stack socket reports IPv4 peers as ::ffff:192.0.2.1; networks are given as IPv4.
         mapped = getattr(address, "ipv4_mapped", None)
         return any((mapped or address) in network for network in self._networks)
 
 
 class ForwardedMiddleware:
-    """An ASGI application with `client` and `scheme` as the client's own."""
+    """ASGI middleware that sets the client and scheme of a scope to what a trusted proxy says.
+
+    Created by `edge.create_uvicorn_config`, one for each port with `listen.forwarded`.
+
+    Attributes:
+        proxies: The proxies that are trusted.
+    """
 
     def __init__(self, app: ASGIApp, proxies: Literal[True] | tuple[str, ...]) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application that gets the changed scopes.
+            proxies: The proxies to trust, as for `TrustedProxies`.
+        """
         self._app = app
         self.proxies = TrustedProxies(proxies)
         self._trusts_all, self._is_listed = self.proxies.trusts_all, self.proxies.is_listed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request with a scope that says what a trusted proxy says."""
         client = scope.get("client")
         if scope["type"] != "lifespan" and client:
-            named = not self._trusts_all and self._is_listed(client[0])
-            if named:  # where everybody is believed, anybody could send another's certificate
-                tls.store_forwarded_certificate(scope)
-            if named or self._trusts_all:
+            is_named = not self._trusts_all and self._is_listed(client[0])
+            # Where every peer is trusted, any client could send somebody else's certificate.
+            if is_named:
+                client_certificate.store_forwarded_certificate(scope)
+            if is_named or self._trusts_all:
                 self._apply_headers(scope)
         await self._app(scope, receive, send)
 
@@ -71,18 +101,27 @@ class ForwardedMiddleware:
             if name == b"x-forwarded-for":
                 forwarded.append(value.decode("latin-1"))
             elif name == b"x-forwarded-proto":
+                # Of several values the last one is that of the proxy which connects to us.
                 scheme = value.decode("latin-1").rpartition(",")[2].strip().lower()
         if forwarded:
             addresses = ",".join(forwarded).rsplit(",", MAX_PROXIES)[-MAX_PROXIES:]
+            # The header does not say from which port the client connected to the proxy.
             scope["client"] = (self._find_client(addresses, scope["client"][0]), 0)
         if scheme in HTTP_SCHEMES:
-            of_socket = scope["type"] == "websocket"
+            is_websocket = scope["type"] == "websocket"
             scope["scheme"] = (
-                HTTP_SCHEMES[scheme].replace("http", "ws") if of_socket else HTTP_SCHEMES[scheme]
+                HTTP_SCHEMES[scheme].replace("http", "ws") if is_websocket else HTTP_SCHEMES[scheme]
             )
 
     def _find_client(self, addresses: list[str], peer: str) -> str:
-        """The first from the right that no proxy has; the last that could be read."""
+        """Return the first address from the right that is not a proxy's.
+
+        If all are proxies', or one cannot be parsed, return the last address that could be parsed.
+
+        Args:
+            addresses: The addresses of X-Forwarded-For, in its order.
+            peer: The address of the connection.
+        """
         client = peer
         for text in reversed(addresses):
             host = _parse_address(text.strip())
@@ -95,7 +134,7 @@ class ForwardedMiddleware:
 
 
 def _parse_address(text: str) -> str | None:
-    """The address in `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1` or `[2001:db8::1]:80`."""
+    """Return the address in `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1` or `[2001:db8::1]:80`."""
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:

@@ -1,8 +1,10 @@
-"""What browsers must not do with an answer: guess what it is, run what is in it, show it within a
-page of another site, or tell the next site its address, which may hold a token.
+"""Headers that forbid browsers to misuse a response.
 
-A script is told nothing of what it may load: of a SharedWorker its answer would bind the worker,
-which connects for pages that may have another policy.
+A browser must not guess the media type of a response, run what is in it, show it in a frame of
+another site, or send its URL, which may hold a token, to the next site.
+
+Scripts get no Content-Security-Policy. A SharedWorker would be bound by the policy of its script's
+response, although it connects for pages that may have another policy.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ PAGE_HEADERS: Mapping[str, str] = {
     "frame-ancestors 'none'",
     "X-Frame-Options": "DENY",
 }
-"""Of a page whose scripts and styles are files beside it, and which connects to its own gateway. Of
-data as well, should a browser show it as a page: in a console there streams can be tried."""
+"""Headers of a page whose scripts and styles are separate files, and which connects to its own
+gateway. Responses of data have them too, since a browser may show such a response as a page, and
+streams can be tried in that page's console."""
 
 _DATA_MEDIA_TYPES = (
     b"application/json",
@@ -32,20 +35,25 @@ _DATA_MEDIA_TYPES = (
 
 
 def add_security_headers(send: Send, *, varies_by_origin: bool) -> Send:
-    """Say so in answers that do not say it themselves. varies: other answers are for pages of other
-    sites."""
+    """Return a `send` that adds these headers to a response that does not have them.
+
+    Args:
+        send: The ASGI callable to wrap.
+        varies_by_origin: Whether pages of other sites get other responses. `Vary: Origin` is added
+            then.
+    """
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
-            said = {name.lower(): value for name, value in headers}
-            told = (
+            present = {name.lower(): value for name, value in headers}
+            defaults = (
                 _RAW_PAGE_HEADERS
-                if said.get(b"content-type", b"").startswith(_DATA_MEDIA_TYPES)
+                if present.get(b"content-type", b"").startswith(_DATA_MEDIA_TYPES)
                 else _RAW_PRIVATE_HEADERS
             )
-            headers += [(name, value) for name, value in told if name not in said]
-            if varies_by_origin and b"origin" not in said.get(b"vary", b"").lower():
+            headers += [(name, value) for name, value in defaults if name not in present]
+            if varies_by_origin and b"origin" not in present.get(b"vary", b"").lower():
                 headers.append((b"vary", b"Origin"))
             message = {**message, "headers": headers}
         await send(message)

@@ -1,5 +1,8 @@
-"""How much of what was sent the other side has, as the kernel counts it anyway: no delivery pays
-for it."""
+"""Ask the kernel how many bytes of a connection the peer has acknowledged.
+
+The kernel keeps this count anyway, so that no delivery pays for it. It is read only when somebody
+asks, for instance when an operator lists the streams.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,34 @@ import asyncio
 import socket
 import struct
 
-_TCP_INFO = getattr(socket, "TCP_INFO", None)  # Linux
+_TCP_INFO = getattr(socket, "TCP_INFO", None)  # Linux only
 _BYTES_ACKED_STRUCT = struct.Struct("=Q")
-_BYTES_ACKED_OFFSET = 120  # of struct tcp_info (linux/tcp.h), since 4.1
+# Where struct tcp_info (linux/tcp.h) has tcpi_bytes_acked. Kernels before 4.1 return a shorter
+# structure without it.
+_BYTES_ACKED_OFFSET = 120
 
 
 def get_acknowledged_bytes(transport: asyncio.BaseTransport | None) -> int | None:
-    """Bytes of a connection, heads and TLS included; None where that is not known."""
-    pipe = None if transport is None else transport.get_extra_info("socket")
-    if _TCP_INFO is None or pipe is None:
+    """Return how many bytes of a connection the peer has acknowledged.
+
+    Args:
+        transport: The connection, or None if another server owns it.
+
+    Returns:
+        The bytes since the connection began, with HTTP heads and TLS records; None where the
+        kernel does not tell.
+    """
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if _TCP_INFO is None or connection is None:
         return None
     try:
-        told: bytes = pipe.getsockopt(
+        info: bytes = connection.getsockopt(
             socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED_OFFSET + _BYTES_ACKED_STRUCT.size
         )
-    except OSError:  # it is none of TCP, or was closed meanwhile
+    except OSError:  # it is no TCP connection, or it was closed in the meantime
         return None
     return (
-        int(_BYTES_ACKED_STRUCT.unpack_from(told, _BYTES_ACKED_OFFSET)[0])
-        if len(told) >= _BYTES_ACKED_OFFSET + _BYTES_ACKED_STRUCT.size
+        int(_BYTES_ACKED_STRUCT.unpack_from(info, _BYTES_ACKED_OFFSET)[0])
+        if len(info) >= _BYTES_ACKED_OFFSET + _BYTES_ACKED_STRUCT.size
         else None
     )

@@ -1,15 +1,15 @@
-"""The listening socket of a port with TLS, which bounds handshakes in number, per address and time.
+"""Accept TLS connections with limits on handshakes: in number, per address and in time.
 
-An accepted connection is counted before anything is made of it: only one that is admitted gets a
-transport and TLS state, of which a handshake that is never finished would hold 57 to 95 KB. One too
-many is closed at once, unread: before the handshake there is no way to say why, and its client
-comes back by itself. A connection counts until the head of its first request is complete, and is
-one of `listen.limits` from there on: whoever finishes the handshake and asks for nothing holds the
-same memory.
+An accepted socket is counted before anything is created for it. Only an admitted connection gets a
+transport and TLS state, of which a handshake that never completes holds 57 to 95 KB. A connection
+above the limit is closed at once and unread: before the handshake there is no way to say why, and
+clients reconnect on their own. A connection counts as a handshake until the head of its first
+request is complete, and by `listen.limits` from then on, because a client that completes the
+handshake and sends no request holds the same memory.
 
-Why the sockets are accepted here: `create_server(ssl=...)` creates the TLS state before any code of
-ours runs, and `start_tls` in `connection_made` comes too late for uvloop, which starts to read
-right after that, however its transport was paused.
+The sockets are accepted here for two reasons. `create_server(ssl=...)` creates the TLS state before
+any code of ours runs. `start_tls` in `connection_made` comes too late for uvloop, which starts to
+read right after `connection_made` even if the transport was paused.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .transport import GatewayProtocol
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_TIMEOUT_S = 10.0
-"""For a handshake, as for the head of a request."""
+HANDSHAKE_TIMEOUT_S = 10.0  # as for the head of a request
 
-MAX_ACCEPTS_PER_TURN = 100  # connections in one turn of the loop
-ACCEPT_PAUSE_S = 1.0  # without a file descriptor or memory for one more connection
+MAX_ACCEPTS_PER_TURN = 100  # connections accepted in one turn of the loop
+ACCEPT_PAUSE_S = 1.0  # after the process ran out of file descriptors or memory
 EXHAUSTED_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 REASON_TIMEOUT = "timeout"
 REASON_FAILED = "failed"
+# Metrics name the limit as the YAML does, whether it counts handshakes or connections.
 _LIMIT_REASONS = {
     LimitKind.HANDSHAKES: LimitKind.ALL,
     LimitKind.HANDSHAKES_OF_ADDRESS: LimitKind.ADDRESS,
@@ -48,17 +48,18 @@ _LIMIT_REASONS = {
 
 
 class TlsListener:
-    """A listening socket and the connections from it that have yet to ask for something.
+    """A listening socket, and its connections that have not sent a request yet.
 
-    Created by whoever serves the port, and started and closed by the server (`EdgeServer`), to
-    which it is as an `asyncio.Server`. What it counts is in the ledger of `Limits`, so that several
-    workers share the bounds.
+    Created by `edge.create_tls_listener`, and started and closed by `EdgeServer`, for which it
+    stands in for an `asyncio.Server`. It counts handshakes by `Limits`, so that several workers
+    share the limits.
 
     Attributes:
-        under_way: Connections whose handshake, or first request head, is not complete.
-        refused: Connections that were closed in the handshake, by reason: `connections` and
-            `perAddress` for one too many, `timeout`, `failed` (what came is no TLS, or the client
-            left, or its certificate is not trusted).
+        pending_handshakes: How many admitted connections have not completed the handshake and the
+            head of their first request.
+        refused_counts: How many connections were closed in the handshake, by reason: `connections`
+            and `perAddress` for one above the limit, `timeout`, and `failed` (the peer did not
+            speak TLS, disconnected, or its certificate is not trusted).
     """
 
     def __init__(
@@ -71,16 +72,16 @@ class TlsListener:
         is_proxy: Callable[[str], bool] = lambda peer: False,
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
-        """Accept nothing yet.
+        """Prepare a listener, which accepts nothing until it is started.
 
         Args:
-            listening: Stays its owner's, who closes it.
-            context: Of the server.
-            limits: Count the connections.
-            port: Names the port where a process has several; each has the bounds to itself.
-            is_proxy: Whether an address is that of a proxy, behind which there are many clients:
-                it has no bound of its own.
-            timeout: For one handshake, in seconds.
+            listening_socket: The bound socket. Its owner closes it.
+            context: The SSL context of the server.
+            limits: The limits by which handshakes are counted.
+            port: A name for the port, where a process has several. Each port has its own counts.
+            is_proxy: Returns whether an address is that of a proxy. A proxy is exempt from the
+                limit of one address, as many clients connect through it.
+            timeout_s: How long one handshake may take, in seconds.
         """
         self._listening_socket = listening_socket
         self._context = context
@@ -102,7 +103,7 @@ class TlsListener:
         self._loop.add_reader(self._listening_socket.fileno(), self._accept_connections)
 
     def close(self) -> None:
-        """Accept no more, and close the connections whose handshake is under way."""
+        """Stop accepting, and close the connections whose TLS handshake is not complete."""
         if self._retry_timer is not None:
             self._retry_timer.cancel()
         self._loop.remove_reader(self._listening_socket.fileno())
@@ -110,16 +111,17 @@ class TlsListener:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until no handshake is under way."""
+        """Wait until every TLS handshake has ended."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def collect_metrics(self, figures: MetricSamples) -> None:
-        """Add the figures of this port."""
+        """Add the handshake metrics of this port."""
         figures.add(catalog.TLS_HANDSHAKES, self.pending_handshakes)
         figures.add_counts(catalog.TLS_HANDSHAKES_REFUSED, self.refused_counts)
 
     def _accept_connections(self) -> None:
+        """Accept what waits in the backlog. Called by the loop when the socket is readable."""
         for _ in range(MAX_ACCEPTS_PER_TURN):
             try:
                 connection, peer = self._listening_socket.accept()
@@ -129,21 +131,22 @@ class TlsListener:
                 if exc.errno not in EXHAUSTED_ERRNOS:
                     raise
                 log.error("no connection can be accepted for now: %s", exc)
+                # The socket stays readable, so the loop would call this again at once, and spin.
                 self._loop.remove_reader(self._listening_socket.fileno())
                 self._retry_timer = self._loop.call_later(
                     ACCEPT_PAUSE_S, self.start, self._create_protocol
                 )
                 return
             connection.setblocking(False)
-            address = peer[0] if isinstance(peer, tuple) else ""
+            address = peer[0] if isinstance(peer, tuple) else ""  # none on a Unix socket
             task = self._loop.create_task(self._run_handshake(connection, address))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _run_handshake(self, connection: socket.socket, address: str) -> None:
-        """Make a connection of requests of an accepted socket, or close it."""
+        """Complete the handshake of an accepted socket, or close it."""
         try:
-            place = await self._limits.reserve_slot(self._build_limit_keys(address))
+            slot = await self._limits.reserve_slot(self._build_limit_keys(address))
         except BaseException as exc:
             connection.close()
             if not isinstance(exc, LimitReached):
@@ -152,7 +155,8 @@ class TlsListener:
             return
         self.pending_handshakes += 1
         protocol = self._create_protocol()
-        protocol.on_handshake_done = partial(self._end_handshake, place)
+        # The protocol calls this once: when its first head is complete, or its connection is lost.
+        protocol.on_handshake_done = partial(self._end_handshake, slot)
         try:
             await self._loop.connect_accepted_socket(
                 lambda: protocol,
@@ -160,16 +164,18 @@ class TlsListener:
                 ssl=self._context,
                 ssl_handshake_timeout=self._timeout_s,
             )
-        except OSError as exc:  # also what the ssl module raises
-            # Of this kind is only what asyncio raises when the time is over.
-            is_late = isinstance(exc, ConnectionAbortedError)
-            self.refused_counts[REASON_TIMEOUT if is_late else REASON_FAILED] += 1
+        except OSError as exc:  # ssl.SSLError is one, too
+            # asyncio raises ConnectionAbortedError for a timeout, and for nothing else.
+            is_timeout = isinstance(exc, ConnectionAbortedError)
+            self.refused_counts[REASON_TIMEOUT if is_timeout else REASON_FAILED] += 1
+            # The protocol was not connected, so `connection_lost` does not give the slot back.
             protocol.finish_handshake()
         except BaseException:
             protocol.finish_handshake()
             raise
 
     def _build_limit_keys(self, address: str) -> list[str]:
+        """Return the keys of `Limits` under which a handshake from an address counts."""
         keys = [LimitKind.HANDSHAKES.build_key(self._port)]
         if address and not self._is_proxy(address):
             keys.append(
@@ -180,5 +186,6 @@ class TlsListener:
         return keys
 
     def _end_handshake(self, slot: ConnectionSlot) -> None:
+        """Stop counting a connection as a handshake."""
         self.pending_handshakes -= 1
         slot()

@@ -1,22 +1,24 @@
-"""The HTTP edge: uvicorn's protocol with the limits that it and httptools do not set.
+"""Serve HTTP/1.1 by uvicorn's protocol, with limits that uvicorn and httptools do not set.
 
     head       64 KiB (431, or 414 for the request line alone), complete within 10 s (408)
     body       64 KiB (413), complete within 10 s (408); chunk framing and trailers count
-    meaning    `head`: one Host, chunked or Content-Length, http targets (400, 501, 505)
-    pipelining 16 requests behind an unanswered one, then no more are read (429 in its turn)
-    HTTP/1.0   no chunks: what has no Content-Length ends with the connection (RFC 9112 6.1, 6.3)
-    half-close a client that ends its side behind its request is answered; whether it has gone
-               altogether, what is written to it tells (`eof_received`)
+    meaning    one Host, chunked or Content-Length, http targets (400, 501, 505); see `head`
+    pipelining 16 requests behind an unanswered one; one more is refused (429)
+    HTTP/1.0   no chunks: a response without Content-Length ends with the connection
+               (RFC 9112 6.1, 6.3)
+    half-close a client that closes its side after its request is answered; probes find out
+               whether it is gone (`eof_received`)
 
-A refusal is a problem (RFC 9457) that the client can read: it is sent in its turn, the sending
-side is closed, and what still comes is read and forgotten for two seconds. Closing at once
-would have the kernel answer unread bytes with a reset, which eats the refusal. (RFC 9112 9.6)
+A refusal is a problem (RFC 9457) that the client can read. It is sent after the responses to the
+requests before it. Then the sending side is closed, and what still comes is read and discarded for
+two seconds. If the connection were closed at once, the kernel would answer unread bytes with a
+reset, and the client would lose the refusal (RFC 9112 9.6).
 
-The price: a keep-alive GET with a browser's 11 headers takes 18 to 19 us in here, uvicorn's own
-13.5 to 14 (its protocol on a fake transport, uvloop); with Starlette's routing 42 us of CPU
-instead of 36. A connect with its first GET takes 85 us of CPU in either: what the limits cost is
-spared at the socket. 0.5 us of a GET are the offer to take its connection over (`outlet`); a stream
-that did costs nothing more.
+What it costs: a keep-alive GET with a browser's 11 headers takes 18 to 19 us in this protocol, and
+13.5 to 14 us in uvicorn's own (on a fake transport, with uvloop). With Starlette's routing it takes
+42 us of CPU instead of 36. A connect with its first GET takes 85 us of CPU in either protocol, as
+the cost of the limits is saved at the socket (`configure_socket`, `_attach_transport`). 0.5 us of a
+GET is the offer to take its connection over (`outlet`). A stream that did so costs nothing more.
 """
 
 from __future__ import annotations
@@ -46,13 +48,12 @@ from gateway.errors import RequestError
 from gateway.web.app.co_hosted_app import CoHostedApp
 from gateway.web.websocket.protocol import WebSocketProtocol
 
-from . import client_certificate as tls
-from . import head
+from . import client_certificate, head
 from .outlet import TAKEOVER, HttpOutlet, OutletOwner, TakeoverOffer
 
 
 class Phase(Enum):
-    """Where in a request the next byte belongs."""
+    """The part of a request that the next byte belongs to. The value is its name in messages."""
 
     IDLE = "between requests"
     HEAD = "head"
@@ -62,15 +63,22 @@ class Phase(Enum):
 IDLE, HEAD, BODY = Phase
 
 DISCONNECT_AT_EOF = "gateway.gone_at_eof"
-"""ASGI extension that an application sets to true for a request: a client that ends its side of the
-connection is gone. It is for what is taken from others by being answered, as records of a poll."""
+"""ASGI extension that an application sets to true in the scope of a request. A client that closes
+its side of the connection then counts as disconnected. It is for responses that take something from
+other clients, such as the records of a poll, and must not be sent to a client that is gone."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """For `uvicorn.Config(http=...)`, on sockets that it did `prepare`. Another limit is a subclass
-    with another constant.
+    """The protocol of one HTTP connection, with limits on everything a client sends.
 
-    Upgrades are for a `ws` that is a WebSocketProtocol. Sizes in bytes, times in seconds.
+    uvicorn creates one for each connection (`uvicorn.Config(http=...)`), on listening sockets that
+    `configure_socket` has prepared. It has the connection until the latter is lost, switched to a
+    WebSocket, or taken over by an `HttpOutlet`, which creates another one when its stream ends.
+    To change a limit, derive a class with another constant. Upgrades require that uvicorn's `ws` is
+    a `WebSocketProtocol`.
+
+    Requests are answered one after the other. `running_cycle` is the one that the application is
+    answering, `cycle` the latest one that was read, and `pipeline` has those in between.
     """
 
     MAX_HEAD_BYTES = 64 * 1024
@@ -79,49 +87,54 @@ class GatewayProtocol(HttpToolsProtocol):
     BODY_TIMEOUT_S = 10.0
     LINGER_S = 2.0
     MAX_PIPELINED_REQUESTS = 16
-    HALF_CLOSED_TIMEOUT_S = 10.0
-    """For which an answer that has begun goes on for a client that ended its side."""
-
-    FIRST_PROBE_DELAY_S = 0.01  # until the first probe of such a client; doubled each time
-    # A peer that vanished (no FIN: a phone out of reach) holds its stream until the kernel
-    # gives up on what it never acknowledged: 15 minutes by default. Two to four heartbeats
-    # say it sooner. Linux counts a window that stays shut as well, so a client that reads
-    # nothing for this long is cut; its resume token brings it back without loss.
+    HALF_CLOSED_TIMEOUT_S = 10.0  # how long a response goes on that had begun at a half-close
+    FIRST_PROBE_DELAY_S = 0.01  # until the second probe after a half-close; doubled each time
+    # A peer that vanished without a FIN (a phone out of reach) holds its stream until the kernel
+    # gives up on unacknowledged bytes, after 15 minutes by default. This is two to four
+    # heartbeats. Linux also counts the time in which the peer's receive window stays closed, so a
+    # client that reads nothing for this long is disconnected; its resume token brings it back
+    # without loss.
     USER_TIMEOUT_S = 60.0
-    CO_HOSTED_APP: CoHostedApp | None = None  # whose requests have bodies of other sizes
+    CO_HOSTED_APP: CoHostedApp | None = None
+    """The co-hosted app of the port, which has its own limits on bodies."""
 
     _phase = IDLE
+    # Bytes that came behind the buffer in which the head, or the body, began.
     _part_bytes = 0
+    # Bytes since the head began, with all of the buffer in which it began: an upper bound of its
+    # size, so that the exact size is computed only where this is above the limit.
     _received_bytes = 0
+    # Requests that were read and whose response is not complete.
     _open_requests = 0
+    # A request was refused, or the connection is a WebSocket: what comes is discarded.
     _ignores_input = False
+    # The client has closed its side, and waits for a response.
     _is_half_closed = False
+    # Whether the latest request is for a WebSocket; None until it is determined.
     _is_websocket_upgrade: bool | None = None
+    # A refusal that waits until the requests before it are answered.
     _pending_refusal: RequestError | None = None
+    # The request that the application is answering.
     running_cycle: RequestResponseCycle | None = None
+    # The offer in the scope of the latest request.
     _takeover_offer: TakeoverOffer | None = None
+    # The deadline of the head or body; in the end, that of lingering.
     _timer: TimerHandle | None = None
+    # Bytes and seconds for the body of the latest request, if it is for the co-hosted app.
     _body_limits: tuple[float, float] | None = None
     on_handshake_done: Callable[[], None] | None = None
-    """Called once, when the connection has asked for something or is lost."""
-
-    # `_size`:    bytes that came after the buffer in which the head, or the body, began.
-    # `_most`:    bytes since the buffer in which the head began, that buffer included.
-    # `_open`:    requests handed to the application and not answered to the end.
-    # `_deaf`:    a request was refused; no more are read from this connection.
-    # `_half_closed`: the client has ended its side, and is owed an answer.
-    # `_upgrades`: the latest request is for a WebSocket; None while nobody asked.
-    # `_refusal`: it waits for the answers before it.
-    # `running`:  the request that is being answered.
-    # `_offer`:   made to the application for the latest request.
-    # `_room`:    for the latest request's body, where that is for the neighbour.
+    """Called once: when the first head is complete, or when the connection is lost."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request, with a deadline. Called by the loop."""
         self._attach_transport(transport)
         self._start_timer(self.HEAD_TIMEOUT_S)
 
     def _attach_transport(self, transport: asyncio.Transport) -> None:
-        """As uvicorn's own, which makes a socket for each address it asks for: 4 us more."""
+        """Do what uvicorn's `connection_made` does, without a socket object for each address.
+
+        uvicorn creates two of them, which takes 4 us.
+        """
         self.connections.add(self)
         self.transport = transport
         self.flow = FlowControl(transport)
@@ -129,28 +142,32 @@ class GatewayProtocol(HttpToolsProtocol):
         self.server = (own, None) if isinstance(own, str) else _parse_address(own)
         self.client = _parse_address(peer)
         self.scheme = "https" if is_ssl(transport) else "http"
-        self._tls_extension = tls.build_tls_extension(transport) if self.scheme == "https" else None
+        self._tls_extension = (
+            client_certificate.build_tls_extension(transport) if self.scheme == "https" else None
+        )
 
     @classmethod
     def configure_socket(cls, listening_socket: socket.socket) -> None:
-        """Set what connections take over from their listening socket: set on each of them, it
-        would be 3 us of a connect."""
+        """Set the options that connections inherit from their listening socket.
+
+        To set them on each connection would take 3 us of a connect.
+        """
         if listening_socket.family == socket.AF_UNIX:
             return
-        # asyncio turns Nagle off by itself, but not where the listening socket was handed to
-        # it with protocol 0; small events would wait for the acknowledgement of the last.
+        # asyncio turns Nagle's algorithm off by itself, but not if the listening socket was created
+        # with protocol 0. Small events would then wait for the acknowledgement of the last one.
         listening_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "linux":
-            wait = int(cls.USER_TIMEOUT_S * 1000)
-            listening_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait)
+            timeout_ms = int(cls.USER_TIMEOUT_S * 1000)
+            listening_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Disconnect the request that runs. Called by the loop."""
         self._cancel_timer()
         self.finish_handshake()
         self._withdraw_offer()
-        running = (
-            self.running_cycle
-        )  # uvicorn tells the last request only, which may wait behind it
+        # uvicorn notifies the latest request only, which may be pipelined behind the one that runs.
+        running = self.running_cycle
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
@@ -159,24 +176,26 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self.running_cycle = cycle
-        old = cycle.scope["http_version"] == "1.0"
-        super()._start_asgi_task(cycle, wrap_for_http10(app, cycle) if old else app)
+        is_http10 = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, wrap_for_http10(app, cycle) if is_http10 else app)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open although the client says nothing more.
+        """Return whether the connection stays open after the client has closed its side.
 
-        It may have ended its side only, and wait for its answer, or have gone altogether. What is
-        written tells: a peer that is gone answers with a reset, which is seen at the next write.
-        Under TLS there is no half of a connection.
+        The client may have closed only its side and wait for its response, or it may be gone. Both
+        look the same until something is written: a peer that is gone answers that with a reset,
+        which the write after it reports. So probes are written until the response begins.
+
+        Under TLS a connection has no halves, and is closed.
         """
-        waits = self._phase is IDLE and self._open_requests and not self._ignores_input
-        if not waits or self.scheme == "https":
+        awaits_response = self._phase is IDLE and self._open_requests and not self._ignores_input
+        if not awaits_response or self.scheme == "https":
             return False
         running = self.running_cycle
         if running is not None and running.scope["extensions"].get(DISCONNECT_AT_EOF):
             return False
         if running is not None and running.response_started:
-            # An answer that has begun may write nothing more for long: it is not waited for.
+            # A response that has begun cannot be probed, and may write nothing for a long time.
             self.loop.call_later(self.HALF_CLOSED_TIMEOUT_S, self._end_half_closed, running)
         if not self._is_half_closed:
             self._is_half_closed = True
@@ -191,20 +210,24 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _send_probe(self, delay: float) -> None:
-        """Write what a client that waits passes over (RFC 9110 15.2), until its answer begins.
+        """Write interim responses until the response begins; a client ignores these (RFC 9110 15.2).
 
-        The first is answered with a reset by a client that is gone, and the second finds that. A
-        request whose client is gone must not live on: a poll would take records for nobody.
+        A client that is gone answers the first one with a reset, and writing the second one reports
+        that. Its request is then disconnected: a poll would take records for nobody.
+
+        Args:
+            delay: Seconds until the next one, which doubles each time.
         """
         running = self.running_cycle
         if running is None or running.response_started or self.transport.is_closing():
             return
-        if running.scope["http_version"] == "1.0":  # which knows no such answers
+        if running.scope["http_version"] == "1.0":  # it has no interim responses
             return
         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.loop.call_later(delay, self._send_probe, 2 * delay)
 
     def data_received(self, data: bytes) -> None:
+        """Parse what came, and refuse what is malformed or too much. Called by the loop."""
         if self._ignores_input:
             return
         self._unset_keepalive_if_required()
@@ -212,16 +235,20 @@ class GatewayProtocol(HttpToolsProtocol):
         self._received_bytes = (
             self._received_bytes + len(data) if self._phase is HEAD else len(data)
         )
-        behind = None
+        trailing_data = None
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._refuse(_convert_parser_error(error))
             return
-        except httptools.HttpParserUpgrade as stop:
-            behind = data[stop.args[0] :]
-        if behind is not None:  # not above: an error in there would lose its context
-            self._handle_upgrade(behind)
+        except httptools.HttpParserUpgrade as upgrade:
+            trailing_data = data[upgrade.args[0] :]
+        # This is not done in the `except` block: Python would make HttpParserUpgrade the context of
+        # any error in it, and `_convert_parser_error` needs the context that httptools has set.
+        if trailing_data is not None:
+            self._handle_upgrade(trailing_data)
+        # Without an open request it is checked while idle, too: line breaks may come, which begin
+        # no message, and the client has to send its head in time all the same.
         if self._phase is not IDLE or not self._open_requests:
             self._check_progress()
         elif self._timer is not None:
@@ -231,60 +258,80 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._should_upgrade():
             self._switch_to_websocket(trailing_data)
         elif trailing_data:
-            # Other protocols are not offered: the request is answered as HTTP/1.1 (RFC 9110
-            # 7.8; curl --http2 asks so), and the parser goes on behind it. It cannot go deeper
-            # than PIPELINED.
+            # Other protocols are not offered. The request is answered as HTTP/1.1 (RFC 9110 7.8;
+            # curl --http2 asks for an upgrade), and the parser continues behind it. This cannot
+            # recurse deeply, as an upgrade behind an unanswered request is refused.
             self.data_received(trailing_data)
 
     def _switch_to_websocket(self, trailing_data: bytes) -> None:
-        """A WebSocket from here on. uvicorn writes the head anew for websockets to parse, which
-        has lower limits than ours: a token of 9 KB would be too long."""
+        """Give the connection to a `WebSocketProtocol`, with the head that was parsed.
+
+        uvicorn would write the head again, for the WebSocket library to parse. The library's limits
+        are lower than ours: a token of 9 KB would be too long.
+        """
         self._cancel_timer()
         self._withdraw_offer()
         self._ignores_input = True
         self.connections.discard(self)
-        of_ours = cast("type[WebSocketProtocol]", self.ws_protocol_class)
-        protocol = of_ours(self.config, self.server_state, self.app_state)
-        self.parser = None  # type: ignore[assignment]  # or each would keep the other
+        protocol_class = cast("type[WebSocketProtocol]", self.ws_protocol_class)
+        protocol = protocol_class(self.config, self.server_state, self.app_state)
+        self.parser = None  # type: ignore[assignment]  # or it and this protocol would be a cycle
         protocol.start_handshake(self.transport, self.scope, self.url, trailing_data)
         self.transport.set_protocol(protocol)
 
-    # Streams. (`outlet`)
+    # Connections that streams take over (`outlet`).
 
     def create_outlet(self, owner: OutletOwner) -> HttpOutlet | None:
-        """Leave the connection to a stream, if the response that runs has begun and can be one."""
+        """Give the connection to a stream, if the response that runs can be taken over.
+
+        Args:
+            owner: The stream.
+
+        Returns:
+            The outlet that has the connection from now on, or None.
+        """
         cycle = self.running_cycle
         if cycle is None or not self._can_take_over(cycle):
             return None
         self._withdraw_offer()
         self.flow.resume_reading()
-        # As if the client had gone after its answer: what the application still says is not
-        # sent, and uvicorn finds nothing amiss when it returns.
+        # To uvicorn it looks as if the client had disconnected after a complete response: what the
+        # application still sends is dropped, and it may return without an error.
         cycle.disconnected = cycle.response_complete = True
         cycle.message_event.set()
         self.connections.discard(self)
         outlet = HttpOutlet(self, owner, keep_alive=cycle.keep_alive)
         if self._is_half_closed:
             self.loop.call_soon(outlet.eof_received)
-        self.parser = None  # type: ignore[assignment]  # or each would keep the other
+        self.parser = None  # type: ignore[assignment]  # or it and this protocol would be a cycle
         return outlet
 
     def _can_take_over(self, cycle: RequestResponseCycle) -> bool:
-        """It has begun, in chunks, and nothing has come behind its request: the offer of a request
-        that has another behind it was withdrawn."""
-        asked = cycle.scope["method"] != "HEAD" and cycle.scope["http_version"] == "1.1"
-        if not (asked and cycle.chunked_encoding) or cycle.response_complete:
+        """Return whether a response has begun in chunks, and its request is complete.
+
+        Complete requests behind it are no concern here, since they have withdrawn its offer.
+        """
+        may_have_chunks = cycle.scope["method"] != "HEAD" and cycle.scope["http_version"] == "1.1"
+        if not (may_have_chunks and cycle.chunked_encoding) or cycle.response_complete:
             return False
+        # `chunked_encoding` is set when the response begins. A phase other than idle means that the
+        # body of the request, or a request behind it, is not complete.
         return self._phase is IDLE and not self.transport.is_closing()
 
     def resume_http(
         self, transport: asyncio.Transport, pipelined: bytes | None, *, full: bool
     ) -> None:
-        """Take the connection back after a stream. behind: what came meanwhile; None if that was
-        too much."""
+        """Serve a connection again after a stream. Called by `HttpOutlet` on a new protocol.
+
+        Args:
+            transport: The connection.
+            pipelined: What came behind the request of the stream; None if it was too much, which is
+                refused.
+            full: Whether bytes of the stream still wait in the transport.
+        """
         self._attach_transport(transport)
         transport.set_protocol(self)
-        transport.set_write_buffer_limits()
+        transport.set_write_buffer_limits()  # the defaults, which the outlet has changed
         if full:
             self.flow.pause_writing()
         self.timeout_keep_alive_task = self.loop.call_later(
@@ -305,21 +352,23 @@ class GatewayProtocol(HttpToolsProtocol):
             self._takeover_offer = None
 
     def _check_progress(self) -> None:
-        """A piece came that ends no request: is it too much, or does the rest have to hurry?"""
+        """Check an incomplete request: refuse it if it is too large, else set its deadline."""
         if self._ignores_input:
             return
         if self._phase is HEAD and self._part_bytes > self.MAX_HEAD_BYTES:
             self._refuse(self._build_head_too_large())
         elif self._phase is BODY and self._part_bytes > self._max_body_bytes + self.MAX_HEAD_BYTES:
             self._refuse(self._build_body_too_large())
-        elif self._timer is None:
+        elif self._timer is None:  # the deadline stays where the first piece has set it
             seconds = self._body_timeout_s if self._phase is BODY else self.HEAD_TIMEOUT_S
             if seconds != math.inf:
                 self._start_timer(seconds)
 
-    # What the parser says. An error raised here comes out of `feed_data` as its context.
+    # Callbacks of the parser. An error that is raised here leaves `feed_data` as the context of an
+    # HttpParserError.
 
     def on_message_begin(self) -> None:
+        """Begin a request. Called by the parser."""
         super().on_message_begin()
         self._phase, self._is_websocket_upgrade = HEAD, None
         self._part_bytes = 0
@@ -327,42 +376,50 @@ class GatewayProtocol(HttpToolsProtocol):
             self._cancel_timer()
 
     def _should_upgrade(self) -> bool:
-        if self._is_websocket_upgrade is None:  # uvicorn asks four times
+        if self._is_websocket_upgrade is None:  # kept, as uvicorn calls this four times
             self._is_websocket_upgrade = super()._should_upgrade()
         return self._is_websocket_upgrade
 
     def on_headers_complete(self) -> None:
+        """Check a head, and start or queue its request. Called by the parser."""
         if self.on_handshake_done is not None:
             self.finish_handshake()
         self._check_request()
-        before = self.cycle
+        previous_cycle = self.cycle
         super().on_headers_complete()
-        if self.cycle is before:  # a WebSocket
+        if self.cycle is previous_cycle:  # uvicorn creates none for a WebSocket
             return
         self._phase = BODY
         self._part_bytes = self._body_size = 0
         if self._timer is not None:
             self._cancel_timer()
         self._open_requests += 1
+        # A connection with another request behind the one that runs cannot be taken over.
         self._withdraw_offer()
         self._takeover_offer = TakeoverOffer(self)
         self.scope["extensions"] = {TAKEOVER: self._takeover_offer}  # type: ignore[dict-item]
         if self._tls_extension is not None:
-            self.scope["extensions"][tls.TLS_EXTENSION] = self._tls_extension  # type: ignore[assignment]
+            tls_extension = client_certificate.TLS_EXTENSION
+            self.scope["extensions"][tls_extension] = self._tls_extension  # type: ignore[assignment]
+        # The parser reports trailers as headers, too. They go to a list of their own, since those
+        # of the application are complete. An upgrade has no body, and so no trailers.
         if not self.parser.should_upgrade():
-            self.headers = []  # for the trailers, which are none of the application's headers
+            self.headers = []
 
     def on_body(self, body: bytes) -> None:
+        """Take a piece of a body, unless it is too large. Called by the parser."""
         self._body_size += len(body)
         if self._body_size > self._max_body_bytes:
             raise self._build_body_too_large()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """End a request. Called by the parser."""
         self._phase = IDLE
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        """Start the next request, or send the refusal that has waited. Called by uvicorn."""
         self._open_requests -= 1
         super().on_response_complete()
         if (
@@ -373,12 +430,17 @@ class GatewayProtocol(HttpToolsProtocol):
             self._send_refusal(self._pending_refusal)
 
     def finish_handshake(self) -> None:
-        """Call `leave`, unless that was done."""
-        leave, self.on_handshake_done = self.on_handshake_done, None
-        if leave is not None:
-            leave()
+        """Call `on_handshake_done`, unless it was called before."""
+        callback, self.on_handshake_done = self.on_handshake_done, None
+        if callback is not None:
+            callback()
 
     def _check_request(self) -> None:
+        """Check the head that is complete.
+
+        Raises:
+            RequestError: The request is refused.
+        """
         url = self.url
         if (
             self._received_bytes > self.MAX_HEAD_BYTES
@@ -394,19 +456,21 @@ class GatewayProtocol(HttpToolsProtocol):
         if length is not None and length > self._max_body_bytes:
             raise self._build_body_too_large()
         if self._open_requests > self.MAX_PIPELINED_REQUESTS:
-            detail = f"more than {self.MAX_PIPELINED_REQUESTS} requests wait on this connection; open another"
+            limit = self.MAX_PIPELINED_REQUESTS
+            detail = f"more than {limit} requests wait on this connection; open another"
             raise RequestError(429, "Too many pipelined requests", detail)
         if self.parser.should_upgrade() and (length != 0 or self._open_requests):
-            # The parser skips the body: its bytes would be read as the next request.
+            # The parser does not read the body of an upgrade: its bytes would be parsed as the next
+            # request, which is a way to smuggle one.
             raise head.build_bad_request("an upgrade with a body or behind an unanswered request")
 
     def _get_body_limits(self, co_hosted_app: CoHostedApp) -> tuple[float, float] | None:
-        """What the neighbour has for this body; None for what is not its own."""
+        """Return the co-hosted app's bytes and seconds for this body; None if it is not its own."""
         path = unquote(self.url.partition(b"?")[0].decode("latin-1"))
         if not co_hosted_app.owns_path(path):
             return None
-        kind = next((value for name, value in self.headers if name == b"content-type"), b"")
-        return co_hosted_app.get_body_limits(kind)
+        content_type = next((value for name, value in self.headers if name == b"content-type"), b"")
+        return co_hosted_app.get_body_limits(content_type)
 
     @property
     def _max_body_bytes(self) -> float:
@@ -416,10 +480,10 @@ class GatewayProtocol(HttpToolsProtocol):
     def _body_timeout_s(self) -> float:
         return self.BODY_TIMEOUT_S if self._body_limits is None else self._body_limits[1]
 
-    # Refusing, in turn.
+    # Refusals, in the order of the requests.
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer with a problem when its turn comes, read no more requests, and close."""
+        """Read no more requests, send a problem behind the responses that are due, and close."""
         self._ignores_input = True
         self._cancel_timer()
         host, port = self.client or ("-", 0)
@@ -432,14 +496,16 @@ class GatewayProtocol(HttpToolsProtocol):
             self._send_refusal(error)
 
     def _refuse_body(self, error: RequestError) -> None:
-        """The application has this request already: take it back if that is still possible."""
-        if self.cycle.response_complete:
+        """Refuse a request that was started or queued already, as far as that is possible."""
+        if self.cycle.response_complete:  # the application did not need the body
             self._linger()
         elif self._open_requests > 1:
+            # It is queued behind another one: the newest is on the left. The refusal replaces it.
             self.pipeline.popleft()
             self._open_requests -= 1
             self._queue_refusal(error)
         elif self.cycle.response_started:
+            # The head of another response is out. Only a broken connection says that it failed.
             self.transport.close()
         else:
             self.cycle.disconnected = True
@@ -451,10 +517,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self.flow.pause_reading()
 
     def _send_refusal(self, error: RequestError) -> None:
-        kind, body = self._format_error(error)
+        content_type, body = self._format_error(error)
         headers = [
             *self.server_state.default_headers,
-            (b"content-type", kind),
+            (b"content-type", content_type),
             (b"content-length", b"%d" % len(body)),
             (b"cache-control", b"no-store"),
             (b"x-content-type-options", b"nosniff"),
@@ -462,20 +528,23 @@ class GatewayProtocol(HttpToolsProtocol):
         ]
         lines = b"".join([b"%s: %s\r\n" % header for header in headers])
         if self._phase is not IDLE and self.parser.get_method() == b"HEAD":
-            body = b""
+            body = b""  # RFC 9110 9.3.2
         self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
         self._linger()
 
     def _format_error(self, error: RequestError) -> tuple[bytes, bytes]:
-        """Content type and body of a refusal."""
+        """Return the content type and the body of a refusal."""
         if self._body_limits is not None and self.CO_HOSTED_APP is not None:
-            kind, content = self.CO_HOSTED_APP.format_error(error)
-            return kind.encode(), content
-        told = {"title": error.title, "status": error.status, "detail": str(error)}
-        return b"application/problem+json", json.dumps(told).encode()
+            content_type, content = self.CO_HOSTED_APP.format_error(error)
+            return content_type.encode(), content
+        problem = {"title": error.title, "status": error.status, "detail": str(error)}
+        return b"application/problem+json", json.dumps(problem).encode()
 
     def _linger(self) -> None:
-        """Close our side and read the other's to its end, or for LINGER_SECONDS."""
+        """Close our side, and discard what comes until the client closes its own.
+
+        After `LINGER_S` the connection is aborted.
+        """
         self._unset_keepalive_if_required()
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -495,7 +564,7 @@ class GatewayProtocol(HttpToolsProtocol):
         detail = f"the body, or its chunk framing, is over {self._max_body_bytes} bytes; send less"
         return RequestError(413, "Content too large", detail)
 
-    # Deadlines. A request that comes whole in one piece never starts a timer.
+    # Deadlines. A request that comes complete in one piece never starts a timer.
 
     def _start_timer(self, seconds: float) -> None:
         self._timer = self.loop.call_later(seconds, self._on_timeout)
@@ -509,7 +578,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._timer = None
         if self.transport.is_closing():
             return
-        if self.flow.read_paused:  # we keep the client waiting, not it us
+        # While reading is paused the client cannot complete its request: that is not its fault.
+        if self.flow.read_paused:
             self._start_timer(self.HEAD_TIMEOUT_S)
         elif self._phase is IDLE:
             self.transport.close()
@@ -522,8 +592,15 @@ class GatewayProtocol(HttpToolsProtocol):
 
 
 def wrap_for_http10(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
-    """Return the application for a request of HTTP/1.0, whose answer has no chunks: where its
-    length is not known it ends with the connection. uvicorn would chunk it all the same."""
+    """Return an application whose response suits a client of HTTP/1.0.
+
+    Such a response has no chunks. If its length is not known, it ends with the connection
+    (RFC 9112 6.3). uvicorn would send chunks anyway.
+
+    Args:
+        app: The application.
+        cycle: uvicorn's cycle of the request, whose state is changed.
+    """
 
     async def run_app(scope: Any, receive: Any, send: Any) -> None:
         has_length = False
@@ -536,25 +613,27 @@ def wrap_for_http10(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3
                 if not has_length:
                     cycle.chunked_encoding = False
             elif not has_length:
+                # uvicorn checks bodies against a length: let each piece have the right one.
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
         await app(scope, receive, send_unchunked)
 
-    cycle.waiting_for_100_continue = False  # RFC 9110 10.1.1
+    cycle.waiting_for_100_continue = False  # HTTP/1.0 has no 100 (Continue), RFC 9110 10.1.1
     return run_app
 
 
 def _parse_address(sockaddr: Any) -> tuple[str, int] | None:
-    """None for a peer by a Unix socket."""
+    """Return the host and port of an address; None for that of a Unix socket."""
     return (sockaddr[0], sockaddr[1]) if isinstance(sockaddr, tuple) else None
 
 
 def _convert_parser_error(error: httptools.HttpParserError) -> RequestError:
+    """Return the error that a callback raised, or else one that says what the parser refused."""
     if isinstance(error.__context__, RequestError):
         return error.__context__
     reason = str(error)
-    if "PRI" in reason:  # HTTP/2's preface (RFC 9113 3.4)
+    if "PRI" in reason:  # the preface of HTTP/2 (RFC 9113 3.4)
         detail = "this port speaks HTTP/1.1; HTTP/2 is for a proxy in front of it"
         return RequestError(505, "HTTP version not supported", detail)
     return head.build_bad_request(f"not HTTP/1.1: {reason}")
