@@ -1,5 +1,7 @@
-"""WebSockets: from the handshake to a session of streams.
+"""WebSockets, from the handshake to a session with several streams.
 
-`protocol` answers the handshake, a `connection` is the open socket, a `session` the streams of its
-client and `conversation` what the client says. Start with `endpoint`.
+`protocol` answers the handshake of our own server, and `connection` is the open socket. `endpoint`
+is the application side: it admits a client and gives the socket to a `session`, which has the
+client's streams (`stream`), the records it writes (`producer`) and, as a `message_processor`, what
+it says (`messages`). Start reading with `endpoint`, which `web/streams/middleware.py` calls.
 """

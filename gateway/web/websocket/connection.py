@@ -1,15 +1,19 @@
-"""The other side of an open WebSocket: all that a connection holds, and the transport's protocol.
+"""Read and write the frames of an open WebSocket.
 
-    reading    4 KiB or 64 messages at a time, also of what is inflated, in turns with all others,
-               and only while the listener is not busy: a flood costs its sender, not its neighbours
-    writing    by the transport: a write past it to the descriptor saves 3 % at most, and lets go
-               of the interpreter's lock each time
-    liveness   a ping every 20 s, answered within 20 s (1011); half-open peers as in `transport`
-    end        our close frame, then the other side is read to its end: closing at once would have
-               the kernel answer unread bytes with a reset, which eats the close frame
+    reading    4 KiB or 64 messages in one turn of the event loop, also of what is inflated, and
+               only while the listener is not busy: a flood slows down its sender, and no other
+               client
+    writing    by the transport: a write past it to the descriptor saves at most 3 %, and releases
+               the interpreter's lock each time
+    liveness   a ping every 20 s, to be answered within 20 s (1011); for peers that vanished see
+               `USER_TIMEOUT_S` in `transport`
+    closing    our close frame, then what still comes is discarded until the peer closes its side:
+               if we closed at once, the kernel would answer unread bytes with a reset, and the
+               peer would lose the close frame
 
-No task and no timer belongs to a connection that is idle, and 0.3 KB: itself and its `Reader`. A
-small message is heard in 1.4 us, as one of 64 in 1.0, a ping of `Pulse` sent in 0.3.
+An idle connection has no task and no timer, and holds 0.3 KB for itself and its `MessageReader`. A
+small message is delivered in 1.4 us, or 1.0 us as one of 64. To send a ping of the `PingScheduler`
+takes 0.3 us.
 """
 
 from __future__ import annotations
@@ -37,15 +41,18 @@ log = logging.getLogger(__name__)
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """See the module. It is a `Socket`; another limit is a subclass with another constant.
+    """An open WebSocket on our own server; a `Socket`.
 
-    reader:      what came with the handshake is in there.
-    greeting:    what goes out first.
-    connections: it is in there while it is connected.
-    full:        something waits for the client to take it.
-    closed:      nothing more is sent.
-    deflate:     frames may be compressed.
-    Sizes in bytes, times in seconds.
+    Created by `WebSocketProtocol` when the application accepts, and owned by its transport. Once it
+    is closed it sends nothing, and its listener is not called again. To change a limit, derive a
+    class with another constant.
+
+    Attributes:
+        transport: The connection.
+        deflate: Whether frames may be compressed.
+        closed: Whether nothing more is sent, since either side has closed.
+        full: Whether bytes wait in the transport for the client to read.
+        ping_slot: The slot of the ping scheduler, which sets it.
     """
 
     __slots__ = (
@@ -77,14 +84,6 @@ class WebSocketConnection(asyncio.Protocol):
     LINGER_S = 2.0
     DRAIN_TIMEOUT_S = 4.0
 
-    # `_greeting`: the answer to the handshake, and what is said in the same turn: one write.
-    # `_turn`:    when more of what came will be heard.
-    # `_paused`:  nothing is read from the transport.
-    # `_pong`:    an answer that waits until the client takes what was sent before; the latest.
-    # `_pinged`:  the payload of a ping that was not answered yet, and when it was sent.
-    # `_drained`: when the client last took all of a full buffer.
-    # `_over`:    what comes is read to its end and not looked at.
-
     def __init__(
         self,
         transport: asyncio.Transport,
@@ -95,23 +94,37 @@ class WebSocketConnection(asyncio.Protocol):
         handshake_response: bytes = b"",
         deflate: bool = False,
     ) -> None:
+        """Take a transport over.
+
+        Args:
+            transport: The connection.
+            reader: The reader, which may hold what came before the accept.
+            ping_scheduler: The scheduler of the server.
+            connections: The connections of the server, which contain this one while it lasts.
+            handshake_response: What is written first.
+            deflate: Whether frames may be compressed.
+        """
         self.transport = transport
         self.deflate = deflate
+        # `_ignores_input`: what comes is discarded until the peer closes its side.
         self.closed = self._ignores_input = False
         self._reader = reader
         self._ping_scheduler = ping_scheduler
         self._connections = connections
         self._listener: MessageListener | None = None
-        self._ping_payload: bytes | None = None
+        self._ping_payload: bytes | None = None  # of a ping that was not answered yet
+        # When that ping was sent, and when the client last took all of a full buffer.
         self._ping_sent_at = self._drained_at = 0.0
-        self._pending_pong = b""
-        self._read_handle: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._pending_pong = b""  # the latest, while the client does not take it
+        self._read_handle: asyncio.Handle | None = None  # the turn in which reading goes on
+        self._timer: asyncio.TimerHandle | None = None  # of closing
         self._is_paused = not transport.is_reading()
+        # The response and what is written in the same turn of the loop leave in one write.
         self._handshake_buffer = handshake_response
         self.ping_slot = 0
         transport.set_protocol(self)
-        # full is whatever is not sent; with TLS, asyncio and uvloop pause at `high`, else above it
+        # `pause_writing` is to be called as soon as one byte waits. With TLS, asyncio and uvloop
+        # call it at `high`, else above it.
         tls = transport.get_extra_info("sslcontext") is not None
         transport.set_write_buffer_limits(high=1 if tls else 0)
         self.full = transport.get_write_buffer_size() > 0
@@ -121,13 +134,14 @@ class WebSocketConnection(asyncio.Protocol):
             ping_scheduler.loop.call_soon(self._flush_handshake)
 
     def set_listener(self, listener: MessageListener) -> None:
-        """Let it hear what the client says. Until then that is held."""
+        """Deliver messages to a listener, beginning with those that have waited for it."""
         self._listener = listener
         self.resume_reading()
 
-    # What comes in.
+    # Reading.
 
     def data_received(self, data: bytes) -> None:
+        """Read what came. Called by the transport."""
         if self._ignores_input:
             return
         self._reader.feed(data)
@@ -135,50 +149,64 @@ class WebSocketConnection(asyncio.Protocol):
             self._read_messages()
 
     def _read_messages(self) -> None:
-        """Hear some of what came; the rest when all others had their turn."""
+        """Deliver some of the messages that came, and schedule the rest for a later turn."""
         self._read_handle = None
-        reader, more = self._reader, True
-        least, inflated = reader.buffered_bytes - self.MAX_SLICE_BYTES, 0
+        reader, has_more = self._reader, True
+        # The slice ends when this many bytes are left, or as many were inflated.
+        slice_end, inflated = reader.buffered_bytes - self.MAX_SLICE_BYTES, 0
         now = self._ping_scheduler.loop.time()
         try:
             for _ in range(self.MAX_MESSAGES_PER_TURN):
                 if (
                     self._is_blocked
-                    or reader.buffered_bytes < least
+                    or reader.buffered_bytes < slice_end
                     or inflated > self.MAX_SLICE_BYTES
                 ):
                     break
-                heard = reader.read(now)
-                if heard is None:
-                    more = False
+                message = reader.read(now)
+                if message is None:
+                    has_more = False
                     break
-                inflated += len(heard[1])
-                self._handle_frame(*heard)
+                inflated += len(message[1])
+                self._handle_frame(*message)
                 if self._ignores_input:
                     return
         except ProtocolError as error:
             self.fail(error.code, error.reason)
         except Exception:
-            log.exception("what a WebSocket client said could not be dealt with")
+            log.exception("a message of a WebSocket client could not be handled")
             self.fail(1011, "the gateway failed; its log says why")
         else:
-            self._update_reading(more)
+            self._update_reading(has_more)
 
     def _update_reading(self, has_more: bool) -> None:
-        """Have more of it heard, or more read, when it is time. more: of what was read."""
+        """Pause or resume the transport, and schedule the next slice.
+
+        Args:
+            has_more: Whether the reader may hold another complete message.
+        """
         if self._is_blocked:
-            wanted = self._listener is None and self._reader.buffered_bytes < self.MAX_SLICE_BYTES
+            # Before there is a listener a little is buffered, so that nothing is paused for the
+            # moment between the accept and the application's taking over.
+            should_read = (
+                self._listener is None and self._reader.buffered_bytes < self.MAX_SLICE_BYTES
+            )
         else:
-            wanted = not has_more
+            # Nothing is read from the transport while complete messages wait.
+            should_read = not has_more
             if has_more:
                 self._schedule_read()
-        if wanted is self._is_paused:
-            self._is_paused = not wanted
-            (self.transport.resume_reading if wanted else self.transport.pause_reading)()
+        if should_read is self._is_paused:
+            self._is_paused = not should_read
+            (self.transport.resume_reading if should_read else self.transport.pause_reading)()
 
     @property
     def _is_blocked(self) -> bool:
-        """Nobody would hear a message now. Once we have closed, only its close is waited for."""
+        """Whether no message can be delivered now.
+
+        Once this side has closed it never is: messages are dropped, and the peer's close frame is
+        still to be read.
+        """
         return not self.closed and (self._listener is None or self._listener.is_busy)
 
     def _schedule_read(self) -> None:
@@ -186,7 +214,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._read_handle = self._ping_scheduler.loop.call_soon(self._read_messages)
 
     def resume_reading(self) -> None:
-        """The listener is not busy any more."""
+        """Deliver messages again: the listener is not busy any more."""
         if self._is_paused or self._reader.buffered_bytes:
             self._schedule_read()
 
@@ -203,16 +231,16 @@ class WebSocketConnection(asyncio.Protocol):
             self._handle_close(*parse_close(payload))
 
     def _send_pong(self, pong: bytes) -> None:
-        """Who does not take its pongs gets the latest only. (RFC 6455 5.5.3)"""
+        """Write a pong, or keep the latest one for a client that does not read (RFC 6455 5.5.3)."""
         if self.full:
             self._pending_pong = pong
         else:
             self.write(pong)
 
-    # What goes out.
+    # Writing.
 
     def write(self, data: bytes) -> None:
-        """Finished frames. What the client does not take at once waits."""
+        """Write finished frames, or buffer what the client does not take at once."""
         if self.closed or self.transport.is_closing():
             return
         if self._handshake_buffer:
@@ -221,14 +249,16 @@ class WebSocketConnection(asyncio.Protocol):
             self.transport.write(data)
 
     def _flush_handshake(self) -> None:
-        greeting, self._handshake_buffer = self._handshake_buffer, b""
-        if greeting:
-            self.write(greeting)
+        buffered, self._handshake_buffer = self._handshake_buffer, b""
+        if buffered:
+            self.write(buffered)
 
     def pause_writing(self) -> None:
+        """Mark the socket as full. Called by the transport."""
         self.full = True
 
     def resume_writing(self) -> None:
+        """Mark the socket as drained, and notify the listener. Called by the transport."""
         self.full = False
         self._drained_at = self._ping_scheduler.loop.time()
         if self._pending_pong:
@@ -237,25 +267,27 @@ class WebSocketConnection(asyncio.Protocol):
         if self._listener is not None:
             self._listener.on_drained()
 
-    # Liveness. A client that takes what is sent is alive, however far behind its pong is; one
-    # that takes nothing is ended by TCP_USER_TIMEOUT. Whom we do not read we do not blame.
+    # Liveness. A client that takes what is sent is alive, however late its pong is. One that takes
+    # nothing is disconnected by TCP_USER_TIMEOUT. While this side does not read, a missing pong is
+    # not the client's fault.
 
     def on_ping_due(self, now: float, payload: bytes, frame: bytes) -> None:
+        """Send a ping, or close if the last one was not answered. See `PingTarget`."""
         if self.closed or self.full:
             return
-        excused = self._is_paused or self._drained_at > self._ping_sent_at
-        if self._ping_payload is None or excused:
+        is_excused = self._is_paused or self._drained_at > self._ping_sent_at
+        if self._ping_payload is None or is_excused:
             self._ping_payload, self._ping_sent_at = payload, now
             self.write(frame)
-        elif (
-            now - self._ping_sent_at > 0.9 * self.PONG_TIMEOUT_S
-        ):  # or this round would be too early
+        # The interval of pings is about as long as the timeout: without the tolerance, a round of
+        # the wheel that is a little short would let a missing pong pass for another interval.
+        elif now - self._ping_sent_at > 0.9 * self.PONG_TIMEOUT_S:
             self.fail(1011, "a ping was not answered")
 
-    # The end.
+    # Closing.
 
     def close(self, code: int, reason: str = "") -> None:
-        """Say so, and wait for the client to say it."""
+        """Send a close frame, and wait for the client's. The listener is notified at once."""
         if self.closed:
             return
         self._send_close(code, reason)
@@ -264,7 +296,11 @@ class WebSocketConnection(asyncio.Protocol):
         self.resume_reading()
 
     def fail(self, code: int, reason: str) -> None:
-        """It is over: the client broke the protocol or a bound, or the application failed."""
+        """Close without waiting for the client's close frame.
+
+        That is for a client that violated the protocol or a limit, and for an application that
+        failed.
+        """
         if not self.closed:
             host, port = (self.transport.get_extra_info("peername") or ("-", 0))[:2]
             log.info("closed %s:%s: %d %s", host, port, code, reason)
@@ -273,19 +309,24 @@ class WebSocketConnection(asyncio.Protocol):
         self._notify_closed(code, reason)
 
     def shutdown(self) -> None:
-        """The server ends. The application is told by its hub, and says goodbye with a position;
-        1012 is for those to whom it said nothing in time."""
+        """Close by 1012 after a while. Called by uvicorn when the server shuts down.
+
+        The hub drains at the same time: its streams end with a position, and the session closes the
+        socket. The timer is for sockets that were not closed in time.
+        """
         if not self.closed:
             self._set_timer(self.DRAIN_TIMEOUT_S, lambda: self.fail(1012, "the server restarts"))
 
     def _handle_close(self, code: int, reason: str) -> None:
-        if self.closed:  # it is the answer to ours
+        if self.closed:  # the reply to our close frame
             self._linger(self.LINGER_S)
         else:
             self._send_close(code if code != 1005 else None, reason)
             self._linger(self.CLOSE_TIMEOUT_S)
             self._notify_closed(code, reason)
-        if not self.transport.can_write_eof():  # it waits for us to end the connection
+        # Under TLS there is no half-close, and the client waits for the server to close the
+        # connection (RFC 6455 7.1.1).
+        if not self.transport.can_write_eof():
             self.transport.close()
 
     def _send_close(self, code: int | None, reason: str) -> None:
@@ -296,7 +337,11 @@ class WebSocketConnection(asyncio.Protocol):
         self.closed, self._pending_pong = True, b""
 
     def _linger(self, seconds: float) -> None:
-        """End our side, and read the other's to its end, or for so long."""
+        """Close our side, and discard what comes until the client closes its own.
+
+        Args:
+            seconds: When to abort the connection.
+        """
         if self._ignores_input or self.transport.is_closing():
             return
         self._ignores_input = True
@@ -318,11 +363,12 @@ class WebSocketConnection(asyncio.Protocol):
             listener.on_closed(code, reason)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Release everything, and notify the listener. Called by the transport."""
         self.closed = self._ignores_input = True
         self._ping_scheduler.discard(self)
         self._connections.discard(self)
-        for waiting in (self._read_handle, self._timer):
-            if waiting is not None:
-                waiting.cancel()
+        for handle in (self._read_handle, self._timer):
+            if handle is not None:
+                handle.cancel()
         self._read_handle = self._timer = None
         self._notify_closed(ABNORMAL_CLOSURE, "")

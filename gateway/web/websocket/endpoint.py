@@ -1,8 +1,10 @@
-"""A WebSocket from its handshake to its session: one stream on a route's own path, or any number
-of them on `/ws`.
+"""Admit a WebSocket, and start its session.
 
-Who may not have one is told so before it opens, as HTTP; who comes while the gateway is busy, or
-cannot know who may, behind it.
+A route's path is a socket with one stream; on `/ws` a client subscribes to any number of streams.
+
+A client that is not allowed to connect gets an HTTP error in place of the accept. If the gateway is
+busy, the route is paused or a guard cannot be asked, the socket is accepted, gets an `error`
+message and is closed, so that a browser can tell that it may try again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from gateway.web.http import problems
 from gateway.web.http.outlet import TAKEOVER
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
-from gateway.wire.websocket import iter_texts as texts
+from gateway.wire.websocket import iter_texts
 
 from .handshake_scope import HandshakeScope
 from .message_processor import POLICY_VIOLATION, TRY_AGAIN_LATER
@@ -29,17 +31,27 @@ from .session import Session
 from .socket import AsgiSocket, Socket
 
 SUBPROTOCOL = "gateway.v1"
-MULTIPLEX_PATH = "/ws"
+MULTIPLEX_PATH = "/ws"  # a socket with any number of streams
 
 
 async def serve_websocket(
     routes: Routes, path: str, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Serve one socket. path: percent-encoded; MULTIPLEX, or a route's own."""
+    """Serve one socket.
+
+    Args:
+        routes: The routes of the gateway.
+        path: `MULTIPLEX_PATH`, or the path of a route, percent-encoded as it came.
+        scope: The ASGI scope.
+        receive: The ASGI callable.
+        send: The ASGI callable.
+    """
     connection = HTTPConnection(scope)
     match = None
     try:
         if path == MULTIPLEX_PATH:
+            # No route is known yet: the origin has to be allowed by any of them. Each subscription
+            # checks that of its own route.
             refuse_foreign_origin(
                 [routes.settings.listen.access_control]
                 + [routes.get_access_control(route) for route in routes.settings.routes],
@@ -50,11 +62,12 @@ async def serve_websocket(
             match = routes.match(path)
         await routes.limits.check_rate(scope)
         match = match and await routes.admit(match, connection)
-        place = await routes.limits.acquire_slot(scope, match.granted if match else NO_GRANTS)
+        slot = await routes.limits.acquire_slot(scope, match.granted if match else NO_GRANTS)
         try:
+            # The configuration may have changed while the slot was waited for.
             match = match and await routes.refresh(match, connection)
         except BaseException:
-            place()
+            slot()
             raise
     except (GuardUnavailable, Busy, RoutePaused) as exc:
         await _refuse_after_accept(exc, scope, receive, send)
@@ -64,47 +77,58 @@ async def serve_websocket(
             problems.build_problem(exc, connection.url.path), scope, receive, send
         )
         return
-    session = Session(routes, HandshakeScope(scope), get_bearer_token(connection), place)
+    session = Session(routes, HandshakeScope(scope), get_bearer_token(connection), slot)
     try:
         await _accept_handshake(scope, receive, send)
     except BaseException:
-        place()
+        slot()
         raise
-    take = scope.get("extensions", {}).get(TAKEOVER)
-    socket: Socket | None = None if take is None else take(session)
+    # From here on the session owns the slot. Nothing may be awaited before the takeover.
+    take_over = scope.get("extensions", {}).get(TAKEOVER)
+    socket: Socket | None = None if take_over is None else take_over(session)
     query = get_query_pairs(connection)
     if socket is not None:
         session.start(socket, match, query)
         await session.open_path_stream(connection)
         return
-    carried = AsgiSocket(session, receive, send)
-    session.start(carried, match, query)
+    asgi_socket = AsgiSocket(session, receive, send)
+    session.start(asgi_socket, match, query)
     session.start_task(session.open_path_stream(connection))
-    await carried.run()
+    await asgi_socket.run()
 
 
 async def _accept_handshake(scope: Scope, receive: Receive, send: Send) -> None:
-    """Of what the client offers, PROTOCOL is taken; a bearer token there is never echoed."""
+    """Accept the handshake, with `SUBPROTOCOL` if the client offers it.
+
+    A browser can send a bearer token only as another subprotocol, which is never selected: the
+    response would repeat the token.
+    """
     await receive()  # `websocket.connect`
-    taken = SUBPROTOCOL if SUBPROTOCOL in scope.get("subprotocols", ()) else None
-    await send({"type": "websocket.accept", "subprotocol": taken, "headers": []})
+    subprotocol = SUBPROTOCOL if SUBPROTOCOL in scope.get("subprotocols", ()) else None
+    await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
 
 
 async def _refuse_after_accept(
     exc: RequestError, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Accepted, told and closed: of a handshake that is refused, whatever the status, a browser
-    says no more than of a server that is not there (WHATWG WebSockets 4)."""
+    """Accept the socket, send an `error` message, and close it.
+
+    If the handshake were refused, a browser would tell the page no more than if there were no
+    server, whatever the status (WHATWG WebSockets 4).
+    """
     await _accept_handshake(scope, receive, send)
-    told = {"code": problems.get_code(exc), **problems.build_members(exc)}
-    for text in texts(WebSocketWire().build_message("error", told)):
+    error = {"code": problems.get_code(exc), **problems.build_members(exc)}
+    for text in iter_texts(WebSocketWire().build_message("error", error)):
         await send({"type": "websocket.send", "text": text})
-    busy = f"{exc.title.lower()}; come back"
-    await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": busy})
+    reason = f"{exc.title.lower()}; come back later"
+    await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": reason})
 
 
 async def _refuse_handshake(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer the handshake as HTTP, where the server can; browsers hear of a failure only."""
+    """Respond to the handshake by HTTP, or by 403 if the server has no denial responses.
+
+    A browser does not show the response to the page.
+    """
     if "websocket.http.response" in scope.get("extensions", {}):
         await response(scope, receive, send)
     else:

@@ -1,10 +1,12 @@
-"""The handshake of a WebSocket (RFC 6455 4.2): the library's, one object for all connections.
+"""Negotiate the handshake of a WebSocket (RFC 6455 4.2) by the `websockets` library.
 
-A refusal is a problem (RFC 9457), as everywhere. Nothing refers to an earlier message in what is
-compressed: what all clients share could not, and a window kept for each client would cost it 40 KB.
+One object serves all connections. A refusal is a problem (RFC 9457), as everywhere.
 
-The requests that browsers and most libraries send are answered here at once, in 2.3 us; the
-library, which is asked of all others, takes 13, and as much to be told of them.
+Compression is agreed on without context takeover (RFC 7692 7.1.1): no message refers to an earlier
+one. Frames that all clients share could not do so, and a window for each client would hold 40 KB.
+
+The requests of browsers and most libraries are answered here, in 2.3 us. All others go to the
+library, which takes 13 us, and as much again to convert the request.
 """
 
 from __future__ import annotations
@@ -30,14 +32,21 @@ from gateway.wire.websocket import WINDOW_BITS
 
 WEBSOCKET_VERSION = "13"
 
-# websockets logs each handshake with its query, where tokens stand; of these only what went
-# wrong is of interest.
+# websockets logs every handshake with its query, which may hold a token. Only its warnings and
+# errors are wanted.
 quiet_logger = logging.getLogger(f"{__name__}.quiet")
 quiet_logger.setLevel(logging.WARNING)
 
 
 class UpgradeRequest(NamedTuple):
-    """A request to upgrade. target: as it came. headers: their names in lower case."""
+    """A request to upgrade.
+
+    Attributes:
+        method: The request method.
+        target: The request target as it came.
+        version: The HTTP version, such as "1.1".
+        headers: The headers, with their names in lower case.
+    """
 
     method: str
     target: str
@@ -45,17 +54,19 @@ class UpgradeRequest(NamedTuple):
     headers: Sequence[tuple[bytes, bytes]]
 
     def to_library_request(self) -> Request:
-        """As the library has it."""
-        named = [(name.decode(), value.decode("latin-1")) for name, value in self.headers]
-        return Request(self.target, Headers(named), self.method, f"HTTP/{self.version}")
+        """Return the request as an object of the library."""
+        headers = [(name.decode(), value.decode("latin-1")) for name, value in self.headers]
+        return Request(self.target, Headers(headers), self.method, f"HTTP/{self.version}")
 
 
 class AcceptedHandshake(NamedTuple):
-    """What holds for a connection whose handshake is right.
+    """What was negotiated for a connection.
 
-    head:    of the answer, without a date and the blank line.
-    deflate: the client reads the compressed frames that all share.
-    window:  bits of the window of what it compresses itself; 0 if it does not.
+    Attributes:
+        head: The head of the response, without a date and the blank line at its end.
+        deflate: Whether the client can read the compressed frames that all clients share.
+        window_bits: The size of the window with which the client compresses its messages, as a
+            power of two; 0 if it does not compress.
     """
 
     head: bytes
@@ -67,18 +78,28 @@ _RESPONSE_HEAD = (
     "HTTP/1.1 101 Switching Protocols\r\n"
     "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: %s\r\n"
 )
-_KEY_PATTERN = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")  # 16 bytes
-_CONNECTION_VALUES = {b"upgrade", b"keep-alive, upgrade"}  # Chromium's, Firefox's
+_KEY_PATTERN = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")  # 16 bytes in base64
+_CONNECTION_VALUES = {b"upgrade", b"keep-alive, upgrade"}  # of Chromium, and of Firefox
 _HEADER_PREFIX = b"sec-websocket-"
+# The headers that decide a handshake. A request that has one of them twice goes to the library.
 _CHECKED_HEADERS = {b"connection", b"upgrade", b"origin"} | {
-    _HEADER_PREFIX + each for each in (b"version", b"key", b"protocol", b"extensions")
+    _HEADER_PREFIX + name for name in (b"version", b"key", b"protocol", b"extensions")
 }
 
 
 class Handshake(ServerProtocol):
-    """See the module. compression: permessage-deflate is agreed to."""
+    """The handshake of a server, with or without permessage-deflate.
+
+    There is one for each, `HANDSHAKES`, which keeps nothing of a connection: the library's protocol
+    is used for its negotiation only.
+    """
 
     def __init__(self, *, compression: bool) -> None:
+        """Prepare the library.
+
+        Args:
+            compression: Whether to agree to permessage-deflate.
+        """
         deflate = ServerPerMessageDeflateFactory(
             server_no_context_takeover=True,
             client_no_context_takeover=True,
@@ -88,47 +109,53 @@ class Handshake(ServerProtocol):
         super().__init__(extensions=[deflate] if compression else [], logger=quiet_logger)
 
     def negotiate(self, request: UpgradeRequest) -> AcceptedHandshake | Response:
-        """What is agreed on, or why nothing is. Nothing of it is kept here."""
+        """Return what was negotiated, or the response that refuses the request."""
         key = self._get_plain_key(request)
         if key is not None:
             return AcceptedHandshake((_RESPONSE_HEAD % accept_key(key.decode())).encode())
         response = self.accept(request.to_library_request())
+        # The library stores what was agreed on in itself. It is reset for the next connection.
         extensions, self.extensions = self.extensions, []
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             return response
         del response.headers["Date"]
         head = response.serialize().removesuffix(b"\r\n")
-        for each in extensions:
-            if isinstance(each, PerMessageDeflate):
-                wide = each.local_max_window_bits >= WINDOW_BITS
-                return AcceptedHandshake(head, wide, each.remote_max_window_bits)
+        for extension in extensions:
+            if isinstance(extension, PerMessageDeflate):
+                # Shared frames refer back up to WINDOW_BITS, which a smaller window cannot read.
+                deflate = extension.local_max_window_bits >= WINDOW_BITS
+                return AcceptedHandshake(head, deflate, extension.remote_max_window_bits)
         return AcceptedHandshake(head)
 
     def _get_plain_key(self, request: UpgradeRequest) -> bytes | None:
-        """The key, of a request in which nothing needs a second look."""
-        found: dict[bytes, bytes] = {}
+        """Return the key of a request that is certainly valid and that needs no negotiation.
+
+        Return None for any other, which the library decides.
+        """
+        checked: dict[bytes, bytes] = {}
         for name, value in request.headers:
             if name in _CHECKED_HEADERS:
-                if name in found:
+                if name in checked:
                     return None
-                found[name] = value
+                checked[name] = value
         if request.method != "GET" or request.version != "1.1":
             return None
-        if found.get(b"connection", b"").lower() not in _CONNECTION_VALUES:
+        if checked.get(b"connection", b"").lower() not in _CONNECTION_VALUES:
             return None
-        if found.get(b"upgrade", b"").lower() != b"websocket":
+        if checked.get(b"upgrade", b"").lower() != b"websocket":
             return None
         if (
-            found.get(_HEADER_PREFIX + b"version") != WEBSOCKET_VERSION.encode()
-            or _HEADER_PREFIX + b"protocol" in found
+            checked.get(_HEADER_PREFIX + b"version") != WEBSOCKET_VERSION.encode()
+            or _HEADER_PREFIX + b"protocol" in checked
         ):
             return None
-        if self.available_extensions and _HEADER_PREFIX + b"extensions" in found:
+        if self.available_extensions and _HEADER_PREFIX + b"extensions" in checked:
             return None
-        key = found.get(_HEADER_PREFIX + b"key", b"")
+        key = checked.get(_HEADER_PREFIX + b"key", b"")
         return key if _KEY_PATTERN.fullmatch(key) else None
 
     def accept(self, request: Request) -> Response:
+        """Return the response of the library; 426 for another version (RFC 6455 4.2.2)."""
         versions = request.headers.get_all("Sec-WebSocket-Version")
         if versions != [WEBSOCKET_VERSION] and request.method == "GET":
             response = self.reject(426, f"WebSocket is spoken in version {WEBSOCKET_VERSION} here")
@@ -137,13 +164,20 @@ class Handshake(ServerProtocol):
         return super().accept(request)
 
     def reject(self, status: StatusLike, text: str) -> Response:
+        """Return a response that refuses a request, with a problem as its body.
+
+        Args:
+            status: The HTTP status.
+            text: What went wrong; empty for the description of the status. Only its first line is
+                used.
+        """
         response = super().reject(status, text)
         if status == HTTPStatus.UPGRADE_REQUIRED:  # RFC 6455 4.4
             response.headers["Sec-WebSocket-Version"] = WEBSOCKET_VERSION
         known = HTTPStatus(status)
         detail = text.partition("\n")[0].strip() or known.description or known.phrase
-        told = {"title": known.phrase, "status": known.value, "detail": detail}
-        response.body = json.dumps(told).encode()
+        problem = {"title": known.phrase, "status": known.value, "detail": detail}
+        response.body = json.dumps(problem).encode()
         for name, value in (
             ("Content-Type", "application/problem+json"),
             ("Content-Length", str(len(response.body))),
@@ -154,5 +188,5 @@ class Handshake(ServerProtocol):
         return response
 
 
-HANDSHAKES = {each: Handshake(compression=each) for each in (False, True)}
-"""By whether compression is configured."""
+HANDSHAKES = {compression: Handshake(compression=compression) for compression in (False, True)}
+"""The handshakes, by whether compression is configured."""

@@ -1,8 +1,8 @@
-"""What the client of one socket says, done in its order, and answered.
+"""Process the messages of one socket in their order, and reply to them.
 
-It is called when the client says something. A task runs only while something has to wait: for
-access, for Kafka's answer, for a record to be written; what the client says while that lasts is
-done behind it.
+Most messages are processed within the call that delivers them. A task runs only while a message has
+to wait: for a guard, for Kafka, for a record to be written. The messages that arrive while that
+lasts are queued behind it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from .socket import Socket
 
 log = logging.getLogger(__name__)
 
-MAX_BAD_MESSAGES = 16  # messages after which a client is taken to be none of ours
-MAX_QUEUED_MESSAGES = 64  # messages, before no more are heard
-MAX_HELD_BYTES = 256 * 1024  # bytes of messages, likewise; the last one may go beyond by its size
-MAX_UNSENT_BYTES = 64 * 1024  # bytes of answers that the client does not take, likewise
+MAX_BAD_MESSAGES = 16  # malformed messages in a row, after which the socket is closed
+# At each of these the socket reads no further messages until there is less.
+MAX_QUEUED_MESSAGES = 64
+MAX_HELD_BYTES = 256 * 1024  # of messages; the last one may exceed it by its size
+MAX_UNSENT_BYTES = 64 * 1024  # of replies that the client does not read
 
-MAX_TURN_S = 0.002  # of what waited, before others have their turn
+MAX_TURN_S = 0.002  # how long queued messages are processed before other tasks run
 
-# Of a close: RFC 6455 7.4.1, and IANA's registry.
+# Close codes of RFC 6455 7.4.1 and IANA's registry.
 (
     NORMAL_CLOSURE,
     UNSUPPORTED_DATA,
@@ -47,14 +48,20 @@ MAX_TURN_S = 0.002  # of what waited, before others have their turn
     TRY_AGAIN_LATER,
 ) = 1000, 1003, 1008, 1011, 1012, 1013
 
-CoroutineFactory: TypeAlias = Callable[
-    [], Coroutine[Any, Any, None]
-]  # not begun: it may be cut before
+CoroutineFactory: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+"""Work that takes time. A coroutine object would warn if the socket were closed before it began."""
 
 
 class MessageProcessor:
-    """See the module; a `Listener`. What is said, and what is to be done then, is for those who
-    derive from it to know, in `take`."""
+    """The `MessageListener` of a socket, and the order of its messages.
+
+    `Session` derives from it and says in `handle_message` what each message does. At most one
+    message is processed at a time. Bytes of messages that wait count towards the gateway's memory
+    until they are released, at the latest when the socket is closed.
+
+    Attributes:
+        socket: The socket, which `Session.start` sets.
+    """
 
     __slots__ = (
         "_bad_count",
@@ -67,32 +74,37 @@ class MessageProcessor:
         "socket",
     )
 
-    # `_waiting`: what the client said since something has to wait; None while nothing has.
-    # `_held`:    bytes of that, and of what is under way.
-    # `_size`:    bytes of the message that is heard.
-    # `_owed`:    bytes of answers since the socket is full.
-
     def __init__(self) -> None:
         self.socket: Socket
         self._tasks: set[asyncio.Task[None]] | None = None
+        # Messages behind one that takes time; None while no message does.
         self._queue: deque[str | bytes] | None = None
+        # `_unsent_bytes`: of replies since the socket is full.
+        # `_held_bytes`: of messages that are queued or held.
+        # `_message_bytes`: of the message that is being processed.
         self._bad_count = self._unsent_bytes = self._held_bytes = self._message_bytes = 0
         self._is_closed = False
 
     def handle_message(self, message: ClientMessage) -> CoroutineFactory | None:
-        """Do it, or say how it is done if that takes time. Raises RequestError for what cannot be
-        done, and HTTPException 404."""
+        """Do what a message asks for, or return the work if it takes time.
+
+        Raises:
+            RequestError: The message is refused.
+            HTTPException: 404, if no route has its path.
+        """
         raise NotImplementedError
 
-    # the listener
+    # The listener of the socket.
 
     @property
     def is_busy(self) -> bool:
+        """Whether as much waits as may. See `MessageListener`."""
         if self._unsent_bytes >= MAX_UNSENT_BYTES or self._held_bytes >= MAX_HELD_BYTES:
             return True
         return self._queue is not None and len(self._queue) >= MAX_QUEUED_MESSAGES
 
     def on_message(self, message: str | bytes) -> None:
+        """Process a message, or queue it behind one that takes time."""
         if self._queue is not None:
             self._queue.append(message)
             self._add_held(sys.getsizeof(message))
@@ -103,63 +115,70 @@ class MessageProcessor:
             self.start_task(self._process_queue(work))
 
     def on_drained(self) -> None:
+        """Read messages again: the client has taken the replies."""
         self._unsent_bytes = 0
         self.socket.resume_reading()
 
     def on_closed(self, code: int, reason: str) -> None:
+        """Release what is held, and cancel what is being processed."""
         self.release_held(self._held_bytes)
         self._is_closed = True
         for task in self._tasks or ():
             task.cancel()
 
     async def _process_queue(self, work: CoroutineFactory | None) -> None:
-        """Do this, and what was said meanwhile, in turns with others."""
+        """Do some work, and process the messages that are queued behind it meanwhile.
+
+        Args:
+            work: The work of the first message.
+        """
         assert self._queue is not None
-        began = time.perf_counter()
+        turn_began_at = time.perf_counter()
         try:
             while work is not None or self._queue:
                 if work is not None:
                     await work()
                 elif self._is_closed:
                     return
-                if time.perf_counter() - began > MAX_TURN_S:
+                # Messages that need not wait would otherwise be processed without a break.
+                if time.perf_counter() - turn_began_at > MAX_TURN_S:
                     await asyncio.sleep(0)
-                    began = time.perf_counter()
+                    turn_began_at = time.perf_counter()
                 work = self._process_next() if self._queue else None
         finally:
             self._queue = None
         self.socket.resume_reading()
 
     def _process_next(self) -> CoroutineFactory | None:
-        """As `_hear`, of the message that has waited longest."""
+        """Process the oldest message of the queue, as `_process_message` does."""
         assert self._queue is not None
         message = self._queue.popleft()
         self.release_held(sys.getsizeof(message))
         return self._process_message(message)
 
     def _process_message(self, data: str | bytes) -> CoroutineFactory | None:
-        """Do it, or say how it is done if that takes time."""
+        """Parse a message and do what it asks for, or return the work if it takes time."""
         self._message_bytes = sys.getsizeof(data)
         if isinstance(data, bytes):
             self.socket.close(UNSUPPORTED_DATA, "send text: JSON")
             return None
         try:
-            said = messages.parse_message(data)
+            message = messages.parse_message(data)
         except BadMessageError as exc:
             self.send_error(exc.message_id, exc)
             self._bad_count += 1
             if self._bad_count >= MAX_BAD_MESSAGES:
                 self.socket.close(POLICY_VIOLATION, f"{self._bad_count} bad messages in a row")
             return None
-        self._bad_count = (
-            0  # what can be read and not be done, such as one more grant, may come often
-        )
+        # A well-formed message that is refused does not count: credit for a stream that has just
+        # ended, for instance, is no sign of a broken client.
+        self._bad_count = 0
         try:
-            work = self.handle_message(said)
+            work = self.handle_message(message)
         except (GatewayError, HTTPException) as exc:
-            self.send_error(_get_message_id(said), exc)
+            self.send_error(_get_message_id(message), exc)
             return None
-        return None if work is None else partial(self._run_work, work, said)
+        return None if work is None else partial(self._run_work, work, message)
 
     async def _run_work(self, work: CoroutineFactory, message: ClientMessage) -> None:
         try:
@@ -167,10 +186,14 @@ class MessageProcessor:
         except (GatewayError, HTTPException) as exc:
             self.send_error(_get_message_id(message), exc)
 
-    # what waits
+    # The bytes of messages that wait.
 
     def hold_message(self) -> int:
-        """Count the message that is heard as held until it is `release`d. Returns its bytes."""
+        """Count the message that is being processed as held.
+
+        Returns:
+            Its bytes, for `release_held`.
+        """
         self._add_held(self._message_bytes)
         return self._message_bytes
 
@@ -180,16 +203,17 @@ class MessageProcessor:
             received_bytes.total += size
 
     def release_held(self, size: int) -> None:
-        """Hold so many bytes less. What a lost client had is released already."""
+        """Count so many bytes less as held. Those of a closed socket are released already."""
         if self._is_closed:
             return
-        full = self._held_bytes >= MAX_HELD_BYTES
+        was_full = self._held_bytes >= MAX_HELD_BYTES
         self._held_bytes -= size
         received_bytes.total -= size
-        if full and not self.is_busy:
+        if was_full and not self.is_busy:
             self.socket.resume_reading()
 
     def start_task(self, coro: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine until it ends or the socket is closed. An error closes the socket."""
         task = asyncio.create_task(coro)
         if self._tasks is None:  # an empty set for each socket would be 216 bytes
             self._tasks = set()
@@ -199,28 +223,41 @@ class MessageProcessor:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if self._tasks is not None:
             self._tasks.discard(task)
-            self._tasks = self._tasks or None
+            self._tasks = self._tasks or None  # no empty set
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("a WebSocket session failed", exc_info=error)
             self.socket.close(INTERNAL_ERROR, "the gateway failed; its log says why")
 
-    # answers
+    # Replies.
 
     def send_message(self, message_type: str, label: str | None = None, **data: Any) -> None:
+        """Send a message that is no part of a stream.
+
+        Args:
+            message_type: Its `type`.
+            label: Its `id`, of a stream or of the message that it replies to.
+            data: Its other members.
+        """
         if label is not None:
             data = {"id": label, **data}
-        told = WebSocketWire(deflate=self.socket.deflate).build_message(message_type, data)
-        self.socket.write(told)
+        frame = WebSocketWire(deflate=self.socket.deflate).build_message(message_type, data)
+        self.socket.write(frame)
         if self.socket.full:
-            self._unsent_bytes += len(told)
+            self._unsent_bytes += len(frame)
 
     def send_error(self, label: str | None, exc: Exception) -> None:
-        told = problems.build_members(exc)
-        wait: float | None = getattr(exc, "retry_after", None)
-        if wait is not None:
-            told["retryAfter"] = math.ceil(wait)
-        self.send_message("error", label, code=problems.get_code(exc), **told)
+        """Send an `error` message. See `problems` for what it says.
+
+        Args:
+            label: The `id` of what failed.
+            exc: The error.
+        """
+        members = problems.build_members(exc)
+        retry_after_s: float | None = getattr(exc, "retry_after", None)
+        if retry_after_s is not None:
+            members["retryAfter"] = math.ceil(retry_after_s)
+        self.send_message("error", label, code=problems.get_code(exc), **members)
 
 
 def _get_message_id(message: ClientMessage) -> str | None:

@@ -1,4 +1,4 @@
-"""What a WebSocket client may say: one JSON object a message, told apart by its `type`."""
+"""Parse the messages of a WebSocket client: one JSON object each, distinguished by its `type`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from gateway.config.source.expression import find_closest
 from gateway.errors import RequestError
 from gateway.formats.exact_numbers import has_inexact_number
 
-MAX_ID_CHARS = 64  # characters
-MAX_SELECTION_BYTES = 64 * 1024  # of a filter, and of a list of fields, as JSON in UTF-8
-SELECTION_MEMBERS = frozenset({"filter", "fields"})  # what a client chooses to see
-MAX_CONTAINERS = 40_000  # arrays and objects of a message; of 350,000 in 1 MiB Python made 90 ms
+MAX_ID_CHARS = 64
+MAX_SELECTION_BYTES = 64 * 1024  # of a filter, or of a list of fields, as JSON in UTF-8
+SELECTION_MEMBERS = frozenset({"filter", "fields"})
+# Arrays and objects of a message. To build the 350,000 that fit into 1 MiB took 90 ms.
+MAX_CONTAINERS = 40_000
 _STRING_PATTERN = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 MessageId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 
-# The first that is wrong of a list or an object ends it: pydantic makes an error of each, 0.9 s for
-# the 500,000 that a message may hold.
+# The members of lists and objects below are checked until the first one that is wrong. pydantic
+# would create an error for each, which takes 0.9 s for the 500,000 that a message may hold.
 
 
 def _validate_header_values(headers: dict[str, Any]) -> dict[str, str]:
@@ -39,13 +40,19 @@ FilterJson: TypeAlias = dict[str, Any] | Annotated[list[dict[str, Any]], Field(f
 
 
 class Message(BaseModel):
+    """A message of a client. Values are not converted, and unknown members are refused."""
+
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=False
     )
 
 
 class Selection(Message):
-    """What a stream is about; what is absent is as the path's query, or as it was, has it."""
+    """What a stream is to show.
+
+    A member that is absent does not override the query of the path or, in a `change`, what the
+    stream shows so far.
+    """
 
     path: str | None = Field(None, min_length=1, max_length=16 * 1024)
     filter: FilterJson | None = None
@@ -53,6 +60,8 @@ class Selection(Message):
 
 
 class SubscribeMessage(Selection):
+    """`subscribe`: open a stream under an id that the client chooses."""
+
     type: Literal["subscribe"]
     id: MessageId
     path: str = Field(min_length=1, max_length=16 * 1024)
@@ -63,23 +72,29 @@ class SubscribeMessage(Selection):
 
 
 class ChangeMessage(Selection):
+    """`change`: show something else on a stream, from its present position."""
+
     type: Literal["change"]
     id: MessageId | None = None
 
 
 class UnsubscribeMessage(Message):
+    """`unsubscribe`: end a stream."""
+
     type: Literal["unsubscribe"]
     id: MessageId
 
 
 class CreditMessage(Message):
+    """`credit`: allow a stream to send `n` more records."""
+
     type: Literal["credit"]
     id: MessageId | None = None
     n: int = Field(ge=1, le=2**53)
 
 
 class ProduceMessage(Message):
-    """id: of the message, for its answer; not of a subscription."""
+    """`produce`: write a record. Its `id` names the message in the reply, not a subscription."""
 
     type: Literal["produce"]
     id: MessageId
@@ -93,11 +108,15 @@ class ProduceMessage(Message):
 
 
 class TokenMessage(Message):
+    """`token`: renew the bearer token of the socket."""
+
     type: Literal["token"]
     jwt: str = Field(min_length=1, max_length=64 * 1024)
 
 
 class PingMessage(Message):
+    """`ping`: ask for a `pong`, as browsers cannot send ping frames."""
+
     type: Literal["ping"]
     id: MessageId | None = None
 
@@ -121,29 +140,42 @@ MESSAGE_MODELS: dict[str, type[Message]] = {
     "token": TokenMessage,
     "ping": PingMessage,
 }
-_ADAPTERS = {name: TypeAdapter(kind) for name, kind in MESSAGE_MODELS.items()}
+_ADAPTERS = {name: TypeAdapter(model) for name, model in MESSAGE_MODELS.items()}
+# The names of each message's members, in order, as JSON has them.
 _MEMBERS = {
-    name: {field.alias or own: None for own, field in kind.model_fields.items()}
-    for name, kind in MESSAGE_MODELS.items()
+    name: {field.alias or field_name: None for field_name, field in model.model_fields.items()}
+    for name, model in MESSAGE_MODELS.items()
 }
 
 
 class BadMessageError(RequestError):
-    """What came is no message. `about`: the id that it names, for the answer."""
+    """A message is malformed, or asks for something that cannot be.
+
+    Attributes:
+        message_id: The `id` of the message, for the reply; None if it has none that can be used.
+    """
 
     def __init__(self, title: str, detail: str, message_id: str | None = None) -> None:
+        """Describe the error, as `RequestError` does with the status 400."""
         super().__init__(400, title, detail)
         self.message_id = message_id
 
 
 def parse_message(text: str) -> ClientMessage:
-    """One message. Raises BadMessage, which says what to write instead."""
+    """Parse one message.
+
+    Raises:
+        BadMessageError: It is malformed; the detail says what to send instead.
+    """
     try:
-        # orjson is strict (no NaN, no lone surrogates), but cuts long integers short.
+        # orjson is strict (no NaN, no lone surrogates), but does not keep numbers such as integers
+        # of more than 64 bits. The standard library parses messages with such numbers again.
         data = text.encode()
         if count_containers(data) > MAX_CONTAINERS:
-            what = f"this has more than {MAX_CONTAINERS} arrays and objects; send the value as text"
-            raise BadMessageError("Bad message", what)
+            detail = (
+                f"this has more than {MAX_CONTAINERS} arrays and objects; send the value as text"
+            )
+            raise BadMessageError("Bad message", detail)
         raw = orjson.loads(data)
         if has_inexact_number(data):
             raw = json.loads(data)
@@ -151,30 +183,33 @@ def parse_message(text: str) -> ClientMessage:
         raise BadMessageError("Bad message", f"this is not JSON: {exc}; send one object") from None
     if not isinstance(raw, dict):
         raise BadMessageError("Bad message", "send a JSON object with a member 'type'")
-    about = raw.get("id")
-    if not isinstance(about, str) or len(about) > MAX_ID_CHARS:  # none that would be answered to
-        about = None
-    kind = raw.get("type")
-    if not isinstance(kind, str) or kind not in MESSAGE_MODELS:
+    message_id = raw.get("id")
+    # An id that is not valid is not repeated in the reply.
+    if not isinstance(message_id, str) or len(message_id) > MAX_ID_CHARS:
+        message_id = None
+    message_type = raw.get("type")
+    if not isinstance(message_type, str) or message_type not in MESSAGE_MODELS:
         raise BadMessageError(
-            "Unknown type", _describe_unknown("type", kind, MESSAGE_MODELS), about
+            "Unknown type", _describe_unknown("type", message_type, MESSAGE_MODELS), message_id
         )
     for name in raw:
-        if name not in _MEMBERS[kind]:
-            what = _describe_unknown(f"member of {kind}", name, _MEMBERS[kind])
-            raise BadMessageError("Bad message", what, about)
+        if name not in _MEMBERS[message_type]:
+            detail = _describe_unknown(f"member of {message_type}", name, _MEMBERS[message_type])
+            raise BadMessageError("Bad message", detail, message_id)
     for name in SELECTION_MEMBERS & raw.keys():
         if _json_size(raw[name]) > MAX_SELECTION_BYTES:
-            what = f"'{name}' has more than {MAX_SELECTION_BYTES} bytes; ask for less"
-            raise BadMessageError("Bad message", f"{kind}: {what}", about)
+            detail = f"'{name}' has more than {MAX_SELECTION_BYTES} bytes; ask for less"
+            raise BadMessageError("Bad message", f"{message_type}: {detail}", message_id)
     try:
-        said: ClientMessage = _ADAPTERS[kind].validate_python(raw)  # type: ignore[assignment]
+        message: ClientMessage = _ADAPTERS[message_type].validate_python(raw)  # type: ignore[assignment]
     except ValidationError as exc:
-        raise BadMessageError("Bad message", _describe_error(kind, exc), about) from None
-    return said
+        detail = _describe_error(message_type, exc)
+        raise BadMessageError("Bad message", detail, message_id) from None
+    return message
 
 
 def _json_size(value: object) -> int:
+    """Return the bytes of a value as JSON."""
     try:
         return len(orjson.dumps(value))
     except TypeError:  # an integer of more than 64 bits
@@ -182,20 +217,23 @@ def _json_size(value: object) -> int:
 
 
 def count_containers(data: bytes) -> int:
-    """Return how many arrays and objects a JSON text has, without reading it."""
+    """Return how many arrays and objects a JSON text has, without parsing it.
+
+    A result of up to `MAX_CONTAINERS` may be too large, as brackets in strings count.
+    """
     count = data.count(b"[") + data.count(b"{")
-    if count > MAX_CONTAINERS:  # those in strings are none; to find them takes 3 ms for 1 MiB
+    if count > MAX_CONTAINERS:  # count again without strings, which takes 3 ms for 1 MiB
         bare = _STRING_PATTERN.sub(b"", data)
         count = bare.count(b"[") + bare.count(b"{")
     return count
 
 
 def _describe_error(message_type: str, exc: ValidationError) -> str:
-    """The first of what is wrong, in our words where pydantic's help nobody."""
+    """Return the first error of a message, in our words where pydantic's do not help."""
     error = exc.errors(include_url=False)[0]
     name = str(error["loc"][0]) if error["loc"] else ""
     if error["type"] == "missing":
-        return f"{message_type} lacks '{name}'; add it"
+        return f"{message_type} has no '{name}'; add it"
     return f"{message_type}: '{name}' {error['msg'][0].lower()}{error['msg'][1:]}"
 
 

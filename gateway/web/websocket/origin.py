@@ -1,7 +1,8 @@
-"""Whose pages may open a WebSocket: browsers send their origin and leave it to the server.
+"""Decide which pages may open a WebSocket, by the `Origin` of the handshake.
 
-CORS does not apply to WebSocket, and cookies go along unasked: without a look at the origin, any
-page could read with the cookies of whoever opened it (RFC 6455 10.2).
+CORS does not apply to WebSockets, and browsers send cookies with every handshake. If the server did
+not check the origin, any page could read streams with the cookies of the user who opened it
+(RFC 6455 10.2).
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 def is_origin_allowed(
     access: AccessControl, origin: str | None, host: str, *, has_cookies: bool = False
 ) -> bool:
-    """Whether a handshake with this `Origin` and `Host` may go on.
+    """Return whether a request with this `Origin` and `Host` is allowed.
 
-    origin:  None for programs, which may.
-    cookies: it came with a `Cookie`: a page of another site needs `allow.credentials` then.
+    Args:
+        access: The `access-control` of the route.
+        origin: The value of `Origin`; None if the request has none, as a program's. It is allowed.
+        host: The value of `Host`.
+        has_cookies: Whether the browser sent credentials of its own accord. A page of another site
+            needs `allow.credentials` then.
     """
     if origin is None or _is_same_origin(origin, host):
         return True
@@ -32,7 +37,7 @@ def is_origin_allowed(
 
 
 def is_listed_origin(access: AccessControl, origin: str) -> bool:
-    """Is it among the other sites that are meant?"""
+    """Return whether an origin is listed under `allow.origins`. An empty list allows all."""
     origins = access.allow.origins
     return not origins or "*" in origins or origin in origins
 
@@ -40,20 +45,32 @@ def is_listed_origin(access: AccessControl, origin: str) -> bool:
 def refuse_foreign_origin(
     access_controls: Iterable[AccessControl], connection: HTTPConnection
 ) -> None:
-    """Raises RequestError 403 for a WebSocket of a page that none of these lets in."""
+    """Check the origin of a WebSocket's handshake.
+
+    Args:
+        access_controls: The `access-control` sections of which one has to allow the page.
+        connection: The handshake.
+
+    Raises:
+        RequestError: 403, if the page may not connect.
+    """
     headers = connection.headers
     if "origin" not in headers:
         return
-    origin, host, cookies = headers["origin"], headers.get("host", ""), "cookie" in headers
+    origin, host, has_cookies = headers["origin"], headers.get("host", ""), "cookie" in headers
     if not any(
-        is_origin_allowed(access, origin, host, has_cookies=cookies) for access in access_controls
+        is_origin_allowed(access, origin, host, has_cookies=has_cookies)
+        for access in access_controls
     ):
         detail = "pages of this origin may not connect; see access-control"
         raise RequestError(403, "Foreign origin", detail)
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Scheme aside: a proxy that ends TLS makes a page's https an http here."""
+    """Return whether an origin has the host and port of `Host`.
+
+    The schemes are not compared: behind a proxy that ends TLS, a page's https is http here.
+    """
     scheme, separator, authority = origin.lower().partition("://")
     if not separator or scheme not in _DEFAULT_PORTS:
         return False
@@ -61,6 +78,7 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _add_port(authority: str, scheme: str) -> str:
+    """Return an authority with its port, which is the scheme's default if it has none."""
     name, colon, port = authority.rpartition(":")
     if not colon or port.endswith("]"):  # no port; the last colon may be an IPv6 address's
         return f"{authority}:{_DEFAULT_PORTS[scheme]}"

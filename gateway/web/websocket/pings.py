@@ -1,8 +1,8 @@
-"""The pings of all WebSockets of a server: one timer, however many there are.
+"""Ping all WebSockets of a server by one timer, however many there are.
 
-A wheel of slots: each connection stands in one, and is visited once a round. A timer for each
-connection would be 520 bytes and 0.5 us a ping. The slots are filled in turn, so that a thousand
-that connected at once are not pinged at once.
+The connections are spread over a wheel of slots, of which the timer visits one after the other. A
+timer for each connection would hold 520 bytes and take 0.5 us a ping. New connections go to the
+slots in rotation, so that a thousand clients that connected at once are not pinged at once.
 """
 
 from __future__ import annotations
@@ -17,16 +17,38 @@ SLOT_COUNT = 64
 
 
 class PingTarget(Protocol):
+    """A connection that is pinged.
+
+    Attributes:
+        ping_slot: The slot that the scheduler has put it into.
+    """
+
     ping_slot: int
 
     def on_ping_due(self, now: float, payload: bytes, frame: bytes) -> None:
-        """It is time for a ping, if the last one was answered. payload: that of the frame."""
+        """Send a ping if the last one was answered, else decide whether the peer is gone.
+
+        Args:
+            now: The time of the event loop, in seconds.
+            payload: The payload of the ping, which the pong must repeat.
+            frame: The ping as a finished frame.
+        """
 
 
 class PingScheduler:
-    """A round takes so many seconds."""
+    """A wheel of slots that visits every connection once an interval.
+
+    Created by `WebSocketProtocol`, one for each server, with the first connection. The timer runs
+    while there are connections.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interval_s: float) -> None:
+        """Prepare an empty wheel.
+
+        Args:
+            loop: The event loop of the connections.
+            interval_s: Seconds from one ping of a connection to its next.
+        """
         self.loop = loop
         self._slot_interval_s = interval_s / SLOT_COUNT
         self._slots: list[set[PingTarget]] = [set() for _ in range(SLOT_COUNT)]
@@ -36,6 +58,7 @@ class PingScheduler:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, target: PingTarget) -> None:
+        """Ping a connection from now on."""
         self._last_slot = (self._last_slot + 1) % SLOT_COUNT
         target.ping_slot = self._last_slot
         self._slots[target.ping_slot].add(target)
@@ -44,6 +67,7 @@ class PingScheduler:
             self._timer = self.loop.call_later(self._slot_interval_s, self._ping_current_slot)
 
     def discard(self, target: PingTarget) -> None:
+        """Ping a connection no more. It may be called again."""
         slot = self._slots[target.ping_slot]
         if target in slot:
             slot.discard(target)
@@ -56,6 +80,7 @@ class PingScheduler:
         self._timer = self.loop.call_later(self._slot_interval_s, self._ping_current_slot)
         self._current_slot = (self._current_slot + 1) % SLOT_COUNT
         payload = os.urandom(4)
+        # One frame for all of them: a server's frames carry no mask.
         now, frame = self.loop.time(), encode_ping(payload)
-        for each in list(self._slots[self._current_slot]):
-            each.on_ping_due(now, payload, frame)
+        for target in list(self._slots[self._current_slot]):
+            target.on_ping_due(now, payload, frame)

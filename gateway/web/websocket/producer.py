@@ -1,4 +1,4 @@
-"""The records that the client of one socket writes, while they are under way."""
+"""Write the records that the client of one socket sends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ from gateway.web.routing.routes import Routes
 from .handshake_scope import HandshakeScope
 from .messages import BadMessageError, ProduceMessage
 
-MAX_IN_FLIGHT = 100  # of one socket, under way
+MAX_IN_FLIGHT = 100  # records of one socket that are not acknowledged yet
 
 
 class SocketProducer:
-    """See the module. under_way: how many."""
+    """Writes the records of one socket.
+
+    Created and owned by a `Session`, with the first record. It has one writer for each cluster that
+    the client writes to.
+
+    Attributes:
+        in_flight: How many records were accepted and are not acknowledged or refused yet.
+    """
 
     __slots__ = ("_handshake_scope", "_routes", "_writers", "in_flight")
 
@@ -29,7 +36,16 @@ class SocketProducer:
         self.in_flight = 0
 
     def accept(self, message: ProduceMessage, *, is_closing: bool) -> None:
-        """Raises RequestError if it comes too late, or is one too many."""
+        """Count a record that `write_record` must be called for.
+
+        Args:
+            message: The message.
+            is_closing: Whether the session is about to close the socket.
+
+        Raises:
+            RequestError: 503, if the connection is about to be closed.
+            BadMessageError: Too many records are in flight.
+        """
         if self._routes.hubs.draining or is_closing:
             detail = "this connection is about to be closed; repeat it over a new one"
             raise RequestError(503, "Draining", detail)
@@ -41,29 +57,45 @@ class SocketProducer:
     async def write_record(
         self, message: ProduceMessage, path: str | None, token: str | None, attempts: Attempts
     ) -> dict[str, Any]:
-        """One that was taken on; what `produced` says of it. path: with its query; None to find one
-        by the topic. Raises RequestError and KafkaError, and HTTPException 404."""
+        """Write a record that was accepted.
+
+        Args:
+            message: The message.
+            path: The path and query of the route; None to find the route by the topic.
+            token: The bearer token of the socket.
+            attempts: The attempts of the socket, which this one is added to.
+
+        Returns:
+            The members of the `produced` message.
+
+        Raises:
+            RequestError: The record is refused.
+            KafkaError: Kafka does not answer.
+            HTTPException: 404, if no route has the path.
+        """
         try:
             await attempts.count_attempt()
             connection = self._handshake_scope.build_connection()
             try:
-                letter = await parse_produce_message(self._routes, message, path, connection, token)
+                write_request = await parse_produce_message(
+                    self._routes, message, path, connection, token
+                )
             except RequestError as exc:
                 attempts.note_refused(exc.status)
                 raise
-            done = await self._get_writer(letter.cluster).send(
-                letter.topic,
-                letter.key,
-                letter.value,
-                letter.headers,
+            result = await self._get_writer(write_request.cluster).send(
+                write_request.topic,
+                write_request.key,
+                write_request.value,
+                write_request.headers,
                 idempotency_key=message.idempotency_key,
-                scope=letter.scope,
-                check_allowed=partial(check_current, self._routes, letter),
+                scope=write_request.scope,
+                check_allowed=partial(check_current, self._routes, write_request),
             )
         finally:
             self.in_flight -= 1
-        told = {"topic": done.topic, "partition": done.partition, "offset": done.offset}
-        return {**told, "repeated": True} if done.repeated else told
+        members = {"topic": result.topic, "partition": result.partition, "offset": result.offset}
+        return {**members, "repeated": True} if result.repeated else members
 
     def _get_writer(self, cluster: str) -> RecordWriter:
         writer = self._writers.get(cluster)

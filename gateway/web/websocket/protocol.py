@@ -1,13 +1,15 @@
-"""The WebSocket edge: a handshake as ASGI, and then a `Peer`.
+"""Serve the handshake of a WebSocket by ASGI, and then a `WebSocketConnection`.
 
-For uvicorn's `ws`, with `GatewayProtocol`, which read and bounded the head. An application that
-accepts may take the connection over at once, before it awaits anything else:
+It is uvicorn's `ws` class, together with `GatewayProtocol`, which has read the head within its
+limits. An application that accepts may take the connection over at once, before it awaits anything
+else:
 
     await send({"type": "websocket.accept"})
     socket = scope["extensions"][TAKEOVER](listener)    # a `Socket`; None if it is too late
 
-It hears by calls then, and the ASGI call may return: its task, its scope and this protocol are
-gone, and the connection stays. One that does not take it over receives and sends as ever.
+The listener is then called with what the client sends, and the ASGI call may return. Its task, its
+scope and this protocol are freed, and the connection stays. An application that does not take the
+connection over receives and sends by ASGI.
 
 A connect to `/ws` takes 1.1 times the CPU of one with a GET of `/health/live`.
 """
@@ -30,7 +32,7 @@ from uvicorn.server import ServerState
 from websockets.datastructures import Headers
 from websockets.http11 import Response
 
-from gateway.web.http import client_certificate as tls
+from gateway.web.http import client_certificate
 from gateway.web.http.outlet import TAKEOVER
 from gateway.wire import websocket
 from gateway.wire.message_reader import MessageReader
@@ -44,19 +46,23 @@ log = logging.getLogger(__name__)
 
 SUBPROTOCOL_HEADER = b"sec-websocket-protocol"
 
+# One scheduler for all connections of a server, which is found by its state.
 _ping_schedulers: WeakKeyDictionary[ServerState, PingScheduler] = WeakKeyDictionary()
 
 
 class WebSocketProtocol(asyncio.Protocol):
-    """See the module. PEER: another limit is a subclass with another one."""
+    """The handshake of one WebSocket, and its ASGI events.
+
+    Created by `GatewayProtocol` for a request to upgrade. It is the transport's protocol until the
+    application accepts; then the `WebSocketConnection` is. If the application does not take the
+    connection over, this object stays as its listener and queues messages as ASGI events.
+
+    To change a limit of connections, derive a class with another `CONNECTION_CLASS`.
+    """
 
     CONNECTION_CLASS: type[WebSocketConnection] = WebSocketConnection
     LINGER_S = 2.0
     MAX_QUEUED_EVENTS = 32  # messages that wait for the application before no more are read
-
-    # `_events`:  what the application has not received yet.
-    # `_waiting`: it waits for more of them; `_writable` for room.
-    # `_peer`:    from the accept on. `_denial`: what is sent instead, head and body so far.
 
     def __init__(
         self,
@@ -69,11 +75,14 @@ class WebSocketProtocol(asyncio.Protocol):
         self._server_state = server_state
         self._app_state = app_state
         self._loop = _loop or asyncio.get_running_loop()
+        # What the application has not received yet, and what it waits for when there is nothing.
         self._events: deque[dict[str, Any]] = deque([{"type": "websocket.connect"}])
         self._receive_waiter: asyncio.Future[None] | None = None
-        self._writable = asyncio.Event()
+        self._writable = asyncio.Event()  # unset while the connection is full
         self._writable.set()
-        self._connection: WebSocketConnection | None = None
+        self._connection: WebSocketConnection | None = None  # from the accept on
+        # The response that the application sends instead of an accept: status, headers, and the
+        # body so far.
         self._denial_response: tuple[int, Headers, bytes] | None = None
         self._is_closed = self._is_taken_over = False
         self._timer: asyncio.TimerHandle | None = None
@@ -85,18 +94,24 @@ class WebSocketProtocol(asyncio.Protocol):
         target: bytes,
         trailing_data: bytes,
     ) -> None:
-        """Take over a connection. asked: of the request, as far as uvicorn fills it in for an
-        upgrade. behind: what came after the head."""
+        """Take a connection over, and answer its request to upgrade.
+
+        Args:
+            transport: The connection.
+            http_scope: The scope of the request, which uvicorn fills in only partly for an upgrade.
+            target: The request target.
+            trailing_data: What came behind the head.
+        """
         self.transport = transport
         self._server_state.connections.add(self)  # type: ignore[arg-type]
         path, headers = target.decode(), cast("list[tuple[bytes, bytes]]", http_scope["headers"])
-        told = UpgradeRequest(http_scope["method"], path, http_scope["http_version"], headers)
-        agreed = HANDSHAKES[bool(self._config.ws_per_message_deflate)].negotiate(told)
-        if isinstance(agreed, Response):
-            self._send_refusal(agreed)
+        request = UpgradeRequest(http_scope["method"], path, http_scope["http_version"], headers)
+        result = HANDSHAKES[bool(self._config.ws_per_message_deflate)].negotiate(request)
+        if isinstance(result, Response):
+            self._send_refusal(result)
             return
-        self._handshake = agreed
-        self._reader = MessageReader(agreed.window_bits)
+        self._handshake = result
+        self._reader = MessageReader(result.window_bits)
         if trailing_data:
             self._reader.feed(trailing_data)
         task = self._loop.create_task(self._run_app(self._build_scope(http_scope, path)))
@@ -120,23 +135,25 @@ class WebSocketProtocol(asyncio.Protocol):
             "query_string": query.encode("ascii"),
             "headers": http_scope["headers"],
             "subprotocols": [
-                each.strip() for value in offered for each in value.decode("latin-1").split(",")
+                name.strip() for value in offered for name in value.decode("latin-1").split(",")
             ],
             "state": http_scope["state"],
             "extensions": self._build_extensions(),
         }
 
     def _build_extensions(self) -> dict[str, Any]:
-        offered: dict[str, Any] = {"websocket.http.response": {}, TAKEOVER: self._take_over}
-        shown = tls.build_tls_extension(self.transport)
-        return offered if shown is None else {**offered, tls.TLS_EXTENSION: shown}
+        extensions: dict[str, Any] = {"websocket.http.response": {}, TAKEOVER: self._take_over}
+        tls_extension = client_certificate.build_tls_extension(self.transport)
+        if tls_extension is None:
+            return extensions
+        return {**extensions, client_certificate.TLS_EXTENSION: tls_extension}
 
     async def _run_app(self, scope: Any) -> None:
         try:
             await self._config.loaded_app(scope, self.receive, self.send)
         except ClientDisconnected:
             pass
-        except asyncio.CancelledError:  # the server ends, and has waited long enough
+        except asyncio.CancelledError:  # the server shuts down, and has waited long enough
             self._close_for_restart()
             raise
         except BaseException:
@@ -155,9 +172,10 @@ class WebSocketProtocol(asyncio.Protocol):
         elif not self._is_taken_over:
             self._connection.fail(1011, "the gateway failed; its log says why")
 
-    # Before the accept, what comes waits.
+    # The protocol of the transport, until the application accepts.
 
     def data_received(self, data: bytes) -> None:
+        """Buffer what the client sends before the accept. Called by the transport."""
         if self._is_closed:
             return
         self._reader.feed(data)
@@ -168,6 +186,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Disconnect the application. Called by the transport."""
         self._is_closed = True
         self._server_state.connections.discard(self)
         if self._timer is not None:
@@ -175,7 +194,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self.on_closed(ABNORMAL_CLOSURE, "")
 
     def shutdown(self) -> None:
-        """The server ends, and nobody was accepted yet."""
+        """Refuse the handshake. Called by uvicorn when the server shuts down before an accept."""
         self._close_for_restart()
 
     def _close_for_restart(self) -> None:
@@ -189,7 +208,10 @@ class WebSocketProtocol(asyncio.Protocol):
         self.on_closed(ABNORMAL_CLOSURE, "")
 
     def _send_refusal(self, response: Response) -> None:
-        """Answer as HTTP, and read the other side to its end."""
+        """Respond by HTTP, and discard what comes until the client closes its side.
+
+        As in `GatewayProtocol`, closing at once could lose the response.
+        """
         if self._is_closed or self.transport.is_closing():
             return
         self._is_closed = True
@@ -200,9 +222,10 @@ class WebSocketProtocol(asyncio.Protocol):
             self.transport.resume_reading()
         self._timer = self._loop.call_later(self.LINGER_S, self.transport.abort)
 
-    # The application's side.
+    # The ASGI callables.
 
     async def receive(self) -> dict[str, Any]:
+        """Return the next event, once there is one."""
         while not self._events:
             self._receive_waiter = self._loop.create_future()
             await self._receive_waiter
@@ -212,50 +235,60 @@ class WebSocketProtocol(asyncio.Protocol):
         return event
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        kind = message["type"].removeprefix("websocket.")
+        """Take a message of the application, once the client has taken those before it.
+
+        Raises:
+            ClientDisconnected: The client is gone, or the connection was taken over.
+            RuntimeError: The message is not allowed in this state.
+        """
+        message_type = message["type"].removeprefix("websocket.")
         await self._writable.wait()
         if self._connection is not None:
-            self._send_message(self._connection, kind, message)
+            self._send_message(self._connection, message_type, message)
         elif self._is_closed or self.transport.is_closing():
             raise ClientDisconnected
-        elif kind == "accept":
+        elif message_type == "accept":
             self._accept(message)
-        elif kind == "close":
+        elif message_type == "close":
             self._reject(HTTPStatus.FORBIDDEN)
-        elif kind.startswith("http.response"):
-            self._build_denial(kind, message)
+        elif message_type.startswith("http.response"):
+            self._handle_denial(message_type, message)
         else:
             raise RuntimeError(f"{message['type']} before websocket.accept")
 
     def _accept(self, message: Mapping[str, Any]) -> None:
-        told = [*self._server_state.default_headers, *message.get("headers", ())]
+        """Complete the handshake, and give the transport to a `WebSocketConnection`."""
+        headers = [*self._server_state.default_headers, *message.get("headers", ())]
         if message.get("subprotocol"):
-            told.append((b"Sec-WebSocket-Protocol", message["subprotocol"].encode("ascii")))
-        head = self._handshake.head + b"".join([b"%b: %b\r\n" % each for each in told]) + b"\r\n"
+            headers.append((b"Sec-WebSocket-Protocol", message["subprotocol"].encode("ascii")))
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        head = self._handshake.head + lines + b"\r\n"
         self._server_state.connections.discard(self)
-        pulse = _ping_schedulers.get(self._server_state)
-        if pulse is None:
-            pulse = _ping_schedulers[self._server_state] = PingScheduler(
+        ping_scheduler = _ping_schedulers.get(self._server_state)
+        if ping_scheduler is None:
+            ping_scheduler = _ping_schedulers[self._server_state] = PingScheduler(
                 self._loop, self.CONNECTION_CLASS.PING_INTERVAL_S
             )
         connections = cast("set[Any]", self._server_state.connections)
         self._connection = self.CONNECTION_CLASS(
             self.transport,
             self._reader,
-            pulse,
+            ping_scheduler,
             connections,
             handshake_response=head,
             deflate=self._handshake.deflate,
         )
+        # The application may take the connection over until it awaits something else.
         self._loop.call_soon(self._listen)
 
     def _listen(self) -> None:
-        """Nobody took it over: it is heard by events."""
+        """Become the listener of the connection, unless the application took it over."""
         if self._connection is not None and not self._is_taken_over:
             self._is_listening = True
             self._connection.set_listener(self)
 
     def _take_over(self, listener: MessageListener) -> Socket | None:
+        """Give the connection to a listener. It is the value of the `TAKEOVER` extension."""
         if self._connection is None or self._is_listening or self._connection.closed:
             return None
         self._is_taken_over = True
@@ -272,10 +305,10 @@ class WebSocketProtocol(asyncio.Protocol):
         if message_type == "send":
             text = message.get("text")
             if text is not None:
-                make = (
+                encode = (
                     websocket.encode_deflated_text if connection.deflate else websocket.encode_text
                 )
-                connection.write(make(text.encode()))
+                connection.write(encode(text.encode()))
             else:
                 connection.write(websocket.encode_binary(message["bytes"]))
             if connection.full:
@@ -285,10 +318,11 @@ class WebSocketProtocol(asyncio.Protocol):
         else:
             raise RuntimeError(f"{message['type']} behind websocket.accept")
 
-    def _build_denial(self, message_type: str, message: Mapping[str, Any]) -> None:
+    def _handle_denial(self, message_type: str, message: Mapping[str, Any]) -> None:
+        """Collect a denial response, and send it when it is complete (ASGI, denial responses)."""
         if message_type == "http.response.start":
-            told = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in message["headers"]]
-            self._denial_response = message["status"], Headers(told), b""
+            pairs = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in message["headers"]]
+            self._denial_response = message["status"], Headers(pairs), b""
             return
         assert self._denial_response is not None
         status, headers, body = self._denial_response
@@ -300,21 +334,25 @@ class WebSocketProtocol(asyncio.Protocol):
             self._send_refusal(Response(status, HTTPStatus(status).phrase, headers, body))
             self.on_closed(ABNORMAL_CLOSURE, "")
 
-    # It is the listener itself where nobody took over.
+    # The listener of the connection, if the application does not take it over.
 
     @property
     def is_busy(self) -> bool:
+        """Whether the application has to receive before more is read."""
         return len(self._events) >= self.MAX_QUEUED_EVENTS
 
     def on_message(self, message: str | bytes) -> None:
+        """Queue a message for the application."""
         part = "text" if isinstance(message, str) else "bytes"
         self._queue_event({"type": "websocket.receive", part: message})
 
     def on_drained(self) -> None:
+        """Let the application send again."""
         self._writable.set()
 
     def on_closed(self, code: int, reason: str) -> None:
-        self._writable.set()  # whoever waits to send learns that it is over
+        """Queue the disconnect for the application."""
+        self._writable.set()  # a `send` that waits goes on, and raises ClientDisconnected
         self._queue_event({"type": "websocket.disconnect", "code": code, "reason": reason})
 
     def _queue_event(self, event: dict[str, Any]) -> None:

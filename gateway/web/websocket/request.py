@@ -1,4 +1,4 @@
-"""What a message asks for, as the request that would ask the same by HTTP."""
+"""Convert a WebSocket message to the HTTP request that would ask for the same stream."""
 
 from __future__ import annotations
 
@@ -14,31 +14,46 @@ from gateway.web.http.head import check_query
 
 from .messages import FilterJson, Selection, SubscribeMessage
 
-QueryPairs: TypeAlias = list[tuple[str, str]]  # a name may be there again: filters are ANDed
+QueryPairs: TypeAlias = list[tuple[str, str]]
+"""The decoded parameters of a query. A name may occur again: filters are combined by AND."""
 
 
 def build_target(message: SubscribeMessage) -> tuple[str, QueryPairs]:
-    """The path and the query of a subscription; members beat what the path's query says."""
+    """Return the path and query of a subscription.
+
+    Members of the message override the query of its path.
+
+    Raises:
+        RequestError: 400, if the query is too long or the filter nested too deep.
+    """
     path, query = parse_target(message.path)
-    told = {
+    members = {
         "from": message.from_,
         "until": None if message.until is None else str(message.until),
         "lastEventId": message.last_event_id,
         "credit": None if message.credit is None else str(message.credit),
     }
-    given = {name: text for name, text in told.items() if text}
-    return path, merge_query(query, given | build_selection_query(message))
+    overrides = {name: text for name, text in members.items() if text}
+    return path, merge_query(query, overrides | build_selection_query(message))
 
 
 def merge_query(query: Iterable[tuple[str, str]], overrides: Mapping[str, str]) -> QueryPairs:
-    """The query with what is told in place of all that it said under the same names."""
+    """Return a query in which each override replaces all parameters of its name."""
     return [pair for pair in query if pair[0] not in overrides] + list(overrides.items())
 
 
 def build_selection_query(selection: Selection) -> dict[str, str]:
-    """What a message chooses to see, as a query."""
+    """Return what a message selects, as query parameters.
+
+    A member that the message does not have is left out. One that is null or empty becomes an empty
+    parameter, which selects everything.
+
+    Raises:
+        RequestError: 400, if the filter is nested too deep.
+    """
     query: dict[str, str] = {}
-    if "filter" in selection.model_fields_set:  # orjson has no integers over 64 bits
+    # Not by orjson, which cannot write integers of more than 64 bits.
+    if "filter" in selection.model_fields_set:
         query["filter"] = "" if selection.filter is None else _dump_filter(selection.filter)
     if "fields_" in selection.model_fields_set:
         query["fields"] = json.dumps(selection.fields_) if selection.fields_ else ""
@@ -53,13 +68,17 @@ def _dump_filter(filter: FilterJson) -> str:
 
 
 def parse_target(path: str) -> tuple[str, QueryPairs]:
-    """A path, percent-encoded, and its query. Raises RequestError 400 for one that is too long."""
+    """Return the path, percent-encoded as it came, and the query of a request target.
+
+    Raises:
+        RequestError: 400, if the query has too many parameters.
+    """
     check_query(path.encode())
     path, _, query = path.partition("?")
     return path, parse_qsl(query, keep_blank_values=True)
 
 
 def build_request(path: str, query: QueryPairs) -> HTTPConnection:
-    """That asks for this, and says nothing else."""
-    asked = urlencode(query).encode()
-    return HTTPConnection({"type": "http", "path": path, "query_string": asked, "headers": []})
+    """Return a request with this path and query, and without headers."""
+    encoded = urlencode(query).encode()
+    return HTTPConnection({"type": "http", "path": path, "query_string": encoded, "headers": []})

@@ -1,6 +1,7 @@
-"""A session: the streams that the client of one socket has, and what it says of them.
+"""A session: the streams of one socket, and the messages that open, change and end them.
 
-What the socket does not take holds up its own streams only, each in its ring.
+A socket whose client does not read delays its own streams only. Each of them waits at its position
+in the ring of its channel.
 """
 
 from __future__ import annotations
@@ -49,15 +50,23 @@ log = logging.getLogger(__name__)
 
 MAX_STREAMS = 100  # on one socket
 OTHER_CLIENT_MESSAGE = "this token is another client's; open a socket of its own"
+RESTART_REASON = "the gateway restarts; come back"
 
 
 class Session(MessageProcessor):
-    """One accepted socket, and the hall of its streams.
+    """One accepted socket, with its streams and the records that it writes.
 
-    token: what it came with. place: of its connection, among those that are counted.
+    Created by `endpoint`, and referred to by its socket until that is closed. It is the
+    `StreamOwner` of its streams. A stream is in the session from before it is opened until it has
+    ended.
 
-    An idle one holds 0.25 KB, and as much for each stream beside its client. With all that is below
-    it a socket of `/ws` is 3.5 KB, one of a route's own path with its stream 4.9 (PSS, of 5,000).
+    An idle session holds 0.25 KB, and as much for each stream besides its client. With everything
+    below it, a socket of `/ws` takes 3.5 KB, and one of a route's path with its stream 4.9 KB (PSS
+    of 5,000).
+
+    Attributes:
+        routes: The routes of the gateway.
+        handshake_scope: The handshake, which guards look at again for every stream.
     """
 
     __slots__ = (
@@ -74,10 +83,6 @@ class Session(MessageProcessor):
         "routes",
     )  # fmt: skip
 
-    # `_own`:     the stream of a route's own path.
-    # `_challenged`: the expiry for which a new token was asked for: many streams have the same.
-    # `_closing`: what to close with once the records under way are answered.
-
     def __init__(
         self,
         routes: Routes,
@@ -85,53 +90,75 @@ class Session(MessageProcessor):
         token: str | None,
         slot: ConnectionSlot,
     ) -> None:
+        """Prepare a session, which is started when its socket is accepted.
+
+        Args:
+            routes: The routes of the gateway.
+            handshake_scope: The packed handshake.
+            token: The bearer token of the handshake, until a `token` message replaces it.
+            slot: The slot of the connection in the limits, to be given back at its end.
+        """
         super().__init__()
         self.routes = routes
         self.handshake_scope = handshake_scope
-        self._path_stream: WebSocketStream | None = None
+        self._path_stream: WebSocketStream | None = None  # of a route's path; None on /ws
         self._token = token
-        self._producer: SocketProducer | None = None  # most sockets only listen
-        self._lazy_attempts: Attempts | None = None  # or have the stream of their path
+        self._producer: SocketProducer | None = None  # most sockets write nothing
+        self._lazy_attempts: Attempts | None = None  # and many send no message at all
         self._streams: dict[str | None, WebSocketStream] = {}
-        self._is_leaving = False
+        self._is_leaving = False  # the gateway drains
+        # The code and reason to close with, once all records in flight are acknowledged.
         self._pending_close: tuple[int, str] | None = None
+        # The expiry for which the client was asked for a new token. Many streams have the same one.
         self._challenged_expiry = 0.0
         self._slot = slot
 
     def start(self, socket: Socket, match: Match | None, query: QueryPairs) -> None:
-        """match: of the stream of a route's own path, which is `open`ed then; None on MULTIPLEX."""
+        """Begin a session on an accepted socket.
+
+        Args:
+            socket: The socket.
+            match: The route of the socket's path, whose stream `open_path_stream` opens; None on
+                `/ws`.
+            query: The query of the handshake.
+        """
         self.socket = socket
         hubs = self.routes.hubs
         hubs.drain_callbacks.add(self._on_drain)
         if match is not None:
             self._path_stream = self._streams[None] = WebSocketStream(self, None, match, query)
-        if hubs.draining:  # since the handshake
+        if hubs.draining:  # it began during the handshake, before the callback was added
             self._on_drain()
 
     async def open_path_stream(self, handshake: HTTPConnection) -> None:
-        """The stream of a route's own path, which its handshake asks for."""
+        """Open the stream that the handshake of a route's path asks for, if this is one."""
         if self._path_stream is not None:
             await self._open_stream(self._path_stream, handshake)
 
     def _on_drain(self) -> None:
-        """The gateway drains: `end` goes out on every stream, then the socket is closed."""
+        """Leave, as the gateway drains: each stream gets its `end`, then the socket is closed.
+
+        The hub ends the streams. Without streams the socket is closed here.
+        """
         self._is_leaving = True
         if not self._streams:
-            self._close_when_answered(SERVICE_RESTART, "the gateway restarts; come back")
+            self._close_when_answered(SERVICE_RESTART, RESTART_REASON)
 
     def _close_when_answered(self, code: int, reason: str) -> None:
-        """Once every record that was taken on is answered."""
+        """Close the socket as soon as every accepted record is acknowledged or refused."""
         if self._producer is not None and self._producer.in_flight:
             self._pending_close = code, reason
         else:
             self.socket.close(code, reason)
 
     def on_drained(self) -> None:
+        """Let the streams write again. See `MessageListener`."""
         for stream in list(self._streams.values()):
             stream.on_drained()
         super().on_drained()
 
     def on_closed(self, code: int, reason: str) -> None:
+        """Release the streams and the slot. See `MessageListener`."""
         super().on_closed(code, reason)
         self.routes.hubs.drain_callbacks.discard(self._on_drain)
         for stream in self._streams.values():
@@ -140,9 +167,10 @@ class Session(MessageProcessor):
         self._path_stream = None
         self._slot()
 
-    # what the client says
+    # The messages of the client.
 
     def handle_message(self, message: ClientMessage) -> CoroutineFactory | None:
+        """Do what a message asks for. See `MessageProcessor`."""
         match message:
             case SubscribeMessage():
                 return partial(self._subscribe, message)
@@ -179,9 +207,11 @@ class Session(MessageProcessor):
             match = await self._refresh_match(match)
         except Busy as exc:
             self.send_error(message.id, exc)
+            # A socket without streams would only keep its slot.
             if not self._streams:
-                self._close_when_answered(TRY_AGAIN_LATER, "busy; come back")
+                self._close_when_answered(TRY_AGAIN_LATER, "busy; come back later")
             return
+        # Opening may take seconds. Further messages do not wait for that, only for the admission.
         stream = self._streams[message.id] = WebSocketStream(self, message.id, match, query)
         self.start_task(self._open_stream(stream))
 
@@ -197,37 +227,43 @@ class Session(MessageProcessor):
             match = self.routes.match(message.path.partition("?")[0])
         match = await self._admit(match, self._token)
         await self._slot.identify(match.granted)
-        next = await stream.build_change(message, match.granted)
-        while not self.routes.is_current(match):  # what was admitted was the route of before
+        change = await stream.build_change(message, match.granted)
+        # If the configuration was reloaded meanwhile, the client was admitted to the old route.
+        while not self.routes.is_current(match):
             match = await self._refresh_match(match)
-            next = await stream.build_change(message, match.granted)
-        stream.apply_change(next)
+            change = await stream.build_change(message, match.granted)
+        stream.apply_change(change)
 
     def _get_stream(self, label: str | None) -> WebSocketStream:
-        found = self._streams.get(label)
-        if found is None:
-            named = "this socket has no stream" if label is None else f"no subscription '{label}'"
-            raise BadMessageError("Unknown subscription", f"{named}; subscribe first", label)
-        return found
+        stream = self._streams.get(label)
+        if stream is None:
+            problem = "this socket has no stream" if label is None else f"no subscription '{label}'"
+            raise BadMessageError("Unknown subscription", f"{problem}; subscribe first", label)
+        return stream
 
     async def _renew_token(self, jwt: str) -> None:
-        """The new token must be good for every stream that runs, and of the same client; otherwise
-        the old one stays, for all of them."""
+        """Replace the token, if it is valid for every stream and of the same client.
+
+        Otherwise the old token stays, for all streams.
+        """
         await self._attempts.count_attempt()
         self._attempts.note_token()
         while True:
             settings = self.routes.settings
             renewed = await self._admit_streams(jwt)
-            if self.routes.settings is settings:  # else other guards have a say by now
+            # If the configuration was reloaded meanwhile, other guards may have to be asked.
+            if self.routes.settings is settings:
                 break
         self._token = jwt
-        for stream, next in renewed:
-            stream.apply_change(next)
+        for stream, change in renewed:
+            stream.apply_change(change)
         self.send_message("renewed")
 
     async def _admit_streams(self, jwt: str) -> list[tuple[WebSocketStream, StreamChange]]:
+        """Return what each stream is to become with a new token, without changing any."""
         renewed: list[tuple[WebSocketStream, StreamChange]] = []
         for stream in list(self._streams.values()):
+            # A stream with a pending change is asked for on both routes.
             for match in stream.matches:
                 granted = (await self._admit(match, jwt)).granted
                 if granted.subject != match.granted.subject:
@@ -253,28 +289,31 @@ class Session(MessageProcessor):
         return self._lazy_attempts
 
     def send_error(self, label: str | None, exc: Exception) -> None:
+        """Send an `error` message, and close the socket of a client that causes too many."""
         super().send_error(label, exc)
         attempts = self._lazy_attempts
         if attempts is None:
             return
         if attempts.has_guessed:
-            self.socket.close(POLICY_VIOLATION, "one wrong token after the other")
+            self.socket.close(POLICY_VIOLATION, "too many wrong tokens")
         elif attempts.is_flooding:
-            self.socket.close(TRY_AGAIN_LATER, "asks too often; come back")
+            self.socket.close(TRY_AGAIN_LATER, "too many requests; come back later")
 
     async def _refresh_match(self, match: Match) -> Match:
         return await self.routes.refresh(
             match, self.handshake_scope.build_connection(), self._token
         )
 
-    # the hall of its streams
+    # The owner of the streams.
 
     def send_challenge(self, guard: str, expires_at: float) -> None:
+        """Ask the client for a new token, once for each expiry. See `StreamOwner`."""
         if expires_at != self._challenged_expiry:
             self._challenged_expiry = expires_at
             self.send_message("challenge", guard=guard, expires=expires_at)
 
     def reopen(self, stream: WebSocketStream, handover: Handover) -> None:
+        """Open the next client of a stream. See `StreamOwner`."""
         self.start_task(self._open_stream(stream, handover=handover))
 
     async def _open_stream(
@@ -284,6 +323,7 @@ class Session(MessageProcessor):
         *,
         handover: Handover | None = None,
     ) -> None:
+        """Open a stream or its next client. If that fails, the stream ends with an `error`."""
         try:
             await stream.open(request, handover=handover)
         except (GatewayError, HTTPException) as exc:
@@ -297,21 +337,29 @@ class Session(MessageProcessor):
             self._end_stream(stream, INTERNAL_ERROR)
 
     def on_stream_ended(self, stream: WebSocketStream) -> None:
+        """Release a stream. See `StreamOwner`."""
         self._end_stream(stream, SERVICE_RESTART if self.routes.hubs.draining else NORMAL_CLOSURE)
 
     def _end_stream(self, stream: WebSocketStream, code: int) -> None:
+        """Release a stream, and close the socket if nothing is left to do on it.
+
+        Args:
+            stream: The stream.
+            code: The close code for the socket of a route's path.
+        """
         stream.close()
         self._streams.pop(stream.label, None)
         if self._path_stream is not None:
             self._close_when_answered(code, stream.close_reason)
         elif self._is_leaving and not self._streams:
-            self._close_when_answered(SERVICE_RESTART, "the gateway restarts; come back")
+            self._close_when_answered(SERVICE_RESTART, RESTART_REASON)
 
     def on_stream_full(self, stream: WebSocketStream) -> None:
+        """Move a stream to the end of the order in which `on_drained` calls them."""
         if self._streams.pop(stream.label, None) is not None:
-            self._streams[stream.label] = stream  # `drained` comes to it last
+            self._streams[stream.label] = stream
 
-    # produce
+    # Records.
 
     def _start_produce(self, message: ProduceMessage) -> None:
         if self._producer is None:
@@ -324,8 +372,8 @@ class Session(MessageProcessor):
     ) -> None:
         path = self._path_stream.match.path if self._path_stream is not None else message.path
         try:
-            told = await producer.write_record(message, path, self._token, self._attempts)
-            self.send_message("produced", message.id, **told)
+            members = await producer.write_record(message, path, self._token, self._attempts)
+            self.send_message("produced", message.id, **members)
         except (GatewayError, HTTPException) as exc:
             self.send_error(message.id, exc)
         finally:

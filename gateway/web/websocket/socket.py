@@ -1,6 +1,7 @@
-"""A WebSocket as a session knows it, and the one of ASGI servers that frame messages themselves.
+"""The interface of a WebSocket that a session uses, and its implementation on ASGI.
 
-Our own server's is a `Peer`, which nothing stands between.
+`AsgiSocket` is for other ASGI servers, which frame messages themselves. On our own server the
+socket is a `WebSocketConnection`, to which the session writes directly.
 """
 
 from __future__ import annotations
@@ -13,65 +14,77 @@ from starlette.types import Receive, Send
 from gateway.wire.websocket import iter_texts
 
 ABNORMAL_CLOSURE = 1006
-"""The code of a connection that ended without one."""
+"""The close code of a connection that ended without a close frame (RFC 6455 7.4.1)."""
 
 
 class MessageListener(Protocol):
-    """What hears a client."""
+    """The receiver of a socket's events. Sessions implement it."""
 
     @property
     def is_busy(self) -> bool:
-        """It wants to hear no more messages, until it calls `go_on`."""
+        """Whether no message may be delivered until `Socket.resume_reading` is called."""
 
     def on_message(self, message: str | bytes) -> None:
-        """A message of the client."""
+        """Take a message of the client."""
 
     def on_drained(self) -> None:
-        """The socket is no longer full."""
+        """Go on writing: the socket is no longer full."""
 
     def on_closed(self, code: int, reason: str) -> None:
-        """It is closed, by either side. The last call."""
+        """Release everything: the socket is closed, by either side. This is the last call."""
 
 
 class Socket(Protocol):
-    """What a client hears."""
+    """An open WebSocket, as a session writes to it."""
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """None where it is another server's."""
+        """The connection; None where another server owns it."""
 
     @property
     def deflate(self) -> bool:
-        """Frames may be compressed."""
+        """Whether frames may be compressed (RFC 7692)."""
 
     @property
     def full(self) -> bool:
-        """Something waits for the client to take it."""
+        """Whether bytes wait for the client to read."""
 
     @property
     def closed(self) -> bool:
-        """Nothing more is sent."""
+        """Whether nothing more is sent."""
 
     def write(self, data: bytes) -> None:
-        """Finished frames (`wire.websocket`). What the client does not take at once waits."""
+        """Write finished frames (`gateway.wire.websocket`), or buffer what is not taken at once."""
 
     def close(self, code: int, reason: str = "") -> None:
-        """Behind all that was written. The listener is told by `lost`."""
+        """Close the socket after all that was written.
+
+        The listener's `on_closed` is called at once.
+        """
 
     def resume_reading(self) -> None:
-        """The listener is not busy any more."""
+        """Deliver messages again: the listener is not busy any more."""
 
 
 class AsgiSocket:
-    """See the module. Full from a write on until the server has taken it.
+    """A `Socket` on another ASGI server.
 
-    listener: of what the client says while it is `run`.
+    Created by `endpoint`, which runs it until the socket is closed. It is full from a write until
+    the server has taken what was written. Frames are decoded to texts again, as the server frames
+    messages itself.
     """
 
     deflate = False
     transport = None
 
     def __init__(self, listener: MessageListener, receive: Receive, send: Send) -> None:
+        """Prepare a socket that was accepted.
+
+        Args:
+            listener: The receiver of its events while it runs.
+            receive: The ASGI callable.
+            send: The ASGI callable.
+        """
         self.full = self.closed = False
         self._receive, self._send = receive, send
         self._output: list[bytes] = []
@@ -82,7 +95,7 @@ class AsgiSocket:
         self._listener: MessageListener | None = listener
 
     async def run(self) -> None:
-        """Until either side closes."""
+        """Deliver messages and send what is written, until either side closes."""
         sending = asyncio.create_task(self._send_output())
         event: Any = {}
         try:
@@ -103,19 +116,22 @@ class AsgiSocket:
             await self._listener_ready.wait()
 
     def resume_reading(self) -> None:
+        """Deliver messages again. See `Socket`."""
         self._listener_ready.set()
 
     def write(self, data: bytes) -> None:
+        """Queue finished frames. See `Socket`."""
         if not self.closed:
             self._output.append(data)
             self.full = True
             self._output_ready.set()
 
     def close(self, code: int, reason: str = "") -> None:
+        """Close the socket after all that was written. See `Socket`."""
         if self.closed:
             return
         self.closed, self._close_code, self._close_reason = True, code, reason
-        self._output_ready.set()
+        self._output_ready.set()  # the task sends what is left, and then the close
         self._listener_ready.set()
         self._notify_closed(code, reason)
 
@@ -124,9 +140,10 @@ class AsgiSocket:
             while self._output or not self._close_code:
                 await self._output_ready.wait()
                 self._output_ready.clear()
-                out, self._output = self._output, []
-                for text in iter_texts(b"".join(out)):
+                frames, self._output = self._output, []
+                for text in iter_texts(b"".join(frames)):
                     await self._send({"type": "websocket.send", "text": text})
+                # More may have been written while the server took this.
                 if self._listener is not None and not self._output:
                     self.full = False
                     self._listener.on_drained()
@@ -136,7 +153,7 @@ class AsgiSocket:
                 "reason": self._close_reason,
             }
             await self._send(close)
-        except OSError:  # what servers raise for one who is gone (ASGI 2.4)
+        except OSError:  # raised by servers if the client is gone (ASGI 2.4)
             self.closed = True
             self._listener_ready.set()
 

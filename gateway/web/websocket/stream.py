@@ -1,4 +1,8 @@
-"""One stream on a WebSocket: opened, changed in place, ended."""
+"""One stream on a WebSocket: open it, change what it shows, end it.
+
+A WebSocket has one stream, that of its path, or on `/ws` any number of streams, each with a label.
+All of them write to the same socket.
+"""
 
 from __future__ import annotations
 
@@ -23,36 +27,47 @@ from .socket import Socket
 
 
 class StreamOwner(Protocol):
-    """Whose stream it is."""
+    """The session of a stream, as far as the stream knows it."""
 
     @property
-    def routes(self) -> Routes: ...
+    def routes(self) -> Routes:
+        """The routes of the gateway."""
 
     @property
-    def handshake_scope(self) -> HandshakeScope: ...
+    def handshake_scope(self) -> HandshakeScope:
+        """The handshake of the socket."""
 
     @property
-    def socket(self) -> Socket: ...
+    def socket(self) -> Socket:
+        """The socket, which all streams of the session share."""
 
     def send_challenge(self, guard: str, expires_at: float) -> None:
-        """What this guard granted a stream is over then."""
+        """Ask the client for a new token.
+
+        Args:
+            guard: The guard whose grants expire.
+            expires_at: When they expire, in seconds since 1970.
+        """
 
     def reopen(self, stream: WebSocketStream, handover: Handover) -> None:
-        """It shows something else from here on."""
+        """Open the next client of a stream that shows something else from here on."""
 
     def on_stream_ended(self, stream: WebSocketStream) -> None:
-        """Its `end` was sent."""
+        """Release a stream whose `end` was sent."""
 
     def on_stream_full(self, stream: WebSocketStream) -> None:
-        """The socket is full of what it sent: it is the turn of others now."""
+        """Let other streams go first when the socket has drained: this one has filled it."""
 
 
 class WebSocketStream(OpenStream):
-    """A stream of a socket; the outlet of its clients.
+    """One stream of a socket, and the outlet of its clients.
 
-    query: what the messages chose is in there.
-    label: its id on a socket with several streams; None on the socket of a route's own path.
-    write: finished frames, to the socket.
+    Created and owned by a `Session`. Its `query` includes what the client's messages have selected.
+
+    Attributes:
+        label: The id that the client has given it on `/ws`; None on the socket of a route's path.
+        close_reason: Why it ended; empty before that.
+        write: Writes finished frames to the socket.
     """
 
     __slots__ = (
@@ -65,8 +80,6 @@ class WebSocketStream(OpenStream):
         "write",
     )
 
-    # `_member`: the label as every message has it.
-
     def __init__(
         self,
         owner: StreamOwner,
@@ -74,14 +87,25 @@ class WebSocketStream(OpenStream):
         match: Match,
         query: QueryPairs,
     ) -> None:
+        """Register a stream, which is opened later.
+
+        Args:
+            owner: The session.
+            label: The id on `/ws`; None for the stream of the socket's path.
+            match: The route, to which the client was admitted.
+            query: What the stream is to show.
+        """
         super().__init__(owner.routes, match, query, owner.handshake_scope.address)
         self.label = label
+        # The label as a JSON member, which every message of the stream gets.
         self._label_member = b"" if label is None else encode_label(label)
         self.close_reason = ""
         self._owner = owner
+        # What the client asked for while the stream was still being opened.
         self._is_stopped = False
         self._pending_credit = 0
-        # One without a label is alone on its socket, and spared a call: 0.07 us of 2.3.
+        # A stream without a label is alone on its socket and writes to it directly, which saves
+        # 0.07 us of 2.3.
         write: Callable[[bytes], None] = (
             owner.socket.write if label is None else self._write_labelled
         )
@@ -90,21 +114,31 @@ class WebSocketStream(OpenStream):
     async def open(
         self, request: HTTPConnection | None = None, *, handover: Handover | None = None
     ) -> None:
-        """Begin; from then on what there is goes to the socket by itself. request: asks for all of
-        this already; it costs 9 us to make one. after: what the client before left.
-        Raises RequestError, TokenError and KafkaError when it cannot be."""
+        """Open the stream's first or next client, and begin to write to the socket.
+
+        Args:
+            request: The handshake, if it asks for the same as `query`. To build a request takes
+                9 us.
+            handover: What the client before this one has left, to go on from there.
+
+        Raises:
+            RequestError: The stream is refused.
+            TokenError: The resume token cannot be used.
+            KafkaError: Kafka does not answer.
+        """
         deflate = self._owner.socket.deflate
         wire = WebSocketWire(self.label is not None, deflate, is_grouped(self.query))
         if handover is not None:
             client = await self.routes.resume_client(self.match, self.query, wire, handover)
         else:
-            if request is not None:  # it was accepted since its route was looked up
+            if request is not None:  # the configuration may have changed since the accept
                 self.match = await self.routes.refresh(self.match, request)
-            if request is None or "last-event-id" in request.headers:  # which is no part of `query`
+            # `Last-Event-ID` has no meaning on a WebSocket: only the query says where to resume.
+            if request is None or "last-event-id" in request.headers:
                 request = build_request(self.match.path, self.query)
             client = await self.routes.open_client(self.match, request, wire)
         self._client = client
-        if self.is_closed:  # its client went away meanwhile
+        if self.is_closed:  # the socket was closed while Kafka was asked
             self.close()
             return
         try:
@@ -122,19 +156,32 @@ class WebSocketStream(OpenStream):
         client.attach(self)
 
     def grant_credit(self, records: int) -> None:
+        """Allow so many more records, now or once the stream has begun."""
         if self._client is not None:
             self._client.grant_credit(records)
         else:
             self._pending_credit += records
 
     async def build_change(self, selection: Selection, granted: Granted) -> StreamChange:
-        """What it is to show instead, from where it stands, with nothing done yet. A path brings
-        its own query; without one, all that is not chosen stays as the last change left it. Raises
-        RequestError for what cannot be, and HTTPException 404."""
+        """Return a change to what a message selects, without applying it.
+
+        A path in the message replaces the path and query of the stream, except for `until` and
+        `grouped`. Without a path, what the message does not mention stays as the last change has
+        set it.
+
+        Args:
+            selection: The message.
+            granted: What the client is granted on the new route.
+
+        Raises:
+            RequestError: The selection is refused.
+            HTTPException: 404, if no route has the path.
+        """
         path, query = self.match.path, self.query
         if self._pending_change is not None:
             path, query = self._pending_change.match.path, self._pending_change.query
         if selection.path is not None:
+            # These say how the stream is sent, not what it shows.
             kept = [pair for pair in query if pair[0] in ("until", "grouped")]
             path, query = parse_target(selection.path)
             query += [pair for pair in kept if pair[0] not in dict(query)]
@@ -145,42 +192,47 @@ class WebSocketStream(OpenStream):
         )
 
     def stop(self) -> None:
+        """End the stream for its client, with an `end`."""
         self._is_stopped = True
         if self._client is not None:
             self._client.end("unsubscribed")
 
     def close(self) -> None:
-        """Without a word."""
+        """Release the stream without an `end`. It may be called again."""
         client, self._client = self._client, None
         self.mark_closed()
         if client is not None:
-            client.end("closed")  # who waits for BEGIN waits no longer
+            client.end("closed")  # wakes `wait_until_ready`
             client.close()
-        self.write = _discard_data  # or it would be a reference cycle
+        self.write = _discard_data  # the bound method would be a reference cycle
 
     @property
     def transport(self) -> asyncio.Transport | None:
+        """The connection; None where another server owns it."""
         return self._owner.socket.transport
 
-    # the outlet
+    # The outlet of its clients.
 
     @property
     def full(self) -> bool:
+        """Whether the socket is full, whichever stream has filled it."""
         return self._owner.socket.full
 
     def _write_labelled(self, data: bytes) -> None:
         socket, labelled = self._owner.socket, insert_member(data, self._label_member)
-        if self._client is not None:  # the hub has counted what all share
+        if self._client is not None:  # the hub has counted the bytes without the label
             self._client.subscription.traffic.bytes += len(labelled) - len(data)
         socket.write(labelled)
         if socket.full:
             self._owner.on_stream_full(self)
 
     def on_drained(self) -> None:
+        """Let the client write again."""
         if self._client is not None:
             self._client.on_drained()
 
     def finish(self, data: bytes) -> None:
+        """Write the last bytes, and end the stream. Called by the hub's client."""
         client, self._client, self._has_begun = self._client, None, False
         if data:
             self.write(data)
@@ -194,8 +246,9 @@ class WebSocketStream(OpenStream):
         self._owner.send_challenge(guard, expires_at)
 
     def hand_over(self) -> None:
+        """Let another client go on in place of this one. Called by the hub's client."""
         self._owner.reopen(self, self._take_handover())
 
 
 def _discard_data(data: bytes) -> None:
-    """Nobody is there any more."""
+    """Drop what is written to a closed stream."""
