@@ -1,6 +1,8 @@
-"""Streams over HTTP: which wire a request is about, and its answer.
+"""Streams over HTTP, and the registry of all open streams.
 
-`streams` is the ASGI application in front of all others. `sse` and `ndjson` answer, by
-`http_stream` where the connection can be taken over; `open_streams` knows all that run. Start with
-`streams`.
+`middleware` is the ASGI application in front of all others: it dispatches a request to a stream, a
+WebSocket, an exchange or a page. `sse` and `ndjson` build the response of a stream. `http_stream`
+is such a stream, and `direct_response` gives it the connection where that can be taken over.
+`open_streams` has all streams of the process, WebSockets' included, and `renewal` renews their
+tokens. Start reading with `middleware`, which `web/app/app.py` creates.
 """

@@ -1,4 +1,4 @@
-"""A stream on the connection itself, where the server gives it away; by ASGI where not."""
+"""Respond with a stream on the connection itself, or by ASGI where that cannot be taken over."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ AsgiResponse = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def choose_wire(wire: Wire, scope: Scope) -> Wire:
-    """The wire for a stream of this scope: in HTTP's chunks where its connection can be had."""
+    """Return the wire for a stream of this scope.
+
+    Where the connection is offered, the wire frames the bytes as chunks of HTTP itself.
+    """
     return _get_chunked_wire(wire) if is_takeover_offered(scope) else wire
 
 
-@lru_cache(64)  # a channel is found by its wire: the same one is found at once, an equal in 2 us
+@lru_cache(64)  # channels are looked up by their wire: to compare equal wires would take 2 us
 def _get_chunked_wire(wire: Wire) -> ChunkedWire:
     return ChunkedWire(wire)
 
@@ -33,31 +36,37 @@ async def build_response(
     build_asgi_response: Callable[[HttpStream], AsgiResponse],
     headers: Mapping[str, str],
 ) -> AsgiResponse:
-    """A stream, once its BEGIN is due: as a `DirectResponse` if `wire` is `Framed`.
+    """Return the response of a stream, once its BEGIN is due.
 
-    opened: makes another of the same request. plain: the answer by ASGI.
+    Args:
+        stream: The stream, opened on `wire`.
+        wire: What `choose_wire` has returned. A `ChunkedWire` makes it a `DirectResponse`.
+        open_stream: Opens another stream for the same request, on the wire it is called with.
+        build_asgi_response: Returns the response of a stream by ASGI.
+        headers: The headers of a `DirectResponse`.
     """
     await stream.wait_until_ready()
     if not isinstance(wire, ChunkedWire):
         return build_asgi_response(stream)
 
     async def build_fallback() -> AsgiResponse:
-        another = await open_stream(wire.wire)
-        await another.wait_until_ready()
-        return build_asgi_response(another)
+        fallback_stream = await open_stream(wire.wire)  # the wire without chunks
+        await fallback_stream.wait_until_ready()
+        return build_asgi_response(fallback_stream)
 
     return DirectResponse(stream, build_fallback, headers)
 
 
 def is_takeover_offered(scope: Scope) -> bool:
+    """Return whether the connection of a request may be taken over."""
     return TAKEOVER in scope.get("extensions", {}) and scope.get("http_version") == "1.1"
 
 
 class DirectResponse:
-    """Begins as HTTP, and goes on without it.
+    """A response that begins by ASGI, and then leaves its connection to the stream.
 
-    stream:    its wire is `Framed`.
-    otherwise: the same stream by ASGI, opened anew, should the connection not be had after all.
+    Created by `build_response`. Whether the connection can be taken over is known only once the
+    response has begun; if not, the stream is opened again, for ASGI.
     """
 
     def __init__(
@@ -66,17 +75,26 @@ class DirectResponse:
         build_fallback: Callable[[], Awaitable[AsgiResponse]],
         headers: Mapping[str, str],
     ) -> None:
+        """Prepare a response.
+
+        Args:
+            stream: The stream, on a `ChunkedWire`.
+            build_fallback: Opens the same stream by ASGI, and returns its response.
+            headers: The headers of the response.
+        """
         self._stream = stream
         self._build_fallback = build_fallback
         self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Begin the response, and give the connection to the stream."""
         try:
-            with buffer_head(scope) as cork:
+            # The head and the first block of the stream leave in one write.
+            with buffer_head(scope) as head:
                 await send(self._build_start_message())
                 outlet = take_over(scope, self._stream)
                 if outlet is not None:
-                    self._stream.attach(outlet, cork.take_bytes())
+                    self._stream.attach(outlet, head.take_bytes())
                     return
         except BaseException:
             self._stream.close()
@@ -85,12 +103,12 @@ class DirectResponse:
         await (await self._build_fallback())(scope, receive, _skip_start(send))
 
     def _build_start_message(self) -> Message:
-        told = [(k.lower().encode(), v.encode("latin-1")) for k, v in self._headers.items()]
-        return {"type": "http.response.start", "status": 200, "headers": told}
+        headers = [(k.lower().encode(), v.encode("latin-1")) for k, v in self._headers.items()]
+        return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
 def _skip_start(send: Send) -> Send:
-    """It went out already."""
+    """Return a `send` that drops the start of a response, which was sent before."""
 
     async def send_rest(message: Message) -> None:
         if message["type"] != "http.response.start":

@@ -1,4 +1,4 @@
-"""Clients that go away while something is done for them."""
+"""Cancel work for a client that disconnects while it waits."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
-    """The client went away."""
+    """The client has disconnected, so that nobody waits for the response."""
 
 
 async def run_while_connected(request: Request, coro: Coroutine[Any, Any, T]) -> T:
-    """What comes of some work, for a request whose body was read. Raises Left where nobody waits
-    for it any more; it is cancelled then."""
-    working = asyncio.create_task(coro)
-    leaving = asyncio.create_task(_wait_for_disconnect(request))
+    """Return the result of a coroutine, or cancel it when the client disconnects.
+
+    Args:
+        request: The request, whose body must have been read.
+        coro: The work.
+
+    Raises:
+        ClientDisconnected: The client has disconnected before the work was done.
+    """
+    work = asyncio.create_task(coro)
+    disconnect = asyncio.create_task(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
             raise ClientDisconnected
-        return working.result()
+        return work.result()
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        work.cancel()
+        disconnect.cancel()
+        await asyncio.gather(work, disconnect, return_exceptions=True)
 
 
 async def _wait_for_disconnect(request: Request) -> None:

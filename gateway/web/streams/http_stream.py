@@ -1,4 +1,4 @@
-"""A stream that is the answer to a request: on its connection, or by ASGI."""
+"""One stream that is the response to a request, on its connection or by ASGI."""
 
 from __future__ import annotations
 
@@ -25,36 +25,58 @@ log = logging.getLogger(__name__)
 
 
 class HttpStream(OpenStream):
-    """See the module. Its connection tells it (`outlet.Taker`) what becomes of it.
+    """One stream over HTTP; the `OutletOwner` of its connection.
 
-    leave: called when it is over.
+    Created by `open`, and owned by its outlet or by the ASGI response. Its bytes go one of two
+    ways: the hub's clients write them to an outlet (`attach`), or `iter_bytes` yields them.
     """
 
     __slots__ = ("_challenged_expiry", "_outlet", "_release_slot", "_root_path", "_wire")
 
-    # `_challenged`: the expiry for which a new token was asked for: once is enough.
-
     def __init__(
         self, routes: Routes, match: Match, request: Request, wire: Wire, release_slot: ReleaseSlot
     ) -> None:
+        """Register a stream without a client; see `open`.
+
+        Args:
+            routes: The routes of the gateway.
+            match: The route, to which the client was admitted.
+            request: The request.
+            wire: The wire of the stream.
+            release_slot: Gives the slot of the connection back; called once, at the end.
+        """
         client = request.scope.get("client")
         super().__init__(routes, match, get_query_pairs(request), client[0] if client else "")
         self._wire = wire
         self._release_slot = release_slot
-        self._challenged_expiry = 0.0
+        self._challenged_expiry = 0.0  # for which a new token was asked for: once is enough
         self._root_path: str = request.scope.get("root_path", "")
         self._outlet: HttpOutlet | None = None
 
     @classmethod
     async def open(cls, routes: Routes, match: Match, request: Request, wire: Wire) -> Self:
-        """It counts as a connection. Raises Busy, RequestError, TokenError and KafkaError."""
-        leave = await routes.limits.acquire_slot(request.scope, match.granted)
+        """Open a stream for a request. It counts as a connection.
+
+        Args:
+            routes: The routes of the gateway.
+            match: The route, to which the client was admitted.
+            request: The request, whose query says what to show.
+            wire: The wire of the stream.
+
+        Raises:
+            Busy: A limit is reached.
+            RequestError: The stream is refused.
+            TokenError: The resume token cannot be used.
+            KafkaError: Kafka does not answer.
+        """
+        release_slot = await routes.limits.acquire_slot(request.scope, match.granted)
         try:
             match = await routes.refresh(match, request)
         except BaseException:
-            leave()
+            release_slot()
             raise
-        stream = cls(routes, match, request, wire, leave)
+        # From here on `mark_closed` gives the slot back.
+        stream = cls(routes, match, request, wire, release_slot)
         try:
             stream._set_client(await routes.open_client(match, request, wire))
         except BaseException:
@@ -63,7 +85,7 @@ class HttpStream(OpenStream):
         return stream
 
     async def wait_until_ready(self) -> None:
-        """Once BEGIN is due; closed if nobody waits for that any more."""
+        """Return when BEGIN is due. If the wait is cancelled, the stream is closed."""
         try:
             if self._client is not None:
                 await self._client.wait_until_ready()
@@ -72,14 +94,19 @@ class HttpStream(OpenStream):
             raise
 
     def attach(self, outlet: HttpOutlet, head: bytes) -> None:
-        """Have it written there, behind this."""
+        """Write the stream to an outlet from now on.
+
+        Args:
+            outlet: The connection, which was taken over.
+            head: Bytes to write first.
+        """
         client, self._outlet = self._client, outlet
         if client is not None:
             client.attach(outlet, head)
             self._on_attached(client)
 
     async def iter_bytes(self) -> AsyncIterator[bytes]:
-        """All that is sent, where nothing can be attached."""
+        """Yield all bytes of the stream, for ASGI. It is closed when the iteration ends."""
         try:
             while (client := self._client) is not None:
                 self._on_attached(client)
@@ -87,68 +114,81 @@ class HttpStream(OpenStream):
                     yield data
                 if client.subscription.end_reason != END_CHANGED:
                     return
-                last = await self._open_next_client(self._take_handover())
-                if last:
-                    yield last
+                last_bytes = await self._open_next_client(self._take_handover())
+                if last_bytes:
+                    yield last_bytes
         finally:
             self.close()
 
-    # the connection
+    # The owner of the outlet.
 
     @property
     def transport(self) -> asyncio.Transport | None:
+        """The connection; None if the stream goes by ASGI."""
         return None if self._outlet is None else self._outlet.transport
 
     def on_drained(self) -> None:
+        """Let the client write again. See `OutletOwner`."""
         if self._client is not None:
             self._client.on_drained()
 
     def probe(self) -> None:
+        """Write something that a client ignores. See `OutletOwner`."""
         if self._client is not None:
             self._client.probe()
 
     def close(self) -> None:
-        """It is lost, or nobody waits for the stream any more."""
+        """Release the stream without an `end`. It may be called again."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
         self.mark_closed()
 
     def mark_closed(self) -> None:
+        """Unregister the stream, and give its slot back. It may be called again."""
         if not self.is_closed:
             super().mark_closed()
             self._outlet = None
             self._release_slot()
 
-    # from one client to the next
+    # From one client to the next.
 
     def _set_client(self, client: Client) -> None:
         self._client = client
         client.call_when_closed(self._on_client_closed)
 
     def _on_client_closed(self) -> None:
-        """Its client is gone; one that is pulled also where another is to come."""
+        """Close the stream, as its client is gone.
+
+        A client that `iter_bytes` pulls from is also closed at a handover, which ends nothing.
+        """
         if self._client is not None and self._client.subscription.end_reason != END_CHANGED:
             self._client = None
             self.mark_closed()
 
     def hand_over(self) -> None:
+        """Let another client go on in place of this one. Called through the outlet."""
         self.routes.stream_registry.start_task(self._attach_next(self._take_handover()))
 
     async def _attach_next(self, handover: Handover) -> None:
-        last = await self._open_next_client(handover)
+        last_bytes = await self._open_next_client(handover)
         client, outlet = self._client, self._outlet
         if outlet is None:
-            return  # the client went away meanwhile
+            return  # the connection was lost meanwhile
         if client is None:
-            outlet.finish(last)
+            outlet.finish(last_bytes)
             self.mark_closed()
         else:
             client.attach(outlet)
             self._on_attached(client)
 
     async def _open_next_client(self, handover: Handover) -> bytes:
-        """Have the next client, its BEGIN due; where there can be none, the last bytes."""
+        """Open the next client, and wait until its BEGIN is due.
+
+        Returns:
+            Nothing, if there is a next client or the stream was closed meanwhile; else the last
+            bytes of the stream, which end it with a reason.
+        """
         try:
             client = await self.routes.resume_client(self.match, self.query, self._wire, handover)
             if self.is_closed:
@@ -167,7 +207,8 @@ class HttpStream(OpenStream):
         if expires_at == self._challenged_expiry:
             return
         self._challenged_expiry = expires_at
-        url = f"{self._root_path}{RENEWAL_PATH_PREFIX}{self.routes.stream_registry.ensure_renewal_name(self)}{RENEWAL_PATH_SUFFIX}"
+        name = self.routes.stream_registry.ensure_renewal_name(self)
+        url = f"{self._root_path}{RENEWAL_PATH_PREFIX}{name}{RENEWAL_PATH_SUFFIX}"
         if self._client is not None:
             self._client.send_event(
                 "challenge", {"guard": guard, "expires": expires_at, "url": url}

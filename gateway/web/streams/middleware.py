@@ -1,4 +1,4 @@
-"""Streams over HTTP and WebSocket: which wire a request is about."""
+"""Dispatch a request to a stream, a WebSocket, an exchange, a page or the co-hosted app."""
 
 from __future__ import annotations
 
@@ -36,23 +36,35 @@ from .renewal import TokenRenewer, parse_renewal_path
 
 
 class PagePaths:
-    """Which paths are pages. routes: none with parameters in its path."""
+    """The paths of the pages, which Starlette serves.
+
+    Created by `web/app/app.py`, and updated when a reload changes the pages.
+
+    Attributes:
+        paths: The paths of single pages.
+        prefixes: The beginnings of the paths of mounted applications, each with a slash at its end.
+    """
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        """Read the paths of Starlette's routes, as `set_routes` does."""
         self.set_routes(routes)
 
     def set_routes(self, routes: Sequence[BaseRoute]) -> None:
+        """Replace all paths.
+
+        Args:
+            routes: Starlette's routes, whose paths must have no parameters.
+        """
         self.paths = frozenset(page.path for page in routes if isinstance(page, Route))
         self.prefixes = tuple(f"{page.path}/" for page in routes if isinstance(page, Mount))
 
 
 class StreamMiddleware:
-    """Every configured route; 404 for what is none, and is no page either.
+    """ASGI middleware that serves every configured route, and leaves the pages to Starlette.
 
-    Middleware in front of the pages: on their way, through Starlette's router and what it does
-    about errors, a connect took 17 us more.
-
-    app: serves the pages. neighbour: what else is served on this port.
+    It responds with 404 to a path that is neither. It stands in front of Starlette, because a
+    connect took 17 us more through Starlette's router and error handling. Created by
+    `web/app/app.py`.
     """
 
     def __init__(
@@ -63,6 +75,15 @@ class StreamMiddleware:
         pages: PagePaths,
         co_hosted_app: CoHostedApp | None = None,
     ) -> None:
+        """Wrap the application of the pages.
+
+        Args:
+            app: The application that serves the pages.
+            routes: The routes of the gateway.
+            renewer: The renewer of tokens.
+            pages: The paths for which requests go to `app`.
+            co_hosted_app: A co-hosted app on the same port, if there is one.
+        """
         self._app = app
         self._routes = routes
         self._renewer = renewer
@@ -70,31 +91,39 @@ class StreamMiddleware:
         self._co_hosted_app = co_hosted_app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or WebSocket."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        # Routes match the encoded path, so that a parameter may hold an encoded slash. Pages and
+        # the co-hosted app match the decoded one.
         path = get_encoded_path(scope)
-        plain = unquote(path) if "%" in path else path
-        beside = self._co_hosted_app
-        if beside is not None and scope["type"] == "http" and beside.owns_path(plain):
-            await self._limit_co_hosted(beside, plain)(
+        decoded_path = unquote(path) if "%" in path else path
+        co_hosted_app = self._co_hosted_app
+        if (
+            co_hosted_app is not None
+            and scope["type"] == "http"
+            and co_hosted_app.owns_path(decoded_path)
+        ):
+            await self._limit_co_hosted(co_hosted_app, decoded_path)(
                 scope, receive, add_security_headers(send, varies_by_origin=False)
             )
             return
-        page = plain in self._pages.paths or plain.startswith(self._pages.prefixes)
+        is_page = decoded_path in self._pages.paths or decoded_path.startswith(self._pages.prefixes)
         if self._routes.cors is not None and scope["type"] == "http":
-            asked = parse_cors_request(scope)
-            if asked is not None:
-                policy = self._get_cors_policy(self._routes.cors, asked, path, page)
-                if asked.header_names is not None and policy.allows_cross_origin:
-                    answer = await self._respond_preflight(
-                        policy, asked, scope, None if page else path
+            cors_request = parse_cors_request(scope)
+            if cors_request is not None:
+                policy = self._get_cors_policy(self._routes.cors, cors_request, path, is_page)
+                # Under `same-origin` a preflight is an OPTIONS request like any other.
+                if cors_request.header_names is not None and policy.allows_cross_origin:
+                    response = await self._respond_preflight(
+                        policy, cors_request, scope, None if is_page else path
                     )
-                    await answer(scope, receive, send)
+                    await response(scope, receive, send)
                     return
-                if policy.allows_origin(asked.origin):
-                    send = add_cors_headers(send, policy.build_headers(asked.origin))
-        if page:
+                if policy.allows_origin(cors_request.origin):
+                    send = add_cors_headers(send, policy.build_headers(cors_request.origin))
+        if is_page:
             await self._app(
                 scope,
                 receive,
@@ -103,11 +132,11 @@ class StreamMiddleware:
         elif scope["type"] == "websocket":
             await websocket.serve_websocket(self._routes, path, scope, receive, send)
         else:
-            respond = await self._dispatch_request(Request(scope, receive), path)
-            await respond(scope, receive, send)
+            asgi_response = await self._dispatch_request(Request(scope, receive), path)
+            await asgi_response(scope, receive, send)
 
     def _limit_co_hosted(self, co_hosted_app: CoHostedApp, path: str) -> ASGIApp:
-        """Within the limits of all that is asked for on this port, as exchanges are."""
+        """Return the co-hosted app within the limits of this port, which exchanges have too."""
         if co_hosted_app.is_unlimited(path):
             return co_hosted_app.app
         limits = self._routes.limits
@@ -115,22 +144,30 @@ class StreamMiddleware:
         async def serve_limited(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await limits.check_rate(scope)
-                leave = await limits.acquire_slot(scope)
+                release_slot = await limits.acquire_slot(scope)
             except Busy as exc:
-                kind, body = co_hosted_app.format_error(exc)
-                again = {"Retry-After": str(ceil(exc.retry_after or 1.0))}
-                await Response(body, exc.status, again, kind)(scope, receive, send)
+                media_type, body = co_hosted_app.format_error(exc)
+                headers = {"Retry-After": str(ceil(exc.retry_after or 1.0))}
+                await Response(body, exc.status, headers, media_type)(scope, receive, send)
                 return
             try:
                 await co_hosted_app.app(scope, receive, send)
             finally:
-                leave()
+                release_slot()
 
         return serve_limited
 
     def _get_cors_policy(
         self, cors: CorsPolicies, cors_request: CorsRequest, path: str, is_page: bool
     ) -> CorsPolicy:
+        """Return the policy for a path.
+
+        Args:
+            cors: The policies of the gateway.
+            cors_request: The request.
+            path: Its path, percent-encoded.
+            is_page: Whether the path is a page.
+        """
         if path in assets.ASSET_PATHS or parse_renewal_path(path) is not None:
             return cors.get_shared_policy(cors_request.origin)
         method = "GET" if cors_request.method == "HEAD" else cors_request.method
@@ -139,7 +176,14 @@ class StreamMiddleware:
     async def _respond_preflight(
         self, policy: CorsPolicy, cors_request: CorsRequest, scope: Scope, path: str | None
     ) -> Response:
-        """path: None for a page, which is not counted."""
+        """Return the response to a preflight.
+
+        Args:
+            policy: The policy for the path.
+            cors_request: The preflight.
+            scope: Its ASGI scope.
+            path: Its path, percent-encoded; None for a page, which the limits do not count.
+        """
         try:
             if path is not None:
                 await self._routes.limits.check_rate(scope)
@@ -150,19 +194,24 @@ class StreamMiddleware:
             return build_problem(exc, unquote(path or scope["path"]))
 
     async def _dispatch_request(self, request: Request, path: str) -> AsgiResponse:
+        """Return the response to a request that is for no page.
+
+        In each case the path is looked up before the request counts towards the rate of its
+        address, except where the path is fixed.
+        """
         try:
-            arrive = self._routes.limits.check_rate
+            check_rate = self._routes.limits.check_rate
             name = parse_renewal_path(path) if request.method == "POST" else None
             if name is not None:
-                await arrive(request.scope)
+                await check_rate(request.scope)
                 return await self._renewer.renew(name, request)
             if request.method == "OPTIONS":
                 allow = self._routes.paths.format_allow(path)
-                await arrive(request.scope)
+                await check_rate(request.scope)
                 return Response(status_code=204, headers={"Allow": allow})
-            asked = "GET" if request.method == "HEAD" else request.method
-            match = self._routes.match(path, asked)._replace(method=request.method)
-            await arrive(request.scope)
+            method = "GET" if request.method == "HEAD" else request.method
+            match = self._routes.match(path, method)._replace(method=request.method)
+            await check_rate(request.scope)
             if match.route.with_.capability == "stream":
                 return await self._respond_stream(request, match)
             response = await exchange.respond(self._routes, match, request)
@@ -170,6 +219,7 @@ class StreamMiddleware:
                 response.headers.add_vary_header("Origin")
             return response
         except Busy as exc:
+            # An EventSource would not reconnect after any other status than 200.
             if query.is_event_source(request):
                 return sse.build_unavailable_response("busy", exc.retry_after)
             return build_problem(exc, request.url.path)
@@ -193,8 +243,10 @@ class StreamMiddleware:
 
 
 def get_encoded_path(scope: Scope) -> str:
-    """The path, percent-encoded as it came, below the mount point if there is one. That one is
-    decoded in the scope, so its segments are compared."""
+    """Return the path, percent-encoded as it came, below the mount point if there is one.
+
+    The mount point is decoded in the scope, so that the path is compared segment by segment.
+    """
     path: str = scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0]
     root: str = scope.get("root_path", "").rstrip("/")
     segments, depth = path.split("/"), root.count("/") + 1

@@ -1,4 +1,4 @@
-"""The answer in lines of JSON: a stream, or one page of it (`?wait=`, a long poll)."""
+"""Respond to a request with lines of JSON: a stream, or one page of it (`?wait=`, a long poll)."""
 
 from __future__ import annotations
 
@@ -27,35 +27,47 @@ from .sse import STREAM_HEADERS
 
 ACCEPTED_MEDIA_TYPES = ("application/x-ndjson", "application/jsonl", "application/ndjson")
 MEDIA_TYPE = "application/x-ndjson; charset=utf-8"
-_SAFE_CHARS = "/?%&=+:;,@!$'()*~"  # and letters, digits, `_.-`: what came needs no more quoting
-MAX_LINK_TOKEN_CHARS = 4096  # characters of a token; a longer one is in the last line alone
+# With letters, digits and `_.-`, the characters that a URL reference may hold: what a client has
+# quoted is not quoted again.
+_SAFE_CHARS = "/?%&=+:;,@!$'()*~"
+MAX_LINK_TOKEN_CHARS = 4096  # a page with a longer token has no `Link`; its last line has the token
 
 
 def prefers_ndjson(request: Request) -> bool:
-    """Does the client prefer lines to server-sent events? On a tie it does if it waits for a
-    page: there is none of events."""
+    """Return whether a client prefers lines of JSON to server-sent events.
+
+    On a tie it does if it waits for a page, as there are no pages of events.
+    """
     lines, events = _parse_accept(",".join(request.headers.getlist("accept")))
     return lines > events or (lines == events != NOT_ACCEPTABLE and "wait" in request.query_params)
 
 
-@cache_short(256)  # 40 us a connect, of headers that are all alike
+@cache_short(256)  # saves 40 us of a connect: clients send few different headers
 def _parse_accept(accept: str) -> tuple[MediaPreference, MediaPreference]:
-    """How much lines are, and events."""
+    """Return how much a client wants lines of JSON, and how much server-sent events."""
     lines = max(get_media_preference(accept, name) for name in ACCEPTED_MEDIA_TYPES)
     return lines, get_media_preference(accept, "text/event-stream")
 
 
 class NdjsonResponse(StreamingResponse):
-    """A stream. close: called when it is over, also when the client went away before the first
-    byte."""
+    """The ASGI response of a stream of lines, for connections that cannot be taken over."""
 
     def __init__(
         self, content: AsyncIterator[bytes], on_close: Callable[[], Any], headers: Mapping[str, str]
     ) -> None:
+        """Prepare a response.
+
+        Args:
+            content: The bytes of the stream.
+            on_close: Called when the response is over, also if the client disconnects before the
+                first byte.
+            headers: The headers, except for the content type.
+        """
         super().__init__(content, headers=headers, media_type=MEDIA_TYPE)
         self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream until it ends or the client disconnects."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -63,36 +75,45 @@ class NdjsonResponse(StreamingResponse):
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> AsgiResponse:
-    """The stream, once BEGIN is due, or a page. Raises RequestError, TokenError, KafkaError."""
-    lines = NdjsonWire(
+    """Return the response to a request for lines: the stream, once its BEGIN is due, or a page.
+
+    Args:
+        routes: The routes of the gateway.
+        match: The route, to which the client was admitted.
+        request: The request.
+
+    Raises:
+        RequestError: The stream is refused.
+        TokenError: The resume token cannot be used.
+        KafkaError: Kafka does not answer.
+    """
+    plain_wire = NdjsonWire(
         query.wants_positions(request), query.is_grouped(query.get_query_pairs(request))
     )
-    wait = query.get_wait(request)
-    if wait is not None:
-        return await _respond_with_page(routes, match, request, lines, wait)
-    coded, coding = negotiate_wire(lines, match.route, request)
-    wire, opened = (
-        choose_wire(coded, request.scope),
-        partial(HttpStream.open, routes, match, request),
-    )
-    stream = await opened(wire)
+    wait_s = query.get_wait(request)
+    if wait_s is not None:
+        return await _respond_with_page(routes, match, request, plain_wire, wait_s)
+    coded_wire, coding_headers = negotiate_wire(plain_wire, match.route, request)
+    wire = choose_wire(coded_wire, request.scope)
+    open_stream = partial(HttpStream.open, routes, match, request)
+    stream = await open_stream(wire)
     if request.method == "HEAD":
         stream.close()
         return Response(headers=STREAM_HEADERS, media_type=MEDIA_TYPE)
-    headers = STREAM_HEADERS | coding
+    headers = STREAM_HEADERS | coding_headers
 
     def build_asgi_response(stream: HttpStream) -> AsgiResponse:
         return NdjsonResponse(stream.iter_bytes(), stream.close, headers)
 
-    typed = {**headers, "Content-Type": MEDIA_TYPE}
-    return await build_response(stream, wire, opened, build_asgi_response, typed)
+    direct_headers = {**headers, "Content-Type": MEDIA_TYPE}
+    return await build_response(stream, wire, open_stream, build_asgi_response, direct_headers)
 
 
 async def _respond_with_page(
     routes: Routes, match: Match, request: Request, wire: NdjsonWire, wait_s: float
 ) -> Response:
-    """One page, which counts as a connection while it is waited for."""
-    leave = await routes.limits.acquire_slot(request.scope, match.granted)
+    """Return one page. The request counts as a connection while it waits."""
+    release_slot = await routes.limits.acquire_slot(request.scope, match.granted)
     try:
         while True:
             match = await routes.refresh(match, request)
@@ -102,34 +123,37 @@ async def _respond_with_page(
             if request.method == "HEAD":
                 client.close()
                 return Response(headers=STREAM_HEADERS, media_type=MEDIA_TYPE)
-            answer = await _build_page_response(request, match, client, wire, wait_s)
-            routes.check_blocklist(match)  # it may have waited for long
+            response = await _build_page_response(request, match, client, wire, wait_s)
+            # The wait may have been long: what was configured or blocked meanwhile counts.
+            routes.check_blocklist(match)
             if routes.is_current(match):
-                return answer
+                return response
     finally:
-        leave()
+        release_slot()
 
 
 async def _build_page_response(
     request: Request, match: Match, client: Client, wire: NdjsonWire, wait_s: float
 ) -> Response:
-    """The page, or nothing to a client that went away meanwhile."""
-    reading = asyncio.create_task(page.read_page(client, wire, wait_s))
-    leaving = asyncio.create_task(_wait_for_disconnect(request))
+    """Return the page, or an empty response to a client that has disconnected meanwhile."""
+    page_task = asyncio.create_task(page.read_page(client, wire, wait_s))
+    disconnect_task = asyncio.create_task(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not reading.done():
-            return Response(status_code=204)  # nobody hears it
-        read = reading.result()
+        await asyncio.wait((page_task, disconnect_task), return_when=asyncio.FIRST_COMPLETED)
+        if not page_task.done():
+            return Response(status_code=204)  # the client does not receive it
+        result = page_task.result()
     finally:
-        for task in (reading, leaving):
+        for task in (page_task, disconnect_task):
             task.cancel()
-        await asyncio.gather(reading, leaving, return_exceptions=True)
+        await asyncio.gather(page_task, disconnect_task, return_exceptions=True)
         client.close()
-    body, coding = negotiate_body(read.body, match.route, request)
-    headers = STREAM_HEADERS | coding
-    if read.reason != "until" and len(read.position) <= MAX_LINK_TOKEN_CHARS:
-        headers["Link"] = f'<{build_next_link(request.scope, read.position.decode())}>; rel="next"'
+    body, coding_headers = negotiate_body(result.body, match.route, request)
+    headers = STREAM_HEADERS | coding_headers
+    # A page that has reached `until` is the last one.
+    if result.reason != "until" and len(result.position) <= MAX_LINK_TOKEN_CHARS:
+        next_link = build_next_link(request.scope, result.position.decode())
+        headers["Link"] = f'<{next_link}>; rel="next"'
     return Response(body, headers=headers, media_type=MEDIA_TYPE)
 
 
@@ -139,15 +163,21 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def build_next_link(scope: Scope, token: str) -> str:
-    """What to ask for next, as a relative reference (RFC 3986 4.2): all of the query is kept but
-    for the token."""
+    """Return the URL of the next page, as a relative reference (RFC 3986 4.2).
+
+    Args:
+        scope: The ASGI scope of the request, whose query is kept except for its token.
+        token: The token at the end of this page.
+    """
     path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
-    asked: bytes = scope["query_string"]
-    kept = [
-        each for each in asked.split(b"&") if each and _get_parameter_name(each) != "lastEventId"
+    query_string: bytes = scope["query_string"]
+    parameters = [
+        parameter
+        for parameter in query_string.split(b"&")
+        if parameter and _get_parameter_name(parameter) != "lastEventId"
     ]
-    query = b"&".join([*kept, b"lastEventId=" + token.encode()])
-    return quote(path.partition(b"?")[0] + b"?" + query, safe=_SAFE_CHARS)
+    next_query = b"&".join([*parameters, b"lastEventId=" + token.encode()])
+    return quote(path.partition(b"?")[0] + b"?" + next_query, safe=_SAFE_CHARS)
 
 
 def _get_parameter_name(parameter: bytes) -> str:

@@ -1,7 +1,7 @@
-"""The streams that run here, whatever their wire: found, renewed, ended, and moved in place.
+"""The open streams of this process, on any wire: find them, renew, change and end them.
 
-A stream outlives its clients: what it shows may change while it runs, and another client goes on
-for it where the one before stood.
+A stream outlives the hub's clients. What it shows may change while it is open: its client then ends
+with a handover, and another one goes on from the same position on the same connection.
 """
 
 from __future__ import annotations
@@ -32,17 +32,21 @@ if TYPE_CHECKING:
     from gateway.web.admin.blocklist import AccessRevoked, RoutePaused
     from gateway.web.routing.routes import Match, Routes
 
-STREAMS_PER_SLICE = 100  # streams that are looked at without a turn for others
-END_ACCESS_CHANGED = "access-changed"  # why one ends whose client may not have it any more
-END_ROUTE_REMOVED = "route-removed"  # or whose route, or topic, is no longer there
+STREAMS_PER_SLICE = 100  # streams that are visited before other tasks run
+END_ACCESS_CHANGED = "access-changed"  # reason to end: the client may not have the stream any more
+END_ROUTE_REMOVED = "route-removed"  # reason to end: its route or its topic was removed
 
 log = logging.getLogger(__name__)
 
 
 class StreamChange(NamedTuple):
-    """What a stream is to show from its next client on.
+    """What a stream is to show.
 
-    anew: by another client, also where the one that it has by then shows the same.
+    Attributes:
+        match: The route, and what the client is granted on it.
+        query: The query.
+        view: The view of these.
+        needs_new_client: Whether another client is needed even if the present one has this view.
     """
 
     match: Match
@@ -52,13 +56,22 @@ class StreamChange(NamedTuple):
 
 
 class OpenStream:
-    """One stream, from its first client to its end.
+    """One stream, from its first client to its end. The base of the streams of both wires.
 
-    query:   as in a URL.
-    address: of its client; empty if it is not known.
-    name:    by which its client finds it again, and nobody else; empty while nobody needs it.
-    since:   seconds since 1970.
-    number:  among all of this process, in the order of their coming.
+    It is registered in the `StreamRegistry` from its creation until `mark_closed`. Its client may
+    be None before the first one, during a handover and at the end. A change that is requested
+    before the client has begun is pending until then, because the position of the client, which
+    the next one needs, is not known before.
+
+    Attributes:
+        routes: The routes of the gateway.
+        match: The route, and what the client is granted on it.
+        query: The query of the stream.
+        address: The IP address of the client; empty if it is not known.
+        renewal_name: The secret name by which its client renews the token; empty until needed.
+        opened_at: When the stream was created, in seconds since 1970.
+        number: Its number among all streams of this process, in the order of their creation.
+        is_closed: Whether nothing of it is left.
     """
 
     __slots__ = (
@@ -77,11 +90,15 @@ class OpenStream:
         "routes",
     )  # fmt: skip
 
-    # `_begun`: before that, a change waits: where its client starts is yet to be found out.
-    # `_alarm`: when it asks for a new token.
-    # `_ending`: the reason that it was told to end for, whichever client it has by then.
-
     def __init__(self, routes: Routes, match: Match, query: QueryPairs, address: str = "") -> None:
+        """Register a stream without a client.
+
+        Args:
+            routes: The routes of the gateway.
+            match: The route, to which the client was admitted.
+            query: What the stream is to show.
+            address: The IP address of the client.
+        """
         self.routes = routes
         self.match = match
         self.query = query
@@ -90,20 +107,21 @@ class OpenStream:
         self.renewal_name = ""
         self.is_closed = False
         self._client: Client | None = None
-        self._has_begun = False
+        self._has_begun = False  # the present client is attached, and has a position
         self._pending_change: StreamChange | None = None
         self._challenge_timer: WallClockTimer | None = None
+        # Why the stream is to end. It is kept for the case that a handover is on its way.
         self._end_reason = ""
         self.number = routes.stream_registry.add(self)
 
     @property
     def client(self) -> Client | None:
-        """None before it has one, and for the moment in which another takes over."""
+        """The hub's client; None before there is one, and during a handover."""
         return self._client
 
     @property
     def matches(self) -> list[Match]:
-        """What it shows, and what it was told to show next."""
+        """What the stream shows now and, if a change is pending, what it will show next."""
         return (
             [self.match]
             if self._pending_change is None
@@ -112,24 +130,32 @@ class OpenStream:
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """Of its connection, where it is ours; a socket has several streams on it."""
+        """The connection, which several streams may share; None where another server owns it."""
         return None
 
     def end(self, reason: str) -> None:
-        """With an `end` event."""
+        """End the stream with an `end` event of this reason."""
         self._end_reason = self._end_reason or reason
         if self._client is not None:
             self._client.end(reason)
 
     async def renew(self, granted: Granted) -> None:
-        """Go on as who is known now: until that is over, and with what is shown to it then. Raises
-        RequestError for what cannot be; all is as it was then."""
+        """Go on with new grants: until they expire, and with the view that they allow.
+
+        Raises:
+            RequestError: The grants do not allow the stream, which stays as it was.
+        """
         self.apply_change(await self.build_renewal(granted))
 
     async def build_renewal(self, granted: Granted) -> StreamChange:
-        """What that would be, with nothing done yet. Raises as `renew`."""
+        """Return the change to new grants, without applying it.
+
+        Raises:
+            RequestError: The grants do not allow the stream.
+        """
         match, query = self._latest_match_and_query
-        if not granted.has(match.route.guarded):  # which may ask for more since they were asked
+        # The route may require more than when the guards were asked.
+        if not granted.has(match.route.guarded):
             raise RequestError(403, "Forbidden", "the stream's route asks for other roles by now")
         match = match._replace(granted=granted)
         return StreamChange(match, query, await self.routes.get_view(match, query))
@@ -137,8 +163,15 @@ class OpenStream:
     async def apply_reload(
         self, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
     ) -> str:
-        """After what was configured anew: go on as before, as another view, or not at all; which
-        of them it is, in a word. guards, topics: those that were changed."""
+        """Adapt the stream to a new configuration.
+
+        Args:
+            changed_guards: The guards that were changed.
+            changed_topics: The topics that were changed.
+
+        Returns:
+            What becomes of the stream: `untouched`, `moved`, or `ended (REASON)`.
+        """
         before, query = self._latest_match_and_query
         try:
             match = self.routes.match(before.path)
@@ -149,26 +182,29 @@ class OpenStream:
             view = await self.routes.get_view(match, query)
         except (GatewayError, HTTPException) as exc:
             return self._end_after_reload(get_end_reason(exc))
-        rate = before.route.with_.max_rate != match.route.with_.max_rate
-        anew = rate or any((view.cluster, topic) in changed_topics for topic in view.topics)
-        self.apply_change(StreamChange(match, query, view, anew))
+        # A client is created with its rate and the settings of its topics.
+        rate_changed = before.route.with_.max_rate != match.route.with_.max_rate
+        needs_new_client = rate_changed or any(
+            (view.cluster, topic) in changed_topics for topic in view.topics
+        )
+        self.apply_change(StreamChange(match, query, view, needs_new_client))
         return "untouched" if self._pending_change is None else "moved"
 
     def _end_after_reload(self, reason: str) -> str:
         self.end(reason)
         return f"ended ({reason})"
 
-    # from one client to the next
+    # From one client to the next.
 
     @property
     def _latest_match_and_query(self) -> tuple[Match, QueryPairs]:
-        """Or, where that is other, what it was told to show next."""
+        """What the stream will show once its pending change is applied, if there is one."""
         if self._pending_change is None:
             return self.match, self.query
         return self._pending_change.match, self._pending_change.query
 
     def apply_change(self, change: StreamChange) -> None:
-        """Show this, at once or as soon as it has begun."""
+        """Show something else, at once or as soon as the client has begun."""
         if self._pending_change is not None and self._pending_change.needs_new_client:
             change = change._replace(needs_new_client=True)
         self._pending_change = change
@@ -176,7 +212,7 @@ class OpenStream:
             self._apply_pending_change(self._client)
 
     def _on_attached(self, client: Client) -> None:
-        """It is attached now."""
+        """Apply what was requested before the client had begun. To be called when it has."""
         self._has_begun = True
         self._end_if_blocked()
         if self._end_reason:
@@ -186,10 +222,11 @@ class OpenStream:
         self._schedule_challenge()
 
     def _apply_pending_change(self, client: Client) -> None:
-        """To what is next: another client's work, unless this one shows it already."""
+        """Apply the pending change to the present client, or request a handover to another one."""
         assert self._pending_change is not None
-        match, query, view, anew = self._pending_change
-        if anew or client.view != view or client.subscription.end_reason is not None:
+        match, query, view, needs_new_client = self._pending_change
+        # The client ends, and its outlet calls `hand_over`, which takes the change from here.
+        if needs_new_client or client.view != view or client.subscription.end_reason is not None:
             client.end(END_CHANGED)
             return
         self.match, self.query, self._pending_change = match, query, None
@@ -201,12 +238,13 @@ class OpenStream:
         self._schedule_challenge()
 
     def _end_if_blocked(self) -> None:
-        refused = self.routes.stream_registry.find_error(self.match)
-        if refused is not None:
-            self.end(refused.reason)
+        """End the stream if an operator has blocked it since its client was admitted."""
+        error = self.routes.stream_registry.find_error(self.match)
+        if error is not None:
+            self.end(error.reason)
 
     def _take_handover(self) -> Handover:
-        """From a client that ended as `CHANGED`, for the next one of what it is to show."""
+        """Return what a client has left that ended by `END_CHANGED`, and apply the change."""
         client, self._client, self._has_begun = self._client, None, False
         assert client is not None and self._pending_change is not None
         self.match, self.query, _, _ = self._pending_change
@@ -214,23 +252,29 @@ class OpenStream:
         return client.take_handover()
 
     def mark_closed(self) -> None:
-        """Nothing of it is left. It may be called again."""
+        """Unregister the stream. It may be called again."""
         self.is_closed = True
         self._cancel_challenge()
         self.routes.stream_registry.discard(self)
 
-    # expiry
+    # The expiry of grants.
 
     def _schedule_challenge(self) -> None:
+        """Set the timer for the challenge, by the grants that expire first."""
         self._cancel_challenge()
-        ending = self.match.granted.expiring
-        lead = None if ending is None else self.routes.get_challenge_lead(ending.guard)
-        if ending is not None and lead is not None and ending.expires is not None:
-            ask = partial(self._send_challenge, ending.guard, ending.expires)
-            self._challenge_timer = WallClockTimer(ending.expires - lead, ask)
+        expiring = self.match.granted.expiring
+        lead = None if expiring is None else self.routes.get_challenge_lead(expiring.guard)
+        if expiring is not None and lead is not None and expiring.expires is not None:
+            send = partial(self._send_challenge, expiring.guard, expiring.expires)
+            self._challenge_timer = WallClockTimer(expiring.expires - lead, send)
 
     def _send_challenge(self, guard: str, expires_at: float) -> None:
-        """Ask the client for a new token."""
+        """Ask the client for a new token.
+
+        Args:
+            guard: The guard whose grants expire.
+            expires_at: When they expire, in seconds since 1970.
+        """
         raise NotImplementedError
 
     def _cancel_challenge(self) -> None:
@@ -240,23 +284,34 @@ class OpenStream:
 
 
 def keep_grants(previous_match: Match, route: Route, changed_guards: Set[str]) -> Granted | None:
-    """What was granted, as far as a route that was configured anew asks for it; None if it does
-    not let the client in, or a guard has to be asked for that. changed: guards that were."""
+    """Return the part of a client's grants that a reloaded route asks for.
+
+    Args:
+        previous_match: The route before the reload, and what the client was granted on it.
+        route: The route after the reload.
+        changed_guards: The guards that the reload has changed.
+
+    Returns:
+        The grants; None if they do not allow the route, or if a guard that was changed would have
+        to be asked again.
+    """
     granted = previous_match.granted
     if not changed_guards.isdisjoint(route.guarded) or not granted.has(route.guarded):
         return None
-    own = granted.keys() - previous_match.route.guarded.keys()  # of the application itself
+    # Grants of guards that the configuration does not name are those of the application itself.
+    own = granted.keys() - previous_match.route.guarded.keys()
     return granted.only(own | route.guarded.keys())
 
 
 def get_end_reason(exc: GatewayError | HTTPException) -> str:
-    """Why a stream ends that cannot go on."""
+    """Return the reason in the `end` event of a stream that cannot go on for an error."""
     if isinstance(exc, UnknownTopic | HTTPException):
         return END_ROUTE_REMOVED
     return "kafka-unavailable" if isinstance(exc, KafkaError) else END_ACCESS_CHANGED
 
 
 async def _end_streams(streams: Iterable[OpenStream], reason: str) -> None:
+    """End streams in slices, so that other tasks run in between."""
     for n, stream in enumerate(streams):
         stream.end(reason)
         if n % STREAMS_PER_SLICE == STREAMS_PER_SLICE - 1:
@@ -264,13 +319,20 @@ async def _end_streams(streams: Iterable[OpenStream], reason: str) -> None:
 
 
 class StreamRegistry:
-    """All streams that run here, and what they wait for.
+    """All open streams of this process, and the tasks that work on them.
 
-    refusal: what an operator has against a stream, whoever lets it in.
+    Created and owned by `Routes`, one for each worker. `run` must be running while tasks are
+    started, and cancels them at the end.
+
+    Attributes:
+        instance_id: A random id of this process. Stream numbers begin at 1 in every process.
+        find_error: Returns the error of a route that an operator has paused or of a client whose
+            access was revoked; None for any other match. The blocklist sets it.
     """
 
     def __init__(self) -> None:
-        self.instance_id = secrets.token_hex(4)  # of this process among those before it
+        self.instance_id = secrets.token_hex(4)
+        # Numbers only grow, so that the dictionary is ordered by them.
         self._by_number: dict[int, OpenStream] = {}
         self._last_number = 0
         self.find_error: Callable[[Match], RoutePaused | AccessRevoked | None] = lambda match: None
@@ -278,43 +340,50 @@ class StreamRegistry:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[OpenStream]:
-        """As they are now."""
+        """Iterate over the streams that are open now, also if some close meanwhile."""
         return iter(list(self._by_number.values()))
 
     def __len__(self) -> int:
         return len(self._by_number)
 
     def add(self, stream: OpenStream) -> int:
-        """The number that it has from now on."""
+        """Register a stream, and return its number."""
         self._last_number += 1
         self._by_number[self._last_number] = stream
         return self._last_number
 
     def iter_after(self, number: int) -> Iterator[OpenStream]:
-        """Those that came behind this one, in their order, as they are now."""
+        """Yield the streams behind a number, in order. None may close during the iteration.
+
+        Args:
+            number: The number of a stream, which need not be open any more.
+        """
         numbers = list(self._by_number)
-        for n in numbers[bisect_right(numbers, number) :]:
-            yield self._by_number[n]
+        for later_number in numbers[bisect_right(numbers, number) :]:
+            yield self._by_number[later_number]
 
     def get(self, number: int) -> OpenStream | None:
+        """Return the stream of a number; None if it is not open."""
         return self._by_number.get(number)
 
     def discard(self, stream: OpenStream) -> None:
+        """Unregister a stream. It may be called again."""
         self._by_number.pop(stream.number, None)
         self._by_renewal_name.pop(stream.renewal_name, None)
 
     def ensure_renewal_name(self, stream: OpenStream) -> str:
-        """By which its client finds it again, and nobody else."""
+        """Return the secret name of a stream, which is created on the first call."""
         if not stream.renewal_name:
             stream.renewal_name = secrets.token_urlsafe(16)
             self._by_renewal_name[stream.renewal_name] = stream
         return stream.renewal_name
 
     def find_by_renewal_name(self, name: str) -> OpenStream | None:
+        """Return the stream of a secret name; None if this process has none."""
         return self._by_renewal_name.get(name)
 
     async def run(self) -> None:
-        """Until it is cancelled, and with it what is still waited for."""
+        """Run until cancelled, and then cancel the tasks that are left."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -323,7 +392,7 @@ class StreamRegistry:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def start_task(self, coro: Coroutine[Any, Any, None]) -> None:
-        """Without anybody who waits for it."""
+        """Run a coroutine for which nobody waits. An error is logged."""
         task = asyncio.create_task(coro)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -332,12 +401,20 @@ class StreamRegistry:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("a stream failed to go on", exc_info=error)
+            log.error("a stream could not go on", exc_info=error)
 
     async def apply_reload(
         self, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
     ) -> dict[str, int]:
-        """As `Opened.review`, of all; how many became what."""
+        """Adapt all streams to a new configuration, in slices.
+
+        Args:
+            changed_guards: The guards that were changed.
+            changed_topics: The topics that were changed.
+
+        Returns:
+            How many streams had each outcome of `OpenStream.apply_reload`.
+        """
         outcomes: Counter[str] = Counter()
         for n, stream in enumerate(self):
             if not stream.is_closed:
@@ -347,19 +424,26 @@ class StreamRegistry:
         return dict(outcomes)
 
     def end_matching(self, predicate: Callable[[OpenStream], bool], reason: str) -> int:
-        """Those that it fits, some at a time; how many they are."""
-        ending = [
+        """End the streams that a predicate selects, in slices, without waiting for that.
+
+        Args:
+            predicate: Returns whether to end a stream.
+            reason: The reason in their `end` events.
+
+        Returns:
+            How many streams are ended.
+        """
+        selected = [
             stream
             for stream in self._by_number.values()
             if not stream.is_closed and predicate(stream)
         ]
-        if ending:
-            self.start_task(_end_streams(ending, reason))
-        return len(ending)
+        if selected:
+            self.start_task(_end_streams(selected, reason))
+        return len(selected)
 
     async def renew_or_end(self, stream: OpenStream, granted: Granted) -> None:
-        """As `Opened.renew`, of one whose client does not wait for the word: it ends if it cannot
-        be."""
+        """Renew a stream, or end it if that fails. Its client does not wait for the result."""
         try:
             await stream.renew(granted)
         except (GatewayError, HTTPException):

@@ -1,7 +1,8 @@
-"""New tokens for streams that run: `POST /streams/NAME/token`, to whichever worker it comes.
+"""Renew the tokens of open streams: `POST /streams/NAME/token`, at any worker.
 
-The name is told to the stream's client alone, by its `challenge`. Who posts is asked by the guards
-of the stream's route, as for a stream of its own, and must be who opened it.
+The name is sent only to the client of the stream, by its `challenge` event. The guards of the
+stream's route check the request as they would check a request for the stream, and it must come from
+the same client.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ OTHER_CLIENT_MESSAGE = "this token is another client's; open a stream of its own
 UNKNOWN_STREAM_MESSAGE = "no stream that runs has this name; connect again with Last-Event-ID"
 
 RenewalOutcome: TypeAlias = Literal["renewed", "other"]
+"""What the stream's worker responds with: `other` for the token of another client."""
 
 
 def parse_renewal_path(path: str) -> str | None:
-    """Of the stream that a path renews; None if it is no such path."""
+    """Return the name of the stream that a path renews; None for any other path."""
     name = path.removeprefix(RENEWAL_PATH_PREFIX).removesuffix(RENEWAL_PATH_SUFFIX)
     return (
         name
@@ -34,7 +36,11 @@ def parse_renewal_path(path: str) -> str | None:
 
 
 class TokenRenewer:
-    """Of the streams of all processes on a bus."""
+    """Renews the tokens of the streams of all workers.
+
+    Created by `web/app/app.py`, one for each worker. A request may come to any worker, so this
+    worker asks all others over the bus for the stream.
+    """
 
     def __init__(self, routes: Routes, bus: Bus) -> None:
         self._routes = routes
@@ -43,8 +49,20 @@ class TokenRenewer:
         bus.add_handler("stream-renew", self._handle_renew)
 
     async def renew(self, name: str, request: Request) -> Response:
-        """204 once it is renewed. Raises RequestError: 404 for a stream that does not run, 401 and
-        403 as for a stream, and 403 where the token is another client's."""
+        """Renew the token of a stream.
+
+        Args:
+            name: The name in the stream's `challenge`.
+            request: The request, with the new token.
+
+        Returns:
+            The response 204.
+
+        Raises:
+            RequestError: 404, if no open stream has the name; 401 or 403, as the guards of its
+                route decide; 403, if the token is another client's; 503, if a worker does not
+                answer.
+        """
         path = await self._ask_owner("stream-path", name)
         match = await self._routes.admit(self._routes.match(path), request)
         outcome: RenewalOutcome = await self._ask_owner(
@@ -55,29 +73,31 @@ class TokenRenewer:
         return Response(status_code=204, headers={"Cache-Control": "no-store"})
 
     async def _ask_owner(self, topic: str, data: Any) -> Any:
-        """What the one worker says that has the stream."""
-        answers = await self._bus.request(topic, data)
-        said = [answer for answer in answers.by_worker.values() if answer is not None]
-        if not said and answers.missing:
+        """Return the response of the worker that has the stream."""
+        responses = await self._bus.request(topic, data)
+        # Workers without the stream respond with None.
+        found = [response for response in responses.by_worker.values() if response is not None]
+        if not found and responses.missing:
             raise RequestError(503, "Busy", "a worker does not answer; try again", retry_after=1.0)
-        if not said:
+        if not found:
             raise RequestError(404, "Unknown stream", UNKNOWN_STREAM_MESSAGE)
-        return said[0]
+        return found[0]
 
     def _handle_path(self, worker: int, name: str) -> str | None:
+        """Return the path of a stream; None if this worker does not have it."""
         stream = self._routes.stream_registry.find_by_renewal_name(name)
         return None if stream is None else stream.match.path
 
     def _handle_renew(self, worker: int, data: tuple[str, list[Any]]) -> RenewalOutcome | None:
-        name, told = data
-        stream, granted = (
-            self._routes.stream_registry.find_by_renewal_name(name),
-            Granted.from_json(told),
-        )
+        """Give a stream what its client is granted now; None if this worker does not have it."""
+        name, granted_json = data
+        stream = self._routes.stream_registry.find_by_renewal_name(name)
+        granted = Granted.from_json(granted_json)
         if stream is None:
             return None
         if granted.subject != stream.match.granted.subject:
             return "other"
+        # A handler of the bus must return at once, and the new view may have to ask Kafka.
         self._routes.stream_registry.start_task(
             self._routes.stream_registry.renew_or_end(stream, granted)
         )

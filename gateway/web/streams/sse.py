@@ -1,4 +1,7 @@
-"""The answer to an EventSource: finished bytes, under any ASGI server."""
+"""Respond to a request with server-sent events (WHATWG HTML 9.2).
+
+The hub makes the bytes of all events, so that this works with any ASGI server.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ from .direct_response import AsgiResponse, build_response, choose_wire
 from .http_stream import HttpStream
 
 STREAM_HEADERS = {
+    # `no-transform` keeps proxies from compressing the stream, for which they would hold events
+    # back; nginx reads `X-Accel-Buffering`.
     "Cache-Control": "no-store, no-transform",
     "X-Accel-Buffering": "no",
     "Vary": "Origin, Accept, Accept-Encoding",
@@ -32,50 +37,72 @@ STREAM_HEADERS = {
 }
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
 SSE_WIRES = {grouped: SseWire(grouped) for grouped in (False, True)}
-RETRY_AFTER_RANGE_S = (
-    3.0,
-    10.0,
-)  # seconds after which an EventSource tries again when Kafka is away
+"""The wires, by whether the client accepts events about several partitions."""
 
-# Streams end by themselves when the gateway drains; sse-starlette would cut them off first.
+# When an EventSource reconnects that could not be served; at random, so that not all come at once.
+RETRY_AFTER_RANGE_S = (3.0, 10.0)
+
+# The hub ends streams when the gateway drains. sse-starlette would cut them off before that.
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 
 class SseResponse(EventSourceResponse):
-    """A stream whose bytes, heartbeats included, are the hub's.
+    """The ASGI response of a stream of events, for connections that cannot be taken over.
 
-    close: called when it is over, also when the client went away before the first byte.
+    Its bytes, heartbeats included, are those of the hub.
     """
 
     def __init__(
         self, content: AsyncIterator[bytes], on_close: Callable[[], Any], headers: Mapping[str, str]
     ) -> None:
+        """Prepare a response.
+
+        Args:
+            content: The bytes of the stream.
+            on_close: Called when the response is over, also if the client disconnects before the
+                first byte.
+            headers: The headers, except for the content type.
+        """
         super().__init__(content, headers=headers, ping=0)
-        del self.headers["connection"]  # the server's to say, which may say another
+        del self.headers["connection"]  # the ASGI server decides whether the connection lasts
         self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream until it ends or the client disconnects."""
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._on_close()
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
-        """Without the cancel scope around each send, for a timeout that is never set here: 0.6 us
-        of overhead instead of 3.6."""
+        """Send without sse-starlette's cancel scope, which is for a timeout that is never set here.
+
+        That is 0.6 us of overhead for each message instead of 3.6.
+        """
         await send(message)
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> AsgiResponse:
-    """The stream, once BEGIN is due. Raises RequestError, TokenError and KafkaError."""
+    """Return the response to a request for events, once the stream's BEGIN is due.
+
+    Args:
+        routes: The routes of the gateway.
+        match: The route, to which the client was admitted.
+        request: The request.
+
+    Raises:
+        RequestError: The stream is refused.
+        TokenError: The resume token cannot be used.
+        KafkaError: Kafka does not answer, and the client is no EventSource.
+    """
     events, coding = negotiate_wire(
         SSE_WIRES[query.is_grouped(query.get_query_pairs(request))], match.route, request
     )
     wire, headers = choose_wire(events, request.scope), STREAM_HEADERS | coding
-    opened = partial(HttpStream.open, routes, match, request)
+    open_stream = partial(HttpStream.open, routes, match, request)
     try:
-        stream = await opened(wire)
-    except (UnknownTopic, AccessDenied):
+        stream = await open_stream(wire)
+    except (UnknownTopic, AccessDenied):  # these are KafkaErrors, but will not pass
         raise
     except KafkaError:
         if query.is_event_source(request):
@@ -88,13 +115,19 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
     def build_asgi_response(stream: HttpStream) -> AsgiResponse:
         return SseResponse(stream.iter_bytes(), stream.close, headers)
 
-    typed = {**headers, "Content-Type": MEDIA_TYPE}
-    return await build_response(stream, wire, opened, build_asgi_response, typed)
+    direct_headers = {**headers, "Content-Type": MEDIA_TYPE}
+    return await build_response(stream, wire, open_stream, build_asgi_response, direct_headers)
 
 
 def build_unavailable_response(reason: str, retry_after_s: float | None = None) -> Response:
-    """What an EventSource is told when it cannot be served now: any other status would end it
-    for good (WHATWG HTML 9.2.3). after: seconds until it is to come again."""
+    """Return the response to an EventSource that cannot be served now: 200 with `retry` and `end`.
+
+    Any other status would end the EventSource for good (WHATWG HTML 9.2.3).
+
+    Args:
+        reason: The reason in the `end` event.
+        retry_after_s: When the EventSource is to reconnect, in seconds; None for a random time.
+    """
     retry_after_s = random.uniform(*RETRY_AFTER_RANGE_S) if retry_after_s is None else retry_after_s
     body = (
         sse.encode_retry(int(1000 * retry_after_s))
