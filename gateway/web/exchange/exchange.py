@@ -1,4 +1,4 @@
-"""One request and its one answer: what is no stream."""
+"""Respond to a request that is for no stream: dispatch it by the capability of its route."""
 
 from __future__ import annotations
 
@@ -16,24 +16,34 @@ from . import latest, produce, reply
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
-    """A document, what became of a record, or a reply. Raises RequestError and KafkaError."""
+    """Return a document, the result of a write, or a reply.
+
+    Args:
+        routes: The routes of the gateway.
+        match: The route; the client is admitted here.
+        request: The request.
+
+    Raises:
+        RequestError: The request is refused.
+        KafkaError: Kafka does not answer.
+    """
     name = request.scope[ROUTE_SCOPE_KEY] = get_route_name(match.route)
     bind_log_context(route=name)
     if match.route.with_.capability == "produce" and not match.is_reply:
         _check_origin(routes, match, request)
     match = await routes.admit(match, request)
-    leave = await routes.limits.acquire_slot(request.scope, match.granted)
+    release_slot = await routes.limits.acquire_slot(request.scope, match.granted)
     try:
         if routes.hubs.draining:
             raise _build_draining_error()
         match = await routes.refresh(match, request)
         return await _dispatch_request(routes, match, request)
     except ClientDisconnected:
-        return Response(status_code=204)  # nobody hears it
-    except StreamEnded:  # what it waits for comes by a stream
+        return Response(status_code=204)  # the client does not receive it
+    except StreamEnded:  # a request may wait on a stream, which ends when the gateway drains
         raise _build_draining_error() from None
     finally:
-        leave()
+        release_slot()
 
 
 async def _dispatch_request(routes: Routes, match: Match, request: Request) -> Response:
@@ -53,17 +63,26 @@ def _build_draining_error() -> RequestError:
 
 
 def _check_origin(routes: Routes, match: Match, request: Request) -> None:
-    """A form of any page can be sent here with what browsers send by themselves: cookies, a
-    password, a client certificate. Raises RequestError 403."""
+    """Refuse a write from a page of another site that may not write (CSRF).
+
+    Any page can send a form here without a preflight, and the browser adds the user's credentials
+    by itself: cookies, a password, a client certificate.
+
+    Raises:
+        RequestError: 403, if the origin is not allowed.
+    """
     headers, guards = request.headers, routes.settings.guards
-    unasked = (
+    has_ambient_credentials = (
         "cookie" in headers
         or headers.get("authorization", "")[:6].lower() == "basic "
         or any(getattr(guards[name], "type", "") == "x509" for name in match.route.guarded)
     )
     access = routes.get_access_control(match.route)
     if not is_origin_allowed(
-        access, headers.get("origin"), headers.get("host", ""), has_cookies=unasked
+        access,
+        headers.get("origin"),
+        headers.get("host", ""),
+        has_cookies=has_ambient_credentials,
     ):
         detail = "pages of this origin may not write; see access-control"
         raise RequestError(403, "Foreign origin", detail)

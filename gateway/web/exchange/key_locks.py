@@ -1,10 +1,11 @@
-"""One worker at a time writes the record of an idempotency key.
+"""Lock an idempotency key across workers, so that only one of them writes its record at a time.
 
-What is in Kafka every worker sees (`hub.seen`); what another is just about to write nobody does.
-While a partition has no leader, a client that is cut and repeats its record may have one under
-way at each worker, and all of them would be written: 2 of 10 were, here. So a worker asks the
-supervisor for its turn, and who had to wait for it looks into the log again. That costs a keyed
-record 0.3 ms. While the supervisor is away, the log alone decides.
+Every worker sees the records that are in Kafka, but not those that another worker is about to
+write. While a partition has no leader, a client that is disconnected and repeats its record may
+have one in flight at each worker, and all of them would be written: in a measurement, 2 of 10 were.
+So a worker acquires the key from the supervisor, and if it had to wait, it looks for the record in
+the log again. That costs a record with a key 0.3 ms. While the supervisor is away, the log alone
+decides. The keys of documents, whose writes may have conditions, are locked in the same way.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from gateway.web.workers.relay import Relay
 
 BUS_TOPIC = "turns"
 BUS_TIMEOUT_S = 1.0  # seconds for the supervisor to answer
-RETRY_DELAY_RANGE_S = (0.005, 0.1)  # seconds until it is asked again: first, longest
+RETRY_DELAY_RANGE_S = (0.005, 0.1)  # the first and the longest delay between two requests
 
 
 class KeyLocks:
-    """The turns of one worker."""
+    """The locks that one worker holds, or is asking for.
+
+    Created by `web/app/app.py` where there are several workers. The supervisor grants the locks
+    (`serve_key_locks`). When the worker joins the bus again, it reports the keys that it holds.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -32,15 +37,21 @@ class KeyLocks:
         bus.join_callbacks.append(self._on_joined)
 
     async def acquire(self, key: IdempotencyKey) -> bool:
-        """Return once it is this worker's turn; True if it was another's until then."""
-        waited, wait = False, RETRY_DELAY_RANGE_S[0]
+        """Wait until this worker holds a key.
+
+        Returns:
+            Whether another worker held it before, so that its record may be in the log by now.
+        """
+        had_to_wait, delay_s = False, RETRY_DELAY_RANGE_S[0]
         while not await self._request_key(key):
-            waited = True
-            await asyncio.sleep(random.uniform(wait / 2, wait))
-            wait = min(2 * wait, RETRY_DELAY_RANGE_S[1])
-        return waited
+            had_to_wait = True
+            await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
+            delay_s = min(2 * delay_s, RETRY_DELAY_RANGE_S[1])
+        return had_to_wait
 
     async def _request_key(self, key: IdempotencyKey) -> bool:
+        """Return whether the supervisor grants a key, or is away."""
+        # Added before the call: if the bus reconnects meanwhile, the key is reported as held.
         self._held_keys.add(key)
         granted = True
         try:
@@ -55,7 +66,7 @@ class KeyLocks:
         return granted
 
     def release(self, key: IdempotencyKey) -> None:
-        """It is written, or given up."""
+        """Give a key back, once its record is written or given up."""
         self._held_keys.discard(key)
         self._bus.notify_supervisor(BUS_TOPIC, {"give": key})
 
@@ -64,7 +75,14 @@ class KeyLocks:
 
 
 def serve_key_locks(relay: Relay) -> dict[IdempotencyKey, int]:
-    """Let a supervisor say whose turn it is: of each key, the worker."""
+    """Let a supervisor grant the locks of its workers.
+
+    Args:
+        relay: The supervisor's side of the bus.
+
+    Returns:
+        The worker that holds each key. It is updated as locks are granted and released.
+    """
     holders: dict[IdempotencyKey, int] = {}
 
     def handle_call(worker: int, message: Mapping[str, Any]) -> bool:

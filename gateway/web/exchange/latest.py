@@ -1,7 +1,7 @@
-"""The latest record of a key, as a document (`capability: fetch`).
+"""Respond with the latest record of a key as a document (`capability: fetch`).
 
-A page asks again with `If-None-Match`, and with `Prefer: wait=10` it is answered when there is
-something else, or after 10 seconds.
+A client revalidates its copy by `If-None-Match`. With `Prefer: wait=10` as well, the response comes
+when the document has changed, or after 10 seconds.
 """
 
 from __future__ import annotations
@@ -34,43 +34,60 @@ CLOUDEVENTS_MEDIA_TYPE = "application/cloudevents+json"
 
 
 class LatestDocument(NamedTuple):
-    """A document as it is now."""
+    """The latest record of a key, and its entity tag."""
 
     record: Record
     etag: str
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
-    """200, or 304 for one that is known. Raises RequestError, KafkaError and Left."""
+    """Return the document, or 304 if the client has it.
+
+    Args:
+        routes: The routes of the gateway.
+        match: The route, to which the client was admitted.
+        request: The request.
+
+    Raises:
+        RequestError: There is no document (404), or it cannot be shown (502).
+        KafkaError: Kafka does not answer.
+        ClientDisconnected: The client has disconnected while it waited.
+    """
     while True:
         response = await _respond_once(routes, match, request)
         if routes.is_current(match):
             return response
-        match = await routes.refresh(match, request)  # it may have waited for long
+        # The wait may have been long, and the configuration was reloaded meanwhile.
+        match = await routes.refresh(match, request)
 
 
 async def _respond_once(routes: Routes, match: Match, request: Request) -> Response:
     view, key = _require_single_key(await routes.get_view(match, get_query_pairs(request)))
-    known = ",".join(request.headers.getlist("if-none-match"))
-    wait = parse_preferences(request).wait_s
+    if_none_match = ",".join(request.headers.getlist("if-none-match"))
+    wait_s = parse_preferences(request).wait_s
     hub = routes.hubs.get_hub(view.cluster)
-    shown = await _get_latest(hub, view, key)
-    if wait and _is_unmodified(shown, known):
-        coming = _wait_for_change(hub, view, key, shown, _limit_wait(match, wait))
-        shown = await run_while_connected(request, coming)
-    if shown is None:
+    document = await _get_latest(hub, view, key)
+    if wait_s and _is_unmodified(document, if_none_match):
+        change = _wait_for_change(hub, view, key, document, _limit_wait(match, wait_s))
+        document = await run_while_connected(request, change)
+    if document is None:
         raise RequestError(404, "No document", "there is no record of this key, or it is deleted")
-    cached = "private, no-cache" if match.route.guarded else "no-cache"
-    headers = {"ETag": shown.etag, "Cache-Control": cached}
-    if wait is not None:
-        headers["Preference-Applied"] = f"wait={wait:g}"
-    if matches_if_none_match(known, shown.etag):
+    cache_control = "private, no-cache" if match.route.guarded else "no-cache"
+    headers = {"ETag": document.etag, "Cache-Control": cache_control}
+    if wait_s is not None:
+        headers["Preference-Applied"] = f"wait={wait_s:g}"
+    if matches_if_none_match(if_none_match, document.etag):
         return Response(status_code=304, headers=headers)
-    content, media = _render_document(hub, view, shown.record)
-    return Response(content, headers={**headers, **SAFE_HEADERS, "Content-Type": media})
+    content, media_type = _render_document(hub, view, document.record)
+    return Response(content, headers={**headers, **SAFE_HEADERS, "Content-Type": media_type})
 
 
 def _require_single_key(view: View) -> tuple[View, bytes]:
+    """Return a view and the only key that it shows.
+
+    Raises:
+        RequestError: 400, if it shows several topics or keys, or all keys.
+    """
     keys = view.filters.keys
     if len(view.topics) != 1 or not keys or len(keys) > 1:
         raise RequestError(400, "Bad request", "a document is of one topic and one key; name them")
@@ -87,15 +104,16 @@ async def _get_latest(hub: Hub, view: View, key: bytes) -> LatestDocument | None
 async def _wait_for_change(
     hub: Hub, view: View, key: bytes, previous: LatestDocument | None, timeout_s: float
 ) -> LatestDocument | None:
-    """What it is once it is not that any more; or still is, after so many seconds."""
-    shown = previous
+    """Return the document once it differs from the previous one, or as it is after the timeout."""
+    document = previous
     with contextlib.suppress(TimeoutError, StreamEnded):
         async with asyncio.timeout(timeout_s), Stream(hub, view, StreamStart()) as stream:
-            shown = await _get_latest(hub, view, key)  # it may have come before the stream began
-            while _get_etag(shown) == _get_etag(previous):
+            # It may have changed before the stream began.
+            document = await _get_latest(hub, view, key)
+            while _get_etag(document) == _get_etag(previous):
                 await anext(stream)
-                shown = await _get_latest(hub, view, key)
-    return shown
+                document = await _get_latest(hub, view, key)
+    return document
 
 
 def _is_unmodified(document: LatestDocument | None, if_none_match: str) -> bool:
@@ -107,21 +125,25 @@ def _get_etag(document: LatestDocument | None) -> str | None:
 
 
 def _limit_wait(match: Match, wait_s: float) -> float:
-    """No longer than the client may have it."""
+    """Return how long to wait, in seconds: not beyond the expiry of the client's grants."""
     expires = match.granted.expires
     return wait_s if expires is None else max(0.0, min(wait_s, expires - time.time()))
 
 
 def _render_document(hub: Hub, view: View, record: Record) -> tuple[bytes, str]:
-    """Raises RequestError 502 for a record that is none of its topic's model."""
+    """Return the content of a document and its media type.
+
+    Raises:
+        RequestError: 502, if the record does not have the model of its topic.
+    """
     if isinstance(record.value, InvalidValue):
         raise RequestError(502, "Invalid document", f"it cannot be shown: {record.value.reason}")
     if view.format == "value" and not view.fields and not isinstance(record.value, RawValue):
-        media = get_media_type(record.headers, hub.topics.get_settings(view.topics[0]))
-        return record.value or b"", media
+        # The value as it is in Kafka.
+        media_type = get_media_type(record.headers, hub.topics.get_settings(view.topics[0]))
+        return record.value or b"", media_type
     format = create_format(view.format, binary=view.binary, fields=view.fields)
     if hub.models.has_model(view.topics[0]):
         format = wrap_format(format, view.format)
-    return format(record)[
-        1
-    ], CLOUDEVENTS_MEDIA_TYPE if view.format == "cloudevents" else JSON_MEDIA_TYPE
+    _, content = format(record)
+    return content, CLOUDEVENTS_MEDIA_TYPE if view.format == "cloudevents" else JSON_MEDIA_TYPE

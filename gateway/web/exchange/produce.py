@@ -1,8 +1,9 @@
-"""A request that is written as one record: its body is the value, the rest is as its route says.
+"""Write a request as one record, whose value is the body.
 
-`Idempotency-Key` makes one that is tried again a single record, as for WebSockets (`hub.writer`).
-`If-Match` and `If-None-Match: *` compare with the latest record of the key, where a route shows
-it as a document.
+The route says what the topic, key and headers are. With `Idempotency-Key` a request that is
+repeated stays a single record, as for WebSockets (`gateway/hub/writes/writer.py`). `If-Match` and
+`If-None-Match` compare with the latest record of the key, where a route shows it as a document
+(RFC 9110 13.1).
 """
 
 from __future__ import annotations
@@ -33,41 +34,64 @@ from .write_request import (
     resolve_key_and_headers,
 )
 
-MAX_BODY_BYTES = 64 * 1024  # bytes of a body: as the edge (`transport`) has it, for other servers
-BODY_TIMEOUT_S = 30.0  # seconds for a body to come, likewise
+# The limits of `web/http/transport.py` on a body are for our own server only. These are for any.
+MAX_BODY_BYTES = 64 * 1024
+BODY_TIMEOUT_S = 30.0
 NO_STORE_HEADERS = {"Cache-Control": "no-store"}
 
 PreconditionCheck = Callable[[], Awaitable[None]]
+"""Raises if a record may not be written; called when its key is locked."""
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
-    """201 with where the record is; 200 if it was there before, or nothing is there now. Raises
-    RequestError and KafkaError."""
-    letter = await read_write_request(routes, match, request)
+    """Write the record of a request.
+
+    Args:
+        routes: The routes of the gateway.
+        match: The route, to which the client was admitted.
+        request: The request.
+
+    Returns:
+        201 and where the record is; 200 if it was there before, or is a tombstone; 202 before it is
+        written, where the route does not wait for that.
+
+    Raises:
+        RequestError: The record is refused.
+        KafkaError: Kafka does not answer.
+    """
+    write_request = await read_write_request(routes, match, request)
+    # A condition has a result that the client must learn, so it is waited for.
     if match.route.with_.acks == "none" and not _is_conditional(request):
-        routes.hubs.get_hub(letter.cluster).publisher.start_write(
-            write_record(routes, request, letter)
+        routes.hubs.get_hub(write_request.cluster).publisher.start_write(
+            write_record(routes, request, write_request)
         )
-        return JSONResponse({"topic": letter.topic}, 202, NO_STORE_HEADERS)
-    done = await write_record(routes, request, letter)
-    made = letter.value is not None and not done.repeated
-    return JSONResponse(describe_result(done), 201 if made else 200, NO_STORE_HEADERS)
+        return JSONResponse({"topic": write_request.topic}, 202, NO_STORE_HEADERS)
+    result = await write_record(routes, request, write_request)
+    is_created = write_request.value is not None and not result.repeated
+    return JSONResponse(describe_result(result), 201 if is_created else 200, NO_STORE_HEADERS)
 
 
 def describe_result(result: Produced) -> dict[str, Any]:
-    """Where a record is."""
-    where = {"topic": result.topic, "partition": result.partition, "offset": result.offset}
-    return {**where, "repeated": True} if result.repeated else where
+    """Return the JSON members that say where a record is."""
+    members = {"topic": result.topic, "partition": result.partition, "offset": result.offset}
+    return {**members, "repeated": True} if result.repeated else members
 
 
 async def read_write_request(routes: Routes, match: Match, request: Request) -> WriteRequest:
-    """What a request asks to be written. Raises RequestError, UnknownTopic, KafkaError."""
+    """Read the record that a request asks to write.
+
+    Raises:
+        RequestError: The record is refused.
+        UnknownTopic: Its topic does not exist.
+        KafkaError: Kafka does not answer.
+    """
     query = get_query_pairs(request)
     view = await _get_view(routes, match, query)
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        what = "a record's value is written as it comes; send it without Content-Encoding"
-        raise RequestError(415, "Unsupported media type", what)
+        detail = "a record's value is written as it comes; send it without Content-Encoding"
+        raise RequestError(415, "Unsupported media type", detail)
     value = await _read_value(request)
+    # To read the body may have taken long, and the configuration was reloaded meanwhile.
     if not routes.is_current(match):
         match = await routes.refresh(match, request)
         view = await _get_view(routes, match, query)
@@ -76,13 +100,15 @@ async def read_write_request(routes: Routes, match: Match, request: Request) -> 
         headers.append(("content-type", request.headers["content-type"].encode("latin-1")))
     if match.route.with_.reply_to is not None:
         headers += [(":method", request.method.encode()), (":path", match.path.encode())]
-    fill = build_template_values(match, query, get_idempotency_key(request))
-    key, headers = resolve_key_and_headers(match.route.with_, fill, None, headers)
-    letter = WriteRequest(view.topics[0], key, value, headers, get_idempotency_scope(match), match)
-    return await check_filters(routes, view, letter)
+    values = build_template_values(match, query, get_idempotency_key(request))
+    key, headers = resolve_key_and_headers(match.route.with_, values, None, headers)
+    scope = get_idempotency_scope(match)
+    write_request = WriteRequest(view.topics[0], key, value, headers, scope, match)
+    return await check_filters(routes, view, write_request)
 
 
 async def _get_view(routes: Routes, match: Match, query: QueryPairs) -> View:
+    """Return the view of a request, which must have one topic."""
     view = await routes.get_view(match, query)
     if len(view.topics) != 1:
         raise _build_bad_request("a record is written to one topic; name one in the path")
@@ -90,9 +116,21 @@ async def _get_view(routes: Routes, match: Match, query: QueryPairs) -> View:
 
 
 async def write_record(routes: Routes, request: Request, write_request: WriteRequest) -> Produced:
-    """Whoever asks may come over another connection than at first, so each has a writer of its
-    own. Raises as `Writer.send`, and RequestError 412."""
-    allowed = await _build_precondition_check(routes, request, write_request)
+    """Write a record, if the conditions of its request hold.
+
+    Each request has a writer of its own: a request that is repeated may come over another
+    connection.
+
+    Args:
+        routes: The routes of the gateway.
+        request: The request, with the conditions and the idempotency key.
+        write_request: The record.
+
+    Raises:
+        RequestError: 412, if a condition does not hold; others as `RecordWriter.send`.
+        KafkaError: Kafka does not answer.
+    """
+    check_allowed = await _build_precondition_check(routes, request, write_request)
     return (
         await routes.hubs.get_hub(write_request.cluster)
         .publisher.create_writer()
@@ -103,13 +141,17 @@ async def write_record(routes: Routes, request: Request, write_request: WriteReq
             write_request.headers,
             idempotency_key=get_idempotency_key(request),
             scope=write_request.scope,
-            check_allowed=allowed,
+            check_allowed=check_allowed,
         )
     )
 
 
 def get_idempotency_key(request: Request) -> str | None:
-    """Raises RequestError 400 for several."""
+    """Return the idempotency key of a request; None if it has none.
+
+    Raises:
+        RequestError: 400, if it has several.
+    """
     keys = request.headers.getlist("idempotency-key")
     if len(keys) > 1:
         raise _build_bad_request("Idempotency-Key is given more than once; a record has one")
@@ -117,7 +159,11 @@ def get_idempotency_key(request: Request) -> str | None:
 
 
 async def _read_value(request: Request) -> bytes | None:
-    """Of a DELETE none: a tombstone."""
+    """Return the body of a request; None for a DELETE, which writes a tombstone.
+
+    Raises:
+        RequestError: The body is too large, does not come, or is not allowed.
+    """
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await _read_body(request)
@@ -134,17 +180,17 @@ async def _read_value(request: Request) -> bytes | None:
 
 async def _read_body(request: Request) -> bytes:
     pieces: list[bytes] = []
-    left = MAX_BODY_BYTES
+    remaining_bytes = MAX_BODY_BYTES
     async for piece in request.stream():
-        left -= len(piece)
-        if left < 0:
+        remaining_bytes -= len(piece)
+        if remaining_bytes < 0:
             detail = f"the body is over {MAX_BODY_BYTES} bytes; send less"
             raise RequestError(413, "Content too large", detail)
         pieces.append(piece)
     return b"".join(pieces)
 
 
-# conditions
+# Preconditions (RFC 9110 13.1).
 
 
 def _is_conditional(request: Request) -> bool:
@@ -154,30 +200,34 @@ def _is_conditional(request: Request) -> bool:
 async def _build_precondition_check(
     routes: Routes, request: Request, write_request: WriteRequest
 ) -> PreconditionCheck:
-    """Return what must hold when the record is written; it has its key for itself then."""
+    """Return the check that runs just before the record is written, while its key is locked.
+
+    It covers the conditions of the request, and whether the configuration still allows it.
+    """
     if not _is_conditional(request):
         return partial(check_current, routes, write_request)
     hub = routes.hubs.get_hub(write_request.cluster)
     if write_request.key is None or not hub.documents.is_compared(write_request.topic):
-        what = "this route compares nothing, as its records are no documents; leave it out"
-        raise _build_bad_request(f"If-Match, If-None-Match: {what}")
-    shown = await preview_record(routes, write_request)
-    key = write_request.key if shown is None or shown.key is None else shown.key
-    wanted = ",".join(request.headers.getlist("if-match"))
-    unwanted = ",".join(request.headers.getlist("if-none-match"))
+        detail = "this route compares nothing, as its records are no documents; leave it out"
+        raise _build_bad_request(f"If-Match, If-None-Match: {detail}")
+    # Documents are looked up by the key that streams see, which may differ from the client's.
+    preview = await preview_record(routes, write_request)
+    key = write_request.key if preview is None or preview.key is None else preview.key
+    if_match = ",".join(request.headers.getlist("if-match"))
+    if_none_match = ",".join(request.headers.getlist("if-none-match"))
 
     async def check_precondition() -> None:
         record = await hub.documents.get_latest(write_request.topic, key, write_request.filters)
-        place = (
+        record_id = (
             None
             if record is None
             else etag.build_record_id(record, hub.topics.get_id(write_request.topic))
         )
-        if (wanted and not etag.matches_if_match(wanted, place)) or (
-            unwanted and etag.matches_if_match(unwanted, place)
+        if (if_match and not etag.matches_if_match(if_match, record_id)) or (
+            if_none_match and etag.matches_if_match(if_none_match, record_id)
         ):
-            what = "the document is not what it was; ask for it, and decide again"
-            raise RequestError(412, "Precondition failed", what)
+            detail = "the document has changed; fetch it, and decide again"
+            raise RequestError(412, "Precondition failed", detail)
         await check_current(routes, write_request)
 
     return check_precondition

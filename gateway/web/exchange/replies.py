@@ -1,13 +1,15 @@
-"""Replies from a topic to the requests that wait for them, by their correlation ids.
+"""Match the replies in a topic with the requests that wait for them, by their correlation ids.
 
-The topic is read by one stream for all requests of this process, from the first of them on, and
-that stream shares the read of whoever else looks at the topic. A request is heard of before its
-record is written, so no reply is too early. Every worker reads the topic and finds its own.
+One stream reads the topic for all requests of this process, from the first request on. It shares
+the read with all other streams of the topic. A request is registered before its record is written,
+so that no reply comes too early. Every worker reads the topic and finds the replies to its own
+requests.
 
-What came within WINDOW is kept, as much as the topic's `cache.bytes`: for results that are asked
-for later, and for requests that are tried again. A worker that was not there then reads that
-much of the topic once, when the first of these is asked of it (`recall`). So a result is there for
-ten minutes, from any worker or replica, while all replies of that time fit into the cache.
+Replies of the last `REPLY_WINDOW_S` are cached, up to the topic's `cache.bytes`, for results that
+are asked for later and for requests that are repeated. A worker that was not running at that time
+reads this much of the topic once, when the first such request comes to it (`load_recent`). So a
+result is available for ten minutes from any worker or replica, as long as all replies of that time
+fit into the cache.
 """
 
 from __future__ import annotations
@@ -30,35 +32,55 @@ from gateway.telemetry.log_context import create_detached_task
 if TYPE_CHECKING:
     from gateway.hub.fanout.hub import Hub
 
-REPLY_WINDOW_S = 600.0  # seconds for which a reply is kept, and looked for
-CLOCK_SKEW_S = 60.0  # seconds by which the clock of who replies may be late
-MAX_MISSED_REQUESTS = (
-    100_000  # requests that gave up, of which a late reply is told from one of others
-)
-REPLY_OVERHEAD_BYTES = 500  # bytes that a reply takes besides its content
+REPLY_WINDOW_S = 600.0  # how long a reply is cached, and how far back it is looked for
+CLOCK_SKEW_S = 60.0  # by how much the clock of a service that replies may be slow
+# Requests without a reply that are remembered, to count a late reply as one.
+MAX_MISSED_REQUESTS = 100_000
+REPLY_OVERHEAD_BYTES = 500  # memory of a reply besides its content
 
 log = logging.getLogger(__name__)
 
 
 class Reply:
-    """What a request is answered with."""
+    """The reply to a request, as a record has it.
+
+    Attributes:
+        value: The value of the record.
+        headers: The headers of the record.
+        received_at: When it was read, in seconds of the event loop's clock.
+        size: Its bytes in memory, approximately.
+    """
 
     __slots__ = ("headers", "received_at", "size", "value")
 
     def __init__(self, record: Record, now: float) -> None:
+        """Take a reply from a record.
+
+        Args:
+            record: The record.
+            now: The time of the event loop, in seconds.
+        """
         self.value = record.value
         self.headers: Headers = record.headers
         self.received_at = now
-        content = sum(len(name) + len(text or b"") for name, text in record.headers)
+        header_size = sum(len(name) + len(text or b"") for name, text in record.headers)
         self.size = (
-            REPLY_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"") + content
+            REPLY_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"") + header_size
         )
 
 
 class ReplyCache:
-    """The last replies, by correlation id. most: bytes of them."""
+    """The last replies, by correlation id.
+
+    Owned by a `ReplyReader`. It holds replies in the order in which they were read, none older than
+    `REPLY_WINDOW_S` when one is added.
+
+    Attributes:
+        max_bytes: How many bytes of replies are kept at most.
+    """
 
     def __init__(self, max_bytes: int) -> None:
+        """Prepare an empty cache of so many bytes."""
         self.max_bytes = max_bytes
         self._cached_bytes = 0
         self._replies: dict[str, Reply] = {}
@@ -67,27 +89,44 @@ class ReplyCache:
         return id in self._replies
 
     def get(self, id: str) -> Reply | None:
+        """Return the reply of a correlation id; None if it is not cached."""
         return self._replies.get(id)
 
     def add(self, id: str, reply: Reply) -> None:
+        """Add a reply, and drop the oldest ones that are too old or too many."""
         self._replies[id] = reply
         self._cached_bytes += reply.size
         while self._replies:
-            oldest = next(iter(self._replies))
-            kept = self._replies[oldest]
+            oldest_id = next(iter(self._replies))
+            oldest = self._replies[oldest_id]
             if (
                 self._cached_bytes <= self.max_bytes
-                and reply.received_at - kept.received_at < REPLY_WINDOW_S
+                and reply.received_at - oldest.received_at < REPLY_WINDOW_S
             ):
                 return
-            del self._replies[oldest]
-            self._cached_bytes -= kept.size
+            del self._replies[oldest_id]
+            self._cached_bytes -= oldest.size
 
 
 class ReplyReader:
-    """Of one topic. header: the one that has the correlation id."""
+    """Reads the replies of one topic for all requests of this process.
+
+    Created by `ReplyReaders`, which keeps it for as long as the process runs. `_start_future` and
+    `_live_task` belong together: the task reads, and the future is done once it does. Both are
+    replaced when the task has failed or the topic's settings were changed.
+
+    Attributes:
+        topic: The topic.
+    """
 
     def __init__(self, hub: Hub, topic: str, correlation_header: str) -> None:
+        """Prepare a reader, which reads nothing before the first request.
+
+        Args:
+            hub: The hub of the topic's cluster.
+            topic: The topic.
+            correlation_header: The header of a reply that holds its correlation id.
+        """
         self.topic = topic
         self._hub = hub
         self._correlation_header = correlation_header
@@ -96,24 +135,36 @@ class ReplyReader:
         self._topic_settings = hub.topics.get_settings(topic)
         self._cache = ReplyCache(self._topic_settings.cache.bytes)
         self._waiters: dict[str, list[asyncio.Future[Reply]]] = {}
-        self._missed_at: dict[str, float] = {}  # requests that gave up, and when
+        # When requests gave up, by correlation id, oldest first; by the clock of the event loop.
+        self._missed_at: dict[str, float] = {}
         self._start_future: asyncio.Future[None] | None = None
         self._live_task: asyncio.Task[None] | None = None
         self._recent_task: asyncio.Task[None] | None = None
 
     async def start_reading(self) -> None:
-        """Return once every reply from now on is heard. Raises KafkaError."""
-        anew = self._restart_if_reconfigured()
+        """Return once every reply from now on will be read.
+
+        Raises:
+            KafkaError: Kafka does not answer.
+        """
+        was_restarted = self._restart_if_reconfigured()
         if self._start_future is None:
             self._start_future = asyncio.get_running_loop().create_future()
             self._live_task = create_detached_task(self._read_live(self._start_future))
+        # A request that is cancelled must not cancel the start for all others.
         await asyncio.shield(self._start_future)
-        if anew:
+        if was_restarted:
             await self.load_recent()
 
     def _restart_if_reconfigured(self) -> bool:
-        """Where the topic's options are others after a reload, its shared read is another, and the
-        stream of before hears nothing more: what came since is to be looked for."""
+        """Stop reading if a reload has changed the topic's settings.
+
+        The topic has another shared read then, and the old stream gets nothing more. The replies
+        in between have to be looked for.
+
+        Returns:
+            Whether that was so.
+        """
         settings, before = self._hub.topics.get_settings(self.topic), self._topic_settings
         self._topic_settings = settings
         if settings is before or settings == before or self._live_task is None:
@@ -124,7 +175,11 @@ class ReplyReader:
         return True
 
     async def load_recent(self) -> None:
-        """Return once those of the last ten minutes are known, too. Raises KafkaError."""
+        """Return once the replies of the last ten minutes are cached, too.
+
+        Raises:
+            KafkaError: Kafka does not answer.
+        """
         if self._recent_task is None:
             self._recent_task = create_detached_task(self._read_recent())
         try:
@@ -135,41 +190,57 @@ class ReplyReader:
 
     @contextmanager
     def expect_reply(self, id: str) -> Iterator[asyncio.Future[Reply]]:
-        """The reply to a request, once it comes; also where several wait for it."""
-        coming: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        kept = self._cache.get(id)
-        if kept is not None:
-            coming.set_result(kept)
-        waiting = self._waiters.setdefault(id, [])
-        waiting.append(coming)
+        """Register a request that waits for a reply, as long as the context lasts.
+
+        Several requests may wait for the same reply.
+
+        Args:
+            id: The correlation id.
+
+        Yields:
+            A future of the reply, which is done at once if the reply is cached.
+        """
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        cached = self._cache.get(id)
+        if cached is not None:
+            future.set_result(cached)
+        waiters = self._waiters.setdefault(id, [])
+        waiters.append(future)
         try:
-            yield coming
+            yield future
         finally:
-            waiting.remove(coming)
-            if not waiting:
+            waiters.remove(future)
+            if not waiters:
                 self._waiters.pop(id, None)
-            if not coming.cancel() and coming.done() and not coming.cancelled():
-                coming.exception()  # heard, whether or not anybody asked for it
+            # Mark an error as retrieved, or asyncio would log it if the request had ended before.
+            if not future.cancel() and future.done() and not future.cancelled():
+                future.exception()
 
     def count_answered(self) -> None:
+        """Count a request that was answered."""
         self._counts[self.topic, "answered"] += 1
 
     def mark_missed(self, id: str, reason: str) -> None:
-        """Nobody waits for it any more; what comes yet is late. why: `timeout` or `left`."""
+        """Count a request that has given up, and remember it for a late reply.
+
+        Args:
+            id: The correlation id.
+            reason: `timeout`, or `left` if the client has disconnected.
+        """
         now = asyncio.get_running_loop().time()
         self._counts[self.topic, reason] += 1
         self._missed_at[id] = now
         while self._missed_at:
-            oldest = next(iter(self._missed_at))
+            oldest_id = next(iter(self._missed_at))
             if (
                 len(self._missed_at) <= MAX_MISSED_REQUESTS
-                and now - self._missed_at[oldest] < REPLY_WINDOW_S
+                and now - self._missed_at[oldest_id] < REPLY_WINDOW_S
             ):
                 return
-            del self._missed_at[oldest]
+            del self._missed_at[oldest_id]
 
     def _on_record(self, record: Record) -> None:
-        """The first one that answers a request counts."""
+        """Resolve the requests that wait for a reply. Only the first reply of an id counts."""
         content = record.header(self._correlation_header)
         if content is None:
             return
@@ -178,15 +249,21 @@ class ReplyReader:
             return
         reply = Reply(record, asyncio.get_running_loop().time())
         self._cache.add(id, reply)
-        late = self._missed_at.pop(id, None) is not None
-        waiting = self._waiters.get(id)
-        for coming in waiting or ():
-            if not coming.done():
-                coming.set_result(reply)
-        if late and not waiting:
+        is_late = self._missed_at.pop(id, None) is not None
+        waiters = self._waiters.get(id)
+        for future in waiters or ():
+            if not future.done():
+                future.set_result(reply)
+        if is_late and not waiters:
             self._counts[self.topic, "late"] += 1
 
     async def _read_live(self, start_future: asyncio.Future[None]) -> None:
+        """Read replies from now on, until an error or cancellation.
+
+        Args:
+            start_future: Done once the stream has begun.
+        """
+        # For the requests that wait if the stream ends without an error.
         error: GatewayError = BrokerUnavailable("replies cannot be read now", retry_after=1.0)
         try:
             async with Stream(self._hub, self._view, StreamStart(), self._log_gap) as stream:
@@ -199,19 +276,20 @@ class ReplyReader:
             self._on_live_ended(start_future, error)
 
     def _on_live_ended(self, start_future: asyncio.Future[None], error: GatewayError) -> None:
-        """Who comes now begins again."""
+        """Fail the requests that wait. The next request starts reading again."""
         if not start_future.done():
             start_future.set_exception(error)
-            start_future.exception()
+            start_future.exception()  # marked as retrieved: perhaps nobody waits for it
         if self._start_future is not start_future:
-            return  # another goes on for it
+            return  # another task reads for the requests that wait
         self._start_future = self._recent_task = None
-        for waiting in self._waiters.values():
-            for coming in waiting:
-                if not coming.done():
-                    coming.set_exception(error)
+        for waiters in self._waiters.values():
+            for future in waiters:
+                if not future.done():
+                    future.set_exception(error)
 
     async def _read_recent(self) -> None:
+        """Read the replies of the last ten minutes, by their timestamps, and then end."""
         since = int((time.time() - REPLY_WINDOW_S - CLOCK_SKEW_S) * 1000)
         start = StreamStart(origin=since, until="latest")
         async for record in Stream(self._hub, self._view, start, self._log_gap):
@@ -219,21 +297,22 @@ class ReplyReader:
 
     def _log_gap(self, gap: Gap) -> None:
         log.warning(
-            "replies from %s-%d: offsets %d to %d will not come (%s); who waits for one of them is "
-            "answered with 504",
+            "replies from %s-%d: offsets %d to %d will not come (%s); requests that wait for one "
+            "of them get 504",
             gap.topic, gap.partition, gap.from_offset, gap.to_offset, gap.reason,
         )  # fmt: skip
 
 
 class ReplyReaders:
-    """The replies that are waited for, by their topic."""
+    """The readers of replies, by cluster, topic and correlation header. Owned by `Routes`."""
 
     def __init__(self) -> None:
         self._readers: dict[tuple[str, str, str], ReplyReader] = {}
 
     def get_reader(self, hub: Hub, topic: str, correlation_header: str) -> ReplyReader:
-        name = hub.name, topic, correlation_header
-        found = self._readers.get(name)
-        if found is None:
-            found = self._readers[name] = ReplyReader(hub, topic, correlation_header)
-        return found
+        """Return the reader of a topic, which is created on the first call."""
+        key = hub.name, topic, correlation_header
+        reader = self._readers.get(key)
+        if reader is None:
+            reader = self._readers[key] = ReplyReader(hub, topic, correlation_header)
+        return reader

@@ -1,9 +1,9 @@
-"""A request that is answered with the reply of a service behind Kafka (`replyTo`).
+"""Respond to a request with the reply of a service behind Kafka (`replyTo`).
 
-Its record says where the reply goes (`zilla:reply-to`) and what it is found by
-(`zilla:correlation-id`); the service sends that back as a header, with `content-type` and, if it
-is not 200, `:status`. `Prefer: respond-async` gives 202 and where to ask for the reply, of any
-worker.
+The record of the request says where the reply goes (`zilla:reply-to`) and how it is found
+(`zilla:correlation-id`). The service sends the correlation id back as a header, with `content-type`
+and, if it is not 200, `:status`. With `Prefer: respond-async` the response is 202, and says where
+to ask for the reply, which any worker can answer.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from . import produce
 from .replies import REPLY_WINDOW_S, Reply, ReplyReader
 from .write_request import hash_requester
 
-DEFAULT_TIMEOUT_S = 30.0  # seconds
-RETRY_AFTER_S = "1"  # seconds until a result is asked for again
+DEFAULT_TIMEOUT_S = 30.0  # how long a request waits for its reply
+RETRY_AFTER_S = "1"  # when a client is to ask for a reply again
 BODILESS_STATUSES = frozenset({204, 304})
 
-_REPLY_ID_PATTERN = re.compile(
-    r"([0-9a-f]{32}-([0-9a-f]{64}))\.([0-9a-f]{1,12})"
-)  # of whom, and since when
+# A correlation id, whose second half is the hash of its owner, and when it was created, in seconds
+# since 1970 as hexadecimal.
+_REPLY_ID_PATTERN = re.compile(r"([0-9a-f]{32}-([0-9a-f]{64}))\.([0-9a-f]{1,12})")
 _STATUS_PATTERN = re.compile(rb"[2-5][0-9][0-9]")
 _HEADER_NAME_PATTERN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE_PATTERN = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-# Of the connection, or of this answer: what a service says of them is not taken over.
+# Headers of the connection, or that the gateway sets itself. A service cannot set them.
 _RESERVED_HEADERS = RESERVED_RECORD_HEADERS | {
     *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"),
     *("upgrade", "content-length", "content-type", "date", "server", "traceparent", "tracestate"),
@@ -52,85 +52,139 @@ _RESERVED_HEADERS = RESERVED_RECORD_HEADERS | {
 
 
 async def request_reply(routes: Routes, match: Match, request: Request) -> Response:
-    """The reply, or 202. Raises RequestError (504 for no reply in time), KafkaError and Left."""
-    with_, prefer = match.route.with_, parse_preferences(request)
-    letter = await produce.read_write_request(routes, match, request)
-    id, replies = (
-        build_correlation_id(match, produce.get_idempotency_key(request)),
-        _get_reader(routes, match),
-    )
-    named, topic = with_.correlation or Correlation(), replies.topic
-    told = [(named.reply_to, topic.encode()), (named.correlation_id, id.encode())]
-    within = DEFAULT_TIMEOUT_S if with_.timeout is None else with_.timeout
-    later = with_.async_ is not None and prefer.respond_async
-    within = min(within, prefer.wait_s if prefer.wait_s is not None else 0.0 if later else within)
-    await replies.start_reading()
-    with replies.expect_reply(id) as coming:
-        done = await produce.write_record(
-            routes, request, letter._replace(headers=[*letter.headers, *told])
+    """Write the record of a request, and return the reply to it.
+
+    Args:
+        routes: The routes of the gateway.
+        match: The route, to which the client was admitted.
+        request: The request.
+
+    Returns:
+        The reply; 202 if the client prefers to ask for it later.
+
+    Raises:
+        RequestError: The request is refused, or there is no reply in time (504).
+        KafkaError: Kafka does not answer.
+        ClientDisconnected: The client has disconnected while it waited.
+    """
+    with_, preferences = match.route.with_, parse_preferences(request)
+    write_request = await produce.read_write_request(routes, match, request)
+    correlation_id = build_correlation_id(match, produce.get_idempotency_key(request))
+    reader = _get_reader(routes, match)
+    header_names = with_.correlation or Correlation()
+    headers = [
+        *write_request.headers,
+        (header_names.reply_to, reader.topic.encode()),
+        (header_names.correlation_id, correlation_id.encode()),
+    ]
+    timeout_s = DEFAULT_TIMEOUT_S if with_.timeout is None else with_.timeout
+    may_respond_later = with_.async_ is not None and preferences.respond_async
+    # A client that prefers to ask later waits not at all, unless it says how long.
+    if preferences.wait_s is not None:
+        timeout_s = min(timeout_s, preferences.wait_s)
+    elif may_respond_later:
+        timeout_s = min(timeout_s, 0.0)
+    # Both before the record is written: the reply may come as soon as it is.
+    await reader.start_reading()
+    with reader.expect_reply(correlation_id) as future:
+        result = await produce.write_record(
+            routes, request, write_request._replace(headers=headers)
         )
-        if done.repeated and not coming.done():
-            await replies.load_recent()
+        # A repeated request may have been answered before this worker began to read.
+        if result.repeated and not future.done():
+            await reader.load_recent()
         try:
-            reply = await _wait_for_reply(request, coming, within)
+            reply = await _wait_for_reply(request, future, timeout_s)
         except ClientDisconnected:
-            replies.mark_missed(id, "left")
+            reader.mark_missed(correlation_id, "left")
             raise
     if reply is not None:
-        replies.count_answered()
-        return build_response(routes.get_hub(match.route), replies.topic, reply)
-    if later:
-        return _build_accepted_response(request, _build_location(request, match, id), done)
-    replies.mark_missed(id, "timeout")
-    what = f"no reply within {within:g} s; the request is written, and may be answered yet"
-    raise RequestError(504, "No reply in time", what)
+        reader.count_answered()
+        return build_response(routes.get_hub(match.route), reader.topic, reply)
+    if may_respond_later:
+        location = _build_location(request, match, correlation_id)
+        return _build_accepted_response(request, location, result)
+    reader.mark_missed(correlation_id, "timeout")
+    detail = f"no reply within {timeout_s:g} s; the request is written, and may still be answered"
+    raise RequestError(504, "No reply in time", detail)
 
 
 async def poll_reply(routes: Routes, match: Match, request: Request) -> Response:
-    """The reply to a request that did not wait for it, 202 while there is none. Raises
-    RequestError: 404 for that of another, 410 where it is too late; KafkaError and Left."""
-    told = _REPLY_ID_PATTERN.fullmatch(match.params["correlationId"])
-    if told is None or told[2] != hash_requester(match):
+    """Return the reply to an earlier request that did not wait for it.
+
+    Args:
+        routes: The routes of the gateway.
+        match: The route, to which the client was admitted.
+        request: The request.
+
+    Returns:
+        The reply; 202 while there is none.
+
+    Raises:
+        RequestError: 404, if the id is that of another client; 410, if it is too late.
+        KafkaError: Kafka does not answer.
+        ClientDisconnected: The client has disconnected while it waited.
+    """
+    parsed_id = _REPLY_ID_PATTERN.fullmatch(match.params["correlationId"])
+    if parsed_id is None or parsed_id[2] != hash_requester(match):
         raise RequestError(404, "No such reply", "there is no request of yours with this id")
-    id, since = told[1], int(told[3], 16)
-    replies = _get_reader(routes, match)
-    await replies.start_reading()
-    with replies.expect_reply(id) as coming:
-        if not coming.done():
-            await replies.load_recent()
-        reply = await _wait_for_reply(request, coming, parse_preferences(request).wait_s or 0.0)
+    correlation_id, requested_at = parsed_id[1], int(parsed_id[3], 16)
+    reader = _get_reader(routes, match)
+    await reader.start_reading()
+    with reader.expect_reply(correlation_id) as future:
+        if not future.done():
+            await reader.load_recent()
+        reply = await _wait_for_reply(request, future, parse_preferences(request).wait_s or 0.0)
+    # The wait may have been long, and the configuration was reloaded meanwhile.
     match = await routes.refresh(match, request)
     if reply is not None:
-        replies.count_answered()
-        return build_response(routes.get_hub(match.route), replies.topic, reply)
-    if time.time() - since > REPLY_WINDOW_S:
-        raise RequestError(410, "Reply gone", "a reply is kept for ten minutes; ask anew")
+        reader.count_answered()
+        return build_response(routes.get_hub(match.route), reader.topic, reply)
+    if time.time() - requested_at > REPLY_WINDOW_S:
+        detail = "a reply is kept for ten minutes; send the request again"
+        raise RequestError(410, "Reply gone", detail)
     return _build_accepted_response(
         request, request.scope.get("root_path", "").rstrip("/") + match.path, None
     )
 
 
 def build_correlation_id(match: Match, idempotency_key: str | None) -> str:
-    """Return what a reply is found by: of one client and route, and the same when a request is
-    tried again. Its second half says whose it is; nobody else is told the reply."""
+    """Return the correlation id of a request.
+
+    Its second half is a hash of the client and the route: no other client gets the reply.
+
+    Args:
+        match: The route, and what the client is granted on it.
+        idempotency_key: The idempotency key, by which a repeated request has the same id; None for
+            a random id.
+    """
     owner = hash_requester(match)
     if idempotency_key is None:
         return f"{uuid.uuid4().hex}-{owner}"
-    whole = json.dumps([owner, idempotency_key])
-    return f"{sha256(whole.encode()).hexdigest()[:32]}-{owner}"
+    request_key = json.dumps([owner, idempotency_key])
+    return f"{sha256(request_key.encode()).hexdigest()[:32]}-{owner}"
 
 
 def build_response(hub: Hub, topic: str, reply: Reply) -> Response:
-    """The reply as HTTP has it. Raises RequestError 502 for a `:status` that is none."""
-    said = next((text for name, text in reply.headers if name == ":status" and text), b"200")
-    if not _STATUS_PATTERN.fullmatch(said):
-        what = "the service behind Kafka answered with a :status that is none; tell its owner"
-        raise RequestError(502, "Reply not understood", what)
-    status = int(said)
+    """Return a reply as an HTTP response.
+
+    Args:
+        hub: The hub of the topic's cluster.
+        topic: The topic of the reply.
+        reply: The reply.
+
+    Raises:
+        RequestError: 502, if the reply has an invalid `:status`.
+    """
+    status_text = next((text for name, text in reply.headers if name == ":status" and text), b"200")
+    if not _STATUS_PATTERN.fullmatch(status_text):
+        detail = "the service behind Kafka sent an invalid :status; report that to its owner"
+        raise RequestError(502, "Reply not understood", detail)
+    status = int(status_text)
     response = Response(status_code=status)
     if status not in BODILESS_STATUSES:
-        media = get_media_type(reply.headers, hub.topics.get_settings(topic))
-        response = Response(reply.value or b"", status, headers={"Content-Type": media})
+        media_type = get_media_type(reply.headers, hub.topics.get_settings(topic))
+        response = Response(reply.value or b"", status, headers={"Content-Type": media_type})
     for name, text in _iter_headers(reply):
         response.headers.append(name, text)
     response.headers.setdefault("Cache-Control", "no-store")
@@ -139,16 +193,20 @@ def build_response(hub: Hub, topic: str, reply: Reply) -> Response:
 
 
 def _iter_headers(reply: Reply) -> Iterator[tuple[str, str]]:
-    """Headers for the client: none of the connection, and none between the two services."""
+    """Yield the headers for the client.
+
+    Left out are headers of the connection, those that only services exchange, and malformed ones.
+    """
     for name, content in reply.headers:
-        low = name.lower()
-        if low in _RESERVED_HEADERS or low.startswith("zilla:") or content is None:
+        lower_name = name.lower()
+        if lower_name in _RESERVED_HEADERS or lower_name.startswith("zilla:") or content is None:
             continue
         if _HEADER_NAME_PATTERN.fullmatch(name) and _HEADER_VALUE_PATTERN.fullmatch(content):
             yield name, content.decode("latin-1")
 
 
 def _get_reader(routes: Routes, match: Match) -> ReplyReader:
+    """Return the reader of a route's replies."""
     with_ = match.route.with_
     assert with_.reply_to is not None
     header = (with_.correlation or Correlation()).correlation_id
@@ -158,25 +216,32 @@ def _get_reader(routes: Routes, match: Match) -> ReplyReader:
 async def _wait_for_reply(
     request: Request, future: asyncio.Future[Reply], timeout_s: float
 ) -> Reply | None:
-    """None where it does not come in time. Raises Left."""
+    """Return the reply, or None if it does not come in time.
+
+    Raises:
+        ClientDisconnected: The client has disconnected while it waited.
+    """
     if timeout_s > 0 and not future.done():
         await run_while_connected(request, _wait_for_future(future, timeout_s))
     return future.result() if future.done() else None
 
 
 async def _wait_for_future(future: asyncio.Future[Reply], timeout_s: float) -> None:
+    """Wait for a future, which is not cancelled by a timeout, as `asyncio.wait_for` would do."""
     await asyncio.wait({future}, timeout=timeout_s)
 
 
-def _build_location(request: Request, match: Match, id: str) -> str:
+def _build_location(request: Request, match: Match, correlation_id: str) -> str:
+    """Return the path where the reply to a request can be asked for, as the route has it."""
     assert match.route.with_.async_ is not None
     params = {name: quote(text, safe="") for name, text in match.params.items()}
-    words = {"correlationId": f"{id}.{int(time.time()):x}"}
+    words = {"correlationId": f"{correlation_id}.{int(time.time()):x}"}
     root: str = request.scope.get("root_path", "").rstrip("/")
     return root + match.route.with_.async_.location.render(params=params, words=words)
 
 
 def _build_accepted_response(request: Request, location: str, result: Produced | None) -> Response:
+    """Return 202 with a location, and with where the record is, if it was just written."""
     headers = {**produce.NO_STORE_HEADERS, "Location": location, "Retry-After": RETRY_AFTER_S}
     if result is None:
         return Response(status_code=202, headers=headers)

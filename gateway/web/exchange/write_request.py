@@ -1,4 +1,4 @@
-"""A client's record before it goes to Kafka: where to, and whether its route lets it."""
+"""A client's record before it is written: where it goes, and whether its route allows it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,15 @@ Headers: TypeAlias = Sequence[tuple[str, bytes]]
 class WriteRequest(NamedTuple):
     """A record that a client may write.
 
-    scope:   of its idempotency key; equal keys of two routes, or of two identities, are two.
-    cluster: by its name.
-    filters: of the route that it is written by.
-    match:   who writes it, and by which route.
+    Attributes:
+        topic: The topic.
+        key: The key as the client's route has it; None for none.
+        value: The value as the client sent it; None for a tombstone.
+        headers: The headers.
+        scope: The scope of its idempotency key. Equal keys of two scopes are different keys.
+        match: The route that it is written by, and what the client is granted on it.
+        cluster: The name of the topic's cluster.
+        filters: The filters of the route.
     """
 
     topic: str
@@ -51,16 +56,27 @@ async def parse_produce_message(
     connection: HTTPConnection,
     token: str | None,
 ) -> WriteRequest:
-    """What a `produce` message asks for. path: with its query; None to find one by the topic.
+    """Return the record that a `produce` message asks to write, and admit its client.
 
-    Who reads a part of a topic writes that part only: the record must pass the route's filters.
-    Raises RequestError, and HTTPException 404.
+    A client that reads a part of a topic may write only that part: the record must pass the filters
+    of the route.
+
+    Args:
+        routes: The routes of the gateway.
+        message: The message.
+        path: The path and query of a route; None to find the route by the topic.
+        connection: The handshake of the socket.
+        token: The bearer token of the socket.
+
+    Raises:
+        RequestError: The record is refused.
+        HTTPException: 404, if no route has the path.
     """
     path, query = parse_target(
         path if path is not None else _find_write_path(routes, message.topic)
     )
     match = routes.match_writable(path)
-    if message.value is None:
+    if message.value is None:  # guards see a tombstone as a DELETE
         match = match._replace(method="DELETE")
     match = await routes.admit(match, connection, token)
     with_ = match.route.with_
@@ -77,25 +93,28 @@ async def parse_produce_message(
         raise _build_forbidden_error(
             f"{path} deletes nothing; a `when` with method: DELETE allows it"
         )
-    fill = build_template_values(match, query, message.idempotency_key)
+    values = build_template_values(match, query, message.idempotency_key)
     headers = [(name, text.encode()) for name, text in message.headers.items()]
-    key, headers = resolve_key_and_headers(with_, fill, key, headers)
-    letter = WriteRequest(topic, key, value, headers, get_idempotency_scope(match), match)
-    return await check_filters(routes, view, letter)
+    key, headers = resolve_key_and_headers(with_, values, key, headers)
+    write_request = WriteRequest(topic, key, value, headers, get_idempotency_scope(match), match)
+    return await check_filters(routes, view, write_request)
 
 
 async def check_current(routes: Routes, write_request: WriteRequest) -> None:
-    """Raise RequestError 503 where a route, or its guards, were configured anew since its client
-    was admitted: nothing is written by what was allowed before."""
+    """Check that the configuration still allows a record, just before it is written.
+
+    Raises:
+        RequestError: 503, if the route or its guards were changed since the client was admitted.
+    """
     if not routes.is_unchanged(write_request.match):
-        what = "its route was configured anew meanwhile, and nothing is written; repeat it"
-        raise RequestError(503, "Configured anew", what, retry_after=1.0)
+        detail = "its route was reconfigured meanwhile, and nothing is written; repeat it"
+        raise RequestError(503, "Configured anew", detail, retry_after=1.0)
 
 
 def build_template_values(
     match: Match, query: QueryPairs, idempotency_key: str | None
 ) -> TemplateValues:
-    """What fills the texts of what is written."""
+    """Return the values for the templates of a route's key and headers."""
     words = {} if idempotency_key is None else {"idempotencyKey": idempotency_key}
     return TemplateValues(match.params, dict(query), match.granted, words)
 
@@ -103,51 +122,73 @@ def build_template_values(
 def resolve_key_and_headers(
     with_: With, values: TemplateValues, key: bytes | None, headers: Headers
 ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
-    """Key and headers; those that the route gives no client chooses. Raises RequestError."""
+    """Return the key and headers of a record, with those that the route sets.
+
+    Args:
+        with_: The settings of the route.
+        values: The values for its templates.
+        key: The client's key.
+        headers: The client's headers. Those that the route sets are replaced.
+
+    Raises:
+        RequestError: 403, if the client sends another key than the route sets.
+    """
     if with_.key is not None:
-        own = values.render(with_.key).encode()
-        if key not in (None, own):
-            raise _build_forbidden_error("this route gives records their key; leave it out")
-        key = own
-    over = {name: values.render(text).encode() for name, text in with_.overrides.items()}
-    names = {name.lower() for name in over}
-    return key, [*[each for each in headers if each[0].lower() not in names], *over.items()]
+        route_key = values.render(with_.key).encode()
+        if key not in (None, route_key):
+            raise _build_forbidden_error("this route sets the key of records; leave it out")
+        key = route_key
+    overrides = {name: values.render(text).encode() for name, text in with_.overrides.items()}
+    names = {name.lower() for name in overrides}
+    kept = [header for header in headers if header[0].lower() not in names]
+    return key, [*kept, *overrides.items()]
 
 
 async def check_filters(routes: Routes, view: View, write_request: WriteRequest) -> WriteRequest:
-    """Return the letter as it is written, if its route would show the record.
+    """Return the record as it will be written, if its route would show it.
 
-    The filters look at what streams will look at: the record as its model and the transforms of its
-    topic make it. Headers that a transform sets are the topic's, so those of the letter are left
-    out: a filter takes any header of a name, and would take the client's.
+    The filters are applied to the record that streams will see, after the model and the transforms
+    of its topic. The client's headers of names that a transform sets are dropped: a filter matches
+    any header of a name, and would match the client's.
+
+    Args:
+        routes: The routes of the gateway.
+        view: The view of the route.
+        write_request: The record.
 
     Raises:
-        RequestError: 403 for a record that the route would not show; 400 and 503 as `Models`.
+        RequestError: 403, if the route would not show the record; 400, if it does not have the
+            model of its topic; 503, if its schema cannot be asked for.
     """
     transforms = (
         routes.hubs.get_hub(view.cluster).topics.get_settings(write_request.topic).transforms
     )
     names = header_names(transforms)
-    headers = [each for each in write_request.headers if each[0].lower() not in names]
+    headers = [header for header in write_request.headers if header[0].lower() not in names]
     write_request = write_request._replace(
         headers=headers, cluster=view.cluster, filters=view.filters
     )
     if view.filters.filters:
         record = await preview_record(routes, write_request)
         if record is None or not view.filters.matches(record):
-            what = "this record does not pass the filters of its route; write one that does"
-            raise _build_forbidden_error(what)
+            detail = "this record does not pass the filters of its route; write one that does"
+            raise _build_forbidden_error(detail)
     return write_request
 
 
 async def preview_record(routes: Routes, write_request: WriteRequest) -> Record | None:
-    """Return the record as streams will show it; None if they will skip it. Raises RequestError."""
+    """Return the record as streams will show it; None if they will skip it.
+
+    Raises:
+        RequestError: It does not have the model of its topic, or its schema cannot be asked for.
+    """
     hub = routes.hubs.get_hub(write_request.cluster)
     key, value = await hub.models.encode_record(
         write_request.topic, write_request.key, write_request.value
     )
-    at = TopicPartition(write_request.topic, 0)
-    record = Record(at, 0, 0, 0, key, value, tuple(write_request.headers))
+    # Partition, offset, epoch and timestamp are not known yet. Filters do not use them.
+    tp = TopicPartition(write_request.topic, 0)
+    record = Record(tp, 0, 0, 0, key, value, tuple(write_request.headers))
     return await hub.models.preview(record)
 
 
@@ -156,10 +197,14 @@ def _allows_delete(route: Route) -> bool:
 
 
 def _find_write_path(routes: Routes, topic: str | None) -> str:
-    """The path of a route without parameters that takes records of the topic."""
+    """Return the path of the first route without parameters that takes records of a topic.
+
+    Raises:
+        RequestError: 404, if there is none.
+    """
     for route in routes.settings.routes:
-        named = [source.literal for source in route.with_.topic_templates]
-        if route.with_.can_write and topic in named:
+        topics = [source.literal for source in route.with_.topic_templates]
+        if route.with_.can_write and topic in topics:
             for when in route.when:
                 if not when.pattern.params and not when.pattern.has_wildcard:
                     return when.path
@@ -167,6 +212,11 @@ def _find_write_path(routes: Routes, topic: str | None) -> str:
 
 
 def _choose_topic(topics: Sequence[str], topic: str | None) -> str:
+    """Return the topic that a message names, or the only topic of its route.
+
+    Raises:
+        RequestError: 400, if that is none of the route's topics.
+    """
     if topic is None and len(topics) == 1:
         return topics[0]
     if topic is None or topic not in topics:
@@ -175,6 +225,11 @@ def _choose_topic(topics: Sequence[str], topic: str | None) -> str:
 
 
 def _encode_content(message: ProduceMessage) -> tuple[bytes | None, bytes | None]:
+    """Return the key and value of a message. A value that is no string is written as JSON.
+
+    Raises:
+        RequestError: 400, if they are not what the message says.
+    """
     if message.base64:
         return _decode_base64("key", message.key), _decode_base64("value", message.value)
     key = None if message.key is None else message.key.encode()
@@ -199,19 +254,22 @@ def _decode_base64(name: str, text: Any) -> bytes | None:
 
 
 def get_idempotency_scope(match: Match) -> str:
-    """Return whose idempotency keys these are: the route's and, where guards know them, one
-    client's. Clients of an open route share theirs, as nothing tells them apart."""
+    """Return the scope of idempotency keys: the route and, if it has guards, the client.
+
+    Clients of a route without guards share a scope, as nothing distinguishes them.
+    """
     path = get_route_name(match.route)
     return f"{path} {hash_requester(match)}" if match.granted else path
 
 
 def hash_requester(match: Match) -> str:
-    """Return who asks, and by which route: what each guard calls the client, as a whole SHA-256.
+    """Return a SHA-256 of a client and its route, in hexadecimal.
 
-    It stands in records, which others may read, so it names nobody; and any replica makes the same.
+    It is written into records, which others may read, so it must not reveal the client. Every
+    replica computes the same.
     """
-    whole = json.dumps([get_route_name(match.route), sorted(match.granted.subject)])
-    return sha256(whole.encode()).hexdigest()
+    requester = json.dumps([get_route_name(match.route), sorted(match.granted.subject)])
+    return sha256(requester.encode()).hexdigest()
 
 
 def _build_forbidden_error(detail: str) -> RequestError:

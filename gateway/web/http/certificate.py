@@ -80,7 +80,9 @@ class TlsContext:
             context = create_context(new_settings)
             valid_from, expires_at = read_validity(new_settings.certificate)
             if not valid_from <= time.time() < expires_at and self._is_valid():
-                problem = "is not valid yet" if time.time() < valid_from else "has expired"
+                problem = (
+                    "is not valid yet" if time.time() < valid_from else "is not valid any more"
+                )
                 name = new_settings.certificate
                 raise GatewayError(f"listen.tls: {name} {problem}; write one that is valid now")
         except GatewayError as exc:

@@ -210,7 +210,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _send_probe(self, delay: float) -> None:
-        """Write interim responses until the response begins; a client ignores these (RFC 9110 15.2).
+        """Write interim responses, which clients ignore, until the response begins (RFC 9110 15.2).
 
         A client that is gone answers the first one with a reset, and writing the second one reports
         that. Its request is then disconnected: a poll would take records for nobody.
