@@ -84,6 +84,7 @@ async def parse_produce_message(
         raise _build_forbidden_error(
             f"{path} takes no records; `produce: true` of its route allows them"
         )
+    # A reply belongs to an HTTP request, which waits for it; a socket has no such thing.
     if with_.reply_to is not None:
         raise _build_forbidden_error(f"{path} is answered with replies; ask by HTTP")
     view = await routes.get_view(match, query)

@@ -133,6 +133,7 @@ def _build_headers(exc: Exception, status: int) -> Mapping[str, str]:
     retry_after_s: float | None = getattr(exc, "retry_after", None)
     if retry_after_s is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
         retry_after_s = DEFAULT_RETRY_AFTER_S
+    # A 401 must name the authentication scheme (RFC 9110 11.6.1).
     if isinstance(exc, NotGranted) and exc.challenge is not None:
         return {"WWW-Authenticate": exc.challenge}
     if retry_after_s is None:

@@ -72,10 +72,10 @@ class GatewayProtocol(HttpToolsProtocol):
     """The protocol of one HTTP connection, with limits on everything a client sends.
 
     uvicorn creates one for each connection (`uvicorn.Config(http=...)`), on listening sockets that
-    `configure_socket` has prepared. It has the connection until the latter is lost, switched to a
-    WebSocket, or taken over by an `HttpOutlet`, which creates another one when its stream ends.
-    To change a limit, derive a class with another constant. Upgrades require that uvicorn's `ws` is
-    a `WebSocketProtocol`.
+    `configure_socket` has prepared. It serves the connection until that is lost, becomes a
+    WebSocket, or is taken over by an `HttpOutlet`, which creates another protocol when its stream
+    ends. To change a limit, derive a class with another constant. Upgrades require that uvicorn's
+    `ws` is a `WebSocketProtocol`.
 
     Requests are answered one after the other. `running_cycle` is the one that the application is
     answering, `cycle` the latest one that was read, and `pipeline` has those in between.

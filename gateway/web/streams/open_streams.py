@@ -205,6 +205,7 @@ class OpenStream:
 
     def apply_change(self, change: StreamChange) -> None:
         """Show something else, at once or as soon as the client has begun."""
+        # The change that is replaced may be the reason that another client is needed.
         if self._pending_change is not None and self._pending_change.needs_new_client:
             change = change._replace(needs_new_client=True)
         self._pending_change = change

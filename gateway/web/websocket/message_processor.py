@@ -98,7 +98,7 @@ class MessageProcessor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether as much waits as may. See `MessageListener`."""
+        """Whether queued messages or unsent replies have reached a limit."""
         if self._unsent_bytes >= MAX_UNSENT_BYTES or self._held_bytes >= MAX_HELD_BYTES:
             return True
         return self._queue is not None and len(self._queue) >= MAX_QUEUED_MESSAGES

@@ -114,6 +114,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._reader = MessageReader(result.window_bits)
         if trailing_data:
             self._reader.feed(trailing_data)
+        # As for requests, uvicorn waits for these tasks when the server shuts down.
         task = self._loop.create_task(self._run_app(self._build_scope(http_scope, path)))
         self._server_state.tasks.add(task)
         task.add_done_callback(self._server_state.tasks.discard)
