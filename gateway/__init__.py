@@ -1,19 +1,25 @@
-"""Kafka to the browser: a streaming gateway over Apache Kafka.
+"""Stream Apache Kafka to browsers over SSE and WebSocket, and expose Kafka over HTTP.
 
-In a program of your own:
+This module is the Python API. In a program of your own:
 
     async with Gateway(servers="localhost:9092") as gateway:
         async for record in gateway.subscribe("orders"):
             ...
 
-or mounted in one that serves HTTP: `create_app`. Names are imported when they are first used.
+To mount the gateway in an ASGI application, use `create_app`.
+
+Each name is imported from its module when it is first used (PEP 562), so that `import gateway`
+and the commands of the CLI load only what they need. `gateway/README.md` describes the layers of
+the package; `kafka` is the lowest one that does I/O, `web` and `cli` are the highest.
 """
 
 from __future__ import annotations
 
 from .version import __version__
 
-TYPE_CHECKING = False  # typing itself would take most of the time: 10 ms instead of 1.4
+# Type checkers take any name TYPE_CHECKING as true. Importing it from `typing` would take most of
+# the import time of this module: 10 ms instead of 1.4 ms.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .api.events import Begin, End, Event, Fault, Gap, Position, Ready, Record
     from .api.gateway import Gateway, Produced
@@ -54,9 +60,10 @@ if TYPE_CHECKING:
     from .web.access import Access, Grant, Granted
     from .web.app.app import Application, create_app
 
-_ROOMS = {
+# The names that each module exports, in step with the imports above (a test compares them).
+_NAMES_BY_MODULE = {
     "api.events": "Begin End Event Fault Gap Position Ready Record",
-    "api.gateway": "Gateway Produced",
+    "api.gateway": "Gateway ProduceResult",
     "api.stream": "Stream",
     "config": "Settings load loads",
     "errors": "AccessDenied AuthenticationFailed BrokerUnavailable Busy CheckpointRefused "
@@ -68,7 +75,9 @@ _ROOMS = {
     "web.access": "Access Grant Granted",
     "web.app.app": "Application create_app",
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
+_MODULE_BY_NAME = {
+    name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()
+}
 
 __all__ = [
     "Access",
@@ -124,17 +133,29 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or type checkers would believe in any name
+if not TYPE_CHECKING:  # a type checker that sees __getattr__ accepts any attribute of the module
 
     def __getattr__(name: str) -> object:
+        """Import an exported name from its module.
+
+        Args:
+            name: The attribute that the module does not have yet.
+
+        Returns:
+            The object. It is kept as an attribute, so that this runs once for each name.
+
+        Raises:
+            AttributeError: No module exports the name.
+        """
         from importlib import import_module
 
-        room = _ROOM_OF.get(name)
-        if room is None:
+        module = _MODULE_BY_NAME.get(name)
+        if module is None:
             raise AttributeError(f"module 'gateway' has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(f"{__name__}.{room}"), name)
-        return found
+        value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+        return value
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_ROOM_OF]
+    """Return the names of the module, including those that are not imported yet."""
+    return [*globals(), *_MODULE_BY_NAME]

@@ -1,4 +1,4 @@
-"""`python -m gateway`: the console script, where that is not on the path."""
+"""Run the `gateway` command as `python -m gateway`, for when the script is not on PATH."""
 
 from .cli import main
 

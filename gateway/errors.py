@@ -1,36 +1,36 @@
-"""Every exception the gateway raises on purpose.
+"""Define every exception that the gateway raises on purpose, as one tree.
 
     GatewayError
     +-- ConfigError             a configuration file is wrong; carries every problem found
     +-- TokenError              a resume token cannot be used
-    |   +-- TokenCorrupt        damaged, truncated, or of an unknown version
-    |   +-- TokenForeign        whole, but of another cluster or other topics
-    |   +-- TokenTooOld         further back than its route lets anyone go
+    |   +-- TokenCorrupt        it is damaged, truncated, or of an unknown version
+    |   +-- TokenForeign        it is intact, but of another cluster or other topics
+    |   +-- TokenTooOld         it goes further back than its route allows
     +-- KafkaError              Kafka did not do what was asked
-    |   +-- BrokerUnavailable   no connection, or no answer in time
-    |   +-- AuthenticationFailed
-    |   +-- AccessDenied        the principal may not read or write it
+    |   +-- BrokerUnavailable   there is no connection, or no answer in time
+    |   +-- AuthenticationFailed  the credentials or a certificate were refused
+    |   +-- AccessDenied        the principal may not read or write the topic
     |   +-- UnknownTopic        no broker knows the topic
     |   +-- PartitionFailed     one partition answered with an error code
-    |   +-- GroupFailed         a consumer group cannot be joined, or used
-    |   |   +-- GroupInUse      it has members, so nobody else may change it
-    |   +-- Fenced              another one has the transactional id by now: nothing is written
-    |   +-- NotOwned            a partition is not this member's (any more): nothing is committed
+    |   +-- GroupFailed         a consumer group cannot be joined or used
+    |   |   +-- GroupInUse      the group has members, so only they may change it
+    |   +-- Fenced              another producer took over the transactional id
+    |   +-- NotOwned            a partition is not assigned to this member (any more)
     +-- RequestError            a client asked for something it cannot have; carries an HTTP status
-    |   +-- KeyReused           an idempotency key, for another record than at first
-    |   +-- NotGranted          a guard does not let the client in; carries what it lacks
-    |   +-- GuardUnavailable    nobody can say now whether it may come in
-    |   +-- Busy                there is no place for it now; it may come back later
+    |   +-- KeyReused           an idempotency key was used for a different record before
+    |   +-- NotGranted          a guard refused the client; carries the missing roles
+    |   +-- GuardUnavailable    a guard cannot decide now whether to admit the client
+    |   +-- Busy                there is no capacity for the client now; it may come back later
     |       +-- MemoryFull      the option `memory` is used up
-    +-- FormatError             a value and its format, or its schema, do not go together
-    +-- RegistryUnavailable     schemas cannot be asked for now
-    +-- StreamEnded             a stream of the Python API was cut short
+    +-- FormatError             a value does not fit its format or schema
+    +-- RegistryUnavailable     the schema registry cannot be used now
+    +-- StreamEnded             a stream of the Python API ended early
     +-- LocalBrokerError        the local broker cannot be started
-    +-- PipelineError           a Spark job cannot run, or ended; the message says of which job
-        +-- CheckpointRefused   its checkpoint is of another definition; carries what differs
-        +-- PipelineUnavailable what it needs is away for now; the job is tried again
+    +-- PipelineError           a Spark job cannot run, or ended; the message names the job
+        +-- CheckpointRefused   its checkpoint belongs to another definition; carries what differs
+        +-- PipelineUnavailable something it needs is away for now; the job is started again
 
-A message has three parts: what happened, with what, what to do.
+A message has three parts: what happened, with what, and what to do.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ if TYPE_CHECKING:
 
 
 class GatewayError(Exception):
-    """The root of the tree above."""
+    """The base class of all exceptions that the gateway raises on purpose."""
 
 
 class ConfigError(GatewayError):
     """A configuration file is wrong.
 
-    problems: one line each, `file:line:column: what; what to do`.
+    Attributes:
+        problems: One line for each problem, `file:line:column: what; what to do`.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -66,15 +67,19 @@ class TokenCorrupt(TokenError):
 
 
 class TokenForeign(TokenError):
-    """The token is whole, but belongs to another cluster or to other topics."""
+    """The token is intact, but belongs to another cluster or to other topics."""
 
 
 class TokenTooOld(TokenError):
-    """The token is whole, but goes further back than the `history` of its route."""
+    """The token is intact, but goes further back than the `history` of its route."""
 
 
 class KafkaError(GatewayError):
-    """Kafka did not do what was asked. `retry_after` in seconds, where one is known."""
+    """Kafka did not do what was asked.
+
+    Attributes:
+        retry_after: Seconds after which it may be tried again; None where that is not known.
+    """
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -82,7 +87,12 @@ class KafkaError(GatewayError):
 
 
 class BrokerUnavailable(KafkaError):
-    """No connection to a broker, or no answer in time. `node` is its id, None for bootstrap."""
+    """There is no connection to a broker, or it did not answer in time.
+
+    Attributes:
+        node: The id of the broker; None for a bootstrap server or where no broker is concerned.
+        timeout: Whether no answer came in time, so that what was asked may have been done.
+    """
 
     def __init__(
         self,
@@ -98,11 +108,15 @@ class BrokerUnavailable(KafkaError):
 
 
 class AuthenticationFailed(KafkaError):
-    """The broker refused the credentials or its certificate was refused."""
+    """Credentials or a certificate were refused, by broker or gateway, or are unusable."""
 
 
 class AccessDenied(KafkaError):
-    """The principal may not use the topic."""
+    """The gateway's principal may not use a topic, a group or a transactional id.
+
+    Attributes:
+        topic: The topic; None where something else is denied.
+    """
 
     def __init__(self, message: str, *, topic: str | None = None) -> None:
         super().__init__(message)
@@ -118,7 +132,11 @@ class UnknownTopic(KafkaError):
 
 
 class PartitionFailed(KafkaError):
-    """One partition answered with an error. `code` is Kafka's error code."""
+    """One partition answered with an error.
+
+    Attributes:
+        code: Kafka's error code.
+    """
 
     def __init__(self, message: str, *, topic: str, partition: int, code: int) -> None:
         super().__init__(message)
@@ -128,7 +146,11 @@ class PartitionFailed(KafkaError):
 
 
 class GroupFailed(KafkaError):
-    """A consumer group cannot be joined, or used. `code` is Kafka's error code."""
+    """A consumer group cannot be joined or used.
+
+    Attributes:
+        code: Kafka's error code.
+    """
 
     def __init__(self, message: str, *, group: str, code: int) -> None:
         super().__init__(message)
@@ -137,21 +159,26 @@ class GroupFailed(KafkaError):
 
 
 class GroupInUse(GroupFailed):
-    """The group has members: its offsets are theirs to change."""
+    """The group has members, so that only they may change its offsets."""
 
 
 class Fenced(KafkaError):
-    """Another one writes under the transactional id by now; what was open is undone."""
+    """Another producer took over the transactional id; the open transaction was aborted."""
 
 
 class NotOwned(KafkaError):
-    """The member does not own a partition (any more); nothing of it is committed or read."""
+    """The member does not own a partition (any more), so nothing of it is committed or read."""
 
 
 class RequestError(GatewayError):
     """A client asked for something it cannot have.
 
-    status: the HTTP status. title: RFC 9457 title. The message is the detail.
+    The message is the `detail` of the problem (RFC 9457).
+
+    Attributes:
+        status: The HTTP status.
+        title: The `title` of the problem (RFC 9457).
+        retry_after: Seconds after which the client may try again; None where that does not help.
     """
 
     def __init__(
@@ -164,14 +191,16 @@ class RequestError(GatewayError):
 
 
 class KeyReused(RequestError):
-    """An idempotency key came again with another record; nothing is written."""
+    """An idempotency key was used before with a different record; nothing is written."""
 
 
 class NotGranted(RequestError):
-    """A guard does not let a client in.
+    """A guard refused a client.
 
-    challenge: what it is asked for, as `WWW-Authenticate` has it (RFC 9110 11.6.1); None where
-               no header helps. roles: those it lacks.
+    Attributes:
+        challenge: The value of `WWW-Authenticate` (RFC 9110 11.6.1); None where no
+            credentials would help.
+        roles: The roles that the client does not have.
     """
 
     def __init__(
@@ -184,9 +213,10 @@ class NotGranted(RequestError):
 
 
 class GuardUnavailable(RequestError):
-    """The keys of an issuer, or the application, cannot be asked now: nobody is let in unseen.
+    """A guard cannot decide now, because an issuer's keys or the application cannot be reached.
 
-    retry_after in seconds.
+    The client is refused with 503, because nobody is admitted unchecked; `retry_after` is in
+    seconds.
     """
 
     def __init__(self, detail: str, *, retry_after: float) -> None:
@@ -194,25 +224,27 @@ class GuardUnavailable(RequestError):
 
 
 class Busy(RequestError):
-    """There is no place for a client now; it may come back after `retry_after` seconds."""
+    """There is no capacity for a client now; it may come back after `retry_after` seconds."""
 
     def __init__(self, status: int, detail: str, *, retry_after: float) -> None:
         super().__init__(status, "Busy", detail, retry_after=retry_after)
 
 
 class MemoryFull(Busy):
-    """What cannot give way takes most of the option `memory`; nobody new is let in."""
+    """Memory that cannot be freed takes most of the option `memory`; new clients are refused."""
 
     def __init__(self) -> None:
         detail = "the gateway has no memory left for new clients; come back later"
+        # A random delay spreads the reconnects of all the clients that are refused together.
         super().__init__(503, detail, retry_after=random.uniform(3.0, 10.0))
 
 
 class FormatError(GatewayError):
-    """A value and its format or schema do not go together: the fault of who wrote it.
+    """A value does not fit its format or schema; whoever wrote the value has to correct it.
 
-    pointer: where in the value, as a JSON pointer (RFC 6901); empty where it is all of it, or
-             not about a value at all.
+    Attributes:
+        pointer: The part of the value that is wrong, as a JSON pointer (RFC 6901); empty where
+            it is the whole value, or where no value is concerned.
     """
 
     def __init__(self, message: str, *, pointer: str = "") -> None:
@@ -221,7 +253,11 @@ class FormatError(GatewayError):
 
 
 class RegistryUnavailable(GatewayError):
-    """The registry does not answer, or not as one; `retry_after` in seconds."""
+    """The schema registry gives no answer, or none that a registry would give.
+
+    Attributes:
+        retry_after: Seconds after which it may be tried again.
+    """
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
@@ -229,9 +265,11 @@ class RegistryUnavailable(GatewayError):
 
 
 class StreamEnded(GatewayError):
-    """A stream of the Python API ended before what was asked for had come.
+    """A stream of the Python API ended before the end that was asked for.
 
-    reason: as the `end` event has it. position: where it ended; subscribe again from there.
+    Attributes:
+        reason: The reason, as in the `end` event.
+        position: The resume token of the place where it ended, to subscribe again from there.
     """
 
     def __init__(self, reason: str, position: str) -> None:
@@ -245,13 +283,14 @@ class LocalBrokerError(GatewayError):
 
 
 class PipelineError(GatewayError):
-    """A Spark job cannot run, or ended; the message says which and why."""
+    """A Spark job cannot run, or ended; the message says which job and why."""
 
 
 class CheckpointRefused(PipelineError):
-    """A checkpoint does not go together with what is asked of it: nothing of it was changed.
+    """A checkpoint does not fit the definition of its job; the checkpoint was not changed.
 
-    differences: one line for each part of the definition that is another one now.
+    Attributes:
+        differences: One line for each part of the definition that differs.
     """
 
     def __init__(self, message: str, *, differences: Sequence[str] = ()) -> None:
@@ -260,4 +299,4 @@ class CheckpointRefused(PipelineError):
 
 
 class PipelineUnavailable(PipelineError):
-    """Something that a job needs is away for now: the job is started again after a while."""
+    """Something that a job needs is away for now; the job is started again after a while."""

@@ -63,7 +63,7 @@ def test_type_checkers_see_the_same_names():
     imports = [each for each in block.body if isinstance(each, ast.ImportFrom)]
     imported = {alias.name: each.module for each in imports for alias in each.names}
     assert set(gateway.__all__) == {*imported, "__version__"}
-    assert imported == gateway._ROOM_OF
+    assert imported == gateway._MODULE_BY_NAME
 
 
 @pytest.mark.parametrize("name", [each for each in gateway.__all__ if each != "__version__"])

@@ -1,6 +1,8 @@
-"""A client of Kafka, and brokers for tests and demos.
+"""Talk to Kafka, and run Kafka brokers for tests and demos.
 
-Requests of our own go over aiokafka's connections. `client` has the connections and metadata of a
-cluster, `fetch`, `produce` and `group` what is done with them, `protocol` the bytes; `embedded` is
-a Kafka in the process, `local` a real one on this machine. Start with `client.cluster`.
+The gateway sends request messages of its own over aiokafka's connections. `client` has the
+connections and the metadata of a cluster; start reading with `client.cluster`. `fetch`, `produce`,
+`group` and `admin` are built on it, and `protocol` encodes and decodes the messages. `embedded`
+runs a mock Kafka inside the process, `local` a real one on this machine. `hub` and `sidecar` call
+this package; it knows nothing of their clients.
 """

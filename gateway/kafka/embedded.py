@@ -1,38 +1,40 @@
-"""A Kafka inside this process: librdkafka's mock cluster, from the confluent-kafka wheel.
+"""Run a Kafka inside this process: librdkafka's mock cluster, from the confluent-kafka wheel.
 
-Up in 6 ms with nothing but pip: for `gateway demo` and for tests with injected faults. aiokafka
-and librdkafka produce to it, idempotently too, and read from it. What it is and is not,
-measured with confluent-kafka 2.16.1:
+It starts in 6 ms and needs nothing but pip. `gateway demo` uses it, and so do tests that inject
+faults. aiokafka and librdkafka can produce to it, also idempotently, and consume from it. This is
+what it can do, measured with confluent-kafka 2.16.1:
 
 | request              | versions | notes |
 |----------------------|----------|-------|
-| Produce              | 0-10     | base offset right, timestamp of the answer always 1234 |
+| Produce              | 0-10     | the base offset is right, the timestamp is always 1234 |
 | Fetch                | 0-16     | by name to 12, by topic id from 13; no sessions |
 | ListOffsets          | 0-7      | latest, earliest; by timestamp always -1, and no timestamps |
 | Metadata             | 0-13     | topic ids from 10; creates no topic unless asked to |
-| OffsetForLeaderEpoch | 2        | right, over leader changes too; -1 for an epoch to come |
-| ApiVersions          | 0-2      | 3 and 4 get error 35 and the list of 0, as KIP-511 wants |
+| OffsetForLeaderEpoch | 2        | right, also across leader changes; -1 for a future epoch |
+| ApiVersions          | 0-2      | 3 and 4 get error 35 and the list of 0, as KIP-511 asks for |
 | CreateTopics, DeleteRecords, DescribeConfigs | none | use the methods below |
 
-Right in Fetch: high watermark, log start, leader epoch in each batch, errors 1 (below the log
-start or past the end), 3, 6 with the new leader (16), 74 and 75 (epochs), 100 (id of a deleted
-topic). `lead` raises the epoch; deleting and creating a topic gives it a new id. The cluster id
-begins with `mockCluster`. Otherwise not as in Kafka:
+A Fetch answers with the right high watermark, log start offset and leader epoch of each batch, and
+with the right errors: 1 (below the log start or past the end), 3, 6 with the new leader (from
+version 16), 74 and 75 (epochs), 100 (the id of a deleted topic). `lead` raises the leader epoch; a
+topic that is deleted and created again gets a new id. The cluster id begins with `mockCluster`.
+These things differ from Kafka:
 
-- The last stable offset is always the high watermark; there are no usable transactions.
-- A Fetch with nothing to give, or with an error only, is answered after its whole max wait: what
-  is produced meanwhile comes with the *next* one, and later answers of the connection queue up
-  behind it. So wait briefly: a record arrives after 5 ms (median) with a max wait of 10 ms, after
-  465 ms with 500 ms.
-- One batch per partition and Fetch, the whole one the offset lies in.
-- About 5 MB and 100,000 batches are kept of a partition; what is older goes without a trace but
-  the log start.
+- The last stable offset is always the high watermark; transactions cannot be used.
+- A Fetch that finds no records, or only an error, is answered after its whole max wait. Records
+  produced meanwhile come with the *next* Fetch, and later answers of the connection wait behind
+  it. So wait briefly: a record arrives after 5 ms (median) with a max wait of 10 ms, after 465 ms
+  with 500 ms.
+- A Fetch returns one batch of each partition: the whole one that contains the offset.
+- A partition keeps about 5 MB and 100,000 batches; older ones are removed, and only the log start
+  offset shows that.
 - A Fetch of version 12 or above for a partition without a leader **crashes the process** (a null
-  pointer of the mock), as does `fail(1, 6)` met by one for an unknown topic. Hence `fetch_version`.
-- One member per consumer group; the first join takes 3 s.
+  pointer in the mock), and so does `fail(1, 6)` when the Fetch it applies to names an unknown
+  topic. `fetch_version` exists for that reason.
+- A consumer group has one member; its first join takes 3 s.
 
-Speed, 2 cores, 100 bytes: aiokafka puts in 240,000 records/s and takes out 750,000, librdkafka
-puts in 1,200,000.
+With 2 cores and records of 100 bytes, aiokafka produces 240,000 records/s and consumes 750,000,
+and librdkafka produces 1,200,000.
 """
 
 from __future__ import annotations
@@ -48,18 +50,19 @@ from typing import Self
 
 from gateway.errors import LocalBrokerError
 
-_FETCH_API_KEY = 1  # the API key
+_FETCH_API_KEY = 1
 _PRODUCER_TYPE = 0  # rd_kafka_type_t
 _DISCONNECT = -195  # RD_KAFKA_RESP_ERR__TRANSPORT: the mock closes the connection instead
 
 
 class EmbeddedKafka:
-    """A mock cluster; ends with `close` or the context.
+    """A mock cluster inside this process.
 
-    topics:         name -> number of partitions.
-    nodes:          brokers, with ids from 1.
-    fetch_version:  the highest it offers; 11 or less where a partition is to lose its leader.
-    Raises LocalBrokerError when librdkafka is not there or refuses.
+    It runs from the constructor until `close` or the end of the `with` block. All methods but
+    `close` raise LocalBrokerError after that.
+
+    Attributes:
+        DISCONNECT: A code for `fail` that closes the connection instead of answering.
     """
 
     DISCONNECT = _DISCONNECT
@@ -71,29 +74,46 @@ class EmbeddedKafka:
         *,
         fetch_version: int = 16,
     ) -> None:
+        """Start the cluster.
+
+        Args:
+            topics: The number of partitions of each topic to create, by its name.
+            nodes: The number of brokers; their ids begin with 1.
+            fetch_version: The highest version of Fetch that it offers. It must be 11 or less where
+                a partition is to lose its leader.
+
+        Raises:
+            LocalBrokerError: librdkafka is not installed, or refuses.
+        """
         self._fetch_version = fetch_version
         self._library = load_library()
         self._client = _create_client(self._library)
         self._cluster = self._library.rd_kafka_mock_cluster_new(self._client, nodes)
         if not self._cluster:
             self._library.rd_kafka_destroy(self._client)
-            raise LocalBrokerError(f"librdkafka made no mock cluster of {nodes} nodes")
+            raise LocalBrokerError(f"librdkafka could not create a mock cluster of {nodes} nodes")
         self._call("set_apiversion", _FETCH_API_KEY, 0, fetch_version)
         for name, partitions in (topics or {}).items():
             self.create_topic(name, partitions)
 
     @property
     def bootstrap(self) -> list[str]:
-        """host:port of every broker."""
+        """Return `host:port` of every broker."""
         servers: bytes = self._library.rd_kafka_mock_cluster_bootstraps(self._get_handle())
         return servers.decode().split(",")
 
     def create_topic(self, name: str, partitions: int = 1, replication: int = 1) -> None:
-        """It can be written at once."""
+        """Create a topic, which can be written to at once.
+
+        Args:
+            name: Its name.
+            partitions: The number of its partitions.
+            replication: The number of replicas of each partition.
+        """
         self._call("topic_create", name.encode(), partitions, replication)
 
     def delete_topic(self, name: str) -> None:
-        """Created again, it has another id."""
+        """Delete a topic. When it is created again it gets another id."""
         self._call("topic_delete", name.encode())
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
@@ -102,9 +122,16 @@ class EmbeddedKafka:
             self._call("partition_delete_records", topic.encode(), partition, offset)
 
     def lead(self, topic: str, partition: int, node: int | None) -> None:
-        """Give the partition to a node, or to nobody (None); the leader epoch goes up by one.
+        """Change the leader of a partition, which raises its leader epoch by one.
 
-        Raises LocalBrokerError for None when `fetch_version` is 12 or more: see the module.
+        Args:
+            topic: The topic of the partition.
+            partition: Its number.
+            node: The id of the new leader; None for no leader.
+
+        Raises:
+            LocalBrokerError: `node` is None and `fetch_version` is 12 or more. librdkafka would
+                crash this process at the next Fetch of the partition.
         """
         if node is None and self._fetch_version > 11:
             raise LocalBrokerError(
@@ -114,9 +141,12 @@ class EmbeddedKafka:
         self._call("partition_set_leader", topic.encode(), partition, -1 if node is None else node)
 
     def fail(self, api: int, *codes: int) -> None:
-        """Answer the next requests of an API key, one each, with these error codes of Kafka.
+        """Answer the next requests of one API with errors.
 
-        0 lets one pass; DISCONNECT closes the connection instead of answering.
+        Args:
+            api: The API key of the requests.
+            codes: Kafka's error code for each of the next requests, in order. 0 answers the
+                request normally; `DISCONNECT` closes the connection instead of answering.
         """
         array = (ctypes.c_int * len(codes))(*codes)
         self._library.rd_kafka_mock_push_request_errors_array(
@@ -124,23 +154,27 @@ class EmbeddedKafka:
         )
 
     def forgive(self, api: int) -> None:
-        """Forget the failures of an API key that were not used up."""
+        """Discard the errors of one API that `fail` has planned and no request has got yet.
+
+        Args:
+            api: The API key.
+        """
         self._library.rd_kafka_mock_clear_request_errors(self._get_handle(), api)
 
     def down(self, node: int) -> None:
-        """Disconnect everybody from the node and accept nobody; its leaderships stay."""
+        """Close the connections of a node and accept none; it keeps its leaderships."""
         self._call("broker_set_down", node)
 
     def up(self, node: int) -> None:
-        """Accept connections again."""
+        """Let a node accept connections again."""
         self._call("broker_set_up", node)
 
     def delay(self, node: int, seconds: float) -> None:
-        """Every answer of the node takes this much longer."""
-        self._call("broker_set_rtt", node, round(seconds * 1000))
+        """Delay every answer of a node by this many seconds."""
+        self._call("broker_set_rtt", node, round(seconds * 1000))  # librdkafka takes milliseconds
 
     def close(self) -> None:
-        """End it, with all that it holds."""
+        """End the cluster and discard its records. Calling it again does nothing."""
         if self._cluster:
             self._library.rd_kafka_mock_cluster_destroy(self._cluster)
             self._library.rd_kafka_destroy(self._client)
@@ -163,16 +197,23 @@ class EmbeddedKafka:
         return int(self._cluster)
 
     def _call(self, function: str, *arguments: object) -> None:
+        """Call a function `rd_kafka_mock_*` on the cluster; raise LocalBrokerError for an error."""
         code = getattr(self._library, f"rd_kafka_mock_{function}")(self._get_handle(), *arguments)
         if code:
             reason = self._library.rd_kafka_err2str(code).decode()
-            what = " ".join(str(x.decode() if isinstance(x, bytes) else x) for x in arguments)
-            raise LocalBrokerError(f"the embedded Kafka refused {function} {what}: {reason}")
+            words = (arg.decode() if isinstance(arg, bytes) else str(arg) for arg in arguments)
+            raise LocalBrokerError(
+                f"the embedded Kafka refused {function} {' '.join(words)}: {reason}"
+            )
 
 
 def _create_client(library: ctypes.CDLL) -> int:
-    """The librdkafka instance whose thread the mock's timers and logs hang on."""
+    """Create the librdkafka client that owns the mock cluster.
+
+    The mock's timers and log lines run on this client's thread, so it has to outlive the cluster.
+    """
     error = ctypes.create_string_buffer(512)
+    # No destroy: rd_kafka_new takes the configuration over when it succeeds.
     conf = library.rd_kafka_conf_new()
     library.rd_kafka_conf_set(conf, b"log_level", b"0", error, len(error))
     client = library.rd_kafka_new(_PRODUCER_TYPE, conf, error, len(error))
@@ -183,11 +224,18 @@ def _create_client(library: ctypes.CDLL) -> int:
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """librdkafka with the signatures used here; the copy that confluent-kafka itself loads."""
+    """Load librdkafka, preferably the copy that confluent-kafka itself loads.
+
+    Returns:
+        The library, with the signatures of the functions that this module calls.
+
+    Raises:
+        LocalBrokerError: There is none with a mock cluster.
+    """
     for path in _iter_library_paths():
-        loaded = ctypes.CDLL(path)
-        if hasattr(loaded, "rd_kafka_mock_cluster_new"):
-            return _declare_signatures(loaded)
+        library = ctypes.CDLL(path)
+        if hasattr(library, "rd_kafka_mock_cluster_new"):
+            return _declare_signatures(library)
     raise LocalBrokerError(
         "the embedded Kafka needs librdkafka with its mock cluster; `pip install confluent-kafka`"
     )
@@ -197,14 +245,16 @@ def _iter_library_paths() -> Iterator[str]:
     spec = importlib.util.find_spec("confluent_kafka")
     if spec is not None and spec.origin is not None:
         package = Path(spec.origin).parent
+        # Where wheels put their shared libraries on Linux and on macOS.
         wheels = (package.parent / "confluent_kafka.libs", package / ".dylibs")
-        for directory in wheels:  # Linux, macOS
+        for directory in wheels:
             yield from map(str, sorted(directory.glob("librdkafka*")))
-    if found := ctypes.util.find_library("rdkafka"):
-        yield found
+    if system_library := ctypes.util.find_library("rdkafka"):
+        yield system_library
 
 
 def _declare_signatures(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare result and argument types: ctypes would pass a pointer as a 32-bit int otherwise."""
     pointer, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
     int32, int64, size = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t
     signatures: dict[str, tuple[type | None, list[type]]] = {
