@@ -1,5 +1,7 @@
-"""The client of one cluster: connections, metadata, coordinators, offsets.
+"""Connect to one Kafka cluster: connections, metadata, coordinators and offsets.
 
-`cluster` is what everything else is given. `connections` are shared by all who talk to a broker,
-`metadata` watches topics, `outages` says in the log what cannot be used. Start with `cluster`.
+Start reading with `cluster`: fetching, producing, groups and the admin calls get a `Cluster` and
+reach everything else through it. `connections` shares one connection to each broker and role,
+`metadata` watches topics, `coordinators` finds the brokers of groups, `offsets` looks up where
+logs begin and end, and `outages` logs what cannot be used. `security` has TLS and SASL.
 """

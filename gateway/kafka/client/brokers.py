@@ -1,7 +1,8 @@
-"""Which broker is asked for metadata: any will do, so none is waited for.
+"""Choose the broker to ask for metadata, so that a silent one delays nobody.
 
-Who failed longest ago is asked first; one who says nothing for a while has another asked
-beside it (a frozen broker raises no error), and is left for last until it answers again.
+Any broker can answer. The one whose last failure is longest ago is asked first. A frozen broker
+raises no error, so when there is no answer for a while the next broker is asked as well (a hedged
+request), and the silent one counts as failed: it is asked last from then on.
 """
 
 from __future__ import annotations
@@ -20,23 +21,38 @@ _NO_NODES: frozenset[int] = frozenset()
 
 
 class Brokers:
-    """The brokers of a cluster, as the last answer told them.
+    """The brokers of a cluster, according to the last metadata answer.
 
-    bootstrap: host and port of the servers to begin with; their ids are below 0.
-    hedge:     seconds of silence after which another broker is asked as well.
+    Created and owned by `Metadata`, and used by `TopicNames` as well. Bootstrap servers have ids
+    below 0, since their broker ids are not known; they are asked when all known brokers fail.
+
+    Attributes:
+        by_node: The brokers by id; empty before the first answer.
+        cluster_id: The id of the cluster; None before the first answer.
+        last_responder: The broker that answered last; None before the first answer. It is below
+            0 for a bootstrap server.
     """
 
     def __init__(
         self, connections: Connections, bootstrap: Sequence[tuple[str, int]], hedge_delay: float
     ) -> None:
+        """Register the bootstrap servers.
+
+        Args:
+            connections: The connections of the cluster.
+            bootstrap: Host and port of the bootstrap servers.
+            hedge_delay: Seconds of silence after which another broker is asked as well.
+        """
         self.by_node: dict[int, BrokerMetadata] = {}
         self.cluster_id: str | None = None
-        self.last_responder: int | None = None  # who answered last
+        self.last_responder: int | None = None
         self._connections = connections
         self._bootstrap = tuple(-1 - index for index in range(len(bootstrap)))
         self._hedge_delay = hedge_delay
-        self._failed_at: dict[int, float] = {}
-        self._in_flight: dict[asyncio.Task[MetadataResponse], int] = {}  # nodes, of those under way
+        self._failed_at: dict[int, float] = {}  # loop time of the last failure, by node
+        # The node that each request under way was sent to. Requests that lost against a hedge stay
+        # here until they are done.
+        self._in_flight: dict[asyncio.Task[MetadataResponse], int] = {}
         connections.update_addresses(dict(zip(self._bootstrap, bootstrap, strict=True)))
 
     async def fetch_metadata(
@@ -46,28 +62,37 @@ class Brokers:
         avoid: AbstractSet[int] = _NO_NODES,
         exclude: AbstractSet[int] = _NO_NODES,
     ) -> tuple[int, MetadataResponse]:
-        """The first answer, and whose it is.
+        """Return the first answer, and the id of the broker that gave it.
 
-        topics: None for all of the cluster's.
-        last:  brokers to ask only when all others fail or are silent.
-        never: brokers not to ask at all.
-        Raises what the last broker raised; BrokerUnavailable when there is none.
+        Args:
+            topics: The topics to describe; None for all of the cluster.
+            avoid: Brokers to ask only when all others have failed or are silent.
+            exclude: Brokers not to ask at all.
+
+        Returns:
+            The id of the broker, below 0 for a bootstrap server, and its answer.
+
+        Raises:
+            KafkaError: All brokers failed; it is the error of the last one.
+            BrokerUnavailable: There is no broker to ask.
         """
-        left = self._list_candidates(avoid, exclude)
-        asked: dict[asyncio.Task[MetadataResponse], int] = {}
+        candidates = self._list_candidates(avoid, exclude)
+        requests: dict[asyncio.Task[MetadataResponse], int] = {}
         error: BaseException = BrokerUnavailable("no broker is left to ask for metadata")
-        while left or asked:
-            if left:
-                node = left.pop(0)
-                asked[self._start_request(node, topics)] = node
-            patience = self._hedge_delay if left else None
+        while candidates or requests:
+            # One more broker per turn: after a failure at once, after silence as a hedge.
+            if candidates:
+                node = candidates.pop(0)
+                requests[self._start_request(node, topics)] = node
+            # With nobody left to ask, only the timeouts of the requests end the wait.
+            hedge_delay = self._hedge_delay if candidates else None
             done, silent = await asyncio.wait(
-                asked, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                requests, timeout=hedge_delay, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                self._mark_failed(asked[task] for task in silent)
+                self._mark_failed(requests[task] for task in silent)
             for task in done:
-                node = asked.pop(task)
+                node = requests.pop(task)
                 failure = _get_error(task)
                 if failure is None:
                     self.last_responder = node
@@ -77,12 +102,14 @@ class Brokers:
         raise error
 
     async def close(self) -> None:
+        """Cancel the requests under way and wait for their end."""
         tasks = tuple(self._in_flight)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _list_candidates(self, avoid: AbstractSet[int], exclude: AbstractSet[int]) -> list[int]:
+        """List the brokers to ask, in order: the bootstrap servers are last."""
         known = sorted(
             self.by_node, key=lambda node: (node in avoid, self._failed_at.get(node, 0.0), node)
         )
@@ -91,17 +118,23 @@ class Brokers:
     def _start_request(
         self, node: int, topics: Sequence[str] | None
     ) -> asyncio.Task[MetadataResponse]:
-        """Goes on when nobody waits for it any more, so that silence ends its connection."""
+        """Send a request in a task that goes on when nobody waits for it any more.
+
+        Only its timeout closes the connection to a frozen broker; a request that was cancelled
+        because another broker answered first would leave that connection open.
+        """
         task = create_detached_task(self._send_request(node, topics))
         self._in_flight[task] = node
         task.add_done_callback(self._on_done)
         return task
 
     async def _send_request(self, node: int, topics: Sequence[str] | None) -> MetadataResponse:
-        answer = await self._connections.send(node, ConnectionRole.CONTROL, MetadataRequest(topics))
-        if not answer.brokers:
+        response = await self._connections.send(
+            node, ConnectionRole.CONTROL, MetadataRequest(topics)
+        )
+        if not response.brokers:
             raise BrokerUnavailable("the broker knows no brokers yet: it is starting")
-        return answer
+        return response
 
     def _on_done(self, task: asyncio.Task[MetadataResponse]) -> None:
         node = self._in_flight.pop(task)
@@ -112,13 +145,16 @@ class Brokers:
         now = asyncio.get_running_loop().time()
         self._failed_at.update(dict.fromkeys(nodes, now))
 
-    def _apply_response(self, answer: MetadataResponse) -> None:
-        self.cluster_id = answer.cluster_id
-        self.by_node = {broker.node: broker for broker in answer.brokers}
-        self._connections.update_addresses({b.node: (b.host, b.port) for b in answer.brokers})
+    def _apply_response(self, response: MetadataResponse) -> None:
+        self.cluster_id = response.cluster_id
+        self.by_node = {broker.node: broker for broker in response.brokers}
+        self._connections.update_addresses(
+            {broker.node: (broker.host, broker.port) for broker in response.brokers}
+        )
 
 
 def _get_error(task: asyncio.Task[MetadataResponse]) -> BaseException | None:
+    """Return why a request failed, None if it did not. Only `Brokers.close` cancels a request."""
     if task.cancelled():
         return BrokerUnavailable("the connections to Kafka are closed")
     return task.exception()

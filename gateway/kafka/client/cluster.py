@@ -1,7 +1,7 @@
-"""One Kafka cluster: its connections and metadata, and what is asked of them.
+"""Represent one Kafka cluster: its connections, its metadata, and requests to its leaders.
 
-Starting never waits for Kafka and never fails for good: brokers that are away are tried
-again in the background, and `reachable` and `error` say how it stands.
+Starting never waits for Kafka and never fails for good: brokers that are away are tried again in
+the background, and `Cluster.is_reachable` and `Cluster.error` tell the current state.
 """
 
 from __future__ import annotations
@@ -34,20 +34,23 @@ if TYPE_CHECKING:
     from gateway.config.sections.kafka import Kafka
 
 
-CLIENT_ID = "gateway"
+CLIENT_ID = "gateway"  # the default of `kafka.clientId`
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """Times in seconds.
+    """How to connect to one cluster. All times are in seconds.
 
-    servers:         `host:port` of the bootstrap servers.
-    rack:            where this gateway is, to read from near replicas (KIP-392).
-    credentials:     made by `security.credentials`.
-    request_timeout: until a request without an answer closes its connection; a fetch has its
-                     waiting time on top.
-    metadata_hedge:  of silence until another broker is asked for metadata as well.
-    reconnect:       the first and the longest delay before a broker is connected to again.
+    Attributes:
+        servers: `host:port` of the bootstrap servers.
+        client_id: The client id in every request, which brokers use for quotas and logs.
+        rack: The rack of this gateway, to read from replicas nearby (KIP-392); empty for none.
+        credentials: The result of `security.create_credentials`.
+        request_timeout: After this time a request without an answer closes its connection; a
+            fetch has its max wait on top.
+        metadata_max_age: After this time the metadata of all watched topics is fetched again.
+        metadata_hedge: After this time of silence another broker is asked for metadata as well.
+        reconnect: The first and the longest delay before a broker is connected to again.
     """
 
     servers: Sequence[str]
@@ -61,7 +64,13 @@ class ClusterSettings:
 
     @classmethod
     def from_config(cls, kafka: Kafka, servers: Sequence[str] | None = None) -> ClusterSettings:
-        """As configured. servers: in place of the configured ones (the embedded broker's)."""
+        """Return the settings of a `kafka` section of the configuration.
+
+        Args:
+            kafka: The section.
+            servers: Bootstrap servers that replace the configured ones, such as those of the
+                embedded broker.
+        """
         return cls(
             servers=servers if servers is not None else kafka.servers,
             client_id=kafka.client_id or CLIENT_ID,
@@ -74,24 +83,40 @@ class ClusterSettings:
 
 
 class Cluster:
-    """Connections and metadata of one cluster; `outages` says in the log what of it fails.
+    """The connections and metadata of one cluster.
 
-    async with it, or `start` and `close`, as often as needed; nothing outlives `close`.
+    `gateway.api` and the commands create one for each cluster and own it; everything else in
+    `kafka` gets it as an argument. Use `async with`, or `start` and `close`, as often as needed:
+    after a close, `start` creates new parts, so hold on to the cluster and not to its attributes.
+    No task or connection outlives `close`.
+
+    Attributes:
+        settings: What it was created with.
+        connections: The connections to brokers, shared by all callers.
+        metadata: The watched topics.
+        coordinators: The coordinators of groups.
+        outages: The log of what fails in this cluster.
+        inflation: The slot in which large batches are decompressed one at a time.
     """
 
     def __init__(self, settings: ClusterSettings) -> None:
+        """Create it without connecting.
+
+        Args:
+            settings: How to connect.
+        """
         self.settings = settings
         self._closed = False
         self._create_parts()
 
     def _create_parts(self) -> None:
-        settings, (floor, ceiling) = self.settings, self.settings.reconnect
+        settings, (min_delay, max_delay) = self.settings, self.settings.reconnect
         self.connections = Connections(
             client_id=settings.client_id,
             credentials=settings.credentials,
             request_timeout=settings.request_timeout,
             create_backoff=lambda: Backoff(
-                max_delay=ceiling, random=random.random, min_delay=floor
+                max_delay=max_delay, random=random.random, min_delay=min_delay
             ),
         )
         self.outages = Outages(time.monotonic)
@@ -113,75 +138,99 @@ class Cluster:
         await self.close()
 
     async def start(self) -> None:
-        """Begin to reach for the brokers; returns at once."""
-        if self._closed:  # nothing of it may outlive the loop that it ran in
+        """Begin to connect in the background. Returns at once."""
+        if self._closed:
+            # The old parts may belong to another event loop, which ended since then.
             self._closed = False
             self._create_parts()
         limit_log_rate()
         self.metadata.start()
 
     async def close(self) -> None:
+        """Close all connections and end all tasks."""
         self._closed = True
+        # The users of the connections end first.
         await self.coordinators.close()
         await self.metadata.close()
         await self.connections.close()
 
     @property
     def is_reachable(self) -> bool:
-        """The last attempt to ask a broker anything about the cluster succeeded."""
+        """Return whether a broker has answered and no metadata refresh has failed since."""
         return self.metadata.is_reachable
 
     @property
     def error(self) -> KafkaError | None:
-        """Why it is not reachable, None while it is, or while the first attempt runs."""
+        """Return why it is not reachable; None while it is, or during the first attempt."""
         return self.metadata.error
 
     @property
     def cluster_id(self) -> str | None:
+        """Return the id of the cluster; None before the first answer."""
         return self.metadata.cluster_id
 
     @property
     def request_counts(self) -> Counter[str]:
-        """How many requests were sent, by the api's name."""
+        """Return the number of requests sent, by the name of the API."""
         return self.connections.request_counts
 
     def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
-        """Node and leader epoch of a watched partition; None while it has no leader."""
+        """Return node and leader epoch of a watched partition; None while it has no leader."""
         return self.metadata.leader_for_partition(tp)
 
     def get_topic(self, name: str) -> TopicMetadata | None:
-        """A watched topic as last told."""
+        """Return what is known of a watched topic; None before the first answer."""
         return self.metadata.get_topic(name)
 
     async def describe_topic(self, topic: str) -> TopicMetadata:
-        """See `Metadata.describe`."""
+        """Describe a topic, which need not be watched, as `Metadata.describe_topic` does."""
         return await self.metadata.describe_topic(topic)
 
     async def list_topics(self) -> frozenset[str]:
-        """The names of all that may be described, a few seconds old. See `topic_names`."""
+        """Return the names of all topics that may be described, at most a few seconds old."""
         return await self.metadata.topic_names.fetch_all()
 
     async def fetch_cleanup_policy(self, topic: str) -> str | None:
-        """Such as `compact,delete`; None where the configs may not be described."""
+        """Return the `cleanup.policy` of a topic.
+
+        Args:
+            topic: The topic.
+
+        Returns:
+            A value such as `compact,delete`; None where the configs may not be described.
+
+        Raises:
+            KafkaError: The broker did not answer.
+        """
         node = self.metadata.last_responder
         if node is None:
             return None
         request = DescribeConfigsRequest(topic, ("cleanup.policy",))
-        answer = await self.connections.send(node, ConnectionRole.CONTROL, request)
-        return answer.values.get("cleanup.policy")
+        response = await self.connections.send(node, ConnectionRole.CONTROL, request)
+        return response.values.get("cleanup.policy")
 
     async def fetch_delete_retention(self, topic: str) -> float | None:
-        """Seconds for which a compacted topic keeps its tombstones (delete.retention.ms); None
-        for one that is not compacted, or whose configs may not be described."""
+        """Return how long a compacted topic keeps its tombstones (`delete.retention.ms`).
+
+        Args:
+            topic: The topic.
+
+        Returns:
+            Seconds; None for a topic that is not compacted, or whose configs may not be described.
+
+        Raises:
+            KafkaError: The broker did not answer.
+        """
         request = DescribeConfigsRequest(topic, ("cleanup.policy", "delete.retention.ms"))
         node = self.metadata.last_responder
         if node is None:
             return None
-        answer = await self.connections.send(node, ConnectionRole.CONTROL, request)
-        kept = answer.values.get("delete.retention.ms")
-        if "compact" not in (answer.values.get("cleanup.policy") or "") or kept is None:
+        response = await self.connections.send(node, ConnectionRole.CONTROL, request)
+        retention_ms = response.values.get("delete.retention.ms")
+        cleanup_policy = response.values.get("cleanup.policy") or ""
+        if "compact" not in cleanup_policy or retention_ms is None:
             return None
-        return int(kept) / 1000
+        return int(retention_ms) / 1000
 
     async def list_offsets(
         self,
@@ -190,13 +239,13 @@ class Cluster:
         *,
         timeout: float | None = None,
     ) -> dict[TopicPartition, offsets.OffsetAndTimestamp | int]:
-        """See `offsets.list_offsets`."""
+        """Look up offsets at the leaders of watched partitions, as `offsets.list_offsets` does."""
         return await offsets.list_offsets(self, specs, isolation_level, timeout=timeout)
 
     async def fetch_epoch_ends(
         self, epochs: Mapping[TopicPartition, int], *, timeout: float | None = None
     ) -> dict[TopicPartition, offsets.EpochEnd | int]:
-        """See `offsets.epoch_ends`."""
+        """Look up the ends of leader epochs, as `offsets.fetch_epoch_ends` does."""
         return await offsets.fetch_epoch_ends(self, epochs, timeout=timeout)
 
     async def fetch(
@@ -210,8 +259,26 @@ class Cluster:
         max_bytes: int = 16 << 20,
         isolation_level: int = offsets.READ_COMMITTED,
     ) -> dict[TopicPartition, FetchedPartition]:
-        """See `fetch.fetch`; new leaders told on the way are noted (KIP-951)."""
-        fetched = await fetching.fetch(
+        """Fetch from one broker, as `fetch.fetch` does, and note the new leaders that it names.
+
+        A broker that is no longer the leader may name the new one in its answer (KIP-951).
+
+        Args:
+            node: The broker.
+            role: The connection to use.
+            targets: What to fetch of each partition, or the fetch session that knows.
+            max_wait: Seconds that the broker may wait for `min_bytes`.
+            min_bytes: The least number of bytes to answer with, unless `max_wait` is over.
+            max_bytes: The largest number of bytes of the answer; one batch may be larger.
+            isolation_level: `READ_COMMITTED` or `READ_UNCOMMITTED`.
+
+        Returns:
+            What was fetched, by partition; with a session, only of partitions with news.
+
+        Raises:
+            KafkaError: The broker did not answer; see `Connections.send`.
+        """
+        response = await fetching.fetch(
             self.connections,
             node,
             role,
@@ -222,15 +289,16 @@ class Cluster:
             isolation=isolation_level,
             rack=self.settings.rack,
         )
-        for tp, one in fetched.items():
-            if one.current_leader is not None:
-                self.metadata.update_leader(tp, *one.current_leader)
-        return fetched
+        for tp, fetched in response.items():
+            if fetched.current_leader is not None:
+                self.metadata.update_leader(tp, *fetched.current_leader)
+        return response
 
 
 def parse_address(server: str) -> tuple[str, int]:
-    """`host:port`, `[v6]:port` or `host` (port 9092)."""
+    """Parse `host:port`, `[v6]:port`, or `host` or an IPv6 address alone (port 9092)."""
     host, colon, port = server.rpartition(":")
+    # Without brackets, an address with several colons is IPv6 without a port.
     if not colon or (":" in host and not host.endswith("]")):
         host, port = server, "9092"
     return host.strip("[]"), int(port)

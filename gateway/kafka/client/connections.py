@@ -1,10 +1,14 @@
-"""Connections to brokers: shared, one for each broker and role.
+"""Share connections to brokers: one for each broker and role.
 
-Kafka answers the requests of one connection one after the other, so a fetch that waits for
-records would hold up everything behind it: the live tail, control requests, catch-up reading
-and writing have a connection each. aiokafka brings TCP, TLS, SASL and correlation; what its
-client does above that (one lock for connecting to all brokers) is left out: a frozen
-broker holds up nobody else, here.
+Kafka answers the requests of one connection one after the other, so a fetch that waits for records
+would hold up everything behind it. Therefore the live tail, control requests, catch-up reads and
+writes have a connection each. aiokafka's connection brings TCP, TLS, SASL and the correlation of
+answers. aiokafka's client is not used: it connects to all brokers under one lock, so that a frozen
+broker would hold up the others.
+
+A failure of one broker starts a backoff, and requests fail at once while it lasts. A connection
+whose broker does not answer in time is closed, since Kafka's later answers would come behind the
+missing one.
 """
 
 from __future__ import annotations
@@ -40,32 +44,40 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-SPARE_IDLE_TIMEOUT_S = 30.0  # seconds after which a spare connection is closed
-IDLE_CHECK_INTERVAL_S = 0.1  # between two looks whether a connection may be closed
-CONNECT_HEDGE_DELAY_S = (
-    0.5  # seconds without TCP's answer after which it is tried once more beside that
-)
+SPARE_IDLE_TIMEOUT_S = 30.0  # after this an unused spare connection is closed
+IDLE_CHECK_INTERVAL_S = 0.1  # between two checks whether a replaced connection is idle
+CONNECT_HEDGE_DELAY_S = 0.5  # without an answer to a SYN, until a second attempt is made beside it
 _NO_TIMEOUT_MS = 86_400_000  # aiokafka's own timeout leaves the connection open; ours closes it
 
 
 class ConnectionRole(StrEnum):
+    """What a connection is used for. Requests of one role wait only for each other."""
+
     TAIL = "tail"
-    FRESH = "fresh"  # partitions that came while the tail's fetch was waiting for records
+    FRESH = "fresh"  # partitions that were added while the tail's fetch was waiting for records
     CONTROL = "control"
     CATCHUP = "catchup"
     PRODUCE = "produce"
-    GROUP = "group"  # heartbeats and commits of all members whose coordinator it is
+    GROUP = "group"  # heartbeats and commits of all members that the broker coordinates
     SPARE = "spare"  # one of several, lent for a request that the broker may hold back
 
 
 @dataclass(slots=True, eq=False)
 class BrokerConnection:
-    """One open connection.
+    """One connection to a broker, created and owned by `Connections`.
 
-    throttled_until: the broker answers late until then, without being ill; loop time.
-    renew_at: when it is to be replaced, since its session ends soon; loop time.
-    is_used:  a request was answered on it.
-    lock:     for who puts another connection in the place of a closed one.
+    `conn` is replaced when the broker closed it as idle, so holders of a BrokerConnection need not
+    notice that.
+
+    Attributes:
+        node: The broker; below 0 for a bootstrap server.
+        role: What it is used for.
+        conn: The connection of aiokafka that carries the requests.
+        throttled_until: Loop time until which the broker throttles the gateway: it answers late
+            without being ill.
+        renew_at: Loop time from which it is to be replaced, since its SASL session ends soon.
+        is_used: Whether `conn` has carried an answer.
+        lock: Held while `conn` is replaced.
     """
 
     node: int
@@ -78,12 +90,13 @@ class BrokerConnection:
 
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
-        """Of each api key, the lowest and highest version that the broker speaks."""
+        """Return the lowest and highest version that the broker speaks, by API key."""
         versions: Mapping[int, tuple[int, int]] = self.conn._versions
         return versions
 
     @property
     def is_open(self) -> bool:
+        """Return whether its TCP connection is open."""
         return bool(self.conn.connected())
 
     def should_replace(self, now: float) -> bool:
@@ -93,12 +106,16 @@ class BrokerConnection:
 
 @dataclass(slots=True)
 class _BrokerNode:
+    """What is known of one broker at one address. A broker that moves gets a new one."""
+
     address: tuple[str, int]
     backoff: Backoff
-    failed_at: float = -1.0
-    retry_at: float | None = None
-    failure: KafkaError | None = None
+    failed_at: float = -1.0  # loop time of the last failure that counted for the backoff
+    retry_at: float | None = None  # loop time; not None from a failure until the next answer
+    failure: KafkaError | None = None  # the last one; stays when the broker has recovered
     has_answered: bool = False
+    # SPARE has its own two collections below, since there may be several. An open connection is
+    # in one of the three; `connecting` has the attempts that all callers of a role share.
     connections: dict[ConnectionRole, BrokerConnection] = field(default_factory=dict)
     connecting: dict[ConnectionRole, asyncio.Task[BrokerConnection]] = field(default_factory=dict)
     spares: list[BrokerConnection] = field(default_factory=list)
@@ -110,12 +127,16 @@ def _create_backoff() -> Backoff:
 
 
 class Connections:
-    """Links to brokers by node id; ids below 0 are bootstrap servers.
+    """The connections to the brokers of one cluster, by node id and role.
 
-    credentials:     keyword arguments of a connection, asked at every connect; see `security`.
-    request_timeout: seconds until a request without an answer closes its connection.
-    idle:            seconds after which an unused connection is closed.
-    backoff:         makes the delays of one broker's reconnects.
+    Created and owned by `Cluster`. Ids below 0 are bootstrap servers. A broker has to be announced
+    by `update_addresses` before it can be used.
+
+    Attributes:
+        request_timeout: Seconds until a request without an answer closes its connection.
+        request_counts: The number of requests sent, by the name of the API.
+        request_stats: Counts and durations of requests and connects, for metrics.
+        tracing: Where requests are traced; None for nowhere.
     """
 
     def __init__(
@@ -127,6 +148,16 @@ class Connections:
         idle_timeout: float = 300.0,
         create_backoff: Callable[[], Backoff] = _create_backoff,
     ) -> None:
+        """Create it without any broker.
+
+        Args:
+            client_id: The client id in every request.
+            credentials: Returns the keyword arguments of a connection; called at every connect.
+                See `security.create_credentials`.
+            request_timeout: Seconds until a request without an answer closes its connection.
+            idle_timeout: Seconds after which an unused connection is closed.
+            create_backoff: Returns the delays between attempts, for one broker.
+        """
         self.request_timeout = request_timeout
         self.request_counts: Counter[str] = Counter()
         self.request_stats = BrokerRequestCounts()
@@ -141,7 +172,13 @@ class Connections:
         self._closed = False
 
     def update_addresses(self, addresses: Mapping[int, tuple[str, int]]) -> None:
-        """Where brokers are. One that moved is connected to afresh; others stay known."""
+        """Set the addresses of brokers.
+
+        The connections of a broker that moved are closed; brokers that are not listed stay known.
+
+        Args:
+            addresses: Host and port by node id.
+        """
         for node, address in addresses.items():
             known = self._nodes.get(node)
             if known is None or known.address != address:
@@ -150,18 +187,24 @@ class Connections:
                 self._nodes[node] = _BrokerNode(address, self._create_backoff())
 
     def add_listener(self, listener: Callable[[int], None]) -> Callable[[], None]:
-        """Have it called with each broker that answers again after a failure; the result ends
-        that."""
+        """Call a listener with the id of each broker that answers again after a failure.
+
+        Args:
+            listener: Called in the event loop.
+
+        Returns:
+            A function that removes the listener.
+        """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def get_retry_time(self, node: int) -> float | None:
-        """Loop time before which no connection to the broker is tried, None if it may be."""
+        """Return the loop time before which a broker is not connected to; None for no backoff."""
         known = self._nodes.get(node)
         return known.retry_at if known is not None else None
 
     def get_failure(self, node: int) -> KafkaError | None:
-        """Return why a broker cannot be reached now, None where it can."""
+        """Return the last failure of a broker; None if it was not tried or has answered since."""
         known = self._nodes.get(node)
         return known.failure if known is not None and known.retry_at is not None else None
 
@@ -173,13 +216,21 @@ class Connections:
         *,
         timeout: float | None = None,
     ) -> R:
-        """The broker's answer. `within` in seconds, in place of `request_timeout`.
+        """Send a request to a broker, connecting first if necessary, and return the answer.
 
-        Raises BrokerUnavailable, AuthenticationFailed, or KafkaError where the broker is too
-        old for the request.
+        Args:
+            node: The broker.
+            role: The connection to use.
+            request: The request.
+            timeout: Seconds to wait for the answer, in place of `request_timeout`.
+
+        Raises:
+            BrokerUnavailable: The broker cannot be reached, or did not answer in time.
+            AuthenticationFailed: The broker and the gateway refused each other's credentials.
+            KafkaError: The broker is too old for the request.
         """
-        link = await self.connect(node, role)
-        return await self.send_on(link, request, timeout=timeout)
+        connection = await self.connect(node, role)
+        return await self.send_on(connection, request, timeout=timeout)
 
     async def send_on(
         self,
@@ -188,50 +239,74 @@ class Connections:
         *,
         timeout: float | None = None,
     ) -> R:
-        """As `send`, on a link already there."""
+        """Send a request on an open connection and return the answer.
+
+        Args:
+            connection: The connection, from `connect` or `borrow_spare`.
+            request: The request.
+            timeout: Seconds to wait for the answer, in place of `request_timeout`.
+
+        Raises:
+            BrokerUnavailable: The connection is lost, or the broker did not answer in time.
+            AuthenticationFailed: The broker refused the credentials.
+            KafkaError: The broker is too old for the request.
+        """
         self.request_counts[request.NAME] += 1
-        started, began = asyncio.get_running_loop().time(), perf_counter()
+        # Loop time decides about backoffs; the clock of metrics and traces is perf_counter.
+        sent_at, began = asyncio.get_running_loop().time(), perf_counter()
         # A throttled broker answers late without being ill (KIP-219).
-        wait = (timeout or self.request_timeout) + max(0.0, connection.throttled_until - started)
+        wait = (timeout or self.request_timeout) + max(0.0, connection.throttled_until - sent_at)
         try:
-            answer = await self._send_or_reopen(connection, request, wait)
+            response = await self._send_or_reopen(connection, request, wait)
         except CONNECTION_ERRORS as exc:
+            # Answers come in order, so nothing behind a missing one would be answered either.
             connection.conn.close()
             self.request_stats.failures[request.NAME, cause_from_exception(exc)] += 1
             self._trace(connection, request.NAME, began, exc)
-            raise self._on_failure(connection.node, exc, started) from exc
+            raise self._on_failure(connection.node, exc, sent_at) from exc
         self.request_stats.observe_response(request.NAME, perf_counter() - began)
         self._trace(connection, request.NAME, began)
-        self._on_success(connection, getattr(answer, "throttle_ms", 0))
-        return answer
+        self._on_success(connection, getattr(response, "throttle_ms", 0))
+        return response
 
     async def _send_or_reopen(
         self, connection: BrokerConnection, request: KafkaRequest[R], timeout: float
     ) -> R:
-        """Return the answer. A request that comes when the broker has just closed the connection,
-        as idle or as its session is over, is sent once more on another one: it was not read."""
+        """Return the answer to a request, which is sent once more if the connection was closed.
+
+        A broker closes a connection that is idle or whose session is over. A request that is sent
+        at that moment was not read, so it is sent again on a new connection.
+        """
+        # Other requests may replace `connection.conn` while this one waits.
         conn, is_used = connection.conn, connection.is_used
-        ends = asyncio.get_running_loop().time() + timeout
+        deadline = asyncio.get_running_loop().time() + timeout
         try:
             return await _run_within(timeout, lambda: conn.send(request))
         except CONNECTION_ERRORS as exc:
+            # A connection that never carried an answer was not closed as idle: the broker is ill.
             if not is_used or conn.connected() or cause_from_exception(exc) is not Cause.CONNECTION:
                 raise
         await self._reopen(connection, conn)
-        left = max(0.0, ends - asyncio.get_running_loop().time())
-        return await _run_within(left, lambda: connection.conn.send(request))
+        remaining = max(0.0, deadline - asyncio.get_running_loop().time())
+        return await _run_within(remaining, lambda: connection.conn.send(request))
 
     async def _reopen(self, connection: BrokerConnection, closed: KafkaConnection) -> None:
-        """Put another connection in the place of a closed one; once for all whose requests were
-        on it. Raises what `_connected` raises, and KafkaError."""
+        """Replace the closed `conn` of a connection, once for all requests that were on it.
+
+        Raises what `_connect_hedged` raises, and BrokerUnavailable when the broker has moved.
+        """
         async with connection.lock:
             if connection.conn is not closed:
-                return
-            known, idle = self._get_node(connection.node), self._get_idle_timeout(connection.role)
-            conn = await _run_within(
-                self.request_timeout, lambda: self._connect_hedged(known.address, idle)
+                return  # another request has replaced it
+            broker, idle_s = (
+                self._get_node(connection.node),
+                self._get_idle_timeout(connection.role),
             )
-            if self._closed or self._nodes.get(connection.node) is not known:
+            conn = await _run_within(
+                self.request_timeout, lambda: self._connect_hedged(broker.address, idle_s)
+            )
+            # While this waited, everything may have been closed, or the broker may have moved.
+            if self._closed or self._nodes.get(connection.node) is not broker:
                 conn.close()
                 raise BrokerUnavailable(
                     f"broker {connection.node} moved", node=_public_node_id(connection.node)
@@ -243,15 +318,18 @@ class Connections:
             )
 
     def _compute_renewal(self, conn: KafkaConnection) -> float:
-        """Return when a connection is to be replaced: after 0.7 to 0.9 of its session, so that not
-        all are at once."""
+        """Return the loop time from which a connection is to be replaced.
+
+        That is after a random 70 to 90 percent of its session (KIP-368), so that not all
+        connections are replaced at once.
+        """
         session = conn.session_seconds
         if session <= 0:
             return inf
         return asyncio.get_running_loop().time() + session * (0.7 + 0.2 * random.random())
 
     def _close_when_idle(self, connection: BrokerConnection) -> None:
-        """Close a connection once what is under way on it is answered."""
+        """Close a connection as soon as all its requests are answered."""
         if connection.conn.is_idle or not connection.is_open:
             connection.conn.close()
         else:
@@ -267,31 +345,46 @@ class Connections:
         failure: BaseException | None = None,
     ) -> None:
         if self.tracing is not None:
-            took = perf_counter() - began
-            self.tracing.record_kafka_request(api, connection.node, connection.role, took, failure)
+            seconds = perf_counter() - began
+            self.tracing.record_kafka_request(
+                api, connection.node, connection.role, seconds, failure
+            )
 
     async def connect(self, node: int, role: ConnectionRole) -> BrokerConnection:
-        """The link of a broker and role; concurrent calls share one attempt.
+        """Return the connection of a broker and role, which is opened if there is none.
 
-        Raises BrokerUnavailable at once, with `retry_after`, while the broker's delay runs.
+        Concurrent calls share one attempt.
+
+        Args:
+            node: The broker.
+            role: The role.
+
+        Raises:
+            BrokerUnavailable: The broker cannot be reached. While its backoff lasts this is raised
+                at once, with `retry_after`.
+            AuthenticationFailed: The broker and the gateway refused each other's credentials.
+            KafkaError: The broker is too old.
         """
-        known = self._get_node(node)
-        link = known.connections.get(role)
-        if link is not None and link.is_open:
-            if not link.should_replace(asyncio.get_running_loop().time()):
-                return link
-            self._close_when_idle(known.connections.pop(role))
-        attempt = known.connecting.get(role)
+        broker = self._get_node(node)
+        connection = broker.connections.get(role)
+        if connection is not None and connection.is_open:
+            if not connection.should_replace(asyncio.get_running_loop().time()):
+                return connection
+            # Its requests under way are still answered; new ones go to the next connection.
+            self._close_when_idle(broker.connections.pop(role))
+        attempt = broker.connecting.get(role)
         if attempt is None:
-            self._raise_if_backing_off(node, known)
-            attempt = create_detached_task(self._open_connection(node, role, known))
-            known.connecting[role] = attempt
-            attempt.add_done_callback(lambda done: _on_connected(known, role, done))
+            self._raise_if_backing_off(node, broker)
+            attempt = create_detached_task(self._open_connection(node, role, broker))
+            broker.connecting[role] = attempt
+            attempt.add_done_callback(lambda task: _on_connected(broker, role, task))
         try:
+            # The shield: one caller that gives up must not take the attempt from the others.
             return await asyncio.shield(attempt)
         except asyncio.CancelledError:
             if is_caller_cancelled(attempt):
-                raise  # the attempt goes on for others
+                raise
+            # The attempt itself was cancelled, by `_close_node`.
             raise BrokerUnavailable(
                 f"{self._describe_node(node)} moved or the gateway is closing",
                 node=_public_node_id(node),
@@ -299,46 +392,53 @@ class Connections:
 
     @asynccontextmanager
     async def borrow_spare(self, node: int) -> AsyncIterator[BrokerConnection]:
-        """A link that is nobody else's in the block: for requests that the broker holds back.
+        """Lend a connection that nobody else uses within the `with` block.
 
-        Kept for the next one after it, closed where the block failed: an answer is still to come.
-        Raises as `connect` does.
+        It is for requests that the broker holds back, such as JoinGroup. After the block it is kept
+        for the next borrower; when the block raises it is closed, since an answer may still come.
+
+        Args:
+            node: The broker.
+
+        Raises:
+            KafkaError: It cannot be connected to, as `connect` raises.
         """
-        known = self._get_node(node)
-        link = await self._take_spare(node, known)
+        broker = self._get_node(node)
+        spare = await self._take_spare(node, broker)
         try:
-            yield link
+            yield spare
         except BaseException:
-            known.lent_spares.discard(link)
-            link.conn.close()
+            broker.lent_spares.discard(spare)
+            spare.conn.close()
             raise
-        known.lent_spares.discard(link)
-        if self._nodes.get(node) is known and not self._closed and link.is_open:
-            known.spares.append(link)
+        broker.lent_spares.discard(spare)
+        if self._nodes.get(node) is broker and not self._closed and spare.is_open:
+            broker.spares.append(spare)
         else:
-            link.conn.close()
+            spare.conn.close()
 
-    async def _take_spare(self, node: int, known: _BrokerNode) -> BrokerConnection:
-        while known.spares:
-            link = known.spares.pop()  # the last one: the others become idle, and are closed
-            if link.is_open and not link.should_replace(asyncio.get_running_loop().time()):
+    async def _take_spare(self, node: int, broker: _BrokerNode) -> BrokerConnection:
+        while broker.spares:
+            # The one used last: the others become idle and are closed by aiokafka.
+            spare = broker.spares.pop()
+            if spare.is_open and not spare.should_replace(asyncio.get_running_loop().time()):
                 break
-            link.conn.close()
+            spare.conn.close()
         else:
-            self._raise_if_backing_off(node, known)
-            link = await self._open_connection(node, ConnectionRole.SPARE, known)
-        known.lent_spares.add(link)
-        return link
+            self._raise_if_backing_off(node, broker)
+            spare = await self._open_connection(node, ConnectionRole.SPARE, broker)
+        broker.lent_spares.add(spare)
+        return spare
 
     async def close(self) -> None:
-        """Close everything; later calls raise BrokerUnavailable."""
+        """Close all connections, waiting at most 1 s. Later calls raise BrokerUnavailable."""
         self._closed = True
-        ending: list[Awaitable[object]] = []
-        for known in self._nodes.values():
-            ending += self._close_node(known)
+        closing: list[Awaitable[object]] = []
+        for broker in self._nodes.values():
+            closing += self._close_node(broker)
         self._nodes.clear()
-        if ending:
-            tasks = [asyncio.ensure_future(one) for one in ending]
+        if closing:
+            tasks = [asyncio.ensure_future(awaitable) for awaitable in closing]
             await asyncio.wait(tasks, timeout=1.0)
 
     def _get_node(self, node: int) -> _BrokerNode:
@@ -346,46 +446,50 @@ class Connections:
             raise BrokerUnavailable(
                 "the connections to Kafka are closed", node=_public_node_id(node)
             )
-        known = self._nodes.get(node)
-        if known is None:
+        broker = self._nodes.get(node)
+        if broker is None:
             raise BrokerUnavailable(
                 f"broker {node} is not in the cluster's metadata; refresh it",
                 node=_public_node_id(node),
             )
-        return known
+        return broker
 
-    def _raise_if_backing_off(self, node: int, known: _BrokerNode) -> None:
-        left = (known.retry_at or 0.0) - asyncio.get_running_loop().time()
-        if left <= 0:
+    def _raise_if_backing_off(self, node: int, broker: _BrokerNode) -> None:
+        delay = (broker.retry_at or 0.0) - asyncio.get_running_loop().time()
+        if delay <= 0:
             return
-        message = f"{known.failure or self._describe_node(node)}; it is tried again in {left:.2f}s"
-        if isinstance(known.failure, AuthenticationFailed):
-            raise AuthenticationFailed(message, retry_after=left) from known.failure
+        message = (
+            f"{broker.failure or self._describe_node(node)}; it is tried again in {delay:.2f}s"
+        )
+        # `failures.unwrap_error` finds the failure that began the backoff by the `from`.
+        if isinstance(broker.failure, AuthenticationFailed):
+            raise AuthenticationFailed(message, retry_after=delay) from broker.failure
         # Not `timeout`, whatever failed before: this request was never sent.
         raise BrokerUnavailable(
-            message, node=_public_node_id(node), retry_after=left
-        ) from known.failure
+            message, node=_public_node_id(node), retry_after=delay
+        ) from broker.failure
 
     async def _open_connection(
-        self, node: int, role: ConnectionRole, known: _BrokerNode
+        self, node: int, role: ConnectionRole, broker: _BrokerNode
     ) -> BrokerConnection:
-        started = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         try:
             conn = await _run_within(
                 self.request_timeout,
-                lambda: self._connect_hedged(known.address, self._get_idle_timeout(role)),
+                lambda: self._connect_hedged(broker.address, self._get_idle_timeout(role)),
             )
         except (*CONNECTION_ERRORS, KafkaError) as exc:
             self.request_stats.connect_failures[cause_from_exception(exc)] += 1
-            raise self._on_failure(node, exc, started) from exc
-        link = BrokerConnection(node, role, conn, renew_at=self._compute_renewal(conn))
-        if self._closed or self._nodes.get(node) is not known:
+            raise self._on_failure(node, exc, started_at) from exc
+        connection = BrokerConnection(node, role, conn, renew_at=self._compute_renewal(conn))
+        # While this waited, everything may have been closed, or the broker may have moved.
+        if self._closed or self._nodes.get(node) is not broker:
             conn.close()
             raise BrokerUnavailable(f"broker {node} moved", node=_public_node_id(node))
         if role is not ConnectionRole.SPARE:
-            known.connections[role] = link
+            broker.connections[role] = connection
         self.request_stats.connects[role] += 1
-        return link
+        return connection
 
     def _get_idle_timeout(self, role: ConnectionRole) -> float:
         return (
@@ -395,11 +499,24 @@ class Connections:
         )
 
     async def _connect_hedged(self, address: tuple[str, int], idle: float) -> KafkaConnection:
-        """Whichever attempt is through first. TCP repeats a lost SYN after 1, 3 and 7 s (RFC 6298
-        2.1, 5.5): a broker that is back after 4 s would be found after 7."""
+        """Connect by several attempts side by side, and return the first one that succeeds.
+
+        TCP repeats a lost SYN after 1, 3 and 7 s (RFC 6298 2.1, 5.5), so by a single attempt a
+        broker that is back after 4 s would be found after 7 s.
+
+        Args:
+            address: Host and port.
+            idle: Seconds after which the connection is closed when it is not used.
+
+        Raises:
+            CONNECTION_ERRORS: The first attempt that ended has failed.
+            AuthenticationFailed: The credentials cannot be loaded.
+        """
         attempts: dict[asyncio.Task[object], KafkaConnection] = {}
         try:
             while True:
+                # An attempt that is connected is busy with its login or with API versions: another
+                # one would not be faster.
                 if not any(conn.connected() for conn in attempts.values()):
                     conn = self._create_connection(*address, idle)
                     attempts[asyncio.create_task(conn.connect())] = conn
@@ -407,9 +524,10 @@ class Connections:
                     attempts, timeout=CONNECT_HEDGE_DELAY_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 for attempt in done:
-                    attempt.result()
+                    attempt.result()  # raises what the attempt raised
                     return attempts.pop(attempt)
         finally:
+            # All that were not returned, also when the caller's timeout cancels this.
             for attempt, conn in attempts.items():
                 attempt.cancel()
                 conn.close()
@@ -428,28 +546,38 @@ class Connections:
         )
 
     def _on_failure(self, node: int, exc: BaseException, started: float) -> KafkaError:
-        """Count a failure and say it. Those begun before the last one count with it."""
+        """Record a failure of a broker and return the error to raise.
+
+        A request that began before the last failure does not lengthen the backoff: all requests
+        under way on a connection fail together when it is lost, which is one failure.
+
+        Args:
+            node: The broker.
+            exc: What the connection raised.
+            started: Loop time at which the request or connect began.
+        """
         cause = cause_from_exception(exc)
-        known = self._nodes.get(node)
+        broker = self._nodes.get(node)
         now = asyncio.get_running_loop().time()
-        if known is not None and started > known.failed_at:
-            known.failed_at, known.retry_at = now, now + known.backoff.next_delay(cause)
-        delay = max(0.0, (known.retry_at or 0.0) - now) if known is not None else 0.0
+        if broker is not None and started > broker.failed_at:
+            broker.failed_at, broker.retry_at = now, now + broker.backoff.next_delay(cause)
+        delay = max(0.0, (broker.retry_at or 0.0) - now) if broker is not None else 0.0
         failure = self._build_error(node, exc, cause, delay)
-        if known is not None:
-            known.failure = failure
+        if broker is not None:
+            broker.failure = failure
         return failure
 
     def _build_error(self, node: int, exc: BaseException, cause: Cause, delay: float) -> KafkaError:
-        name, known = self._describe_node(node), self._nodes.get(node)
+        name, broker = self._describe_node(node), self._nodes.get(node)
         if cause is Cause.AUTHENTICATION:
             return AuthenticationFailed(
-                f"{name} refused the gateway or its certificate: {format_error(exc)}; check kafka.security",
+                f"{name} refused the gateway or its certificate: {format_error(exc)}; "
+                "check kafka.security",
                 retry_after=delay,
             )
         timeout = cause is Cause.TIMEOUT
         how = "gave no answer in time" if timeout else f"cannot be reached: {format_error(exc)}"
-        if known is None or not known.has_answered:
+        if broker is None or not broker.has_answered:
             how += suggest_listener_setting(exc, self._protocol)
         return BrokerUnavailable(
             f"{name} {how}", node=_public_node_id(node), timeout=timeout, retry_after=delay
@@ -457,49 +585,63 @@ class Connections:
 
     def _on_success(self, connection: BrokerConnection, throttle_ms: int) -> None:
         connection.is_used = True
-        known = self._nodes.get(connection.node)
-        if known is not None:
-            known.has_answered = True
-            if known.retry_at is not None:
-                known.retry_at = None
-                known.backoff.reset()
+        broker = self._nodes.get(connection.node)
+        if broker is not None:
+            broker.has_answered = True
+            if broker.retry_at is not None:
+                broker.retry_at = None
+                broker.backoff.reset()
                 for listener in tuple(self._listeners):
                     listener(connection.node)
         if throttle_ms > 0:
             connection.throttled_until = asyncio.get_running_loop().time() + throttle_ms / 1000
 
     def _describe_node(self, node: int) -> str:
-        known = self._nodes.get(node)
-        at = f" at {known.address[0]}:{known.address[1]}" if known else ""
+        broker = self._nodes.get(node)
+        at = f" at {broker.address[0]}:{broker.address[1]}" if broker else ""
         return f"broker {node}{at}" if node >= 0 else f"the bootstrap server{at}"
 
     @staticmethod
-    def _close_node(known: _BrokerNode) -> list[Awaitable[object]]:
-        ending: list[Awaitable[object]] = []
-        for attempt in known.connecting.values():
+    def _close_node(broker: _BrokerNode) -> list[Awaitable[object]]:
+        """Close all connections of a broker, and return what to await for their end.
+
+        Borrowers of spares keep them: their requests fail.
+        """
+        closing: list[Awaitable[object]] = []
+        for attempt in broker.connecting.values():
             attempt.cancel()
-            ending.append(attempt)
-        for link in (*known.connections.values(), *known.spares, *known.lent_spares):
-            closed = link.conn.close()
+            closing.append(attempt)
+        for connection in (
+            *broker.connections.values(),
+            *broker.spares,
+            *broker.lent_spares,
+        ):
+            closed = connection.conn.close()
             if closed is not None:
-                ending.append(closed)
-        known.connections.clear()
-        known.spares.clear()
-        return ending
+                closing.append(closed)
+        broker.connections.clear()
+        broker.spares.clear()
+        return closing
 
 
 async def _run_within(timeout: float, start: Callable[[], Awaitable[R]]) -> R:
+    """Await the result of `start` for at most `timeout` seconds.
+
+    `start` is called inside the timeout, since aiokafka's `send` writes as soon as it is called,
+    and what it raises then has to come from here.
+    """
     async with asyncio.timeout(timeout):
         return await start()
 
 
 def _on_connected(
-    known: _BrokerNode, role: ConnectionRole, done: asyncio.Task[BrokerConnection]
+    broker: _BrokerNode, role: ConnectionRole, task: asyncio.Task[BrokerConnection]
 ) -> None:
-    known.connecting.pop(role, None)
-    if not done.cancelled():
-        done.exception()  # told to those who wait; where nobody does, no warning either
+    broker.connecting.pop(role, None)
+    if not task.cancelled():
+        task.exception()  # mark it as retrieved: no warning when nobody waits for it any more
 
 
 def _public_node_id(node: int) -> int | None:
+    """Return the id that errors carry: None for a bootstrap server."""
     return node if node >= 0 else None

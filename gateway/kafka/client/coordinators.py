@@ -1,7 +1,7 @@
-"""Which broker coordinates a group, looked up once for all of its members here.
+"""Find the brokers that coordinate groups, once for all members of a group in this process.
 
-A coordinator that moved, or does not answer, is looked up again; until then everybody who asks
-waits for the same lookup.
+The coordinator of a group is looked up again when it has moved or does not answer. Concurrent
+callers share one lookup.
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ from .metadata import Metadata
 
 R = TypeVar("R")
 
-GROUP_AUTHORIZATION_FAILED = 30  # GROUP_AUTHORIZATION_FAILED
-MAX_CACHED_GROUPS = 10_000  # groups whose coordinators are kept in mind
-_LOOKUP_RETRY_S = 0.1  # seconds until a lookup is worth while again
+GROUP_AUTHORIZATION_FAILED = 30
+MAX_CACHED_GROUPS = 10_000  # above this the coordinator that was found first is forgotten
+_LOOKUP_RETRY_S = 0.1  # the `retry_after` of a failed lookup
 
 
 class Coordinators:
-    """Of all groups that are used here; and `tallies` of what becomes of them."""
+    """The coordinators of all groups that are used in this process.
+
+    Created and owned by `Cluster`.
+
+    Attributes:
+        stats: Counts of what happens to members, for metrics; the members add to it.
+    """
 
     def __init__(self, connections: Connections, metadata: Metadata) -> None:
         self.stats = GroupCounts()
@@ -37,9 +43,15 @@ class Coordinators:
         self._lookups: dict[str, asyncio.Task[int]] = {}
 
     async def connect(self, group: str) -> BrokerConnection:
-        """The connection that is shared by all members; its `versions` are the coordinator's.
+        """Return the connection to a group's coordinator that all its members share.
 
-        Raises BrokerUnavailable, AuthenticationFailed, AccessDenied.
+        Args:
+            group: The group.
+
+        Raises:
+            BrokerUnavailable: There is no coordinator now, or it cannot be reached.
+            AuthenticationFailed: The broker and the gateway refused each other's credentials.
+            AccessDenied: The gateway may not read the group.
         """
         node = await self._find_node(group)
         try:
@@ -49,28 +61,44 @@ class Coordinators:
             raise
 
     async def send(self, group: str, request: KafkaRequest[R], *, max_hold: float = 0.0) -> R:
-        """The coordinator's answer. held: seconds for which it may hold it back.
+        """Send a request to a group's coordinator and return the answer.
 
-        Raises as `link`; KafkaError where the broker is too old for the request.
+        Args:
+            group: The group.
+            request: The request.
+            max_hold: Seconds for which the coordinator may hold the answer back. If it is not 0, a
+                connection of its own is used, so that heartbeats do not wait behind it.
+
+        Raises:
+            BrokerUnavailable: There is no coordinator now, or it did not answer in time.
+            AuthenticationFailed: The broker and the gateway refused each other's credentials.
+            AccessDenied: The gateway may not read the group.
+            KafkaError: The broker is too old for the request.
         """
         connections = self._connections
         node = await self._find_node(group)
         try:
             if not max_hold:
                 return await connections.send(node, ConnectionRole.GROUP, request)
-            async with connections.borrow_spare(node) as link:
-                within = connections.request_timeout + max_hold
-                return await connections.send_on(link, request, timeout=within)
+            async with connections.borrow_spare(node) as spare:
+                timeout = connections.request_timeout + max_hold
+                return await connections.send_on(spare, request, timeout=timeout)
         except BrokerUnavailable:
             self.forget(group, node)
             raise
 
     def forget(self, group: str, node: int | None = None) -> None:
-        """It moved. node: unless another one is known by now."""
+        """Forget the coordinator of a group, so that the next call looks it up again.
+
+        Args:
+            group: The group.
+            node: The broker that failed. If another one is known by now, that one is kept.
+        """
         if node is None or self._nodes.get(group) == node:
             self._nodes.pop(group, None)
 
     async def close(self) -> None:
+        """Cancel the lookups under way and wait for their end."""
         tasks = tuple(self._lookups.values())
         for task in tasks:
             task.cancel()
@@ -79,26 +107,28 @@ class Coordinators:
     async def _find_node(self, group: str) -> int:
         if (node := self._nodes.get(group)) is not None:
             return node
-        finding = self._lookups.get(group)
-        if finding is None:
-            finding = self._lookups[group] = create_detached_task(self._look_up(group))
-            finding.add_done_callback(lambda done: self._on_found(group, done))
+        lookup = self._lookups.get(group)
+        if lookup is None:
+            lookup = self._lookups[group] = create_detached_task(self._look_up(group))
+            lookup.add_done_callback(lambda task: self._on_lookup_done(group, task))
         try:
-            return await asyncio.shield(finding)
+            # The shield: one caller that gives up must not take the lookup from the others.
+            return await asyncio.shield(lookup)
         except asyncio.CancelledError:
-            if is_caller_cancelled(finding):
+            if is_caller_cancelled(lookup):
                 raise
             raise BrokerUnavailable("the connections to Kafka are closed") from None
 
-    def _on_found(self, group: str, done: asyncio.Task[int]) -> None:
+    def _on_lookup_done(self, group: str, task: asyncio.Task[int]) -> None:
         self._lookups.pop(group, None)
-        if not done.cancelled() and done.exception() is None:
-            self._nodes[group] = done.result()
+        # Asking for the exception also marks it as retrieved: no warning when nobody waits.
+        if not task.cancelled() and task.exception() is None:
+            self._nodes[group] = task.result()
             if len(self._nodes) > MAX_CACHED_GROUPS:
-                del self._nodes[next(iter(self._nodes))]
+                del self._nodes[next(iter(self._nodes))]  # dicts keep the order of insertion
 
     async def _look_up(self, group: str) -> int:
-        """From whoever answers: one broker after the other."""
+        """Ask one broker after the other, the one that answered last first."""
         metadata, connections = self._metadata, self._connections
         if not metadata.brokers:
             await metadata.refresh("looking for a coordinator")
@@ -107,19 +137,20 @@ class Coordinators:
         failure: KafkaError = BrokerUnavailable("no broker is known", retry_after=_LOOKUP_RETRY_S)
         for node in nodes:
             try:
-                answer = await connections.send(
+                response = await connections.send(
                     node, ConnectionRole.CONTROL, FindCoordinatorRequest(group)
                 )
             except BrokerUnavailable as exc:
                 failure = exc
                 continue
-            if answer.error == GROUP_AUTHORIZATION_FAILED:
+            if response.error == GROUP_AUTHORIZATION_FAILED:
                 raise AccessDenied(f"the gateway may not use the group {group}; allow it READ")
-            if not answer.error:
-                connections.update_addresses({answer.node: (answer.host, answer.port)})
-                return answer.node
+            if not response.error:
+                # The coordinator may be a broker that the last metadata answer did not have yet.
+                connections.update_addresses({response.node: (response.host, response.port)})
+                return response.node
             failure = BrokerUnavailable(
-                f"the group {group} has no coordinator now: {answer.message or answer.error}",
+                f"the group {group} has no coordinator now: {response.message or response.error}",
                 retry_after=_LOOKUP_RETRY_S,
             )
         raise failure

@@ -1,4 +1,4 @@
-"""Why a connection failed, from what aiokafka and the socket raised."""
+"""Find out why a connection failed, from the exceptions of aiokafka and of the socket."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _AUTHENTICATION_ERRORS = (
     ssl.SSLCertVerificationError,
     AuthenticationFailed,
 )
+# What connecting, sending and decoding may raise. aiokafka raises ValueError and AssertionError
+# for answers that it does not understand, and so do the decoders of `protocol`.
 CONNECTION_ERRORS = (
     OSError,
     EOFError,
@@ -29,11 +31,12 @@ CONNECTION_ERRORS = (
 
 
 def cause_from_exception(exc: BaseException | None) -> Cause:
-    """Why it failed: aiokafka wraps what the socket said as a `__cause__`."""
+    """Return the kind of a failure. aiokafka wraps the socket's error as a `__cause__`."""
     timeout = isinstance(exc, TimeoutError)
     while exc is not None:
         if isinstance(exc, _AUTHENTICATION_ERRORS):
             return Cause.AUTHENTICATION
+        # A TLS alert is how a broker refuses a client certificate.
         if isinstance(exc, ssl.SSLError) and "ALERT" in (getattr(exc, "reason", None) or ""):
             return Cause.AUTHENTICATION
         exc = exc.__cause__
@@ -41,14 +44,21 @@ def cause_from_exception(exc: BaseException | None) -> Cause:
 
 
 def is_caller_cancelled(other: asyncio.Future[Any]) -> bool:
-    """Is this CancelledError the caller's own, or only that of what it waited for? When both
-    were cancelled it is the caller's: one that is kept from it never ends."""
+    """Return whether a CancelledError is meant for the current task.
+
+    Call it where `await asyncio.shield(other)` raised CancelledError: either the current task was
+    cancelled, or only `other` was. When both were, the answer is True, because a task whose
+    cancellation is swallowed never ends.
+
+    Args:
+        other: What the current task waited for.
+    """
     task = asyncio.current_task()
     return not other.cancelled() or (task is not None and task.cancelling() > 0)
 
 
 def format_error(exc: BaseException) -> str:
-    """Return an error's own words, or those of what caused it."""
+    """Return the text of an error's cause, or its own where it has no cause."""
     inner = exc.__cause__ or exc
     if isinstance(inner, kafka_errors.UnsupportedSaslMechanismError):
         return "the broker does not offer this mechanism of kafka.security.sasl"
@@ -56,24 +66,26 @@ def format_error(exc: BaseException) -> str:
 
 
 def unwrap_error(exc: KafkaError) -> KafkaError:
-    """Return the failure for which a request was not even sent, or the error itself.
+    """Return the failure that began a backoff, where an error only says that one lasts.
 
-    While a broker's delay runs, requests to it fail with another error each time, which is no news.
+    While a broker's backoff lasts, each request fails with a new error that carries the first one
+    as its cause; the remaining seconds in its text are no news for a log.
     """
     return exc.__cause__ if isinstance(exc.__cause__, KafkaError) else exc
 
 
 def suggest_listener_setting(exc: BaseException, protocol: str) -> str:
-    """Return what may be wrong where a broker closed a connection before it ever answered.
+    """Suggest which setting is wrong when a broker closed a connection before it ever answered.
 
-    Brokers say nothing to those who speak another protocol than their listener does.
+    A broker closes the connection without a word when the client speaks another protocol than its
+    listener.
 
     Args:
         exc: What the attempt to connect raised.
-        protocol: What the gateway spoke, as Kafka names it: PLAINTEXT, SSL, SASL_SSL.
+        protocol: The security protocol that the gateway used, such as PLAINTEXT or SASL_SSL.
 
     Returns:
-        The rest of a sentence, or nothing.
+        The end of a message, beginning with a semicolon; empty where nothing is suggested.
     """
     inner = exc.__cause__ or exc
     if not isinstance(inner, (ConnectionResetError, BrokenPipeError, EOFError, ssl.SSLError)):

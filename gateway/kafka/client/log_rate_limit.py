@@ -1,7 +1,8 @@
-"""aiokafka's own log lines, at a bearable rate.
+"""Limit the rate of aiokafka's own log lines.
 
-With a broker away aiokafka writes 10 to 20 error lines a second and reader, with a denied
-topic about 1,000 (measured). One of a kind passes every few seconds and says how many did not.
+While a broker is away, aiokafka writes 10 to 20 error lines a second for each consumer, and about
+1,000 for a topic that it may not read (measured). The filter lets one line of a kind pass every few
+seconds, with the number of lines that it held back.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-# A logger's filters see only what is logged through itself, not through its children.
+# A logger's filters are not applied to the lines of its children, so each logger is listed.
 LIMITED_LOGGERS = (
     "aiokafka.client",
     "aiokafka.cluster",
@@ -24,24 +25,39 @@ LIMITED_LOGGERS = (
 
 
 class LogRateLimit(logging.Filter):
-    """Passes one line per logger, level and message template every `interval` seconds."""
+    """A filter that passes one line per logger, level and message template every few seconds.
+
+    `limit_log_rate` creates one for each logger.
+
+    Attributes:
+        interval: Seconds between two lines of a kind.
+    """
 
     def __init__(self, interval: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """Create the filter.
+
+        Args:
+            interval: Seconds between two lines of a kind.
+            clock: The current time in seconds of any monotonic clock.
+        """
         super().__init__()
         self.interval = interval
         self._clock = clock
+        # By kind: when a line passed last, and how many were held back since then.
         self._last_passed: dict[tuple[str, int, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a line passes. Its text then says how many did not."""
         if record.levelno < logging.INFO:
-            return True  # someone asked for debug lines: all of them
+            return True  # whoever turned debug lines on wants all of them
         kind = (record.name, record.levelno, str(record.msg)[:80])
         now = self._clock()
         last, held = self._last_passed.get(kind, (-self.interval, 0))
         if now - last < self.interval:
             self._last_passed[kind] = (last, held + 1)
             return False
-        if len(self._last_passed) > 1000:  # templates that are not: bound the memory
+        # Messages that are formatted before they are logged are a kind each: bound the memory.
+        if len(self._last_passed) > 1000:
             self._last_passed.clear()
         self._last_passed[kind] = (now, 0)
         if held:
@@ -50,7 +66,11 @@ class LogRateLimit(logging.Filter):
 
 
 def limit_log_rate(interval: float = 5.0) -> None:
-    """Put the filter on aiokafka's loggers, once."""
+    """Add the filter to aiokafka's loggers that do not have it yet.
+
+    Args:
+        interval: Seconds between two lines of a kind.
+    """
     for name in LIMITED_LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(existing, LogRateLimit) for existing in logger.filters):

@@ -1,8 +1,9 @@
-"""What the brokers say about topics: leaders, epochs, ids.
+"""Watch topics: their partitions, leaders, leader epochs and ids.
 
-One refresh serves all who ask at the same time, and keeps what it knows against older answers:
-brokers learn of changes at different times, so neither a leader of a lower epoch
-(`metadata_changes`) nor the id of a topic that was replaced is believed, nor a single broker that a
+All watched topics are refreshed together, periodically and on demand; callers that ask at the same
+time share one request. Brokers learn of changes at different times, so an answer may be older than
+what is known. Three things are therefore not believed: a leader of a lower epoch
+(`metadata_changes`), the id of a topic that was replaced since, and a single broker that says a
 topic is gone.
 """
 
@@ -32,11 +33,10 @@ from .topic_names import TopicNames
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
 INVALID_TOPIC = 17
-_MIN_REFRESH_INTERVAL_S = (
-    0.02  # seconds between refreshes, growing to _LATER while they follow each other
-)
+# The interval between refreshes doubles from the first to the second while they follow each other.
+_MIN_REFRESH_INTERVAL_S = 0.02
 _MAX_REFRESH_INTERVAL_S = 0.25
-_QUIET_PERIOD_S = 1.0  # seconds without a refresh after which the next one is not delayed
+_QUIET_PERIOD_S = 1.0  # after this time without a refresh, the next one is not delayed
 
 log = logging.getLogger(__name__)
 
@@ -46,20 +46,23 @@ ChangeListener = Callable[[TopicChange], None]
 
 @dataclass(slots=True)
 class _WatchedTopic:
-    """A watched topic: what is known, and which brokers say that there is none."""
+    """What is known of a watched topic."""
 
     metadata: TopicMetadata
-    retired_ids: set[UUID] = field(default_factory=set)
-    missing_at: set[int] = field(default_factory=set)
+    retired_ids: set[UUID] = field(default_factory=set)  # those of its deleted predecessors
+    missing_at: set[int] = field(default_factory=set)  # brokers that say it does not exist
 
 
 class Metadata:
-    """The brokers, and the topics watched.
+    """The brokers of a cluster and its watched topics.
 
-    bootstrap: host and port of the servers to begin with.
-    max_age:   seconds after which everything watched is asked for again.
-    hedge:     seconds of silence after which another broker is asked as well.
-    outages:   where it says what fails.
+    Created and owned by `Cluster`. It knows a topic from its first answer after `watch` or
+    `acquire_watch` until nobody watches it any more. What is known changes only together with a
+    call of the listeners.
+
+    Attributes:
+        error: Why the last refresh failed; None when it succeeded, or before the first one.
+        topic_names: The names of all topics of the cluster.
     """
 
     def __init__(
@@ -71,20 +74,29 @@ class Metadata:
         hedge_delay: float = 1.0,
         outages: Outages | None = None,
     ) -> None:
+        """Create it without watching anything.
+
+        Args:
+            connections: The connections of the cluster.
+            bootstrap: Host and port of the bootstrap servers.
+            max_age: Seconds after which all watched topics are refreshed.
+            hedge_delay: Seconds of silence after which another broker is asked as well.
+            outages: Where failures are logged; by default a log of its own.
+        """
         self.error: KafkaError | None = None
         self._outages = outages or Outages(time.monotonic)
         self._brokers = Brokers(connections, bootstrap, hedge_delay)
         self.topic_names = TopicNames(self._brokers)
         self._max_age = max_age
+        # A topic is in `_watched` while it is in `_watched_once` or `_watch_counts`.
         self._watched: set[str] = set()
         self._watched_once: set[str] = set()  # by `watch`
-        self._watch_counts: Counter[str] = Counter()  # by `keep`
+        self._watch_counts: Counter[str] = Counter()  # by `acquire_watch`
         self._topics: dict[str, _WatchedTopic] = {}
         self._listeners: list[ChangeListener] = []
         self._refresh_task: asyncio.Task[None] | None = None
-        self._refreshing_topics: frozenset[str] | None = (
-            None  # topics of the round, once it was sent
-        )
+        # The topics of the last refresh; None until its request is sent.
+        self._refreshing_topics: frozenset[str] | None = None
         self._refreshed_at = float("-inf")
         self._refresh_interval = 0.0
         self._wake = asyncio.Event()
@@ -92,30 +104,34 @@ class Metadata:
 
     @property
     def brokers(self) -> Mapping[int, BrokerMetadata]:
-        """By node id, as of the last answer."""
+        """Return the brokers by node id, as of the last answer."""
         return self._brokers.by_node
 
     @property
     def last_responder(self) -> int | None:
-        """The broker that answered last: the best guess at one that answers now."""
+        """Return the broker that answered last, which is the best guess at one that answers now."""
         return self._brokers.last_responder
 
     @property
     def cluster_id(self) -> str | None:
+        """Return the id of the cluster; None before the first answer."""
         return self._brokers.cluster_id
 
     @property
     def is_reachable(self) -> bool:
-        """A broker answered, and none of the refreshes since then failed."""
+        """Return whether a broker has answered and no refresh has failed since."""
         return bool(self.brokers) and self.error is None
 
     def get_topic(self, name: str) -> TopicMetadata | None:
-        """A watched topic as last told; None before the first answer."""
+        """Return what is known of a watched topic; None before the first answer."""
         watched = self._topics.get(name)
         return watched.metadata if watched is not None else None
 
     def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
-        """Node and leader epoch (-1: not told) of a watched partition, None without leader."""
+        """Return node and leader epoch of a watched partition; None while it has no leader.
+
+        The epoch is -1 where the broker did not send it.
+        """
         watched = self._topics.get(tp.topic)
         partition = watched.metadata.partitions.get(tp.partition) if watched is not None else None
         if partition is None or partition.leader < 0:
@@ -123,31 +139,50 @@ class Metadata:
         return partition.leader, partition.leader_epoch
 
     def add_listener(self, listener: ChangeListener) -> Callable[[], None]:
-        """Call `listener` with every change, in the loop; calling the result ends that."""
+        """Call a listener with every change of a watched topic.
+
+        Args:
+            listener: Called in the event loop. What it raises is logged.
+
+        Returns:
+            A function that removes the listener. It may be called once.
+        """
         self._listeners.append(listener)
-        held = [listener]  # let go with the call: who keeps the result is mostly the listener
+        # The result forgets the listener when it is called. The listener's owner mostly keeps the
+        # result, and would otherwise be in a reference cycle with it.
+        held = [listener]
         return lambda: self._listeners.remove(held.pop())
 
     def watch(self, topic: str, described: TopicMetadata | None = None) -> None:
-        """Keep a topic up to date; its first answer comes soon, as a change.
+        """Watch a topic until `unwatch`. Its first answer comes soon, as a change.
 
-        described: what `describe` has just said of it. It is known at once then, also where it was
-        watched and gone: the next refresh may be 250 ms away, when topics are opened one after
-        the other.
+        Args:
+            topic: The topic.
+            described: What `describe_topic` has just returned. The topic is then known at once,
+                also if it was watched and missing: the next refresh may be 250 ms away when many
+                topics are opened one after the other.
         """
         self._watched_once.add(topic)
         self._start_watching(topic, described)
 
     def unwatch(self, topic: str) -> None:
+        """End a `watch`. The topic stays watched while others hold it by `acquire_watch`."""
         self._watched_once.discard(topic)
         self._stop_watching(topic)
 
     def acquire_watch(self, topic: str) -> None:
-        """As `watch`, by one of many who come and go: until each has called `let_go`."""
+        """Watch a topic until `release_watch` has been called as often as this.
+
+        This is for users of a topic that come and go independently.
+
+        Args:
+            topic: The topic.
+        """
         self._watch_counts[topic] += 1
         self._start_watching(topic, None)
 
     def release_watch(self, topic: str) -> None:
+        """End one `acquire_watch`."""
         self._watch_counts[topic] -= 1
         if not self._watch_counts[topic]:
             del self._watch_counts[topic]
@@ -158,6 +193,7 @@ class Metadata:
             self._watched.add(topic)
             self._wake.set()
         if described is not None:
+            # Some broker said so; which one matters only for topics that are missing.
             self._merge_topic(described, node=-1)
 
     def _stop_watching(self, topic: str) -> None:
@@ -166,9 +202,16 @@ class Metadata:
             self._topics.pop(topic, None)
 
     def update_leader(self, tp: TopicPartition, leader: int, leader_epoch: int) -> None:
-        """Believe a newer leader that a broker told on the way (KIP-951)."""
+        """Take over a leader that a fetch answer names (KIP-951), if it is newer than the known.
+
+        Args:
+            tp: The partition.
+            leader: The id of the leader.
+            leader_epoch: Its leader epoch.
+        """
         watched = self._topics.get(tp.topic)
         before = watched.metadata.partitions.get(tp.partition) if watched is not None else None
+        # A leader whose address is not known cannot be used: the next refresh brings both.
         if watched is None or before is None or leader not in self.brokers:
             return
         if leader_epoch > before.leader_epoch:
@@ -182,11 +225,12 @@ class Metadata:
             )
 
     def start(self) -> None:
-        """Refresh from now on: every `max_age`, and soon after `watch`."""
+        """Begin to refresh every `max_age`, and soon after a topic is watched."""
         if self._periodic_task is None:
             self._periodic_task = asyncio.create_task(self._refresh_forever())
 
     async def close(self) -> None:
+        """End all tasks and requests."""
         tasks = [task for task in (self._periodic_task, self._refresh_task) if task is not None]
         for task in tasks:
             task.cancel()
@@ -195,10 +239,17 @@ class Metadata:
         await self._brokers.close()
 
     async def refresh(self, reason: str) -> None:
-        """Ask for everything watched, once for all who ask now; returns after the answer.
+        """Refresh all watched topics and return after the answer.
 
-        Refreshes that follow each other are 20 ms to 250 ms apart. Raises BrokerUnavailable
-        or AuthenticationFailed when no broker answered.
+        Concurrent callers share one request. Refreshes that follow each other are 20 ms to 250 ms
+        apart.
+
+        Args:
+            reason: Why, for the debug log.
+
+        Raises:
+            BrokerUnavailable: No broker answered.
+            AuthenticationFailed: The brokers refused the gateway, or it refused them.
         """
         log.debug("metadata refresh: %s", reason)
         if (
@@ -206,54 +257,67 @@ class Metadata:
             and self._refreshing_topics is not None
             and self._refreshing_topics != self._watched
         ):
-            await asyncio.wait([self._refresh_task])  # it was sent without what is watched now
+            # The request under way was sent without a topic that is watched now: its answer would
+            # not serve this caller. One that is not sent yet will include the topic.
+            await asyncio.wait([self._refresh_task])
         if self._refresh_task is None or self._refresh_task.done():
             self._refreshing_topics = None
             self._refresh_task = create_detached_task(self._refresh_once())
             self._refresh_task.add_done_callback(_consume_exception)
-        current = self._refresh_task
+        task = self._refresh_task
         try:
-            await asyncio.shield(current)
+            # The shield: one caller that gives up must not take the refresh from the others.
+            await asyncio.shield(task)
         except asyncio.CancelledError:
-            if is_caller_cancelled(current):
+            if is_caller_cancelled(task):
                 raise
             raise BrokerUnavailable("the connections to Kafka are closed") from None
 
     async def describe_topic(self, topic: str) -> TopicMetadata:
-        """A topic that need not be watched.
+        """Describe a topic, which need not be watched.
 
-        Raises UnknownTopic only when two different brokers say so (where there are two),
-        AccessDenied, BrokerUnavailable, AuthenticationFailed.
+        Args:
+            topic: The topic.
+
+        Raises:
+            UnknownTopic: Two different brokers say that it does not exist (one, where there is
+                only one).
+            AccessDenied: The gateway may not describe it.
+            BrokerUnavailable: No broker answered.
+            AuthenticationFailed: The brokers refused the gateway, or it refused them.
         """
         watched = self._topics.get(topic)
         if watched is not None and watched.metadata.error == 0 and not watched.missing_at:
             return watched.metadata
-        denials: set[int] = set()
+        missing_at: set[int] = set()
         while True:
             try:
-                node, answer = await self._brokers.fetch_metadata((topic,), exclude=denials)
+                node, response = await self._brokers.fetch_metadata((topic,), exclude=missing_at)
             except KafkaError:
-                if not denials:
+                if not missing_at:
                     raise
-                break
-            found = answer.topics.get(topic, _build_unknown_topic(topic))
-            if found.error == TOPIC_AUTHORIZATION_FAILED:
+                break  # nobody is left to contradict the one that says it does not exist
+            described = response.topics.get(topic, _build_unknown_topic(topic))
+            if described.error == TOPIC_AUTHORIZATION_FAILED:
                 raise AccessDenied(
                     f"the gateway may not describe {topic}; allow it DESCRIBE and READ",
                     topic=topic,
                 )
-            if found.error not in (UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC):
-                return found
-            denials.add(node)
-            if self._is_confirmed_missing(denials):
+            if described.error not in (UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC):
+                return described
+            missing_at.add(node)
+            if self._is_confirmed_missing(missing_at):
                 break
         raise UnknownTopic(
             f"no broker knows the topic {topic}; create it, or correct its name", topic=topic
         )
 
-    def _is_confirmed_missing(self, denials: set[int]) -> bool:
-        """Two different brokers said no. A bootstrap server may be one of them again."""
-        return sum(node >= 0 for node in denials) >= min(2, len(self.brokers))
+    def _is_confirmed_missing(self, missing_at: set[int]) -> bool:
+        """Return whether two different brokers say that a topic is missing (or the only one does).
+
+        Bootstrap servers (ids below 0) do not count, since each is one of the brokers.
+        """
+        return sum(node >= 0 for node in missing_at) >= min(2, len(self.brokers))
 
     async def _refresh_forever(self) -> None:
         while True:
@@ -263,19 +327,25 @@ class Metadata:
                 log.debug("metadata refresh failed: %s", exc)
             except Exception:
                 log.exception("metadata cannot be refreshed; it is tried again")
+            # `_wake` cuts the wait short, for a topic that is watched from now on.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._choose_max_age()):
                     await self._wake.wait()
             self._wake.clear()
 
     def _choose_max_age(self) -> float:
-        """Seconds that an answer is good for: a partition without a leader is waited for, and
-        nothing but the next answer tells that it has one again."""
-        known = [watched.metadata for watched in self._topics.values()]
-        led = all(p.leader >= 0 for topic in known for p in topic.partitions.values())
+        """Return the seconds until the next refresh.
+
+        While a partition has no leader they are at most 0.25: clients wait for it, and only the
+        next answer tells that it has a leader again.
+        """
+        topics = [watched.metadata for watched in self._topics.values()]
+        all_have_leaders = all(
+            partition.leader >= 0 for topic in topics for partition in topic.partitions.values()
+        )
         return (
             self._max_age
-            if self.is_reachable and led
+            if self.is_reachable and all_have_leaders
             else min(_MAX_REFRESH_INTERVAL_S, self._max_age)
         )
 
@@ -283,7 +353,7 @@ class Metadata:
         await self._wait_for_interval()
         self._refreshing_topics = frozenset(self._watched)
         try:
-            node, answer = await self._brokers.fetch_metadata(
+            node, response = await self._brokers.fetch_metadata(
                 sorted(self._refreshing_topics), avoid=self._find_doubtful_brokers()
             )
         except KafkaError as exc:
@@ -292,28 +362,29 @@ class Metadata:
             raise
         self.error = None
         self._outages.report_recovery("Kafka")
+        # Some may have been unwatched since the request was sent.
         for name in self._refreshing_topics & self._watched:
-            self._merge_topic(answer.topics.get(name, _build_unknown_topic(name)), node)
+            self._merge_topic(response.topics.get(name, _build_unknown_topic(name)), node)
         self._report_leaderless()
 
     def _report_leaderless(self) -> None:
-        lacking = [
+        leaderless = [
             f"{name}-{number}"
             for name, watched in self._topics.items()
             for number, partition in watched.metadata.partitions.items()
             if partition.leader < 0
         ]
-        if not lacking:
+        if not leaderless:
             self._outages.report_recovery("partitions", "have leaders again")
             return
-        names = ", ".join(lacking[:10]) + (f" and {len(lacking) - 10} more" if lacking[10:] else "")
-        what = "partition has" if len(lacking) == 1 else "partitions have"
-        why = (
-            f"{len(lacking)} {what} no leader: {names}; start the brokers that have replicas of it"
-        )
+        count = len(leaderless)
+        names = ", ".join(leaderless[:10]) + (f" and {count - 10} more" if count > 10 else "")
+        subject = "partition has" if count == 1 else "partitions have"
+        why = f"{count} {subject} no leader: {names}; start the brokers that have replicas of it"
         self._outages.report_failure("partitions", Cause.NO_LEADER, why)
 
     async def _wait_for_interval(self) -> None:
+        """Delay a refresh that follows another one, by an interval that doubles each time."""
         loop = asyncio.get_running_loop()
         since = loop.time() - self._refreshed_at
         self._refresh_interval = (
@@ -328,12 +399,17 @@ class Metadata:
         self._refreshed_at = loop.time()
 
     def _find_doubtful_brokers(self) -> set[int]:
-        """Brokers that do not know a topic which others may know: ask those others."""
+        """Return the brokers that miss a topic which others may know, so that others are asked."""
         topics = self._topics.values()
         return {node for topic in topics if topic.metadata.error == 0 for node in topic.missing_at}
 
     def _merge_topic(self, answer: TopicMetadata, node: int) -> None:
-        """Take one topic of an answer, unless it is older than what is known."""
+        """Take over one topic of an answer, unless it is older than what is known.
+
+        Args:
+            answer: The topic.
+            node: The broker that answered.
+        """
         watched = self._topics.get(answer.name)
         if watched is None:
             watched = self._topics[answer.name] = _WatchedTopic(
@@ -353,21 +429,22 @@ class Metadata:
         watched.missing_at.add(node)
         known = watched.metadata
         if known.error == UNKNOWN_TOPIC_OR_PARTITION:
-            return
+            return  # listeners know already
         if self._is_confirmed_missing(watched.missing_at):
             watched.metadata = known._replace(error=UNKNOWN_TOPIC_OR_PARTITION, partitions={})
             self._notify_listeners(TopicChange(watched.metadata, is_deleted=True))
         else:
-            self._wake.set()  # hear another broker
+            self._wake.set()  # ask another broker soon
 
     def _notify_listeners(self, change: TopicChange) -> None:
         if not change:
             return
+        # A copy, since listeners may add and remove listeners.
         for listener in tuple(self._listeners):
             try:
                 listener(change)
             except Exception:
-                log.exception("a listener to metadata failed")
+                log.exception("a listener to metadata changes failed")
 
 
 def _build_unknown_topic(name: str) -> TopicMetadata:
@@ -376,4 +453,4 @@ def _build_unknown_topic(name: str) -> TopicMetadata:
 
 def _consume_exception(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # told to those who wait; where nobody does, no warning either
+        task.exception()  # mark it as retrieved: no warning when nobody waits for it any more

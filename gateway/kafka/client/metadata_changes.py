@@ -1,7 +1,7 @@
-"""What one answer to Metadata changes of a topic: pure.
+"""Compare a topic in a metadata answer with what is known of it. There is no I/O here.
 
-An answer may be older than what is known, because brokers learn of changes at different
-times: a partition with a lower leader epoch is left as it was (KIP-320).
+An answer may be older than what is known, because brokers learn of changes at different times.
+Therefore a partition whose leader epoch is lower in the answer is left as it was (KIP-320).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 
-TOPIC_AUTHORIZATION_FAILED = 29  # TOPIC_AUTHORIZATION_FAILED
+TOPIC_AUTHORIZATION_FAILED = 29
 
 
 class LeaderChange(NamedTuple):
-    """A partition's leader, before and after."""
+    """A partition before and after its leader or leader epoch changed."""
 
     before: PartitionMetadata
     after: PartitionMetadata
@@ -23,17 +23,20 @@ class LeaderChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """What one answer changed of one watched topic.
+    """What one answer changed of one watched topic. It is false where nothing changed.
 
-    topic:     as known now.
-    added:     partitions not known before: all of them with the first answer, and with the
-               first one after `deleted`.
-    removed:   partitions that are gone: the topic was recreated with fewer.
-    moved:     partitions with another leader or leader epoch.
-    recreated: the topic id changed, so every offset known is of another log.
-    deleted:   no broker knows the topic, any more or yet. It stays watched.
-    denied:    describing it is not allowed (any more).
-    restored:  it was deleted or denied, and is not any more.
+    `Metadata` creates it and calls its listeners with it.
+
+    Attributes:
+        topic: What is known of the topic now.
+        added: Partitions that were not known before: all of them in the first answer, and in the
+            first one after `is_deleted`.
+        removed: Partitions that are gone, because the topic was recreated with fewer.
+        leader_changes: Partitions with another leader or leader epoch.
+        is_recreated: The topic id changed, so every known offset belongs to another log.
+        is_deleted: No broker knows the topic, any more or yet. It stays watched.
+        is_denied: The topic may not be described (any more).
+        is_restored: The topic was deleted or denied, and is not any more.
     """
 
     topic: TopicMetadata
@@ -58,13 +61,23 @@ class TopicChange:
 
 
 def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
-    """What `answer` changes of what is known; `topic` of it is what is known then."""
+    """Compare an answer about a topic with what is known of it.
+
+    Args:
+        known: What is known. Its `error` is not 0 where the topic is missing or denied.
+        answer: The topic in a metadata answer, without an error or with
+            TOPIC_AUTHORIZATION_FAILED.
+
+    Returns:
+        The changes; its `topic` is what is known from now on.
+    """
     if answer.error == TOPIC_AUTHORIZATION_FAILED:
         return TopicChange(
             known._replace(error=TOPIC_AUTHORIZATION_FAILED),
             is_denied=known.error != TOPIC_AUTHORIZATION_FAILED,
         )
     restored = known.error != 0
+    # Brokers before Kafka 2.8 send no topic ids, and a recreated topic cannot be noticed.
     if known.topic_id is not None and answer.topic_id not in (None, known.topic_id):
         return TopicChange(
             answer._replace(error=0),
@@ -74,16 +87,18 @@ def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
             is_restored=restored,
         )
     partitions = dict(known.partitions)
-    moved: dict[int, LeaderChange] = {}
+    leader_changes: dict[int, LeaderChange] = {}
     added: list[int] = []
     for index, after in sorted(answer.partitions.items()):
         before = known.partitions.get(index)
         if before is None:
             added.append(index)
         elif 0 <= after.leader_epoch < before.leader_epoch:
-            continue  # an older answer, KIP-320
-        elif after[:2] != before[:2]:
-            moved[index] = LeaderChange(before, after)
+            continue  # the broker that answered knows less than we do (KIP-320)
+        elif after[:2] != before[:2]:  # leader and leader epoch
+            leader_changes[index] = LeaderChange(before, after)
         partitions[index] = after
     topic = TopicMetadata(known.name, answer.topic_id or known.topic_id, 0, partitions)
-    return TopicChange(topic, added=tuple(added), leader_changes=moved, is_restored=restored)
+    return TopicChange(
+        topic, added=tuple(added), leader_changes=leader_changes, is_restored=restored
+    )

@@ -1,4 +1,7 @@
-"""Tokens for OAUTHBEARER (KIP-255): fixed, from a file, or issued for client credentials."""
+"""Provide tokens for OAUTHBEARER (KIP-255): fixed, from a file, or for client credentials.
+
+aiokafka calls `token` at every connect.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +21,41 @@ from aiokafka.abc import AbstractTokenProvider
 
 from gateway.errors import AuthenticationFailed, BrokerUnavailable
 
-_TIMEOUT_S = 5.0  # s
-_DEFAULT_LIFETIME_S = 300.0  # s, where the issuer does not say
-_MAX_RESPONSE_BYTES = 1 << 20  # bytes of an answer
-_RENEWAL_FRACTION = 0.8  # of its lifetime, after which a token is replaced
-_RETRY_FRACTION = 0.05  # of its lifetime, between two attempts to replace it
+_TIMEOUT_S = 5.0
+_DEFAULT_LIFETIME_S = 300.0  # where the issuer sends no expires_in
+_MAX_RESPONSE_BYTES = 1 << 20
+_RENEWAL_FRACTION = 0.8  # the part of its lifetime after which a token is replaced
+_RETRY_FRACTION = 0.05  # the part of its lifetime between two attempts to replace it
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class FixedTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
+    """The token that is written in the configuration."""
+
     value: str
 
     async def token(self) -> str:
+        """Return the token."""
         return self.value
 
 
 @dataclass
 class FileTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
-    """Read at every connect: what mounts it replaces it before it expires."""
+    """The token in a file, read at every connect.
+
+    Whatever mounts the file, such as a Kubernetes service account, replaces it before it expires.
+    """
 
     path: Path
 
     async def token(self) -> str:
+        """Read the token.
+
+        Raises:
+            AuthenticationFailed: The file cannot be read.
+        """
         try:
             return (await asyncio.to_thread(self.path.read_text)).strip()
         except (OSError, ValueError) as exc:
@@ -53,11 +67,19 @@ class FileTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped
 
 @dataclass
 class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
-    """The client credentials grant, RFC 6749 4.4.
+    """Tokens that an issuer gives for client credentials (RFC 6749 4.4).
 
-    A token is replaced after four fifths of its lifetime. While its issuer cannot be reached it is
-    used until it expires, and the issuer is asked again at most every `_RETRY` of the lifetime, so
-    that an issuer that does not answer delays few connections by `_TIMEOUT`.
+    A token is replaced after `_RENEWAL_FRACTION` of its lifetime. While the issuer cannot be
+    reached the old token is used until it expires, and the issuer is asked again at most every
+    `_RETRY_FRACTION` of the lifetime, so that an issuer that does not answer delays few
+    connections by `_TIMEOUT_S`.
+
+    Attributes:
+        url: The token endpoint.
+        client_id: The client id.
+        client_secret: The client secret.
+        scope: The scope to ask for; None for the issuer's default.
+        clock: The current time in seconds of any monotonic clock.
     """
 
     url: str
@@ -68,16 +90,24 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
     _token: str = field(default="", repr=False)
     _renew_at: float = field(default=float("-inf"), repr=False)  # of `clock`
     _expires_at: float = field(default=float("-inf"), repr=False)  # of `clock`
-    _lifetime: float = field(default=0.0, repr=False)  # s
+    _lifetime: float = field(default=0.0, repr=False)  # seconds
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def token(self) -> str:
+        """Return a token that has not expired, asking the issuer for a new one if it is time to.
+
+        Raises:
+            AuthenticationFailed: The issuer refuses the credentials, or its answer has no token.
+            BrokerUnavailable: The issuer cannot be reached, and no token is left.
+        """
+        # With the lock, connects that happen at once ask the issuer once.
         async with self._lock:
             if self.clock() >= self._renew_at:
                 await self._renew()
             return self._token
 
     async def _renew(self) -> None:
+        # The lifetime counts from before the request: from after it, it could end too late.
         began = self.clock()
         try:
             self._token, self._lifetime = await asyncio.to_thread(self._request_token)
@@ -92,6 +122,11 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
             self._expires_at = began + self._lifetime
 
     def _request_token(self) -> tuple[str, float]:
+        """Ask the issuer for a token; blocks, so it runs in a thread.
+
+        Returns:
+            The token and its lifetime in seconds.
+        """
         form = {"grant_type": "client_credentials"} | ({"scope": self.scope} if self.scope else {})
         request = urllib.request.Request(
             self.url,
@@ -99,8 +134,8 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
             headers={"Authorization": self._build_authorization(), "Accept": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-                issued = json.loads(answer.read(_MAX_RESPONSE_BYTES))
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+                issued = json.loads(response.read(_MAX_RESPONSE_BYTES))
             return str(issued["access_token"]), float(
                 issued.get("expires_in") or _DEFAULT_LIFETIME_S
             )
@@ -118,8 +153,11 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
             raise AuthenticationFailed(f"{self.url} answers no token: {exc!r}") from exc
 
     def _build_authorization(self) -> str:
-        """RFC 6749 2.3.1: form-encoded first, which other Basic credentials are not."""
+        """Return the Authorization header of the client credentials.
+
+        Unlike other Basic credentials they are form-encoded first (RFC 6749 2.3.1).
+        """
         pair = ":".join(
-            urllib.parse.quote_plus(one) for one in (self.client_id, self.client_secret)
+            urllib.parse.quote_plus(part) for part in (self.client_id, self.client_secret)
         )
         return f"Basic {base64.b64encode(pair.encode()).decode()}"

@@ -1,8 +1,9 @@
-"""Where logs begin and end: asked of every leader at once, answered per partition.
+"""Look up where logs begin and end, and where leader epochs end.
 
-One leaderless or frozen broker costs its own partitions an error code, never the others
-their answer. Codes are Kafka's; what happened on the way is told by its words for it:
-LEADER_NOT_AVAILABLE, NETWORK_EXCEPTION, REQUEST_TIMED_OUT.
+All leaders are asked concurrently and each partition gets an answer of its own, so a partition
+without a leader, or with a frozen one, gets an error code and the others get their offsets. The
+codes are Kafka's. Failures of the connection get those that Kafka's own clients use for them, such
+as LEADER_NOT_AVAILABLE, NETWORK_EXCEPTION and REQUEST_TIMED_OUT.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from gateway.kafka.protocol.offset_messages import (
 
 from .connections import ConnectionRole, Connections
 
+# The timestamps of ListOffsets that stand for an end of the log.
 LATEST = -1
 EARLIEST = -2
 
-UNKNOWN_SERVER_ERROR = -1  # UNKNOWN_SERVER_ERROR
+# Error codes
+UNKNOWN_SERVER_ERROR = -1
 UNKNOWN_TOPIC_OR_PARTITION = 3
 LEADER_NOT_AVAILABLE = 5
 REQUEST_TIMED_OUT = 7
@@ -39,6 +42,7 @@ NETWORK_EXCEPTION = 13
 TOPIC_AUTHORIZATION_FAILED = 29
 SASL_AUTHENTICATION_FAILED = 58
 
+# Isolation levels: with READ_COMMITTED a log ends at its last stable offset.
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
@@ -47,7 +51,13 @@ A = TypeVar("A")
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """offset -1: no record is that late. timestamp in ms, -1 for LATEST and EARLIEST."""
+    """An offset that was looked up.
+
+    Attributes:
+        offset: The offset; -1 if no record is as late as the time that was asked for.
+        timestamp: That of the record at the offset, in ms since 1970; -1 for LATEST and EARLIEST.
+        epoch: The leader epoch of that record; -1 if it is not known.
+    """
 
     offset: int
     timestamp: int
@@ -55,19 +65,28 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """The largest epoch not above the one asked for, and its end offset; -1, -1: unknown."""
+    """The end of a leader epoch.
+
+    Attributes:
+        epoch: The largest epoch that is not above the one asked for; -1 if there is none.
+        end_offset: The offset after the last record of that epoch; -1 if there is none.
+    """
 
     epoch: int
     end_offset: int
 
 
 class LeaderLookup(Protocol):
-    """What is needed of a cluster."""
+    """The part of `Cluster` that this module needs."""
 
     @property
-    def connections(self) -> Connections: ...
+    def connections(self) -> Connections:
+        """Return the connections to the brokers."""
+        ...
 
-    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None: ...
+    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
+        """Return node and leader epoch of a partition; None while it has no leader."""
+        ...
 
 
 async def list_offsets(
@@ -77,25 +96,33 @@ async def list_offsets(
     *,
     timeout: float | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp | int]:
-    """The offset of each spec, or an error code.
+    """Look up an end of logs, or the first offset at or after a time.
 
-    specs: LATEST (with READ_COMMITTED the last stable offset), EARLIEST, or ms of a record
-           timestamp: the first offset that is at least as late.
+    Args:
+        cluster: Where the leaders are.
+        specs: For each partition LATEST (with READ_COMMITTED this is the last stable offset),
+            EARLIEST, or a record timestamp in ms since 1970: the first offset that is at least as
+            late.
+        isolation_level: READ_COMMITTED or READ_UNCOMMITTED.
+        timeout: Seconds to wait for each leader, in place of the cluster's request timeout.
+
+    Returns:
+        The offset of each partition, or Kafka's error code. It never raises KafkaError.
     """
 
-    async def ask(
-        node: int, part: dict[TopicPartition, OffsetQuery]
+    async def send_queries(
+        node: int, queries: dict[TopicPartition, OffsetQuery]
     ) -> dict[TopicPartition, OffsetAndTimestamp | int]:
-        request = ListOffsetsRequest(part, isolation_level)
-        answer = await cluster.connections.send(
+        request = ListOffsetsRequest(queries, isolation_level)
+        response = await cluster.connections.send(
             node, ConnectionRole.CONTROL, request, timeout=timeout
         )
         return {
             tp: error or OffsetAndTimestamp(offset, timestamp, epoch)
-            for tp, (error, timestamp, offset, epoch) in answer.offsets.items()
+            for tp, (error, timestamp, offset, epoch) in response.offsets.items()
         }
 
-    return await _query_leaders(cluster, specs, OffsetQuery, ask)
+    return await _query_leaders(cluster, specs, OffsetQuery, send_queries)
 
 
 async def fetch_epoch_ends(
@@ -104,21 +131,30 @@ async def fetch_epoch_ends(
     *,
     timeout: float | None = None,
 ) -> dict[TopicPartition, EpochEnd | int]:
-    """Where each leader epoch ended (KIP-320), or an error code."""
+    """Look up where leader epochs ended (KIP-320).
 
-    async def ask(
-        node: int, part: dict[TopicPartition, EpochQuery]
+    Args:
+        cluster: Where the leaders are.
+        epochs: The epoch to look up, for each partition.
+        timeout: Seconds to wait for each leader, in place of the cluster's request timeout.
+
+    Returns:
+        The end of each partition's epoch, or Kafka's error code. It never raises KafkaError.
+    """
+
+    async def send_queries(
+        node: int, queries: dict[TopicPartition, EpochQuery]
     ) -> dict[TopicPartition, EpochEnd | int]:
-        request = OffsetForLeaderEpochRequest(part)
-        answer = await cluster.connections.send(
+        request = OffsetForLeaderEpochRequest(queries)
+        response = await cluster.connections.send(
             node, ConnectionRole.CONTROL, request, timeout=timeout
         )
         return {
             tp: error or EpochEnd(epoch, end)
-            for tp, (error, epoch, end) in answer.end_offsets.items()
+            for tp, (error, epoch, end) in response.end_offsets.items()
         }
 
-    return await _query_leaders(cluster, epochs, EpochQuery, ask)
+    return await _query_leaders(cluster, epochs, EpochQuery, send_queries)
 
 
 async def _query_leaders(
@@ -129,35 +165,46 @@ async def _query_leaders(
         [int, dict[TopicPartition, A]], Coroutine[Any, Any, dict[TopicPartition, T | int]]
     ],
 ) -> dict[TopicPartition, T | int]:
-    """Ask every leader concurrently; one that fails answers with a code for its partitions."""
-    answers: dict[TopicPartition, T | int] = {}
-    parts: dict[int, dict[TopicPartition, A]] = {}
+    """Ask all leaders concurrently.
+
+    Args:
+        cluster: Where the leaders are.
+        values: What to look up, for each partition.
+        create_query: Makes the query of a partition, of its value and its leader epoch.
+        send_queries: Sends the queries of one node.
+
+    Returns:
+        The answer for each partition; an error code where the leader failed, did not mention the
+        partition, or is not known.
+    """
+    results: dict[TopicPartition, T | int] = {}
+    queries_by_node: dict[int, dict[TopicPartition, A]] = {}
     for tp, value in values.items():
         leader = cluster.leader_for_partition(tp)
         if leader is None:
-            answers[tp] = LEADER_NOT_AVAILABLE
+            results[tp] = LEADER_NOT_AVAILABLE
         else:
             node, epoch = leader
-            parts.setdefault(node, {})[tp] = create_query(value, epoch)
+            queries_by_node.setdefault(node, {})[tp] = create_query(value, epoch)
 
-    async def one(node: int, part: dict[TopicPartition, A]) -> None:
-        answered: dict[TopicPartition, T | int] = {}
+    async def query_leader(node: int, queries: dict[TopicPartition, A]) -> None:
+        answers: dict[TopicPartition, T | int] = {}
         code = UNKNOWN_SERVER_ERROR
         try:
-            answered = await send_queries(node, part)
+            answers = await send_queries(node, queries)
         except KafkaError as exc:
             code = code_from_error(exc)
-        for tp in part:
-            answers[tp] = answered.get(tp, code)
+        for tp in queries:
+            results[tp] = answers.get(tp, code)
 
     async with asyncio.TaskGroup() as group:
-        for node, part in parts.items():
-            group.create_task(one(node, part))
-    return answers
+        for node, queries in queries_by_node.items():
+            group.create_task(query_leader(node, queries))
+    return results
 
 
 def code_from_error(error: KafkaError) -> int:
-    """Kafka's code for what kept a request from being answered."""
+    """Return Kafka's error code for an error that kept a request from being answered."""
     match error:
         case BrokerUnavailable(timeout=True):
             return REQUEST_TIMED_OUT

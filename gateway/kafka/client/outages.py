@@ -1,4 +1,4 @@
-"""What of Kafka cannot be used for now, said in the log once for each change of state."""
+"""Log what of Kafka cannot be used for now, once for each change of state."""
 
 from __future__ import annotations
 
@@ -18,26 +18,30 @@ REPEAT_INTERVAL_S = 60.0  # from one line to the next while an outage lasts
 
 
 def format_topic_label(name: str) -> str:
-    """Return what a line about a topic that cannot be read begins with."""
+    """Return the name under which the outage of a topic is reported."""
     return f"topic={name}"
 
 
 @dataclass(slots=True)
 class _Outage:
+    """Something that fails now. Times are in seconds of the clock of `Outages`."""
+
     cause: str
     since: float
     logged_at: float
 
 
 class Outages:
-    """The brokers, topics and partitions that fail, of one cluster; owned by it.
+    """The brokers, topics and partitions of one cluster that fail now.
 
-    There is a warning when one begins to fail or fails for another cause, one a minute while it
-    lasts, and a line when it is over, however often it is tried and however many partitions it has.
+    Created and owned by `Cluster`; whoever uses a part of the cluster reports its failures and
+    successes here. A warning is logged when something begins to fail or fails for another cause,
+    again every minute while it lasts, and one line when it is over, however often it was tried and
+    however many partitions it has.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """Create it without any.
+        """Create it without outages.
 
         Args:
             now: The current time in seconds of any monotonic clock.
@@ -46,13 +50,13 @@ class Outages:
         self._outages: dict[str, _Outage] = {}
 
     def report_failure(self, what: str, cause: str, why: str, **extra: object) -> None:
-        """Note that something fails, or goes on failing.
+        """Record that something fails, or still fails.
 
         Args:
-            what: What it is, as the line names it, such as "broker=1".
-            cause: Of what kind the failure is; another one is another line.
-            why: What is said in the line.
-            extra: Fields of the line where lines are JSON.
+            what: What fails, as the log line names it, such as "broker=1".
+            cause: The kind of failure; a line is logged when it changes.
+            why: The text of the log line.
+            extra: Fields of the log line where lines are JSON.
         """
         now, known = self._now(), self._outages.get(what)
         if known is None or known.cause != cause:
@@ -67,15 +71,26 @@ class Outages:
             )  # fmt: skip
 
     def report_error(self, what: str, error: KafkaError, **extra: object) -> None:
-        """Note that something fails with an error, which tells its cause and what is said.
+        """Record that something fails with an error, which gives the cause and the text.
 
-        That a broker is tried later is no failure of its own: the one before is told.
+        An error that only says that a broker's backoff lasts is replaced by the failure that began
+        the backoff, so that it is not another cause.
+
+        Args:
+            what: What fails, as the log line names it.
+            error: The error.
+            extra: Fields of the log line where lines are JSON.
         """
         reason = unwrap_error(error)
         self.report_failure(what, cause_from_code(code_from_error(reason)), str(reason), **extra)
 
     def report_recovery(self, what: str, how: str = "answers again") -> None:
-        """Note that it does not fail, any more or at all."""
+        """Record that something works. Nothing is logged if it did not fail before.
+
+        Args:
+            what: What works, as in `report_failure`.
+            how: The verb of the log line.
+        """
         known = self._outages.pop(what, None)
         if known is not None:
             seconds = self._now() - known.since

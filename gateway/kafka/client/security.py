@@ -1,7 +1,8 @@
-"""TLS and SASL towards the brokers, from the settings to what aiokafka's connection takes.
+"""Turn the settings of TLS and SASL into the arguments of aiokafka's connection.
 
-Certificates are loaded again when their files change, so a mount that replaces them before
-they expire needs no restart.
+Certificates are loaded again when their files change, so a mount that replaces them before they
+expire needs no restart. The module also extends aiokafka's connection where it hides the end of a
+session and the refusal of a bearer token.
 """
 
 from __future__ import annotations
@@ -26,15 +27,21 @@ if TYPE_CHECKING:
 
     from gateway.config.sections.security import Sasl, Security, Tls
 
+# Returns the keyword arguments of a connection; called before every connect.
 Credentials = Callable[[], Mapping[str, Any]]
 
 log = logging.getLogger(__name__)
 
 
 def create_credentials(security: Security | None) -> Credentials:
-    """What to call before every connect for `security_protocol`, `ssl_context`, `sasl_*`.
+    """Create the function that returns the security arguments of a connection.
 
-    The result raises AuthenticationFailed when a file of it cannot be used.
+    Args:
+        security: The settings; None for plaintext without authentication.
+
+    Returns:
+        A function to call before every connect, for `security_protocol`, `ssl_context` and
+        `sasl_*`. It raises AuthenticationFailed when a certificate cannot be loaded.
     """
     tls = security.tls if security is not None else None
     sasl = security.sasl if security is not None else None
@@ -48,18 +55,22 @@ def create_credentials(security: Security | None) -> Credentials:
     return lambda: fixed | ({"ssl_context": context()} if context is not None else {})
 
 
-def _should_log(line: logging.LogRecord) -> bool:
-    return "in the clear" not in str(line.msg)  # said once above, not at every connection
+def _should_log(record: logging.LogRecord) -> bool:
+    # aiokafka warns at every connection; `create_credentials` warns once.
+    return "in the clear" not in str(record.msg)
 
 
 logging.getLogger("aiokafka.conn").addFilter(_should_log)
 
 
 class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped there
-    """aiokafka's, made to hear that a bearer token is refused, and how long a session lasts.
+    """aiokafka's connection, which also reports session lifetimes and refused bearer tokens.
 
-    session_seconds: after which the broker closes the connection upon the next request (KIP-368);
-                     0 for never.
+    Created and owned by `Connections`.
+
+    Attributes:
+        session_seconds: Seconds after the login from which the broker answers the next request by
+            closing the connection (KIP-368); 0 for never.
     """
 
     session_seconds: float = 0.0
@@ -70,47 +81,56 @@ class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped ther
         return not self._requests
 
     def send(self, request: Any, expect_response: bool = True) -> Awaitable[Any]:
-        answer: Awaitable[Any] = super().send(request, expect_response)
+        """Send a request; the result awaits its answer. See aiokafka."""
+        response: Awaitable[Any] = super().send(request, expect_response)
         return (
-            self._record_session_lifetime(answer)
+            self._record_session_lifetime(response)
             if isinstance(request, SaslAuthenticateRequest)
-            else answer
+            else response
         )
 
-    async def _record_session_lifetime(self, answer: Awaitable[Any]) -> Any:
-        found = await answer
-        self.session_seconds = getattr(found, "session_lifetime_ms", 0) / 1000
-        return found
+    async def _record_session_lifetime(self, response: Awaitable[Any]) -> Any:
+        authenticated = await response
+        # Version 0 of the answer has no lifetime.
+        self.session_seconds = getattr(authenticated, "session_lifetime_ms", 0) / 1000
+        return authenticated
 
     def authenticator_oauth(self) -> OAuthAuthenticator:
+        """Return the authenticator for OAUTHBEARER; aiokafka calls this during the login."""
         return _BearerAuthenticator(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
 
 
 class _BearerAuthenticator(OAuthAuthenticator):  # type: ignore[misc]  # untyped there
-    """A refused token is answered by a challenge; the error comes after a last byte, RFC 7628
-    3.2.3. aiokafka takes the challenge for success and fails at the next request, nameless."""
+    """aiokafka's authenticator, which also ends a refused login properly.
+
+    A broker answers a refused token by a challenge, and sends the error after the client has sent
+    one more byte (RFC 7628 3.2.3). aiokafka takes the challenge for success, and the next request
+    fails without a reason.
+    """
 
     async def step(self, payload: bytes | None) -> tuple[bytes, bool] | None:
+        """Return the next message to send and whether an answer is expected; None at the end."""
         if payload and self._token_sent:
             return b"\x01", True
-        said: tuple[bytes, bool] | None = await super().step(payload)
-        return said
+        message: tuple[bytes, bool] | None = await super().step(payload)
+        return message
 
 
 class _TlsContext:
-    """The TLS context, as of the files' last change."""
+    """The TLS context of one cluster, created again when its files have changed."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
         self._context: ssl.SSLContext | None = None
-        self._modified_ns: list[int] = []
+        self._modified_ns: list[int] = []  # the files' times when the context was created
 
     def __call__(self) -> ssl.SSLContext:
+        """Return the context, or raise AuthenticationFailed if a file cannot be loaded."""
         files = [file for file in (self._tls.ca, self._tls.certificate, self._tls.key) if file]
         try:
-            stamps = [Path(file).stat().st_mtime_ns for file in files]
-            if self._context is None or stamps != self._modified_ns:
-                self._context, self._modified_ns = create_client_context(self._tls), stamps
+            modified_ns = [Path(file).stat().st_mtime_ns for file in files]
+            if self._context is None or modified_ns != self._modified_ns:
+                self._context, self._modified_ns = create_client_context(self._tls), modified_ns
             return self._context
         except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
             names = ", ".join(str(file) for file in files)

@@ -1,7 +1,7 @@
-"""Which topics a cluster has, for those who choose among them by a pattern.
+"""List the topics of a cluster, for routes and consumers that choose topics by a pattern.
 
-Kafka says so only together with all of their partitions (some MB for 10,000 topics), so one
-answer serves everyone for a few seconds. What may not be described is not in it.
+Kafka lists topics only together with all their partitions (some MB for 10,000 topics), so one
+answer serves all callers for a few seconds. Topics that may not be described are not listed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ from gateway.telemetry.log_context import create_detached_task
 from .brokers import Brokers
 from .failures import is_caller_cancelled
 
-MAX_AGE_S = 5.0  # seconds; a topic made since is found by its name meanwhile, not by a pattern
+# A topic that is created meanwhile is found by its name, but not by a pattern.
+MAX_AGE_S = 5.0
 
 
 class TopicNames:
+    """The names of all topics of a cluster, at most `MAX_AGE_S` old.
+
+    Created and owned by `Metadata`. Callers share one request.
+    """
+
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._names: frozenset[str] = frozenset()
@@ -25,32 +31,39 @@ class TopicNames:
         self._fetch_task: asyncio.Task[frozenset[str]] | None = None
 
     async def fetch_all(self) -> frozenset[str]:
-        """Raises BrokerUnavailable or AuthenticationFailed when no broker answers."""
+        """Return the names, asking a broker if they are too old.
+
+        Raises:
+            BrokerUnavailable: No broker answered.
+            AuthenticationFailed: The brokers refused the gateway, or it refused them.
+        """
         if asyncio.get_running_loop().time() < self._expires_at:
             return self._names
         if self._fetch_task is None or self._fetch_task.done():
             self._fetch_task = create_detached_task(self._fetch())
             self._fetch_task.add_done_callback(_consume_exception)
-        current = self._fetch_task
+        task = self._fetch_task
         try:
-            return await asyncio.shield(current)
+            # The shield: one caller that gives up must not take the answer from the others.
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if is_caller_cancelled(current):
+            if is_caller_cancelled(task):
                 raise
             raise BrokerUnavailable("the connections to Kafka are closed") from None
 
     async def close(self) -> None:
+        """Cancel the request under way and wait for its end."""
         if self._fetch_task is not None:
             self._fetch_task.cancel()
             await asyncio.gather(self._fetch_task, return_exceptions=True)
 
     async def _fetch(self) -> frozenset[str]:
-        _, answer = await self._brokers.fetch_metadata(None)
-        self._names = frozenset(answer.topics)
+        _, response = await self._brokers.fetch_metadata(None)
+        self._names = frozenset(response.topics)
         self._expires_at = asyncio.get_running_loop().time() + MAX_AGE_S
         return self._names
 
 
 def _consume_exception(task: asyncio.Task[frozenset[str]]) -> None:
     if not task.cancelled():
-        task.exception()  # told to those who wait; where nobody does, no warning either
+        task.exception()  # mark it as retrieved: no warning when nobody waits for it any more
