@@ -33,6 +33,7 @@ class DeleteRecordsRequest(KafkaRequest[DeleteRecordsResponse]):
     before_offsets: Mapping[TopicPartition, int]
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         topics = group_by_topic(self.before_offsets)
         out.array(len(topics))
@@ -46,6 +47,7 @@ class DeleteRecordsRequest(KafkaRequest[DeleteRecordsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> DeleteRecordsResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, flexible=False)
         throttle, errors = read.i32(), dict[TopicPartition, int]()
         for _ in range(read.array()):

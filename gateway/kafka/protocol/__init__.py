@@ -1,5 +1,7 @@
-"""Kafka's protocol: requests and answers as bytes, for aiokafka's connections.
+"""Encode Kafka's requests and decode its responses, for aiokafka's connections.
 
-`codec` reads and writes fields, `requests` frames them; each other module has the messages of one
-subject. Start with `requests`.
+Start reading with `requests`: it has the base class of all requests, and Metadata as the first one.
+`codec` reads and writes single fields. Each `*_messages` module has the requests of one subject,
+`consumer_protocol` the bytes that members of a classic group exchange, and `legacy_messages` the
+record formats before batches. `client`, `fetch`, `produce`, `group` and `admin` send the requests.
 """

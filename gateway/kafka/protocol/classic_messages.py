@@ -1,4 +1,8 @@
-"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup: the classic group protocol, Kafka 2.3 to 4.x."""
+"""Define JoinGroup, SyncGroup, Heartbeat and LeaveGroup: the classic group protocol.
+
+They are for brokers from Kafka 2.3 to 4.x. `gateway.core.group` decides what a member sends; the
+requests here only encode its decisions. All times there are in seconds, and in milliseconds here.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +35,12 @@ from .consumer_protocol import (
 )
 from .requests import KafkaRequest, VersionRange
 
-PROTOCOL_TYPE = "consumer"  # the protocol type of members that share partitions
+PROTOCOL_TYPE = "consumer"  # the protocol type of groups that share out partitions
 
 
 @dataclass(slots=True)
 class JoinGroupRequest(KafkaRequest[JoinResponse]):
-    """Into the group, or into its next generation. Held until all members have come."""
+    """Join a group, or its next generation. The broker answers when all members have joined."""
 
     API_KEY = 11
     NAME = "JoinGroup"
@@ -45,49 +49,57 @@ class JoinGroupRequest(KafkaRequest[JoinResponse]):
     request: JoinRequest
 
     def encode(self, version: int) -> bytes:
-        ask, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
-        out.string(ask.group)
-        out.i32(int(ask.session_timeout * 1000))
-        out.i32(int(ask.rebalance_timeout * 1000))
-        out.string(ask.identity.member_id)
-        out.string(ask.identity.instance_id)
+        """Encode the body of the request."""
+        join, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
+        out.string(join.group)
+        out.i32(int(join.session_timeout * 1000))
+        out.i32(int(join.rebalance_timeout * 1000))
+        out.string(join.identity.member_id)
+        out.string(join.identity.instance_id)
         out.string(PROTOCOL_TYPE)
-        out.array(1)
+        out.array(1)  # one assignor, with the subscription as its metadata
         out.string(ASSIGNOR_NAME)
-        out.octets(encode_subscription(ask.subscription))
+        out.octets(encode_subscription(join.subscription))
         out.tags()
         if version >= 8:
-            out.string(ask.reason or None)
+            out.string(join.reason or None)
         out.tags()
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> JoinResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error, generation = read.i32(), read.i16(), read.i32()
         if version >= 7:
             read.string()  # protocol type
         protocol, leader = read.string(), read.string() or ""
-        assigned = version >= 9 and bool(read.i8())
+        skip_assignment = version >= 9 and bool(read.i8())  # KIP-814
         member = read.string() or ""
-        claims = tuple(self._read_subscription(read) for _ in range(read.array()))
-        return JoinResponse(throttle, error, generation, protocol, leader, member, claims, assigned)
+        # Only the leader is sent the subscriptions of the members.
+        subscriptions = tuple(self._read_subscription(read) for _ in range(read.array()))
+        return JoinResponse(
+            throttle, error, generation, protocol, leader, member, subscriptions, skip_assignment
+        )
 
     @staticmethod
     def _read_subscription(read: FieldReader) -> MemberSubscription:
         member = read.string() or ""
         read.string()  # instance id
-        said = read.octets() or b""
+        metadata = read.octets() or b""
         read.tags()
         try:
-            return decode_subscription(member, said)
+            return decode_subscription(member, metadata)
         except (ValueError, IndexError, struct.error):
-            # One whose words nobody understands gets nothing; the others do.
+            # A member whose subscription is malformed is assigned nothing; the others still are.
             return MemberSubscription(member, frozenset())
 
 
 @dataclass(slots=True)
 class SyncGroupRequest(KafkaRequest[SyncResponse]):
-    """What the leader gives out, or for the others: what it gave. Held until the leader spoke."""
+    """Ask for the member's assignment; the leader also sends the assignments of all members.
+
+    The broker answers when the leader has sent them.
+    """
 
     API_KEY = 14
     NAME = "SyncGroup"
@@ -96,12 +108,13 @@ class SyncGroupRequest(KafkaRequest[SyncResponse]):
     request: SyncRequest
 
     def encode(self, version: int) -> bytes:
-        ask, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
-        _write_member(out, ask)
+        """Encode the body of the request."""
+        sync, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
+        _write_member(out, sync)
         if version >= 5:
             out.string(PROTOCOL_TYPE)
             out.string(ASSIGNOR_NAME)
-        assignment = ask.assignment or {}
+        assignment = sync.assignment or {}
         out.array(len(assignment))
         for member, tps in assignment.items():
             out.string(member)
@@ -111,16 +124,19 @@ class SyncGroupRequest(KafkaRequest[SyncResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> SyncResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error = read.i32(), read.i16()
         if version >= 5:
             read.string()  # protocol type
-            read.string()  # its name
+            read.string()  # protocol name
         return SyncResponse(throttle, error, decode_assignment(read.octets() or b""))
 
 
 @dataclass(slots=True)
 class ClassicHeartbeatRequest(KafkaRequest[HeartbeatResponse]):
+    """Tell the coordinator that a member is alive; the answer says whether to join again."""
+
     API_KEY = 12
     NAME = "Heartbeat"
     VERSIONS = VersionRange(3, 4, 4)
@@ -128,19 +144,21 @@ class ClassicHeartbeatRequest(KafkaRequest[HeartbeatResponse]):
     request: HeartbeatRequest
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         _write_member(out, self.request)
         out.tags()
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> HeartbeatResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         return HeartbeatResponse(read.i32(), read.i16())
 
 
 @dataclass(slots=True)
 class LeaveGroupRequest(KafkaRequest[LeaveResponse]):
-    """Several members at once since version 3 (KIP-345); here one."""
+    """Leave a group. From version 3 on several members can leave at once (KIP-345); here one."""
 
     API_KEY = 13
     NAME = "LeaveGroup"
@@ -149,39 +167,42 @@ class LeaveGroupRequest(KafkaRequest[LeaveResponse]):
     request: LeaveRequest
 
     def encode(self, version: int) -> bytes:
-        ask, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
-        out.string(ask.group)
+        """Encode the body of the request."""
+        leave, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
+        out.string(leave.group)
         if version >= 3:
             out.array(1)
-        out.string(ask.identity.member_id)
+        out.string(leave.identity.member_id)
         if version >= 3:
-            out.string(ask.identity.instance_id)
+            out.string(leave.identity.instance_id)
         if version >= 5:
-            out.string(ask.reason or None)
+            out.string(leave.reason or None)
         if version >= 3:
             out.tags()
         out.tags()
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> LeaveResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error = read.i32(), read.i16()
         if version >= 3:
             for _ in range(read.array()):
-                read.string()
-                read.string()
+                read.string()  # member id
+                read.string()  # instance id
                 error = read.i16() or error
                 read.tags()
         return LeaveResponse(throttle, error)
 
 
-def _write_member(out: FieldWriter, ask: MemberRequest) -> None:
-    out.string(ask.group)
-    out.i32(ask.identity.epoch)
-    out.string(ask.identity.member_id)
-    out.string(ask.identity.instance_id)
+def _write_member(out: FieldWriter, request: MemberRequest) -> None:
+    out.string(request.group)
+    out.i32(request.identity.epoch)  # of a classic member this is its generation
+    out.string(request.identity.member_id)
+    out.string(request.identity.instance_id)
 
 
+# The request of this module for each request that `gateway.core.group` decides to send.
 REQUEST_CLASSES: Mapping[type[GroupRequest], Callable[[Any], KafkaRequest[Any]]] = {
     JoinRequest: JoinGroupRequest,
     SyncRequest: SyncGroupRequest,

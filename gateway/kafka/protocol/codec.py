@@ -1,8 +1,9 @@
-"""Reading and writing the fields of Kafka's protocol.
+"""Read and write the fields of Kafka's protocol.
 
-Two dialects: the old one with fixed lengths, and the flexible one of KIP-482 with
-unsigned varints, compact arrays and tagged fields. For messages that are rare; Fetch,
-which is not, reads and writes its partitions by `struct` in `fetch_messages`.
+There are two dialects: the old one with lengths of a fixed size, and the flexible one of KIP-482
+with unsigned varints, compact arrays and tagged fields. In the flexible one a length is sent plus
+one, and 0 means null. This module is for messages that are rare. Fetch is frequent, and
+`fetch_messages` reads and writes its partitions by `struct`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _I64 = struct.Struct(">q")
 
 
 def encode_uvarint(value: int) -> bytes:
-    """An unsigned varint, KIP-482."""
+    """Encode an unsigned varint (KIP-482): 7 bits a byte, the lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -35,7 +36,19 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def read_uvarint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
-    """An unsigned varint and the position after it. Raises IndexError at the end of data."""
+    """Read an unsigned varint.
+
+    Args:
+        data: The bytes.
+        pos: Where the varint begins.
+
+    Returns:
+        The value and the position after it.
+
+    Raises:
+        IndexError: The data ends within the varint.
+        ValueError: The varint is too long.
+    """
     byte = data[pos]
     if byte < 0x80:
         return byte, pos + 1
@@ -52,7 +65,19 @@ def read_uvarint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
 
 
 def read_tags(data: bytes, pos: int) -> tuple[dict[int, bytes], int]:
-    """The tagged fields at `pos`, and the position after them."""
+    """Read tagged fields (KIP-482).
+
+    Args:
+        data: The bytes.
+        pos: Where the fields begin, with their number.
+
+    Returns:
+        The bytes of each field by its tag, and the position after the fields.
+
+    Raises:
+        IndexError: The data ends before a tag or a length.
+        ValueError: A varint is too long.
+    """
     tags: dict[int, bytes] = {}
     count, pos = read_uvarint(data, pos)
     for _ in range(count):
@@ -64,33 +89,52 @@ def read_tags(data: bytes, pos: int) -> tuple[dict[int, bytes], int]:
 
 
 class FieldWriter:
-    """Appends fields in one of the two dialects."""
+    """Append fields to a message in one of the two dialects.
+
+    A request creates one for its body. Its methods are named after the types of Kafka's protocol.
+
+    Attributes:
+        data: The bytes that are written so far.
+        flexible: Whether the message is flexible (KIP-482).
+    """
 
     __slots__ = ("data", "flexible")
 
     def __init__(self, flexible: bool) -> None:
+        """Begin an empty message.
+
+        Args:
+            flexible: Whether the message is flexible (KIP-482).
+        """
         self.data = bytearray()
         self.flexible = flexible
 
     def i8(self, value: int) -> None:
+        """Write an int8 or a boolean."""
         self.data += _I8.pack(value)
 
     def i16(self, value: int) -> None:
+        """Write an int16."""
         self.data += _I16.pack(value)
 
     def i32(self, value: int) -> None:
+        """Write an int32."""
         self.data += _I32.pack(value)
 
     def i64(self, value: int) -> None:
+        """Write an int64."""
         self.data += _I64.pack(value)
 
     def uuid(self, value: UUID | None) -> None:
+        """Write a UUID; None is the zero UUID."""
         self.data += (value or ZERO_UUID).bytes
 
     def array(self, length: int) -> None:
+        """Write the length of an array, whose elements come next; -1 is null."""
         self.data += encode_uvarint(length + 1) if self.flexible else _I32.pack(length)
 
     def string(self, value: str | None) -> None:
+        """Write a string; None is null."""
         if value is None:
             self.data += b"\0" if self.flexible else _I16.pack(-1)
             return
@@ -99,7 +143,7 @@ class FieldWriter:
         self.data += raw
 
     def octets(self, value: bytes | None) -> None:
-        """A field of bytes; None is null, which is not the same as none."""
+        """Write bytes; None is null, which is not the same as no bytes."""
         if value is None:
             self.data += b"\0" if self.flexible else _I32.pack(-1)
             return
@@ -107,65 +151,88 @@ class FieldWriter:
         self.data += value
 
     def tags(self) -> None:
-        """No tagged fields."""
+        """Write that there are no tagged fields, which a flexible structure ends with."""
         if self.flexible:
             self.data += b"\0"
 
 
 class FieldReader:
-    """Reads fields in one of the two dialects, from `pos` on."""
+    """Read the fields of a message in one of the two dialects.
+
+    A request creates one for its response. Its methods are named after the types of Kafka's
+    protocol; all raise ValueError, IndexError or struct.error for malformed bytes.
+
+    Attributes:
+        data: The bytes of the message.
+        flexible: Whether the message is flexible (KIP-482).
+        pos: The position of the next field.
+    """
 
     __slots__ = ("data", "flexible", "pos")
 
     def __init__(self, data: bytes, pos: int, flexible: bool) -> None:
+        """Begin to read.
+
+        Args:
+            data: The bytes of the message.
+            pos: The position of the first field.
+            flexible: Whether the message is flexible (KIP-482).
+        """
         self.data = data
         self.pos = pos
         self.flexible = flexible
 
     def i8(self) -> int:
+        """Read an int8 or a boolean."""
         return self._read_fixed(_I8)
 
     def i16(self) -> int:
+        """Read an int16."""
         return self._read_fixed(_I16)
 
     def i32(self) -> int:
+        """Read an int32."""
         return self._read_fixed(_I32)
 
     def i64(self) -> int:
+        """Read an int64."""
         return self._read_fixed(_I64)
 
     def uuid(self) -> UUID | None:
-        """None for the zero id, which brokers send where there is none."""
+        """Read a UUID; None for the zero UUID, which brokers send where there is none."""
         raw = self._read_bytes(16)
         return UUID(bytes=raw) if any(raw) else None
 
     def array(self) -> int:
-        """The length; 0 for a null array."""
+        """Read the length of an array, whose elements come next; 0 for a null array."""
         length = self._read_compact_length() if self.flexible else self.i32()
         return max(length, 0)
 
     def string(self) -> str | None:
+        """Read a string; None for null."""
         length = self._read_compact_length() if self.flexible else self.i16()
         return None if length < 0 else self._read_bytes(length).decode()
 
     def octets(self) -> bytes | None:
+        """Read bytes; None for null."""
         length = self._read_compact_length() if self.flexible else self.i32()
         return None if length < 0 else self._read_bytes(length)
 
     def ints(self) -> tuple[int, ...]:
-        """An array of int32."""
+        """Read an array of int32."""
         count = self.array()
         if count * 4 > len(self.data) - self.pos:
             raise ValueError("an array longer than its message")
         return self.unpack(struct.Struct(f">{count}i"))
 
     def unpack(self, kind: struct.Struct) -> tuple[int, ...]:
-        """Several fixed fields at once."""
+        """Read several fields of fixed size at once, in the layout of `kind`."""
         values = kind.unpack_from(self.data, self.pos)
         self.pos += kind.size
         return values
 
     def tags(self) -> dict[int, bytes]:
+        """Read the tagged fields that a flexible structure ends with, as bytes by tag."""
         if not self.flexible:
             return {}
         tags, self.pos = read_tags(self.data, self.pos)
@@ -190,15 +257,29 @@ class FieldReader:
 
 
 def group_by_topic(values: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
-    """As requests name them: each topic once, with its partitions."""
+    """Group values of partitions as requests list them: each topic once, with its partitions.
+
+    Args:
+        values: A value for each partition.
+
+    Returns:
+        For each topic, the number and the value of each partition.
+    """
     topics: dict[str, list[tuple[int, T]]] = {}
-    for (topic, partition), item in values.items():
-        topics.setdefault(topic, []).append((partition, item))
+    for (topic, partition), value in values.items():
+        topics.setdefault(topic, []).append((partition, value))
     return topics
 
 
 def read_partition_errors(read: FieldReader) -> dict[TopicPartition, int]:
-    """Kafka's code of each partition, as answers have it that say no more (and no tags)."""
+    """Read the error code of each partition, from a response that is not flexible.
+
+    Args:
+        read: The reader, at an array of topics that have an array of partition and error code.
+
+    Returns:
+        Kafka's error code of each partition.
+    """
     errors: dict[TopicPartition, int] = {}
     for _ in range(read.array()):
         topic = read.string() or ""

@@ -1,4 +1,4 @@
-"""DescribeConfigs: how long a topic keeps what it deleted."""
+"""Define DescribeConfigs, which reads the configs of a topic such as its cleanup policy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from typing import NamedTuple
 from .codec import FieldReader, FieldWriter
 from .requests import KafkaRequest, VersionRange
 
-_TOPIC_RESOURCE_TYPE = 2  # resource type
+_TOPIC_RESOURCE_TYPE = 2
 
 
 class DescribeConfigsResponse(NamedTuple):
-    """`error` is Kafka's code: describing configs needs a right of its own."""
+    """The configs of one topic.
+
+    Attributes:
+        throttle_ms: Milliseconds for which the broker throttles the gateway.
+        error: Kafka's error code. The gateway needs the permission DESCRIBE_CONFIGS.
+        values: The value of each config by name; empty where they may not be described.
+    """
 
     throttle_ms: int
     error: int
@@ -22,7 +28,12 @@ class DescribeConfigsResponse(NamedTuple):
 
 @dataclass(slots=True)
 class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
-    """Some configs of one topic, None for all, defaults filled in."""
+    """Ask for configs of one topic; those that are not set have their defaults.
+
+    Attributes:
+        topic: The topic.
+        names: The names of the configs; None for all.
+    """
 
     API_KEY = 32
     NAME = "DescribeConfigs"
@@ -32,6 +43,7 @@ class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
     names: Sequence[str] | None
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(1)
         out.i8(_TOPIC_RESOURCE_TYPE)
@@ -43,14 +55,15 @@ class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> DescribeConfigsResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error = read.i32(), 0
         values: dict[str, str | None] = {}
         for _ in range(read.array()):
             error = read.i16()
-            read.string()
-            read.i8()
-            read.string()
+            read.string()  # error message
+            read.i8()  # resource type
+            read.string()  # resource name
             for _ in range(read.array()):
                 name = read.string() or ""
                 values[name] = read.string()

@@ -1,9 +1,9 @@
-"""What members of a classic group tell each other through the broker: bytes of the `consumer`
-protocol type, ConsumerProtocolSubscription 0 to 3 and ConsumerProtocolAssignment 0 to 3.
+"""Encode and decode the messages that members of a classic group exchange through the broker.
 
-The same bytes as of Java's CooperativeStickyAssignor, whose user data is the generation: a
-leader older than version 2 (KIP-792) looks for it there. librdkafka's user data, too, ends
-with it.
+They are ConsumerProtocolSubscription 0 to 3 and ConsumerProtocolAssignment 0 to 3 of the `consumer`
+protocol type. The bytes are the same as those of Java's CooperativeStickyAssignor, whose user data
+is the generation: a leader older than version 2 (KIP-792) looks for it there. librdkafka's user
+data also ends with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.core.log.record import TopicPartition
 from .codec import FieldReader, FieldWriter
 
 SUBSCRIPTION_VERSION = 3
-# Nothing came after 0 but the number; whoever reads only that takes a later one all the same.
+# All versions have the same fields, and readers of version 0 accept the later numbers.
 ASSIGNMENT_VERSION = 3
 
 _GENERATION_STRUCT = struct.Struct(">i")
@@ -26,7 +26,12 @@ _GENERATION_STRUCT = struct.Struct(">i")
 def encode_subscription(
     subscription: MemberSubscription, version: int = SUBSCRIPTION_VERSION
 ) -> bytes:
-    """What a joining member says of itself; its rack is not told."""
+    """Encode the subscription that a member sends when it joins. Its rack is left out.
+
+    Args:
+        subscription: What the member subscribes to and owns.
+        version: The version of ConsumerProtocolSubscription.
+    """
     out = FieldWriter(flexible=False)
     out.i16(version)
     out.array(len(subscription.topics))
@@ -38,12 +43,20 @@ def encode_subscription(
     if version >= 2:
         out.i32(subscription.generation)
     if version >= 3:
-        out.string(None)
+        out.string(None)  # rack
     return bytes(out.data)
 
 
 def decode_subscription(member: str, data: bytes) -> MemberSubscription:
-    """Of any version: later ones only append. Raises ValueError, IndexError, struct.error."""
+    """Decode a subscription of any version; later versions only append fields.
+
+    Args:
+        member: The id of the member that sent it.
+        data: The bytes.
+
+    Raises:
+        ValueError: The bytes are malformed; IndexError and struct.error mean the same.
+    """
     read = FieldReader(data, 0, flexible=False)
     version = read.i16()
     topics = frozenset(read.string() or "" for _ in range(read.array()))
@@ -56,31 +69,44 @@ def decode_subscription(member: str, data: bytes) -> MemberSubscription:
 
 
 def encode_assignment(tps: Iterable[TopicPartition]) -> bytes:
+    """Encode the partitions that the leader assigns to a member."""
     out = FieldWriter(flexible=False)
     out.i16(ASSIGNMENT_VERSION)
     _write_partitions(out, tps)
-    out.octets(None)
+    out.octets(None)  # user data
     return bytes(out.data)
 
 
 def decode_assignment(data: bytes) -> frozenset[TopicPartition]:
-    """Of any version; no bytes at all are no partitions. Raises as `decode_subscription`."""
+    """Decode an assignment of any version.
+
+    Args:
+        data: The bytes. No bytes at all mean no partitions: a broker sends them to a member that
+            the leader left out.
+
+    Raises:
+        ValueError: The bytes are malformed; IndexError and struct.error mean the same.
+    """
     if not data:
         return frozenset()
     read = FieldReader(data, 0, flexible=False)
-    read.i16()
+    read.i16()  # version
     return _read_partitions(read)
 
 
 def _parse_generation(user_data: bytes) -> int:
-    """Java: the generation alone. librdkafka, aiokafka: topics and partitions before it."""
+    """Return the generation in the user data of a sticky assignor, or -1.
+
+    Java's user data is the generation alone; librdkafka's and aiokafka's have topics and partitions
+    before it.
+    """
     read = FieldReader(user_data, 0, flexible=False)
     try:
         if len(user_data) > _GENERATION_STRUCT.size:
             _read_partitions(read)
         return read.i32()
     except (ValueError, struct.error):
-        return -1  # another assignor's own
+        return -1  # the user data of another assignor
 
 
 def _write_partitions(out: FieldWriter, tps: Iterable[TopicPartition]) -> None:
@@ -96,8 +122,8 @@ def _write_partitions(out: FieldWriter, tps: Iterable[TopicPartition]) -> None:
 
 
 def _read_partitions(read: FieldReader) -> frozenset[TopicPartition]:
-    found: set[TopicPartition] = set()
+    tps: set[TopicPartition] = set()
     for _ in range(read.array()):
         topic = read.string() or ""
-        found.update(TopicPartition(topic, partition) for partition in read.ints())
-    return frozenset(found)
+        tps.update(TopicPartition(topic, partition) for partition in read.ints())
+    return frozenset(tps)

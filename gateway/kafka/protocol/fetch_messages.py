@@ -1,13 +1,15 @@
-"""The Fetch request: the one message on the hot path, so written by `struct`.
+"""Define the Fetch request, which is on the hot path and therefore written by `struct`.
 
-Versions 11 to 17. From 13 on topics are named by id (KIP-516), so a recreated topic is an
-error instead of other records; from 12 on the leader compares `last_epoch` with its log and
-answers `diverging` where the two part (KIP-320, KIP-595), so a truncated log is noticed with
-no extra request; from 16 on NOT_LEADER comes with the new leader (KIP-951).
+Versions 11 to 17 are spoken. From 13 on topics are named by id (KIP-516), so that a recreated topic
+is an error instead of other records. From 12 on the leader compares `last_fetched_epoch` with its
+log and answers a `diverging_epoch` where the two differ (KIP-320, KIP-595), so that a truncated log
+is noticed without an extra request. From 16 on NOT_LEADER_OR_FOLLOWER comes with the new leader
+(KIP-951).
 
-Measured, microseconds, for 1, 12 and 500 partitions: a full request 3, 6, 150 (aiokafka's v11: 8,
-23, 650), a full answer 4, 13, 460; in a session, whatever it has of partitions, a request with
-nothing changed 3, with one partition moved on 5, an answer without news 1.2.
+Measured in microseconds for 1, 12 and 500 partitions: a full request takes 3, 6, 150 (aiokafka's
+v11: 8, 23, 650), and a full response 4, 13, 460. In a fetch session (KIP-227), whatever its number
+of partitions, a request with nothing changed takes 3, one with a partition that moved on 5, and a
+response without news 1.2.
 """
 
 from __future__ import annotations
@@ -23,29 +25,37 @@ from gateway.core.log.record import TopicPartition
 from .codec import FieldReader, FieldWriter, read_tags, read_uvarint
 from .requests import CONSUMER_REPLICA_ID, KafkaRequest, VersionRange
 
-FIRST_TOPIC_ID_VERSION = 13  # from this version on topics go by id
-_NO_OFFSET = -1
-MAX_PARTITION_BYTES = 1 << 20  # of a partition
+FIRST_TOPIC_ID_VERSION = 13  # from this version on topics are named by id
+_NO_OFFSET = -1  # the log start offset, which only followers send
+MAX_PARTITION_BYTES = 1 << 20  # the default of `FetchTarget.max_bytes`
 
-_TARGET_11 = struct.Struct(">iiqqi")
-_TARGET_12 = struct.Struct(">iiqiqix")  # the pad byte: no tagged fields
-_PARTITION = struct.Struct(">ihqqq")
-_ABORTED_11 = struct.Struct(">qq")
+# Layouts up to version 11 and, flexible, from version 12 on. The pad byte at the end of a flexible
+# one is the number of tagged fields, 0.
+_TARGET_11 = struct.Struct(">iiqqi")  # partition, leader epoch, offset, log start, max bytes
+_TARGET_12 = struct.Struct(">iiqiqix")  # the same with the last fetched epoch after the offset
+_PARTITION = struct.Struct(">ihqqq")  # partition, error, high watermark, LSO, log start
+_ABORTED_11 = struct.Struct(">qq")  # producer id, first offset
 _ABORTED_12 = struct.Struct(">qqx")
 _I32 = struct.Struct(">i")
-_DIVERGING = struct.Struct(">iq")
-_LEADER = struct.Struct(">ii")
+_DIVERGING = struct.Struct(">iq")  # epoch, end offset
+_LEADER = struct.Struct(">ii")  # node, leader epoch
 
-_tuple_new = tuple.__new__  # of named tuples, two of a partition: 1.1 us instead of 1.8
+# Named tuples are created by this: 1.1 us instead of 1.8 for the two of a partition.
+_tuple_new = tuple.__new__
 
 
 class FetchTarget(NamedTuple):
     """What to fetch of a partition.
 
-    leader_epoch: as known from metadata; the broker fences those who know less or more.
-    topic_id:     None: the broker has none; the whole request then goes by names.
-    max_bytes:    at least one batch comes, however large.
-    last_epoch:   epoch of the last record read before `offset`; -1: do not compare.
+    Attributes:
+        offset: The offset to fetch from.
+        leader_epoch: The leader epoch in the metadata; the broker refuses the fetch if its own is
+            lower or higher. -1 is not compared.
+        topic_id: The id of the topic; None if the broker has none. The whole request then names
+            topics by name.
+        max_bytes: The largest number of bytes; one batch comes however large it is.
+        last_fetched_epoch: The leader epoch of the last record before `offset`; -1 if the leader
+            is not to compare it with its log.
     """
 
     offset: int
@@ -55,16 +65,28 @@ class FetchTarget(NamedTuple):
     last_fetched_epoch: int = -1
 
     def has_other_topic_id(self, other: FetchTarget) -> bool:
-        """Of the same name. Ids are compared by Python, in 0.3 us."""
+        """Return whether the topic of this name has another id in `other`."""
+        # Mostly both are the same object; UUIDs are compared in Python code, which takes 0.3 us.
         return self.topic_id is not other.topic_id and self.topic_id != other.topic_id
 
 
 class FetchedPartition(NamedTuple):
-    """What came of a partition. Figures are -1 where the broker did not tell.
+    """What was fetched of a partition. Numbers are -1 where the broker did not send them.
 
-    aborted:   (producer id, first offset) of aborted transactions within `records`.
-    diverging: the epoch and its end offset at which our log and the leader's part.
-    leader:    node and epoch of the new leader, told along with NOT_LEADER.
+    Attributes:
+        error_code: Kafka's error code.
+        high_watermark: The offset after the last record that all replicas in sync have.
+        last_stable_offset: The offset of the first record of an open transaction, or the high
+            watermark.
+        log_start_offset: The first offset of the log.
+        preferred_replica: The node id of the replica to fetch from instead (KIP-392).
+        aborted_transactions: Producer id and first offset of each aborted transaction within
+            `records`.
+        records: The record batches; the last one may be cut.
+        diverging_epoch: The epoch and its end offset after which the leader's log differs from
+            what was read, because it was truncated; None where they agree.
+        current_leader: Node id and leader epoch of the new leader, along with
+            NOT_LEADER_OR_FOLLOWER; None where it is not sent.
     """
 
     error_code: int
@@ -79,6 +101,15 @@ class FetchedPartition(NamedTuple):
 
 
 class FetchResponse(NamedTuple):
+    """What was fetched.
+
+    Attributes:
+        throttle_ms: Milliseconds for which the broker throttles the gateway.
+        error: Kafka's error code for the whole request.
+        session_id: The id of the fetch session; 0 for none.
+        partitions: What was fetched of each partition; in a session only those with news.
+    """
+
     throttle_ms: int
     error: int
     session_id: int
@@ -86,7 +117,7 @@ class FetchResponse(NamedTuple):
 
 
 class ForgottenPartition(NamedTuple):
-    """A partition to drop from a session, under the id it was fetched by."""
+    """A partition to drop from a fetch session, with the topic id it was fetched by."""
 
     tp: TopicPartition
     topic_id: UUID | None
@@ -94,10 +125,23 @@ class ForgottenPartition(NamedTuple):
 
 @dataclass(slots=True)
 class FetchRequest(KafkaRequest[FetchResponse]):
-    """One fetch. Times in milliseconds.
+    """Fetch records of partitions that one broker leads (or follows, KIP-392).
 
-    by_id: name topics by id where the broker can; every topic of the session must have one.
-    names: topic name by id of all that the broker may answer with, in the whole session.
+    Attributes:
+        targets: What to fetch of each partition; in a session only what has changed.
+        max_wait_ms: Milliseconds that the broker may wait for `min_bytes`.
+        min_bytes: The least number of bytes to answer with, unless `max_wait_ms` is over.
+        max_bytes: The largest number of bytes of the response; one batch may be larger.
+        isolation_level: 0 for READ_UNCOMMITTED, 1 for READ_COMMITTED.
+        rack: The rack of this gateway, to be told of a replica nearby (KIP-392).
+        uses_topic_ids: Whether to name topics by id if the broker can. All topics of the session
+            must have an id then.
+        session_id: The fetch session (KIP-227); 0 for a new one or none.
+        session_epoch: The number of the request within the session; 0 for a new session, -1 for
+            none.
+        forgotten: Partitions to drop from the session.
+        topic_names: The name of each topic id that the broker may answer with, in the whole
+            session. Partitions of other ids are left out of the response.
     """
 
     API_KEY = 1
@@ -112,15 +156,25 @@ class FetchRequest(KafkaRequest[FetchResponse]):
     rack: str = ""
     uses_topic_ids: bool = True
     session_id: int = 0
-    session_epoch: int = -1  # no session
+    session_epoch: int = -1
     forgotten: Collection[ForgottenPartition] = ()
     topic_names: Mapping[UUID, str] | None = None
 
     def choose_version(self, versions: Mapping[int, tuple[int, int]]) -> int:
-        version = KafkaRequest.choose_version(self, versions)  # slots forbid super()
+        """Return the highest version that both sides speak; below 13 without topic ids.
+
+        Args:
+            versions: The lowest and highest version that the broker speaks, by API key.
+
+        Raises:
+            KafkaError: There is none.
+        """
+        # A dataclass with slots is another class than `super()` in its methods refers to.
+        version = KafkaRequest.choose_version(self, versions)
         return version if self.uses_topic_ids else min(version, FIRST_TOPIC_ID_VERSION - 1)
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version < 15:
             out.i32(CONSUMER_REPLICA_ID)
@@ -137,14 +191,17 @@ class FetchRequest(KafkaRequest[FetchResponse]):
         return bytes(out.data)
 
     def _write_targets(self, out: FieldWriter, version: int) -> None:
+        """Write the targets grouped by topic, in one pass over them."""
         pack = _TARGET_12.pack if version >= 12 else None
         topics: dict[tuple[str, UUID | None], list[bytes]] = {}
         partitions: list[bytes] = []
-        of: tuple[str | None, UUID | None] = None, None
-        for (topic, partition), want in self.targets.items():
-            offset, epoch, topic_id, max_bytes, last_epoch = want
-            if topic is not of[0] or topic_id is not of[1]:  # to look it up costs 0.3 us
-                of = key = topic, topic_id
+        # Targets of a topic mostly follow each other, so the last one is remembered: to look up
+        # its list costs 0.3 us.
+        last_topic: tuple[str | None, UUID | None] = None, None
+        for (topic, partition), target in self.targets.items():
+            offset, epoch, topic_id, max_bytes, last_epoch = target
+            if topic is not last_topic[0] or topic_id is not last_topic[1]:
+                last_topic = key = topic, topic_id
                 partitions = topics.setdefault(key, [])
             if pack is not None:
                 packed = pack(partition, epoch, offset, last_epoch, _NO_OFFSET, max_bytes)
@@ -178,15 +235,16 @@ class FetchRequest(KafkaRequest[FetchResponse]):
             out.string(topic)
 
     def decode(self, version: int, data: bytes, pos: int) -> FetchResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error, session_id = read.i32(), read.i16(), read.i32()
         partitions: dict[TopicPartition, FetchedPartition] = {}
-        one = _read_partition_12 if version >= 12 else _read_partition_11
+        read_partition = _read_partition_12 if version >= 12 else _read_partition_11
         for _ in range(read.array()):
             topic = self._read_topic_name(read, version)
             count, pos = read.array(), read.pos
             for _ in range(count):
-                partition, fetched, pos = one(data, pos)
+                partition, fetched, pos = read_partition(data, pos)
                 if topic is not None:
                     partitions[_tuple_new(TopicPartition, (topic, partition))] = fetched
             read.pos = pos
@@ -194,6 +252,7 @@ class FetchRequest(KafkaRequest[FetchResponse]):
         return FetchResponse(throttle, error, session_id, partitions)
 
     def _read_topic_name(self, read: FieldReader, version: int) -> str | None:
+        """Return the name of the next topic; None for an id that is not known."""
         if version < FIRST_TOPIC_ID_VERSION:
             return read.string()
         topic_id = read.uuid()
@@ -203,14 +262,15 @@ class FetchRequest(KafkaRequest[FetchResponse]):
 
 
 def _read_partition_11(data: bytes, pos: int) -> tuple[int, FetchedPartition, int]:
+    """Return the number of a partition, what was fetched of it, and the position after it."""
     partition, error, high, stable, start = _PARTITION.unpack_from(data, pos)
     (count,) = _I32.unpack_from(data, pos + 30)
     pos += 34
     aborted: list[tuple[int, int]] = []
-    for _ in range(count):
+    for _ in range(count):  # -1, a null array, is none
         aborted.append(_ABORTED_11.unpack_from(data, pos))
         pos += 16
-    replica, size = _LEADER.unpack_from(data, pos)
+    replica, size = _LEADER.unpack_from(data, pos)  # the layout fits: two int32
     pos += 8
     end = pos + max(size, 0)
     records = data[pos:end]
@@ -222,10 +282,11 @@ def _read_partition_11(data: bytes, pos: int) -> tuple[int, FetchedPartition, in
 
 
 def _read_partition_12(data: bytes, pos: int) -> tuple[int, FetchedPartition, int]:
+    """Do as `_read_partition_11`, for the flexible versions."""
     partition, error, high, stable, start = _PARTITION.unpack_from(data, pos)
     pos += 30
     aborted: tuple[tuple[int, int], ...] = ()
-    if data[pos] > 1:
+    if data[pos] > 1:  # the number plus one; 0 is a null array
         aborted, pos = _read_aborted_12(data, pos)
     else:
         pos += 1
@@ -233,10 +294,10 @@ def _read_partition_12(data: bytes, pos: int) -> tuple[int, FetchedPartition, in
     size, pos = read_uvarint(data, pos + 4)
     end = pos + max(size - 1, 0)
     records = data[pos:end]
-    if data[end] == 0:
+    if data[end] == 0:  # no tagged fields: the usual case
         fields = (error, high, stable, start, replica, aborted, records, None, None)
         return partition, _tuple_new(FetchedPartition, fields), end + 1
-    tags, end = read_tags(data, end)
+    tags, end = read_tags(data, end)  # 0: diverging epoch, 1: current leader, 2: snapshot id
     diverging = _DIVERGING.unpack_from(tags[0]) if 0 in tags else None
     leader = _LEADER.unpack_from(tags[1]) if 1 in tags else None
     fetched = FetchedPartition(
@@ -250,8 +311,8 @@ def _read_aborted_12(data: bytes, pos: int) -> tuple[tuple[tuple[int, int], ...]
     aborted: list[tuple[int, int]] = []
     for _ in range(count - 1):
         producer, first = _ABORTED_12.unpack_from(data, pos)
-        tags = pos + 16
-        # The pad of the struct is the tag count; where a broker does send tags, pass them.
-        pos = tags + 1 if data[tags] == 0 else read_tags(data, tags)[1]
+        tags_pos = pos + 16
+        # The pad byte of the struct is the number of tagged fields. If there are any, skip them.
+        pos = tags_pos + 1 if data[tags_pos] == 0 else read_tags(data, tags_pos)[1]
         aborted.append((producer, first))
     return tuple(aborted), pos

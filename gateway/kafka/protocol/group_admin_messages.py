@@ -1,4 +1,4 @@
-"""ListGroups, DescribeGroups, ConsumerGroupDescribe, OffsetDelete, DeleteGroups."""
+"""Define ListGroups, DescribeGroups, ConsumerGroupDescribe, OffsetDelete and DeleteGroups."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from .codec import FieldReader, FieldWriter, group_by_topic, read_partition_erro
 from .consumer_protocol import decode_assignment
 from .requests import KafkaRequest, VersionRange
 
-GROUP_ID_NOT_FOUND = 69  # GROUP_ID_NOT_FOUND
+GROUP_ID_NOT_FOUND = 69
 
 
 class GroupListing(NamedTuple):
     """A group as its coordinator lists it.
 
-    type:  `consumer` (KIP-848), `classic`, or another; empty: before Kafka 3.8 nobody says.
-    state: as Kafka writes it, such as `Stable`; empty before Kafka 2.6.
+    Attributes:
+        name: The id of the group.
+        protocol: The protocol type, such as `consumer`.
+        state: The state as Kafka writes it, such as `Stable`; empty before Kafka 2.6.
+        type: `consumer` (KIP-848), `classic`, or another; empty before Kafka 3.8.
     """
 
     name: str
@@ -30,13 +33,23 @@ class GroupListing(NamedTuple):
 
 
 class ListGroupsResponse(NamedTuple):
+    """The groups of one broker, or Kafka's error code."""
+
     throttle_ms: int
     error: int
     groups: tuple[GroupListing, ...]
 
 
 class MemberDescription(NamedTuple):
-    """owned: what it was given; a consumer member has acknowledged it."""
+    """A member of a group.
+
+    Attributes:
+        id: The member id.
+        instance_id: The instance id of a static member (KIP-345); None for other members.
+        client_id: The client id of its requests.
+        host: The address it connects from, as the broker writes it.
+        owned: The partitions that are assigned to it; with KIP-848, those that it has confirmed.
+    """
 
     id: str
     instance_id: str | None
@@ -46,7 +59,18 @@ class MemberDescription(NamedTuple):
 
 
 class GroupDescription(NamedTuple):
-    """`assignor` is empty while there is none."""
+    """A group with its members, of either protocol.
+
+    Attributes:
+        throttle_ms: Milliseconds for which the broker throttles the gateway.
+        error: Kafka's error code.
+        message: The broker's text for the error; None for older brokers.
+        name: The id of the group.
+        type: `consumer` (KIP-848) or `classic`.
+        state: The state as Kafka writes it, such as `Stable`.
+        assignor: The assignor in use; empty while there is none.
+        members: The members.
+    """
 
     throttle_ms: int
     error: int
@@ -59,7 +83,13 @@ class GroupDescription(NamedTuple):
 
 
 class DeleteResponse(NamedTuple):
-    """error: of the group. errors: of partitions, where there are some."""
+    """The result of a deletion.
+
+    Attributes:
+        throttle_ms: Milliseconds for which the broker throttles the gateway.
+        error: Kafka's error code for the group.
+        errors: Kafka's error code for each partition; empty when a group is deleted.
+    """
 
     throttle_ms: int
     error: int
@@ -68,13 +98,14 @@ class DeleteResponse(NamedTuple):
 
 @dataclass(slots=True)
 class ListGroupsRequest(KafkaRequest[ListGroupsResponse]):
-    """The groups that one broker coordinates."""
+    """List the groups that one broker coordinates."""
 
     API_KEY = 16
     NAME = "ListGroups"
     VERSIONS = VersionRange(2, 5, 3)
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version >= 4:
             out.array(0)  # in all states
@@ -84,6 +115,7 @@ class ListGroupsRequest(KafkaRequest[ListGroupsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> ListGroupsResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error, groups = read.i32(), read.i16(), []
         for _ in range(read.array()):
@@ -97,8 +129,11 @@ class ListGroupsRequest(KafkaRequest[ListGroupsResponse]):
 
 @dataclass(slots=True)
 class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
-    """One group of the classic protocol. One that does not exist is `Dead`, without an error
-    before version 6."""
+    """Describe one group of the classic protocol.
+
+    Before version 6, a group that does not exist is `Dead` without an error; the response here has
+    GROUP_ID_NOT_FOUND then, too.
+    """
 
     API_KEY = 15
     NAME = "DescribeGroups"
@@ -107,14 +142,16 @@ class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
     group: str
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(1)
         out.string(self.group)
-        out.i8(0)  # no authorized operations
+        out.i8(0)  # include_authorized_operations
         out.tags()
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> GroupDescription:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = _read_single_group(read)
         error = read.i16()
@@ -132,19 +169,19 @@ class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
         member = read.string() or ""
         instance = read.string() if version >= 4 else None
         client, host = read.string() or "", read.string() or ""
-        read.octets()  # what it said as it joined
-        given = read.octets() or b""
+        read.octets()  # its subscription
+        assignment = read.octets() or b""
         read.tags()
         try:
-            owned = decode_assignment(given)
+            owned = decode_assignment(assignment)
         except (ValueError, IndexError, struct.error):
-            owned = frozenset()  # of Connect, or whatever else shares things by groups
+            owned = frozenset()  # of Kafka Connect, or another protocol that assigns no partitions
         return MemberDescription(member, instance, client, host, owned)
 
 
 @dataclass(slots=True)
 class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
-    """One group of KIP-848."""
+    """Describe one group of the consumer protocol (KIP-848)."""
 
     API_KEY = 69
     NAME = "ConsumerGroupDescribe"
@@ -153,14 +190,16 @@ class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
     group: str
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(True)
         out.array(1)
         out.string(self.group)
-        out.i8(0)  # no authorized operations
+        out.i8(0)  # include_authorized_operations
         out.tags()
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> GroupDescription:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, True)
         throttle = _read_single_group(read)
         error, message = read.i16(), read.string()
@@ -179,30 +218,30 @@ class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
         read.i32()  # epoch
         client, host = read.string() or "", read.string() or ""
         for _ in range(read.array()):
-            read.string()  # topics it subscribes
-        read.string()  # and their pattern
+            read.string()  # topics that it subscribes to
+        read.string()  # the pattern of topics that it subscribes to
         owned = self._read_assignment(read)
-        self._read_assignment(read)  # what it is to have
+        self._read_assignment(read)  # the target assignment, which it has not confirmed yet
         if version >= 1:
-            read.i8()  # type
+            read.i8()  # member type
         read.tags()
         return MemberDescription(member, instance, client, host, owned)
 
     @staticmethod
     def _read_assignment(read: FieldReader) -> frozenset[TopicPartition]:
-        found: set[TopicPartition] = set()
+        tps: set[TopicPartition] = set()
         for _ in range(read.array()):
             read.uuid()
             topic = read.string() or ""
-            found.update(TopicPartition(topic, partition) for partition in read.ints())
+            tps.update(TopicPartition(topic, partition) for partition in read.ints())
             read.tags()
         read.tags()
-        return frozenset(found)
+        return frozenset(tps)
 
 
 @dataclass(slots=True)
 class OffsetDeleteRequest(KafkaRequest[DeleteResponse]):
-    """Forget what a group has committed of `tps`."""
+    """Delete the offsets that a group has committed for partitions."""
 
     API_KEY = 47
     NAME = "OffsetDelete"
@@ -212,6 +251,7 @@ class OffsetDeleteRequest(KafkaRequest[DeleteResponse]):
     tps: Collection[TopicPartition]
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         topics = group_by_topic(dict.fromkeys(sorted(self.tps)))
         out = FieldWriter(False)
         out.string(self.group)
@@ -224,14 +264,16 @@ class OffsetDeleteRequest(KafkaRequest[DeleteResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> DeleteResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, False)
+        # Unlike in other responses, the error is before the throttle time.
         error, throttle = read.i16(), read.i32()
         return DeleteResponse(throttle, error, read_partition_errors(read))
 
 
 @dataclass(slots=True)
 class DeleteGroupsRequest(KafkaRequest[DeleteResponse]):
-    """A group without members, with all that it has committed."""
+    """Delete a group without members, with all its committed offsets."""
 
     API_KEY = 42
     NAME = "DeleteGroups"
@@ -240,6 +282,7 @@ class DeleteGroupsRequest(KafkaRequest[DeleteResponse]):
     group: str
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(1)
         out.string(self.group)
@@ -247,14 +290,15 @@ class DeleteGroupsRequest(KafkaRequest[DeleteResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> DeleteResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = _read_single_group(read)
-        read.string()
+        read.string()  # group id
         return DeleteResponse(throttle, read.i16(), {})
 
 
 def _read_single_group(read: FieldReader) -> int:
-    """The throttle time, before the one group that was asked for."""
+    """Return the throttle time in ms; the reader is then at the one group that was asked for."""
     throttle = read.i32()
     if read.array() != 1:
         raise ValueError("not the one group that was asked for")

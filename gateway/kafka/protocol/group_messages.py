@@ -1,8 +1,8 @@
-"""FindCoordinator, ConsumerGroupHeartbeat, OffsetCommit and OffsetFetch.
+"""Define FindCoordinator, ConsumerGroupHeartbeat, OffsetCommit and OffsetFetch.
 
-Down to what Kafka 2.3 speaks, for members of the classic protocol. From OffsetCommit 9 on the
-generation may be a member's epoch (KIP-848), from 10 on topics go by id, so that an offset of a
-topic that was deleted is never taken for one of its successor.
+All but the heartbeat also work for members of the classic protocol, down to Kafka 2.3. From
+OffsetCommit 9 on the generation may be a member epoch (KIP-848). From version 10 on it names topics
+by id, so that an offset of a deleted topic is never taken for one of its successor.
 """
 
 from __future__ import annotations
@@ -24,14 +24,23 @@ from .codec import FieldReader, FieldWriter, group_by_topic
 from .requests import KafkaRequest, VersionRange
 
 FIRST_TOPIC_ID_VERSION = 10  # from this version on OffsetCommit names topics by id
-NO_MEMBER = MemberIdentity("", NO_GENERATION)
-_GROUP_KEY_TYPE = 0  # the type of a coordinator's key
-_FIRST_BATCHED_VERSION = 4  # from this version on FindCoordinator has many keys
-_FIRST_MULTI_GROUP_VERSION = 8  # from this version on OffsetFetch has many groups
+NO_MEMBER = MemberIdentity("", NO_GENERATION)  # who commits without being a member
+_GROUP_KEY_TYPE = 0  # FindCoordinator's type of a key that is a group id
+_FIRST_BATCHED_VERSION = 4  # from this version on FindCoordinator has an array of keys
+_FIRST_MULTI_GROUP_VERSION = 8  # from this version on OffsetFetch has an array of groups
 
 
 class FindCoordinatorResponse(NamedTuple):
-    """`node` -1: there is none now."""
+    """The coordinator of a group or another key.
+
+    Attributes:
+        throttle_ms: Milliseconds for which the broker throttles the gateway.
+        error: Kafka's error code.
+        message: The broker's text for the error.
+        node: The node id of the coordinator; -1 if there is none now.
+        host: Its host.
+        port: Its port.
+    """
 
     throttle_ms: int
     error: int
@@ -43,7 +52,12 @@ class FindCoordinatorResponse(NamedTuple):
 
 @dataclass(slots=True)
 class FindCoordinatorRequest(KafkaRequest[FindCoordinatorResponse]):
-    """Which broker coordinates a group, or another kind of key."""
+    """Ask any broker for the coordinator of a group, or of another kind of key.
+
+    Attributes:
+        key: The group id or transactional id.
+        key_type: 0 for a group, 1 for a transactional id.
+    """
 
     API_KEY = 10
     NAME = "FindCoordinator"
@@ -53,6 +67,7 @@ class FindCoordinatorRequest(KafkaRequest[FindCoordinatorResponse]):
     key_type: int = _GROUP_KEY_TYPE
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version < _FIRST_BATCHED_VERSION:
             out.string(self.key)
@@ -64,6 +79,7 @@ class FindCoordinatorRequest(KafkaRequest[FindCoordinatorResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> FindCoordinatorResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = read.i32()
         if version < _FIRST_BATCHED_VERSION:
@@ -72,14 +88,14 @@ class FindCoordinatorRequest(KafkaRequest[FindCoordinatorResponse]):
             return FindCoordinatorResponse(throttle, error, message, node, host, port)
         if read.array() != 1:
             raise ValueError("not the one coordinator that was asked for")
-        read.string()
+        read.string()  # key
         node, host, port = read.i32(), read.string() or "", read.i32()
         return FindCoordinatorResponse(throttle, read.i16(), read.string(), node, host, port)
 
 
 @dataclass(slots=True)
 class ConsumerGroupHeartbeatRequest(KafkaRequest[ConsumerHeartbeatResponse]):
-    """ConsumerGroupHeartbeat (KIP-848)."""
+    """Join, keep or leave a group of the consumer protocol (KIP-848)."""
 
     API_KEY = 68
     NAME = "ConsumerGroupHeartbeat"
@@ -88,19 +104,22 @@ class ConsumerGroupHeartbeatRequest(KafkaRequest[ConsumerHeartbeatResponse]):
     request: ConsumerHeartbeatRequest
 
     def encode(self, version: int) -> bytes:
-        beat, out = self.request, FieldWriter(True)
-        out.string(beat.group)
-        out.string(beat.member_id)
-        out.i32(beat.epoch)
-        out.string(beat.instance_id)
+        """Encode the body of the request."""
+        heartbeat, out = self.request, FieldWriter(True)
+        out.string(heartbeat.group)
+        out.string(heartbeat.member_id)
+        out.i32(heartbeat.epoch)
+        out.string(heartbeat.instance_id)
         out.string(None)  # rack
-        timeout = beat.rebalance_timeout
+        # From here on, null and -1 mean that nothing has changed since the last heartbeat.
+        timeout = heartbeat.rebalance_timeout
         out.i32(-1 if timeout is None else int(timeout * 1000))
-        _write_strings(out, beat.topics)
+        _write_strings(out, heartbeat.topics)
         if version >= 1:
-            out.string(None)  # subscribed topic regex: names are matched here, for both protocols
-        out.string(None)  # server assignor: the broker's choice
-        self._write_owned(out, beat.owned)
+            # No regular expression: the gateway matches topic names itself, for both protocols.
+            out.string(None)
+        out.string(None)  # server assignor: the broker chooses
+        self._write_owned(out, heartbeat.owned)
         out.tags()
         return bytes(out.data)
 
@@ -119,11 +138,12 @@ class ConsumerGroupHeartbeatRequest(KafkaRequest[ConsumerHeartbeatResponse]):
             out.tags()
 
     def decode(self, version: int, data: bytes, pos: int) -> ConsumerHeartbeatResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, True)
         throttle, error, message = read.i32(), read.i16(), read.string()
         member_id, epoch, interval = read.string(), read.i32(), read.i32()
-        assignment: dict[UUID, frozenset[int]] | None = None
-        if read.i8() >= 0:
+        assignment: dict[UUID, frozenset[int]] | None = None  # None: it has not changed
+        if read.i8() >= 0:  # -1 marks a null structure
             assignment = {}
             for _ in range(read.array()):
                 topic = read.uuid()
@@ -138,7 +158,13 @@ class ConsumerGroupHeartbeatRequest(KafkaRequest[ConsumerHeartbeatResponse]):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """An offset as it is committed. epoch: of the record before it, -1 unknown."""
+    """An offset as it is committed.
+
+    Attributes:
+        offset: The next offset to read.
+        epoch: The leader epoch of the record before it; -1 if it is not known.
+        metadata: Text that is kept along with it.
+    """
 
     offset: int
     epoch: int = -1
@@ -146,15 +172,22 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class OffsetCommitResponse(NamedTuple):
+    """Kafka's error code for each partition."""
+
     throttle_ms: int
     errors: dict[TopicPartition, int]
 
 
 @dataclass(slots=True)
 class OffsetCommitRequest(KafkaRequest[OffsetCommitResponse]):
-    """ids: of topics; where one is missing the request goes by names.
+    """Commit offsets of a group.
 
-    identity: NOBODY for who is no member, and then only while the group has none.
+    Attributes:
+        group: The group.
+        offsets: The offset to commit for each partition.
+        identity: The member that commits. `NO_MEMBER` is for anyone else, and is only accepted
+            while the group has no members.
+        topic_ids: The id of each topic. If one is missing, the request names topics by name.
     """
 
     API_KEY = 8
@@ -167,11 +200,21 @@ class OffsetCommitRequest(KafkaRequest[OffsetCommitResponse]):
     topic_ids: Mapping[str, UUID]
 
     def choose_version(self, versions: Mapping[int, tuple[int, int]]) -> int:
-        version = KafkaRequest.choose_version(self, versions)  # slots forbid super()
+        """Return the highest version that both sides speak; below 10 without all topic ids.
+
+        Args:
+            versions: The lowest and highest version that the broker speaks, by API key.
+
+        Raises:
+            KafkaError: There is none.
+        """
+        # A dataclass with slots is another class than `super()` in its methods refers to.
+        version = KafkaRequest.choose_version(self, versions)
         by_id = all(tp.topic in self.topic_ids for tp in self.offsets)
         return version if by_id else min(version, FIRST_TOPIC_ID_VERSION - 1)
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.string(self.group)
         out.i32(self.identity.epoch)
@@ -193,6 +236,7 @@ class OffsetCommitRequest(KafkaRequest[OffsetCommitResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> OffsetCommitResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         names = {id: name for name, id in self.topic_ids.items()}
         throttle, errors = read.i32(), dict[TopicPartition, int]()
@@ -207,7 +251,14 @@ class OffsetCommitRequest(KafkaRequest[OffsetCommitResponse]):
 
 
 class OffsetFetchResponse(NamedTuple):
-    """error: of the group. offsets: what is committed, or an error code; absent: nothing is."""
+    """The committed offsets of a group.
+
+    Attributes:
+        throttle_ms: Milliseconds for which the broker throttles the gateway.
+        error: Kafka's error code for the group.
+        offsets: For each partition the committed offset, or Kafka's error code. Partitions without
+            a committed offset are left out.
+    """
 
     throttle_ms: int
     error: int
@@ -216,9 +267,13 @@ class OffsetFetchResponse(NamedTuple):
 
 @dataclass(slots=True)
 class OffsetFetchRequest(KafkaRequest[OffsetFetchResponse]):
-    """What a group has committed of `tps`, None for all there is.
+    """Ask for the committed offsets of a group.
 
-    stable: where a transaction may yet change it, an error (UNSTABLE_OFFSET_COMMIT, KIP-447).
+    Attributes:
+        group: The group.
+        tps: The partitions; None for all with a committed offset.
+        require_stable: Whether a partition whose offset an open transaction may still change gets
+            the error UNSTABLE_OFFSET_COMMIT (KIP-447).
     """
 
     API_KEY = 9
@@ -230,12 +285,14 @@ class OffsetFetchRequest(KafkaRequest[OffsetFetchResponse]):
     require_stable: bool = True
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version >= _FIRST_MULTI_GROUP_VERSION:
             out.array(1)
         out.string(self.group)
         if version >= 9:
-            out.string(None)  # of no member: what is committed is not fenced
+            # Member id and epoch, which fence old members. Anyone may read, so none are sent.
+            out.string(None)
             out.i32(NO_GENERATION)
         self._write_topics(out)
         if version >= _FIRST_MULTI_GROUP_VERSION:
@@ -257,27 +314,29 @@ class OffsetFetchRequest(KafkaRequest[OffsetFetchResponse]):
             out.tags()
 
     def decode(self, version: int, data: bytes, pos: int) -> OffsetFetchResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, offsets = read.i32(), dict[TopicPartition, OffsetAndMetadata | int]()
         if version >= _FIRST_MULTI_GROUP_VERSION:
             if read.array() != 1:
                 raise ValueError("not the one group that was asked for")
-            read.string()
+            read.string()  # group id
         for _ in range(read.array()):
             topic = read.string() or ""
             for _ in range(read.array()):
-                partition, found = (
+                partition, committed = (
                     read.i32(),
                     OffsetAndMetadata(read.i64(), read.i32(), read.string()),
                 )
                 error = read.i16()
                 read.tags()
-                if error or found.offset >= 0:
-                    offsets[TopicPartition(topic, partition)] = error or found
+                if error or committed.offset >= 0:  # -1: nothing is committed
+                    offsets[TopicPartition(topic, partition)] = error or committed
             read.tags()
         return OffsetFetchResponse(throttle, read.i16(), offsets)
 
 
+# The request of this module for each request that `gateway.core.group` decides to send.
 REQUEST_CLASSES: Mapping[type[GroupRequest], type[KafkaRequest[Any]]] = {
     ConsumerHeartbeatRequest: ConsumerGroupHeartbeatRequest
 }
@@ -303,6 +362,7 @@ def _write_topic(out: FieldWriter, topic: str, ids: Mapping[str, UUID], by_id: b
 
 
 def _read_topic(read: FieldReader, names: Mapping[UUID, str], by_id: bool) -> str:
+    """Return the name of the next topic; empty for an id that is not known."""
     if not by_id:
         return read.string() or ""
     topic = read.uuid()

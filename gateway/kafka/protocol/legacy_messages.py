@@ -1,8 +1,9 @@
-"""Sets of messages of the formats before batches (magic 0 and 1), which old logs still hold.
+"""Decode messages of the formats before record batches (magic 0 and 1), which old logs still hold.
 
-A compressed message has a whole set of them as its value. Those of magic 1 have offsets relative
-to the first, and the outer one has that of the last. Layout: Kafka's message format, "Old Message
-Format"; aiokafka's reader of it decompresses without a bound.
+The value of a compressed message is a set of messages. With magic 1 the inner messages have offsets
+relative to the first one, and the outer message has the offset of the last one. The layout is
+described in "Old Message Format" of Kafka's documentation. aiokafka can read it too, but
+decompresses without a bound.
 """
 
 from __future__ import annotations
@@ -12,23 +13,33 @@ from collections.abc import Iterator
 
 from gateway.core.log.record import Record, TopicPartition
 
+# Positions are bytes from the start of a message. It begins with offset (8), size (4) and CRC (4).
 ATTRIBUTES_POS = 17
 MAGIC_POS = 16
-CODEC_MASK = 0x03
-_LOG_APPEND_TIME_FLAG = 0x08
-_ENTRY = struct.Struct(">qi")  # offset, and size of the rest
-_OFFSET = struct.Struct(">q")
+CODEC_MASK = 0x03  # the bits of the attributes that are the codec; 0 is uncompressed
+_LOG_APPEND_TIME_FLAG = 0x08  # of the attributes: the broker set the timestamp
+_ENTRY = struct.Struct(">qi")  # offset, and size of what follows
+_OFFSET = struct.Struct(">q")  # also a timestamp
 _LENGTH = struct.Struct(">i")
 _TIMESTAMP_POS = 18
-_KEY_POS = {0: 18, 1: 26}
-_NULL = -1
-AVERAGE_MESSAGE_BYTES = 100  # bytes that one is taken for: nothing says how many there are
+_KEY_POS = {0: 18, 1: 26}  # by magic; magic 0 has no timestamp
+_NULL = -1  # the size of a null field, an unknown timestamp, an unknown leader epoch
+# The size that a message is estimated to have, since nothing says how many there are in a set.
+AVERAGE_MESSAGE_BYTES = 100
 
 
 def read_value(message: memoryview, magic: int) -> memoryview:
-    """Return what a compressed message holds. Raises ValueError and struct.error."""
-    _, at = _read_field(message, _KEY_POS[magic])
-    value, _ = _read_field(message, at)
+    """Return the value of a compressed message, still compressed.
+
+    Args:
+        message: The message.
+        magic: Its format, 0 or 1.
+
+    Raises:
+        ValueError: The message is malformed; struct.error means the same.
+    """
+    _, pos = _read_field(message, _KEY_POS[magic])
+    value, _ = _read_field(message, pos)
     if value is None:
         raise ValueError("a compressed message without a value")
     return value
@@ -37,44 +48,52 @@ def read_value(message: memoryview, magic: int) -> memoryview:
 def iter_records(
     tp: TopicPartition, outer: memoryview, decompressed: memoryview
 ) -> Iterator[Record]:
-    """Yield what a compressed message holds.
+    """Yield the records of a message: those in a compressed one, or the message itself.
 
     Args:
         tp: Their partition.
         outer: The message.
-        plain: Its value, decompressed; of one that is not compressed, nothing is looked at.
+        decompressed: Its value, decompressed. It is not used if the message is not compressed.
 
     Raises:
-        ValueError: A message is broken; so does struct.error.
+        ValueError: A message is malformed; struct.error means the same.
     """
     magic = outer[MAGIC_POS]
     if not outer[ATTRIBUTES_POS] & CODEC_MASK:
         yield _decode_record(tp, outer, 0, None)
         return
+    # The broker sets its append time in the outer message only.
     by_append = magic == 1 and outer[ATTRIBUTES_POS] & _LOG_APPEND_TIME_FLAG
-    stamp: int | None = _OFFSET.unpack_from(outer, _TIMESTAMP_POS)[0] if by_append else None
-    first = 0
+    append_time: int | None = _OFFSET.unpack_from(outer, _TIMESTAMP_POS)[0] if by_append else None
+    base_offset = 0
     if magic == 1:
-        first = _ENTRY.unpack_from(outer)[0] - _read_last_offset(decompressed)
-    at = 0
-    while at < len(decompressed):
-        _, size = _ENTRY.unpack_from(decompressed, at)
-        end = at + _ENTRY.size + size
+        base_offset = _ENTRY.unpack_from(outer)[0] - _read_last_offset(decompressed)
+    pos = 0
+    while pos < len(decompressed):
+        _, size = _ENTRY.unpack_from(decompressed, pos)
+        end = pos + _ENTRY.size + size
         if size < 0 or end > len(decompressed):
             raise ValueError("a message that is cut")
-        if decompressed[at + ATTRIBUTES_POS] & CODEC_MASK:
+        if decompressed[pos + ATTRIBUTES_POS] & CODEC_MASK:
             raise ValueError("a compressed message in another")
-        yield _decode_record(tp, decompressed[at:end], first, stamp)
-        at = end
+        yield _decode_record(tp, decompressed[pos:end], base_offset, append_time)
+        pos = end
 
 
 def _decode_record(
-    tp: TopicPartition, data: memoryview, first: int, timestamp: int | None
+    tp: TopicPartition, data: memoryview, base_offset: int, timestamp: int | None
 ) -> Record:
-    """stamp: in place of its own."""
+    """Decode an uncompressed message.
+
+    Args:
+        tp: Its partition.
+        data: The message.
+        base_offset: What is added to its offset.
+        timestamp: Its timestamp in ms since 1970, in place of its own; None for its own.
+    """
     magic = data[MAGIC_POS]
-    key, at = _read_field(data, _KEY_POS[magic])
-    value, _ = _read_field(data, at)
+    key, pos = _read_field(data, _KEY_POS[magic])
+    value, _ = _read_field(data, pos)
     (offset,) = _OFFSET.unpack_from(data)
     if magic == 0:
         timestamp = _NULL
@@ -82,7 +101,7 @@ def _decode_record(
         (timestamp,) = _OFFSET.unpack_from(data, _TIMESTAMP_POS)
     return Record(
         tp,
-        first + offset,
+        base_offset + offset,
         _NULL,
         timestamp,
         None if key is None else bytes(key),
@@ -91,21 +110,22 @@ def _decode_record(
 
 
 def _read_last_offset(decompressed: memoryview) -> int:
-    at, last = 0, 0
-    while at < len(decompressed):
-        last, size = _ENTRY.unpack_from(decompressed, at)
+    """Return the offset of the last message in a set, relative as it stands there."""
+    pos, last = 0, 0
+    while pos < len(decompressed):
+        last, size = _ENTRY.unpack_from(decompressed, pos)
         if size < 0:
             raise ValueError("a message that is cut")
-        at += _ENTRY.size + size
+        pos += _ENTRY.size + size
     return last
 
 
-def _read_field(message: memoryview, at: int) -> tuple[memoryview | None, int]:
-    """Return a key or value, and where it ends."""
-    (size,) = _LENGTH.unpack_from(message, at)
-    at += _LENGTH.size
+def _read_field(message: memoryview, pos: int) -> tuple[memoryview | None, int]:
+    """Return a key or value (None for null), and the position after it."""
+    (size,) = _LENGTH.unpack_from(message, pos)
+    pos += _LENGTH.size
     if size == _NULL:
-        return None, at
-    if not 0 <= size <= len(message) - at:
+        return None, pos
+    if not 0 <= size <= len(message) - pos:
         raise ValueError("a field that is cut")
-    return message[at : at + size], at + size
+    return message[pos : pos + size], pos + size

@@ -1,4 +1,4 @@
-"""ListOffsets and OffsetForLeaderEpoch: where logs begin, end, and changed hands."""
+"""Define ListOffsets and OffsetForLeaderEpoch, which look up ends of logs and of leader epochs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,26 @@ from .requests import CONSUMER_REPLICA_ID, KafkaRequest, VersionRange
 
 
 class OffsetQuery(NamedTuple):
-    """`spec`: -1 latest, -2 earliest, or milliseconds of a record timestamp."""
+    """What to look up in a partition.
+
+    Attributes:
+        spec: -1 for the latest offset, -2 for the earliest, or a record timestamp in ms since 1970.
+        leader_epoch: The leader epoch in the metadata; the broker refuses another one.
+    """
 
     spec: int
     leader_epoch: int
 
 
 class OffsetResult(NamedTuple):
-    """`offset` -1: no record is that late. `timestamp` -1 for latest and earliest."""
+    """An offset that was looked up.
+
+    Attributes:
+        error: Kafka's error code.
+        timestamp: That of the record, in ms since 1970; -1 for latest and earliest.
+        offset: The offset; -1 if no record is as late as the time that was asked for.
+        epoch: The leader epoch of the record; -1 if it is not known.
+    """
 
     error: int
     timestamp: int
@@ -29,13 +41,21 @@ class OffsetResult(NamedTuple):
 
 
 class ListOffsetsResponse(NamedTuple):
+    """The offset of each partition."""
+
     throttle_ms: int
     offsets: dict[TopicPartition, OffsetResult]
 
 
 @dataclass(slots=True)
 class ListOffsetsRequest(KafkaRequest[ListOffsetsResponse]):
-    """Where logs begin and end, or the first offset at or after a time."""
+    """Ask a leader where its logs begin or end, or for the first offset at or after a time.
+
+    Attributes:
+        queries: What to look up in each partition.
+        isolation_level: 0 for READ_UNCOMMITTED, 1 for READ_COMMITTED. With the latter, the latest
+            offset is the last stable offset.
+    """
 
     API_KEY = 2
     NAME = "ListOffsets"
@@ -45,6 +65,7 @@ class ListOffsetsRequest(KafkaRequest[ListOffsetsResponse]):
     isolation_level: int = 1
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.i32(CONSUMER_REPLICA_ID)
         out.i8(self.isolation_level)
@@ -63,6 +84,7 @@ class ListOffsetsRequest(KafkaRequest[ListOffsetsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> ListOffsetsResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = read.i32()
         offsets = {}
@@ -77,12 +99,25 @@ class ListOffsetsRequest(KafkaRequest[ListOffsetsResponse]):
 
 
 class EpochQuery(NamedTuple):
+    """The epoch to look up in a partition.
+
+    Attributes:
+        epoch: The leader epoch whose end is asked for.
+        leader_epoch: The leader epoch in the metadata; the broker refuses another one.
+    """
+
     epoch: int
     leader_epoch: int
 
 
 class EpochEndOffset(NamedTuple):
-    """The largest epoch not above the one asked for, and where it ends; -1: unknown."""
+    """The end of a leader epoch.
+
+    Attributes:
+        error: Kafka's error code.
+        epoch: The largest epoch that is not above the one asked for; -1 if there is none.
+        end_offset: The offset after the last record of that epoch; -1 if there is none.
+    """
 
     error: int
     epoch: int
@@ -90,13 +125,15 @@ class EpochEndOffset(NamedTuple):
 
 
 class OffsetForLeaderEpochResponse(NamedTuple):
+    """The end of the epoch of each partition."""
+
     throttle_ms: int
     end_offsets: dict[TopicPartition, EpochEndOffset]
 
 
 @dataclass(slots=True)
 class OffsetForLeaderEpochRequest(KafkaRequest[OffsetForLeaderEpochResponse]):
-    """OffsetForLeaderEpoch (KIP-320): where a leader's reign ended."""
+    """Ask a leader where leader epochs ended in its logs (KIP-320)."""
 
     API_KEY = 23
     NAME = "OffsetForLeaderEpoch"
@@ -105,6 +142,7 @@ class OffsetForLeaderEpochRequest(KafkaRequest[OffsetForLeaderEpochResponse]):
     queries: Mapping[TopicPartition, EpochQuery]
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version >= 3:
             out.i32(CONSUMER_REPLICA_ID)
@@ -123,6 +161,7 @@ class OffsetForLeaderEpochRequest(KafkaRequest[OffsetForLeaderEpochResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> OffsetForLeaderEpochResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = read.i32()
         ends = {}

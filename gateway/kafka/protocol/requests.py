@@ -1,14 +1,14 @@
-"""Requests of our own, for aiokafka's connections.
+"""Define Kafka requests of our own that aiokafka's connections can send.
 
-aiokafka's own messages stop at Metadata v5 and Fetch v11 with leader epoch -1: no topic
-ids, no epochs, so neither a recreated topic nor a truncated log can be told. These go to
-Metadata v12, ListOffsets v7 and OffsetForLeaderEpoch v4, and down to what Kafka 2.3 and
-librdkafka's mock cluster speak.
+aiokafka's own messages stop at Metadata v5 and Fetch v11 with leader epoch -1. They have no topic
+ids and no epochs, so neither a recreated topic nor a truncated log can be noticed. The requests of
+this package go up to Metadata v12, ListOffsets v7 and OffsetForLeaderEpoch v4, and down to what
+Kafka 2.3 and librdkafka's mock cluster speak.
 
-`AIOKafkaConnection.send` wants five things of a request: `prepare(versions)`, whose result
-has `build_request_header`, `encode`, `parse_response_header` and `RESPONSE_TYPE.decode`.
-That is an internal interface of aiokafka; `Request` and `Frame` are all that touches it,
-and tests/kafka/protocol/test_requests.py says when it changes.
+`AIOKafkaConnection.send` needs five things of a request: `prepare(versions)`, whose result has
+`build_request_header`, `encode`, `parse_response_header` and `RESPONSE_TYPE.decode`. That is an
+internal interface of aiokafka. Only `KafkaRequest` and `PreparedRequest` touch it, and
+tests/kafka/protocol/test_requests.py fails when it changes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,38 @@ from .codec import FieldReader, FieldWriter, read_tags
 
 R = TypeVar("R")
 
-_PARTITION_STRUCT = struct.Struct(">hiii")
+_PARTITION_STRUCT = struct.Struct(">hiii")  # error, index, leader, leader epoch
 
-CONSUMER_REPLICA_ID = -1  # replica id of one who is no replica
-_OPERATIONS_NOT_REQUESTED = -(1 << 31)  # operations that nobody asked for (KIP-430)
+CONSUMER_REPLICA_ID = -1  # the replica id of a client that is not a replica
+_OPERATIONS_NOT_REQUESTED = -(1 << 31)  # the value when the request did not ask (KIP-430)
 
 
 class VersionRange(NamedTuple):
+    """The versions of a request that the gateway speaks.
+
+    Attributes:
+        lowest: The lowest version.
+        highest: The highest version.
+        first_flexible: The version from which on messages are flexible (KIP-482). It may be above
+            `highest`.
+    """
+
     lowest: int
     highest: int
-    first_flexible: int  # from this one on
+    first_flexible: int
 
 
 class KafkaRequest(ABC, Generic[R]):
-    """One request of the protocol, in every version of it that we speak."""
+    """One request of the protocol, in all versions that the gateway speaks.
+
+    `R` is the type of its response. Callers create a request and hand it to `Connections.send`;
+    the version is chosen for the broker when it is sent.
+
+    Attributes:
+        API_KEY: Kafka's number of the API.
+        NAME: Kafka's name of the API.
+        VERSIONS: The versions that the gateway speaks.
+    """
 
     API_KEY: ClassVar[int]
     NAME: ClassVar[str]
@@ -49,14 +67,30 @@ class KafkaRequest(ABC, Generic[R]):
 
     @abstractmethod
     def encode(self, version: int) -> bytes:
-        """The body, without header."""
+        """Encode the body of the request, without the header."""
 
     @abstractmethod
     def decode(self, version: int, data: bytes, pos: int) -> R:
-        """The answer, whose body starts at `pos`. Raises on malformed bytes."""
+        """Decode the response to this request.
+
+        Args:
+            version: The version of the request.
+            data: The bytes of the response.
+            pos: Where its body begins, after the header.
+
+        Raises:
+            ValueError: The bytes are malformed; IndexError and struct.error mean the same.
+        """
 
     def choose_version(self, versions: Mapping[int, tuple[int, int]]) -> int:
-        """The highest version that a broker with `versions` and we speak."""
+        """Return the highest version that both the broker and the gateway speak.
+
+        Args:
+            versions: The lowest and highest version that the broker speaks, by API key.
+
+        Raises:
+            KafkaError: There is none.
+        """
         low, high = versions.get(self.API_KEY, (0, -1))
         version = min(high, self.VERSIONS.highest)
         if version < max(low, self.VERSIONS.lowest):
@@ -67,6 +101,14 @@ class KafkaRequest(ABC, Generic[R]):
         return version
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> PreparedRequest[R]:
+        """Return the request in the version for a broker; aiokafka's connection calls this.
+
+        Args:
+            versions: The lowest and highest version that the broker speaks, by API key.
+
+        Raises:
+            KafkaError: The broker is too old.
+        """
         version = self.choose_version(versions)
         return PreparedRequest(self, version, version >= self.VERSIONS.first_flexible)
 
@@ -84,7 +126,16 @@ class _ResponseHeader(NamedTuple):
 
 @dataclass(slots=True)
 class PreparedRequest(Generic[R]):
-    """A request in one version: what aiokafka's connection asks of a RequestStruct."""
+    """A request in one version, with the methods that aiokafka's connection needs.
+
+    `KafkaRequest.prepare` creates it, and aiokafka's connection keeps it until the response. To
+    aiokafka it is both the RequestStruct and the type of the response.
+
+    Attributes:
+        request: The request.
+        version: Its version.
+        flexible: Whether that version is flexible (KIP-482).
+    """
 
     request: KafkaRequest[R]
     version: int
@@ -92,28 +143,36 @@ class PreparedRequest(Generic[R]):
 
     @property
     def RESPONSE_TYPE(self) -> PreparedRequest[R]:
+        """Return the object whose `decode` decodes the response."""
         return self
 
     def build_request_header(self, correlation_id: int, client_id: str) -> _EncodedHeader:
+        """Encode the header of the request."""
         name = client_id.encode()
         head = struct.pack(">hhih", self.request.API_KEY, self.version, correlation_id, len(name))
-        # The client id keeps its old form in the flexible header, KIP-482.
+        # Also in a flexible header the client id is a string with a fixed length (KIP-482). The
+        # zero byte says that there are no tagged fields.
         return _EncodedHeader(head + name + (b"\0" if self.flexible else b""))
 
     def encode(self) -> bytes:
+        """Encode the body of the request."""
         return self.request.encode(self.version)
 
     def parse_response_header(self, stream: BytesIO) -> _ResponseHeader:
-        data = stream.getvalue()  # no copy: the stream still shares the bytes it was made of
+        """Decode the header of the response, and leave the stream at its body."""
+        data = stream.getvalue()  # no copy: the stream still shares the bytes it was created with
         (correlation_id,) = struct.unpack_from(">i", data)
         stream.seek(read_tags(data, 4)[1] if self.flexible else 4)
         return _ResponseHeader(correlation_id)
 
     def decode(self, stream: BytesIO) -> R:
+        """Decode the body of the response."""
         return self.request.decode(self.version, stream.getvalue(), stream.tell())
 
 
 class BrokerMetadata(NamedTuple):
+    """A broker in a metadata response."""
+
     node: int
     host: str
     port: int
@@ -121,7 +180,15 @@ class BrokerMetadata(NamedTuple):
 
 
 class PartitionMetadata(NamedTuple):
-    """`leader` -1: none. `leader_epoch` -1: not told. `error`: Kafka's code."""
+    """A partition in a metadata response.
+
+    Attributes:
+        leader: The node id of its leader; -1 for none.
+        leader_epoch: The leader epoch; -1 where the broker did not send it.
+        replicas: The node ids of its replicas.
+        isr: The node ids of the replicas that are in sync.
+        error: Kafka's error code.
+    """
 
     leader: int
     leader_epoch: int
@@ -131,14 +198,23 @@ class PartitionMetadata(NamedTuple):
 
 
 class TopicOperation(IntEnum):
-    """Kafka's codes of what one may do with a topic; the others are of no use here."""
+    """Kafka's codes of operations on a topic, those that the gateway asks about (KIP-430)."""
 
     READ = 3
     WRITE = 4
 
 
 class TopicMetadata(NamedTuple):
-    """`operations`: a bit for each code that is allowed (KIP-430); None where it is not told."""
+    """A topic in a metadata response.
+
+    Attributes:
+        name: Its name.
+        topic_id: Its id; None for a broker before Kafka 2.8.
+        error: Kafka's error code.
+        partitions: Its partitions by number.
+        authorized_operations: A bit for each operation that the gateway may do (KIP-430); None
+            where the request did not ask or the broker did not say.
+    """
 
     name: str
     topic_id: UUID | None
@@ -147,7 +223,7 @@ class TopicMetadata(NamedTuple):
     authorized_operations: int | None = None
 
     def is_allowed(self, operation: TopicOperation) -> bool | None:
-        """Who asked, do that; None where the broker does not tell."""
+        """Return whether the gateway may do an operation; None where that is not known."""
         return (
             None
             if self.authorized_operations is None
@@ -156,6 +232,8 @@ class TopicMetadata(NamedTuple):
 
 
 class MetadataResponse(NamedTuple):
+    """The brokers of a cluster, and the topics that were asked for, by name."""
+
     throttle_ms: int
     cluster_id: str | None
     brokers: tuple[BrokerMetadata, ...]
@@ -164,9 +242,11 @@ class MetadataResponse(NamedTuple):
 
 @dataclass(slots=True)
 class MetadataRequest(KafkaRequest[MetadataResponse]):
-    """Brokers, and the partitions of `topics`, None for all. Asking never creates a topic.
+    """Ask any broker for the brokers of the cluster and for topics. It never creates a topic.
 
-    rights: ask what we may do with them, too.
+    Attributes:
+        topics: The names of the topics; None for all topics.
+        include_operations: Whether to ask what the gateway may do with them, too.
     """
 
     API_KEY = 3
@@ -177,11 +257,12 @@ class MetadataRequest(KafkaRequest[MetadataResponse]):
     include_operations: bool = False
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(-1 if self.topics is None else len(self.topics))
         for topic in self.topics or ():
             if version >= 10:
-                out.uuid(None)
+                out.uuid(None)  # the topic is asked for by name
             out.string(topic)
             out.tags()
         out.i8(0)  # allow_auto_topic_creation
@@ -192,6 +273,7 @@ class MetadataRequest(KafkaRequest[MetadataResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> MetadataResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = read.i32()
         brokers = tuple(self._read_broker(read) for _ in range(read.array()))
@@ -202,9 +284,9 @@ class MetadataRequest(KafkaRequest[MetadataResponse]):
 
     @staticmethod
     def _read_broker(read: FieldReader) -> BrokerMetadata:
-        answer = BrokerMetadata(read.i32(), read.string() or "", read.i32(), read.string())
+        broker = BrokerMetadata(read.i32(), read.string() or "", read.i32(), read.string())
         read.tags()
-        return answer
+        return broker
 
     def _read_topic(self, read: FieldReader, version: int) -> TopicMetadata:
         error, name = read.i16(), read.string() or ""
@@ -213,12 +295,12 @@ class MetadataRequest(KafkaRequest[MetadataResponse]):
         partitions = dict(self._read_partition(read) for _ in range(read.array()))
         operations = read.i32()
         read.tags()
-        told = (
+        authorized = (
             operations
             if self.include_operations and operations != _OPERATIONS_NOT_REQUESTED
             else None
         )
-        return TopicMetadata(name, topic_id, error, partitions, told)
+        return TopicMetadata(name, topic_id, error, partitions, authorized)
 
     @staticmethod
     def _read_partition(read: FieldReader) -> tuple[int, PartitionMetadata]:

@@ -1,4 +1,4 @@
-"""CreateTopics: topics of the gateway's own, made where they are missing."""
+"""Define CreateTopics, for the topics that the gateway itself needs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from .codec import FieldReader, FieldWriter
 from .requests import KafkaRequest, VersionRange
 
-BROKER_DEFAULT = -1  # partitions, replicas: as the broker is set
+BROKER_DEFAULT = -1  # for the number of partitions or replicas: the broker's default (KIP-464)
 
 
 class CreateTopicsResponse(NamedTuple):
-    """`error` is Kafka's code, with what the broker says of it."""
+    """Kafka's error code, and the broker's text for it."""
 
     error: int
     message: str
@@ -21,7 +21,15 @@ class CreateTopicsResponse(NamedTuple):
 
 @dataclass(slots=True)
 class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
-    """One topic. timeout in milliseconds, until it is made."""
+    """Create one topic.
+
+    Attributes:
+        topic: Its name.
+        partitions: The number of its partitions.
+        replicas: The number of replicas of each partition.
+        configs: Its configs by name.
+        timeout_ms: Milliseconds that the broker may wait until it is created.
+    """
 
     API_KEY = 19
     NAME = "CreateTopics"
@@ -34,12 +42,14 @@ class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
     timeout_ms: int = 5000
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
-        old = version < 4  # which knows no defaults (KIP-464)
+        # Before version 4 the broker refuses -1 (KIP-464).
+        without_defaults = version < 4
         out.array(1)
         out.string(self.topic)
-        out.i32(1 if old and self.partitions == BROKER_DEFAULT else self.partitions)
-        out.i16(1 if old and self.replicas == BROKER_DEFAULT else self.replicas)
+        out.i32(1 if without_defaults and self.partitions == BROKER_DEFAULT else self.partitions)
+        out.i16(1 if without_defaults and self.replicas == BROKER_DEFAULT else self.replicas)
         out.array(0)  # assignments
         out.array(len(self.configs))
         for name, value in self.configs.items():
@@ -53,24 +63,25 @@ class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> CreateTopicsResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         read.i32()  # throttle time
-        made = CreateTopicsResponse(-1, "the broker said nothing of it")
+        response = CreateTopicsResponse(-1, "the broker's answer does not mention it")
         for _ in range(read.array()):
-            read.string()
+            read.string()  # name
             if version >= 7:
                 read.uuid()
-            made = CreateTopicsResponse(read.i16(), read.string() or "")
+            response = CreateTopicsResponse(read.i16(), read.string() or "")
             if version < 5:
                 continue
-            read.i32()
-            read.i16()
+            read.i32()  # number of partitions
+            read.i16()  # number of replicas
             for _ in range(read.array()):
-                read.string()
-                read.string()
-                read.i8()
-                read.i8()
-                read.i8()
+                read.string()  # name of a config
+                read.string()  # its value
+                read.i8()  # read only
+                read.i8()  # source
+                read.i8()  # sensitive
                 read.tags()
             read.tags()
-        return made
+        return response

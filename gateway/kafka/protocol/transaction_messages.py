@@ -1,8 +1,8 @@
-"""What a transactional writer says beside its records (KIP-98).
+"""Define the requests that a transactional producer sends beside its records (KIP-98).
 
-In versions before the flexible ones: every broker since 2.3 speaks them, and what later ones add
-(members of groups, epochs that grow with every transaction) is not needed by whoever has a
-transactional id to itself.
+They are sent in versions before the flexible ones, which every broker since 2.3 speaks. Later
+versions add the members of groups and epochs that grow with every transaction; a producer that is
+the only user of its transactional id needs neither.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from .requests import KafkaRequest, VersionRange
 
 
 class TransactionResponse(NamedTuple):
-    """Kafka's code for all that was asked."""
+    """Kafka's error code for the whole request."""
 
     throttle_ms: int
     error: int
 
 
 class PartitionErrorsResponse(NamedTuple):
+    """Kafka's error code for each partition."""
+
     throttle_ms: int
     errors: dict[TopicPartition, int]
 
 
 class TransactionalIdentity(NamedTuple):
-    """Who writes."""
+    """A transactional id, with the producer id and epoch that Kafka gave it."""
 
     transactional_id: str
     id_and_epoch: ProducerIdAndEpoch
@@ -39,7 +41,7 @@ class TransactionalIdentity(NamedTuple):
 
 @dataclass(slots=True)
 class AddPartitionsToTxnRequest(KafkaRequest[PartitionErrorsResponse]):
-    """AddPartitionsToTxn: what will be written to."""
+    """Add the partitions to a transaction that the producer will write to."""
 
     API_KEY = 24
     NAME = "AddPartitionsToTxn"
@@ -49,6 +51,7 @@ class AddPartitionsToTxnRequest(KafkaRequest[PartitionErrorsResponse]):
     tps: Collection[TopicPartition]
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         _write_producer(out, self.producer)
         topics = group_by_topic(dict.fromkeys(self.tps))
@@ -61,12 +64,13 @@ class AddPartitionsToTxnRequest(KafkaRequest[PartitionErrorsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> PartitionErrorsResponse:
+        """Decode the body of the response."""
         return _decode_partition_errors(data, pos)
 
 
 @dataclass(slots=True)
 class AddOffsetsToTxnRequest(KafkaRequest[TransactionResponse]):
-    """AddOffsetsToTxn: the group whose offsets will be committed."""
+    """Add the group to a transaction whose offsets it will commit."""
 
     API_KEY = 25
     NAME = "AddOffsetsToTxn"
@@ -76,19 +80,24 @@ class AddOffsetsToTxnRequest(KafkaRequest[TransactionResponse]):
     group: str
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         _write_producer(out, self.producer)
         out.string(self.group)
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> TransactionResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, flexible=False)
         return TransactionResponse(read.i32(), read.i16())
 
 
 @dataclass(slots=True)
 class TxnOffsetCommitRequest(KafkaRequest[PartitionErrorsResponse]):
-    """TxnOffsetCommit: to the group's coordinator; there with the transaction."""
+    """Commit offsets of a group within a transaction; sent to the coordinator of the group.
+
+    They become the group's offsets when the transaction is committed.
+    """
 
     API_KEY = 28
     NAME = "TxnOffsetCommit"
@@ -99,6 +108,7 @@ class TxnOffsetCommitRequest(KafkaRequest[PartitionErrorsResponse]):
     offsets: Mapping[TopicPartition, int]
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         out.string(self.producer.transactional_id)
         out.string(self.group)
@@ -114,16 +124,17 @@ class TxnOffsetCommitRequest(KafkaRequest[PartitionErrorsResponse]):
                 out.i64(offset)
                 if version >= 2:
                     out.i32(-1)  # the leader epoch is not known
-                out.string("")
+                out.string("")  # metadata
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> PartitionErrorsResponse:
+        """Decode the body of the response."""
         return _decode_partition_errors(data, pos)
 
 
 @dataclass(slots=True)
 class EndTxnRequest(KafkaRequest[TransactionResponse]):
-    """EndTxn: all of it is there now, or nothing."""
+    """Commit the transaction, or abort it."""
 
     API_KEY = 26
     NAME = "EndTxn"
@@ -133,12 +144,14 @@ class EndTxnRequest(KafkaRequest[TransactionResponse]):
     commit: bool
 
     def encode(self, version: int) -> bytes:
+        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         _write_producer(out, self.producer)
         out.i8(self.commit)
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> TransactionResponse:
+        """Decode the body of the response."""
         read = FieldReader(data, pos, flexible=False)
         return TransactionResponse(read.i32(), read.i16())
 
