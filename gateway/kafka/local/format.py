@@ -1,7 +1,8 @@
-"""Log directories formatted without a JVM.
+"""Format log directories without a JVM.
 
-meta.properties is written by hand. bootstrap.checkpoint holds feature levels (and SCRAM users),
-is the same for every node of every cluster, and is made once by Kafka's own tool (1.4 s).
+`meta.properties` is written by this module. `bootstrap.checkpoint` holds the feature levels (and
+SCRAM users). Without users it is the same for every node of every cluster, and Kafka's own storage
+tool creates it once (1.4 s).
 """
 
 from __future__ import annotations
@@ -22,14 +23,30 @@ _CHECKPOINT = "bootstrap.checkpoint"
 
 
 def build_classpath(libs: Path) -> str:
-    """Sorted: a class archive is only good for the class path it was made with."""
+    """Return the class path of the broker, always in the same order.
+
+    A class archive can be used only with the class path that it was built with.
+
+    Args:
+        libs: The directory of the jars.
+    """
     return ":".join(
         str(libs / name) for name in sorted(jar.file_name for jar in jars.read_pinned_jars())
     )
 
 
 def load_checkpoint(cache: Path, scram: Sequence[str] = ()) -> bytes:
-    """What a new log directory starts with; cached, unless it holds `scram` users."""
+    """Return the checkpoint that a new log directory starts with.
+
+    It is cached unless it holds users.
+
+    Args:
+        cache: The cache directory, see `jars.cache_directory`.
+        scram: The users, as in `BrokerSecurity.scram_users`.
+
+    Raises:
+        LocalBrokerError: Kafka's storage tool failed.
+    """
     if scram:
         return _build_checkpoint(cache, scram)
     path = cache / _CHECKPOINT
@@ -37,12 +54,19 @@ def load_checkpoint(cache: Path, scram: Sequence[str] = ()) -> bytes:
         with jars.lock_cache(cache):
             part = path.with_suffix(".part")
             part.write_bytes(_build_checkpoint(cache, ()))
-            part.rename(path)
+            part.rename(path)  # atomic: the others see all of it or nothing
     return path.read_bytes()
 
 
 def format_directory(directory: Path, node: int, cluster: str, checkpoint: bytes) -> None:
-    """Make a log directory; one that was formatted before is left as it is."""
+    """Create and format the log directory of a node. A formatted one is left as it is.
+
+    Args:
+        directory: The directory.
+        node: The id of the node.
+        cluster: The id of the cluster.
+        checkpoint: The checkpoint, from `load_checkpoint`.
+    """
     if (directory / "meta.properties").exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
@@ -57,7 +81,7 @@ def format_directory(directory: Path, node: int, cluster: str, checkpoint: bytes
 
 
 def load_cluster_id(root: Path) -> str:
-    """That of the nodes formatted under `root` before, or a new one."""
+    """Return the cluster id of the nodes that were formatted under `root`, or a new one."""
     for meta in sorted(root.glob("node-*/meta.properties")):
         for line in meta.read_text().splitlines():
             if line.startswith("cluster.id="):
@@ -66,7 +90,10 @@ def load_cluster_id(root: Path) -> str:
 
 
 def generate_id() -> str:
-    """A random UUID as Kafka writes it: base64url, and never with a leading dash."""
+    """Return a random UUID as Kafka writes it: base64url, and never with a leading dash.
+
+    The storage tool would take an id with a leading dash for an option.
+    """
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith(
         "-"
     ):
@@ -75,6 +102,7 @@ def generate_id() -> str:
 
 
 def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
+    """Let Kafka's storage tool format a temporary directory, and return its checkpoint."""
     libs = jars.fetch_jars(cache)
     with tempfile.TemporaryDirectory(prefix="gateway-kafka-") as name:
         config = Path(name) / "server.properties"
@@ -86,8 +114,8 @@ def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
                 | build_listener_properties(ports, None, "1@127.0.0.1:2")
             )
         )
-        users = [word for user in scram for word in ("--add-scram", user)]
-        done = subprocess.run(
+        options = [word for user in scram for word in ("--add-scram", user)]
+        completed = subprocess.run(
             [
                 *(str(java.find_java().path), *java.JVM_FLAGS, "-cp", build_classpath(libs)),
                 *(
@@ -97,12 +125,14 @@ def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
                     generate_id(),
                     "-c",
                     str(config),
-                    *users,
+                    *options,
                 ),
             ],
             capture_output=True,
             text=True,
         )
-        if done.returncode:
-            raise LocalBrokerError(f"Kafka's storage tool failed:\n{done.stdout}{done.stderr}")
+        if completed.returncode:
+            raise LocalBrokerError(
+                f"Kafka's storage tool failed:\n{completed.stdout}{completed.stderr}"
+            )
         return (logs / _CHECKPOINT).read_bytes()

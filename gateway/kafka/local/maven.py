@@ -1,8 +1,9 @@
-"""Jars that are pinned by their checksums, fetched once for the machine.
+"""Fetch jars that are pinned by their checksums, once for the machine.
 
-A list names every jar and its SHA-256, so nothing is left to resolve: `jgo` (a wheel) or `mvn`,
-whichever is there, only fetches (jgo 3.2, the 46 of Kafka: 3 s and 44 MB; resolving the graph it
-would take 15 s more), and what it brought is verified before anybody can see it.
+A list names every jar and its SHA-256, so dependencies need not be resolved: `jgo` (a wheel) or
+`mvn`, whichever is installed, only fetches. With jgo 3.2 the 46 jars of Kafka take 3 s and 44 MB;
+resolving the dependencies would take 15 s more. What was fetched is verified before any process can
+see it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class MavenCoordinate:
 
     @classmethod
     def parse(cls, text: str) -> MavenCoordinate:
+        """Parse `group:artifact:version`."""
         return cls(*text.split(":"))
 
     def __str__(self) -> str:
@@ -41,24 +43,39 @@ class MavenCoordinate:
 
     @property
     def file_name(self) -> str:
+        """Return the name that Maven gives the file of the jar."""
         return f"{self.artifact}-{self.version}.jar"
 
 
 def read_pins(path: Path) -> dict[MavenCoordinate, str]:
-    """Every jar and its SHA-256: lines of digest and name."""
+    """Read a list of pinned jars.
+
+    Args:
+        path: A file with lines of SHA-256 and coordinate.
+
+    Returns:
+        The SHA-256 of every jar.
+    """
     lines = path.read_text("ascii").splitlines()
     return {MavenCoordinate.parse(name): digest for digest, name in map(str.split, lines)}
 
 
 def cache_path(name: str) -> Path:
-    """The directory where what has this name stays between runs."""
+    """Return the directory of this name in the user's cache, which stays between runs."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser() / "gateway" / name
 
 
 @contextmanager
 def lock_cache(cache: Path) -> Iterator[None]:
-    """One process at a time makes what is missing; the others then find it made."""
+    """Hold the lock of a cache, so that one process at a time creates what is missing.
+
+    Look again for what is missing once the lock is held: another process may have created it. The
+    lock is not reentrant.
+
+    Args:
+        cache: The cache directory; it is created.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -69,8 +86,11 @@ def lock_cache(cache: Path) -> Iterator[None]:
 class JarBundle:
     """Jars that belong together.
 
-    what: their name in messages, with the version. pins: the jars and their SHA-256.
-    error: what is raised when there is nothing to fetch with, no network, or a wrong checksum.
+    Attributes:
+        name: Their name in messages, with the version.
+        pins: The SHA-256 of each jar.
+        error_class: What is raised when there is nothing to fetch with, when the network fails, or
+            when a checksum is wrong.
     """
 
     name: str
@@ -78,9 +98,17 @@ class JarBundle:
     error_class: type[GatewayError]
 
     def ensure_fetched(self, cache: Path) -> Path:
-        """The directory with all the jars, fetched and verified if it is not there yet."""
+        """Return the directory with all the jars, fetching and verifying them if necessary.
+
+        Args:
+            cache: The cache directory, in which `libs` is created.
+
+        Raises:
+            GatewayError: The jars cannot be fetched, or are damaged; it is an `error_class`.
+        """
         libs = cache / "libs"
-        if libs.is_dir():  # appears by one rename, only after every checksum was right
+        # The directory appears by one rename, and only after every checksum was right.
+        if libs.is_dir():
             return libs
         with lock_cache(cache):
             if not libs.is_dir():
@@ -93,7 +121,14 @@ class JarBundle:
         return libs
 
     def verify(self, libs: Path) -> None:
-        """Raises `error` with the names of the jars that are missing or not as pinned."""
+        """Verify the checksums of the jars in a directory.
+
+        Args:
+            libs: The directory.
+
+        Raises:
+            GatewayError: Jars are missing or damaged; it is an `error_class` that names them.
+        """
         wrong = [
             coordinate.file_name
             for coordinate, digest in self.pins.items()
@@ -126,7 +161,7 @@ class JarBundle:
         for count, coordinate in enumerate(self.pins, start=1):
             try:
                 path = context.create_dependency(str(coordinate)).artifact.resolve()
-            except Exception as error:  # requests' and its own: one meaning here
+            except Exception as error:  # errors of requests and of jgo mean the same here
                 raise self.error_class(
                     f"{coordinate} could not be fetched: {error}; check the network and try again"
                 ) from error
@@ -142,18 +177,18 @@ class JarBundle:
         pom.write_text(_POM_TEMPLATE.format("".join(dependencies)))
         goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
         self._print_progress(0, 0)
-        done = subprocess.run(
+        completed = subprocess.run(
             [mvn, "-q", "-B", "-f", str(pom), goal, f"-DoutputDirectory={target}"],
             capture_output=True,
             text=True,
         )
-        if done.returncode:
-            tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
+        if completed.returncode:
+            tail = "\n".join((completed.stdout + completed.stderr).strip().splitlines()[-5:])
             raise self.error_class(f"mvn could not fetch {self.name}; check the network.\n{tail}")
         self._print_progress(len(self.pins), sum(jar.stat().st_size for jar in target.iterdir()))
 
     def _print_progress(self, count: int, size: int) -> None:
-        """One line on standard error, rewritten in place on a terminal."""
+        """Print the progress on standard error: on a terminal one line that is rewritten."""
         terminal, total = sys.stderr.isatty(), len(self.pins)
         if terminal or count in (0, total):
             end = "\r" if terminal and count < total else "\n"

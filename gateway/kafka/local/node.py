@@ -1,7 +1,7 @@
-"""One broker process.
+"""Run one broker process.
 
-It dies with the process that started it: by atexit, and on Linux by PR_SET_PDEATHSIG, so that
-even a killed test run leaves no JVM behind. Its ports stay the same over restarts.
+The broker ends with the process that started it: by atexit, and on Linux also by PR_SET_PDEATHSIG,
+so that even a killed test run leaves no JVM behind. Its ports stay the same when it is restarted.
 """
 
 from __future__ import annotations
@@ -30,19 +30,31 @@ _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kafka-spawner")
 
 
 def _die_with_parent() -> None:
+    """Have the kernel kill this process, a forked broker, when the thread that forked it ends."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class ReservedPort:
-    """A TCP port of 127.0.0.1 that is ours until released.
+    """A TCP port of 127.0.0.1 that no other process gets until it is released.
 
-    On Linux it stays bound, without listening, while a broker listens on it: both sockets say
-    SO_REUSEADDR, and no other process is given the number in between.
-    Raises LocalBrokerError when the number asked for is taken.
+    `LocalKafka` creates one for each listener of each node. On Linux it stays bound, without
+    listening, while a broker listens on it: both sockets set SO_REUSEADDR, and the system does not
+    give the number to another process while the broker restarts. Elsewhere it is released at once.
+
+    Attributes:
+        number: The number of the port.
     """
 
     def __init__(self, number: int = 0) -> None:
+        """Bind the port.
+
+        Args:
+            number: The number; 0 for any free port.
+
+        Raises:
+            LocalBrokerError: The port is taken.
+        """
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -57,13 +69,30 @@ class ReservedPort:
             self.release()
 
     def release(self) -> None:
+        """Let other processes use the port."""
         self._socket.close()
 
 
 class KafkaNode:
-    """A broker that is also a controller. Ids begin with 1."""
+    """A node of a local cluster: one process that is both broker and controller.
+
+    Created and owned by `LocalKafka`. It can be stopped, killed, frozen and started again.
+
+    Attributes:
+        id: The id of the node; ids begin with 1.
+        directory: Its log directory.
+        log: The file with the output of the process.
+        is_frozen: Whether it is stopped by `freeze`.
+    """
 
     def __init__(self, id: int, directory: Path, ports: Mapping[str, ReservedPort]) -> None:
+        """Create the node without starting it.
+
+        Args:
+            id: The id of the node.
+            directory: Its log directory.
+            ports: The port of each listener.
+        """
         self.id = id
         self.directory = directory
         self.log = directory.with_suffix(".log")
@@ -74,30 +103,37 @@ class KafkaNode:
 
     @property
     def ports(self) -> dict[str, int]:
-        """Port by listener: PLAINTEXT, CONTROLLER, VIA, SASL, TLS, SASL_TLS."""
+        """Return the port of each listener: PLAINTEXT, CONTROLLER, VIA, SASL, TLS, SASL_TLS."""
         return {name: port.number for name, port in self._ports.items()}
 
     @property
     def address(self) -> str:
+        """Return `host:port` of the plain listener."""
         return f"127.0.0.1:{self._ports['PLAINTEXT'].number}"
 
     @property
     def pid(self) -> int:
-        """The process id; 0 when it does not run."""
+        """Return the process id; 0 while it does not run."""
         return self._process.pid if self._process is not None and self.is_running else 0
 
     @property
     def is_running(self) -> bool:
+        """Return whether the process runs, frozen or not."""
         return self._process is not None and self._process.poll() is None
 
     def configure(self, command: Sequence[str], properties: Mapping[str, str]) -> None:
-        """Write its server.properties, and note the command that is to be given its path."""
+        """Write the properties file of the node, and set the command to start it.
+
+        Args:
+            command: The command; the path of the properties file is appended.
+            properties: The broker properties.
+        """
         file = self.directory.with_suffix(".properties")
         file.write_text(format_properties(properties))
         self._command = (*command, str(file))
 
     def start(self) -> None:
-        """Start the process, if it does not run; it can be used some seconds later."""
+        """Start the process if it does not run. It can be used some seconds later."""
         if self.is_running:
             return
         with self.log.open("ab") as log:
@@ -110,40 +146,54 @@ class KafkaNode:
             stdout=log,
             stderr=log,
             cwd=self.directory.parent,
-            start_new_session=True,  # ^C in a terminal is for us to act on
+            start_new_session=True,  # ^C in a terminal must not reach it: its owner ends it
             preexec_fn=_die_with_parent,
         )
 
     def terminate(self) -> None:
-        """SIGTERM, without waiting: it hands its partitions over and ends."""
-        self.unfreeze()
+        """Begin an orderly shutdown (SIGTERM): the node hands its partitions over and ends.
+
+        This does not wait for the end.
+        """
+        self.unfreeze()  # a frozen process does not act on SIGTERM
         self._send_signal(signal.SIGTERM)
 
     def stop(self, timeout: float = 20.0) -> None:
-        """End it in order; after `timeout` seconds by force (the last of three never ends)."""
+        """Shut the node down and wait for its end.
+
+        Args:
+            timeout: Seconds after which it is killed. The last node of three never ends by itself,
+                since it has no quorum.
+        """
         self.terminate()
         self.wait(timeout)
 
     def kill(self) -> None:
-        """SIGKILL: gone at once, nothing handed over.
+        """Kill the process at once (SIGKILL), so that it hands nothing over.
 
-        Started again, it is let in when its session has expired: 9 s, 2 s with fast failover.
+        When it is started again, the controllers accept it after its old session has expired: after
+        9 s, or 2 s with fast failover.
         """
         self._send_signal(signal.SIGKILL)
         self.wait()
 
     def freeze(self) -> None:
-        """SIGSTOP: its connections stay open and silent."""
+        """Stop the process (SIGSTOP), so that its connections stay open and silent."""
         self.is_frozen = True
         self._send_signal(signal.SIGSTOP)
 
     def unfreeze(self) -> None:
+        """Let a frozen process continue (SIGCONT)."""
         if self.is_frozen:
             self.is_frozen = False
             self._send_signal(signal.SIGCONT)
 
     def wait(self, timeout: float = 10.0) -> None:
-        """Until the process has ended; by force after `timeout` seconds."""
+        """Wait for the end of the process.
+
+        Args:
+            timeout: Seconds after which it is killed.
+        """
         if self._process is None:
             return
         try:
@@ -154,18 +204,23 @@ class KafkaNode:
         self.is_frozen = False
 
     def release_ports(self) -> None:
+        """Let other processes use the ports of the node."""
         for port in self._ports.values():
             port.release()
 
     def read_log_tail(self, lines: int = 25) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log; nothing if there is no log yet."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
             return ""
 
     def fetch_broker_ids(self, timeout: float = 2.0) -> set[int]:
-        """Ids of the brokers in its Metadata answer (v1); none while it cannot answer."""
+        """Return the ids of the brokers that its metadata lists; none while it cannot answer.
+
+        Args:
+            timeout: Seconds to wait for each step.
+        """
         try:
             return _fetch_broker_ids(self.ports["PLAINTEXT"], timeout)
         except (OSError, struct.error, EOFError):
@@ -177,26 +232,29 @@ class KafkaNode:
 
 
 def _fetch_broker_ids(port: int, timeout: float) -> set[int]:
-    client = b"gateway"
-    # api 3, version 1, correlation 0, client id, and no topics (a null array would mean all)
-    body = struct.pack(">hhih", 3, 1, 0, len(client)) + client + struct.pack(">i", 0)
+    """Send Metadata version 1 over a plain socket, which also works without an event loop."""
+    client_id = b"gateway"
+    # API key 3, version 1, correlation id 0, client id, and no topics (null would mean all).
+    body = struct.pack(">hhih", 3, 1, 0, len(client_id)) + client_id + struct.pack(">i", 0)
     with socket.create_connection(("127.0.0.1", port), timeout) as connection:
         connection.sendall(struct.pack(">i", len(body)) + body)
         with connection.makefile("rb") as stream:
             (size,) = struct.unpack(">i", _require_size(stream.read(4), 4))
-            answer = _require_size(stream.read(size), size)
-    (count,) = struct.unpack_from(">i", answer, 4)
-    position, brokers = 8, set()
+            response = _require_size(stream.read(size), size)
+    # After the correlation id (4 bytes), an array of brokers: node, host, port, rack.
+    (count,) = struct.unpack_from(">i", response, 4)
+    pos, brokers = 8, set()
     for _ in range(count):
-        node, host = struct.unpack_from(">ih", answer, position)
-        position += 6 + host + 4
-        (rack,) = struct.unpack_from(">h", answer, position)
-        position += 2 + max(rack, 0)
+        node, host_size = struct.unpack_from(">ih", response, pos)
+        pos += 6 + host_size + 4
+        (rack_size,) = struct.unpack_from(">h", response, pos)
+        pos += 2 + max(rack_size, 0)  # -1: no rack
         brokers.add(node)
     return brokers
 
 
 def _require_size(data: bytes, size: int) -> bytes:
+    """Return the data, or raise EOFError if it is shorter than `size` bytes."""
     if len(data) != size:
         raise EOFError("the broker closed the connection")
     return data

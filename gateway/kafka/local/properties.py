@@ -1,7 +1,7 @@
-"""Broker properties: small, quick, and secured where asked.
+"""Define broker properties that keep a local cluster small and fast, and optionally secure.
 
-The lean set takes a default broker from 310 MB to 190 MB; the two fast sets turn minutes of
-Kafka's defaults into seconds, so that tests can watch retention and failover happen.
+The lean properties reduce the memory of a default broker from 310 MB to 190 MB. The two fast sets
+turn minutes of Kafka's defaults into seconds, so that tests can observe retention and failover.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ FAST_FAILOVER_PROPERTIES = {
     "replica.lag.time.max.ms": "2000",
 }
 
-# With retention.ms=1000 segment.ms=500 on a topic its log start moves after 1.6 s; Kafka's
-# defaults look every 5 min, the first time after 30 s.
+# With retention.ms=1000 and segment.ms=500 on a topic, its log start offset moves after 1.6 s. By
+# default Kafka checks every 5 min, for the first time after 30 s.
 FAST_RETENTION_PROPERTIES = {
     "log.initial.task.delay.ms": "100",
     "log.retention.check.interval.ms": "300",
@@ -49,6 +49,7 @@ FAST_RETENTION_PROPERTIES = {
 }
 
 _LOGIN_MODULE_PACKAGE = "org.apache.kafka.common.security"
+# The security protocol of each listener.
 _SECURITY_PROTOCOLS = {
     "PLAINTEXT": "PLAINTEXT",
     "CONTROLLER": "PLAINTEXT",
@@ -61,16 +62,19 @@ _SECURITY_PROTOCOLS = {
 
 @dataclass(frozen=True, slots=True)
 class BrokerSecurity:
-    """Listeners beside the plain one, which always stays and whose clients may do anything.
+    """Secure listeners beside the plain one, which always stays and whose clients may do anything.
 
-    users:        name -> password, for every mechanism but OAUTHBEARER.
-    mechanisms:   of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER; any opens listener SASL.
-                  OAUTHBEARER takes unsecured JWTs (RFC 7519 6, alg none): for tests only.
-    certificate:  PEM file with a PKCS8 key and its certificate; opens listener TLS, and
-                  SASL_TLS where there are mechanisms too. It must name localhost or 127.0.0.1.
-    authority:    PEM file of the certificate authority that client certificates are checked by.
-    client_auth:  none, requested or required.
-    acl:          the standard authorizer: what no ACL allows is denied, but to plain clients.
+    Attributes:
+        users: The password of each user, for every mechanism but OAUTHBEARER.
+        mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER. If there are some,
+            the listener SASL is opened. OAUTHBEARER accepts unsecured JWTs (RFC 7519 6, alg none)
+            and is for tests only.
+        certificate: A PEM file with a PKCS8 key and its certificate, which must name localhost or
+            127.0.0.1. If it is set, the listener TLS is opened, and with mechanisms SASL_TLS too.
+        authority: A PEM file of the certificate authority that verifies client certificates.
+        client_auth: Whether clients have to show a certificate: none, requested or required.
+        acl: Whether the standard authorizer denies everything that no ACL allows. Clients of the
+            plain listener are superusers.
     """
 
     users: Mapping[str, str] = field(default_factory=dict)
@@ -82,6 +86,7 @@ class BrokerSecurity:
 
     @property
     def listeners(self) -> tuple[str, ...]:
+        """Return the names of the listeners that are opened."""
         sasl = ("SASL",) if self.mechanisms else ()
         tls = ("TLS",) if self.certificate else ()
         both = ("SASL_TLS",) if sasl and tls else ()
@@ -89,7 +94,7 @@ class BrokerSecurity:
 
     @property
     def scram_users(self) -> tuple[str, ...]:
-        """What `StorageTool format --add-scram` takes: those users are in the log's first page."""
+        """Return the SCRAM users as arguments of the storage tool's `format --add-scram`."""
         return tuple(
             f"{mechanism}=[name={user},password={password}]"
             for mechanism in self.mechanisms
@@ -98,22 +103,24 @@ class BrokerSecurity:
         )
 
     def build_properties(self) -> dict[str, str]:
-        made: dict[str, str] = {}
+        """Build the broker properties of the listeners and of the authorizer."""
+        properties: dict[str, str] = {}
         for listener in self.listeners:
             if "SASL" in listener:
-                made |= self._build_sasl_properties(f"listener.name.{listener.lower()}.")
+                properties |= self._build_sasl_properties(f"listener.name.{listener.lower()}.")
             if "TLS" in listener:
-                made |= self._build_tls_properties(f"listener.name.{listener.lower()}.")
+                properties |= self._build_tls_properties(f"listener.name.{listener.lower()}.")
         if self.mechanisms:
-            made["sasl.enabled.mechanisms"] = ",".join(self.mechanisms)
+            properties["sasl.enabled.mechanisms"] = ",".join(self.mechanisms)
         if self.acl:
             authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-            made["authorizer.class.name"] = authorizer
-            made["super.users"] = "User:ANONYMOUS"
-        return made
+            properties["authorizer.class.name"] = authorizer
+            # Clients of the plain listener, and the brokers among themselves.
+            properties["super.users"] = "User:ANONYMOUS"
+        return properties
 
     def _build_sasl_properties(self, prefix: str) -> dict[str, str]:
-        users = " ".join(f'user_{user}="{word}"' for user, word in self.users.items())
+        users = " ".join(f'user_{user}="{password}"' for user, password in self.users.items())
         modules = {
             "PLAIN": f"{_LOGIN_MODULE_PACKAGE}.plain.PlainLoginModule required {users};",
             "OAUTHBEARER": f"{_LOGIN_MODULE_PACKAGE}.oauthbearer.OAuthBearerLoginModule required "
@@ -126,32 +133,39 @@ class BrokerSecurity:
         }
 
     def _build_tls_properties(self, prefix: str) -> dict[str, str]:
-        made = {
+        properties = {
             f"{prefix}ssl.keystore.type": "PEM",
             f"{prefix}ssl.keystore.location": str(self.certificate),
             f"{prefix}ssl.client.auth": self.client_auth,
         }
         if self.authority:
-            made[f"{prefix}ssl.truststore.type"] = "PEM"
-            made[f"{prefix}ssl.truststore.location"] = str(self.authority)
-        return made
+            properties[f"{prefix}ssl.truststore.type"] = "PEM"
+            properties[f"{prefix}ssl.truststore.location"] = str(self.authority)
+        return properties
 
 
 def build_listener_properties(
     ports: Mapping[str, int], via: tuple[str, int] | None, voters: str
 ) -> dict[str, str]:
-    """Listeners of one node, all on 127.0.0.1; VIA alone says another address than its own."""
+    """Build the broker properties of a node's listeners, which are all on 127.0.0.1.
+
+    Args:
+        ports: The port of each listener.
+        via: Host and port that the listener VIA advertises in place of its own; None without VIA.
+        voters: The controllers, as `controller.quorum.voters` lists them.
+    """
     bound = {name: f"{name}://127.0.0.1:{port}" for name, port in ports.items()}
-    said = {name: where for name, where in bound.items() if name != "CONTROLLER"}
+    # Clients have no use for the controllers' listener.
+    advertised = {name: address for name, address in bound.items() if name != "CONTROLLER"}
     if via is not None:
-        said["VIA"] = f"VIA://{via[0]}:{via[1]}"
+        advertised["VIA"] = f"VIA://{via[0]}:{via[1]}"
     return {
         "process.roles": "broker,controller",
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "PLAINTEXT",
         "controller.quorum.voters": voters,
         "listeners": ",".join(bound.values()),
-        "advertised.listeners": ",".join(said.values()),
+        "advertised.listeners": ",".join(advertised.values()),
         "listener.security.protocol.map": ",".join(
             f"{name}:{_SECURITY_PROTOCOLS[name]}" for name in ports
         ),
@@ -159,6 +173,7 @@ def build_listener_properties(
 
 
 def format_properties(properties: Mapping[str, str]) -> str:
-    """As a Java properties file."""
+    """Format broker properties as a Java properties file."""
+    # A backslash begins an escape there.
     escaped = ((key, value.replace("\\", "\\\\")) for key, value in properties.items())
     return "".join(f"{key}={value}\n" for key, value in escaped)

@@ -1,4 +1,4 @@
-"""`gateway broker`: a Kafka for whoever wants one, until ^C."""
+"""Run a local Kafka cluster until ^C, for `gateway broker`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,33 @@ from .cluster import LocalKafka, ensure_class_archive
 
 
 def prefetch() -> None:
-    """Fetch and make all that a start needs; nothing is done twice.
+    """Fetch and build everything that a start needs and that is not in the cache yet.
 
-    Raises LocalBrokerError: no Java, no network, a damaged jar.
+    Raises:
+        LocalBrokerError: There is no Java or no network, or a jar is damaged.
     """
     cache = jars.cache_directory()
-    found = java.find_java()
+    runtime = java.find_java()
     jars.verify_jars(jars.fetch_jars(cache))
     ensure_class_archive(cache)
-    print(f"Kafka {jars.KAFKA_VERSION} is ready in {cache}, on Java {found.major} ({found.path})")
+    print(
+        f"Kafka {jars.KAFKA_VERSION} is ready in {cache}, on Java {runtime.major} ({runtime.path})"
+    )
 
 
 def run_broker(nodes: int = 1, port: int | None = None, data: Path | None = None) -> None:
-    """Run a cluster until SIGINT or SIGTERM, which end it in order.
+    """Run a cluster until SIGINT or SIGTERM, which shut it down.
 
-    nodes: 1 or 3.  port: of node 1, the others' follow.  data: kept there; else it is temporary.
-    Raises LocalBrokerError when it cannot be started or a node ends by itself.
+    Args:
+        nodes: The number of nodes, 1 or 3.
+        port: The port of node 1; the other nodes have the next ones. None for free ports.
+        data: The directory to keep the data in; None for a temporary one.
+
+    Raises:
+        LocalBrokerError: The cluster cannot be started, or a node ends by itself.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGTERM raises KeyboardInterrupt as well, so that both signals end the `with` block.
+    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with LocalKafka(nodes, port=port, data=data) as kafka:
             _print_servers(kafka, data)
@@ -44,11 +53,11 @@ def run_broker(nodes: int = 1, port: int | None = None, data: Path | None = None
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def _print_servers(kafka: LocalKafka, data: Path | None) -> None:
     servers = ",".join(kafka.bootstrap)
-    kept = f"data is kept in {data}" if data else "data goes when it ends"
+    retention = f"data is kept in {data}" if data else "data is removed when it ends"
     print(f"bootstrap: {servers}", flush=True)
-    print(f"use it as kafka: {{servers: [{servers}]}}; {kept}; ^C ends it", flush=True)
+    print(f"use it as kafka: {{servers: [{servers}]}}; {retention}; ^C ends it", flush=True)

@@ -31,7 +31,7 @@ async def test_a_topic_is_made_once_with_its_partitions_and_configs(kafka: Kafka
 async def test_what_the_broker_has_against_a_topic_is_told(kafka: KafkaCluster) -> None:
     async with Cluster(ClusterSettings(servers=kafka.bootstrap)) as cluster:
         await cluster.metadata.refresh("to begin")
-        with pytest.raises(KafkaError, match=r"not made: .*replication"):
+        with pytest.raises(KafkaError, match=r"not created: .*replication"):
             await create_topic(cluster, "too-many", replicas=7)
 
 
