@@ -202,6 +202,7 @@ class Cluster:
         Raises:
             KafkaError: The broker did not answer.
         """
+        # Any broker can answer; before the first metadata answer none is known.
         node = self.metadata.last_responder
         if node is None:
             return None

@@ -66,8 +66,8 @@ class ConnectionRole(StrEnum):
 class BrokerConnection:
     """One connection to a broker, created and owned by `Connections`.
 
-    `conn` is replaced when the broker closed it as idle, so holders of a BrokerConnection need not
-    notice that.
+    `conn` is replaced when the broker has closed it, as idle or at the end of its session, so
+    holders of a BrokerConnection need not notice that.
 
     Attributes:
         node: The broker; below 0 for a bootstrap server.
@@ -114,8 +114,7 @@ class _BrokerNode:
     retry_at: float | None = None  # loop time; not None from a failure until the next answer
     failure: KafkaError | None = None  # the last one; stays when the broker has recovered
     has_answered: bool = False
-    # SPARE has its own two collections below, since there may be several. An open connection is
-    # in one of the three; `connecting` has the attempts that all callers of a role share.
+    # By role, but for SPARE: of these there may be several, either unused or lent.
     connections: dict[ConnectionRole, BrokerConnection] = field(default_factory=dict)
     connecting: dict[ConnectionRole, asyncio.Task[BrokerConnection]] = field(default_factory=dict)
     spares: list[BrokerConnection] = field(default_factory=list)
@@ -298,12 +297,10 @@ class Connections:
         async with connection.lock:
             if connection.conn is not closed:
                 return  # another request has replaced it
-            broker, idle_s = (
-                self._get_node(connection.node),
-                self._get_idle_timeout(connection.role),
-            )
+            broker = self._get_node(connection.node)
+            idle = self._get_idle_timeout(connection.role)
             conn = await _run_within(
-                self.request_timeout, lambda: self._connect_hedged(broker.address, idle_s)
+                self.request_timeout, lambda: self._connect_hedged(broker.address, idle)
             )
             # While this waited, everything may have been closed, or the broker may have moved.
             if self._closed or self._nodes.get(connection.node) is not broker:
@@ -499,7 +496,7 @@ class Connections:
         )
 
     async def _connect_hedged(self, address: tuple[str, int], idle: float) -> KafkaConnection:
-        """Connect by several attempts side by side, and return the first one that succeeds.
+        """Connect by several attempts side by side, of which the first one that ends decides.
 
         TCP repeats a lost SYN after 1, 3 and 7 s (RFC 6298 2.1, 5.5), so by a single attempt a
         broker that is back after 4 s would be found after 7 s.
@@ -625,11 +622,7 @@ class Connections:
 
 
 async def _run_within(timeout: float, start: Callable[[], Awaitable[R]]) -> R:
-    """Await the result of `start` for at most `timeout` seconds.
-
-    `start` is called inside the timeout, since aiokafka's `send` writes as soon as it is called,
-    and what it raises then has to come from here.
-    """
+    """Await the result of `start` for at most `timeout` seconds, or raise TimeoutError."""
     async with asyncio.timeout(timeout):
         return await start()
 

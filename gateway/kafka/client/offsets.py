@@ -46,8 +46,8 @@ SASL_AUTHENTICATION_FAILED = 58
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
-T = TypeVar("T")
-A = TypeVar("A")
+T = TypeVar("T")  # the answer for one partition
+A = TypeVar("A")  # the query of one partition
 
 
 class OffsetAndTimestamp(NamedTuple):
@@ -194,6 +194,7 @@ async def _query_leaders(
             answers = await send_queries(node, queries)
         except KafkaError as exc:
             code = code_from_error(exc)
+        # Also partitions that the broker left out of its answer get a result.
         for tp in queries:
             results[tp] = answers.get(tp, code)
 

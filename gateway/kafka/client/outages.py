@@ -60,6 +60,7 @@ class Outages:
         """
         now, known = self._now(), self._outages.get(what)
         if known is None or known.cause != cause:
+            # Another cause is the same outage: its duration counts from the first failure.
             since = now if known is None else known.since
             self._outages[what] = _Outage(cause, since, now)
             log.warning("%s cause=%s: %s", what, cause, why, extra={"cause": cause, **extra})

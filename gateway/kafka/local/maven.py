@@ -112,6 +112,7 @@ class JarBundle:
             return libs
         with lock_cache(cache):
             if not libs.is_dir():
+                # In the cache itself, since a rename has to stay on one file system.
                 with tempfile.TemporaryDirectory(dir=cache, prefix="libs-") as name:
                     staging = Path(name) / "libs"
                     staging.mkdir()
@@ -154,6 +155,7 @@ class JarBundle:
             )
 
     def _fetch_with_jgo(self, target: Path) -> None:
+        # jgo is an optional dependency.
         from jgo.maven import MavenContext
 
         context = MavenContext(timeout=60)
@@ -169,6 +171,7 @@ class JarBundle:
             self._print_progress(count, size)
 
     def _fetch_with_mvn(self, mvn: str, target: Path) -> None:
+        # A project that depends on nothing but the pinned jars, each without its dependencies.
         pom = target.parent / "pom.xml"
         dependencies = (
             _DEPENDENCY_TEMPLATE.format(*map(escape, (jar.group, jar.artifact, jar.version)))

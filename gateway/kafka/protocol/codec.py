@@ -50,7 +50,7 @@ def read_uvarint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
         ValueError: The varint is too long.
     """
     byte = data[pos]
-    if byte < 0x80:
+    if byte < 0x80:  # most lengths and tags are a single byte
         return byte, pos + 1
     value, shift = byte & 0x7F, 7
     while True:
@@ -60,6 +60,7 @@ def read_uvarint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, pos + 1
         shift += 7
+        # Damaged bytes must not build an arbitrarily large int.
         if shift > 63:
             raise ValueError("a varint of more than nine bytes")
 
@@ -206,7 +207,7 @@ class FieldReader:
     def array(self) -> int:
         """Read the length of an array, whose elements come next; 0 for a null array."""
         length = self._read_compact_length() if self.flexible else self.i32()
-        return max(length, 0)
+        return max(length, 0)  # so that callers can loop over a null array
 
     def string(self) -> str | None:
         """Read a string; None for null."""
@@ -239,6 +240,7 @@ class FieldReader:
         return tags
 
     def _read_compact_length(self) -> int:
+        """Read the length of a flexible field; -1 for null, as in the old dialect."""
         value, self.pos = read_uvarint(self.data, self.pos)
         return value - 1
 
@@ -249,6 +251,7 @@ class FieldReader:
 
     def _read_bytes(self, size: int) -> bytes:
         end = self.pos + size
+        # A slice beyond the end would be short without an error.
         if end > len(self.data):
             raise ValueError("a field longer than its message")
         raw = self.data[self.pos : end]

@@ -75,6 +75,7 @@ class ListOffsetsRequest(KafkaRequest[ListOffsetsResponse]):
             out.string(topic)
             out.array(len(partitions))
             for partition, (spec, epoch) in partitions:
+                # The epoch lets the broker refuse when it is no longer (or not yet) the leader.
                 out.i32(partition)
                 out.i32(epoch)
                 out.i64(spec)
@@ -168,6 +169,7 @@ class OffsetForLeaderEpochRequest(KafkaRequest[OffsetForLeaderEpochResponse]):
         for _ in range(read.array()):
             topic = read.string() or ""
             for _ in range(read.array()):
+                # Unlike in ListOffsets, the error is before the partition.
                 error, partition = read.i16(), read.i32()
                 ends[TopicPartition(topic, partition)] = EpochEndOffset(
                     error, read.i32(), read.i64()
