@@ -2,6 +2,5 @@
 
 `groups` lists and describes groups of both protocols and moves or deletes their offsets, `topics`
 creates the topics that the gateway itself needs, and `delete_records` removes records. All get a
-`Cluster`. The commands of the CLI and the admin API of the sidecar call this package. Start reading
-with `groups`.
+`Cluster`. The sidecar and the commands of the CLI call this package. Start reading with `groups`.
 """

@@ -76,7 +76,7 @@ class PartitionLag(NamedTuple):
 
     @property
     def lag(self) -> int | None:
-        """Return the number of offsets between both; None if one of them is not known."""
+        """Return the end offset minus the committed one, at least 0; None if one is not known."""
         if self.committed is None or self.end_offset is None:
             return None
         return max(0, self.end_offset - self.committed)
@@ -137,7 +137,7 @@ async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
 
 
 async def fetch_lag(cluster: Cluster, group: str) -> dict[TopicPartition, PartitionLag]:
-    """Return the progress of a group in all partitions that it has committed or owns.
+    """Return the progress of a group in all partitions that it has committed or its members own.
 
     Args:
         cluster: The cluster.

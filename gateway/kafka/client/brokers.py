@@ -2,7 +2,7 @@
 
 Any broker can answer. The one whose last failure is longest ago is asked first. A frozen broker
 raises no error, so when there is no answer for a while the next broker is asked as well (a hedged
-request), and the silent one counts as failed: it is asked last from then on.
+request). The silent one counts as failed, so it comes after those that failed earlier or never.
 """
 
 from __future__ import annotations
