@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 # The names that each module exports, in step with the imports above (a test compares them).
 _NAMES_BY_MODULE = {
     "api.events": "Begin End Event Fault Gap Position Ready Record",
-    "api.gateway": "Gateway ProduceResult",
+    "api.gateway": "Gateway Produced",
     "api.stream": "Stream",
     "config": "Settings load loads",
     "errors": "AccessDenied AuthenticationFailed BrokerUnavailable Busy CheckpointRefused "
