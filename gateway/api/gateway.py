@@ -17,7 +17,8 @@ from gateway.config.source.problems import format_loc
 from gateway.errors import ConfigError, GatewayError
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import ClusterTopic, Hubs
-from gateway.hub.writes.writer import Produced, RecordWriter
+from gateway.hub.writes.pending_write import Produced
+from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 
 from .events import Gap
@@ -102,7 +103,7 @@ class Gateway:
             )
         self.tracing = _create_tracing(self.settings)
         await self.hubs.start(self.tracing)
-        self._writers = {hub.name: hub.publisher.create_writer() for hub in self.hubs}
+        self._writers = {hub.name: hub.create_writer() for hub in self.hubs}
 
     async def close(self) -> None:
         """End all streams and close all connections."""

@@ -96,7 +96,7 @@ async def test_what_a_herd_is_read_is_counted_once_for_each_of_it():
             first.subscription.channel, {TP: PartitionPosition(100, 0, 0)}, traffic=traffic
         )
         client = Client(
-            first._hub, first._shared_tail, subscription, SseWire(), heartbeat=60.0, deadline=0
+            first._owner, first._shared_tail, subscription, SseWire(), heartbeat=60.0, deadline=0
         )
         client.attach(outlet)
         outlet.client = client
@@ -213,7 +213,7 @@ async def test_who_comes_from_far_is_catching_up():
         traffic=StreamCounts("/a", "sse"),
     )
     client = Client(
-        first._hub, first._shared_tail, subscription, SseWire(), heartbeat=60.0, deadline=0
+        first._owner, first._shared_tail, subscription, SseWire(), heartbeat=60.0, deadline=0
     )
     assert client.state == CATCHING_UP
     distances = LagScan()

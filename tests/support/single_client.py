@@ -27,6 +27,7 @@ class FakeHub:
 
     def __init__(self) -> None:
         self.shared_reads = self
+        self.read_services = self
         self.pace = BatchPacing()
         self.broadcaster = Broadcaster(self.pace)
         self.shared_catch_ups = SharedCatchUps(1 << 27)
@@ -61,7 +62,7 @@ def create_client(
         subscription = Subscription(
             sibling.subscription.channel, credit=credit, slow_policy=slow_policy
         )
-        return Client(sibling._hub, sibling._shared_tail, subscription, wire, **made)
+        return Client(sibling._owner, sibling._shared_tail, subscription, wire, **made)
     log = PartitionLog(TP, 1 << 20, 60.0)
     log.open(0, 0)
     tail = Tail("cluster", [log], {"orders": "id"})

@@ -15,15 +15,16 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.core.channel.channel import Channel, Chunk
+from gateway.core.client.subscription import Subscription
 from gateway.telemetry.traffic import StreamCounts
+
+from .outlet import Outlet
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
-
-    from .client import Client
 
 SLICE_S = 0.004  # seconds of a round before other tasks get a turn
 WRITES_PER_CLOCK_CHECK = 64  # writes from one look at the clock to the next
@@ -85,6 +86,24 @@ class BatchPacing:
         self._rest_until = min(now + MAX_REST_S, max(now, self._rest_until) + REST_FACTOR * seconds)
 
 
+class Receiver(Protocol):
+    """Define what the broadcaster needs of a `Client`.
+
+    Attributes:
+        subscription: The client's subscription.
+        outlet: Where its bytes go; None once it is closed.
+    """
+
+    subscription: Subscription
+    outlet: Outlet | None
+
+    def push(self) -> None:
+        """Write what the client has to be sent for itself alone."""
+
+    def on_group_left(self) -> None:
+        """Handle that rounds do not write to the client any more."""
+
+
 class ReceiverGroup:
     """Hold the attached clients of one channel that are counted together, and write rounds to them.
 
@@ -137,8 +156,8 @@ class ReceiverGroup:
         self.next_group = next_group
         self._chunks: Sequence[Chunk] = ()
         self.uncounted = 0
-        self.clients: dict[Client, None] = {}
-        self.remaining: list[Client] = []
+        self.clients: dict[Receiver, None] = {}
+        self.remaining: list[Receiver] = []
         self.is_scheduled = self.has_more = False
         self.sent_at = 0.0
         channel.on_publish = self.schedule_round
@@ -236,7 +255,7 @@ class ReceiverGroup:
                 chunk.traced_records, count, traffic.route, traffic.wire
             )
 
-    def remove_client(self, client: Client) -> None:
+    def remove_client(self, client: Receiver) -> None:
         """Detach a client; it pushes its own bytes until it has caught up."""
         self.clients.pop(client, None)
         client.on_group_left()
@@ -256,9 +275,9 @@ class Broadcaster:
         self._groups: dict[Channel, ReceiverGroup] = {}
         self._scheduled_groups: deque[ReceiverGroup] = deque()
         self._is_running = False
-        self._pending_pushes: deque[Client] = deque()
+        self._pending_pushes: deque[Receiver] = deque()
 
-    def add_client(self, client: Client) -> ReceiverGroup:
+    def add_client(self, client: Receiver) -> ReceiverGroup:
         """Attach a client to the rounds of its channel; it has all that was published.
 
         Returns:
@@ -282,7 +301,7 @@ class Broadcaster:
         self._groups.pop(channel, None)
         channel.on_publish = None  # break the reference cycle with its group
 
-    def schedule_push(self, client: Client) -> None:
+    def schedule_push(self, client: Receiver) -> None:
         """Schedule `client.push`, so that pushes take at most about `SLICE_S` of a turn.
 
         When 600 clients woke in one turn of the loop, each took a millisecond and nothing else ran.

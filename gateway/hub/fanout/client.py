@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.client.slow_client import SlowClientPolicy
@@ -29,20 +29,18 @@ from gateway.core.log.position import Position
 from gateway.core.log.record import GapReason, TopicPartition
 from gateway.core.token.resume_token import ResumeToken
 from gateway.hub.reads.backfill import Backfill
+from gateway.hub.reads.services import ReadServices
+from gateway.hub.reads.shared_reads import SharedReads
 from gateway.hub.wires.wire import Wire
 from gateway.telemetry.log_context import log_context
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED
 
-from .broadcaster import ReceiverGroup
+from .broadcaster import Broadcaster, ReceiverGroup
 from .outlet import Outlet
 from .rate_limiter import RateLimiter
 from .shared_tail import SharedTail
 from .view import View
 from .wall_clock_timer import WallClockTimer
-
-if TYPE_CHECKING:
-    from .hub import Hub
-    from .shared_catch_up import SharedCatchUp
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +98,62 @@ class Handover(NamedTuple):
     route: str
 
 
+class CatchUpSource(Protocol):
+    """Define what a client needs of the `SharedCatchUp` that it is a member of.
+
+    Attributes:
+        subscription: The subscription of the client that reads for all members.
+    """
+
+    subscription: Subscription
+
+    def take_piece(self, client: Client) -> bytes | None:
+        """Return the client's next piece; None if it is no member any more."""
+
+    def release_member(self, client: Client) -> None:
+        """Let the client go on by itself."""
+
+    def remove_member(self, client: Client) -> None:
+        """Remove a client that is being closed."""
+
+
+class CatchUpRegistry(Protocol):
+    """Define what a client needs of `SharedCatchUps`."""
+
+    def join(self, client: Client) -> CatchUpSource | None:
+        """Add the client to the shared catch-up of its position; None if it reads alone."""
+
+
+class ClientOwner(Protocol):
+    """Define what a client needs of the `Hub` that it belongs to.
+
+    Attributes:
+        name: The name of the cluster; empty where there is only one.
+        broadcaster: Writes to live clients.
+    """
+
+    name: str
+    broadcaster: Broadcaster
+
+    @property
+    def shared_reads(self) -> SharedReads:
+        """Return the reads that all clients share."""
+
+    @property
+    def shared_catch_ups(self) -> CatchUpRegistry:
+        """Return the reads of the past that several clients share."""
+
+    @property
+    def read_services(self) -> ReadServices:
+        """Return what a backfill reads with."""
+
+    def remove_client(self, client: Client) -> None:
+        """Forget a client that is being closed."""
+
+    def call_when_closed(self, client: Client, on_closed: Callable[[], None]) -> None:
+        """Call `on_closed` once the client is closed."""
+
+
 class Client:
     """Serve one client of a view, from its first block to its end.
 
@@ -108,7 +162,7 @@ class Client:
     `wait_until_ready`. It may be closed at any time and more than once.
 
     Args:
-        hub: The hub that it is a client of.
+        owner: The hub that it is a client of.
         shared_tail: The tail of its topics.
         subscription: Its cursor, which it owns.
         wire: How its bytes are encoded.
@@ -136,10 +190,10 @@ class Client:
         "_closed",
         "_deadline",
         "_expiry_timer",
-        "_hub",
         "_is_continuation",
         "_is_end_written",
         "_is_push_scheduled",
+        "_owner",
         "_position_refused",
         "_private_event",
         "_puller",
@@ -161,7 +215,7 @@ class Client:
 
     def __init__(
         self,
-        hub: Hub,
+        owner: ClientOwner,
         shared_tail: SharedTail,
         subscription: Subscription,
         wire: Wire,
@@ -189,7 +243,7 @@ class Client:
         self.ends_at = lifetime or UNLIMITED_S
         if handover is not None:
             self.ends_at = handover.ends_at - asyncio.get_running_loop().time()
-        self._hub = hub
+        self._owner = owner
         self._shared_tail = shared_tail
         self._wire = wire
         self._deadline = deadline
@@ -201,13 +255,13 @@ class Client:
         self._backfill: Backfill | None = None
         self._puller: _Puller | None = None
         self._receiver_group: ReceiverGroup | None = None  # set while rounds write to it
-        self.shared_catch_up: SharedCatchUp | None = None
+        self.shared_catch_up: CatchUpSource | None = None
         self._is_push_scheduled = self._is_end_written = self._closed = False
         self._expiry_timer: WallClockTimer | None = None
         self.set_expiry(expires_at)
         if token is not None or since is not None or subscription.private_positions:
             self._backfill = Backfill(
-                hub, shared_tail, subscription, self.wake, token=token, since=since
+                owner.read_services, shared_tail, subscription, self.wake, token=token, since=since
             )
         subscription.wake = self.wake
 
@@ -219,7 +273,7 @@ class Client:
         """
         loop = asyncio.get_running_loop()
         tail = self._shared_tail.tail
-        self._hub.shared_reads.refresh_readiness(self._shared_tail)
+        self._owner.shared_reads.refresh_readiness(self._shared_tail)
         while not (self.subscription.end_reason or self._should_begin(loop.time())):
             waiter = self._ready_waiter = loop.create_future()
             self._shared_tail.ready_waiters.add(waiter)
@@ -243,7 +297,7 @@ class Client:
         would have to start by time, with older records.
         """
         due = self._shared_tail.tail.readiness.should_begin(self._deadline, now)
-        return due and not self._hub.shared_reads.is_resolving(
+        return due and not self._owner.shared_reads.is_resolving(
             self._shared_tail, now - BEGIN_GRACE_S
         )
 
@@ -254,9 +308,9 @@ class Client:
         if self._backfill is not None:
             self._backfill.retire_recreated()
         # What BEGIN calls pending must be so at this instant.
-        self._hub.shared_reads.refresh_readiness(self._shared_tail)
+        self._owner.shared_reads.refresh_readiness(self._shared_tail)
         pending, token = self.subscription.begin()
-        self._hub.shared_reads.pin_starts(pending)
+        self._owner.shared_reads.pin_starts(pending)
         # Partitions that only its token knows of are pending, too, for this client only.
         logs = self._shared_tail.tail.logs
         unknown = [tp for tp in self.subscription.private_positions if tp not in logs]
@@ -269,7 +323,7 @@ class Client:
         self._count_begin(first, token)
         self.subscription.count_private(first)
         if self._backfill is not None:
-            self.shared_catch_up = self._hub.shared_catch_ups.join(self)
+            self.shared_catch_up = self._owner.shared_catch_ups.join(self)
         self._start_backfill()
         return first
 
@@ -323,7 +377,7 @@ class Client:
         """
         backfill, subscription = self._backfill, self.subscription
         return client_type(
-            self._hub,
+            self._owner,
             self._shared_tail,
             Subscription(
                 subscription.channel,
@@ -422,7 +476,7 @@ class Client:
             self._receiver_group.remove_client(self)
         if self.shared_catch_up is not None:
             self.shared_catch_up.remove_member(self)
-        self._hub.remove_client(self)
+        self._owner.remove_client(self)
         self.subscription.close()
         self._shared_tail.has_left_channels = True
         if self._backfill is not None:
@@ -461,7 +515,7 @@ class Client:
         """
         subscription = self.subscription
         handover = Handover(
-            subscription.token, self._hub.name,
+            subscription.token, self._owner.name,
             frozenset(subscription.channel.tail.topic_ids), self.number,
             subscription.end_offsets, subscription.remaining_records, self.credit,
             subscription.delivered_sum, self.ends_at,
@@ -473,7 +527,7 @@ class Client:
 
     def call_when_closed(self, on_closed: Callable[[], None]) -> None:
         """Call a function once this client is closed, or now if it is."""
-        self._hub.call_when_closed(self, on_closed)
+        self._owner.call_when_closed(self, on_closed)
 
     # pushed to an outlet
 
@@ -531,7 +585,7 @@ class Client:
             self._puller.woken.set()
         elif self.outlet is not None and not self._is_push_scheduled:
             self._is_push_scheduled = True
-            self._hub.broadcaster.schedule_push(self)
+            self._owner.broadcaster.schedule_push(self)
 
     def push(self) -> None:
         """Send about `MAX_PUSH_BYTES` of what is this client's own.
@@ -568,7 +622,7 @@ class Client:
 
     def _join_receivers(self) -> None:
         """Let rounds write to this client: it has everything that was published."""
-        self._receiver_group = self._hub.broadcaster.add_client(self)
+        self._receiver_group = self._owner.broadcaster.add_client(self)
 
     # pulled
 
@@ -654,7 +708,9 @@ class Client:
         if self.subscription.private_reader is None or self.shared_catch_up is not None:
             return
         if self._backfill is None:
-            self._backfill = Backfill(self._hub, self._shared_tail, self.subscription, self.wake)
+            self._backfill = Backfill(
+                self._owner.read_services, self._shared_tail, self.subscription, self.wake
+            )
         with self._log_context():  # the calling task may serve another stream
             self._backfill.start_missing()
 

@@ -37,6 +37,7 @@ from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.documents import DocumentReader
 from gateway.hub.reads.epoch_ends import EpochEnds
 from gateway.hub.reads.key_partitions import KeyPartitions
+from gateway.hub.reads.services import ReadServices
 from gateway.hub.reads.shared_reads import SharedReads
 from gateway.hub.reads.snapshots import Snapshots
 from gateway.hub.reads.starts import fetch_ends, resolve_starts
@@ -46,6 +47,7 @@ from gateway.hub.reads.topic_opener import TopicOpener
 from gateway.hub.wires.models import Models
 from gateway.hub.wires.wire import Wire
 from gateway.hub.writes.publisher import Publisher
+from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
 from gateway.telemetry.traffic import ClientsBehind, StreamCounts, StreamCountsByRoute
 
@@ -74,6 +76,7 @@ LONG_ID_CHARS = 6 * 1024  # longer ids are warned of: by default, proxies allow 
 # `memory` divided by each of these is a limit.
 BACKLOG_MEMORY_DIVISOR = 4  # records that were read for clients and not taken by them yet
 RINGS_MEMORY_DIVISOR = 4  # the rings of all channels
+TABLES_MEMORY_DIVISOR = 4  # `memory` divided by this is what tables may take
 PINNED_MEMORY_DIVISOR = 2  # what cannot be freed; beyond it, new clients are refused
 GROWTH_MEMORY_DIVISOR = 16  # growth of the logs that causes memory to be bounded at once
 
@@ -153,6 +156,7 @@ class Hub:
         self.publisher: Publisher
         self.snapshots: Snapshots
         self.documents: DocumentReader
+        self.read_services: ReadServices
 
     @property
     def kafka(self) -> Kafka:
@@ -185,8 +189,30 @@ class Hub:
         self.token_verifier = TokenVerifier(self.cluster, self.topics, self.settings.tokens)
         self.publisher = Publisher(self.cluster, models=self.models)
         self.publisher.tracing = self.tracing
-        self.snapshots = Snapshots(self)
-        self.documents = self.publisher.document_locks = DocumentReader(self)
+        self.snapshots = Snapshots(
+            self.cluster,
+            self.shared_reads,
+            self.backfill_reader,
+            self.topics.get_settings,
+            self._get_table_limit,
+        )
+        self.read_services = ReadServices(
+            self.cluster,
+            self.topics,
+            self.shared_reads,
+            self.backfill_reader,
+            self.epoch_ends,
+            self.token_verifier,
+            self.snapshots,
+        )
+        self.documents = self.publisher.document_locks = DocumentReader(
+            self.read_services,
+            self.key_partitions,
+            self.keep_open,
+            self.publisher,
+            self.settings,
+            self.name,
+        )
         self.topics.start(self.shared_reads)
         self._maintenance_tasks = [
             asyncio.create_task(self._sweep_forever()),
@@ -229,6 +255,7 @@ class Hub:
         self._set_ring_limit()
         changed = self.topics.apply_settings(self.kafka)
         self.models.apply_settings(settings)
+        self.documents.apply_settings(settings)
         for key, shared_tail in list(self._tails.items()):
             if not changed.isdisjoint(key[0]):
                 self.shared_reads.detach_tail(shared_tail)
@@ -248,6 +275,14 @@ class Hub:
             hold.__enter__()
             asyncio.get_running_loop().call_later(LINGER_S, hold.__exit__)
         return changed
+
+    def create_writer(self) -> RecordWriter:
+        """Create a writer of records; each connection has its own."""
+        return RecordWriter(self.publisher)
+
+    def _get_table_limit(self) -> int:
+        """Return how many bytes all tables of this hub may take."""
+        return self.settings.memory // TABLES_MEMORY_DIVISOR // len(self.process_hubs)
 
     def drain(self, reason: str = "drain") -> None:
         """End all streams; their `end` events spread the reconnects over some seconds."""

@@ -19,10 +19,10 @@ from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import KafkaError
 from gateway.kafka.client import offsets
 
+from .services import ReadServices
 from .snapshots import SnapshotRead
 
 if TYPE_CHECKING:
-    from gateway.hub.fanout.hub import Hub
     from gateway.hub.fanout.shared_tail import SharedTail
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Backfill:
     `on_found` is called, and the next look at what is missing decides how to go on.
 
     Args:
-        hub: The hub of the client.
+        services: What the hub of the client reads with.
         shared_tail: The tail of the client's topics.
         subscription: The subscription of the client.
         on_found: Called when there may be something to take.
@@ -51,10 +51,10 @@ class Backfill:
     """
 
     __slots__ = (
-        "_hub",
         "_known_partitions",
         "_on_found",
         "_read_partitions",
+        "_services",
         "_shared_tail",
         "_snapshot_read",
         "_subscription",
@@ -67,7 +67,7 @@ class Backfill:
 
     def __init__(
         self,
-        hub: Hub,
+        services: ReadServices,
         shared_tail: SharedTail,
         subscription: Subscription,
         on_found: Callable[[], None],
@@ -75,7 +75,7 @@ class Backfill:
         token: ResumeToken | None = None,
         since: TimestampStart | None = None,
     ) -> None:
-        self._hub = hub
+        self._services = services
         self._shared_tail = shared_tail
         self._subscription = subscription
         self._on_found = on_found
@@ -176,16 +176,20 @@ class Backfill:
         if snapshot is not None and snapshot.needs_data(tp):
             await self._read_snapshot(tp, position)
             return
-        self._subscription.feed(tp, position, await self._hub.backfill_reader.read(tp, position))
+        self._subscription.feed(
+            tp, position, await self._services.backfill_reader.read(tp, position)
+        )
 
     async def _read_snapshot(self, tp: TopicPartition, position: PartitionPosition) -> None:
         """Read what is missing for the client's snapshot."""
         if self._snapshot_read is None:
             settings = (
-                self._hub.topics.get_settings(name) for name in self._shared_tail.tail.topic_ids
+                self._services.topics.get_settings(name)
+                for name in self._shared_tail.tail.topic_ids
             )
             self._snapshot_read = SnapshotRead(
-                self._hub,
+                self._services.snapshots,
+                self._services.shared_reads,
                 self._shared_tail,
                 self._subscription,
                 self._on_found,
@@ -199,7 +203,7 @@ class Backfill:
         It waits until the shared read stands on the log of the present leader: metadata here may be
         of a log that is gone, and epochs are asked for by the topic's name.
         """
-        reader, topic_ids = self._hub.shared_reads.by_partition[tp].reader, self.topic_ids
+        reader, topic_ids = self._services.shared_reads.by_partition[tp].reader, self.topic_ids
         if position.offset is None and position.epoch != RETIRED_EPOCH:
             await self._resolve_start(tp, position, reader.lineage)
             return
@@ -235,7 +239,7 @@ class Backfill:
         It is used for positions that go back, or that could not be checked when the client
         connected.
         """
-        return await self._hub.token_verifier.limit_start(
+        return await self._services.token_verifier.limit_start(
             self.token, self._shared_tail.tail, tp, start
         )
 
@@ -247,7 +251,7 @@ class Backfill:
         start: Start = self.since or self._build_live_start(tp, position.epoch)
         if snapshot is not None and tp in snapshot.fresh:
             start = TimestampStart(EARLIEST)
-        resolved = await self._hub.backfill_reader.resolve_start(tp, start)
+        resolved = await self._services.backfill_reader.resolve_start(tp, start)
         first = await self._limit_start(tp, resolved.offset or 0)
         if first != resolved.offset:
             resolved = PartitionPosition(first)
@@ -261,7 +265,7 @@ class Backfill:
             connected_at=0.0,  # long ago: an end that is asked for now was not the end then
             epoch=epoch,
             was_leaderless=epoch != NO_EPOCH,
-            clock_skew_ms=int(self._hub.topics.get_settings(tp.topic).clock_skew * 1000),
+            clock_skew_ms=int(self._services.topics.get_settings(tp.topic).clock_skew * 1000),
         )
 
     def _build_compacted_gap(self, tp: TopicPartition, position: PartitionPosition) -> Gap | None:
@@ -269,7 +273,7 @@ class Backfill:
 
         Records that were deleted meanwhile may have left no tombstone that the client could read.
         """
-        retention_s, token = self._hub.topics.tombstone_retention.get(tp.topic), self.token
+        retention_s, token = self._services.topics.tombstone_retention.get(tp.topic), self.token
         end = self._shared_tail.tail.logs[tp].next_offset
         if retention_s is None or token is None or position.offset is None or end is None:
             return None
@@ -284,7 +288,7 @@ class Backfill:
 
         If the offset is known to be in the log, it is returned instead.
         """
-        partition_log, cluster = self._shared_tail.tail.logs[tp], self._hub.cluster
+        partition_log, cluster = self._shared_tail.tail.logs[tp], self._services.cluster
         while True:
             leader = cluster.leader_for_partition(tp)
             is_current_epoch = leader is not None and position.epoch in (NO_EPOCH, leader[1])
@@ -306,10 +310,10 @@ class Backfill:
         Returns:
             The offset; None if there is no answer.
         """
-        cluster = self._hub.cluster
+        cluster = self._services.cluster
         try:
             if position.epoch != NO_EPOCH:
-                epoch_end = await self._hub.epoch_ends.find_end(tp, position.epoch)
+                epoch_end = await self._services.epoch_ends.find_end(tp, position.epoch)
                 if isinstance(epoch_end, offsets.EpochEnd) and epoch_end.end_offset >= 0:
                     return epoch_end.end_offset
                 if isinstance(epoch_end, int):

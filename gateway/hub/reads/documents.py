@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from gateway.config import Settings
@@ -24,12 +23,13 @@ from gateway.core.channel.filters import MATCH_ALL, Filter, Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey
 from gateway.errors import BrokerUnavailable, RequestError
+from gateway.hub.fanout.shared_tail import SharedTail
 from gateway.hub.fanout.view import View
+from gateway.hub.writes.publisher import Publisher
 
+from .key_partitions import KeyPartitions
+from .services import ReadServices
 from .tables import TableSpilled
-
-if TYPE_CHECKING:
-    from gateway.hub.fanout.hub import Hub
 
 CONDITION_SCOPE = "\0if-match"  # no idempotency key has this scope
 # A lock of the whole topic, where transforms give records other keys than they are written by.
@@ -42,18 +42,41 @@ class DocumentReader:
     `Hub` creates one at each start. A lock exists while somebody holds it or waits for it.
 
     Args:
-        hub: The hub whose tables are used.
+        services: What the hub reads with.
+        key_partitions: Knows in which partition a key is.
+        keep_open: Keeps the topics of a view open for a while, and returns their tail.
+        publisher: Has the locks that are shared with other processes.
+        settings: The settings, whose routes say which topics have documents.
+        cluster_name: The name of the cluster; empty where there is only one.
         timeout_s: Seconds for a document to be found.
     """
 
-    def __init__(self, hub: Hub, timeout_s: float = 10.0) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        services: ReadServices,
+        key_partitions: KeyPartitions,
+        keep_open: Callable[[View], SharedTail],
+        publisher: Publisher,
+        settings: Settings,
+        cluster_name: str = "",
+        timeout_s: float = 10.0,
+    ) -> None:
+        self._services = services
+        self._key_partitions = key_partitions
+        self._keep_open = keep_open
+        self._publisher = publisher
+        self._settings = settings
+        self._cluster_name = cluster_name
         self._timeout_s = timeout_s
         self._key_locks: WeakValueDictionary[tuple[str, bytes], asyncio.Lock] = (
             WeakValueDictionary()
         )
         self._is_compared_by_topic: dict[str, bool] = {}
-        self._settings: Settings | None = None  # those that `_is_compared_by_topic` is of
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Apply other settings: other topics may have documents now."""
+        self._settings = settings
+        self._is_compared_by_topic.clear()
 
     async def get_latest(
         self, topic: str, key: bytes, filters: Filters = MATCH_ALL
@@ -77,13 +100,13 @@ class DocumentReader:
         """
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         view = View((topic,), Filters((Filter(key),)), "value", "error")
-        with self._hub.topics.hold(view.topics):
-            await self._hub.topics.open_topics(deadline, view.topics, may_be_missing=False)
+        with self._services.topics.hold(view.topics):
+            await self._services.topics.open_topics(deadline, view.topics, may_be_missing=False)
             try:
                 async with asyncio.timeout_at(deadline):
                     return await self._find_latest(view, key, filters)
             except TimeoutError:
-                reason = self._hub.cluster.error or f"not all of {topic} can be read for now"
+                reason = self._services.cluster.error or f"not all of {topic} can be read for now"
                 raise BrokerUnavailable(f"{reason}; try again", retry_after=1.0) from None
             except TableSpilled:
                 detail = (
@@ -97,14 +120,14 @@ class DocumentReader:
 
         Where the key's partition is not known, it may be in any of them, or in several.
         """
-        shared_tail = self._hub.keep_open(view)
-        reads_partition = self._hub.key_partitions.build_known_partition_predicate(view)
+        shared_tail = self._keep_open(view)
+        reads_partition = self._key_partitions.build_known_partition_predicate(view)
         tps = [tp for tp in shared_tail.tail.logs if reads_partition is None or reads_partition(tp)]
         latest = await asyncio.gather(*(self._read_latest(tp, key, filters) for tp in tps))
         return max(filter(None, latest), key=_sort_key, default=None)
 
     async def _read_latest(self, tp: TopicPartition, key: bytes, filters: Filters) -> Record | None:
-        snapshots = self._hub.snapshots
+        snapshots = self._services.snapshots
         return await snapshots.tables.get_latest(
             tp, await snapshots.ends.find_end(tp), key, filters
         )
@@ -115,23 +138,18 @@ class DocumentReader:
         That is so if a route serves its records as documents. A client that compares has the topic
         read whole, which is for the operator to allow.
         """
-        if self._settings is not self._hub.settings:
-            self._settings = self._hub.settings
-            self._is_compared_by_topic.clear()
         compared = self._is_compared_by_topic.get(topic)
         if compared is None:
-            compared = self._is_compared_by_topic[topic] = self._serves_documents(
-                topic, self._hub.settings
-            )
+            compared = self._is_compared_by_topic[topic] = self._serves_documents(topic)
         return compared
 
-    def _serves_documents(self, topic: str, settings: Settings) -> bool:
-        """Return whether a route of these settings serves records of the topic as documents."""
+    def _serves_documents(self, topic: str) -> bool:
+        """Return whether a route serves records of the topic as documents."""
         return any(
             route.with_.capability == "fetch"
             and any(source.can_render(topic) for source in route.with_.topic_templates)
-            and settings.cluster_of(route) == self._hub.name
-            for route in settings.routes
+            and self._settings.cluster_of(route) == self._cluster_name
+            for route in self._settings.routes
         )
 
     @asynccontextmanager
@@ -156,7 +174,7 @@ class DocumentReader:
         Returns:
             The function that releases the locks.
         """
-        transforms = self._hub.topics.get_settings(topic).transforms
+        transforms = self._services.topics.get_settings(topic).transforms
         if any(transform.extract_key is not None for transform in transforms):
             keys = [ANY_KEY]
         releases: list[Callable[[], None]] = []
@@ -179,7 +197,7 @@ class DocumentReader:
         lock = self._key_locks.setdefault((topic, key), asyncio.Lock())
         await lock.acquire()
         releases.append(lock.release)
-        key_locks = self._hub.publisher.key_locks
+        key_locks = self._publisher.key_locks
         if key_locks is not None:
             name = IdempotencyKey(topic, CONDITION_SCOPE, key.decode("latin-1"))
             # Registered first, so that it is also released if the acquisition is cancelled.

@@ -11,26 +11,28 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from gateway.config import Topic
 from gateway.core.client.snapshot_blocks import SnapshotBlock, SnapshotBlocks
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.table_snapshot import TableSnapshot
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, TopicPartition
 from gateway.errors import KafkaError
+from gateway.kafka.client.cluster import Cluster
 from gateway.telemetry.log_context import create_detached_task
 
+from .backfill_reader import BackfillReader
+from .shared_reads import SharedReads
 from .stable_ends import StableEnds
 from .tables import Tables
 
 if TYPE_CHECKING:
-    from gateway.hub.fanout.hub import Hub
     from gateway.hub.fanout.shared_tail import SharedTail
 
 log = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES = 128 * 1024  # bytes of records that are brought at once
 CHECK_INTERVAL_S = 1.0  # seconds from one look at unreadable partitions to the next
-TABLES_MEMORY_DIVISOR = 4  # `memory` divided by this is what tables may take
 
 
 class Snapshots:
@@ -38,22 +40,31 @@ class Snapshots:
 
     `Hub` creates and closes it.
 
+    Args:
+        cluster: The cluster that is read.
+        shared_reads: The logs that tables are brought up to date from.
+        backfill_reader: Reads what no log holds.
+        get_settings: Returns the settings of a topic.
+        get_memory_limit: Returns how many bytes all tables may take.
+
     Attributes:
         tables: The tables of the partitions.
         ends: Finds where partitions end.
     """
 
-    def __init__(self, hub: Hub) -> None:
-        self.tables = Tables(
-            hub.shared_reads, hub.backfill_reader, hub.topics.get_settings, self._get_table_limit
-        )
-        self.ends = StableEnds(hub.cluster)
-        self._hub = hub
+    def __init__(
+        self,
+        cluster: Cluster,
+        shared_reads: SharedReads,
+        backfill_reader: BackfillReader,
+        get_settings: Callable[[str], Topic],
+        get_memory_limit: Callable[[], int],
+    ) -> None:
+        self.tables = Tables(shared_reads, backfill_reader, get_settings, get_memory_limit)
+        self.ends = StableEnds(cluster)
+        self._cluster = cluster
         self._checked_topics: set[str] = set()
         self._check_tasks: set[asyncio.Task[None]] = set()
-
-    def _get_table_limit(self) -> int:
-        return self._hub.settings.memory // TABLES_MEMORY_DIVISOR // len(self._hub.process_hubs)
 
     async def close(self) -> None:
         """Cancel what is under way."""
@@ -76,7 +87,7 @@ class Snapshots:
 
     async def _check_cleanup_policy(self, topic: str) -> None:
         try:
-            policy = await self._hub.cluster.fetch_cleanup_policy(topic)
+            policy = await self._cluster.fetch_cleanup_policy(topic)
         except KafkaError:
             return
         if policy is not None and "compact" not in policy:
@@ -94,7 +105,8 @@ class SnapshotRead:
     so that the client sees each partition as of one instant.
 
     Args:
-        hub: The hub of the client.
+        snapshots: What the snapshots of the hub have in common.
+        shared_reads: Knows which partitions can be read.
         shared_tail: The tail of the client's topics.
         subscription: The subscription of the client, which has a snapshot.
         on_found: Called when there may be something to take.
@@ -103,22 +115,25 @@ class SnapshotRead:
 
     __slots__ = (
         "_check_timer",
-        "_hub",
         "_on_found",
+        "_shared_reads",
         "_shared_tail",
+        "_snapshots",
         "_subscription",
         "_table_snapshots",
     )
 
     def __init__(
         self,
-        hub: Hub,
+        snapshots: Snapshots,
+        shared_reads: SharedReads,
         shared_tail: SharedTail,
         subscription: Subscription,
         on_found: Callable[[], None],
         timeout_s: float,
     ) -> None:
-        self._hub = hub
+        self._snapshots = snapshots
+        self._shared_reads = shared_reads
         self._shared_tail = shared_tail
         self._subscription = subscription
         self._on_found = on_found
@@ -136,7 +151,7 @@ class SnapshotRead:
             tp: The partition.
             position: Where the client stands in it.
         """
-        subscription, snapshots = self._subscription, self._hub.snapshots
+        subscription, snapshots = self._subscription, self._snapshots
         snapshot = subscription.snapshot
         assert snapshot is not None and position.offset is not None
         table_snapshot = self._table_snapshots.get(tp)
@@ -185,7 +200,7 @@ class SnapshotRead:
         snapshot, tail = self._subscription.snapshot, self._shared_tail.tail
         if snapshot is None or snapshot.is_closed:
             return
-        self._hub.shared_reads.refresh_readiness(self._shared_tail)
+        self._shared_reads.refresh_readiness(self._shared_tail)
         unread = {*tail.readiness.list_pending(), *(snapshot.remaining - tail.logs.keys())}
         if snapshot.remaining <= unread:  # nothing can be read for now of all that is missing
             snapshot.is_overdue = True

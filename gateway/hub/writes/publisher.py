@@ -18,7 +18,7 @@ from gateway.kafka.produce.producer import Producer
 from gateway.kafka.protocol.requests import TopicMetadata
 
 from .idempotency_log import IdempotencyLog
-from .writer import PendingWrite, Produced, RecordWriter
+from .pending_write import PendingWrite, Produced
 
 if TYPE_CHECKING:
     from gateway.hub.wires.models import Models
@@ -94,10 +94,6 @@ class Publisher:
         self._idempotency_logs: dict[TopicPartition, IdempotencyLog] = {}
         self._tasks: set[asyncio.Task[Produced]] = set()
         self._rotation = 0  # counts records that may go to any partition
-
-    def create_writer(self) -> RecordWriter:
-        """Create a writer; every connection of a client has its own."""
-        return RecordWriter(self)
 
     async def close(self) -> None:
         """Write what was handed over, within some seconds; what remains fails."""

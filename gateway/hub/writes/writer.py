@@ -26,7 +26,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey, RecordLocation
@@ -40,9 +39,8 @@ from .idempotency_log import (
     IdempotencyLog,
     digest_record,
 )
-
-if TYPE_CHECKING:
-    from .publisher import Publisher
+from .pending_write import PendingWrite, Produced
+from .publisher import Publisher
 
 # Seconds after the deadline, for the error that says that nothing was written.
 RESULT_GRACE_S = 0.25
@@ -51,52 +49,10 @@ MAX_IDEMPOTENCY_KEY_CHARS = 256
 TOO_LARGE_CODES = frozenset({10, 18})  # Kafka's MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
-class Produced(NamedTuple):
-    """Describe where a record is.
-
-    Attributes:
-        topic: The topic.
-        partition: The partition.
-        offset: The offset; -1 if Kafka did not say.
-        repeated: The record was written before, by an earlier attempt.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    repeated: bool = False
-
-
-class PendingWrite(NamedTuple):
-    """Describe a record as it was handed over.
-
-    Attributes:
-        topic: The topic.
-        key: The key; None for none.
-        value: The value; None for a tombstone.
-        headers: The headers of the client.
-        partition: The partition that the client named; None for by key.
-        idempotency_key: The idempotency key; None for none.
-        digest: The digest of the record, if it has an idempotency key.
-        deadline: When it is sent or given up at the latest, by the loop's clock.
-        check_allowed: Awaited just before it is written; raises if it may not be.
-    """
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
-    partition: int | None
-    idempotency_key: IdempotencyKey | None
-    digest: bytes
-    deadline: float
-    check_allowed: Callable[[], Awaitable[None]] | None = None
-
-
 class RecordWriter:
     """Write the records of one connection, those of one partition in the order of the calls.
 
-    `Publisher.create_writer` creates it; the connection owns it.
+    `Hub.create_writer` creates it; the connection owns it.
     """
 
     def __init__(self, publisher: Publisher) -> None:

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.errors import RequestError
 from gateway.hub.fanout.view import View
-from gateway.hub.writes.writer import Produced
+from gateway.hub.writes.pending_write import Produced
 from gateway.web.http import etag
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Match, Routes
@@ -133,7 +133,7 @@ async def write_record(routes: Routes, request: Request, write_request: WriteReq
     check_allowed = await _build_precondition_check(routes, request, write_request)
     return (
         await routes.hubs.get_hub(write_request.cluster)
-        .publisher.create_writer()
+        .create_writer()
         .send(
             write_request.topic,
             write_request.key,

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.config.sections.produce import RESERVED_RECORD_HEADERS, Correlation
 from gateway.errors import RequestError
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.writes.writer import Produced
+from gateway.hub.writes.pending_write import Produced
 from gateway.web.http.media_type import SAFE_HEADERS, get_media_type
 from gateway.web.http.prefer import parse_preferences
 from gateway.web.routing.routes import Match, Routes

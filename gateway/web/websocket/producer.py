@@ -100,7 +100,5 @@ class SocketProducer:
     def _get_writer(self, cluster: str) -> RecordWriter:
         writer = self._writers.get(cluster)
         if writer is None:
-            writer = self._writers[cluster] = self._routes.hubs.get_hub(
-                cluster
-            ).publisher.create_writer()
+            writer = self._writers[cluster] = self._routes.hubs.get_hub(cluster).create_writer()
         return writer

@@ -131,7 +131,7 @@ async def test_it_ends_with_its_last_words_wherever_it_is():
         client.end("drain")
     await wait_until(lambda: riding.is_finished and full.is_finished and late.is_finished)
     assert all(b'{"reason":"drain"}' in outlet.chunks[-1] for outlet in (riding, full, late))
-    assert set(clients[0]._hub.removed_clients) == set(clients)  # type: ignore[attr-defined]
+    assert set(clients[0]._owner.removed_clients) == set(clients)  # type: ignore[attr-defined]
     write_records(clients[0], b"1")
     await run_loop_turns()
     assert riding.values == []
@@ -181,7 +181,7 @@ async def test_a_rest_is_in_proportion_to_what_the_round_cost():
     outlets = [FakeOutlet() for _ in range(50)]
     clients = attach_clients(outlets)
     await run_loop_turns()
-    pace = clients[0]._hub.pace  # type: ignore[attr-defined]
+    pace = clients[0]._owner.pace  # type: ignore[attr-defined]
     assert pace.remaining_rest == 0
     write_records(clients[0], b"1")
     await wait_until(lambda: outlets[-1].values == [1], interval_s=0)

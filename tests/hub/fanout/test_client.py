@@ -39,7 +39,7 @@ async def test_a_lifetime_that_is_over_ends_an_idle_stream_without_a_last_commen
     async with asyncio.timeout(30):
         pieces = [piece async for piece in client.iter_bytes()]
     assert len(pieces) == 2 and b'event: end\ndata: {"reason":"lifetime"}' in pieces[1]
-    assert client._hub.removed_clients == [client]
+    assert client._owner.removed_clients == [client]
 
 
 async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
@@ -72,7 +72,7 @@ async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
                 await asyncio.sleep(0)
             write_records(client, b"1")
             await asyncio.sleep(0)
-            hub, channel = client._hub, client.subscription.channel
+            hub, channel = client._owner, client.subscription.channel
             client.close()
             hub.broadcaster.remove_channel(channel)
             hub.removed_clients.clear()

@@ -28,7 +28,7 @@ MISSED = 300
 def build_late_client(first: Client, at: int, wire: Wire | None = None) -> Client:
     """One who comes back with this offset; `first` is of the same channel."""
     subscription = Subscription(first.subscription.channel, {TP: PartitionPosition(at, 0, 0)})
-    hub, shared, deadline = first._hub, first._shared_tail, first._deadline
+    hub, shared, deadline = first._owner, first._shared_tail, first._deadline
     return Client(hub, shared, subscription, wire or SseWire(), heartbeat=60.0, deadline=deadline)
 
 
@@ -112,7 +112,7 @@ async def test_one_that_takes_nothing_holds_up_nobody_and_loses_nothing(
     first = await build_first_client()
     outlets, stuck = [FakeOutlet() for _ in range(5)], FakeOutlet(capacity=300)
     attach_late_clients(first, [*outlets, stuck], 0)
-    herds, now = first._hub.shared_catch_ups, asyncio.get_running_loop().time()
+    herds, now = first._owner.shared_catch_ups, asyncio.get_running_loop().time()
 
     def is_done() -> bool:
         nonlocal now
@@ -162,7 +162,7 @@ async def test_a_herd_that_nobody_needs_is_let_go():
     outlets = [FakeOutlet() for _ in range(4)]
     attach_late_clients(first, outlets, 0)
     await wait_until(lambda: have_all_values(outlets, 0, MISSED))
-    herds, channel = first._hub.shared_catch_ups, first.subscription.channel
+    herds, channel = first._owner.shared_catch_ups, first.subscription.channel
     herds.maintain(asyncio.get_running_loop().time() + 10)
     assert not herds._keys and not herds._seen_at
     assert channel.followers == {one.client.subscription for one in outlets} | {first.subscription}
@@ -173,7 +173,7 @@ async def test_one_that_is_followed_by_another_is_let_go_too(monkeypatch: pytest
     monkeypatch.setattr(clients, "MAX_PUSH_BYTES", 500)
     monkeypatch.setattr(herd, "MAX_PIECE_BYTES", 1000)
     first = await build_first_client()
-    channel, herds = first.subscription.channel, first._hub.shared_catch_ups
+    channel, herds = first.subscription.channel, first._owner.shared_catch_ups
     outlets = [FakeOutlet() for _ in range(3)]
     attach_late_clients(first, outlets, 0)
     await wait_until(lambda: have_all_values(outlets, 0, MISSED))

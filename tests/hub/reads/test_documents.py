@@ -90,6 +90,14 @@ async def test_where_keys_are_placed_no_other_partition_is_waited_for():
                 kafka.lead(name, 1 - placed.partition, None)
             found = await gateway.hub.documents.get_latest("placed", b"a")
             assert found is not None and found.value == b"1"
-            hasty = DocumentReader(gateway.hub, timeout_s=0.5)
+            hub = gateway.hub
+            hasty = DocumentReader(
+                hub.read_services,
+                hub.key_partitions,
+                hub.keep_open,
+                hub.publisher,
+                hub.settings,
+                timeout_s=0.5,
+            )
             with pytest.raises(BrokerUnavailable, match="try again"):
                 await hasty.get_latest("orders", b"a")

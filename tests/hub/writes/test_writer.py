@@ -16,8 +16,9 @@ from support.waiting import wait_until
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, KeyReused, RequestError, UnknownTopic
 from gateway.hub.writes import idempotency_log as seen
+from gateway.hub.writes.pending_write import Produced
 from gateway.hub.writes.publisher import Publisher
-from gateway.hub.writes.writer import Produced
+from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.embedded import EmbeddedKafka
@@ -54,7 +55,7 @@ def one(embedded: EmbeddedKafka) -> EmbeddedKafka:
 
 async def test_records_without_an_idempotency_key_are_each_written(one):
     async with running_publisher(one.bootstrap) as publisher:
-        writer = publisher.create_writer()
+        writer = RecordWriter(publisher)
         told = [await writer.send("t", b"k", b"v", [("h", b"x")]) for _ in range(2)]
         assert told == [Produced("t", 0, 0), Produced("t", 0, 1)]
         (first, _) = await read_records(one.bootstrap)
@@ -63,8 +64,8 @@ async def test_records_without_an_idempotency_key_are_each_written(one):
 
 async def test_a_repeat_gets_the_offset_of_the_first_one(one):
     async with running_publisher(one.bootstrap) as publisher:
-        first = await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
-        again = await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
+        first = await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
+        again = await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
         assert (first, again) == (Produced("t", 0, 0), Produced("t", 0, 0, repeated=True))
         (record,) = await read_records(one.bootstrap)
         assert list(record.headers) == [("idempotency-key", b"1")]
@@ -73,10 +74,7 @@ async def test_a_repeat_gets_the_offset_of_the_first_one(one):
 async def test_repeats_of_what_is_under_way_join_it(one):
     async with running_publisher(one.bootstrap) as publisher:
         told = await asyncio.gather(
-            *(
-                publisher.create_writer().send("t", None, b"v", idempotency_key="1")
-                for _ in range(20)
-            )
+            *(RecordWriter(publisher).send("t", None, b"v", idempotency_key="1") for _ in range(20))
         )
         assert sorted(each.repeated for each in told) == [False] + [True] * 19
         assert {each.offset for each in told} == {0}
@@ -88,10 +86,10 @@ async def test_a_key_used_again_for_something_else_is_refused(one):
         running_publisher(one.bootstrap) as publisher,
         running_publisher(one.bootstrap) as other,
     ):
-        await publisher.create_writer().send("t", None, b"v", [("h", b"x")], idempotency_key="1")
+        await RecordWriter(publisher).send("t", None, b"v", [("h", b"x")], idempotency_key="1")
         for each in (publisher, other):
             with pytest.raises(KeyReused):
-                await each.create_writer().send("t", None, b"v", idempotency_key="1")
+                await RecordWriter(each).send("t", None, b"v", idempotency_key="1")
         assert len(await read_records(one.bootstrap)) == 1
 
 
@@ -101,9 +99,9 @@ async def test_equal_keys_of_two_scopes_are_two_also_for_another_replica(one):
         running_publisher(one.bootstrap) as other,
     ):
         for scope in ("/a", "/b"):
-            await publisher.create_writer().send("t", None, b"v", idempotency_key="1", scope=scope)
+            await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1", scope=scope)
         for scope, offset in (("/b", 1), ("/a", 0)):
-            again = await other.create_writer().send(
+            again = await RecordWriter(other).send(
                 "t", None, b"v", idempotency_key="1", scope=scope
             )
             assert again == Produced("t", 0, offset, repeated=True)
@@ -113,7 +111,7 @@ async def test_equal_keys_of_two_scopes_are_two_also_for_another_replica(one):
 async def test_a_thousand_at_once_are_in_the_order_of_the_calls(one):
     """Some with an idempotency key: those wait for the log, and nobody overtakes them."""
     async with running_publisher(one.bootstrap) as publisher:
-        writer = publisher.create_writer()
+        writer = RecordWriter(publisher)
         sends = [
             writer.send("t", None, b"%d" % n, idempotency_key=f"{n}" if n % 3 == 0 else None)
             for n in range(1000)
@@ -128,24 +126,24 @@ async def test_a_record_goes_where_javas_partitioner_puts_its_key(embedded):
     """murmur2 of "21" is -973932308 (Kafka's own UtilsTest); 0x7fffffff of it, by 7, leaves 2."""
     embedded.create_topic("t", 7)
     async with running_publisher(embedded.bootstrap) as publisher:
-        told = await publisher.create_writer().send("t", b"21", b"v", idempotency_key="1")
+        told = await RecordWriter(publisher).send("t", b"21", b"v", idempotency_key="1")
         assert told.partition == (-973932308 & 0x7FFFFFFF) % 7
-        free = {(await publisher.create_writer().send("t", None, b"v")).partition for _ in range(7)}
+        free = {(await RecordWriter(publisher).send("t", None, b"v")).partition for _ in range(7)}
         assert free == set(range(7))
-        chosen = await publisher.create_writer().send("t", b"21", b"v", partition=5)
+        chosen = await RecordWriter(publisher).send("t", b"21", b"v", partition=5)
         assert chosen.partition == 5
 
 
 async def test_what_a_client_leaves_behind_is_written_and_remembered(one):
     async with running_publisher(one.bootstrap) as publisher:
-        writer = publisher.create_writer()
+        writer = RecordWriter(publisher)
         await writer.send("t", None, b"0", idempotency_key="0")
         one.delay(1, 0.3)
         waiting = asyncio.create_task(writer.send("t", None, b"v", idempotency_key="1"))
         await wait_until(lambda: publisher.cluster.request_counts["Produce"] == 2)
         waiting.cancel()
         one.delay(1, 0.0)
-        again = await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
+        again = await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
         assert (waiting.cancelled(), again) == (True, Produced("t", 0, 1, repeated=True))
         assert len(await read_records(one.bootstrap)) == 2
 
@@ -154,9 +152,9 @@ async def test_a_refused_record_does_not_use_its_key_up(one):
     async with running_publisher(one.bootstrap) as publisher:
         one.fail(ApiKey.PRODUCE, 10)
         with pytest.raises(RequestError, match="larger than topic 't' takes") as refused:
-            await publisher.create_writer().send("t", None, b"large", idempotency_key="1")
+            await RecordWriter(publisher).send("t", None, b"large", idempotency_key="1")
         assert refused.value.status == 413
-        told = await publisher.create_writer().send("t", None, b"small", idempotency_key="1")
+        told = await RecordWriter(publisher).send("t", None, b"small", idempotency_key="1")
         assert told == Produced("t", 0, 0)
 
 
@@ -168,7 +166,7 @@ async def test_what_kafka_refuses_is_told_with_what_to_do(one, code, error, said
     one.fail(ApiKey.PRODUCE, code)
     async with running_publisher(one.bootstrap) as publisher:
         with pytest.raises(error, match=said):
-            await publisher.create_writer().send("t", None, b"v")
+            await RecordWriter(publisher).send("t", None, b"v")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +182,7 @@ async def test_what_kafka_refuses_is_told_with_what_to_do(one, code, error, said
 async def test_what_cannot_be_is_said_before_anything_is_written(one, options, status, said):
     async with running_publisher(one.bootstrap) as publisher:
         with pytest.raises(RequestError, match=said) as refused:
-            await publisher.create_writer().send(
+            await RecordWriter(publisher).send(
                 **({"topic": "t", "key": None, "value": b"v"} | options)
             )
         assert refused.value.status == status
@@ -195,13 +193,13 @@ async def test_an_unknown_topic_is_not_asked_for_by_writing_to_it(one):
     async with running_publisher(one.bootstrap) as publisher:
         for key in (None, "1"):
             with pytest.raises(UnknownTopic, match="no broker knows the topic nope"):
-                await publisher.create_writer().send("nope", None, b"v", idempotency_key=key)
+                await RecordWriter(publisher).send("nope", None, b"v", idempotency_key=key)
         assert publisher.cluster.request_counts["Produce"] == 0
 
 
 async def test_without_kafka_the_answer_is_an_error_soon_and_nothing_is_written_later(one):
     async with running_publisher(one.bootstrap, timeout_s=1.0) as publisher:
-        writer = publisher.create_writer()
+        writer = RecordWriter(publisher)
         await writer.send("t", None, b"0")
         one.down(1)
         for key in (None, "1"):
@@ -217,7 +215,7 @@ async def test_without_kafka_the_answer_is_an_error_soon_and_nothing_is_written_
 
 async def test_a_frozen_kafka_is_an_error_in_time(one):
     async with running_publisher(one.bootstrap, timeout_s=0.5) as publisher:
-        writer = publisher.create_writer()
+        writer = RecordWriter(publisher)
         await writer.send("t", None, b"0")
         one.delay(1, 3600)
         with pytest.raises(BrokerUnavailable, match="not said yet whether") as away:
@@ -229,13 +227,13 @@ async def test_where_the_log_cannot_be_read_nothing_with_a_key_is_written(one, m
     """Rather an error than a second record."""
     monkeypatch.setattr(seen, "RETRY_DELAY_S", 0.01)
     async with running_publisher(one.bootstrap, timeout_s=1.0) as publisher:
-        await publisher.create_writer().send("t", None, b"0")
+        await RecordWriter(publisher).send("t", None, b"0")
         one.fail(ApiKey.LIST_OFFSETS, *[5] * 1000)
         with pytest.raises(BrokerUnavailable, match="nothing was written to t") as away:
-            await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
+            await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
         assert not away.value.timeout
         one.forgive(ApiKey.LIST_OFFSETS)
-        await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
+        await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
         assert len(await read_records(one.bootstrap)) == 2
 
 
@@ -243,7 +241,7 @@ async def test_a_gateway_that_may_not_read_says_so(one):
     one.fail(ApiKey.LIST_OFFSETS, 29)
     async with running_publisher(one.bootstrap) as publisher:
         with pytest.raises(AccessDenied, match="allow it READ"):
-            await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
+            await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
 
 
 async def test_the_log_is_read_once_for_many_connections_and_then_only_what_is_new(one):
@@ -251,13 +249,13 @@ async def test_the_log_is_read_once_for_many_connections_and_then_only_what_is_n
         asked = publisher.cluster.request_counts
         await asyncio.gather(
             *(
-                publisher.create_writer().send("t", None, b"v", idempotency_key=f"{n}")
+                RecordWriter(publisher).send("t", None, b"v", idempotency_key=f"{n}")
                 for n in range(50)
             )
         )
         assert asked["ListOffsets"] <= 6
         before = asked["Fetch"]
-        writer = publisher.create_writer()
+        writer = RecordWriter(publisher)
         for number in range(50, 60):
             await writer.send("t", None, b"v", idempotency_key=f"{number}")
         assert asked["Fetch"] - before <= 51  # the mock gives one batch at a time
@@ -271,15 +269,15 @@ async def test_another_replica_finds_what_the_first_one_wrote(kafka, topic):
         running_publisher(kafka.bootstrap) as first,
         running_publisher(kafka.bootstrap) as second,
     ):
-        early = await first.create_writer().send(name, None, b"early", idempotency_key="early")
-        writer = first.create_writer()
+        early = await RecordWriter(first).send(name, None, b"early", idempotency_key="early")
+        writer = RecordWriter(first)
         await asyncio.gather(
             *(writer.send(name, None, b"-", partition=early.partition) for _ in range(2000))
         )
-        again = await second.create_writer().send(name, None, b"early", idempotency_key="early")
+        again = await RecordWriter(second).send(name, None, b"early", idempotency_key="early")
         assert again == early._replace(repeated=True)
-        late = await first.create_writer().send(name, b"k", b"late", idempotency_key="late")
-        again = await second.create_writer().send(name, b"k", b"late", idempotency_key="late")
+        late = await RecordWriter(first).send(name, b"k", b"late", idempotency_key="late")
+        again = await RecordWriter(second).send(name, b"k", b"late", idempotency_key="late")
         assert again == late._replace(repeated=True)
 
 
@@ -292,19 +290,19 @@ async def test_a_repeat_of_what_kafka_did_not_answer_is_the_first_one(kafka, top
         )  # it is written, and Kafka says it does not know
         async with running_publisher(proxy.bootstrap.split(","), timeout_s=1.0) as publisher:
             with pytest.raises(BrokerUnavailable) as cut:
-                await publisher.create_writer().send(name, None, b"v", idempotency_key="1")
+                await RecordWriter(publisher).send(name, None, b"v", idempotency_key="1")
             assert cut.value.timeout
             assert held.hit_count
             proxy.remove_injection(held)
-            joined = await publisher.create_writer().send(name, None, b"v", idempotency_key="1")
+            joined = await RecordWriter(publisher).send(name, None, b"v", idempotency_key="1")
             assert joined == Produced(name, 0, 0, repeated=True)
 
             held = proxy.inject_error(ApiKey.PRODUCE, 7)
             with pytest.raises(BrokerUnavailable):
-                await publisher.create_writer().send(name, None, b"w", idempotency_key="2")
+                await RecordWriter(publisher).send(name, None, b"w", idempotency_key="2")
             assert held.hit_count
         async with running_publisher(kafka.bootstrap) as restarted:
-            found = await restarted.create_writer().send(name, None, b"w", idempotency_key="2")
+            found = await RecordWriter(restarted).send(name, None, b"w", idempotency_key="2")
             assert found == Produced(name, 0, 1, repeated=True)
     written = await read_records(kafka.bootstrap, TopicPartition(name, 0))
     assert [record.value for record in written] == [b"v", b"w"]
@@ -317,7 +315,7 @@ async def test_after_a_doubt_the_same_connection_looks_in_the_log_again(kafka, t
         KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
         running_publisher(proxy.bootstrap.split(",")) as publisher,
     ):
-        writer = publisher.create_writer()
+        writer = RecordWriter(publisher)
         await writer.send(name, None, b"0", idempotency_key="0")
         proxy.inject_error(ApiKey.PRODUCE, 29, times=2)
         proxy.inject_error(ApiKey.PRODUCE, 7, times=1)  # in place of the first 29
@@ -338,12 +336,12 @@ async def test_what_may_not_be_written_is_not_but_what_is_there_was_allowed_befo
     async with running_publisher(one.bootstrap) as publisher:
         for key in (None, "1"):
             with pytest.raises(RequestError, match="another by now"):
-                await publisher.create_writer().send(
+                await RecordWriter(publisher).send(
                     "t", None, b"v", idempotency_key=key, check_allowed=refuse_write
                 )
         assert await read_records(one.bootstrap) == []
-        await publisher.create_writer().send("t", None, b"v", idempotency_key="1")
-        again = await publisher.create_writer().send(
+        await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
+        again = await RecordWriter(publisher).send(
             "t", None, b"v", idempotency_key="1", check_allowed=refuse_write
         )
         assert (again.repeated, asked) == (True, 2)
@@ -362,7 +360,5 @@ async def test_a_repeat_is_the_same_record_however_each_attempt_is_traced(one):
         async with running_publisher(one.bootstrap) as publisher:
             publisher.tracing = FakeTracing()
             headers = [("a", b"b"), ("traceparent", b"%d" % n)]
-            told = await publisher.create_writer().send(
-                "t", None, b"v", headers, idempotency_key="1"
-            )
+            told = await RecordWriter(publisher).send("t", None, b"v", headers, idempotency_key="1")
             assert told == Produced("t", 0, 0, repeated=n > 0)

@@ -26,7 +26,6 @@ class FakeHub:
 
     def __init__(self) -> None:
         self.hubs: Any = self
-        self.publisher: Any = self
 
     def get_hub(self, cluster: str) -> Any:
         return self

@@ -195,7 +195,7 @@ async def test_a_lost_session_leaves_no_client_no_task_and_nobody_to_tell(
     house.session.on_closed(1006, "")
     assert not house.drain_callbacks
     await wait_until(lambda: len(asyncio.all_tasks()) == 1)
-    assert house.clients["/open"]._hub.left == [house.clients["/open"]]  # type: ignore[attr-defined]
+    assert house.clients["/open"]._owner.removed_clients == [house.clients["/open"]]  # type: ignore[attr-defined]
     assert not house.list_sent("pong") and house.place.leave_count == 1
 
 

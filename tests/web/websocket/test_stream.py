@@ -163,7 +163,7 @@ async def test_one_whose_client_goes_while_it_opens_does_not_begin():
     stream.close()
     await asyncio.gather(*hall.open_tasks)
     assert not hall.sent
-    assert hall.clients[0]._hub.left == hall.clients  # type: ignore[attr-defined]
+    assert hall.clients[0]._owner.removed_clients == hall.clients  # type: ignore[attr-defined]
 
 
 async def test_one_that_was_told_to_end_before_it_began_ends_as_it_begins():

@@ -1,0 +1,52 @@
+"""A record on its way to Kafka, and where it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from gateway.core.produce.idempotency import IdempotencyKey
+
+from .idempotency_log import Headers
+
+
+class Produced(NamedTuple):
+    """Describe where a record is.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        offset: The offset; -1 if Kafka did not say.
+        repeated: The record was written before, by an earlier attempt.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    repeated: bool = False
+
+
+class PendingWrite(NamedTuple):
+    """Describe a record as it was handed over.
+
+    Attributes:
+        topic: The topic.
+        key: The key; None for none.
+        value: The value; None for a tombstone.
+        headers: The headers of the client.
+        partition: The partition that the client named; None for by key.
+        idempotency_key: The idempotency key; None for none.
+        digest: The digest of the record, if it has an idempotency key.
+        deadline: When it is sent or given up at the latest, by the loop's clock.
+        check_allowed: Awaited just before it is written; raises if it may not be.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    partition: int | None
+    idempotency_key: IdempotencyKey | None
+    digest: bytes
+    deadline: float
+    check_allowed: Callable[[], Awaitable[None]] | None = None
