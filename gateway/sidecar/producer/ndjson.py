@@ -7,25 +7,29 @@ results gets no more of its records read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.config.sections.sidecar import Producer as Section
 from gateway.errors import BrokerUnavailable, GatewayError, KafkaError
 from gateway.formats import exact_numbers
-from gateway.kafka.protocol.requests import TopicMetadata
+from gateway.sidecar.http.spec import Validator
 from gateway.sidecar.http.status import NO_STORE_HEADERS, StatusError, describe_error
 
 from . import outcome
 from .encoding import INVALID, TOO_LARGE, UNWRITTEN, EncodedRecords, FieldEncoding, map_formats
 
-if TYPE_CHECKING:
-    from .producer import ProducerComponent
+# Encodes validated records of one topic and hands them to Kafka: `ProducerComponent.produce`.
+ProduceRecords = Callable[
+    [Sequence[Any], Callable[[int], str]],
+    Awaitable[tuple[EncodedRecords, asyncio.Future[list[int | KafkaError]]]],
+]
 
 IDLE_TIMEOUT_S = 300.0  # without a byte, before a stream is ended
 MAX_LINES_PER_WRITE = 100  # that are handed to the producer at once
@@ -55,6 +59,15 @@ class NdjsonProduceResponse(Response):
     `_read_records` reads lines and hands them to the producer; `_write_results` sends the results
     in the order of the lines. Between them is `_results`, a queue of futures in that order, whose
     length is bounded by `_in_flight`. The response starts with the first result.
+
+    Args:
+        request: The request, whose body is read line by line.
+        settings: The limits of the producer.
+        draining: Set when the sidecar is about to end.
+        record_validator: Validates one record.
+        encodings: How keys and values are encoded.
+        produce_records: Hands validated records to Kafka; given them, and a function that returns
+            what a record is called in messages, by its index.
     """
 
     media_type = "application/x-ndjson"
@@ -62,16 +75,19 @@ class NdjsonProduceResponse(Response):
     def __init__(
         self,
         request: Request,
-        producers: ProducerComponent,
-        topic: TopicMetadata,
+        settings: Section,
+        draining: asyncio.Event,
+        record_validator: Validator,
         encodings: Sequence[FieldEncoding],
+        produce_records: ProduceRecords,
     ) -> None:
         super().__init__(headers=dict(NO_STORE_HEADERS))
         del self.headers["content-length"]
         self._request = request
-        self._producers = producers
-        self._topic = topic
-        self._encodings = encodings
+        self._settings = settings
+        self._draining = draining
+        self._record_validator = record_validator
+        self._produce_records = produce_records
         self._formats = map_formats(encodings)
         self._in_flight = 0  # records whose results were not sent yet
         self._has_capacity = asyncio.Event()  # set whenever results were sent
@@ -134,7 +150,7 @@ class NdjsonProduceResponse(Response):
         Raises:
             InputEnded: A line is too long, nothing arrives, or the sidecar ends.
         """
-        rest, max_bytes = b"", self._producers.settings.max_bytes
+        rest, max_bytes = b"", self._settings.max_bytes
         while True:
             chunk = await self._read_chunk(chunks)
             if chunk is None:
@@ -157,7 +173,7 @@ class NdjsonProduceResponse(Response):
             InputEnded: Nothing arrives for `IDLE_TIMEOUT_S`, or the sidecar ends.
         """
         reading = asyncio.ensure_future(anext(chunks, None))
-        draining = asyncio.ensure_future(self._producers.context.draining.wait())
+        draining = asyncio.ensure_future(self._draining.wait())
         try:
             async with asyncio.timeout(IDLE_TIMEOUT_S):
                 await asyncio.wait([reading, draining], return_when=asyncio.FIRST_COMPLETED)
@@ -196,10 +212,7 @@ class NdjsonProduceResponse(Response):
                     numbers.append(number)
         if not line_results:
             return
-        while (
-            self._in_flight
-            and self._in_flight + len(line_results) > self._producers.settings.streamed
-        ):
+        while self._in_flight and self._in_flight + len(line_results) > self._settings.streamed:
             self._has_capacity.clear()
             await self._has_capacity.wait()
         self._in_flight += len(line_results)
@@ -225,7 +238,7 @@ class NdjsonProduceResponse(Response):
         """Append the record of a line to the records, or return the line's error."""
         try:
             record = orjson.loads(line)
-            self._producers.record_validator.validate(record, "record")
+            self._record_validator.validate(record, "record")
             exact_numbers.keep_exact_numbers(line, [record], self._formats, member=None)
         except orjson.JSONDecodeError as exc:
             return {"errorCode": INVALID, "error": f"line {number}: is not JSON: {exc}"}
@@ -239,12 +252,10 @@ class NdjsonProduceResponse(Response):
     ) -> tuple[EncodedRecords, asyncio.Future[list[int | KafkaError]]]:
         """Hand records to the producer, and wait while its buffer is full."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._producers.settings.timeout
+        deadline = loop.time() + self._settings.timeout
         while True:
             try:
-                return await self._producers.produce(
-                    self._topic, records, self._encodings, describe_record
-                )
+                return await self._produce_records(records, describe_record)
             except BrokerUnavailable:
                 if loop.time() > deadline:
                     raise

@@ -221,8 +221,16 @@ class ProducerComponent:
             )
         self.context.require_kafka()
         topic = await self.context.get_topic(parameters["topic"])
+        encodings = self.parse_encodings(topic.name, parameters)
         return ndjson.NdjsonProduceResponse(
-            request, self, topic, self.parse_encodings(topic.name, parameters)
+            request,
+            self.settings,
+            self.context.draining,
+            self.record_validator,
+            encodings,
+            lambda records, describe_record: self.produce(
+                topic, records, encodings, describe_record
+            ),
         )
 
     async def produce(

@@ -21,9 +21,10 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 if TYPE_CHECKING:
+    from uvicorn.config import Config
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+    from uvicorn.server import ServerState
 
-    from .transport import GatewayProtocol
 
 TAKEOVER = "gateway.takeover"
 """Name of the ASGI extension. Its value is a callable that `take_over` calls."""
@@ -118,6 +119,40 @@ class BufferedHead:
         self._transport.close()
 
 
+class TakeoverConnection(Protocol):
+    """Define what an outlet needs of the `GatewayProtocol` whose connection it takes over.
+
+    Attributes:
+        config: With the next two, what creates another protocol for the time after the stream.
+        server_state: The state that all connections of the server share.
+        app_state: The state of the application.
+        transport: The connection.
+        scheme: `http` or `https`.
+    """
+
+    config: Config
+    server_state: ServerState
+    app_state: dict[str, Any]
+    transport: asyncio.Transport
+    scheme: Any
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any]
+    ) -> None: ...
+
+    @property
+    def running_cycle(self) -> RequestResponseCycle | None:
+        """Return the cycle of the request that is being answered."""
+
+    def create_outlet(self, owner: OutletOwner) -> HttpOutlet | None:
+        """Give the connection to a stream, if the response that runs can be taken over."""
+
+    def resume_http(
+        self, transport: asyncio.Transport, pipelined: bytes | None, *, full: bool
+    ) -> None:
+        """Serve a connection again after a stream."""
+
+
 class TakeoverOffer:
     """The value of the `TAKEOVER` extension in the scope of one request.
 
@@ -127,8 +162,8 @@ class TakeoverOffer:
 
     __slots__ = ("_protocol",)
 
-    def __init__(self, protocol: GatewayProtocol) -> None:
-        self._protocol: GatewayProtocol | None = protocol
+    def __init__(self, protocol: TakeoverConnection) -> None:
+        self._protocol: TakeoverConnection | None = protocol
 
     def __call__(self, owner: OutletOwner) -> HttpOutlet | None:
         """Give the connection to a stream, or return None if that cannot be."""
@@ -186,7 +221,9 @@ class HttpOutlet(asyncio.Protocol):
     PROBE_DELAYS_S = 0.1, 0.5, 2.0
     """When to write further probes to a client that has closed its side, in seconds after that."""
 
-    def __init__(self, protocol: GatewayProtocol, owner: OutletOwner, *, keep_alive: bool) -> None:
+    def __init__(
+        self, protocol: TakeoverConnection, owner: OutletOwner, *, keep_alive: bool
+    ) -> None:
         """Take the transport of a protocol over.
 
         Args:
