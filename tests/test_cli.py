@@ -187,7 +187,7 @@ def test_run_serves_what_was_loaded(room, config):
     assert result.exit_code == 0
     ((settings,), options), = serve  # fmt: skip
     assert settings == ("settings of", config) == options.pop("load")()
-    assert options == {"debug": {"kafka", "hub"}, "beside": create_sidecar}
+    assert options == {"debug": {"kafka", "hub"}, "co_hosted_app_factory": create_sidecar}
 
 
 @pytest.mark.parametrize(("status", "arguments"), [(0, ["--workers", "3"]), (1, [])])
@@ -261,7 +261,7 @@ def test_check_refuses_what_run_would_refuse_to_serve(config):
 
 
 def test_check_prints_the_schema(room):
-    room("gateway.config", schema=lambda: {"type": "object"})
+    room("gateway.config", build_json_schema=lambda: {"type": "object"})
     result = gateway_with("check", "--schema")
     assert result.exit_code == 0
     assert result.stdout == '{\n  "type": "object"\n}\n'
@@ -276,19 +276,19 @@ def test_check_prints_the_settings_as_they_will_be(config):
 
 
 def test_check_takes_a_file_or_the_schema_not_both(room, config):
-    room("gateway.config", load=failing(AssertionError), schema=failing(AssertionError))
+    room("gateway.config", load=failing(AssertionError), build_json_schema=failing(AssertionError))
     assert gateway_with("check", str(config), "--schema").exit_code == 2
 
 
 def test_demo_prints_its_configuration_to_start_from(room):
-    room("gateway.web.demo", CONFIG="name: demo\n", demo=failing(AssertionError))
+    room("gateway.web.demo", CONFIG="name: demo\n", run_demo=failing(AssertionError))
     result = gateway_with("demo", "--print-config")
     assert (result.exit_code, result.stdout) == (0, "name: demo\n")
 
 
 def test_demo_is_shown_where_it_was_asked_for(room):
     demo = Calls()
-    room("gateway.web.demo", CONFIG="", demo=demo)
+    room("gateway.web.demo", CONFIG="", run_demo=demo)
     assert gateway_with("demo", "--port", "0", "--no-browser").exit_code == 0
     asked = {"host": "127.0.0.1", "port": 0, "browser": False, "pages": None}
     assert demo == [((), asked)]
@@ -296,7 +296,7 @@ def test_demo_is_shown_where_it_was_asked_for(room):
 
 def test_a_busy_port_is_told_with_another(room):
     demo = Calls()
-    room("gateway.web.demo", CONFIG="", demo=demo)
+    room("gateway.web.demo", CONFIG="", run_demo=demo)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = gateway_with("demo", "--port", str(port))
@@ -324,10 +324,10 @@ def test_tail_hands_on_what_it_was_told(monkeypatch):
     result = gateway_with("tail", url, *told, "-H", "X-A: b: c", "--format", "value", "-q")
     assert result.exit_code == 0, result.output
     ((target, options), _) = calls[0]
-    assert (target.scheme, target.place, target.path) == ("https", "host", "/events/orders")
+    assert (target.scheme, target.location, target.path) == ("https", "host", "/events/orders")
     query = target.query
-    assert (query.origin, query.until, query.count) == ("-5m", None, 3)
-    assert query.rest == (("filter", "key=a"), ("fields", "/id"))
+    assert (query.start, query.until, query.count) == ("-5m", None, 3)
+    assert query.other_parameters == (("filter", "key=a"), ("fields", "/id"))
     assert options.headers == {"X-A": "b: c", "Authorization": "Bearer secret"}
     assert (options.style, options.quiet, options.strict) == ("value", True, False)
 
@@ -376,7 +376,10 @@ def test_produce_takes_servers_and_security_from_a_configuration(room, config):
         raise GatewayError(f"{options['servers']} {options['credentials']}")
 
     room("gateway.config", load=lambda path: Settings)
-    room("gateway.kafka.client.security", credentials=lambda security: lambda: {"by": security})
+    room(
+        "gateway.kafka.client.security",
+        create_credentials=lambda security: lambda: {"by": security},
+    )
     room("gateway.kafka.produce.line_producer", produce_lines=produce_lines)
     result = gateway_with("produce", "t", "-c", str(config))
     assert result.stderr == "gateway: ('broker:9093',) {'by': 'tls'}\n"

@@ -345,8 +345,9 @@ def test_the_end_of_a_snapshot_is_told_with_the_fields_that_the_table_names():
 
 def test_every_reason_of_an_end_is_in_the_table():
     """Those that clients are told: not how sockets end streams of which nobody is to hear."""
-    named = r"^(?:WAITED|EXPIRED|DENIED|REMOVED|DISCONNECTED) = |^    reason = "
-    kinds = rf"\bended = (?:\w+\.ended or )?\(?|\.end\(|unavailable\(|{named}|reason: str = "
+    named = r"^END_(?:WAITED|EXPIRED|ACCESS_CHANGED|ROUTE_REMOVED) = |^DISCONNECT_REASON = "
+    made = r"\.end\(|build_unavailable_response\(|\breason: str = |^    reason = "
+    kinds = rf"\bend_reason = (?:\w+\.end_reason or )?(?:\(\s*)?|{made}|{named}"
     folders = [ROOT / "gateway" / name for name in ("api", "core", "hub", "web")]
     paths = [path for folder in folders for path in folder.rglob("*.py")]
     source = "".join(path.read_text() for path in paths)
@@ -358,9 +359,9 @@ def test_every_reason_of_an_end_is_in_the_table():
 
 def titles() -> Iterator[str]:
     """Of all errors that a message over WebSocket may be answered with."""
-    makes = ("RequestError", "BadMessage")
+    makes = ("RequestError", "BadMessageError")
     beside = ("http/transport", "http/head", "http/hosts", "discovery/__init__")  # of HTTP alone
-    beside += tuple(f"exchange/{name}" for name in ("exchange", "latest", "post", "reply"))
+    beside += tuple(f"exchange/{name}" for name in ("exchange", "latest", "produce", "reply"))
     beside += ("streams/renewal",)
     apart = {ROOT / "gateway" / "web" / f"{name}.py" for name in beside}
     assert all(path.is_file() for path in apart)

@@ -55,8 +55,8 @@ class Setting:
 
     async def said(self, line: str) -> str:
         async with self.shell(f"{line} -sS" if line.startswith("curl") else line) as running:
-            assert await running.wait(START_TIMEOUT_S) == 0, running.said
-        return str(running.said)
+            assert await running.wait_ended(START_TIMEOUT_S) == 0, running.output
+        return str(running.output)
 
 
 def _free_port() -> int:
@@ -101,7 +101,9 @@ async def test_a_back_end_gets_its_orders_and_says_which_it_cannot_process(
                 (written,) = json.loads(await setting.said(order))["offsets"]
                 assert written["partition"] == 0, written
             while "stacktrace" not in (said := await setting.said(letters)):
-                assert not backend.ended and not sidecar.ended, backend.said + sidecar.said
+                assert not backend.is_ended and not sidecar.is_ended, (
+                    backend.output + sidecar.output
+                )
             (letter,) = json.loads(said)
             assert letter["value"]["order"] == "B-1" and "B-1 costs 0" in letter["stacktrace"]
             assert json.loads(await setting.said(totals)) == {"ada": 9}
@@ -109,7 +111,7 @@ async def test_a_back_end_gets_its_orders_and_says_which_it_cannot_process(
             assert "orders.dlq" in await setting.said(lines_of("gateway dlq list")[0])
             assert "B-1 costs 0" in await setting.said(lines_of("gateway dlq show")[0])
             sidecar.process.send_signal(signal.SIGTERM)
-            assert await sidecar.wait(START_TIMEOUT_S) == 0, sidecar.said
+            assert await sidecar.wait_ended(START_TIMEOUT_S) == 0, sidecar.output
         wanted = [3.0, 6.0] if first == "uvicorn" else []
         receipts = [json.loads(each.value())["total"] for each in read_committed(kafka, "receipts")]
         assert receipts[1:] == wanted

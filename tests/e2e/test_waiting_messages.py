@@ -122,7 +122,7 @@ async def settle(gateway: Any) -> None:
 
     def settled() -> bool:
         nonlocal last, since
-        now = gateway.memory
+        now = gateway.memory_bytes
         if now > last + MIB:
             last, since = now, time.monotonic()
         return time.monotonic() - since > QUIET_S

@@ -226,7 +226,9 @@ async def test_a_socket_that_is_idle_has_no_task_and_no_handshake(kafka: Embedde
         more = (
             collect_resources().tasks - before
         )  # some of Kafka's; of each client the one that reads it
-        assert [name for name, count in more.items() if count >= 10] == ["Multiplex._read"]
+        assert [name for name, count in more.items() if count >= 10] == [
+            "MultiplexClient._read_messages"
+        ]
         assert len(app.gateway.hub.clients) == 41
 
 

@@ -213,9 +213,9 @@ class SimulatedKafka:
                 error = GROUP_AUTHORIZATION_FAILED if self.is_denied else 0
                 found = FindCoordinatorResponse(0, error, None, NODE, "localhost", 9092)
             case _ if self.is_denied:
-                found = _build_error_response(request.ask, GROUP_AUTHORIZATION_FAILED)
+                found = _build_error_response(request.request, GROUP_AUTHORIZATION_FAILED)
             case _:
-                found = await self._handle_classic(request.ask)
+                found = await self._handle_classic(request.request)
         await asyncio.sleep(self.rng.choice((0.0, 0.001, 0.01)))
         await cluster.wait_reachable()
         return found

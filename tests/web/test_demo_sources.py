@@ -64,7 +64,7 @@ def test_rates_are_bytes_a_second_since_the_sample_before(monkeypatch: pytest.Mo
     def read_counters() -> dict[str, int]:
         return dict.fromkeys(("read", "written", "received", "sent"), next(bytes_so_far))
 
-    monkeypatch.setattr(sources, "_counters", read_counters)
+    monkeypatch.setattr(sources, "_read_counters", read_counters)
     metrics = HostMetrics(clock=lambda: next(clock))
     network = orjson.loads(metrics.sample_metrics()[3][1])
     assert (network["received"], network["sent"], network["at"]) == (2000, 2000, 102_000)

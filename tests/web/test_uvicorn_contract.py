@@ -35,7 +35,7 @@ from gateway.web.http.transport import GatewayProtocol
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 HTTP = f"uvicorn {uvicorn.__version__} does otherwise; read gateway/web/http/transport.py: "
-LEAN = HTTP + "`give_away`, `go_on`: "
+LEAN = HTTP + "`create_outlet`, `resume_http`: "
 LOOP = f"uvloop {uvloop.__version__}, or asyncio, does otherwise; read gateway/web/http/outlet.py: "
 
 
@@ -98,7 +98,9 @@ def test_the_parser_keeps_the_cause_of_a_refusal():
     parser = httptools.HttpRequestParser(FailingProtocol())
     with pytest.raises(httptools.HttpParserCallbackError) as told:
         parser.feed_data(build_request("/"))
-    assert isinstance(told.value.__context__, LookupError), "httptools; read `_refusal_of`"
+    assert isinstance(told.value.__context__, LookupError), (
+        "httptools; read `_convert_parser_error`"
+    )
 
 
 # A protocol by itself
@@ -168,13 +170,15 @@ async def test_a_connection_has_the_state_that_is_read_and_set():
     assert protocol.url == b"" and protocol.scope["headers"] is protocol.headers, HTTP + "scope"
     assert "extensions" not in protocol.scope, HTTP + "scope's extensions are ours alone"
     handed_over = {"server", "client", "scheme", "root_path", "http_version", "headers", "state"}
-    assert handed_over <= protocol.scope.keys(), HTTP + "scope; `upgraded` builds on it"
+    assert handed_over <= protocol.scope.keys(), (
+        HTTP + "scope; `websocket/protocol.py` builds on it"
+    )
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "a path"])
 def test_a_connection_is_known_by_the_addresses_that_uvicorn_finds(loop, host, tmp_path):
-    """`_connected` stands for its `connection_made`."""
+    """`_attach_transport` stands for its `connection_made`."""
 
     async def connect_protocol(protocol: type[HttpToolsProtocol]) -> dict[str, Any]:
         config = uvicorn.Config(None, lifespan="off", log_config=None)
@@ -212,7 +216,7 @@ def test_a_connection_is_known_by_the_addresses_that_uvicorn_finds(loop, host, t
 
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_the_head_of_a_response_can_be_held_back(leaves):
-    """`outlet.Cork`, in the place of its transport."""
+    """`outlet.BufferedHead`, in the place of its transport."""
 
     async def app(scope, receive, send) -> None:
         cycle = stage.protocol.cycle

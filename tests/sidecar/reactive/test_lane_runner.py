@@ -43,10 +43,11 @@ class FakeSurroundings:
         self.settled_steps: list[SettledRecords] = []
         self.committed_offsets: dict[TopicPartition, int] = {}
 
-    async def write(self, records: Any) -> Any:
-        if records and isinstance(records[0], DeadLetterRecord):
-            self.dead_letters += records
-            return [], ""
+    async def write(self, dead: Sequence[DeadLetterRecord]) -> tuple[Sequence[Any], str]:
+        self.dead_letters += dead
+        return [], ""
+
+    async def encode(self, records: Sequence[Record]) -> EncodedBatch:
         if self.write_error is not None:
             raise self.write_error
         sent = [each for index, each in enumerate(records) if index not in self.unreadable_reasons]
@@ -99,7 +100,7 @@ def record(tp: TopicPartition, offset: int) -> Record:
 
 async def test_while_schemas_cannot_be_asked_for_or_the_sidecar_itself_fails_a_batch_is_kept():
     around = FakeSurroundings()
-    async with running_runner(around, retries=0) as runner:
+    async with running_runner(around, max_retries=0) as runner:
         for why in (RegistryUnavailable("the registry is away", retry_after=0.01), KeyError("x")):
             around.write_error = why
             give_records(runner, record(A, 3))
@@ -145,7 +146,7 @@ async def test_a_request_that_nobody_waits_for_is_cancelled_and_nothing_of_it_co
 async def test_who_releases_partitions_hears_when_nothing_of_theirs_is_under_way():
     around = FakeSurroundings()
     around.may_answer.clear()
-    async with running_runner(around, records=1) as runner:
+    async with running_runner(around, max_records=1) as runner:
         give_records(runner, record(A, 0), record(A, 1))
         await wait_until(lambda: around.sent_offsets)
         releasing = asyncio.create_task(runner.release({A}))
@@ -161,7 +162,7 @@ async def test_who_releases_partitions_hears_when_nothing_of_theirs_is_under_way
 async def test_a_record_at_fault_waits_while_the_back_end_is_ill():
     around = FakeSurroundings()
     around.verdict, around.failure = SuspectBatch("500"), "its /health says 503"
-    async with running_runner(around, retries=0) as runner:
+    async with running_runner(around, max_retries=0) as runner:
         give_records(runner, record(A, 0))
         await wait_until(lambda: "no dead letter: its /health says 503" in runner.lane.problem)
         assert not around.dead_letters

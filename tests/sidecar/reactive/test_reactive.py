@@ -384,7 +384,7 @@ async def test_ends_of_transactions_are_caught_up_with(world: ReactiveWorld, ora
     async with running_group(world, group) as http:
         async with oracle.open_transaction() as transaction:
             for _ in range(5):
-                await transaction.send(world.topic, 1)
+                await transaction.send_records(world.topic, 1)
             await transaction.commit()
         await wait_for_state(http, group, lag=0, processed=5)
 

@@ -165,11 +165,11 @@ async def test_after_a_reload_with_other_options_the_topic_is_read_anew_for_thos
     await replies.start_reading()
     with replies.expect_reply("a") as a, replies.expect_reply("b") as b:
         again = Topic.model_validate({"name": "replies", "cache": {"bytes": "64KiB"}})
-        hub.topics.settings = lambda name: again
+        hub.topics.get_settings = lambda name: again
         await replies.start_reading()
         assert len(streams.starts) == 1
         other = Topic.model_validate({"name": "replies", "cache": {"bytes": "1MiB"}})
-        hub.topics.settings = lambda name: other
+        hub.topics.get_settings = lambda name: other
         streams.past_records = [build_record("a")]
         await replies.start_reading()
         assert [start.until for start in streams.starts] == [None, None, "latest"]

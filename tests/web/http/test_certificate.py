@@ -164,7 +164,7 @@ def test_whom_it_trusts_is_read_anew_too(
 async def test_it_sees_by_itself_that_a_file_has_changed(
     ours: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ):
-    monkeypatch.setattr(certificate, "EVERY", 0.01)
+    monkeypatch.setattr(certificate, "CHECK_INTERVAL_S", 0.01)
     old, new = ours.issue_certificate("old"), ours.issue_certificate("new")
     path = tmp_path / "server.pem"
     if how == "linked":  # as Kubernetes has its secrets

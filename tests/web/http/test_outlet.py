@@ -292,30 +292,30 @@ def test_what_is_written_comes_and_then_http_goes_on(server):
     with RawConnection(server.served.port) as wire:
         for n in range(3):
             begin_stream(wire, f"/take/on-{n}")
-            server.push(f"on-{n}", b"hello", b"there")
+            server.push_chunks(f"on-{n}", b"hello", b"there")
             assert (wire.read_chunk(), wire.read_chunk()) == (b"hello", b"there")
-            server.finish(f"on-{n}")
+            server.finish_stream(f"on-{n}")
             assert wire.read_chunk() == b""
             wire.send_bytes(build_request(f"/after/{n}"))
             assert json.loads(wire.read_response().body) == {"path": f"/after/{n}"}
         wait_until(lambda: server.state.total_requests == before + 6, "all are counted")
-        assert [server.client(f"on-{n}").closes for n in range(3)] == [0, 0, 0]
+        assert [server.get_client(f"on-{n}").close_count for n in range(3)] == [0, 0, 0]
 
 
 def test_no_task_runs_while_a_stream_does(server):
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/take/alone")
-        wait_until(server.only_outlets, "the application's task goes on")
-        server.push("alone", b"x")
+        wait_until(server.has_only_outlets, "the application's task goes on")
+        server.push_chunks("alone", b"x")
         assert wire.read_chunk() == b"x"
 
 
 def test_what_an_application_sends_behind_an_outlet_is_not_heard(server):
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/chatty/chatty")
-        wait_until(server.only_outlets, "the application's task goes on")
-        server.push("chatty", b"x")
-        server.finish("chatty")
+        wait_until(server.has_only_outlets, "the application's task goes on")
+        server.push_chunks("chatty", b"x")
+        server.finish_stream("chatty")
         assert read_rest(wire) == b"x"
 
 
@@ -327,7 +327,7 @@ def test_deadlines_of_its_request_do_not_end_a_stream(server):
         assert timer is not None and not timer.cancelled()
         wire.send_bytes(build_request("/take/later")[-9:])
         assert wire.read_head().status == 200
-        server.client("later")
+        server.get_client("later")
         assert timer.cancelled()
 
 
@@ -335,35 +335,37 @@ def test_a_client_whose_body_nobody_read_is_heard_to_leave(tight):
     """uvicorn reads no more when 64 KiB of it wait."""
     with RawConnection(tight.served.port) as wire:
         begin_stream(wire, "/take/heavy", b"Content-Length: 100000\r\n\r\n" + b"x" * 99996)
-        client = tight.client("heavy")
-    wait_until(lambda: client.closes, "nobody is told")
+        client = tight.get_client("heavy")
+    wait_until(lambda: client.close_count, "nobody is told")
 
 
 def test_headers_of_the_application_and_of_uvicorn_are_there(server):
-    server.app.heads["head"] = [(b"x-mine", b"yes")]
+    server.app.extra_headers["head"] = [(b"x-mine", b"yes")]
     with RawConnection(server.served.port) as wire:
         wire.send_bytes(build_request("/take/head"))
         head = wire.read_head()
         assert head.headers["x-mine"] == "yes" and "date" in head.headers
-        server.finish("head")
+        server.finish_stream("head")
         assert read_rest(wire) == b""
 
 
 def test_a_connection_is_closed_after_the_stream_if_the_client_asks_so(server):
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/take/last", b"Connection: close")
-        server.push("last", b"x")
-        server.finish("last")
+        server.push_chunks("last", b"x")
+        server.finish_stream("last")
         assert read_rest(wire) == b"x"
         wire.read_close()
-    wait_until(lambda: server.client("last").outlet not in server.served.connections, "it stays")
+    wait_until(
+        lambda: server.get_client("last").outlet not in server.served.connections, "it stays"
+    )
 
 
 def test_a_connection_is_closed_after_the_stream_if_the_application_says_so(server):
-    server.app.heads["said"] = [(b"connection", b"close")]
+    server.app.extra_headers["said"] = [(b"connection", b"close")]
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/take/said")
-        server.finish("said")
+        server.finish_stream("said")
         assert read_rest(wire) == b""
         wire.read_close()
 
@@ -372,7 +374,7 @@ def test_a_connection_that_is_idle_after_the_stream_is_closed(server):
     """uvicorn's keep-alive, 2 s here."""
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/take/idle")
-        server.finish("idle")
+        server.finish_stream("idle")
         assert read_rest(wire) == b""
         wire.read_close()
 
@@ -380,7 +382,7 @@ def test_a_connection_that_is_idle_after_the_stream_is_closed(server):
 def test_limits_of_http_hold_behind_a_stream(tight):
     with RawConnection(tight.served.port) as wire:
         begin_stream(wire, "/take/limits")
-        tight.finish("limits")
+        tight.finish_stream("limits")
         assert read_rest(wire) == b""
         wire.send_bytes(build_request("/", b"X: " + b"a" * 65536))
         assert wire.read_response().problem["status"] == 431
@@ -389,10 +391,10 @@ def test_limits_of_http_hold_behind_a_stream(tight):
 def test_after_its_end_an_outlet_writes_nothing_more(server):
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/take/ended")
-        client = server.client("ended")
-        server.do(client.finish)
-        server.do(client.push, b"too late")
-        server.do(client.finish)
+        client = server.get_client("ended")
+        server.run_in_loop(client.finish_stream)
+        server.run_in_loop(client.push_chunks, b"too late")
+        server.run_in_loop(client.finish_stream)
         assert read_rest(wire) == b""
         wire.send_bytes(build_request("/clean"))
         assert json.loads(wire.read_response().body) == {"path": "/clean"}
@@ -403,7 +405,7 @@ def test_an_application_that_fails_after_it_took_over_ends_the_connection(server
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/fail/failed")
         wire.read_close()
-    wait_until(lambda: server.client("failed").closes, "nobody is told")
+    wait_until(lambda: server.get_client("failed").close_count, "nobody is told")
 
 
 # Requests before and behind
@@ -413,12 +415,12 @@ def test_requests_behind_a_stream_are_answered_after_it_in_order(server):
     requests = [build_request("/a", b"X: " + b"a" * 5000), build_request("/b"), build_request("/c")]
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/take/behind")
-        server.client("behind")
+        server.get_client("behind")
         for piece in b"".join(requests)[:-2], b"":
             wire.send_bytes(piece)
-        server.push("behind", b"x")
+        server.push_chunks("behind", b"x")
         assert wire.read_chunk() == b"x"
-        server.finish("behind")
+        server.finish_stream("behind")
         assert read_rest(wire) == b""
         wire.send_bytes(b"\r\n")
         assert [json.loads(wire.read_response().body)["path"] for _ in "abc"] == ["/a", "/b", "/c"]
@@ -427,14 +429,14 @@ def test_requests_behind_a_stream_are_answered_after_it_in_order(server):
 def test_a_stream_behind_a_stream_comes_after_it(server):
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/take/first")
-        server.client("first")
+        server.get_client("first")
         wire.send_bytes(build_request("/take/second"))
-        server.push("first", b"1")
-        server.finish("first")
+        server.push_chunks("first", b"1")
+        server.finish_stream("first")
         assert read_rest(wire) == b"1"
         assert wire.read_head().status == 200
-        server.push("second", b"2")
-        server.finish("second")
+        server.push_chunks("second", b"2")
+        server.finish_stream("second")
         assert read_rest(wire) == b"2"
 
 
@@ -448,7 +450,7 @@ def test_a_stream_with_requests_behind_it_from_the_start_is_sent_by_asgi(server,
         assert json.loads(wire.read_response().body) == {"path": "/b"}
         wire.send_bytes(later)
         assert json.loads(wire.read_response().body) == {"path": "/c"}
-        assert name in server.app.by_send
+        assert name in server.app.send_streams
 
 
 @pytest.mark.parametrize("behind", [b"nonsense\r\n\r\n", b"\0", b"G\0", b"GET \r\n"])
@@ -464,8 +466,8 @@ def test_a_stream_behind_a_request_is_taken_when_its_turn_comes(server):
         wire.send_bytes(build_request("/a") + build_request("/take/turn"))
         assert json.loads(wire.read_response().body) == {"path": "/a"}
         assert wire.read_head().status == 200
-        server.push("turn", b"x")
-        server.finish("turn")
+        server.push_chunks("turn", b"x")
+        server.finish_stream("turn")
         assert read_rest(wire) == b"x"
 
 
@@ -481,19 +483,19 @@ def test_what_comes_behind_a_stream_is_bounded(tight):
     """More than 64 KiB: no more is read, and the connection ends with the stream."""
     with RawConnection(tight.served.port) as wire:
         begin_stream(wire, "/take/flood")
-        tight.client("flood")
+        tight.get_client("flood")
         wire.socket.settimeout(1)
         with pytest.raises(TimeoutError):
             wire.socket.sendall(build_request("/") * 1_000_000)
         wire.socket.settimeout(WAIT_TIMEOUT_S)
-        tight.push("flood", b"still here")
+        tight.push_chunks("flood", b"still here")
         assert wire.read_chunk() == b"still here"
 
         def finish() -> bool:
-            tight.client("flood").finish()
+            tight.get_client("flood").finish_stream()
             return bool(get_protocol(tight, wire).transport.is_reading())
 
-        assert tight.do(finish)  # or a reset would eat the refusal
+        assert tight.run_in_loop(finish)  # or a reset would eat the refusal
         assert wire.read_chunk() == b""
         assert wire.read_response().problem["status"] == 429
         wait_until(lambda: not tight.served.connections, "it stays")
@@ -502,10 +504,10 @@ def test_what_comes_behind_a_stream_is_bounded(tight):
 def test_nonsense_behind_a_stream_is_refused_after_it(server):
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/take/nonsense")
-        server.client("nonsense")
+        server.get_client("nonsense")
         wire.send_bytes(b"nonsense\r\n\r\n")
-        server.push("nonsense", b"x")
-        server.finish("nonsense")
+        server.push_chunks("nonsense", b"x")
+        server.finish_stream("nonsense")
         assert read_rest(wire) == b"x"
         assert wire.read_last_response().problem["status"] == 400
 
@@ -518,7 +520,7 @@ def test_head_and_http_1_0_are_not_taken(server):
         wire.send_bytes(build_request("/take/method", method="HEAD") + build_request("/next"))
         assert wire.read_head().status == 200
         assert json.loads(wire.read_response().body) == {"path": "/next"}
-    server.app.heads["chunked"] = [(b"transfer-encoding", b"chunked")]
+    server.app.extra_headers["chunked"] = [(b"transfer-encoding", b"chunked")]
     with RawConnection(server.served.port) as wire:
         wire.send_bytes(build_request("/take/chunked", method="HEAD"))
         assert wire.read_head().status == 200
@@ -529,15 +531,15 @@ def test_head_and_http_1_0_are_not_taken(server):
         assert "transfer-encoding" not in wire.read_head().headers
         assert wire.read_exactly(6) == b"onetwo"
         wire.read_close()
-    assert {"method", "chunked", "old"} <= set(server.app.by_send)
+    assert {"method", "chunked", "old"} <= set(server.app.send_streams)
 
 
 def test_a_response_with_a_length_is_not_taken(server):
-    server.app.heads["length"] = [(b"content-length", b"6")]
+    server.app.extra_headers["length"] = [(b"content-length", b"6")]
     with RawConnection(server.served.port) as wire:
         wire.send_bytes(build_request("/take/length"))
         assert wire.read_response().body == b"onetwo"
-    assert "length" in server.app.by_send
+    assert "length" in server.app.send_streams
 
 
 def test_an_offer_is_for_its_own_request_alone(server):
@@ -545,13 +547,13 @@ def test_an_offer_is_for_its_own_request_alone(server):
     with RawConnection(server.served.port) as wire:
         wire.send_bytes(build_request("/chunks"))
         assert wire.read_response().body == b"whole"
-        early = server.app.offers[-1]
-        assert server.do(early, OutletClient("thief")) is None
+        early = server.app.takeover_offers[-1]
+        assert server.run_in_loop(early, OutletClient("thief")) is None
         wire.send_bytes(build_request("/slow/mine"))
         assert wire.read_head().status == 200
-        assert server.do(early, OutletClient("thief")) is None
-        server.push("mine", b"x")
-        server.finish("mine")
+        assert server.run_in_loop(early, OutletClient("thief")) is None
+        server.push_chunks("mine", b"x")
+        server.finish_stream("mine")
         assert read_rest(wire) == b"x"
 
 
@@ -603,14 +605,14 @@ def test_under_uvicorns_own_protocol_it_goes_by_asgi(loop):
 
 def test_a_connection_that_is_being_closed_is_not_taken(server, loop, authority):
     """With TLS its protocol's end is under way already, and a new one would never be told."""
-    certificate = str(authority.signed("server"))
+    certificate = str(authority.issue_certificate("server"))
     options = {"ssl_certfile": certificate, "ssl_keyfile": certificate}
     with running_outlet_server(GatewayProtocol, loop, **options) as secure:
         for each in server, secure:
             with RawConnection(each.served.port) as wire:
                 each.app.cut_connection = partial(abort_connection, each, wire)
                 if each is secure:
-                    context = authority.context()
+                    context = authority.create_client_context()
                     wire.socket = context.wrap_socket(wire.socket, server_hostname="localhost")
                 wire.send_bytes(build_request("/cut/cut"))
                 wait_until(lambda each=each: "cut" in each.app.send_streams, "it is not asked for")
@@ -628,7 +630,7 @@ def test_a_client_that_leaves_is_told_of_once(server, way):
     name = f"leaves-{way}"
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, f"/take/{name}")
-        client = server.client(name)
+        client = server.get_client(name)
         if way == "RST":
             reset_connection(wire)
         elif way == "FIN":
@@ -636,40 +638,40 @@ def test_a_client_that_leaves_is_told_of_once(server, way):
         else:
             wire.socket.shutdown(socket.SHUT_WR)
             assert wire.read_chunk() == b".", "it is asked whether it is there"
-            server.do(client.push, b"goes on")
+            server.run_in_loop(client.push_chunks, b"goes on")
             while (said := wire.read_chunk()) != b"goes on":
                 assert said == b"."
-            assert not client.closes
+            assert not client.close_count
             wire.socket.close()
-        wait_until(lambda: client.closes, "nobody is told")
+        wait_until(lambda: client.close_count, "nobody is told")
     wait_until(lambda: client.outlet not in server.served.connections, "it stays")
-    server.do(client.push, b"to nobody")
-    server.do(client.finish)
-    assert client.closes == 1 and not client.outlet.full
+    server.run_in_loop(client.push_chunks, b"to nobody")
+    server.run_in_loop(client.finish_stream)
+    assert client.close_count == 1 and not client.outlet.full
 
 
 def test_a_write_that_fails_ends_the_connection(server):
     """The client has gone, and the server has not heard of it yet."""
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/take/broken")
-        client = server.client("broken")
+        client = server.get_client("broken")
 
         def leave_and_write() -> None:
             reset_connection(wire)
             for _ in range(5):
                 client.outlet.write(frame_chunk(b"x"))
 
-        server.do(leave_and_write)
-        wait_until(lambda: client.closes == 1, "nobody is told")
+        server.run_in_loop(leave_and_write)
+        wait_until(lambda: client.close_count == 1, "nobody is told")
 
 
 def test_a_client_that_reads_nothing_is_cut_by_the_kernel(tight):
     with RawConnection(tight.served.port, receive_buffer=4096) as wire:
         begin_stream(wire, "/take/stuck")
-        tight.push("stuck", *[b"x" * 1000] * 1000)
-        client = tight.client("stuck")
+        tight.push_chunks("stuck", *[b"x" * 1000] * 1000)
+        client = tight.get_client("stuck")
         assert client.outlet.full
-        wait_until(lambda: client.closes, "it is not cut")
+        wait_until(lambda: client.close_count, "it is not cut")
 
 
 def test_the_server_ends_when_its_streams_have(loop):
@@ -712,16 +714,16 @@ def test_nothing_of_a_request_is_left_without_the_collector_of_garbage(server):
         try:
             wire.send_bytes(build_request("/slow/lean"))
             assert wire.read_head().status == 200
-            left = server.do(list_objects, server, wire)
+            left = server.run_in_loop(list_objects, server, wire)
             assert len(left) == 4
-            server.client("lean")
-            wait_until(server.only_outlets, "the application's task goes on")
+            server.get_client("lean")
+            wait_until(server.has_only_outlets, "the application's task goes on")
             wait_until(lambda: not any(each() for each in left), str(left))
-            server.finish("lean")
+            server.finish_stream("lean")
             assert read_rest(wire) == b""
             wire.send_bytes(build_request("/chunks"))
             assert wire.read_response().body == b"whole"
-            http = server.do(list_objects, server, wire)
+            http = server.run_in_loop(list_objects, server, wire)
             wire.socket.close()
             wait_until(lambda: not any(each() for each in http), str(http))
         finally:
@@ -740,7 +742,7 @@ def list_objects(server: OutletServer, wire: RawConnection) -> list[weakref.ref[
 def test_an_outlet_is_small(server):
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/take/small")
-        outlet = server.client("small").outlet
+        outlet = server.get_client("small").outlet
         assert not hasattr(outlet, "__dict__")
         assert sys.getsizeof(outlet) + sys.getsizeof(outlet.data_received) <= 250
 
@@ -755,41 +757,41 @@ def test_bytes_come_whole_and_in_order_through_a_small_buffer(tight, size):
     sent = b"".join(b"%07d" % n for n in range(total // 7))
     with RawConnection(tight.served.port, receive_buffer=4096) as wire:
         begin_stream(wire, f"/take/{name}")
-        tight.push(name, *(sent[at : at + size] for at in range(0, total, size)))
-        client = tight.client(name)
-        assert client.outlet.full and client.waiting
+        tight.push_chunks(name, *(sent[at : at + size] for at in range(0, total, size)))
+        client = tight.get_client(name)
+        assert client.outlet.full and client.pending_chunks
         assert b"".join(wire.read_chunk() for _ in range(-(-total // size))) == sent
-        wait_until(lambda: client.drains and not client.outlet.full, "it stays full")
-        tight.finish(name)
+        wait_until(lambda: client.drain_count and not client.outlet.full, "it stays full")
+        tight.finish_stream(name)
         assert read_rest(wire) == b""
 
 
 def test_what_is_written_to_a_full_outlet_comes_all_the_same(tight):
     with RawConnection(tight.served.port, receive_buffer=4096) as wire:
         begin_stream(wire, "/take/more")
-        tight.push("more", b"x" * 1_000_000)
-        client = tight.client("more")
+        tight.push_chunks("more", b"x" * 1_000_000)
+        client = tight.get_client("more")
         assert client.outlet.full
-        tight.do(client.outlet.write, frame_chunk(b"y"))
-        tight.finish("more")
+        tight.run_in_loop(client.outlet.write, frame_chunk(b"y"))
+        tight.finish_stream("more")
         wire.send_bytes(build_request("/next"))
         http = get_protocol(tight, wire)
         assert http.flow.write_paused
         assert read_rest(wire) == b"x" * 1_000_000 + b"y"
         wait_until(lambda: not http.flow.write_paused, "it stays paused")
         assert json.loads(wire.read_response().body) == {"path": "/next"}
-        assert not client.drains
+        assert not client.drain_count
 
 
 def test_a_full_outlet_whose_client_leaves_is_told_of(tight):
     with RawConnection(tight.served.port, receive_buffer=4096) as wire:
         begin_stream(wire, "/take/full")
-        tight.push("full", *[b"x" * 1000] * 1000)
-        client = tight.client("full")
+        tight.push_chunks("full", *[b"x" * 1000] * 1000)
+        client = tight.get_client("full")
         assert client.outlet.full
         reset_connection(wire)
-        wait_until(lambda: client.closes == 1, "nobody is told")
-        assert client.waiting
+        wait_until(lambda: client.close_count == 1, "nobody is told")
+        assert client.pending_chunks
 
 
 def test_a_write_that_fails_when_there_is_room_again_loses_the_connection_once(tight):
@@ -797,7 +799,7 @@ def test_a_write_that_fails_when_there_is_room_again_loses_the_connection_once(t
     room, left = threading.Event(), threading.Event()
     with RawConnection(tight.served.port, receive_buffer=4096) as wire:
         begin_stream(wire, "/take/room")
-        client = tight.client("room")
+        client = tight.get_client("room")
 
         def write_to_nobody() -> None:
             room.set()
@@ -805,8 +807,8 @@ def test_a_write_that_fails_when_there_is_room_again_loses_the_connection_once(t
             for _ in range(3):
                 client.outlet.write(frame_chunk(b"x"))
 
-        client.drained = write_to_nobody
-        tight.push("room", b"x" * 300_000)
+        client.on_drained = write_to_nobody
+        tight.push_chunks("room", b"x" * 300_000)
         assert client.outlet.full
         while not room.is_set():
             wire.socket.settimeout(0.05)
@@ -814,18 +816,18 @@ def test_a_write_that_fails_when_there_is_room_again_loses_the_connection_once(t
                 wire.socket.recv(65536)
         reset_connection(wire)
         left.set()
-        wait_until(lambda: client.closes, "nobody is told")
-    assert client.closes == 1 and not tight.served.errors
+        wait_until(lambda: client.close_count, "nobody is told")
+    assert client.close_count == 1 and not tight.served.errors
 
 
 def test_a_stream_that_begins_behind_bytes_that_wait_comes_after_them(tight):
     with RawConnection(tight.served.port, receive_buffer=4096) as wire:
         begin_stream(wire, "/late/late")
-        client = tight.client("late")
+        client = tight.get_client("late")
         assert client.outlet.full
-        tight.push("late", b"y")
-        assert client.waiting
-        tight.finish("late")
+        tight.push_chunks("late", b"y")
+        assert client.pending_chunks
+        tight.finish_stream("late")
         assert read_rest(wire) == b"x" * 500_000 + b"y"
 
 
@@ -834,7 +836,7 @@ def test_a_stream_that_begins_behind_bytes_that_wait_comes_after_them(tight):
 
 @pytest.fixture(scope="module")
 def secure(loop, authority) -> Iterator[OutletServer]:
-    certificate = str(authority.signed("server"))
+    certificate = str(authority.issue_certificate("server"))
     with running_outlet_server(
         SmallBufferProtocol, loop, ssl_certfile=certificate, ssl_keyfile=certificate
     ) as server:
@@ -845,28 +847,30 @@ def secure(loop, authority) -> Iterator[OutletServer]:
 def secret(secure, authority) -> Iterator[RawConnection]:
     with RawConnection(secure.served.port, receive_buffer=16384) as wire:
         plain = wire.socket
-        with authority.context().wrap_socket(plain, server_hostname="localhost") as wire.socket:
+        with authority.create_client_context().wrap_socket(
+            plain, server_hostname="localhost"
+        ) as wire.socket:
             yield wire
 
 
 def test_a_stream_through_tls_and_http_behind_it(secure, secret):
     for name in ("tls-1", "tls-2"):
         begin_stream(secret, f"/take/{name}")
-        wait_until(secure.only_outlets, "the application's task goes on")
-        secure.push(name, b"hello")
-        assert secret.chunk() == b"hello"
-        secret.send(build_request("/behind"))
-        secure.push(name, b"there")
-        secure.finish(name)
+        wait_until(secure.has_only_outlets, "the application's task goes on")
+        secure.push_chunks(name, b"hello")
+        assert secret.read_chunk() == b"hello"
+        secret.send_bytes(build_request("/behind"))
+        secure.push_chunks(name, b"there")
+        secure.finish_stream(name)
         assert read_rest(secret) == b"there"
-        assert json.loads(secret.answer().body) == {"path": "/behind"}
+        assert json.loads(secret.read_response().body) == {"path": "/behind"}
 
 
 def test_a_stream_through_tls_closes_if_it_is_asked_to(secure, secret):
     begin_stream(secret, "/take/tls-last", b"Connection: close")
-    secure.finish("tls-last")
+    secure.finish_stream("tls-last")
     assert read_rest(secret) == b""
-    secret.closes()
+    secret.read_close()
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])
@@ -874,24 +878,24 @@ def test_bytes_come_whole_and_in_order_through_tls(secure, secret, size):
     total, name = 2_100_000, f"tls-order-{size}"
     sent = b"".join(b"%07d" % n for n in range(total // 7))
     begin_stream(secret, f"/take/{name}")
-    secure.push(name, *(sent[at : at + size] for at in range(0, total, size)))
-    client = secure.client(name)
-    assert client.outlet.full and client.waiting
-    assert b"".join(secret.chunk() for _ in range(total // size)) == sent
-    wait_until(lambda: client.drains and not client.outlet.full, "it stays full")
-    secure.finish(name)
+    secure.push_chunks(name, *(sent[at : at + size] for at in range(0, total, size)))
+    client = secure.get_client(name)
+    assert client.outlet.full and client.pending_chunks
+    assert b"".join(secret.read_chunk() for _ in range(total // size)) == sent
+    wait_until(lambda: client.drain_count and not client.outlet.full, "it stays full")
+    secure.finish_stream(name)
     assert read_rest(secret) == b""
 
 
 @pytest.mark.parametrize("way", ["FIN", "RST"])
 def test_a_client_that_leaves_tls_is_told_of_once(secure, secret, way):
     begin_stream(secret, f"/take/tls-{way}")
-    client = secure.client(f"tls-{way}")
+    client = secure.get_client(f"tls-{way}")
     (reset_connection if way == "RST" else RawConnection.__exit__)(secret)
-    wait_until(lambda: client.closes, "nobody is told")
-    secure.do(client.push, b"to nobody")
-    secure.do(client.finish)
-    assert client.closes == 1
+    wait_until(lambda: client.close_count, "nobody is told")
+    secure.run_in_loop(client.push_chunks, b"to nobody")
+    secure.run_in_loop(client.finish_stream)
+    assert client.close_count == 1
 
 
 # Many of them
@@ -971,9 +975,9 @@ async def test_no_byte_of_a_stream_reaches_another_connection(loop, tls, authori
     """Connections come and go at both ends while all are written to, so that the numbers of
     their descriptors are in use again at once."""
     complaints.append("SSL connection is closed")  # who leaves TLS without a word is written to
-    certificate = str(authority.signed("server"))
+    certificate = str(authority.issue_certificate("server"))
     options = {"ssl_certfile": certificate, "ssl_keyfile": certificate} if tls else {}
-    context = authority.context() if tls else None
+    context = authority.create_client_context() if tls else None
     total = 150 if tls else 400
     with running_outlet_server(SmallSocketProtocol, loop, **options) as server:
         talking = asyncio.run_coroutine_threadsafe(

@@ -1,5 +1,5 @@
 """A connection past its handshake, over a pair of sockets. What is broken, and how connections
-end, is in `test_upgraded`, as a client sees it."""
+end, is in `test_protocol`, as a client sees it."""
 
 from __future__ import annotations
 

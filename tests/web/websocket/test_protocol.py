@@ -241,7 +241,7 @@ def test_messages_of_all_lengths_come_back(echo: SocketServer):
     with echo.open_socket() as socket:
         for length in (0, 1, 125, 126, 127, 4096, 65_535, 65_536, bad_frames.MIB):
             socket.send_bytes(build_frame(OPCODE_TEXT, b"a" * length))
-            assert socket.text() == "a" * length
+            assert socket.read_text() == "a" * length
 
 
 def test_binary_messages_and_fragments_reach_the_application(echo: SocketServer):
@@ -252,8 +252,8 @@ def test_binary_messages_and_fragments_reach_the_application(echo: SocketServer)
             build_frame(0, b"\x00"),
         ]
         socket.send_bytes(b"".join(pieces))
-        assert (pong := socket.said()).opcode == OPCODE_PONG and pong.payload == b"x"
-        assert (said := socket.said()).opcode == OPCODE_BINARY and said.payload == b"\xff\x00"
+        assert (pong := socket.read_frame()).opcode == OPCODE_PONG and pong.payload == b"x"
+        assert (said := socket.read_frame()).opcode == OPCODE_BINARY and said.payload == b"\xff\x00"
 
 
 def test_lengths_with_more_bytes_than_they_need_are_read_all_the_same(echo: SocketServer):
@@ -263,7 +263,7 @@ def test_lengths_with_more_bytes_than_they_need_are_read_all_the_same(echo: Sock
             build_frame(OPCODE_TEXT, b"short", length_bytes=2)
             + build_frame(OPCODE_TEXT, b"short", length_bytes=8)
         )
-        assert [socket.text(), socket.text()] == ["short", "short"]
+        assert [socket.read_text(), socket.read_text()] == ["short", "short"]
 
 
 def test_frames_that_came_with_the_handshake_wait_for_its_answer(echo: SocketServer):
@@ -272,21 +272,21 @@ def test_frames_that_came_with_the_handshake_wait_for_its_answer(echo: SocketSer
             build_handshake("/") + build_frame(OPCODE_PING) + build_frame(OPCODE_TEXT, b"early")
         )
         assert socket.read_head().status == 101
-        assert socket.said().opcode == OPCODE_PONG
-        assert socket.text() == "early"
+        assert socket.read_frame().opcode == OPCODE_PONG
+        assert socket.read_text() == "early"
 
 
 def test_a_message_in_pieces_of_a_byte_is_whole(echo: SocketServer):
     with echo.open_socket() as socket:
         for byte in build_frame(OPCODE_TEXT, b"hello"):
             socket.send_bytes(bytes((byte,)))
-        assert socket.text() == "hello"
+        assert socket.read_text() == "hello"
 
 
 def test_messages_behind_one_another_keep_their_order(echo: SocketServer):
     with echo.open_socket() as socket:
         socket.send_bytes(b"".join(build_frame(OPCODE_TEXT, b"%d" % n) for n in range(5000)))
-        assert [int(socket.text()) for _ in range(5000)] == list(range(5000))
+        assert [int(socket.read_text()) for _ in range(5000)] == list(range(5000))
 
 
 # Finished frames
@@ -295,8 +295,8 @@ def test_messages_behind_one_another_keep_their_order(echo: SocketServer):
 def test_finished_frames_go_out_as_they_are(start: Start):
     with start().open_socket("/framed") as socket:
         socket.send_bytes(build_frame(OPCODE_TEXT, LONG.encode()))
-        said = socket.said()
-        assert (said.payload.decode(), said.compressed) == (LONG, False)
+        said = socket.read_frame()
+        assert (said.payload.decode(), said.is_compressed) == (LONG, False)
 
 
 @pytest.mark.parametrize(
@@ -320,35 +320,35 @@ def test_finished_frames_are_compressed_for_whoever_has_the_window(
     ) as socket:
         for _ in range(2):
             socket.send_bytes(build_frame(OPCODE_TEXT, LONG.encode()))
-            said = socket.said()
-            assert said.compressed is compressed
+            said = socket.read_frame()
+            assert said.is_compressed is compressed
             assert len(said.payload) < 100 or not compressed
 
 
 def test_the_servers_own_messages_do_not_disturb_the_shared_ones(start: Start):
     """Both are compressed, neither refers to the other."""
     with start(compression=True).open_socket("/", DEFLATE_HEADER) as socket:
-        answer = socket.answered.headers["sec-websocket-extensions"]
+        answer = socket.response.headers["sec-websocket-extensions"]
         assert "server_no_context_takeover" in answer and "server_max_window_bits=12" in answer
         for _ in range(3):
             socket.send_bytes(build_frame(OPCODE_TEXT, deflate_payload(LONG.encode()), rsv=4))
-            assert socket.text() == LONG
+            assert socket.read_text() == LONG
 
 
 @pytest.mark.parametrize("name", bad_frames.DECLINED_EXTENSIONS)
 def test_an_offer_that_does_not_fit_is_declined(start: Start, name: str):
     offer = b"Sec-WebSocket-Extensions: " + bad_frames.DECLINED_EXTENSIONS[name]
     with start(compression=True).open_socket("/framed", offer) as socket:
-        assert "sec-websocket-extensions" not in socket.answered.headers
+        assert "sec-websocket-extensions" not in socket.response.headers
         socket.send_bytes(build_frame(OPCODE_TEXT, LONG.encode()))
-        assert not socket.said().compressed
+        assert not socket.read_frame().is_compressed
 
 
 def test_nothing_is_compressed_unless_it_is_configured(echo: SocketServer):
     with echo.open_socket("/", DEFLATE_HEADER) as socket:
-        assert "sec-websocket-extensions" not in socket.answered.headers
+        assert "sec-websocket-extensions" not in socket.response.headers
         socket.send_bytes(build_frame(OPCODE_TEXT, deflate_payload(b"{}"), rsv=4))
-        assert socket.closed() == 1002
+        assert socket.read_close_code() == 1002
 
 
 def test_a_client_that_does_not_read_holds_its_sender_back_and_its_end_is_told(start: Start):
@@ -367,12 +367,12 @@ def test_a_connection_that_was_taken_over_has_no_task_and_no_protocol_but_the_pe
     running = start()
     with running.open_socket("/framed") as socket:
         socket.send_bytes(build_frame(OPCODE_TEXT, b"a"))
-        assert socket.text() == "a"
+        assert socket.read_text() == "a"
         state = running.served.server.server_state
         wait_until(lambda: not state.tasks, "the end of the application's call")
         assert running.served.connections == {running.get_connection()}
         socket.send_bytes(build_frame(OPCODE_TEXT, b"b"))
-        assert socket.text() == "b"
+        assert socket.read_text() == "b"
 
 
 def test_an_application_that_awaited_something_first_gets_events_and_not_the_connection(
@@ -380,8 +380,8 @@ def test_an_application_that_awaited_something_first_gets_events_and_not_the_con
 ):
     with start().open_socket("/late") as socket:
         socket.send_bytes(build_frame(OPCODE_TEXT, b"a"))
-        assert socket.text() == "a"
-        assert socket.said().code == 1000, "an application that returns has ended it"
+        assert socket.read_text() == "a"
+        assert socket.read_frame().close_code == 1000, "an application that returns has ended it"
 
 
 def test_messages_before_the_handshake_are_the_applications_error(start: Start, caplog):
@@ -401,7 +401,7 @@ def test_messages_before_the_handshake_are_the_applications_error(start: Start, 
 def test_messages_behind_a_close_find_the_client_gone(echo: SocketServer):
     """Another task of the application may have closed while this one waited for room."""
     with echo.open_socket("/both") as socket:
-        assert socket.said().code == 3000
+        assert socket.read_frame().close_code == 3000
         wait_until(lambda: echo.app.errors, "the application is told")
     assert isinstance(echo.app.errors[0], ClientDisconnected)
 
@@ -414,7 +414,7 @@ def test_ends_with_the_right_code(echo: SocketServer, case: str, caplog):
     code, sent = bad_frames.CLOSING_CASES[case]
     with echo.open_socket() as socket:
         socket.send_bytes(sent)
-        assert socket.closed() == code
+        assert socket.read_close_code() == code
     wait_until(lambda: echo.app.closings, "the application is told")
     assert echo.app.closings[0][0] == (1005 if code is None else code)
     assert "Traceback" not in caplog.text
@@ -426,7 +426,7 @@ def test_ends_with_the_right_code_when_compressed(start: Start, case: str):
     running = start(compression=True)
     with running.open_socket("/", DEFLATE_HEADER) as socket:
         socket.send_bytes(sent)
-        assert socket.closed() == code
+        assert socket.read_close_code() == code
     assert not running.app.received_count
 
 
@@ -462,7 +462,7 @@ def test_extensions_that_cannot_be_read_are_refused(start: Start, case: str):
 def test_messages_before_a_broken_frame_are_still_taken(echo: SocketServer):
     with echo.open_socket() as socket:
         socket.send_bytes(build_frame(OPCODE_TEXT, b"right") + build_frame(3))
-        assert socket.closed() == 1002
+        assert socket.read_close_code() == 1002
     wait_until(lambda: echo.app.closings, "the application is told")
     assert echo.app.received_count == 1
 
@@ -471,7 +471,7 @@ def test_pings_and_fragments_at_an_ordinary_pace_are_no_flood(echo: SocketServer
     with echo.open_socket() as socket:
         message = b"".join(build_frame(0, b"a", fin=False) for _ in range(900))
         socket.send_bytes(build_frame(OPCODE_TEXT, fin=False) + message + build_frame(0))
-        assert socket.text() == "a" * 900
+        assert socket.read_text() == "a" * 900
 
 
 # Bounds
@@ -490,7 +490,7 @@ def test_what_the_application_does_not_take_is_not_read(start: Start):
         )
         socket.socket.settimeout(WAIT_TIMEOUT_S)
         running.app.may_read.set()
-        assert [int(socket.text()) for _ in range(3)] == [0, 1, 2]
+        assert [int(socket.read_text()) for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_flood_of_messages_takes_turns_with_others(start: Start):
@@ -501,7 +501,7 @@ def test_a_flood_of_messages_takes_turns_with_others(start: Start):
         flooding.send_bytes(b"".join(build_frame(OPCODE_TEXT) for _ in range(40_000)))
         wait_until(lambda: running.app.received_count, "the flood")
         other.send_bytes(build_frame(OPCODE_TEXT, b"me too"))
-        assert other.text() == "me too"
+        assert other.read_text() == "me too"
         assert running.app.count_before_mark < 40_000
 
 
@@ -517,14 +517,14 @@ def test_pongs_do_not_pile_up_for_a_client_that_reads_nothing(start: Start):
         wait_until(lambda: connection._pending_pong, "a pong that waits")
         assert len(connection._pending_pong) == 127
         assert connection.transport.get_write_buffer_size() <= before
-        while (said := socket.said()).opcode != OPCODE_PONG:
+        while (said := socket.read_frame()).opcode != OPCODE_PONG:
             assert said.opcode == OPCODE_TEXT
 
 
 def test_a_ping_that_is_not_answered_ends_the_connection(start: Start):
     running = start(ImpatientProtocol)
     with running.open_socket() as socket:
-        assert socket.closed() == 1011
+        assert socket.read_close_code() == 1011
     wait_until(lambda: running.app.closings, "the application is told")
     assert running.app.closings[0] == (1011, "a ping was not answered")
 
@@ -532,7 +532,7 @@ def test_a_ping_that_is_not_answered_ends_the_connection(start: Start):
 def test_answered_pings_go_on(start: Start):
     with start(ImpatientProtocol).open_socket() as socket:
         for _ in range(8):
-            said = socket.said()
+            said = socket.read_frame()
             assert said.opcode == OPCODE_PING
             socket.send_bytes(build_frame(OPCODE_PONG, said.payload))
 
@@ -561,9 +561,9 @@ def test_a_client_that_does_not_answer_a_close_is_let_go(start: Start):
     running = start(ImpatientProtocol)
     with running.open_socket("/closing") as socket:
         socket.send_bytes(build_frame(OPCODE_TEXT))
-        while (said := socket.said()).opcode == OPCODE_PING:
+        while (said := socket.read_frame()).opcode == OPCODE_PING:
             pass
-        assert (said.opcode, said.code, said.payload[2:]) == (OPCODE_CLOSE, 3000, b"enough")
+        assert (said.opcode, said.close_code, said.payload[2:]) == (OPCODE_CLOSE, 3000, b"enough")
         socket.read_close()
 
 
@@ -573,7 +573,7 @@ def test_a_client_that_does_not_answer_a_close_is_let_go(start: Start):
 def test_a_close_of_the_application_waits_for_the_clients(echo: SocketServer):
     with echo.open_socket("/closing") as socket:
         socket.send_bytes(build_frame(OPCODE_TEXT))
-        assert socket.said().code == 3000
+        assert socket.read_frame().close_code == 3000
         socket.send_bytes(build_frame(OPCODE_TEXT, b"late") * 2000 + build_close(3000))
         socket.read_close()
 
@@ -589,7 +589,7 @@ def test_an_application_may_reject_with_a_problem_and_the_connection_ends(echo: 
 
 def test_an_application_that_fails_ends_with_1011(echo: SocketServer, caplog):
     with echo.open_socket("/failing") as socket:
-        assert socket.closed() == 1011
+        assert socket.read_close_code() == 1011
     assert "on purpose" in caplog.text
 
 
@@ -599,7 +599,7 @@ def test_a_server_that_ends_leaves_the_goodbye_to_the_application(start: Start):
         connection = running.get_connection()
         running.call_in_loop(connection.shutdown)
         socket.send_bytes(build_frame(OPCODE_TEXT))
-        assert socket.said().code == 3000
+        assert socket.read_frame().close_code == 3000
         socket.send_bytes(build_close(3000))
         socket.read_close()
 
@@ -608,7 +608,7 @@ def test_a_server_that_ends_says_so_itself_if_the_application_does_not(start: St
     running = start(PatientProtocol)
     with running.open_socket() as socket:
         running.call_in_loop(running.get_connection().shutdown)
-        assert socket.closed() == 1012
+        assert socket.read_close_code() == 1012
     wait_until(lambda: running.app.closings, "the application is told")
     assert running.app.closings[0][0] == 1012
 
@@ -621,7 +621,7 @@ def test_a_peer_that_vanished_is_noticed_by_the_kernel(echo: SocketServer):
         timeout = peer.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT)
         assert timeout == GatewayProtocol.USER_TIMEOUT_S * 1000
         socket.send_bytes(build_frame(OPCODE_TEXT, b"a"))
-        assert socket.text() == "a"
+        assert socket.read_text() == "a"
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -642,22 +642,22 @@ def test_over_tls(tmp_path, loop: str):
     with running_server(app, GatewayProtocol, LOOPS[loop], ws=UnhurriedProtocol, **files) as served:
         with open_tls_socket("/") as socket:
             socket.send_bytes(build_frame(OPCODE_TEXT, b"a" * 200_000))
-            assert socket.text() == "a" * 200_000
+            assert socket.read_text() == "a" * 200_000
             socket.send_bytes(build_frame(3))
-            while (said := socket.said()).opcode != OPCODE_CLOSE:
+            while (said := socket.read_frame()).opcode != OPCODE_CLOSE:
                 pass
-            assert said.code == 1002
+            assert said.close_code == 1002
         wait_until(lambda: not served.connections, "nothing is left")
         with open_tls_socket("/framed") as socket:
             socket.send_bytes(
                 build_frame(OPCODE_TEXT, b"a" * 200_000) + build_frame(OPCODE_TEXT, b"b")
             )
-            assert [socket.text(), socket.text()] == ["a" * 200_000, "b"]
+            assert [socket.read_text(), socket.read_text()] == ["a" * 200_000, "b"]
         with open_tls_socket("/flooding", receive_buffer=4096) as socket:
             connection = SocketServer(served, app).get_connection()
             wait_until(lambda: connection.full, "a full buffer")
             assert connection.transport.get_write_buffer_size() < 1024 * 1024
-            assert [socket.text() for _ in range(100)] == ["a" * 60_000] * 100
+            assert [socket.read_text() for _ in range(100)] == ["a" * 60_000] * 100
         wait_until(lambda: not served.connections, "nothing is left")
 
 
@@ -674,7 +674,7 @@ def test_no_query_and_no_ordinary_event_is_logged(start: Start, caplog):
                 status = socket.read_head().status
                 if status == 101:
                     socket.send_bytes(build_frame(OPCODE_TEXT, b"hunter2") + build_frame(3))
-                    assert socket.closed() == 1002
+                    assert socket.read_close_code() == 1002
     assert "hunter2" not in caplog.text
     assert "closed 127.0.0.1" in caplog.text and "1002" in caplog.text
 
@@ -683,7 +683,7 @@ def test_no_query_and_no_ordinary_event_is_logged(start: Start, caplog):
 
 
 def test_uvicorn_still_has_what_the_protocol_builds_on():
-    told = f"uvicorn {uvicorn.__version__} changed; read upgraded.py"
+    told = f"uvicorn {uvicorn.__version__} changed; read websocket/protocol.py"
     config = uvicorn.Config(SocketApp(), lifespan="off", ws=WebSocketProtocol)
     config.load()
     for name in ("loaded_app", "root_path", "asgi_version", "ws_per_message_deflate"):

@@ -55,7 +55,7 @@ class FakeStreamOwner:
     async def resume_client(
         self, match: Any, query: QueryPairs, wire: Any, after: Handover
     ) -> Client:
-        return self._create_client(dict(query), wire, credit=after.credit, after=after)
+        return self._create_client(dict(query), wire, credit=after.credit, handover=after)
 
     def _create_client(self, asked: dict[str, str], wire: Any, **options: Any) -> Client:
         self.requested_queries.append(asked)
@@ -101,10 +101,12 @@ async def test_a_change_before_begin_waits_for_it_and_all_that_is_chosen_adds_up
     stream = hall.build_stream("a", "/orders", [("until", "5")])
     hall.start_opening(stream)
     await wait_until(lambda: hall.clients and hall.clients[0]._shared_tail.ready_waiters)
-    stream.go_to(
-        await stream.changed(ChangeMessage(type="change", path="/stock?from=live"), NO_GRANTS)
+    stream.apply_change(
+        await stream.build_change(ChangeMessage(type="change", path="/stock?from=live"), NO_GRANTS)
     )
-    stream.go_to(await stream.changed(ChangeMessage(type="change", fields=["/n"]), NO_GRANTS))
+    stream.apply_change(
+        await stream.build_change(ChangeMessage(type="change", fields=["/n"]), NO_GRANTS)
+    )
     for _ in range(5):
         await asyncio.sleep(0)
     assert not hall.sent and hall.clients[0].subscription.end_reason is None
@@ -112,19 +114,19 @@ async def test_a_change_before_begin_waits_for_it_and_all_that_is_chosen_adds_up
     hall.mark_partition_ready()
     await wait_until(lambda: len(hall.clients) == 2 and hall.clients[1]._shared_tail.ready_waiters)
     assert hall.requested_queries[1] == {"until": "5", "from": "live", "fields": '["/n"]'}
-    stream.grant(3)
+    stream.grant_credit(3)
     assert hall.clients[1].subscription.credit == 10
     stream.stop()
     await wait_until(lambda: hall.ended_streams)
     assert hall.sent_types == ["begin", "begin", "end"] and '"changed":true' in hall.sent[1]
-    assert stream.reason == "unsubscribed"
+    assert stream.close_reason == "unsubscribed"
     await asyncio.gather(*hall.open_tasks)
 
 
 async def test_what_is_granted_before_it_is_open_counts():
     hall = FakeStreamOwner(ready=True)
     stream = hall.build_stream("a", "/orders", [])
-    stream.grant(2)
+    stream.grant_credit(2)
     hall.start_opening(stream)
     await wait_until(lambda: hall.sent)
     assert hall.clients[0].subscription.credit == 9
@@ -172,7 +174,7 @@ async def test_one_that_was_told_to_end_before_it_began_ends_as_it_begins():
     stream.end("disconnected")
     hall.start_opening(stream)
     await wait_until(lambda: hall.ended_streams)
-    assert hall.sent_types == ["begin", "end"] and stream.reason == "disconnected"
+    assert hall.sent_types == ["begin", "end"] and stream.close_reason == "disconnected"
     await asyncio.gather(*hall.open_tasks)
 
 
@@ -181,9 +183,11 @@ async def test_one_that_was_told_to_end_while_another_client_takes_over_ends_as_
     stream = hall.build_stream("a", "/orders", [])
     hall.start_opening(stream)
     await wait_until(lambda: hall.sent)
-    stream.go_to(await stream.changed(ChangeMessage(type="change", fields=["/n"]), NO_GRANTS))
+    stream.apply_change(
+        await stream.build_change(ChangeMessage(type="change", fields=["/n"]), NO_GRANTS)
+    )
     assert hall.clients[0].subscription.end_reason == "changed"
     stream.end("access-revoked")
     await wait_until(lambda: hall.ended_streams)
-    assert hall.sent_types == ["begin", "begin", "end"] and stream.reason == "access-revoked"
+    assert hall.sent_types == ["begin", "begin", "end"] and stream.close_reason == "access-revoked"
     await asyncio.gather(*hall.open_tasks)

@@ -34,9 +34,9 @@ if acts.get("deaf") == number:
 else:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(acts.get("status", 0)))
 bus = socket.socket(socket.AF_UNIX)
-bus.connect(str(job.path))
+bus.connect(str(job.bus_path))
 bus.sendall(b'["hello",%d]\\n' % number)
-assert socket.socket(fileno=job.listening).getsockname()[1]
+assert socket.socket(fileno=job.listening_fd).getsockname()[1]
 with open({log!r}, "a") as log:
     print(number, os.getpid(), file=log, flush=True)
 if acts.get("crashes") == number:
