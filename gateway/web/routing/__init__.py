@@ -1,5 +1,6 @@
-"""From a request to a view: paths, queries, access, limits.
+"""Turn a request into a view: paths, queries, access and limits.
 
-`routes` finds the route of a request and lets its client in; `paths`, `query` and `views` say what
-it asks for; `limits` counts connections. Start with `routes`.
+`routes` finds the route of a request and admits its client; `paths`, `query` and `views` say what
+it asks for; `limits` counts connections and requests, and `attempts` those on one socket. The
+packages `streams`, `websocket` and `exchange` call it. Start with `routes`.
 """

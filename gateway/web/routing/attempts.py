@@ -1,10 +1,10 @@
-"""How often one socket asks to be let in, and what it may cost before it is refused.
+"""Limit how often one WebSocket asks guards to admit it, and count its wrong tokens.
 
 A stream over HTTP is a request of its own, which `listen.limits.rate` counts for the address it
-comes from. On a socket `subscribe`, `change`, `produce` and `token` ask the same of guards. The
-first FREE_ATTEMPTS of a socket count as nothing, so that a page may open all the streams that a
-socket has room for; each one after them counts as a request of its address. A socket whose client
-told a wrong token has none free any more.
+comes from. On a WebSocket, each `subscribe`, `change`, `produce` and `token` asks guards, too. The
+first FREE_ATTEMPTS messages of a socket are not counted, so that a page may open as many streams as
+one socket may carry; each one after them counts as a request of its address. A socket whose client
+sent a wrong token has no free attempts left.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from gateway.errors import RequestError
 
 from .limits import Limits
 
-FREE_ATTEMPTS = 100  # messages of one socket, as many as it may have streams
-MAX_WRONG_TOKENS = 16  # told in a row before the socket is closed
+FREE_ATTEMPTS = 100  # messages of one socket; as many as it may have streams
+MAX_WRONG_TOKENS = 16  # wrong tokens in a row before the socket is closed
 MAX_RATE_LIMITED_IN_A_ROW = 16  # messages beyond the rate before the socket is closed
 
 RATE_LIMITED_MESSAGE = (
@@ -30,9 +30,9 @@ class RateLimited(RequestError):
 
 
 class Attempts:
-    """The attempts of one socket; created by its session with the first of them.
+    """The attempts of one socket.
 
-    address: what its connection counts under in `Limits.attempt`.
+    Created by the socket's session with the first attempt, and owned by it.
     """
 
     __slots__ = (
@@ -44,19 +44,26 @@ class Attempts:
         "_wrong_tokens",
     )
 
-    # `_unproven`: a token was told that no guard has taken yet.
-    # `_wrong`:    how often guards refused such a token since they took one.
-    # `_refused`:  messages in a row that were beyond the rate.
-
     def __init__(self, limits: Limits, address: str) -> None:
+        """Create the count.
+
+        Args:
+            limits: The limits of this worker.
+            address: What the connection counts under in `Limits.count_attempt`.
+        """
         self._limits = limits
         self._address = address
         self._free_left = FREE_ATTEMPTS
-        self._rate_limited_in_a_row = self._wrong_tokens = 0
-        self._has_unproven_token = False
+        self._rate_limited_in_a_row = 0  # messages in a row that were beyond the rate
+        self._wrong_tokens = 0  # refused tokens since a guard accepted one
+        self._has_unproven_token = False  # the client sent a token that no guard has accepted yet
 
     async def count_attempt(self) -> None:
-        """Count one message, before anybody is asked for it. Raises RateLimited."""
+        """Count one message, before any guard is asked about it.
+
+        Raises:
+            RateLimited: The address of this socket sends more requests than it may.
+        """
         if self._free_left:
             self._free_left -= 1
             return
@@ -67,27 +74,32 @@ class Attempts:
         self._rate_limited_in_a_row = 0
 
     def note_token(self) -> None:
-        """Record that the client told another token, which nobody has looked at."""
+        """Record that the client sent another token, which no guard has checked yet."""
         self._has_unproven_token = True
 
     def note_admitted(self) -> None:
-        """Record that guards let the client in."""
+        """Record that guards admitted the client."""
         self._has_unproven_token = False
         self._wrong_tokens = 0
 
     def note_refused(self, status: int) -> None:
-        """Record that guards did not. Credentials that came with the handshake cannot be changed
-        on a socket, so who was refused with them guesses nothing."""
+        """Record that guards refused the client.
+
+        Args:
+            status: The HTTP status of the refusal.
+        """
+        # Credentials that came with the handshake cannot be changed on a socket, so a client that
+        # is refused with those is not guessing tokens.
         if status == 401 and self._has_unproven_token:
             self._wrong_tokens += 1
             self._free_left = 0
 
     @property
     def has_guessed(self) -> bool:
-        """Whether the client tries one token after the other."""
+        """Return whether the client tries one wrong token after the other."""
         return self._wrong_tokens >= MAX_WRONG_TOKENS
 
     @property
     def is_flooding(self) -> bool:
-        """Whether the client goes on although it was told to wait."""
+        """Return whether the client keeps sending although it was asked to wait."""
         return self._rate_limited_in_a_row >= MAX_RATE_LIMITED_IN_A_ROW

@@ -1,7 +1,8 @@
-"""Who holds how many connections, and who comes how often.
+"""Count connections by worker, address and identity, and limit the rate of requests.
 
-A connection has a place under each of its keys: one of all, one of its address, one for each
-identity that it is known by. Sans-I/O: time is an argument, in seconds of any monotonic clock.
+A connection is counted under each of its keys: the key of all connections, the key of its address,
+and a key for each identity that it is known by. Sans-I/O: callers pass the time, in seconds of any
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import NamedTuple
 from gateway.config import Limits as Settings
 from gateway.config import Rate
 
-MIN_SWEPT_NAMES = 1024  # names before those are looked for that need not be remembered
+MIN_SWEPT_NAMES = 1024  # remembered names before those whose bucket is full are looked for
 
 MAX_HANDSHAKES = 2000
-"""TLS handshakes under way of all workers together, whatever `connections` allows: 190 MB. One
+"""TLS handshakes in progress of all workers together, whatever `connections` allows: 190 MB. One
 address has at most half of them, so that no single host keeps the others out."""
 
 
 class LimitKind(StrEnum):
-    """Which limit is reached; what a key begins with."""
+    """Which limit a key counts towards; every key begins with it."""
 
     ALL = "connections"
     ADDRESS = "perAddress"
@@ -32,6 +33,7 @@ class LimitKind(StrEnum):
     HANDSHAKES_OF_ADDRESS = "handshakesPerAddress"
 
     def build_key(self, name: str = "") -> str:
+        """Return the key of a name, such as an address."""
         return f"{self}:{name}"
 
 
@@ -39,32 +41,54 @@ TOTAL_KEY = LimitKind.ALL.build_key()
 
 
 class LimitRefusal(NamedTuple):
-    """wait: seconds for which it would be in vain to come again, if that is known."""
+    """Why a connection or a request is refused.
+
+    Attributes:
+        limit: The limit that is reached.
+        retry_after_s: Seconds for which trying again is useless; 0 if that is not known.
+    """
 
     limit: LimitKind
     retry_after_s: float = 0.0
 
 
 class GcraLimiter:
-    """How often each name may come: a bucket of `burst` for each, filled at a rate.
+    """Limit how often each name may arrive, by a token bucket per name.
 
-    All there is to remember of a bucket is when it will be full again (GCRA, ITU-T I.371).
+    A bucket holds `burst` tokens. The only state of a bucket is the time at which it will be full
+    again (GCRA, ITU-T I.371). Owned by `ConnectionCounts`.
     """
 
     def __init__(self, interval_s: float, burst: int) -> None:
+        """Create the limiter.
+
+        Args:
+            interval_s: Seconds in which one token is added to a bucket.
+            burst: Arrivals that a name may have at the same time.
+        """
         self._interval_s = interval_s
         self._slack_s = (burst - 1) * interval_s
         self._full_at: dict[str, float] = {}
         self._sweep_size = MIN_SWEPT_NAMES
 
     def __len__(self) -> int:
+        """Return how many names are remembered."""
         return len(self._full_at)
 
     def register_arrival(self, name: str, now: float) -> float:
-        """Seconds until it may come; 0 if it may, and has."""
+        """Count an arrival if it is allowed, and return the seconds until it would be.
+
+        Args:
+            name: Who arrives.
+            now: The current time in seconds.
+
+        Returns:
+            0 if the arrival is allowed and was counted. Else the seconds to wait; it was not
+            counted.
+        """
         full = max(now, self._full_at.get(name, now))
         wait = full - now - self._slack_s
-        if wait > 1e-9:
+        if wait > 1e-9:  # rounding errors of the float arithmetic refuse nobody
             return wait
         self._full_at[name] = full + self._interval_s
         if len(self._full_at) > self._sweep_size:
@@ -72,19 +96,29 @@ class GcraLimiter:
         return 0.0
 
     def _sweep(self, now: float) -> None:
+        """Forget the names whose bucket is full: a bucket that is not known is full, too."""
         self._full_at = {name: full for name, full in self._full_at.items() if full > now}
+        # Waiting until the number has doubled makes a sweep cost O(1) per arrival.
         self._sweep_size = max(MIN_SWEPT_NAMES, 2 * len(self._full_at))
 
 
 class ConnectionCounts:
-    """The counts of all workers, or of one.
+    """The connections of all workers, or of one.
 
-    most: of each kind of key; none for any number.
+    The supervisor owns one for all workers, and each worker owns one of its own. Between calls, the
+    count of a key is the sum of that key's counts of all workers, and no count of 0 is kept.
     """
 
     def __init__(
         self, max_by_kind: Mapping[LimitKind, int], rate_limiter: GcraLimiter | None = None
     ) -> None:
+        """Create empty counts.
+
+        Args:
+            max_by_kind: The most connections under one key, by the key's kind. A kind that is
+                missing has no limit.
+            rate_limiter: Limits the keys of kind RATE; None for no limit.
+        """
         self._max_by_kind = max_by_kind
         self._rate_limiter = rate_limiter
         self._by_worker: dict[int, Counter[str]] = {}
@@ -92,27 +126,44 @@ class ConnectionCounts:
 
     @classmethod
     def from_settings(cls, settings: Settings, worker_count: int = 1) -> ConnectionCounts:
-        """workers: so many share the limits, each by itself."""
+        """Create counts with the limits of `listen.limits`.
+
+        Args:
+            settings: The section `listen.limits`.
+            worker_count: The number of workers that share the limits without talking to each
+                other. Each gets its share, rounded up.
+        """
         limits = {
             LimitKind.ALL: settings.connections,
             LimitKind.ADDRESS: settings.per_address,
             LimitKind.IDENTITY: settings.per_identity,
             **_build_handshake_limits(settings),
         }
-        most = {kind: -(-n // worker_count) for kind, n in limits.items() if n is not None}
-        return cls(most, _create_rate_limiter(settings.rate, settings.burst, worker_count))
+        max_by_kind = {kind: -(-n // worker_count) for kind, n in limits.items() if n is not None}
+        return cls(max_by_kind, _create_rate_limiter(settings.rate, settings.burst, worker_count))
 
     @property
     def total(self) -> int:
-        """Connections."""
+        """Return the number of connections."""
         return self._by_key[TOTAL_KEY]
 
     def get_held(self, worker: int) -> Mapping[str, int]:
+        """Return the counts of one worker, by key."""
         return self._by_worker.get(worker, {})
 
     def acquire(self, worker: int, keys: Sequence[str], now: float) -> LimitRefusal | None:
-        """A place under each of these, or under none. Under a key of RATE nothing is held: it is
-        only looked at how often it comes."""
+        """Count a connection under all of these keys, or under none of them.
+
+        A key of kind RATE holds nothing: it only counts as an arrival.
+
+        Args:
+            worker: The number of the worker that has the connection.
+            keys: The keys, as `LimitKind.build_key` returns them.
+            now: The current time in seconds.
+
+        Returns:
+            The first limit that refuses the connection; None if it is counted.
+        """
         for key in keys:
             kind, _, name = key.partition(":")
             if kind == LimitKind.RATE:
@@ -123,43 +174,45 @@ class ConnectionCounts:
                 )
                 if wait:
                     return LimitRefusal(LimitKind.RATE, wait)
+            # A kind without a limit is compared with one more than its count, so it never refuses.
             elif self._by_key[key] >= self._max_by_kind.get(LimitKind(kind), self._by_key[key] + 1):
                 return LimitRefusal(LimitKind(kind))
         self.add(worker, count_keys(keys))
         return None
 
     def add(self, worker: int, counts: Mapping[str, int]) -> None:
-        """They are there, whether it is too many or not."""
+        """Count connections that exist, even if they exceed a limit."""
         held = self._by_worker.setdefault(worker, Counter())
         for key, count in counts.items():
             held[key] += count
             self._by_key[key] += count
 
     def release(self, worker: int, counts: Mapping[str, int]) -> None:
+        """Remove connections of a worker, by key; at most those that it has."""
         held = self._by_worker.get(worker, Counter())
         for key, count in counts.items():
-            gone = min(count, held[key])
-            for each in (held, self._by_key):
-                each[key] -= gone
-                if not each[key]:
-                    del each[key]
+            released = min(count, held[key])
+            for counter in (held, self._by_key):
+                counter[key] -= released
+                if not counter[key]:
+                    del counter[key]
 
     def remove_worker(self, worker: int) -> None:
-        """It ended, and all of its connections with it."""
+        """Remove all connections of a worker that ended."""
         self.release(worker, dict(self.get_held(worker)))
         self._by_worker.pop(worker, None)
 
 
 def count_keys(keys: Iterable[str]) -> dict[str, int]:
-    """What is held under these keys."""
+    """Return what a connection with these keys holds: 1 under each, except under keys of RATE."""
     return {key: 1 for key in keys if not key.startswith(f"{LimitKind.RATE}:")}
 
 
 def _build_handshake_limits(settings: Settings) -> dict[LimitKind, int]:
-    """Return how many TLS handshakes there may be, which ends as many as connections may."""
-    every = min(settings.connections or MAX_HANDSHAKES, MAX_HANDSHAKES)
-    one = min(settings.per_address or MAX_HANDSHAKES // 2, every)
-    return {LimitKind.HANDSHAKES: every, LimitKind.HANDSHAKES_OF_ADDRESS: one}
+    """Return how many TLS handshakes there may be; never more than connections."""
+    total = min(settings.connections or MAX_HANDSHAKES, MAX_HANDSHAKES)
+    per_address = min(settings.per_address or MAX_HANDSHAKES // 2, total)
+    return {LimitKind.HANDSHAKES: total, LimitKind.HANDSHAKES_OF_ADDRESS: per_address}
 
 
 def _create_rate_limiter(
@@ -167,4 +220,5 @@ def _create_rate_limiter(
 ) -> GcraLimiter | None:
     if rate is None:
         return None
+    # Each of several workers gets a share of the rate and, rounded up, of the burst.
     return GcraLimiter(rate.interval * worker_count, -(-(burst or rate.count) // worker_count))

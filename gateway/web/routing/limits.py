@@ -1,11 +1,11 @@
-"""How many clients may be connected at once: in all, from one address, and of one identity; and
-how often one address may come.
+"""Limit the clients that are connected at once, and how often one address sends requests.
 
-With several workers the supervisor counts (`Ledger`), so that the limits are those of the host.
-It is asked once for all that connect in one turn of the loop; a connect takes 0.3 ms longer for
-it, and 0.07 ms more of CPU. What a worker that ended had is free at once. While the supervisor
-does not answer, each worker admits its share by itself; when it is back, it is told what everyone
-holds.
+Connections are limited in total, per address and per identity. With several workers the supervisor
+counts (`ConnectionCounts`), so that the limits are those of the host. A worker sends it one message
+for all clients that connect in one turn of the event loop; a connect takes 0.3 ms longer for it,
+and 0.07 ms more of CPU. When a worker ends, its connections are released at once. While the
+supervisor does not answer, each worker admits its share of connections on its own; when the
+supervisor is back, every worker sends it what it holds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 BUS_TOPIC = "limits"
 BUS_TIMEOUT_S = 1.0  # seconds for the supervisor to answer
-RETRY_AFTER_RANGE_S = (3.0, 10.0)  # seconds until one who was refused may try again
+RETRY_AFTER_RANGE_S = (3.0, 10.0)  # seconds, at random, until a refused client may try again
 
 _REFUSALS = {
     LimitKind.ALL: (503, "the gateway has as many clients as it takes; come back later"),
@@ -52,7 +52,7 @@ ReleaseSlot: TypeAlias = Callable[[], None]
 
 
 class LimitReached(Busy):
-    """One limit is reached: 503 for that of all, 429 for those of one client."""
+    """A limit is reached: 503 for limits of all clients, 429 for those of one client."""
 
     def __init__(self, refusal: LimitRefusal) -> None:
         self.limit = refusal.limit
@@ -63,73 +63,124 @@ class LimitReached(Busy):
 
 
 class ConnectionSlot:
-    """One connection that is counted; to be called when it is over."""
+    """One connection that is counted.
+
+    `Limits` creates it, and the owner of the connection calls it when the connection ends. The
+    second call does nothing.
+    """
 
     __slots__ = ("_keys", "_limits")
 
     def __init__(self, limits: Limits | None, keys: Sequence[str] = ()) -> None:
+        """Create the slot.
+
+        Args:
+            limits: Where the keys are released; None if nothing is counted.
+            keys: The keys under which the connection is counted.
+        """
         self._limits = limits
         self._keys = keys
 
     def __call__(self) -> None:
+        """Release the connection."""
         limits, keys = self._limits, self._keys
         self._limits, self._keys = None, ()
         if limits is not None:
             limits.release(keys)
 
     async def identify(self, granted: Granted) -> None:
-        """It is one of this client's, too: who comes to `/ws` is known by its streams only. Raises
-        Busy."""
+        """Count the connection as one of this client's, too.
+
+        A client of `/ws` is not known when it connects, but by its streams.
+
+        Args:
+            granted: What guards granted to a stream of the connection.
+
+        Raises:
+            LimitReached: The client has as many connections as it may have.
+        """
         limits = self._limits
         keys = [] if limits is None else limits.get_identity_keys(granted)
         if limits is None or not keys or keys[0] in self._keys:
             return
         await limits.acquire(keys)
-        if self._limits is None:  # it was over meanwhile
+        if self._limits is None:  # the connection ended while the supervisor was asked
             limits.release(keys)
         else:
             self._keys = (*self._keys, *keys)
 
 
 class Limits:
-    """The limits of `listen.limits`, as one worker sees them."""
+    """The limits of `listen.limits`, as one worker sees them.
+
+    Created by `create_app`, one per process. `_own_counts` are the connections of this worker. When
+    several workers share the limits, the supervisor's counts decide, and `_own_counts` decide only
+    while it does not answer.
+    """
 
     def __init__(self, settings: Settings, bus: Bus) -> None:
+        """Create the limits.
+
+        Args:
+            settings: The section `listen.limits`.
+            bus: The connection to the other processes.
+        """
         self._bus = bus
         self._settings = settings
-        at_once = (settings.connections, settings.per_address, settings.per_identity)
-        self._is_unlimited = not any(at_once)
+        connection_limits = (settings.connections, settings.per_address, settings.per_identity)
+        self._is_unlimited = not any(connection_limits)
         self._is_shared = bus.worker_count > 1
         self._own_counts = ConnectionCounts.from_settings(settings, bus.worker_count)
-        self.refused_counts: Counter[str] = Counter()  # connections, by what kept them out
+        self.refused_counts: Counter[str] = Counter()  # refused connections, by the limit
+        # What the next message to the supervisor asks for, and what it releases.
         self._pending_requests: list[tuple[Sequence[str], asyncio.Future[LimitRefusal | None]]] = []
         self._released_keys: Counter[str] = Counter()
-        self._flush_task: asyncio.Task[None] | None = None
+        self._flush_task: asyncio.Task[None] | None = None  # None while there is nothing to send
         bus.join_callbacks.append(self._on_joined)
 
     @property
     def connection_count(self) -> int:
-        """Connections of this worker; 0 where there are no limits."""
+        """Return the number of this worker's connections; 0 if there are no limits."""
         return self._own_counts.total
 
     async def check_rate(self, scope: Scope) -> None:
-        """Somebody asks for something; before it is known who that is. Raises Busy if the address
-        does so too often."""
+        """Count a request, before anything is known of its client but the address.
+
+        Raises:
+            LimitReached: The address sends requests too often.
+        """
         if self._settings.rate is None:
             return
-        refused = await self._count_request(get_client_address(scope))
-        if refused is not None:
-            raise LimitReached(refused)
+        refusal = await self._count_request(get_client_address(scope))
+        if refusal is not None:
+            raise LimitReached(refusal)
 
     async def count_attempt(self, address: str) -> float | None:
-        """Count one more request of an address, such as a message of a socket that asks to be let
-        in. Returns the seconds to wait where that is too often. address: as `source` has it; what
-        counts by itself has a prefix."""
-        refused = await self._count_request(address)
-        return None if refused is None else refused.retry_after_s
+        """Count one more request of an address, such as a message on a WebSocket.
+
+        Args:
+            address: As `get_client_address` returns it. What is counted apart from clients has a
+                prefix.
+
+        Returns:
+            The seconds to wait if the address sends requests too often; else None.
+        """
+        refusal = await self._count_request(address)
+        return None if refusal is None else refusal.retry_after_s
 
     async def acquire_slot(self, scope: Scope, granted: Granted = NO_GRANTS) -> ConnectionSlot:
-        """Count one connection. Raises Busy."""
+        """Count one connection.
+
+        Args:
+            scope: The ASGI scope of the connection.
+            granted: What guards granted to its client.
+
+        Returns:
+            The slot, to be called when the connection ends.
+
+        Raises:
+            LimitReached: A limit is reached.
+        """
         if self._is_unlimited:
             return UNCOUNTED_SLOT
         keys = [TOTAL_KEY]
@@ -140,18 +191,21 @@ class Limits:
         return ConnectionSlot(self, tuple(keys))
 
     async def reserve_slot(self, keys: Sequence[str]) -> ConnectionSlot:
-        """Return a place under each of these keys for what is no connection yet.
+        """Count something under these keys that is no connection yet, such as a TLS handshake.
 
         Raises:
-            LimitReached: One of them is full. It is not counted among the refused connections.
+            LimitReached: A limit is reached. It is not counted among the refused connections.
         """
-        refused = await self._acquire_keys(keys)
-        if refused is not None:
-            raise LimitReached(refused)
+        refusal = await self._acquire_keys(keys)
+        if refusal is not None:
+            raise LimitReached(refusal)
         return ConnectionSlot(self, tuple(keys))
 
     def get_identity_keys(self, granted: Granted) -> list[str]:
-        """Of who it is for the first guard; none where that does not count."""
+        """Return the key of the client's identity; none if identities have no limit.
+
+        If several guards admitted the client, the identity is the one of the first guard.
+        """
         guard = next(iter(granted), None) if self._settings.per_identity is not None else None
         return (
             []
@@ -160,10 +214,14 @@ class Limits:
         )
 
     async def acquire(self, keys: Sequence[str]) -> None:
-        """A place under each of these, or under none. Raises Busy."""
-        refused = await self._acquire_counting_refusals(keys)
-        if refused is not None:
-            raise LimitReached(refused)
+        """Count a connection under all of these keys, or under none of them.
+
+        Raises:
+            LimitReached: A limit is reached.
+        """
+        refusal = await self._acquire_counting_refusals(keys)
+        if refusal is not None:
+            raise LimitReached(refusal)
 
     async def _count_request(self, address: str) -> LimitRefusal | None:
         if self._settings.rate is None or not address:
@@ -171,10 +229,10 @@ class Limits:
         return await self._acquire_counting_refusals([LimitKind.RATE.build_key(address)])
 
     async def _acquire_counting_refusals(self, keys: Sequence[str]) -> LimitRefusal | None:
-        refused = await self._acquire_keys(keys)
-        if refused is not None:
-            self.refused_counts[refused.limit] += 1
-        return refused
+        refusal = await self._acquire_keys(keys)
+        if refusal is not None:
+            self.refused_counts[refusal.limit] += 1
+        return refusal
 
     async def _acquire_keys(self, keys: Sequence[str]) -> LimitRefusal | None:
         if self._is_shared:
@@ -182,13 +240,14 @@ class Limits:
         return self._own_counts.acquire(0, keys, monotonic())
 
     def release(self, keys: Sequence[str]) -> None:
+        """Release what is counted under these keys."""
         self._own_counts.release(0, count_keys(keys))
         if self._is_shared:
             self._released_keys.update(count_keys(keys))
             self._schedule_flush()
 
     async def _request_keys(self, keys: Sequence[str]) -> LimitRefusal | None:
-        """The supervisor, with all others of this turn of the loop."""
+        """Ask the supervisor, together with all other requests of this turn of the loop."""
         answer: asyncio.Future[LimitRefusal | None] = asyncio.get_running_loop().create_future()
         self._pending_requests.append((keys, answer))
         self._schedule_flush()
@@ -196,7 +255,8 @@ class Limits:
             return await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.result() is None:
-                self.release(keys)  # let in, and gone before it heard of it
+                # It was admitted, but cancelled before it ran again: nobody else would release it.
+                self.release(keys)
             raise
 
     def _schedule_flush(self) -> None:
@@ -204,28 +264,33 @@ class Limits:
             self._flush_task = asyncio.create_task(self._flush())
 
     async def _flush(self) -> None:
-        """Until nothing is left to say; what comes up meanwhile goes with the next message."""
+        """Send messages until nothing is left; what comes up meanwhile goes with the next one."""
         try:
             while self._pending_requests or self._released_keys:
-                linked = await self._bus.wait_until_linked(BUS_TIMEOUT_S)
-                asking, self._pending_requests = self._pending_requests, []
-                gone, self._released_keys = dict(self._released_keys), Counter()
-                told = {"gone": gone, "take": [keys for keys, _ in asking]}
-                answers = await self._call_supervisor(told) if linked else None
-                for n, (keys, answer) in enumerate(asking):
+                is_linked = await self._bus.wait_until_linked(BUS_TIMEOUT_S)
+                requests, self._pending_requests = self._pending_requests, []
+                released, self._released_keys = dict(self._released_keys), Counter()
+                message = {"gone": released, "take": [keys for keys, _ in requests]}
+                answers = await self._call_supervisor(message) if is_linked else None
+                for n, (keys, answer) in enumerate(requests):
                     self._resolve_request(keys, answer, None if answers is None else answers[n])
         finally:
             self._flush_task = None
 
     async def _call_supervisor(self, message: Mapping[str, Any]) -> list[list[Any]] | None:
-        """None if the supervisor is away: it is told what is held here when it is back."""
+        """Return the supervisor's answers, or None if it is away.
+
+        Nothing that it missed need be repeated: `_on_joined` sends it what is held here.
+        """
         try:
             answers: list[list[Any]] = await self._bus.call_supervisor(
                 BUS_TOPIC, message, timeout_s=BUS_TIMEOUT_S
             )
         except SupervisorUnavailable as exc:
             log.warning("this worker admits its share of connections by itself: %s", exc)
-            self._bus.abort_link()  # or an answer that is only late would count them twice
+            # An answer that is only late would count these connections twice: here and there. On a
+            # new connection the supervisor replaces its counts by what this worker holds.
+            self._bus.abort_link()
             return None
         return answers
 
@@ -235,49 +300,64 @@ class Limits:
         future: asyncio.Future[LimitRefusal | None],
         response: list[Any] | None,
     ) -> None:
-        """said: what refuses it, or nothing; None where nobody answered."""
+        """Count a connection if it is admitted, and resolve its future.
+
+        Args:
+            keys: The keys that were asked for.
+            future: Resolved with the refusal, or None.
+            response: The fields of a LimitRefusal; empty if the supervisor admitted the connection;
+                None if it did not answer, and this worker decides.
+        """
         if response is None:
-            refused = self._own_counts.acquire(0, keys, monotonic())
+            refusal = self._own_counts.acquire(0, keys, monotonic())
         else:
-            refused = LimitRefusal(LimitKind(response[0]), response[1]) if response else None
+            refusal = LimitRefusal(LimitKind(response[0]), response[1]) if response else None
             self._own_counts.add(0, {} if response else count_keys(keys))
         if not future.cancelled():
-            future.set_result(refused)
-        elif refused is None:
+            future.set_result(refusal)
+        elif refusal is None:  # the client left while the supervisor was asked
             self.release(keys)
 
     def _on_joined(self) -> None:
-        """The supervisor is there, or there again: what is held here is all that counts."""
+        """Send the supervisor what is held here, which replaces all that it knew of this worker."""
         self._released_keys.clear()
         self._bus.notify_supervisor(BUS_TOPIC, {"held": dict(self._own_counts.get_held(0))})
 
 
 def serve_limits(relay: Relay, settings: Settings) -> ConnectionCounts:
-    """Let a supervisor count for its workers."""
-    ledger = ConnectionCounts.from_settings(settings)
+    """Let a supervisor count for its workers.
+
+    Args:
+        relay: The supervisor's side of the bus.
+        settings: The section `listen.limits`.
+
+    Returns:
+        The counts of all workers.
+    """
+    counts = ConnectionCounts.from_settings(settings)
 
     def handle_call(worker: int, message: Mapping[str, Any]) -> list[Sequence[Any]] | None:
         if "held" in message:
-            ledger.remove_worker(worker)
-            ledger.add(worker, message["held"])
+            counts.remove_worker(worker)
+            counts.add(worker, message["held"])
             return None
-        ledger.release(worker, message["gone"])
-        return [ledger.acquire(worker, keys, monotonic()) or () for keys in message["take"]]
+        counts.release(worker, message["gone"])
+        return [counts.acquire(worker, keys, monotonic()) or () for keys in message["take"]]
 
     relay.add_handler(BUS_TOPIC, handle_call)
-    relay.leave_callbacks.append(ledger.remove_worker)
-    return ledger
+    relay.leave_callbacks.append(counts.remove_worker)
+    return counts
 
 
 def get_client_address(scope: Scope) -> str:
-    """Where a connection comes from; empty where that is not known."""
+    """Return the address that a connection comes from; empty if it is not known."""
     client = scope.get("client")
     return normalize_address(client[0]) if client else ""
 
 
 @cache_short(4096)
 def normalize_address(host: str) -> str:
-    """What counts as one address: of IPv6 the /64, which is what one subscriber is given."""
+    """Return what counts as one address: of IPv6 the /64, which is what one subscriber gets."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -290,4 +370,4 @@ def normalize_address(host: str) -> str:
 
 
 UNCOUNTED_SLOT = ConnectionSlot(None)
-"""Of a connection that need not be counted."""
+"""The slot of a connection that need not be counted."""

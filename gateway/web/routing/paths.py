@@ -1,4 +1,4 @@
-"""Which route answers to a path and a method."""
+"""Find the route that answers to a path and a method."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from gateway.config.sections.produce import parse_location
 
 
 class PathMatch(NamedTuple):
-    """params: of the path's pattern. reply: it is where the reply of a request is asked for.
-    method: what the path answers to; of a stream's route that takes records, POST for those."""
+    """The route that answers to a path.
+
+    Attributes:
+        route: The route.
+        params: The parameters of the path pattern, by name.
+        is_reply: Whether the path is where a client fetches the reply of an earlier request.
+        method: The method that the path answers to; POST if a stream's route is to take records.
+    """
 
     route: Route
     params: Mapping[str, str]
@@ -22,6 +28,8 @@ class PathMatch(NamedTuple):
 
 
 class _ServedPath(NamedTuple):
+    """One pattern of a route, with the method that it answers to."""
+
     pattern: PathPattern
     route: Route
     method: str
@@ -29,46 +37,57 @@ class _ServedPath(NamedTuple):
 
     @property
     def is_stream(self) -> bool:
+        """Return whether the route is a stream."""
         return self.route.with_.capability == "stream"
 
 
 class Paths:
-    """The paths of some routes; the first route that fits answers."""
+    """The paths of some routes; the first route that matches answers. It never changes."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._served_paths = tuple(_iter_served_paths(routes))
 
     def find_route(self, path: str, method: str | None = None) -> PathMatch:
-        """path: percent-encoded as it came. method: None for a stream, whatever its wire.
+        """Return the route that answers to a path.
 
-        Raises HTTPException: 404, and 405 with what the path answers to.
+        Args:
+            path: The path, percent-encoded as it came.
+            method: The HTTP method; None for a stream, whatever its wire.
+
+        Raises:
+            HTTPException: 404 if no route has the path, and 405, with the methods that the path
+                answers to, if none has the method.
         """
-        known = False
+        is_known_path = False
         for served in self._served_paths:
             params = served.pattern.match(path)
             if params is None:
                 continue
             if served.method == method or (method is None and served.is_stream):
                 return PathMatch(served.route, params, served.is_reply, served.method)
-            known = True
-        if known:
+            is_known_path = True
+        if is_known_path:
             raise HTTPException(405, headers={"Allow": self.format_allow(path)})
         raise HTTPException(404)
 
     def find_nearest(self, path: str, method: str) -> Route | None:
-        """The route that answers, or would to another method; None where there is none."""
-        found: Route | None = None
+        """Return the route that answers, or would to another method; None if there is none."""
+        nearest: Route | None = None
         for served in self._served_paths:
             if served.pattern.match(path) is not None:
                 if served.method == method:
                     return served.route
-                found = found or served.route
-        return found
+                nearest = nearest or served.route
+        return nearest
 
     def format_allow(self, path: str) -> str:
-        """What a path answers to, as `Allow` has it (RFC 9110 10.2.1). Raises HTTPException 404."""
+        """Return the methods that a path answers to, as in `Allow` (RFC 9110 10.2.1).
+
+        Raises:
+            HTTPException: 404 if no route has the path.
+        """
         methods = [
-            each.method for each in self._served_paths if each.pattern.match(path) is not None
+            served.method for served in self._served_paths if served.pattern.match(path) is not None
         ]
         if not methods:
             raise HTTPException(404)
@@ -77,10 +96,17 @@ class Paths:
         return ", ".join(dict.fromkeys([*methods, "OPTIONS"]))
 
     def find_writable(self, path: str) -> PathMatch:
-        """The route that takes records by this path; another, where none does. Raises
-        HTTPException 404."""
-        found: PathMatch | None = None
+        """Return the route that takes records by this path.
+
+        If no route with the path takes records, it is the first route with the path, so that the
+        caller can say why that one does not.
+
+        Raises:
+            HTTPException: 404 if no route has the path.
+        """
+        fallback: PathMatch | None = None
         for served in self._served_paths:
+            # Replies are read and DELETE has no record: neither says that the path takes records.
             if served.is_reply or served.method == "DELETE":
                 continue
             params = served.pattern.match(path)
@@ -88,13 +114,14 @@ class Paths:
                 if served.route.with_.can_write:
                     method = "POST" if served.is_stream else served.method
                     return PathMatch(served.route, params, method=method)
-                found = found or PathMatch(served.route, params, method=served.method)
-        if found is None:
+                fallback = fallback or PathMatch(served.route, params, method=served.method)
+        if fallback is None:
             raise HTTPException(404)
-        return found
+        return fallback
 
 
 def _iter_served_paths(routes: Iterable[Route]) -> Iterator[_ServedPath]:
+    """Yield the paths of routes, including those where replies are fetched."""
     for route in routes:
         for when in route.when:
             yield _ServedPath(when.pattern, route, route.get_method(when))

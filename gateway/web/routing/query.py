@@ -1,7 +1,7 @@
-"""What a request asks for: where to start, where to end, which token to go on from.
+"""Parse what a request asks for: where to start, where to end, and which token to resume from.
 
-`Last-Event-ID` beats `?lastEventId=`, and both beat `?from=`. Times: ISO 8601 (without an
-offset they are UTC), or back from now as in `-5m`.
+`Last-Event-ID` overrides `?lastEventId=`, and both override `?from=`. Times are ISO 8601 (UTC if
+they have no offset), or relative to now, such as `-5m`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COUNT_PATTERN = re.compile(r"[0-9]{1,12}")
 _CREDIT_PATTERN = re.compile(r"[0-9]{1,16}")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _WAIT_PATTERN = re.compile(r"([0-9]{1,9})(ms|s|m)?")
-MAX_WAIT_S = 300.0  # seconds
+MAX_WAIT_S = 300.0  # seconds that a client may wait for records by `?wait=`
 HISTORY_SLACK_MS = 5_000  # milliseconds by which a start may be older than the route's history
 
 T = TypeVar("T")
@@ -33,37 +33,56 @@ History = Literal["none", "all"] | float
 
 
 class StartRequest(NamedTuple):
-    """start, and the error of a token that could not be read by one who cannot hear of it."""
+    """Where a stream starts and ends.
+
+    Attributes:
+        start: The parsed start.
+        token_error: Why the resume token cannot be parsed, if the client is an EventSource, which
+            could not read an error response. Its stream starts without the token.
+    """
 
     start: StreamStart
     token_error: TokenError | None
 
 
 def get_query_pairs(request: HTTPConnection) -> list[tuple[str, str]]:
-    """All of the query, in its order; most have none, and are spared 2.5 us."""
+    """Return all parameters of the query, in their order."""
+    # Most requests have no query, and this check spares them 2.5 us.
     return request.query_params.multi_items() if request.scope["query_string"] else []
 
 
 def is_event_source(request: HTTPConnection) -> bool:
-    """A browser's EventSource, or a library on fetch: any answer but 200 ends it for good.
-    Those who fetch say so (Fetch Metadata), programs with an HTTP client of their own do not."""
+    """Return whether an EventSource asks: any response but 200 ends it for good.
+
+    Browsers' EventSource and libraries on fetch send Fetch Metadata; programs with an HTTP client
+    of their own do not.
+    """
     headers = request.headers
     accepts = "text/event-stream" in headers.get("accept", "")
-    mode = "sec-fetch-mode" in headers
-    return accepts and (mode or headers.get("user-agent", "").startswith("Mozilla/"))
+    has_fetch_metadata = "sec-fetch-mode" in headers
+    return accepts and (has_fetch_metadata or headers.get("user-agent", "").startswith("Mozilla/"))
 
 
 def parse_start_request(
     request: HTTPConnection, *, default: Literal["live", "earliest"], history: History
 ) -> StartRequest:
-    """Raises RequestError 400 and 403, and TokenError for programs."""
+    """Parse where a stream starts and ends.
+
+    Args:
+        request: The request.
+        default: Where it starts if the request does not say.
+        history: How far back clients of the route may start, in seconds.
+
+    Raises:
+        RequestError: 400 for a parameter that cannot be parsed, 403 for a start beyond `history`.
+        TokenError: The resume token cannot be parsed, and the client can read the error.
+    """
     if not request.scope["query_string"] and "last-event-id" not in request.headers:
-        return _build_default_start(
-            _limit_origin(default, history)
-        )  # 0.7 us, 6 to find that there is nothing
-    token, refused = _parse_token(request)
-    # A time that the route's history has left behind refuses nobody who comes back: how far back
-    # that one goes the hub finds out.
+        # 0.7 us; parsing takes 6 us to find that there is nothing.
+        return _build_default_start(_limit_origin(default, history))
+    token, token_error = _parse_token(request)
+    # A client that resumes repeats the `?from=` of its first request, which may lie beyond the
+    # history by now: it is not looked at, and the hub limits the age of the token instead.
     origin = (
         None if token else _parse_single(request, "from", lambda text: _parse_origin(text, history))
     )
@@ -73,40 +92,60 @@ def parse_start_request(
     start = StreamStart(
         token, origin, until, count, credit, max_age=_get_max_age(history) if token else None
     )
-    return StartRequest(start, refused)
+    return StartRequest(start, token_error)
 
 
 def get_oldest_origin(history: History) -> Literal["live", "earliest"] | int:
-    """Where one begins who asked for more than the route's history, and cannot hear of it."""
+    """Return where a client starts that asked for more than the history, but cannot read an error.
+
+    Args:
+        history: How far back clients of the route may start, in seconds.
+
+    Returns:
+        "live", "earliest", or milliseconds since 1970.
+    """
     return _limit_origin("earliest", history)
 
 
 @lru_cache(64)
 def _build_default_start(origin: Literal["live", "earliest"] | int) -> StartRequest:
+    """Return the start of requests that ask for nothing."""
     return StartRequest(StreamStart(origin=origin), None)
 
 
 def get_wait(request: HTTPConnection) -> float | None:
-    """`?wait=`, in seconds; None for a stream. Raises RequestError 400."""
+    """Return `?wait=` in seconds, or None if the request asks for a stream.
+
+    Raises:
+        RequestError: 400 if it cannot be parsed.
+    """
     return _parse_single(request, "wait", _parse_wait)
 
 
 def wants_positions(request: HTTPConnection) -> bool:
-    """Is `?positions` asked for, with nothing behind it or `=true`? Raises RequestError 400."""
+    """Return whether `?positions` is requested, without a value or with a true one.
+
+    Raises:
+        RequestError: 400 if it cannot be parsed.
+    """
     return _parse_flag("positions", get_query_pairs(request))
 
 
 def is_grouped(query_pairs: Iterable[tuple[str, str]]) -> bool:
-    """Return whether the client takes events about many partitions, by `?grouped` in a query.
+    """Return whether the client takes events about many partitions, by `?grouped`.
+
+    Args:
+        query_pairs: The parameters of the query.
 
     Raises:
-        RequestError: 400, it is neither there alone nor true or false.
+        RequestError: 400 if it is repeated, or is neither true nor false.
     """
     return _parse_flag("grouped", query_pairs)
 
 
 def _parse_flag(name: str, query_pairs: Iterable[tuple[str, str]]) -> bool:
-    values = [value for each, value in query_pairs if each == name]
+    """Return whether a flag is set; it is not set if it is absent."""
+    values = [value for key, value in query_pairs if key == name]
     if len(values) > 1:
         raise _build_bad_request(f"?{name}= is given {len(values)} times; give it once")
     text = values[0].lower() if values else "false"
@@ -116,6 +155,7 @@ def _parse_flag(name: str, query_pairs: Iterable[tuple[str, str]]) -> bool:
 
 
 def _parse_token(request: HTTPConnection) -> tuple[ResumeToken | None, TokenError | None]:
+    """Return the resume token, or the error of one that an EventSource sent."""
     header = request.headers.get("last-event-id", "")
     query = _parse_single(request, "lastEventId", str)
     text = header or query
@@ -124,12 +164,14 @@ def _parse_token(request: HTTPConnection) -> tuple[ResumeToken | None, TokenErro
     try:
         return tokens.parse_token(text), None
     except TokenError as exc:
+        # Browsers send the header on their own after a reconnect, so users can correct nothing.
         if header and is_event_source(request):
             return None, exc
         raise
 
 
 def _parse_origin(text: str, history: History) -> Literal["live", "earliest"] | int:
+    """Parse `?from=`; a time is milliseconds since 1970."""
     if text in ("live", "latest"):
         return "live"
     oldest = _get_oldest_ms(history)
@@ -147,7 +189,7 @@ def _parse_origin(text: str, history: History) -> Literal["live", "earliest"] | 
 def _limit_origin(
     origin: Literal["live", "earliest"], history: History
 ) -> Literal["live", "earliest"] | int:
-    """As far back as the route lets anyone go."""
+    """Return the origin, or the oldest one that the route allows if that is later."""
     if origin == "live" or history == "all":
         return origin
     oldest = _get_oldest_ms(history)
@@ -155,20 +197,21 @@ def _limit_origin(
 
 
 def _get_max_age(history: History) -> float | None:
-    """Seconds that a token may go back, before what it is granted beyond."""
+    """Return how old a position a token may resume from, in seconds; None for any age."""
     if history == "all":
         return None
     return 0.0 if history == "none" else history
 
 
 def _get_oldest_ms(history: History) -> int | None:
-    """In milliseconds of the epoch; None if the route has no history."""
+    """Return the oldest start in milliseconds since 1970; None if the route has no history."""
     if history == "all":
         return 0
     return None if history == "none" else now_ms() - int(history * 1000)
 
 
 def _parse_until(request: HTTPConnection) -> tuple[Literal["latest"] | int | None, int | None]:
+    """Return `?until=` as a time (milliseconds since 1970) or "latest", and as a count."""
     text = _parse_single(request, "until", str)
     if text is None or text == "latest":
         return ("latest" if text else None), None
@@ -185,6 +228,7 @@ def _parse_until(request: HTTPConnection) -> tuple[Literal["latest"] | int | Non
 
 
 def _parse_credit(text: str) -> int:
+    """Return the number of records of `?credit=`."""
     if not _CREDIT_PATTERN.fullmatch(text):
         raise _build_bad_request(
             f"?credit={text[:64]} is not a number of records; leave it out for no limit"
@@ -193,31 +237,40 @@ def _parse_credit(text: str) -> int:
 
 
 def _parse_wait(text: str) -> float:
-    given = _WAIT_PATTERN.fullmatch(text)
-    if given is None:
+    """Return the seconds of `?wait=`."""
+    match = _WAIT_PATTERN.fullmatch(text)
+    if match is None:
         raise _build_bad_request(f"?wait={text[:64]} is not understood; use 30s, 500ms, 5m or 0")
-    seconds = int(given[1]) * _UNIT_SECONDS[given[2] or "s"]
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2] or "s"]
     if seconds > MAX_WAIT_S:
         raise _build_bad_request(f"?wait={text} is longer than 5m; ask again after less")
     return seconds
 
 
 def _parse_time(text: str, name: str) -> int:
+    """Return a time in milliseconds since 1970.
+
+    Args:
+        text: ISO 8601, or relative to now.
+        name: The parameter that it came from, for the error.
+    """
     ago = _AGO_PATTERN.fullmatch(text)
     if ago is not None:
         return max(0, now_ms() - int(int(ago[1]) * _UNIT_SECONDS[ago[2]] * 1000))
     try:
+        # A "+" that was not percent-encoded arrives as a space: 12:00:00+01:00.
         at = datetime.fromisoformat(text.replace(" ", "+"))
         at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         return max(0, int(at.timestamp() * 1000))
     except (ValueError, OverflowError):
-        words = "live, earliest, " if name == "from" else "latest, a number of records, "
+        alternatives = "live, earliest, " if name == "from" else "latest, a number of records, "
         raise _build_bad_request(
-            f"?{name}={text[:64]} is not understood; use {words}an ISO 8601 time or -5m"
+            f"?{name}={text[:64]} is not understood; use {alternatives}an ISO 8601 time or -5m"
         ) from None
 
 
 def _parse_single(request: HTTPConnection, name: str, parse: Callable[[str], T]) -> T | None:
+    """Return a parsed parameter that may be given once; None if it is absent or empty."""
     values = request.query_params.getlist(name)
     if len(values) > 1:
         raise _build_bad_request(f"?{name}= is given {len(values)} times; give it once")
@@ -229,5 +282,5 @@ def _build_bad_request(detail: str) -> RequestError:
 
 
 def now_ms() -> int:
-    """Milliseconds of the epoch."""
+    """Return the current time in milliseconds since 1970."""
     return int(time.time() * 1000)

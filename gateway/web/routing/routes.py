@@ -1,4 +1,4 @@
-"""From a path to a client of its stream, whatever the wire."""
+"""Find the route of a request, admit its client, and subscribe it, whatever the wire."""
 
 from __future__ import annotations
 
@@ -48,21 +48,29 @@ NOT_STARTED_MESSAGE = (
     "FastAPI(lifespan=gateway.lifespan), or `async with gateway.lifespan():` in your own"
 )
 
-WRITE_PURPOSE = "writable"  # no method of HTTP
-LIFETIME_JITTER = (
-    0.1  # of a stream's longest life, more or less: those that came at once leave apart
-)
+WRITE_PURPOSE = "writable"
+"""What a path is looked up for if records are to be written; not an HTTP method."""
+LIFETIME_JITTER = 0.1
+"""Fraction by which the longest life of a stream varies, so that clients that came at the same time
+leave at different times."""
 
 log = logging.getLogger(__name__)
 
 
 class Match(NamedTuple):
-    """A route, what its path pattern's parameters are in this path, and who asks.
+    """A route that a request matched, and the client that asks.
 
-    reply: it is where the reply of a request is asked for.
-    wanted: what its path was looked up for: a method, a stream (None), or WRITABLE.
-    since: what was configured then; None where nobody looked it up.
-    method: what guards are told that the client wants to do; HTTP's word for it on any wire.
+    Created by `Routes`. Without `granted`, nobody is admitted yet.
+
+    Attributes:
+        route: The route.
+        params: The parameters of the path pattern, by name.
+        granted: What guards granted to the client.
+        path: The path, percent-encoded as it came.
+        is_reply: Whether the path is where a client fetches the reply of an earlier request.
+        purpose: What the path was looked up for: an HTTP method, a stream (None), or WRITE_PURPOSE.
+        settings: What was configured when it was looked up; None if it was not looked up.
+        method: What guards learn that the client wants to do, as an HTTP method on any wire.
     """
 
     route: Route
@@ -76,9 +84,21 @@ class Match(NamedTuple):
 
 
 class Routes:
-    """The configured routes of one gateway."""
+    """The configured routes of one gateway.
+
+    Created by `create_app`, one per process. `Reloader` replaces the settings while streams run, so
+    a match may be out of date after every `await`; `refresh` brings it up to date.
+    """
 
     def __init__(self, hubs: Hubs, settings: Settings, access: Access, limits: Limits) -> None:
+        """Create the routes.
+
+        Args:
+            hubs: The hubs of all clusters.
+            settings: The configuration.
+            access: Admits or refuses clients.
+            limits: The limits of connections and requests.
+        """
         self.hubs = hubs
         self.settings = settings
         self.limits = limits
@@ -91,14 +111,25 @@ class Routes:
         self.reply_readers = ReplyReaders()
 
     def match(self, path: str, method: str | None = None) -> Match:
-        """The route of a path, percent-encoded as it came. method: None for a stream.
+        """Return the route of a path.
 
-        Raises HTTPException 404 and 405, and RequestError 503 where nobody started the gateway.
+        Args:
+            path: The path, percent-encoded as it came.
+            method: The HTTP method; None for a stream.
+
+        Raises:
+            HTTPException: 404 or 405 if no route matches.
+            RequestError: 503 if the gateway was not started.
         """
         return self._build_match(self._find_path(path, method), path, method)
 
     def match_writable(self, path: str) -> Match:
-        """The route that takes records by a path; another, where none does. Raises as `match`."""
+        """Return the route that takes records by a path; the first with the path if none does.
+
+        Raises:
+            HTTPException: 404 if no route has the path.
+            RequestError: 503 if the gateway was not started.
+        """
         return self._build_match(self._find_path(path, WRITE_PURPOSE), path, WRITE_PURPOSE)
 
     def _find_path(self, path: str, purpose: str | None) -> PathMatch:
@@ -130,41 +161,59 @@ class Routes:
         if match.settings is None or match.settings is self.settings:
             return True
         try:
-            found = self._find_path(match.path, match.purpose)
+            path_match = self._find_path(match.path, match.purpose)
         except HTTPException:
             return False
-        before, guards = match.settings.guards, self.settings.guards
-        same = all(before.get(name) == guards.get(name) for name in match.route.guarded)
-        return same and found.route == match.route
+        old_guards, new_guards = match.settings.guards, self.settings.guards
+        has_same_guards = all(
+            old_guards.get(name) == new_guards.get(name) for name in match.route.guarded
+        )
+        return has_same_guards and path_match.route == match.route
 
     async def refresh(
         self, match: Match, connection: HTTPConnection, token: str | None = None
     ) -> Match:
-        """Return an admitted match as it is; looked up and admitted again if what is configured was
-        changed since. Do so just before the effect, without waiting for anything in between.
-        Raises as `match` and `admit`."""
+        """Return a match that is up to date, admitted again if the configuration changed.
+
+        Call it just before the effect, and await nothing in between.
+
+        Args:
+            match: An admitted match.
+            connection: The connection of the client.
+            token: A token that the client sent, as in `admit`.
+
+        Raises:
+            HTTPException: 404 or 405 if no route matches any more.
+            RequestError: Access is denied.
+        """
         return match if self.is_current(match) else await self.admit(match, connection, token)
 
     def _look_up_again(self, match: Match) -> Match:
-        found = self._find_path(match.path, match.purpose)
-        of_route = match.purpose is WRITE_PURPOSE and match.method != "DELETE"
+        """Return the match with what is configured now."""
+        path_match = self._find_path(match.path, match.purpose)
+        # To delete a record, the client's own method counts and not that of the route.
+        has_route_method = match.purpose is WRITE_PURPOSE and match.method != "DELETE"
         return match._replace(
-            route=found.route,
-            params=found.params,
-            is_reply=found.is_reply,
+            route=path_match.route,
+            params=path_match.params,
+            is_reply=path_match.is_reply,
             settings=self.settings,
-            method=found.method if of_route else match.method,
+            method=path_match.method if has_route_method else match.method,
         )
 
     def apply_settings(self, settings: Settings) -> None:
-        """Go by these settings from now on, for who comes and for streams that go on."""
+        """Use these settings from now on, for new clients and for running streams."""
         self.settings = settings
         self.paths = Paths(settings.routes)
         self.cors = CorsPolicies.from_settings(settings)
         self._views = Views(self.hubs, settings)
 
     def require_started(self) -> None:
-        """Raises RequestError 503 where nobody started the gateway."""
+        """Check that the gateway was started.
+
+        Raises:
+            RequestError: 503 if it was not. The log says so once.
+        """
         if not self.hubs.started:
             if not self._has_reported_not_started:
                 log.error(NOT_STARTED_MESSAGE)
@@ -172,18 +221,26 @@ class Routes:
             raise RequestError(503, "The gateway is not started", NOT_STARTED_MESSAGE)
 
     def get_access_control(self, route: Route) -> AccessControl:
-        """What pages of other sites may do: of a route, or of all."""
+        """Return what pages of other sites may do: the route's own section, or that of `listen`."""
         return route.access_control or self.settings.listen.access_control
 
     async def admit(
         self, match: Match, connection: HTTPConnection, token: str | None = None
     ) -> Match:
-        """The same with what is known of the client; looked up again if what is configured was
-        changed while the guards were asked. Raises RequestError where access is denied, and then
-        also HTTPException 404 and 405.
+        """Return the match with what guards grant to the client.
 
-        token: beats what the connection has.
+        It is looked up again if the configuration changes while guards are asked.
+
+        Args:
+            match: A match.
+            connection: The connection of the client.
+            token: A token that the client sent later; overrides the one of the connection.
+
+        Raises:
+            RequestError: Access is denied.
+            HTTPException: 404 or 405 if no route matches after a change of the configuration.
         """
+        # Asking guards may take seconds: the result counts only if the settings are still the same.
         while True:
             if not self.is_current(match):
                 match = self._look_up_again(match)
@@ -206,36 +263,57 @@ class Routes:
         return match
 
     def check_blocklist(self, match: Match) -> None:
-        """Raises RequestError 503 for a route that is paused, 403 for who was revoked."""
-        refused = self.stream_registry.find_error(match)
-        if refused is not None:
-            raise refused
+        """Check that operators did not block the client or the route.
+
+        Raises:
+            RequestError: 503 if the route is paused, 403 if the identity is revoked.
+        """
+        error = self.stream_registry.find_error(match)
+        if error is not None:
+            raise error
 
     async def open_client(
         self, match: Match, request: HTTPConnection, wire: Wire, *, page_records: int | None = None
     ) -> Client:
-        """A client of what the query and `Last-Event-ID` of a request ask for.
+        """Subscribe a client to what the query and `Last-Event-ID` of a request ask for.
 
-        page: records of a page, for one that only wants the next; `?until=COUNT` beats it.
-        Raises RequestError, TokenError and KafkaError.
+        Args:
+            match: An admitted match.
+            request: The request.
+            wire: How the client is sent its events.
+            page_records: The size of a page in records, if the client wants only the next page;
+                `?until=COUNT` overrides it.
+
+        Returns:
+            The client, which is owned by its hub.
+
+        Raises:
+            RequestError: The request asks for something wrong, or something it may not see.
+            TokenError: The resume token cannot be used, and the client can read the error.
+            KafkaError: No broker could be asked.
         """
         name = request.scope[ROUTE_SCOPE_KEY] = get_route_name(match.route)
         bind_log_context(route=name)
         view = await self.get_view(match, query.get_query_pairs(request))
-        start, refused = self._resolve_start(match.route, view, request)
+        start, has_unreadable_token = self._resolve_start(match.route, view, request)
         if start.credit is not None and not isinstance(wire, WebSocketWire):
             detail = "?credit= is granted by messages; leave it out, or use a WebSocket"
             raise RequestError(400, "Bad request", detail)
         if page_records is not None:
+            # A page is a stream with credit for that many records: it stops without an end.
             start = replace(start, max_records=None, credit=start.max_records or page_records)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("stream asked wire=%s url=%s", wire.name, redact_url(str(request.url)))
         try:
-            return await self._subscribe(match, view, start, wire, position_refused=refused)
+            return await self._subscribe(
+                match, view, start, wire, position_refused=has_unreadable_token
+            )
         except TokenError as exc:
             header = request.headers.get("last-event-id")
             if not (query.is_event_source(request) and header):
                 raise
+            # An EventSource would end for good at an error: it starts without the token, and its
+            # stream says so by a gap.
             start = replace(start, token=None)
             if isinstance(exc, TokenTooOld):
                 start = replace(start, origin=query.get_oldest_origin(match.route.with_.history))
@@ -244,15 +322,29 @@ class Routes:
     async def resume_client(
         self, match: Match, query_pairs: QueryPairs, wire: Wire, handover: Handover
     ) -> Client:
-        """A client in the place of another: from where that one stood; among topics of which it
-        read none, from where the query says. Raises as `open`."""
-        view, told = await self.get_view(match, query_pairs), {"lastEventId": ""}
+        """Subscribe a client that continues another one, from the position of that one.
+
+        If the other client read none of the topics, the query says where the new one starts.
+
+        Args:
+            match: An admitted match.
+            query_pairs: The parameters of the query.
+            wire: How the client is sent its events.
+            handover: What the other client left.
+
+        Raises:
+            RequestError: The query asks for something wrong, or something it may not see.
+            TokenError: The position cannot be used.
+            KafkaError: No broker could be asked.
+        """
+        view, overrides = await self.get_view(match, query_pairs), {"lastEventId": ""}
         if handover.cluster != view.cluster:
+            # A position in another cluster means nothing in this one.
             handover = handover._replace(topics=frozenset(), until=None)
         if not handover.topics.isdisjoint(view.topics):
-            told["lastEventId"] = handover.position.decode()
+            overrides["lastEventId"] = handover.position.decode()
         start, _ = self._resolve_start(
-            match.route, view, build_request("/", merge_query(query_pairs, told))
+            match.route, view, build_request("/", merge_query(query_pairs, overrides))
         )
         start = replace(start, max_records=handover.records_left, credit=handover.credit)
         return await self._subscribe(
@@ -262,18 +354,23 @@ class Routes:
     def _resolve_start(
         self, route: Route, view: View, request: HTTPConnection
     ) -> tuple[StreamStart, bool]:
-        """Where a request wants to begin and end; did it bring a token that could not be read?"""
-        asked = query.parse_start_request(
+        """Return where a request starts and ends, and whether its token could not be parsed."""
+        start_request = query.parse_start_request(
             request, default=self._get_default_origin(view), history=route.with_.history
         )
-        start = asked.start
+        start = start_request.start
         if route.with_.mode == "snapshot" and not request.query_params.get("from"):
             start = replace(start, snapshot=True)
-        return start, asked.token_error is not None
+        return start, start_request.token_error is not None
 
     async def get_view(self, match: Match, query_pairs: QueryPairs) -> View:
-        """What a request with this query looks at. Raises RequestError and UnknownTopic;
-        KafkaError where its path has a pattern and no broker says which topics there are."""
+        """Return the view of a request with this query.
+
+        Raises:
+            RequestError: The query asks for something wrong, or something it may not see.
+            UnknownTopic: A topic is not served here.
+            KafkaError: The path has a pattern, and no broker could be asked for the topics.
+        """
         return await self._views.get_view(
             match.route, match.params, query_pairs, granted=match.granted
         )
@@ -306,15 +403,19 @@ class Routes:
         return client
 
     def get_hub(self, route: Route) -> Hub:
+        """Return the hub of the cluster that a route reads."""
         return self.hubs.get_hub(self._views.get_cluster_name(route))
 
     def get_challenge_lead(self, guard: str) -> float | None:
-        """Seconds before its grants are over that a guard wants a new token; None if it takes
-        none."""
+        """Return how many seconds before its grants expire a guard asks for a new token.
+
+        Returns:
+            Seconds; None if the guard takes no new token.
+        """
         return getattr(self.settings.guards.get(guard), "challenge", None)
 
     def _get_default_origin(self, view: View) -> Literal["live", "earliest"]:
-        """`defaultOffset`: historical only if every topic of the view is."""
+        """Return `defaultOffset`: "earliest" only if every topic of the view is historical."""
         topics = self.hubs.get_hub(view.cluster).topics
         for name in view.topics:
             if topics.get_settings(name).default_offset != "historical":
@@ -323,12 +424,12 @@ class Routes:
 
 
 def get_route_name(route: Route) -> str:
-    """As metrics, logs and traces call it: its first path as configured."""
+    """Return the name of a route in metrics, logs and traces: its first path as configured."""
     return route.when[0].path
 
 
 def jitter_lifetime(lifetime: float | None) -> float | None:
-    """A bit more or less than that."""
+    """Return a lifetime, in seconds, that is up to LIFETIME_JITTER longer or shorter."""
     return (
         None
         if lifetime is None
