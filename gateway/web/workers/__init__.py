@@ -1,5 +1,6 @@
-"""Several processes on one port: the supervisor, its workers, and what they tell each other.
+"""Run several processes on one port, and let them talk to each other.
 
-`supervisor` starts each `worker` and looks after it; the `bus` is how they talk. Start with
-`supervisor`.
+`supervisor` starts each `worker` and restarts those that crash. The processes talk over the `bus`,
+whose supervisor side is the `relay`. `app.server.serve` calls it if `listen.workers` is above 1;
+with one worker the same `Bus` works without a socket. Start with `supervisor`.
 """

@@ -1,14 +1,14 @@
-"""What the workers of one host tell and ask each other, by topic.
+"""Send messages between the workers of one host, by topic.
 
-    bus.on("tokens", lambda worker, data: renew(data))     # hears, and answers what is asked
-    bus.say("tokens", {"jti": "7"})                        # to all other workers
-    clients = await bus.ask("clients")                     # of all workers, this one's own too
-    clients.said, clients.missing
+    bus.add_handler("tokens", lambda worker, data: renew(data))  # of broadcasts and requests
+    bus.broadcast("tokens", {"jti": "7"})                        # to all other workers
+    clients = await bus.request("clients")                       # to all workers and this one
+    clients.by_worker, clients.missing
 
-It goes through the supervisor (`relay`), which is asked by `call`. A worker that is away or slow
-holds up nobody: what is said to it meanwhile is lost to it, and `ask` names it as missing. So who
-keeps something that must be whole says it anew whenever `joined` is called. With one worker the
-bus has nobody else on it, and all of this works.
+Messages go through the supervisor (`relay`), which `call_supervisor` asks itself. A worker that is
+away or slow delays nobody: it misses what is broadcast meanwhile, and `request` reports it as
+missing. Therefore, state that every worker must have is sent again whenever `join_callbacks` are
+called. With one worker there is nobody else on the bus, and all of this works.
 """
 
 from __future__ import annotations
@@ -29,17 +29,22 @@ from .link import Link
 log = logging.getLogger(__name__)
 
 NO_RESPONSE_NUMBER = 0  # the number of a call that waits for no answer
-RECONNECT_DELAY_RANGE_S = (0.02, 1.0)  # seconds until the next attempt to connect: first, longest
+RECONNECT_DELAY_RANGE_S = (0.02, 1.0)  # seconds before connecting again: at first, and at most
 
 BusHandler: TypeAlias = Callable[[int, Any], Any]
 
 
 class SupervisorUnavailable(GatewayError):
-    """The supervisor is not there, or did not answer in time."""
+    """The supervisor is away, or did not answer in time."""
 
 
 class WorkerResponses(NamedTuple):
-    """said: by the worker's number. missing: workers that did not answer in time, or failed."""
+    """The responses to a request.
+
+    Attributes:
+        by_worker: The responses, by the worker's number.
+        missing: The workers that did not answer in time, or failed.
+    """
 
     by_worker: Mapping[int, Any]
     missing: frozenset[int]
@@ -47,8 +52,14 @@ class WorkerResponses(NamedTuple):
 
 @dataclass(slots=True)
 class _PendingRequest:
-    """of: the one worker that is waited for; None for all. asked: None until the relay says who
-    was."""
+    """A request that waits for responses of other workers.
+
+    Attributes:
+        future: Resolved when no more responses can come.
+        only_worker: The one worker that is waited for; None for all.
+        recipients: The workers that got the request; None until the relay reports them.
+        responses: What a handler returned, in a list; an empty list if the handler failed.
+    """
 
     future: asyncio.Future[None]
     only_worker: int | None = None
@@ -56,23 +67,36 @@ class _PendingRequest:
     responses: dict[int, list[Any]] = field(default_factory=dict)
 
     def resolve_if_complete(self, connected_workers: set[int]) -> None:
-        waited = (
+        """Resolve the future if all recipients answered or are gone."""
+        is_waiting = (
             self.recipients is None or (self.recipients & connected_workers) - self.responses.keys()
         )
-        if not waited and not self.future.done():
+        if not is_waiting and not self.future.done():
             self.future.set_result(None)
 
 
 class Bus:
-    """path: of the relay's socket; None where there is no other worker.
+    """One worker's side of the bus.
 
-    worker: the number of this one, from 1. workers: how many there are.
-    joined: called whenever this worker can be heard, first or again.
+    Created by `worker.main`, or by `create_app` if there is one process. `run` keeps it connected.
+    Between calls, `_linked_event` is set exactly while `_link` is not None.
+
+    Attributes:
+        worker: The number of this worker, from 1.
+        worker_count: The number of workers.
+        join_callbacks: Called whenever this worker connects, for the first time or again.
     """
 
     def __init__(
         self, socket_path: Path | None = None, worker: int = 1, worker_count: int = 1
     ) -> None:
+        """Create the bus, without connecting.
+
+        Args:
+            socket_path: The relay's socket; None if there is no other worker.
+            worker: The number of this worker, from 1.
+            worker_count: The number of workers.
+        """
         self.worker = worker
         self.worker_count = worker_count
         self.join_callbacks: list[Callable[[], None]] = []
@@ -88,17 +112,23 @@ class Bus:
 
     @property
     def is_linked(self) -> bool:
-        """Is the supervisor there?"""
+        """Return whether this worker is connected to the supervisor."""
         return self._linked_event.is_set()
 
     def add_handler(self, topic: str, handler: BusHandler) -> None:
-        """hear(worker, data) of what another says, and of what any asks: what it returns is the
-        answer (JSON). It is called in the loop and must be quick. One for a topic."""
-        assert topic not in self._handlers, f"{topic} is heard already"
+        """Set the handler of a topic; each topic has one.
+
+        Args:
+            topic: The topic.
+            handler: Called with the number of the sender and the data of each broadcast and each
+                request. Its result, as JSON, is the response. It runs in the event loop and must be
+                quick.
+        """
+        assert topic not in self._handlers, f"{topic} has a handler already"
         self._handlers[topic] = handler
 
     def broadcast(self, topic: str, data: Any = None) -> None:
-        """To all other workers that are there."""
+        """Send data to all other workers that are connected."""
         if self._link is not None:
             self._link.send("say", topic, data)
 
@@ -110,35 +140,50 @@ class Bus:
         timeout_s: float = 1.0,
         only_worker: int | None = None,
     ) -> WorkerResponses:
-        """What every worker answers within so many seconds; never raises. of: wait for this one
-        alone."""
-        answers: dict[int, list[Any]] = {}
+        """Return what all workers answer, including this one. It never raises.
+
+        Args:
+            topic: The topic.
+            data: What the handlers get, as JSON.
+            timeout_s: Seconds to wait for responses.
+            only_worker: Wait for the response of this worker alone.
+        """
+        responses: dict[int, list[Any]] = {}
         if only_worker in (None, self.worker):
-            answers[self.worker] = self._run_handler(topic, self.worker, data)
+            responses[self.worker] = self._run_handler(topic, self.worker, data)
         if self._link is not None and only_worker != self.worker:
-            answers |= await self._request_others(self._link, topic, data, timeout_s, only_worker)
-        said = {worker: answer[0] for worker, answer in answers.items() if answer}
-        every = range(1, self.worker_count + 1) if only_worker is None else (only_worker,)
-        return WorkerResponses(said, frozenset(every) - said.keys())
+            responses |= await self._request_others(self._link, topic, data, timeout_s, only_worker)
+        by_worker = {worker: response[0] for worker, response in responses.items() if response}
+        expected = range(1, self.worker_count + 1) if only_worker is None else (only_worker,)
+        return WorkerResponses(by_worker, frozenset(expected) - by_worker.keys())
 
     async def _request_others(
         self, link: Link, topic: str, data: Any, timeout_s: float, only_worker: int | None
     ) -> dict[int, list[Any]]:
         number = next(self._numbers)
-        done = asyncio.get_running_loop().create_future()
-        question = self._pending_requests[number] = _PendingRequest(done, only_worker)
+        future = asyncio.get_running_loop().create_future()
+        request = self._pending_requests[number] = _PendingRequest(future, only_worker)
         link.send("ask", number, topic, data)
         try:
             async with asyncio.timeout(timeout_s):
-                await question.future
-        except TimeoutError:
+                await request.future
+        except TimeoutError:  # what came until now is the result
             pass
         finally:
             del self._pending_requests[number]
-        return question.responses
+        return request.responses
 
     async def call_supervisor(self, topic: str, data: Any = None, *, timeout_s: float = 1.0) -> Any:
-        """What the supervisor answers. Raises Away; the call may then have been heard."""
+        """Return what the supervisor answers.
+
+        Args:
+            topic: The topic of a handler of the relay.
+            data: What the handler gets, as JSON.
+            timeout_s: Seconds to wait for the answer.
+
+        Raises:
+            SupervisorUnavailable: There is no answer; the supervisor may have handled the call.
+        """
         if self._link is None:
             raise SupervisorUnavailable("the supervisor is away")
         number = next(self._numbers)
@@ -155,12 +200,12 @@ class Bus:
             del self._pending_calls[number]
 
     def notify_supervisor(self, topic: str, data: Any = None) -> None:
-        """To the supervisor, which need not answer."""
+        """Send data to the supervisor without waiting for an answer."""
         if self._link is not None:
             self._link.send("call", NO_RESPONSE_NUMBER, topic, data)
 
     async def wait_until_linked(self, timeout_s: float) -> bool:
-        """Wait for the supervisor, for so many seconds. Is it there?"""
+        """Wait for the supervisor, at most this many seconds; return whether it is there."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._linked_event.wait()
@@ -169,22 +214,23 @@ class Bus:
         return True
 
     def abort_link(self) -> None:
-        """Connect anew."""
+        """Close the connection; `run` connects again."""
         if self._link is not None:
             self._link.abort()
 
     async def run(self) -> None:
-        """Connect, and again when the connection is lost, until cancelled."""
+        """Keep this worker connected until cancelled."""
         if self._socket_path is None:
             return
         try:
-            wait = RECONNECT_DELAY_RANGE_S[0]
+            delay = RECONNECT_DELAY_RANGE_S[0]
             while True:
                 if await self._connect(self._socket_path):
-                    wait = RECONNECT_DELAY_RANGE_S[0]
+                    delay = RECONNECT_DELAY_RANGE_S[0]
                     await self._lost_event.wait()
-                await asyncio.sleep(random.uniform(0, wait))
-                wait = min(2 * wait, RECONNECT_DELAY_RANGE_S[1])
+                # A random delay keeps all workers from connecting in the same moment.
+                await asyncio.sleep(random.uniform(0, delay))
+                delay = min(2 * delay, RECONNECT_DELAY_RANGE_S[1])
         finally:
             self.abort_link()
 
@@ -197,8 +243,9 @@ class Bus:
             return False
         link.send("hello", self.worker)
         self._link = link
-        for joined in self.join_callbacks:
-            joined()
+        # Callbacks send what the supervisor must know before anybody who waits for the link does.
+        for callback in self.join_callbacks:
+            callback()
         self._linked_event.set()
         return True
 
@@ -206,12 +253,13 @@ class Bus:
         self._link, self._connected_workers = None, set()
         self._linked_event.clear()
         self._lost_event.set()
-        for question in self._pending_requests.values():
-            question.recipients = question.recipients or set()
-            question.resolve_if_complete(self._connected_workers)
-        for answer in self._pending_calls.values():
-            if not answer.done():
-                answer.set_exception(SupervisorUnavailable("the supervisor went away"))
+        for request in self._pending_requests.values():
+            # Without a report of its recipients, a request cannot have reached anybody.
+            request.recipients = request.recipients or set()
+            request.resolve_if_complete(self._connected_workers)
+        for future in self._pending_calls.values():
+            if not future.done():
+                future.set_exception(SupervisorUnavailable("the supervisor went away"))
 
     def _on_message(self, message: list[Any]) -> None:
         kind, *rest = message
@@ -223,30 +271,31 @@ class Bus:
                 worker, number, topic, data = rest
                 self._send_response(worker, number, self._run_handler(topic, worker, data))
             case "asked":
-                number, asked = rest
+                number, recipients = rest
                 if number in self._pending_requests:
-                    question = self._pending_requests[number]
-                    question.recipients = {
-                        each for each in asked if question.only_worker in (None, each)
+                    request = self._pending_requests[number]
+                    request.recipients = {
+                        other for other in recipients if request.only_worker in (None, other)
                     }
-                    question.resolve_if_complete(self._connected_workers)
+                    request.resolve_if_complete(self._connected_workers)
             case "answer":
                 self._on_response(*rest)
             case "here":
                 self._connected_workers = set(rest[0])
-                for question in self._pending_requests.values():
-                    question.resolve_if_complete(self._connected_workers)
+                for request in self._pending_requests.values():
+                    request.resolve_if_complete(self._connected_workers)
 
     def _on_response(self, worker: int, number: int, response: list[Any]) -> None:
-        question, answer = self._pending_requests.get(number), self._pending_calls.get(number)
-        if question is not None:
-            question.responses[worker] = response
-            question.resolve_if_complete(self._connected_workers)
-        elif answer is not None and not answer.done():
+        # Requests and calls share one sequence of numbers: only one of them has this number.
+        request, future = self._pending_requests.get(number), self._pending_calls.get(number)
+        if request is not None:
+            request.responses[worker] = response
+            request.resolve_if_complete(self._connected_workers)
+        elif future is not None and not future.done():
             if response:
-                answer.set_result(response[0])
+                future.set_result(response[0])
             else:
-                answer.set_exception(
+                future.set_exception(
                     SupervisorUnavailable("the supervisor has no answer; its log says why")
                 )
 
@@ -255,12 +304,14 @@ class Bus:
             self._run_handler(topic, worker, data)
 
     def _run_handler(self, topic: str, worker: int, data: Any) -> list[Any]:
-        """The answer alone, or nothing: one message that cannot be taken must not cut all that
-        follow."""
+        """Return the handler's result in a list, or an empty list if the handler failed.
+
+        A message that cannot be handled must not stop those that follow.
+        """
         try:
             return [self._handlers[topic](worker, data)]
         except Exception:
-            log.exception("what worker %d said of %s cannot be taken", worker, topic)
+            log.exception("a message of worker %d on topic %s cannot be handled", worker, topic)
             return []
 
     def _send_response(self, worker: int, number: int, response: list[Any]) -> None:
@@ -269,5 +320,5 @@ class Bus:
         try:
             self._link.send("answer", worker, number, response)
         except TypeError:
-            log.exception("an answer to worker %d is no JSON", worker)
+            log.exception("an answer to worker %d cannot be encoded as JSON", worker)
             self._link.send("answer", worker, number, [])

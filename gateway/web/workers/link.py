@@ -1,4 +1,7 @@
-"""Messages between the processes of one gateway: JSON arrays, one a line, over a Unix socket."""
+"""Exchange messages between the processes of one gateway, over a Unix socket.
+
+A message is a JSON array on a line of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,17 @@ MessageHandler = Callable[[list[Any]], None]
 
 
 class Link(asyncio.Protocol):
-    """One end of a connection. Whoever leaves too much unread is cut off: it connects again, and
-    says anew what the others must know; nobody waits for it.
+    """One end of a connection.
 
-    hear: called with every message. lost: called once, when the connection is over.
+    A peer that leaves too much unread is disconnected, so that nobody waits for it: it connects
+    again, and both sides send again what the other must know. `Bus` and `Relay` own the links.
+
+    Attributes:
+        on_message: Called with every message.
+        on_lost: Called once, when the connection is over.
     """
 
-    MAX_UNREAD_BYTES = 32 * 1024 * 1024  # bytes; lists of 10,000 clients are a few MB
+    MAX_UNREAD_BYTES = 32 * 1024 * 1024  # bytes; lists of 10,000 clients have a few MB
 
     def __init__(self, on_message: MessageHandler, on_lost: Callable[[], None]) -> None:
         self.on_message = on_message
@@ -31,36 +38,43 @@ class Link(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
+        """Return whether messages can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, *message: Any) -> None:
-        """Never waits; on a connection that is over it is forgotten. Raises TypeError for what
-        is no JSON."""
+        """Send a message without waiting; it is dropped if the connection is over.
+
+        Raises:
+            TypeError: The message cannot be encoded as JSON.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         transport.write(orjson.dumps(message, _encode_default, orjson.OPT_NON_STR_KEYS) + b"\n")
         if transport.get_write_buffer_size() > self.MAX_UNREAD_BYTES:
-            log.warning("a process of this gateway does not read what the others say; cut off")
+            log.warning("a process of this gateway does not read its messages; it is disconnected")
             transport.abort()
 
     def abort(self) -> None:
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        ended, newline, begun = data.rpartition(b"\n")
+        """Handle the complete lines, and keep the start of the next one."""
+        complete, newline, rest = data.rpartition(b"\n")
         if newline:
-            lines = bytes(self._partial_line + ended).split(b"\n")
+            lines = bytes(self._partial_line + complete).split(b"\n")
             self._partial_line.clear()
             for line in lines:
                 self._handle_line(line)
-        self._partial_line += begun
+        self._partial_line += rest
         if len(self._partial_line) > self.MAX_UNREAD_BYTES:
             self.abort()
 
@@ -68,19 +82,20 @@ class Link(asyncio.Protocol):
         try:
             message = orjson.loads(line)
         except ValueError:
-            log.error("a process of this gateway speaks no JSON: %.100r", line)
+            log.error("a process of this gateway sent invalid JSON: %.100r", line)
             self.abort()
             return
-        if self.is_open:
+        if self.is_open:  # the handler of an earlier line may have closed the connection
             self.on_message(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Report the end of the connection."""
         self._transport = None
         self.on_lost()
 
 
 def _encode_default(value: object) -> list[Any]:
-    """orjson takes no tuples with names."""
+    """Encode named tuples and sets as arrays, which orjson does not."""
     if isinstance(value, (tuple, set, frozenset)):
         return list(value)
     raise TypeError

@@ -1,4 +1,4 @@
-"""What is logged, changed while the gateway runs: in all of its workers."""
+"""Change what is logged while the gateway runs, in all of its workers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,31 @@ BUS_TOPIC = "log-levels"
 
 
 class LogLevels:
-    """Of the processes on a bus."""
+    """The log levels of all processes on a bus. Created by `create_app`."""
 
     def __init__(self, bus: Bus) -> None:
+        """Create the levels, which are those of this process at first.
+
+        Args:
+            bus: The connection to the other processes.
+        """
         self._bus = bus
         bus.add_handler(BUS_TOPIC, self._handle_levels)
 
     @property
     def current_levels(self) -> Mapping[str, str]:
-        """What this process logs, by room; `""` is of all others."""
+        """Return the level of each logger of this process; `""` stands for all others."""
         return logs.get_levels()
 
     def set_levels(self, level: str, levels: Mapping[str, str]) -> None:
-        """From now on, here and in all other workers; those not named log what all do.
+        """Set the levels of this process and of all other workers.
 
-        Raises ValueError for what is no level.
+        Args:
+            level: The level of all loggers that `levels` does not name.
+            levels: The levels of single loggers, by name.
+
+        Raises:
+            ValueError: One of them is no level.
         """
         logs.set_levels(level, levels)
         self._bus.broadcast(BUS_TOPIC, [level, dict(levels)])

@@ -1,14 +1,15 @@
-"""The supervisor's side of the bus: what a worker says goes to the others.
+"""The supervisor's side of the bus: forward the messages of workers, and answer calls.
 
-| a worker says | the others hear |
+| a worker sends | the others get |
 |---|---|
 | `hello`, worker | |
 | `say`, topic, data | `say`, worker, topic, data |
-| `ask`, id, topic, data | `ask`, worker, id, topic, data; the asker hears `asked`, id, workers |
-| `answer`, worker, id, [data] | that one hears `answer`, worker, id, [data] |
+| `ask`, id, topic, data | `ask`, worker, id, topic, data; the sender gets `asked`, id, workers |
+| `answer`, worker, id, [data] | that worker gets `answer`, worker, id, [data] |
 | `call`, id, topic, data | the supervisor itself answers: `answer`, 0, id, [data] |
 
-An answer is empty where it failed. All hear `here`, workers, whenever one came or went.
+The last member of an answer is an empty list if the handler failed. All workers get `here`,
+workers, whenever one connects or leaves.
 """
 
 from __future__ import annotations
@@ -30,12 +31,22 @@ CallHandler: TypeAlias = Callable[[int, Any], Any]
 
 
 class Relay:
-    """Listens on a Unix socket between `start` and `close`.
+    """The server of the bus, which listens on a Unix socket between `start` and `close`.
 
-    joined, left: called with the number of a worker that came or went.
+    Owned by the supervisor. Between calls, `_links` has one link per connected worker, and a link
+    of which no `hello` came yet is in `_unidentified_links`.
+
+    Attributes:
+        join_callbacks: Called with the number of a worker that connected.
+        leave_callbacks: Called with the number of a worker whose connection is over.
     """
 
     def __init__(self, socket_path: Path) -> None:
+        """Create the relay.
+
+        Args:
+            socket_path: Where it listens. A path has about 100 characters at most.
+        """
         self.join_callbacks: list[Callable[[int], None]] = []
         self.leave_callbacks: list[Callable[[int], None]] = []
         self._socket_path = socket_path
@@ -45,21 +56,30 @@ class Relay:
         self._server: asyncio.Server
 
     async def start(self) -> None:
+        """Listen for workers."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._create_link, self._socket_path)
 
     async def close(self) -> None:
+        """Close all connections."""
         self._server.close()
         for link in [*self._links.values(), *self._unidentified_links]:
             link.abort()
         await self._server.wait_closed()
 
     def add_handler(self, topic: str, handler: CallHandler) -> None:
-        """What the supervisor itself answers to a call: answer(worker, data)."""
+        """Set the handler of calls on a topic.
+
+        Args:
+            topic: The topic.
+            handler: Called with the number of the worker and the data; its result, as JSON, is the
+                answer.
+        """
         self._handlers[topic] = handler
 
     @property
     def workers(self) -> list[int]:
+        """Return the numbers of the connected workers, sorted."""
         return sorted(self._links)
 
     def _create_link(self) -> Link:
@@ -73,7 +93,7 @@ class Relay:
         self._unidentified_links.discard(link)
 
     def _on_hello(self, link: Link, message: list[Any]) -> None:
-        """The first message of a connection; one that the same worker had before is over."""
+        """Identify a connection by its first message, and drop an older one of that worker."""
         _, worker = message
         self._unidentified_links.discard(link)
         if worker in self._links:
@@ -81,17 +101,18 @@ class Relay:
         self._links[worker] = link
         link.on_message = partial(self._on_message, worker, link)
         link.on_lost = partial(self._remove_worker, worker, link)
-        for joined in self.join_callbacks:
-            joined(worker)
+        for callback in self.join_callbacks:
+            callback(worker)
         self._announce_workers()
 
     def _remove_worker(self, worker: int, link: Link) -> None:
+        # A link that was replaced is lost later, when the worker has another one.
         if self._links.get(worker) is not link:
             return
         del self._links[worker]
         link.abort()
-        for left in self.leave_callbacks:
-            left(worker)
+        for callback in self.leave_callbacks:
+            callback(worker)
         self._announce_workers()
 
     def _announce_workers(self) -> None:
@@ -104,13 +125,14 @@ class Relay:
             case "say":
                 self._send_to_others(worker, "say", worker, *rest)
             case "ask":
-                asked = [other for other in self.workers if other != worker]
-                link.send("asked", rest[0], asked)
+                recipients = [other for other in self.workers if other != worker]
+                # Sent before any worker can answer, so that the sender knows whom to wait for.
+                link.send("asked", rest[0], recipients)
                 self._send_to_others(worker, "ask", worker, *rest)
             case "answer":
-                to, *answer = rest
-                if to in self._links:
-                    self._links[to].send("answer", worker, *answer)
+                recipient, *answer = rest
+                if recipient in self._links:
+                    self._links[recipient].send("answer", worker, *answer)
             case "call":
                 number, topic, data = rest
                 link.send(
@@ -125,6 +147,6 @@ class Relay:
     def _run_handler(self, topic: str, worker: int, data: Any) -> list[Any]:
         try:
             return [self._handlers[topic](worker, data)]
-        except Exception:  # a worker's mistake must not end all of them
+        except Exception:  # a bad message of one worker must not end all of them
             log.exception("a call of worker %d for %s failed", worker, topic)
             return []

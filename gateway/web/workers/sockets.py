@@ -1,8 +1,9 @@
-"""The port, of one process or shared by several.
+"""Bind the port, for one process or for several that share it.
 
-Each of several has a listening socket of its own (SO_REUSEPORT): the kernel deals connections out
-among them, and none waits for a lock or is woken in vain. Closing one resets the connections that
-nobody took from it yet, so whoever is to outlive the processes holds the sockets too.
+Each of several workers has a listening socket of its own (SO_REUSEPORT). The kernel distributes
+connections among them, and none waits for a lock or is woken for nothing. Closing a socket resets
+the connections that are not accepted from it yet, so the process that outlives the workers holds
+the sockets, too.
 """
 
 from __future__ import annotations
@@ -14,27 +15,34 @@ from gateway.config.checks.guards import is_loopback
 from gateway.config.checks.sidecar import EXPOSED_MESSAGE
 from gateway.errors import GatewayError
 
-LISTEN_BACKLOG = 2048
+LISTEN_BACKLOG = 2048  # connections that wait to be accepted
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; several gateways may not share one by accident.
+    """Return a listening socket on a port that no other process can share by accident.
 
-    Raises GatewayError when it cannot be.
+    Raises:
+        GatewayError: The address cannot be bound.
     """
     return _start_listening(_bind_exclusive(host, port))
 
 
 def bind_shared(host: str, port: int, count: int) -> list[socket.socket]:
-    """So many listening sockets on one port, 0 for a free one, and no other gateway's beside them.
+    """Return this many listening sockets on one port, which no other gateway shares.
 
-    Raises GatewayError when that cannot be.
+    Args:
+        host: The address.
+        port: The port; 0 for any free one.
+        count: The number of sockets.
+
+    Raises:
+        GatewayError: The address cannot be bound, or this system cannot share ports.
     """
     if not hasattr(socket, "SO_REUSEPORT"):
         raise GatewayError(
             "this system has no SO_REUSEPORT, by which workers share a port; set listen.workers: 1"
         )
-    # Bound before it lets others in: a port that somebody has, shared or not, is refused.
+    # Bound before it allows sharing: a port that somebody else has, shared or not, is refused.
     first = _bind_exclusive(host, port)
     first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     _start_listening(first)
@@ -47,18 +55,24 @@ def bind_shared(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def bind_additional(host: str, port: int) -> socket.socket:
-    """One more of a shared port. Raises GatewayError."""
-    made = _create_socket(host)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    return _start_listening(_bind_socket(made, host, port))
+    """Return one more listening socket on a shared port.
+
+    Raises:
+        GatewayError: The address cannot be bound.
+    """
+    sock = _create_socket(host)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return _start_listening(_bind_socket(sock, host, port))
 
 
 def refuse_exposed_sidecar(settings: Settings, listening_socket: socket.socket) -> None:
-    """Refuse to serve an unguarded sidecar to other machines, by the address that `listen.host`
-    turned out to be: a name such as localhost may be any.
+    """Refuse to serve an unguarded sidecar to other machines.
+
+    It checks the address that was bound, because a name such as localhost may mean any address.
 
     Raises:
-        GatewayError: As the configuration is refused that names such an address.
+        GatewayError: The address is one that other machines reach. The configuration is refused
+            in the same way if it names such an address.
     """
     host = listening_socket.getsockname()[0]
     if settings.sidecar is not None and settings.sidecar.is_open and not is_loopback(host):
@@ -67,18 +81,19 @@ def refuse_exposed_sidecar(settings: Settings, listening_socket: socket.socket) 
 
 
 def format_url(listening_socket: socket.socket, *, tls: bool) -> str:
-    """Where it is reached, as a URL."""
+    """Return the URL of a listening socket."""
     host, port = listening_socket.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'https' if tls else 'http'}://{shown}:{port}"
+    url_host = f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{url_host}:{port}"
 
 
 def _create_socket(host: str) -> socket.socket:
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if made.family == socket.AF_INET6:
-        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    return made
+    # SO_REUSEADDR lets a restarted gateway bind while old connections are in TIME_WAIT.
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return sock
 
 
 def _bind_exclusive(host: str, port: int) -> socket.socket:
@@ -95,7 +110,7 @@ def _bind_socket(sock: socket.socket, host: str, port: int) -> socket.socket:
 
 
 def _start_listening(sock: socket.socket) -> socket.socket:
-    """Two that bound at once learn here that only one may have it."""
+    """Listen on a bound socket; of two that bound the same port at once, the second fails here."""
     host, port = sock.getsockname()[:2]
     try:
         sock.listen(LISTEN_BACKLOG)

@@ -1,13 +1,14 @@
-"""Several processes on one port, and the one that looks after them.
+"""Run several processes on one port, and restart those that crash.
 
-The supervisor binds the port, starts the workers, relays what they say (`relay`), counts for them
-(`limits`), gives them turns (`turns`), and starts anew what crashed. It serves nobody. It holds
-the listening sockets, too: clients that connect while their worker is being started again wait a
-moment and are served. Where that takes longer, because it crashed once more, its socket is
-closed, and they go to the others.
+The supervisor binds the port, starts the workers, forwards their messages (`relay`), counts
+connections for them (`routing.limits`), locks keys for them (`exchange.key_locks`), keeps the
+operators' blocklist, and restarts workers that crashed. It serves no clients. It also holds the
+listening sockets: clients that connect while their worker is being restarted wait a moment and are
+served. If that takes longer because the worker crashed again, its socket is closed, and they go to
+the other workers.
 
-Workers are processes of their own, not forks: librdkafka's threads, an event loop and its signals
-would not survive one. Starting one takes about a second.
+Workers are processes of their own, not forks: librdkafka's threads, an event loop and its signal
+handlers would not survive a fork. Starting one takes about a second.
 """
 
 from __future__ import annotations
@@ -46,19 +47,26 @@ from .sockets import bind_additional, bind_shared, format_url, refuse_exposed_si
 
 log = logging.getLogger(__name__)
 
-STEADY_AFTER_S = 30.0  # seconds after which a crash is not counted with those before
-MAX_RESTART_DELAY_S = (
-    5.0  # seconds until a worker that crashes again and again is started once more
-)
+STEADY_AFTER_S = 30.0  # uptime in seconds after which earlier crashes no longer count
+MAX_RESTART_DELAY_S = 5.0  # seconds before a worker that keeps crashing is restarted, at most
 KILL_GRACE_S = 10.0  # seconds beyond `drainTimeout` until a worker that does not end is killed
 EXIT_FAILURE = 1
-LENGTH_BYTES = 4  # bytes of the length of what a worker is told
+LENGTH_BYTES = 4  # bytes that hold the length of a message to a worker
 WORKER_COMMAND = (sys.executable, "-m", f"{__package__}.worker")
 
 
 class WorkerSpec(NamedTuple):
-    """What a worker is told. listening, admin: file descriptors; -1 for none. path: of the bus.
-    orders: of operators. beside: as of `create_app`."""
+    """What a worker is started with.
+
+    Attributes:
+        settings: The configuration.
+        debug: The loggers that log in detail.
+        listening_fd: The file descriptor of its listening socket.
+        admin_fd: The file descriptor of the operators' socket; -1 for none.
+        bus_path: The relay's socket.
+        blocklist: What operators forbade until now.
+        co_hosted_app_factory: Passed to `create_app`.
+    """
 
     settings: Settings
     debug: AbstractSet[str]
@@ -70,7 +78,7 @@ class WorkerSpec(NamedTuple):
 
 
 def encode_message(message: Any) -> bytes:
-    """As a worker reads it."""
+    """Encode a message as `worker.read_message` reads it: its length and its pickle."""
     data = pickle.dumps(message)
     return len(data).to_bytes(LENGTH_BYTES) + data
 
@@ -81,12 +89,19 @@ def supervise(
     load_settings: SettingsLoader | None = None,
     co_hosted_app_factory: CoHostedAppFactory | None = None,
 ) -> int:
-    """Run `listen.workers` processes until SIGTERM or SIGINT. The exit status: 0 when all of
-    them ended as they should.
+    """Run `listen.workers` processes until SIGTERM or SIGINT.
 
-    load: the configuration as it is by now, for SIGHUP.
+    Args:
+        settings: The configuration.
+        debug: The loggers that log in detail.
+        load_settings: Returns the configuration as it is now, for SIGHUP.
+        co_hosted_app_factory: Passed to `create_app` in each worker.
 
-    Raises GatewayError when the address cannot be bound.
+    Returns:
+        The exit status: 0 if all workers ended without an error.
+
+    Raises:
+        GatewayError: The address cannot be bound.
     """
     listen = settings.listen
     sockets = bind_shared(listen.host, listen.port, listen.workers)
@@ -107,7 +122,15 @@ def supervise(
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """listening: held for it, None while others are to take its clients."""
+    """A worker and its process.
+
+    Attributes:
+        number: The number of the worker, from 1.
+        listening_socket: Held for the worker; None while the other workers take its clients.
+        process: The last process; None before the first one.
+        crashes: The crashes in a row.
+        was_killed: Whether the process did not end by itself and was killed.
+    """
 
     number: int
     listening_socket: socket.socket | None
@@ -117,7 +140,10 @@ class WorkerProcess:
 
 
 class Supervisor:
-    """See the module."""
+    """Start workers, restart them when they crash, and end them.
+
+    Created by `supervise`, one per host; it owns the relay and the listening sockets.
+    """
 
     def __init__(
         self,
@@ -129,6 +155,17 @@ class Supervisor:
         admin_socket: socket.socket | None = None,
         co_hosted_app_factory: CoHostedAppFactory | None = None,
     ) -> None:
+        """Create the supervisor.
+
+        Args:
+            settings: The configuration.
+            debug: The loggers that log in detail.
+            sockets: The listening sockets, one per worker.
+            bus_path: Where the relay listens.
+            load_settings: Returns the configuration as it is now, for reloads.
+            admin_socket: The operators' socket, which all workers share.
+            co_hosted_app_factory: Passed to `create_app` in each worker.
+        """
         self._settings = settings
         self._co_hosted_app_factory = co_hosted_app_factory
         self._admin_socket = admin_socket
@@ -136,17 +173,18 @@ class Supervisor:
         self._debug = debug
         self._host, self._port = settings.listen.host, sockets[0].getsockname()[1]
         self._bus_path = bus_path
-        self._workers = [WorkerProcess(n, each) for n, each in enumerate(sockets, 1)]
+        self._workers = [WorkerProcess(n, sock) for n, sock in enumerate(sockets, 1)]
         self._relay = Relay(bus_path)
         self._get_blocklist = serve_blocklist(self._relay)
-        self._has_served = False
+        self._has_served = False  # a worker has connected to the bus
         self._exit_status = 0
         self._stop_event = asyncio.Event()
 
     async def run(self) -> int:
+        """Run the workers until SIGTERM or SIGINT; return the exit status."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop_workers, number)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._stop_workers, signum)
         if self._load_settings is not None:
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup, self._load_settings)
         self._relay.join_callbacks.append(self._on_joined)
@@ -154,12 +192,12 @@ class Supervisor:
         serve_key_locks(self._relay)
         self._relay.add_handler(reload_coordinator.BUS_TOPIC, self._handle_reload)
         await self._relay.start()
-        keeping = [asyncio.create_task(self._run_worker(each)) for each in self._workers]
+        tasks = [asyncio.create_task(self._run_worker(worker)) for worker in self._workers]
         try:
             await self._stop_event.wait()
-            await asyncio.wait(keeping, timeout=self._settings.listen.drain_timeout + KILL_GRACE_S)
+            await asyncio.wait(tasks, timeout=self._settings.listen.drain_timeout + KILL_GRACE_S)
             self._kill_workers()
-            await asyncio.gather(*keeping)
+            await asyncio.gather(*tasks)
         finally:
             self._kill_workers()
             await self._relay.close()
@@ -169,25 +207,25 @@ class Supervisor:
         self._has_served = True
 
     def _stop_workers(self, signum: int) -> None:
-        """Nobody is taken on any more: a socket that only we still hold would take them. Told a
-        second time, the workers hear that, too."""
-        first = not self._stop_event.is_set()
+        """End the workers, gracefully at first; a second signal is passed on to them."""
+        is_first = not self._stop_event.is_set()
         self._stop_event.set()
         if self._admin_socket is not None:
             self._admin_socket.close()
         for worker in self._workers:
+            # Clients would connect to a socket that only the supervisor still holds, and wait.
             self._close_socket(worker)
             if worker.process is not None and worker.process.returncode is None:
-                # SIGINT would be a traceback of one that is only starting
-                worker.process.send_signal(signal.SIGTERM if first else signum)
+                # SIGINT would print a traceback in a worker that is still starting.
+                worker.process.send_signal(signal.SIGTERM if is_first else signum)
 
     def _on_hangup(self, load_settings: SettingsLoader) -> None:
-        """What cannot be is said once, and no worker hears of it."""
+        """Reload at SIGHUP; a configuration that is refused is logged once, here."""
         with log_reload_errors():
             self._apply_settings(load_settings())
 
     def _handle_reload(self, worker: int, data: Any) -> list[str]:
-        """By an operator: what is wrong with it."""
+        """Reload for an operator; return the problems of the configuration."""
         try:
             if self._load_settings is None:
                 return ["this gateway was not started from a file; start it with `gateway run`"]
@@ -211,10 +249,10 @@ class Supervisor:
                 worker.process.kill()
 
     async def _run_worker(self, worker: WorkerProcess) -> None:
-        """Have it running until the end."""
+        """Keep a worker running until the gateway ends."""
         loop = asyncio.get_running_loop()
         while not self._stop_event.is_set():
-            began = loop.time()
+            started_at = loop.time()
             try:
                 status = await self._run_process(worker)
             except (GatewayError, OSError) as exc:
@@ -223,44 +261,52 @@ class Supervisor:
             if self._stop_event.is_set():
                 self._record_exit(worker, status)
                 return
-            if not self._has_served:  # what ended this one would end them all
+            # If no worker ever started, the error would end every one of them: give up.
+            if not self._has_served:
                 self._exit_status = status if status > 0 else EXIT_FAILURE
                 self._stop_workers(signal.SIGTERM)
                 return
-            await self._back_off(worker, status, loop.time() - began)
+            await self._back_off(worker, status, loop.time() - started_at)
 
     async def _run_process(self, worker: WorkerProcess) -> int:
-        """Start it, and wait for its end. Its exit status; the number of a signal is negative."""
+        """Start a worker's process, and wait for its end.
+
+        Returns:
+            Its exit status; if a signal ended it, the negative number of the signal.
+        """
         if worker.listening_socket is None:
             worker.listening_socket = bind_additional(self._host, self._port)
-        admin = -1 if self._admin_socket is None else self._admin_socket.fileno()
-        job = WorkerSpec(
-            self._settings, self._debug, worker.listening_socket.fileno(), admin, self._bus_path,
+        admin_fd = -1 if self._admin_socket is None else self._admin_socket.fileno()
+        spec = WorkerSpec(
+            self._settings, self._debug, worker.listening_socket.fileno(), admin_fd, self._bus_path,
             self._get_blocklist(), self._co_hosted_app_factory,
         )  # fmt: skip
         worker.process = await asyncio.create_subprocess_exec(
             *WORKER_COMMAND, str(worker.number),
-            stdin=PIPE, pass_fds=[fd for fd in (job.listening_fd, job.admin_fd) if fd >= 0],
-            process_group=0,  # or ^C would reach it from the terminal, too, and mean: at once
+            stdin=PIPE, pass_fds=[fd for fd in (spec.listening_fd, spec.admin_fd) if fd >= 0],
+            # In the terminal's process group, ^C would reach the worker, too. Together with the
+            # supervisor's SIGTERM that would be two signals, and it would end without draining.
+            process_group=0,
         )  # fmt: skip
         assert worker.process.stdin is not None
-        worker.process.stdin.write(encode_message(job))
-        if self._stop_event.is_set():  # while it was being started
+        worker.process.stdin.write(encode_message(spec))
+        if self._stop_event.is_set():  # the gateway was told to end while the process was started
             worker.process.terminate()
         return await worker.process.wait()
 
     async def _back_off(self, worker: WorkerProcess, status: int, uptime_s: float) -> None:
+        """Wait before a worker that crashed is restarted: not at all after its first crash."""
         worker.crashes = 1 if uptime_s > STEADY_AFTER_S else worker.crashes + 1
-        most = 0.0 if worker.crashes == 1 else min(MAX_RESTART_DELAY_S, 0.1 * 2**worker.crashes)
-        wait = random.uniform(most / 2, most)
+        longest = 0.0 if worker.crashes == 1 else min(MAX_RESTART_DELAY_S, 0.1 * 2**worker.crashes)
+        delay = random.uniform(longest / 2, longest)
         log.error(
             "worker %d ended with status %d after %.1f s; another starts in %.1f s",
-            worker.number, status, uptime_s, wait,
+            worker.number, status, uptime_s, delay,
         )  # fmt: skip
-        if wait:
+        if delay:
             self._close_socket(worker)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait):
+            async with asyncio.timeout(delay):
                 await self._stop_event.wait()
 
     def _close_socket(self, worker: WorkerProcess) -> None:
@@ -269,22 +315,23 @@ class Supervisor:
             worker.listening_socket = None
 
     def _record_exit(self, worker: WorkerProcess, status: int) -> None:
-        """0, or the SIGTERM that met it before it listened to signals."""
+        """Remember a failure; SIGTERM may reach a process before it handles signals."""
         if status not in (0, -signal.SIGTERM) or worker.was_killed:
             self._exit_status = self._exit_status or EXIT_FAILURE
 
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """For the bus; nobody else's user may look in. The path of a socket has 100 characters."""
+    """Create a folder for the bus that other users cannot enter, and remove it in the end."""
+    # The path of a Unix socket has about 100 characters at most, and TMPDIR may be longer.
     for parent in (None, "/tmp"):
-        made = Path(tempfile.mkdtemp(prefix="gateway-", dir=parent))
-        if len(str(made)) < 90:
+        folder = Path(tempfile.mkdtemp(prefix="gateway-", dir=parent))
+        if len(str(folder)) < 90:
             break
-        made.rmdir()
+        folder.rmdir()
     else:
         raise GatewayError("the path of the temporary folder is too long; set TMPDIR to another")
     try:
-        yield made
+        yield folder
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)

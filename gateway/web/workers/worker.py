@@ -1,7 +1,8 @@
-"""One of several processes of a gateway: `python -m gateway.web.workers.worker NUMBER`.
+"""Run one of several processes of a gateway: `python -m gateway.web.workers.worker NUMBER`.
 
-Its supervisor (`supervisor`) hands it a listening socket, and its job over the standard input,
-which stays open: its end says that the supervisor is gone, and with it whoever could end this one.
+Its supervisor (`supervisor`) passes it a listening socket, and its `WorkerSpec` over the standard
+input. The pipe stays open: new settings come through it, and its end means that the supervisor is
+gone and that nobody else could end this process.
 """
 
 from __future__ import annotations
@@ -24,19 +25,32 @@ from .supervisor import LENGTH_BYTES, WorkerSpec
 
 
 def main(number: int, spec: WorkerSpec) -> None:
-    """Serve until told to end. Raises GatewayError as `create_app`."""
+    """Serve until the process is told to end.
+
+    Args:
+        number: The number of this worker, from 1.
+        spec: What the supervisor sent.
+
+    Raises:
+        GatewayError: As `create_app` and `run_server` raise it.
+    """
     configure_logging(spec.settings.telemetry.logs, spec.debug, number)
     listening = socket.socket(fileno=spec.listening_fd)
     admin = socket.socket(fileno=spec.admin_fd) if spec.admin_fd >= 0 else None
     bus = Bus(spec.bus_path, number, spec.settings.listen.workers)
-    app = create_app(spec.settings, bus=bus, beside=spec.co_hosted_app_factory)
+    app = create_app(spec.settings, bus=bus, co_hosted_app_factory=spec.co_hosted_app_factory)
     app.admin.blocklist.replace_entries(spec.blocklist)
     app.add_startup(partial(follow_supervisor, app, sys.stdin))
     run_server(app, spec.settings, listening, admin)
 
 
 async def follow_supervisor(app: Application, pipe: IO[str]) -> None:
-    """Take over the settings that come through a pipe, and drain when its other end is closed."""
+    """Apply the settings that come through a pipe, and drain when its other end is closed.
+
+    Args:
+        app: The application of this worker.
+        pipe: The standard input, of which nothing is buffered yet.
+    """
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
@@ -50,7 +64,12 @@ async def follow_supervisor(app: Application, pipe: IO[str]) -> None:
 
 
 def read_message(pipe: int) -> Any:
-    """What is said first through a pipe, and not a byte of what is said next."""
+    """Read the first message of a pipe, and not a byte of the next one.
+
+    Args:
+        pipe: A file descriptor. It is read without a buffer, because `follow_supervisor` reads what
+            comes next.
+    """
     size = int.from_bytes(_read_exactly(pipe, LENGTH_BYTES))
     return pickle.loads(_read_exactly(pipe, size))
 
@@ -58,10 +77,10 @@ def read_message(pipe: int) -> Any:
 def _read_exactly(pipe: int, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        piece = os.read(pipe, size - len(data))
-        if not piece:
+        chunk = os.read(pipe, size - len(data))
+        if not chunk:
             raise EOFError("the supervisor is gone")
-        data += piece
+        data += chunk
     return data
 
 
