@@ -90,7 +90,7 @@ async def test_pages_are_refused_whatever_streams_let_them_do(kafka):
     access = {"policy": "cross-origin", "allow": {"origins": [origin]}}
     config = build_config(kafka.bootstrap, ["t"], sidecar=PARTS, listen={"access-control": access})
     async with (
-        running_in_process_gateway(config, beside=create_sidecar) as (url, _),
+        running_in_process_gateway(config, co_hosted_app_factory=create_sidecar) as (url, _),
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http,
     ):
         await wait_until_ready(http)

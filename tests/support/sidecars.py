@@ -30,7 +30,7 @@ async def running_sidecar(
     more = {name: section for name, section in beside.items() if section is not None}
     config = build_config(bootstrap, [], [], sidecar=sections, **more)
     async with (
-        running_in_process_gateway(config, beside=create_sidecar) as (url, _),
+        running_in_process_gateway(config, co_hosted_app_factory=create_sidecar) as (url, _),
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as http,
     ):
         yield http

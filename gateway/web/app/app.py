@@ -1,14 +1,15 @@
-"""The application: streams, health, pages, and the errors of all of them as problems.
+"""Put streams, health and pages together as one ASGI application.
 
-It runs alone or mounted. Servers tell only the outermost application of their start and end
-(Starlette's lifespans), so whoever mounts it runs `lifespan` within its own:
+All errors are answered as problem details. The application runs alone or mounted. Servers report
+their start and end only to the outermost application (Starlette's lifespans), so an application
+that mounts the gateway runs `lifespan` within its own:
 
     kafka = create_app(load("gateway.yaml"))
     app = FastAPI(lifespan=kafka.lifespan)
     app.mount("/kafka", kafka)
 
-It could start with its first request instead; but nobody would tell it when to close, and
-connections to Kafka would outlive the application.
+The gateway could start with its first request instead, but then it would not learn when to close,
+and connections to Kafka would outlive the application.
 """
 
 from __future__ import annotations
@@ -52,17 +53,28 @@ from .shutdown import drain_on_server_exit
 from .tracing import TracingMiddleware
 
 Startup = Callable[[], Coroutine[Any, Any, None]]
+"""Runs from the start of the application until it is cancelled at the close."""
 
 
 class Application(Starlette):
-    """The gateway as an ASGI application; made by `create_app`.
+    """The gateway as an ASGI application. Created by `create_app`.
 
-    gateway: what it streams from; `gateway.subscribe` shares its reads.
-    reload:  `await app.reload(settings)` takes over a configuration that was written anew.
-    admin:   what operators ask, for a port of its own.
+    Attributes:
+        gateway: The source of its streams; `gateway.subscribe` shares its reads.
+        key_locks: Locks keys across workers; None with one worker.
+        co_hosted_app: Another application on the same port, if there is one.
+        reload: `await app.reload(settings)` applies a changed configuration.
+        admin: The API of operators, to be served on a port of its own.
     """
 
     def __init__(self, gateway: Gateway, startup: Sequence[Startup] = (), **options: Any) -> None:
+        """Create the application; `create_app` sets the attributes that need it.
+
+        Args:
+            gateway: The source of its streams.
+            startup: What runs until it closes.
+            **options: Passed to Starlette.
+        """
         super().__init__(**options, lifespan=self.lifespan)
         self.gateway = gateway
         self.state.hubs = gateway.hubs
@@ -73,15 +85,25 @@ class Application(Starlette):
         self._startup: list[Startup] = [*startup, partial(drain_on_server_exit, gateway.hubs)]
 
     def add_startup(self, start: Startup) -> None:
-        """Run this, too, from the start until the close."""
+        """Run this, too, from the start until the close.
+
+        Args:
+            start: Called when the application starts; its task is cancelled at the close.
+        """
         self._startup.append(start)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
-        """Connect to Kafka, and close again. For the lifespan of an application that mounts
-        this one: as it is, or by `async with` in its own. `app` is not looked at.
+        """Connect to Kafka, and close the connections in the end.
 
-        Raises GatewayError if it runs already.
+        An application that mounts this one passes it as its lifespan, or enters it with
+        `async with` in its own.
+
+        Args:
+            app: Ignored; Starlette passes the application.
+
+        Raises:
+            GatewayError: The gateway runs already.
         """
         await self.gateway.start()
         for hub in self.gateway.hubs:
@@ -103,23 +125,30 @@ def create_app(
     pages: Mapping[str, Path] | None = None,
     startup: Sequence[Startup] = (),
     bus: Bus | None = None,
-    beside: CoHostedAppFactory | None = None,
+    co_hosted_app_factory: CoHostedAppFactory | None = None,
 ) -> Application:
-    """The gateway as an ASGI application; its lifespan connects to Kafka and closes again.
+    """Create the gateway as an ASGI application; its lifespan connects to Kafka.
 
-    access:  asked before every stream, as well as the guards of its route; the application's own,
-             where it mounts the gateway.
-    pages:   files and folders to serve, by path; a file at `/` takes the place of the list of
-             streams. A page that is given as a file loads scripts and styles from here alone, and
-             none that stand within it.
-    startup: run beside it until it closes.
-    bus:     to the other processes of this gateway, where it is one of several.
-    beside:  makes another application that is served on the same port.
-    Raises ConfigError for settings that this version cannot serve.
+    Args:
+        settings: The configuration.
+        access: Asked before every stream, in addition to the guards of its route: the access check
+            of an application that mounts the gateway.
+        pages: Files and folders to serve, by path; a file at `/` replaces the list of streams. A
+            page that is given as a file loads scripts and styles only from this origin, and none
+            that are inline.
+        startup: What runs until the application closes.
+        bus: The connection to the other processes of this gateway, if it is one of several.
+        co_hosted_app_factory: Creates another application that is served on the same port.
+
+    Raises:
+        ConfigError: This version cannot serve the settings.
     """
-    if settings.sidecar is not None and beside is None:
-        what = "sidecar: is not part of a mounted gateway; use `gateway run`, or pass `beside`"
-        raise ConfigError([what])
+    if settings.sidecar is not None and co_hosted_app_factory is None:
+        problem = (
+            "sidecar: is not part of a mounted gateway; "
+            "use `gateway run`, or pass `co_hosted_app_factory`"
+        )
+        raise ConfigError([problem])
     gateway, bus = Gateway(settings), bus or Bus()
     files = dict(pages or {})
     home = files.pop("/", None)
@@ -127,7 +156,7 @@ def create_app(
     metrics = Metrics(gateway.hubs, settings, limits, bus)
 
     def build_routes(settings: Settings) -> list[BaseRoute]:
-        scraped = settings.telemetry.metrics.prometheus
+        metrics_path = settings.telemetry.metrics.prometheus
         return [
             Route("/health/live", health.report_liveness),
             Route("/health/ready", health.report_readiness),
@@ -136,52 +165,60 @@ def create_app(
                 settings, home_endpoint=None if home is None else _build_page_endpoint(home)
             ),
             *(_build_page_route(path, file) for path, file in files.items()),
-            *([] if scraped is None else [Route(scraped, metrics.scrape)]),
+            *([] if metrics_path is None else [Route(metrics_path, metrics.scrape)]),
         ]
 
-    routes = build_routes(settings)
-    shown = PagePaths(routes)
+    page_routes = build_routes(settings)
+    page_paths = PagePaths(page_routes)
     guards = Guards(settings, access)
-    streams = Routes(gateway.hubs, settings, guards, limits)
-    renewals = TokenRenewer(streams, bus)
-    traced = (
+    routes = Routes(gateway.hubs, settings, guards, limits)
+    renewer = TokenRenewer(routes, bus)
+    tracing_middleware = (
         [Middleware(TracingMiddleware, gateway=gateway)] if settings.telemetry.traces.otlp else []
     )
-    neighbour = None if beside is None else beside(gateway, guards)
+    co_hosted_app = (
+        None if co_hosted_app_factory is None else co_hosted_app_factory(gateway, guards)
+    )
     middleware = [
-        *traced,
-        Middleware(StreamMiddleware, routes=streams, renewer=renewals, pages=shown, co_hosted_app=neighbour)
+        *tracing_middleware,
+        Middleware(
+            StreamMiddleware,
+            routes=routes, renewer=renewer, pages=page_paths, co_hosted_app=co_hosted_app,
+        )
     ]  # fmt: skip
     app = Application(
         gateway, [
-            bus.run, metrics.run, guards.run, streams.stream_registry.run, *startup,
-            *([] if neighbour is None else [neighbour.run]),
+            bus.run, metrics.run, guards.run, routes.stream_registry.run, *startup,
+            *([] if co_hosted_app is None else [co_hosted_app.run]),
         ],
-        routes=routes, middleware=middleware,
+        routes=page_routes, middleware=middleware,
         exception_handlers=EXCEPTION_HANDLERS,
     )  # fmt: skip
 
     def update_pages(settings: Settings) -> None:
+        # Streams are routed by `StreamMiddleware`; Starlette's router has only the pages.
         app.router.routes = build_routes(settings)
-        shown.set_routes(app.router.routes)
+        page_paths.set_routes(app.router.routes)
 
-    app.reload = Reloader(app, streams, guards, update_pages)
+    app.reload = Reloader(app, routes, guards, update_pages)
     app.state.bus, app.state.limits, app.state.levels = bus, limits, LogLevels(bus)
     app.state.metrics = metrics
-    app.admin = AdminApi(streams, guards, metrics, app.state.levels, app.reload, bus)
-    app.co_hosted_app = neighbour
-    if neighbour is not None:
-        gateway.hubs.drain_callbacks.add(neighbour.drain)
-        metrics.collectors.append(neighbour.collect_metrics)
+    app.admin = AdminApi(routes, guards, metrics, app.state.levels, app.reload, bus)
+    app.co_hosted_app = co_hosted_app
+    if co_hosted_app is not None:
+        gateway.hubs.drain_callbacks.add(co_hosted_app.drain)
+        metrics.collectors.append(co_hosted_app.collect_metrics)
     app.key_locks = KeyLocks(bus) if bus.worker_count > 1 else None
+    # A redirect of `/path/` would be answered before the problem details of an unknown path.
     app.router.redirect_slashes = False
     return app
 
 
 class RevalidatedStaticFiles(StaticFiles):
-    """Files as they are by now: browsers ask for every use, and whoever edits sees it."""
+    """Static files that browsers revalidate at every use, so that edits are seen at once."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
+        """Return a file with `Cache-Control: no-cache`."""
         response = super().file_response(*args, **options)
         response.headers["Cache-Control"] = "no-cache"
         return response
@@ -195,7 +232,7 @@ def _build_page_route(path: str, file: Path) -> BaseRoute:
 
 def _build_page_endpoint(file: Path) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     async def serve_page(request: Request) -> Response:
-        caution = PAGE_HEADERS if file.suffix == ".html" else NOSNIFF_HEADERS
-        return FileResponse(file, headers={"Cache-Control": "no-cache", **caution})
+        security_headers = PAGE_HEADERS if file.suffix == ".html" else NOSNIFF_HEADERS
+        return FileResponse(file, headers={"Cache-Control": "no-cache", **security_headers})
 
     return serve_page

@@ -1,7 +1,7 @@
-"""The JavaScript module and its types, for pages that take them from the gateway itself.
+"""Serve the JavaScript module and its types to pages that load them from the gateway itself.
 
-Their addresses have no version in them, so that a SharedWorker of all tabs is the same one over
-an update: every use is revalidated.
+Their URLs have no version, so that the SharedWorker of all tabs stays the same one over an update;
+every use is revalidated instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.web.http.document import StaticDocument
 
 JS_DIRECTORY = Path(__file__).parents[1] / "js"
 
-# Not by mimetypes: `.ts` is a video there.
+# The module mimetypes would say that `.ts` is a video.
 MEDIA_TYPES = {"gateway.js": "text/javascript", "gateway.d.ts": "application/typescript"}
 
 
@@ -26,10 +26,10 @@ ASSET_PATHS = frozenset(f"/{name}" for name in MEDIA_TYPES)
 
 
 def build_routes() -> list[Route]:
-    """`/gateway.js` and `/gateway.d.ts`."""
+    """Return the routes of `/gateway.js` and `/gateway.d.ts`."""
     return [
-        Route(f"/{name}", _build_asset_endpoint(JS_DIRECTORY / name, kind))
-        for name, kind in MEDIA_TYPES.items()
+        Route(f"/{name}", _build_asset_endpoint(JS_DIRECTORY / name, content_type))
+        for name, content_type in MEDIA_TYPES.items()
     ]
 
 

@@ -1,6 +1,7 @@
-"""Another application on the same port, of which nothing is known here but what it is asked.
+"""Define what the gateway needs of another application that is served on the same port.
 
-Who starts the gateway makes it, from what it shares: connections, and who clients are.
+`cli` passes a factory, which creates the application from what it shares with the gateway: the
+connections to Kafka, and the guards. The sidecar is such an application.
 """
 
 from __future__ import annotations
@@ -17,35 +18,52 @@ from gateway.web.access.guards import Guards
 
 
 class CoHostedApp(Protocol):
-    """app: serves what it takes, HTTP only."""
+    """An application that is served next to the gateway.
+
+    Created by a `CoHostedAppFactory` in `create_app`, which runs it until the gateway closes.
+    """
 
     @property
-    def app(self) -> ASGIApp: ...
+    def app(self) -> ASGIApp:
+        """Return the ASGI application, which serves HTTP requests only."""
 
     def owns_path(self, path: str) -> bool:
-        """Is a path, decoded, its own?"""
+        """Return whether a decoded path belongs to this application."""
 
     def get_body_limits(self, content_type: bytes) -> tuple[float, float]:
-        """For the body of a request for one of its paths, by its content type: bytes, and seconds
-        until it is there. It minds both itself where they are infinite."""
+        """Return the limits of a request body.
+
+        Args:
+            content_type: The content type of the request.
+
+        Returns:
+            The most bytes, and the seconds in which all of them must arrive. Infinity means that
+            the application enforces the limit itself.
+        """
 
     def format_error(self, error: RequestError) -> tuple[str, bytes]:
-        """How a request is refused before it is looked at, such as a body that has no room: content
-        type and body."""
+        """Return the content type and the body of an error that the gateway detects first.
+
+        Args:
+            error: Why the request is refused, such as a body that is too long.
+        """
 
     def is_unlimited(self, path: str) -> bool:
-        """Is what a path of its own serves a page, or about its health? The limits of `listen` are
-        not for these."""
+        """Return whether the limits of `listen` do not apply to a path of this application.
+
+        They do not apply to what a page needs, and to health checks.
+        """
 
     async def run(self) -> None:
-        """Beside the gateway until it is cancelled."""
+        """Run with the gateway until cancelled."""
 
     def drain(self) -> None:
-        """The server is about to end."""
+        """Prepare for the end of the server."""
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Adds what a scrape wants to know."""
+        """Add the metrics of this application to a scrape."""
 
 
 CoHostedAppFactory: TypeAlias = Callable[[Gateway, Guards], CoHostedApp | None]
-"""Makes it; None where the settings have none. Of a module, so that workers find it again."""
+"""Creates the application; returns None if the settings have none. It must be a function of a
+module, so that it can be pickled for workers."""

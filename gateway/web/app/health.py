@@ -1,4 +1,4 @@
-"""Is the process alive, and may traffic come in."""
+"""Report whether the process is alive, and whether it can take traffic."""
 
 from __future__ import annotations
 
@@ -16,27 +16,34 @@ _NO_STORE_HEADERS = {"Cache-Control": "no-store"}
 
 
 async def report_liveness(request: Request) -> Response:
+    """Answer 200: the process runs its event loop."""
     return JSONResponse({"status": "live"}, headers=_NO_STORE_HEADERS)
 
 
 async def report_readiness(request: Request) -> Response:
-    """200 when the brokers were reached and the bootstrap topics are warm; 503 says why not. Of
-    several clusters, one that is away once it was reached takes nobody from the others."""
+    """Answer 200 if the brokers were reached and the bootstrap topics are read; else 503 with why.
+
+    With several clusters, one that fails after it was reached does not make the gateway unready:
+    clients of the other clusters are still served.
+    """
     hubs: Hubs = request.app.state.hubs
     reasons = [] if hubs.started else [NOT_STARTED_MESSAGE]
-    away = 0
+    lost_clusters = 0  # clusters whose only problem is that they cannot be reached any more
     for hub in hubs if hubs.started else ():
-        found = list(_iter_unready_reasons(hub))
-        reasons += [f"{hub.name}: {each}" if hub.name else each for each in found]
-        away += (
-            bool(found)
+        hub_reasons = list(_iter_unready_reasons(hub))
+        reasons += [f"{hub.name}: {reason}" if hub.name else reason for reason in hub_reasons]
+        lost_clusters += (
+            bool(hub_reasons)
             and hub.cluster.cluster_id is not None
             and not hub.topics.list_unread_bootstrap()
         )
-    works = bool(reasons) and away == len(reasons) and away < len(hubs.by_name)
+    # Each of those adds exactly one reason, so equal numbers mean that there is no other problem.
+    serves_others = (
+        bool(reasons) and lost_clusters == len(reasons) and lost_clusters < len(hubs.by_name)
+    )
     if hubs.draining:
         reasons.append("draining")
-    is_ready = not reasons or (works and not hubs.draining)
+    is_ready = not reasons or (serves_others and not hubs.draining)
     body: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "reasons": reasons}
     return JSONResponse(body, 200 if is_ready else 503, headers=_NO_STORE_HEADERS)
 

@@ -1,4 +1,4 @@
-"""The figures of all workers, in one scrape; or sent to a back end, each worker's by itself."""
+"""Collect the metrics of all workers for a scrape, or send those of each worker to a back end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.config import Influx, Settings
-from gateway.hub import metrics as of_hubs
+from gateway.hub import metrics as hub_metrics
 from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.loop_lag import LoopLag
@@ -29,26 +29,43 @@ log = logging.getLogger(__name__)
 
 BUS_TOPIC = "figures"
 BUS_TIMEOUT_S = 1.0  # seconds for the other workers to answer
-SHUTDOWN_TIMEOUT_S = 3.0  # seconds that the gateway's end may take for the last figures
+SHUTDOWN_TIMEOUT_S = 3.0  # seconds that the end of the gateway may take for the last metrics
 
 
 class MetricsExporter(Protocol):
-    """What figures are sent by, to its `url`. `send` blocks, and says if they arrived."""
+    """Sends metrics to a back end; created for each export task.
+
+    Attributes:
+        url: Where it sends them.
+    """
 
     url: str
 
-    def send(self, samples: MetricSamples) -> bool: ...
+    def send(self, samples: MetricSamples) -> bool:
+        """Send metrics and return whether they arrived. It blocks."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connection."""
 
 
 class Metrics:
-    """See the module. `run` beside the application; `scrape` answers Prometheus.
+    """The metrics of the gateway.
 
-    more: who else has figures, and adds them.
+    Created by `create_app`. `run` runs with the application; `scrape` answers Prometheus.
+
+    Attributes:
+        collectors: Called with the samples of every collection, to add their own.
     """
 
     def __init__(self, hubs: Hubs, settings: Settings, limits: Limits, bus: Bus) -> None:
+        """Create the metrics.
+
+        Args:
+            hubs: The hubs of all clusters.
+            settings: The configuration.
+            limits: Counts refused connections.
+            bus: The connection to the other workers.
+        """
         self._hubs = hubs
         self._settings = settings
         self._limits = limits
@@ -58,71 +75,75 @@ class Metrics:
         bus.add_handler(BUS_TOPIC, self._handle_query)
 
     def collect_own(self) -> MetricSamples:
-        """Of this process."""
-        figures, worker = MetricSamples(), self._bus.worker
-        of_hubs.collect_all_metrics(self._hubs, figures)
-        figures.add_counts(catalog.REFUSED_CONNECTIONS, self._limits.refused_counts)
-        figures.add_counts(catalog.REFUSED_REQUESTS, problems.problem_counts)
-        figures.add_counts(catalog.LOG_LINES, logs.line_counts)
-        figures.add_histogram(catalog.EVENT_LOOP_LAG_SECONDS, self._loop_lag.seconds, worker)
-        figures.add(catalog.INFO, 1, self._settings.name, __version__)
-        collect_process_metrics(figures, worker)
-        for read in self.collectors:
-            read(figures)
-        return figures
+        """Return the metrics of this process."""
+        samples, worker = MetricSamples(), self._bus.worker
+        hub_metrics.collect_all_metrics(self._hubs, samples)
+        samples.add_counts(catalog.REFUSED_CONNECTIONS, self._limits.refused_counts)
+        samples.add_counts(catalog.REFUSED_REQUESTS, problems.problem_counts)
+        samples.add_counts(catalog.LOG_LINES, logs.line_counts)
+        samples.add_histogram(catalog.EVENT_LOOP_LAG_SECONDS, self._loop_lag.seconds, worker)
+        samples.add(catalog.INFO, 1, self._settings.name, __version__)
+        collect_process_metrics(samples, worker)
+        for collect in self.collectors:
+            collect(samples)
+        return samples
 
     async def collect_all(self) -> MetricSamples:
-        """Of all workers that answer in time; it says how many did not."""
-        answers = await self._bus.request(BUS_TOPIC, timeout_s=BUS_TIMEOUT_S)
-        figures = MetricSamples()
-        for plain in answers.by_worker.values():
-            figures.merge(plain)
-            await asyncio.sleep(0)
-        figures.add(catalog.WORKERS, len(answers.by_worker))
-        figures.add(catalog.WORKERS_MISSING, len(answers.missing))
-        return figures
+        """Return the metrics of all workers that answer in time, and how many did not."""
+        responses = await self._bus.request(BUS_TOPIC, timeout_s=BUS_TIMEOUT_S)
+        samples = MetricSamples()
+        for worker_samples in responses.by_worker.values():
+            samples.merge(worker_samples)
+            await asyncio.sleep(0)  # merging takes long: let the event loop serve clients meanwhile
+        samples.add(catalog.WORKERS, len(responses.by_worker))
+        samples.add(catalog.WORKERS_MISSING, len(responses.missing))
+        return samples
 
     def _handle_query(self, worker: int, data: Any) -> Any:
         return self.collect_own().to_json()
 
     async def scrape(self, request: Request) -> Response:
-        """In the format that is asked for; others have their turn between its pieces."""
+        """Answer a scrape in the requested format; the event loop goes on between its chunks."""
         exposition = expose(await self.collect_all(), request.headers.get("accept", ""))
-        pieces: list[bytes] = []
-        for piece in exposition.pieces:
-            pieces.append(piece)
+        chunks: list[bytes] = []
+        for chunk in exposition.pieces:
+            chunks.append(chunk)
             await asyncio.sleep(0)
         headers = {"Cache-Control": "no-store", "Content-Type": exposition.media_type}
-        return Response(b"".join(pieces), headers=headers)
+        return Response(b"".join(chunks), headers=headers)
 
     async def run(self) -> None:
-        """Until cancelled: look at the loop, and send figures where that is configured."""
-        told = self._settings.telemetry.metrics
+        """Measure the event loop and send metrics to the configured back ends, until cancelled."""
+        section = self._settings.telemetry.metrics
         async with asyncio.TaskGroup() as group:
             group.create_task(self._loop_lag.run())
-            if told.otlp is not None:
-                group.create_task(
-                    self._export(partial(self._create_otlp_exporter, told.otlp), told.interval)
-                )
-            if told.influx is not None:
+            if section.otlp is not None:
                 group.create_task(
                     self._export(
-                        partial(self._create_influx_exporter, told.influx), told.influx.interval
+                        partial(self._create_otlp_exporter, section.otlp), section.interval
+                    )
+                )
+            if section.influx is not None:
+                group.create_task(
+                    self._export(
+                        partial(self._create_influx_exporter, section.influx),
+                        section.influx.interval,
                     )
                 )
 
     async def _export(
         self, create_exporter: Callable[[], MetricsExporter], interval_s: float
     ) -> None:
-        push = await asyncio.to_thread(create_exporter)
+        # Importing an exporter's library takes long enough to delay clients: not in the event loop.
+        exporter = await asyncio.to_thread(create_exporter)
         try:
             while True:
                 await asyncio.sleep(interval_s)
-                figures = self.collect_own()
-                if not await run_in_thread(partial(push.send, figures), "metrics"):
-                    log.warning("the figures of this interval did not arrive at %s", push.url)
+                samples = self.collect_own()
+                if not await run_in_thread(partial(exporter.send, samples), "metrics"):
+                    log.warning("the metrics of this interval did not arrive at %s", exporter.url)
         finally:
-            push.close()
+            exporter.close()
 
     def _create_otlp_exporter(self, url: str) -> MetricsExporter:
         from gateway.telemetry.otlp import OtlpExporter, build_resource

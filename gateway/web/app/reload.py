@@ -1,8 +1,9 @@
-"""A configuration that was written anew, taken over while streams run.
+"""Apply a changed configuration while streams run.
 
-Streams whose route shows them the same go on untouched. Those that it shows something else go on
-in place, as that, from where they stand. Those whose route is gone, or whose client may not be
-here any more, end and say so; so do those of guards that were changed, which have to be asked anew.
+Streams whose route shows them the same records go on untouched. Streams whose route shows something
+else go on in place, with that, from their position. Streams end with a reason if their route is
+gone or their client may not have them any more, and also if one of their guards changed: the new
+one has to admit the client first.
 """
 
 from __future__ import annotations
@@ -29,10 +30,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SettingsLoader = Callable[[], Settings]
+"""Returns the configuration as it is now. May raise GatewayError or OSError."""
 
 
 class ReloadOutcome(NamedTuple):
-    """Of one reload, by what became of routes and streams. kept: options that need a restart."""
+    """What one reload changed.
+
+    Attributes:
+        same: The number of routes that are the same.
+        changed: The number of routes that changed.
+        added: The number of new routes.
+        removed: The number of routes that are gone.
+        streams: The number of streams, by what became of them.
+        seconds: How long the reload took.
+        kept: The changed options that need a restart and keep their old values.
+    """
 
     same: int
     changed: int
@@ -43,17 +55,23 @@ class ReloadOutcome(NamedTuple):
     kept: tuple[str, ...]
 
     def __str__(self) -> str:
+        """Return the text of the log line."""
         routes = f"{self.same} the same, {self.changed} changed, {self.added} new"
-        streams = ", ".join(f"{count} {what}" for what, count in self.streams.items()) or "none"
-        told = f"routes: {routes}, {self.removed} gone; streams: {streams}"
-        return f"{told}; until a restart as before: {', '.join(self.kept)}" if self.kept else told
+        streams = (
+            ", ".join(f"{count} {outcome}" for outcome, count in self.streams.items()) or "none"
+        )
+        text = f"routes: {routes}, {self.removed} gone; streams: {streams}"
+        return f"{text}; until a restart as before: {', '.join(self.kept)}" if self.kept else text
 
 
 class Reloader:
-    """Of one application.
+    """Apply changed configurations to one application.
 
-    show: has its pages say what is configured now.
-    count, last: how many were taken over, and what came of the last.
+    Created by `create_app`.
+
+    Attributes:
+        reload_count: The number of configurations that were applied.
+        last_outcome: What the last of them changed.
     """
 
     def __init__(
@@ -63,6 +81,14 @@ class Reloader:
         guards: Guards,
         update_pages: Callable[[Settings], None],
     ) -> None:
+        """Create the reloader.
+
+        Args:
+            app: The application.
+            routes: The routes of its streams.
+            guards: Its guards.
+            update_pages: Called with the new settings, to serve pages that fit them.
+        """
         self._app = app
         self._routes = routes
         self._guards = guards
@@ -71,27 +97,34 @@ class Reloader:
         self.last_outcome: ReloadOutcome | None = None
 
     async def __call__(self, loaded: Settings) -> ReloadOutcome:
-        """Take it over; returns once each stream was told or left alone. Raises ConfigError, and
-        all is as it was."""
-        began, running = time.perf_counter(), self._routes.settings
-        settings, kept = apply_reload(running, loaded)
+        """Apply a configuration, and return once every stream was handled.
+
+        Args:
+            loaded: The new configuration.
+
+        Raises:
+            ConfigError: It cannot be applied; nothing has changed.
+        """
+        started_at, running = time.perf_counter(), self._routes.settings
+        # First all that can fail, so that a refused configuration changes nothing.
+        settings, kept_options = apply_reload(running, loaded)
         guards = self._guards.apply_settings(settings)
         topics = self._app.gateway.adopt(settings)
         self._routes.apply_settings(settings)
         self._update_pages(settings)
         logs.set_levels(
             settings.telemetry.logs.level,
-            {str(room): str(level) for room, level in settings.telemetry.logs.levels.items()},
+            {str(name): str(level) for name, level in settings.telemetry.logs.levels.items()},
         )
         streams = await self._routes.stream_registry.apply_reload(guards, topics)
         counts = _count_changes(running.routes, settings.routes)
-        outcome = ReloadOutcome(*counts, streams, time.perf_counter() - began, kept)
+        outcome = ReloadOutcome(*counts, streams, time.perf_counter() - started_at, kept_options)
         log.info("configuration reloaded in %.3f s: %s", outcome.seconds, outcome)
         self.reload_count, self.last_outcome = self.reload_count + 1, outcome
         return outcome
 
     async def try_reload(self, load: SettingsLoader) -> ReloadOutcome | None:
-        """Of what is loaded now; None where that cannot be, and the log says why."""
+        """Apply what `load` returns; None if that fails, and the log says why."""
         with log_reload_errors():
             return await self(load())
         return None
@@ -99,7 +132,7 @@ class Reloader:
 
 @contextmanager
 def log_reload_errors() -> Iterator[None]:
-    """Have what cannot be taken over said in the log."""
+    """Log why a configuration cannot be applied, instead of raising it."""
     try:
         yield
     except (GatewayError, OSError) as exc:
@@ -107,25 +140,36 @@ def log_reload_errors() -> Iterator[None]:
 
 
 async def reload_on_hangup(app: Application, load: SettingsLoader) -> None:
-    """At each SIGHUP, one after the other, until it is cancelled."""
-    loop, asked = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    """Reload at each SIGHUP, one reload after the other, until cancelled.
+
+    Args:
+        app: The application.
+        load: Returns the configuration as it is now.
+    """
+    loop, hangup_event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup_event.set)
     try:
         while True:
-            await asked.wait()
-            asked.clear()
+            await hangup_event.wait()
+            hangup_event.clear()
             await app.reload.try_reload(load)
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
 
 
 def _count_changes(running: Iterable[Route], loaded: Iterable[Route]) -> tuple[int, int, int, int]:
-    """Routes that are the same, changed, new and gone: those with a path in common are one."""
-    old = {when.path: route for route in running for when in route.when}
-    new = list(loaded)
-    found = [[old[when.path] for when in route.when if when.path in old] for route in new]
-    same = sum(route in known for route, known in zip(new, found, strict=True))
-    added = sum(not known for known in found)
-    paths = {when.path for route in new for when in route.when}
-    gone = sum(all(w.path not in paths for w in route.when) for route in running)
-    return same, len(new) - same - added, added, gone
+    """Count the routes that are the same, changed, new and gone.
+
+    Two routes are the same route if they have a path in common.
+    """
+    old_by_path = {when.path: route for route in running for when in route.when}
+    new_routes = list(loaded)
+    old_routes = [
+        [old_by_path[when.path] for when in route.when if when.path in old_by_path]
+        for route in new_routes
+    ]
+    same = sum(route in old for route, old in zip(new_routes, old_routes, strict=True))
+    added = sum(not old for old in old_routes)
+    new_paths = {when.path for route in new_routes for when in route.when}
+    gone = sum(all(when.path not in new_paths for when in route.when) for route in running)
+    return same, len(new_routes) - same - added, added, gone

@@ -1,4 +1,4 @@
-"""The gateway as a process: uvicorn around the application, and an end without a loss."""
+"""Run the gateway as a process: uvicorn around the application, and a graceful end."""
 
 from __future__ import annotations
 
@@ -36,24 +36,31 @@ log = logging.getLogger(__name__)
 
 
 class Server(EdgeServer):
-    """Ends the streams, with a word and a time to come back, before it closes."""
+    """A server that ends its streams with an `end` event and a retry time before it closes.
+
+    Created by `run_server`, one per process.
+    """
 
     hubs: Hubs
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Told to end, it ends with status 0. uvicorn would raise the signal again at last, and
-        a supervisor would see a process killed by it."""
+        """Handle signals, and end with status 0.
+
+        uvicorn would raise the captured signal again in the end, and a process manager would see a
+        process that was killed.
+        """
         with super().capture_signals():
             yield
             self._captured_signals.clear()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Who asks whether it is ready hears that it is not, before it takes nobody any more."""
+        """Report that the gateway is not ready, before it stops accepting connections."""
         self.hubs.stop_accepting()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End all streams, and close."""
         self.hubs.drain()
         await super().shutdown(sockets)
 
@@ -67,30 +74,39 @@ def serve(
     load: SettingsLoader | None = None,
     co_hosted_app_factory: CoHostedAppFactory | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT, in as many processes as `listen.workers` says. The exit
-    status.
+    """Serve until SIGTERM or SIGINT, in as many processes as `listen.workers` says.
 
-    debug:   rooms (`kafka`, `hub`, `web`) that log in detail.
-    pages, startup: as of `create_app`; with them it is one process.
-    load:  the configuration as it is by now, to be taken over at SIGHUP.
-    beside: as of `create_app`.
-    Raises GatewayError when the address cannot be bound or the certificate not be used, ConfigError
-    as `create_app`.
+    Args:
+        settings: The configuration.
+        debug: The loggers (`kafka`, `hub`, `web`) that log in detail.
+        pages: Passed to `create_app`. With pages or `startup`, there is one process.
+        startup: Passed to `create_app`.
+        load: Returns the configuration as it is now, to be applied at SIGHUP.
+        co_hosted_app_factory: Passed to `create_app`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        GatewayError: The address cannot be bound, or the certificate cannot be used.
+        ConfigError: This version cannot serve the settings.
     """
     configure_logging(settings.telemetry.logs, debug)
     with run_embedded_kafka(settings) as ready:
         if ready.listen.tls is not None:
-            TlsContext(ready.listen.tls)  # one that cannot be used is told once, and nothing begun
-        again = None if load is None else partial(_load_with_embedded_kafka, load, ready)
+            # A certificate that cannot be used is reported once, and no worker is started.
+            TlsContext(ready.listen.tls)
+        load_again = None if load is None else partial(_load_with_embedded_kafka, load, ready)
         if ready.listen.workers > 1 and not (pages or startup):
-            create_app(
-                ready, beside=co_hosted_app_factory
-            )  # what it refuses is said once, and nothing started
-            return supervise(ready, debug, again, co_hosted_app_factory)
-        app = create_app(ready, pages=pages, startup=startup, beside=co_hosted_app_factory)
-        if again is not None:
-            app.add_startup(partial(reload_on_hangup, app, again))
-            app.admin.reload_coordinator.load = again
+            # Likewise for settings that `create_app` refuses; this application never runs.
+            create_app(ready, co_hosted_app_factory=co_hosted_app_factory)
+            return supervise(ready, debug, load_again, co_hosted_app_factory)
+        app = create_app(
+            ready, pages=pages, startup=startup, co_hosted_app_factory=co_hosted_app_factory
+        )
+        if load_again is not None:
+            app.add_startup(partial(reload_on_hangup, app, load_again))
+            app.admin.reload_coordinator.load = load_again
         listening = bind(ready.listen.host, ready.listen.port)
         refuse_exposed_sidecar(ready, listening)
         admin = bind_admin_socket(ready)
@@ -105,8 +121,17 @@ def run_server(
     listening_socket: socket.socket,
     admin_socket: socket.socket | None = None,
 ) -> None:
-    """Serve in this process until it is told to end. admin: where operators come in. Raises
-    GatewayError for a certificate that cannot be used."""
+    """Serve in this process until it is told to end.
+
+    Args:
+        app: The application.
+        settings: The configuration.
+        listening_socket: Where clients connect.
+        admin_socket: Where operators connect.
+
+    Raises:
+        GatewayError: The certificate cannot be used.
+    """
     listen = settings.listen
     tls = None if listen.tls is None else TlsContext(listen.tls)
     tls_listener = None
@@ -127,7 +152,7 @@ def run_server(
         ws=_build_websocket_protocol(listen.drain_timeout),
         ws_per_message_deflate=listen.websocket.compression,
         lifespan="on",
-        timeout_graceful_shutdown=listen.drain_timeout,  # for asyncio.wait_for
+        timeout_graceful_shutdown=listen.drain_timeout,  # a float works: asyncio.wait_for gets it
     )
     GatewayProtocol.configure_socket(listening_socket)
     server = Server(config, tls_listener)
@@ -141,10 +166,10 @@ def run_server(
 def _tune_garbage_collector() -> None:
     """Keep garbage collections rare and short.
 
-    What exists when serving starts is frozen, and never walked over again. Nearly all that comes
-    after is freed by its reference count, so a full collection, 17 ms beside 10,000 clients, is
-    rare. One of generation 1 walks over at most 50,000 objects: with 200,000 it took 24 ms
-    beside 8,000 streams with filters of their own.
+    What exists when serving starts is frozen, and never traversed again. Nearly all that is created
+    later is freed by its reference count, so a full collection, which takes 17 ms with 10,000
+    clients, is rare. A collection of generation 1 traverses at most 50,000 objects: with 200,000 it
+    took 24 ms with 8,000 streams that have filters of their own.
     """
     gc.collect()
     gc.freeze()
@@ -152,51 +177,67 @@ def _tune_garbage_collector() -> None:
 
 
 def _build_websocket_protocol(drain_timeout: float) -> type[WebSocketProtocol]:
-    """Sockets to which the application said nothing are closed before time is up."""
-    peer = type(
+    """Return a protocol that closes sockets without a stream before the drain timeout.
+
+    Args:
+        drain_timeout: Seconds after which uvicorn cuts all connections.
+    """
+    connection_class = type(
         "WebSocketConnection",
         (WebSocketConnection,),
         {"__slots__": (), "DRAIN_TIMEOUT_S": 0.8 * drain_timeout},
     )
-    return type("WebSocketProtocol", (WebSocketProtocol,), {"CONNECTION_CLASS": peer})
+    return type("WebSocketProtocol", (WebSocketProtocol,), {"CONNECTION_CLASS": connection_class})
 
 
 @contextlib.contextmanager
 def run_embedded_kafka(settings: Settings) -> Iterator[Settings]:
-    """`servers: embedded` brings a Kafka within the process, with the topics of the file."""
-    found = {n: k for n, k in settings.clusters.items() if k.servers == "embedded"}
-    if not found:
+    """Run a Kafka within the process for `servers: embedded`, with the topics of the file.
+
+    Args:
+        settings: The configuration.
+
+    Yields:
+        The configuration, with the address of that Kafka.
+    """
+    embedded = {n: k for n, k in settings.clusters.items() if k.servers == "embedded"}
+    if not embedded:
         yield settings
         return
     from gateway.kafka.embedded import EmbeddedKafka
 
     with contextlib.ExitStack() as stack:
-        made = dict(settings.clusters)
-        for name, kafka in found.items():
+        clusters = dict(settings.clusters)
+        for name, kafka in embedded.items():
             topics = {topic.name: EMBEDDED_PARTITIONS for topic in kafka.topics}
-            own = stack.enter_context(EmbeddedKafka(topics=topics))
-            of = f" {name}" if name else ""
-            print(f"embedded Kafka{of} on {','.join(own.bootstrap)}", flush=True)
-            made[name] = kafka.model_copy(update={"servers": tuple(own.bootstrap)})
-        yield settings.model_copy(update={"kafka": made.get("", made)})
+            broker = stack.enter_context(EmbeddedKafka(topics=topics))
+            label = f" {name}" if name else ""
+            print(f"embedded Kafka{label} on {','.join(broker.bootstrap)}", flush=True)
+            clusters[name] = kafka.model_copy(update={"servers": tuple(broker.bootstrap)})
+        yield settings.model_copy(update={"kafka": clusters.get("", clusters)})
 
 
 def _load_with_embedded_kafka(load: SettingsLoader, running: Settings) -> Settings:
-    """A Kafka within the process is still the one that was started with it."""
-    written = load()
-    made = dict(written.clusters)
-    for name, kafka in written.clusters.items():
+    """Load the configuration; an embedded Kafka is still the one that was started before."""
+    loaded = load()
+    clusters = dict(loaded.clusters)
+    for name, kafka in loaded.clusters.items():
         if kafka.servers == "embedded" and name in running.clusters:
-            made[name] = kafka.model_copy(update={"servers": running.clusters[name].servers})
-    return written.model_copy(update={"kafka": made.get("", made)})
+            clusters[name] = kafka.model_copy(update={"servers": running.clusters[name].servers})
+    return loaded.model_copy(update={"kafka": clusters.get("", clusters)})
 
 
-EMBEDDED_PARTITIONS = 12
+EMBEDDED_PARTITIONS = 12  # partitions of each topic of an embedded Kafka
 
 
 def configure_logging(section: Logs, debug: AbstractSet[str], worker: int | None = None) -> None:
-    """debug: rooms that log in detail, whatever is configured. worker: its number goes into every
-    line, where there are several."""
-    levels = {str(room): str(level) for room, level in section.levels.items()}
+    """Configure the log of this process.
+
+    Args:
+        section: The section `telemetry.logs`.
+        debug: The loggers that log in detail, whatever is configured.
+        worker: The number of this worker, to be in every line if there are several.
+    """
+    levels = {str(name): str(level) for name, level in section.levels.items()}
     levels |= dict.fromkeys(debug, "debug")
     logs.configure(section.format, section.level, levels, worker=worker)

@@ -1,4 +1,4 @@
-"""Spans of requests, where traces are configured: from the request to where its answer begins."""
+"""Trace requests, if traces are configured: a span lasts from the request to its response head."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from gateway.api.gateway import Gateway
 from gateway.telemetry.redaction import redact_url
 
 RESPONSE_START_TYPES = ("http.response.start", "websocket.accept", "websocket.close")
-ROUTE_SCOPE_KEY = "gateway.route"  # of a scope: the route that was found, as configured
+ROUTE_SCOPE_KEY = "gateway.route"
+"""The member of an ASGI scope that has the name of the route that was found."""
 
 
 class TracingMiddleware:
-    """Middleware; app: what answers."""
+    """Middleware that records a span for each request. Created by Starlette for `create_app`."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        """Create the middleware.
+
+        Args:
+            app: What answers the requests.
+            gateway: Has the tracer, once it is started.
+        """
         self._app = app
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, within a span if it is traced."""
         tracing = self._gateway.tracing
         if tracing is None or scope["type"] == "lifespan":
             await self._app(scope, receive, send)
@@ -27,7 +35,7 @@ class TracingMiddleware:
         with tracing.trace_request(
             method, _get_traceparent(scope), **_build_attributes(scope, method)
         ) as span:
-            if span is None:
+            if span is None:  # the client's trace says that it is not sampled
                 await self._app(scope, receive, send)
                 return
 
@@ -39,6 +47,7 @@ class TracingMiddleware:
                         span.set_attribute("http.route", route)
                     if "status" in message:
                         span.set_attribute("http.response.status_code", message["status"])
+                    # A stream may last for days: the span ends with the response head.
                     span.end()
                 await send(message)
 
@@ -49,8 +58,8 @@ def _build_attributes(scope: Scope, method: str) -> dict[str, str]:
     query = scope["query_string"].decode("latin-1")
     target = redact_url(f"{scope['path']}?{query}" if query else scope["path"])
     path, _, query = target.partition("?")
-    told = {"http.request.method": method, "url.path": path}
-    return {**told, "url.query": query} if query else told
+    attributes = {"http.request.method": method, "url.path": path}
+    return {**attributes, "url.query": query} if query else attributes
 
 
 def _get_traceparent(scope: Scope) -> bytes | None:
