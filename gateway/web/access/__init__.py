@@ -1,6 +1,9 @@
-"""Access control: the configured guards, and the one that a host application may pass in.
+"""Control access: the configured guards, and the check that a host application may pass in.
 
-A guard reads credentials from a request and answers with a `grant`. Start with `guards`.
+A guard reads credentials from a request and returns a `Grant`; all grants of a client together are
+a `Granted`. `routing.routes` asks for every stream and write, and `admin` for operators. `guards`
+combines the guards of a route; each kind has a module of its own (`jwt`, `http`, `inline`, `x509`).
+Start with `guards`.
 """
 
 from __future__ import annotations
@@ -29,15 +32,10 @@ __all__ = [
 
 
 class Access(Protocol):
-    """Asked before every stream and every write, and again when a client renews its token.
+    """Decides whether a client may have a stream or make a write.
 
-    params: what the path pattern of the route found in the path, decoded.
-    connection: `scope["method"]` is what the client wants to do, also on a WebSocket: GET for a
-            stream; for a record the method of the route that takes it (POST where that is a
-            stream's), or DELETE for one without a value.
-    token:  the bearer token of the `Authorization` header, of the WebSocket subprotocol
-            `bearer.<token>`, or of the last `token` message; None if there is none.
-    Returns what it knows of the client, or None. Raises RequestError 401 or 403, with what to do.
+    It is asked before each of them, and again when a client renews its token. Applications that
+    mount the gateway pass their own to `create_app`.
     """
 
     async def __call__(
@@ -46,10 +44,28 @@ class Access(Protocol):
         params: Mapping[str, str],
         connection: HTTPConnection,
         token: str | None,
-    ) -> Granted | None: ...
+    ) -> Granted | None:
+        """Return what is known of the client.
+
+        Args:
+            route: The route that the client asks for.
+            params: The values of the route's path pattern in the path, decoded.
+            connection: The connection. `scope["method"]` is what the client wants to do, also on a
+                WebSocket: GET for a stream; for a record the method of the route that takes it
+                (POST if that is a stream's route), or DELETE for a record without a value.
+            token: The bearer token of the `Authorization` header, of the WebSocket subprotocol
+                `bearer.<token>`, or of the last `token` message; None if there is none.
+
+        Returns:
+            The grants; None if nothing is known, which admits the client, too.
+
+        Raises:
+            RequestError: 401 or 403, with what to do.
+        """
+        ...
 
 
 async def allow_anyone(
     route: Route, params: Mapping[str, str], connection: HTTPConnection, token: str | None
 ) -> None:
-    """Access for whoever reaches the port."""
+    """Admit every client that reaches the port."""

@@ -1,4 +1,4 @@
-"""What stands in a token, or in an application's answer, as text for templates and roles."""
+"""Read claims of a token, or of an application's response, as text for templates and roles."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from typing import Any
 
 
 def get_claim(claims: Mapping[str, Any], name: str) -> Any:
-    """A claim by its name; where there is none of it, its dots lead into objects. None if there
-    is nothing."""
+    """Return a claim; None if it is missing.
+
+    Args:
+        claims: The claims.
+        name: The name of a claim. If there is no claim of this name, dots lead into objects.
+    """
     if name in claims:
         return claims[name]
-    found: Any = claims
+    value: Any = claims
     for step in name.split("."):
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
 
 
 def format_claim(value: Any) -> str | None:
-    """Text, a number or a truth value as text; None for anything else, and for no text."""
+    """Return a string, number or boolean as text; None for anything else and for empty text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, (str, int, float)):
@@ -28,13 +32,13 @@ def format_claim(value: Any) -> str | None:
 
 
 def _is_unicode(text: str) -> bool:
-    """JSON can write half a surrogate pair, which nothing can encode."""
+    """Return whether text can be encoded: JSON can contain half a surrogate pair, which cannot."""
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def parse_roles(value: Any) -> frozenset[str]:
-    """A list of them, or a text with spaces (RFC 8693 4.2); none in anything else."""
+    """Return the roles of a list or of text with spaces (RFC 8693 4.2); none of anything else."""
     if isinstance(value, str):
         return frozenset(value.split())
     listed = value if isinstance(value, list) else ()
-    return frozenset([each for each in listed if isinstance(each, str) and each])
+    return frozenset([role for role in listed if isinstance(role, str) and role])

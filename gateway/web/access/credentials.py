@@ -1,4 +1,4 @@
-"""From where in a request a client's credentials are taken."""
+"""Find the credentials of a client in its request."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _SUBPROTOCOL_PREFIX = "bearer."
 
 
 def get_bearer_token(connection: HTTPConnection) -> str | None:
-    """The bearer token that a connection came with (RFC 6750 2.1); browsers cannot set headers
-    on a WebSocket, so there it may be offered as a subprotocol."""
+    """Return the bearer token of a connection (RFC 6750 2.1).
+
+    Browsers cannot set headers on a WebSocket, so there it may also be offered as a subprotocol.
+    """
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip()
@@ -23,7 +25,7 @@ def get_bearer_token(connection: HTTPConnection) -> str | None:
 
 
 def get_subprotocol_token(connection: HTTPConnection) -> str | None:
-    """The bearer token among the subprotocols of a WebSocket."""
+    """Return the bearer token among the subprotocols of a WebSocket."""
     for protocol in connection.scope.get("subprotocols", ()):
         if protocol.startswith(_SUBPROTOCOL_PREFIX):
             return str(protocol[len(_SUBPROTOCOL_PREFIX) :])
@@ -31,13 +33,17 @@ def get_subprotocol_token(connection: HTTPConnection) -> str | None:
 
 
 class AmbiguousCredentials(ValueError):
-    """Credentials came twice, and who is in front of the gateway may have read the others."""
+    """Credentials came more than once, and a proxy in front may have checked the other ones."""
 
 
 class CredentialsLocation(NamedTuple):
-    """One place: what is asked for by a name, and what stands around the credentials there.
+    """One location of credentials in a request.
 
-    said: to people.
+    Attributes:
+        get_values: Returns all values of the location, such as of a header.
+        prefix: The text before the credentials, such as `Bearer `.
+        suffix: The text after the credentials.
+        hint: The location, described for people.
     """
 
     get_values: Callable[[HTTPConnection], list[str]]
@@ -46,6 +52,11 @@ class CredentialsLocation(NamedTuple):
     hint: str
 
     def find(self, connection: HTTPConnection) -> str | None:
+        """Return the credentials at this location; None if there are none.
+
+        Raises:
+            AmbiguousCredentials: The location has several values.
+        """
         values = self.get_values(connection)
         if len(values) > 1:
             raise AmbiguousCredentials(f"there are {len(values)} credentials in one place")
@@ -55,49 +66,62 @@ class CredentialsLocation(NamedTuple):
         return None
 
     def _has_affixes(self, value: str) -> bool:
-        """The name of an authentication scheme may be in any case (RFC 9110 11.1)."""
+        """Return whether a value begins and ends as it must.
+
+        The name of an authentication scheme may be in any case (RFC 9110 11.1).
+        """
         before = value[: len(self.prefix)]
         return before.lower() == self.prefix.lower() and value.endswith(self.suffix)
 
 
 class CredentialsLocations:
-    """All places of a guard; the first that has something is taken."""
+    """All locations of a guard's credentials; the first that has some is used."""
 
     def __init__(self, credentials: Credentials) -> None:
+        """Create the locations of the section `credentials`.
+
+        Args:
+            credentials: Headers, cookies and parameters of the query, with their forms.
+        """
         self._locations = tuple(_iter_locations(credentials))
 
     def find(self, connection: HTTPConnection) -> str | None:
-        """The credentials of a client. Raises Ambiguous."""
-        for place in self._locations:
-            if found := place.find(connection):
-                return found
+        """Return the credentials of a client; None if it sent none.
+
+        Raises:
+            AmbiguousCredentials: A location has several values.
+        """
+        for location in self._locations:
+            if credentials := location.find(connection):
+                return credentials
         return None
 
     @property
     def hint(self) -> str:
-        """To people: how to send them."""
-        return f"send a token as {' or '.join([place.hint for place in self._locations])}"
+        """Return how to send credentials, for people."""
+        return f"send a token as {' or '.join([location.hint for location in self._locations])}"
 
 
 def _iter_locations(credentials: Credentials) -> Iterator[CredentialsLocation]:
     for name, form in credentials.headers.items():
-        before, _, after = form.partition(CREDENTIALS_PLACEHOLDER)
+        prefix, _, suffix = form.partition(CREDENTIALS_PLACEHOLDER)
         yield CredentialsLocation(
-            _build_header_getter(name), before, after, f"{name.title()}: {before}TOKEN{after}"
+            _build_header_getter(name), prefix, suffix, f"{name.title()}: {prefix}TOKEN{suffix}"
         )
-        if name == "authorization" and before.strip().lower() == "bearer":
+        # Browsers cannot set headers on a WebSocket: there the token may be a subprotocol.
+        if name == "authorization" and prefix.strip().lower() == "bearer":
             yield CredentialsLocation(
                 _get_subprotocol_tokens, "", "", "the WebSocket subprotocol bearer.TOKEN"
             )
     for name, form in credentials.cookies.items():
-        before, _, after = form.partition(CREDENTIALS_PLACEHOLDER)
+        prefix, _, suffix = form.partition(CREDENTIALS_PLACEHOLDER)
         yield CredentialsLocation(
-            _build_cookie_getter(name), before, after, f"the cookie {name}={before}TOKEN{after}"
+            _build_cookie_getter(name), prefix, suffix, f"the cookie {name}={prefix}TOKEN{suffix}"
         )
     for name, form in credentials.query.items():
-        before, _, after = form.partition(CREDENTIALS_PLACEHOLDER)
+        prefix, _, suffix = form.partition(CREDENTIALS_PLACEHOLDER)
         yield CredentialsLocation(
-            _build_query_getter(name), before, after, f"?{name}={before}TOKEN{after}"
+            _build_query_getter(name), prefix, suffix, f"?{name}={prefix}TOKEN{suffix}"
         )
 
 
@@ -106,8 +130,8 @@ def _build_header_getter(name: str) -> Callable[[HTTPConnection], list[str]]:
 
 
 def _get_subprotocol_tokens(connection: HTTPConnection) -> list[str]:
-    found = get_subprotocol_token(connection)
-    return [] if found is None else [found]
+    token = get_subprotocol_token(connection)
+    return [] if token is None else [token]
 
 
 def _build_cookie_getter(name: str) -> Callable[[HTTPConnection], list[str]]:

@@ -1,4 +1,4 @@
-"""What a guard is."""
+"""Define what a guard is, and what it is asked."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .grant import Grant
 from .guard_errors import GuardErrors
 
 REQUESTED_ACTION_SCOPE_KEY = "gateway.wanted"
-"""The member of a scope that says what a client is about to be let in to: `Wanted`."""
+"""The member of an ASGI scope that has the `RequestedAction` to be admitted."""
 
 
 class RequestedAction(NamedTuple):
-    """What a client wants to do, and with what: a method, and a path as it came."""
+    """What a client wants to do: an HTTP method, and a path as it came."""
 
     method: str
     path: str
@@ -28,9 +28,14 @@ class RequestedAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AccessRequest:
-    """What a client comes with, and what it wants.
+    """What a guard is asked.
 
-    token: of a `token` message, which beats what the connection has; None if none came.
+    Attributes:
+        route: The route that the client asks for.
+        params: The values of the route's path pattern in the path, decoded.
+        connection: The connection with the credentials of the client.
+        token: The token of a `token` message, which overrides the one of the connection; None if
+            there was none.
     """
 
     route: Route
@@ -40,47 +45,54 @@ class AccessRequest:
 
     @property
     def method(self) -> str:
-        """What the client wants to do, as HTTP calls it on any wire."""
-        wanted: RequestedAction | None = self.connection.scope.get(REQUESTED_ACTION_SCOPE_KEY)
-        if wanted is not None:
-            return wanted.method
+        """Return what the client wants to do, as an HTTP method on any wire."""
+        action: RequestedAction | None = self.connection.scope.get(REQUESTED_ACTION_SCOPE_KEY)
+        if action is not None:
+            return action.method
         return str(self.connection.scope.get("method", "GET"))
 
     @property
     def path(self) -> str:
-        """The path of the route that the client asks for, its parameters filled in and
-        percent-encoded; `/*` for a rest. A WebSocket has many streams, and its own path is none of
-        theirs."""
-        wanted: RequestedAction | None = self.connection.scope.get(REQUESTED_ACTION_SCOPE_KEY)
+        """Return the path of the route that the client asks for.
+
+        Parameters are filled in and percent-encoded; `/*` stands for a wildcard. The path of a
+        WebSocket is not used: it may carry many streams, and its own path is none of theirs.
+        """
+        action: RequestedAction | None = self.connection.scope.get(REQUESTED_ACTION_SCOPE_KEY)
         for pattern in self._patterns:
             if set(pattern.params) != self.params.keys():
                 continue
-            if wanted is None or pattern.match(wanted.path) is not None:
-                filled = [
-                    quote(self.params[each[1:-1]], safe="") if each[:1] == "{" else each
-                    for each in pattern.segments
+            if action is None or pattern.match(action.path) is not None:
+                segments = [
+                    quote(self.params[part[1:-1]], safe="") if part[:1] == "{" else part
+                    for part in pattern.segments
                 ]
-                return "/" + "/".join([*filled, "*"] if pattern.has_wildcard else filled)
+                return "/" + "/".join([*segments, "*"] if pattern.has_wildcard else segments)
         return self.route.when[0].path
 
     @property
     def _patterns(self) -> Iterator[PathPattern]:
-        """All that the route serves, that of replies included."""
+        """Return all patterns of the route, including that of replies."""
         yield from (when.pattern for when in self.route.when)
         if self.route.with_.async_ is not None:
             yield parse_location(self.route.with_.async_.location)
 
 
 class Guard(Protocol):
-    """Says who a client is."""
+    """Knows who a client is. Created and owned by `Guards`, one per configured guard."""
 
     @property
     def errors(self) -> GuardErrors:
-        """Its words for those that it does not let in."""
+        """Return what builds its errors."""
 
     @property
     def is_renewable(self) -> bool:
-        """A `token` message is for it, too."""
+        """Return whether it uses the token of a `token` message."""
 
     async def grant(self, request: AccessRequest) -> Grant:
-        """Raises NotGranted and GuardUnavailable."""
+        """Return what the guard knows of a client.
+
+        Raises:
+            NotGranted: The guard does not know the client, or denies access.
+            GuardUnavailable: The guard cannot decide now.
+        """

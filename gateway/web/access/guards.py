@@ -1,4 +1,4 @@
-"""The configured guards, and who an application that mounts the gateway says may come in."""
+"""Combine the configured guards with the access check of an application that mounts the gateway."""
 
 from __future__ import annotations
 
@@ -26,13 +26,22 @@ if TYPE_CHECKING:
 
 
 class Guards:
-    """An `Access`: all guards that a route names must know the client, and grant it the roles
-    that the route names; then the application's own is asked, too.
+    """All guards of the configuration; an `Access`.
 
-    own: the application's own.
+    A client is admitted if all guards that a route names know it and grant the roles that the route
+    names, and if the application's own check admits it.
+
+    Created by `create_app`, one per process. Between calls, there is a guard for every name that a
+    route, the sidecar or the admin API uses.
     """
 
     def __init__(self, settings: Settings, application_access: Access) -> None:
+        """Create the guards.
+
+        Args:
+            settings: The configuration.
+            application_access: The application's own check.
+        """
         self._application_access = application_access
         self._external_http = ExternalHttp()
         self._remote_key_sources: dict[str, RemoteKeySource] = {}
@@ -42,24 +51,29 @@ class Guards:
         self.apply_settings(settings)
 
     def apply_settings(self, settings: Settings) -> frozenset[str]:
-        """Go by these settings from now on; the guards that are others, or gone, by their names.
-        Those that are the same keep what they know, such as an issuer's keys."""
-        before, self._settings = self._settings, settings.guards
+        """Use these settings from now on.
+
+        Guards that are the same keep their state, such as an issuer's keys.
+
+        Returns:
+            The names of the guards that changed or are gone.
+        """
+        old_settings, self._settings = self._settings, settings.guards
         for guard in settings.guards.values():
             add_secret_names(_list_secret_parameters(guard))
         changed = frozenset(
-            name for name, guard in before.items() if settings.guards.get(name) != guard
+            name for name, guard in old_settings.items() if settings.guards.get(name) != guard
         )
         for name in changed:
             self._guards.pop(name, None)
             self._remote_key_sources.pop(name, None)
-        asked = [route.guarded for route in settings.routes]
+        guarded_sections = [route.guarded for route in settings.routes]
         self._admin_route = None if settings.admin is None else settings.admin.route
         if self._admin_route is not None:
-            asked.append(self._admin_route.guarded)
+            guarded_sections.append(self._admin_route.guarded)
         if settings.sidecar is not None:
-            asked.append(settings.sidecar.guarded)
-        for name in sorted({name for guarded in asked for name in guarded}):
+            guarded_sections.append(settings.sidecar.guarded)
+        for name in sorted({name for guarded in guarded_sections for name in guarded}):
             if name not in self._guards:
                 self._guards[name] = self._create_guard(name, settings)
         return changed
@@ -71,90 +85,105 @@ class Guards:
         connection: HTTPConnection,
         token: str | None,
     ) -> Granted:
+        """Admit a client; see `Access`."""
         granted = NO_GRANTS
         if route.guarded:
-            told = None if token == get_bearer_token(connection) else token
-            granted = await self._grant_all(AccessRequest(route, params, connection, told))
-        own = await self._application_access(route, params, connection, token)
-        return granted | own if own else granted
+            # The token of the connection is in the connection: guards find it where they are
+            # configured to look. Only a token of a message is passed on.
+            message_token = None if token == get_bearer_token(connection) else token
+            request = AccessRequest(route, params, connection, message_token)
+            granted = await self._grant_all(request)
+        application_granted = await self._application_access(route, params, connection, token)
+        return granted | application_granted if application_granted else granted
 
     @property
     def has_operator_guards(self) -> bool:
-        """Whether operators have to say who they are."""
+        """Return whether operators need credentials."""
         return self._admin_route is not None and bool(self._admin_route.guarded)
 
     async def admit_operator(self, connection: HTTPConnection) -> Granted:
-        """Who asks for what `admin` may do. Raises NotGranted and GuardUnavailable."""
+        """Return what the guards of `admin` know of an operator.
+
+        Raises:
+            NotGranted: They do not know the operator.
+            GuardUnavailable: They cannot decide now.
+        """
         if self._admin_route is None or not self.has_operator_guards:
             return NO_GRANTS
         return await self._grant_all(AccessRequest(self._admin_route, {}, connection))
 
     async def run(self) -> None:
-        """Fetch keys before anybody needs them; close what was opened when it is cancelled."""
+        """Fetch issuers' keys before they are needed, and close all connections when cancelled."""
         try:
-            first = [fetched.get_current() for fetched in self._remote_key_sources.values()]
-            await asyncio.gather(*first, return_exceptions=True)
+            fetches = [source.get_current() for source in self._remote_key_sources.values()]
+            await asyncio.gather(*fetches, return_exceptions=True)
             await asyncio.Event().wait()
         finally:
             await self._external_http.close()
 
     async def _grant_all(self, request: AccessRequest) -> Granted:
-        """A token that was told (`token`) is for the guards that take it, and the others have
-        what the connection came with; but one of them has to take it."""
+        """Return what all guards of the route know of the client.
+
+        The token of a message is for the guards that accept it; the others use the credentials of
+        the connection. At least one guard has to accept it.
+        """
         guards = [self._guards[name] for name in request.route.guarded]
-        several = sum([guard.is_renewable for guard in guards]) > 1
-        refused: NotGranted | None = None
-        taken = request.token is None or not any([guard.is_renewable for guard in guards])
+        has_several_renewable = sum([guard.is_renewable for guard in guards]) > 1
+        first_error: NotGranted | None = None
+        is_token_accepted = request.token is None or not any(
+            [guard.is_renewable for guard in guards]
+        )
         grants = []
         for guard, roles in zip(guards, request.route.guarded.values(), strict=True):
             try:
                 grants.append(await _grant_with_roles(guard, roles, request))
-                taken = taken or guard.is_renewable
+                is_token_accepted = is_token_accepted or guard.is_renewable
             except NotGranted as exc:
-                if request.token is None or not (several and guard.is_renewable):
+                # With one guard that takes tokens, the token can only be meant for that one.
+                if request.token is None or not (has_several_renewable and guard.is_renewable):
                     raise
-                refused = refused or exc
-                grants.append(await self._grant_without_token(guard, roles, request, refused))
-        if not taken and refused is not None:
-            raise refused
+                first_error = first_error or exc
+                grants.append(await self._grant_without_token(guard, roles, request, first_error))
+        if not is_token_accepted and first_error is not None:
+            raise first_error
         return Granted(grants)
 
     async def _grant_without_token(
         self, guard: Guard, roles: Sequence[str], request: AccessRequest, original_error: NotGranted
     ) -> Grant:
-        """What a guard says that does not take the token that was told."""
+        """Return the grant by the connection's credentials, or raise the error of the token."""
         try:
             return await _grant_with_roles(guard, roles, replace(request, token=None))
         except NotGranted:
             raise original_error from None
 
     def _create_guard(self, name: str, settings: Settings) -> Guard:
-        """Imported when they are needed: cryptography takes a tenth of a second."""
-        made, realm = settings.guards[name], settings.name
-        if isinstance(made, Jwt):
+        """Create a guard, importing its module only now: cryptography takes a tenth of a second."""
+        section, realm = settings.guards[name], settings.name
+        if isinstance(section, Jwt):
             from .jwt import JwtGuard
 
-            return JwtGuard(name, made, realm, self._create_key_source(name, made))
-        if isinstance(made, Http):
+            return JwtGuard(name, section, realm, self._create_key_source(name, section))
+        if isinstance(section, Http):
             from .http import HttpGuard
 
-            return HttpGuard(name, made, realm, self._external_http)
-        if isinstance(made, Inline):
-            return InlineGuard(name, made, realm)
+            return HttpGuard(name, section, realm, self._external_http)
+        if isinstance(section, Inline):
+            return InlineGuard(name, section, realm)
         from .x509 import X509Guard
 
-        return X509Guard(name, made, realm)
+        return X509Guard(name, section, realm)
 
     def _create_key_source(self, name: str, guard: Jwt) -> KeySource:
         if not isinstance(guard.keys, str):
             return StaticKeySource(guard.keys)
-        fetched = RemoteKeySource(name, guard.keys, guard.jwks, self._external_http)
-        self._remote_key_sources[name] = fetched
-        return fetched
+        source = RemoteKeySource(name, guard.keys, guard.jwks, self._external_http)
+        self._remote_key_sources[name] = source
+        return source
 
 
 def _list_secret_parameters(guard: configured.Guard) -> Iterable[str]:
-    """The parameters of a query that hold its credentials."""
+    """Return the parameters of the query that contain a guard's credentials."""
     if isinstance(guard, Http):
         return guard.forward.query
     return guard.credentials.query if isinstance(guard, (Jwt, Inline)) else ()
@@ -162,7 +191,7 @@ def _list_secret_parameters(guard: configured.Guard) -> Iterable[str]:
 
 async def _grant_with_roles(guard: Guard, roles: Sequence[str], request: AccessRequest) -> Grant:
     grant = await guard.grant(request)
-    lacking = [role for role in roles if role not in grant.roles]
-    if lacking:
-        raise guard.errors.build_missing_roles(lacking)
+    missing_roles = [role for role in roles if role not in grant.roles]
+    if missing_roles:
+        raise guard.errors.build_missing_roles(missing_roles)
     return grant

@@ -1,18 +1,18 @@
-"""Guards that ask the application: it sees the cookie or token that came, and says whose it is.
+"""Guard streams by asking the application, which gets the client's cookie or token.
 
-    GET {url}                       forwarded headers and parameters, X-Forwarded-Method: what the
-                                    client wants to do, X-Forwarded-Uri: with which path
+    GET {url}                       with forwarded headers and parameters, X-Forwarded-Method (what
+                                    the client wants to do) and X-Forwarded-Uri (with which path)
     200 {"identity": "ada", "roles": ["orders:read"], "attributes": {"tenant": "acme"},
-         "expires": 1790000000}     granted; all but `identity` may be left out
+         "expires": 1790000000}     granted; everything but `identity` is optional
     401, 403                        denied
-    anything else, or nothing       nobody is let in, and told to come back (503)
+    anything else, or nothing       the client is refused, and asked to come back (503)
 
-The method is that of the request. A stream over WebSocket is a GET; a record written there has the
-method of the route that takes it (POST where that is a stream's), or DELETE if it has no value. A
-token that renews a stream is asked about with the stream's own GET.
+The method is that of the request. A stream over WebSocket is a GET; a record that is written there
+has the method of the route that takes it (POST if that is a stream's route), or DELETE if it has no
+value. A token that renews a stream is checked with the stream's own GET.
 
-What it says holds for `cache`, by the method, the path and all that was forwarded, and is asked
-once however many come with the same at once.
+A response is cached for `cache`, by the method, the path and all that was forwarded. The
+application is asked once for all clients that send the same at the same time.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from .grant import Grant
 from .guard import AccessRequest
 from .guard_errors import GuardErrors
 
-MAX_CACHED_DECISIONS = 10_000  # answers
+MAX_CACHED_DECISIONS = 10_000  # decisions
 
-_TOKEN_PATTERN = re.compile(r"[\x21-\x7e]+")  # what can stand in a header without being another
+_TOKEN_PATTERN = re.compile(r"[\x21-\x7e]+")  # tokens that cannot add a header or another value
 
 log = logging.getLogger(__name__)
 
@@ -49,46 +49,67 @@ DeniedStatus: TypeAlias = Literal[401, 403]
 
 
 class ApplicationRequest(NamedTuple):
-    """What the application is asked with."""
+    """The request to the application."""
 
     url: str
     headers: Headers
 
     @property
     def digest(self) -> bytes:
+        """Return the key of its cached decision; secrets themselves are not kept."""
         return sha256(repr(self).encode()).digest()
 
 
 class HttpGuard:
-    """See the module."""
+    """A guard that asks the application.
+
+    Created and owned by `Guards`. Between calls, `_pending` has a task for each decision that is
+    being requested.
+
+    Attributes:
+        is_renewable: Whether the application is asked about the token of a `token` message.
+        errors: Builds the errors of this guard.
+    """
 
     def __init__(self, name: str, settings: Http, realm: str, external_http: ExternalHttp) -> None:
+        """Create the guard.
+
+        Args:
+            name: Its name in the configuration.
+            settings: Its section.
+            realm: The realm of its challenges.
+            external_http: Sends the requests.
+        """
         self._name = name
         self._settings = settings
         self._external_http = external_http
         self._cache: OrderedDict[bytes, tuple[float, Grant | DeniedStatus]] = OrderedDict()
         self._pending: dict[bytes, asyncio.Task[Grant | DeniedStatus]] = {}
-        self._is_available = True  # the last time
+        self._is_available = True  # the application answered the last request
         self.is_renewable = "authorization" in settings.forward.headers
-        shown = [*settings.forward.headers, *(f"?{each}=" for each in settings.forward.query)]
-        self.errors = GuardErrors(name, realm, f"log in to the application ({' or '.join(shown)})")
+        forwarded = [
+            *settings.forward.headers, *(f"?{parameter}=" for parameter in settings.forward.query)
+        ]  # fmt: skip
+        hint = f"log in to the application ({' or '.join(forwarded)})"
+        self.errors = GuardErrors(name, realm, hint)
 
     async def grant(self, request: AccessRequest) -> Grant:
-        shown = self._build_application_request(request)
-        if shown is None:
+        """Return what the application knows of a client; see `Guard`."""
+        application_request = self._build_application_request(request)
+        if application_request is None:
             raise self.errors.build_missing_credentials()
         try:
-            said = await self._get_decision(shown)
+            decision = await self._get_decision(application_request)
         except ExternalHttpError as exc:
             raise self.errors.build_unavailable("the application does not say who you are") from exc
-        if said == 401:
+        if decision == 401:
             raise self.errors.build_invalid_token("the application does not know you")
-        if said == 403:
+        if decision == 403:
             raise self.errors.build_access_denied()
-        return said
+        return decision
 
     def _build_application_request(self, request: AccessRequest) -> ApplicationRequest | None:
-        """None if there is nothing to show."""
+        """Return the request to the application; None if the client sent nothing to forward."""
         if request.token is not None and not _TOKEN_PATTERN.fullmatch(request.token):
             raise self.errors.build_invalid_token("the token is none")
         headers = [
@@ -106,50 +127,56 @@ class HttpGuard:
         url = self._settings.url
         if query:
             url += ("&" if "?" in url else "?") + urlencode(query)
-        wanted = [
+        action_headers = [
             (b"x-forwarded-method", request.method.encode("latin-1")),
             (b"x-forwarded-uri", request.path.encode()),
         ]
-        return ApplicationRequest(url, (*headers, *wanted))
+        return ApplicationRequest(url, (*headers, *action_headers))
 
     async def _get_decision(self, application_request: ApplicationRequest) -> Grant | DeniedStatus:
-        """Raises Away."""
+        """Return the application's decision.
+
+        Raises:
+            ExternalHttpError: The application did not decide.
+        """
         digest = application_request.digest
-        until, known = self._cache.get(digest, (0.0, 401))
+        until, decision = self._cache.get(digest, (0.0, 401))
         if until > time.time():
             self._cache.move_to_end(digest)
-            return known
-        asking = self._pending.get(digest)
-        if asking is None:
-            asking = asyncio.create_task(self._request_decision(application_request, digest))
-            self._pending[digest] = asking
-            asking.add_done_callback(lambda task: self._on_decision_done(task, digest))
-        return await asyncio.shield(asking)
+            return decision
+        task = self._pending.get(digest)
+        if task is None:
+            task = asyncio.create_task(self._request_decision(application_request, digest))
+            self._pending[digest] = task
+            task.add_done_callback(lambda done: self._on_decision_done(done, digest))
+        # Shielded: when one client leaves, the others still wait for the same task.
+        return await asyncio.shield(task)
 
     def _on_decision_done(self, task: asyncio.Task[Any], digest: bytes) -> None:
         del self._pending[digest]
         if not task.cancelled():
-            task.exception()  # is told to those who wait, if any still does
+            task.exception()  # asyncio would log it as never retrieved if all who waited are gone
 
     async def _request_decision(
         self, application_request: ApplicationRequest, digest: bytes
     ) -> Grant | DeniedStatus:
         try:
-            within = self._settings.timeout
-            reply = await self._external_http.get(
-                application_request.url, application_request.headers, timeout_s=within
+            timeout_s = self._settings.timeout
+            response = await self._external_http.get(
+                application_request.url, application_request.headers, timeout_s=timeout_s
             )
-            said = self._parse_response(reply.status, reply.body)
+            decision = self._parse_response(response.status, response.body)
         except ExternalHttpError as exc:
             if self._is_available:
                 log.warning("guard %s: the application cannot be asked: %s", self._name, exc)
             self._is_available = False
             raise
         self._is_available = True
-        self._cache_decision(digest, said)
-        return said
+        self._cache_decision(digest, decision)
+        return decision
 
     def _cache_decision(self, digest: bytes, decision: Grant | DeniedStatus) -> None:
+        """Keep a decision for `cache` seconds, or until its grant expires."""
         until = time.time() + self._settings.cache
         if isinstance(decision, Grant) and decision.expires is not None:
             until = min(until, decision.expires)
@@ -159,48 +186,53 @@ class HttpGuard:
             self._cache.popitem(last=False)
 
     def _parse_response(self, status: int, body: bytes) -> Grant | DeniedStatus:
+        # Comparing one by one lets mypy narrow the type.
         if status == 401 or status == 403:
             return 401 if status == 401 else 403
         if not 200 <= status < 300:
             raise ExternalHttpError(f"it answers {status}; 200, 401 and 403 are understood")
         try:
-            said = json.loads(body)
+            answer = json.loads(body)
         except (ValueError, RecursionError):
             raise ExternalHttpError("its answer is no JSON") from None
-        identity = format_claim(said.get("identity")) if isinstance(said, Mapping) else None
+        identity = format_claim(answer.get("identity")) if isinstance(answer, Mapping) else None
         if identity is None:
             raise ExternalHttpError("its answer names no identity")
-        expires = _parse_expiry(said.get("expires"))
+        expires = _parse_expiry(answer.get("expires"))
         if expires is not None and expires <= time.time():
             return 401
         return Grant(
             self._name,
             identity,
-            parse_roles(said.get("roles")),
-            self._parse_attributes(said.get("attributes")),
+            parse_roles(answer.get("roles")),
+            self._parse_attributes(answer.get("attributes")),
             expires,
         )
 
     def _parse_attributes(self, value: object) -> dict[str, str]:
-        found = value if isinstance(value, Mapping) else {}
-        texts = [(name, format_claim(found.get(name))) for name in self._settings.attributes]
+        attributes = value if isinstance(value, Mapping) else {}
+        texts = [(name, format_claim(attributes.get(name))) for name in self._settings.attributes]
         return {name: text for name, text in texts if text is not None}
 
 
 def _get_forwarded_headers(name: str, request: AccessRequest) -> Headers:
-    """A header as it came; a token that came otherwise stands in authorization."""
+    """Return a header as it came; for `authorization`, the token if that came in another way."""
     connection = request.connection
     if name == "authorization":
-        bare = "authorization" not in connection.headers
-        token = request.token or (get_subprotocol_token(connection) if bare else None)
+        has_no_header = "authorization" not in connection.headers
+        token = request.token or (get_subprotocol_token(connection) if has_no_header else None)
         if token is not None:
             return [(b"authorization", b"Bearer " + token.encode("latin-1"))]
-    wanted = name.encode()
-    return [(key, value) for key, value in connection.scope["headers"] if key == wanted]
+    encoded_name = name.encode()
+    return [(key, value) for key, value in connection.scope["headers"] if key == encoded_name]
 
 
 def _parse_expiry(value: object) -> float | None:
-    """Seconds since 1970, or ISO 8601; without an offset it is UTC. Raises Away."""
+    """Return a time in seconds since 1970 from a number, or from ISO 8601 (without offset: UTC).
+
+    Raises:
+        ExternalHttpError: It is no time.
+    """
     if value is None:
         return None
     try:

@@ -1,4 +1,7 @@
-"""Users of the file, for development: by name and password (RFC 7617), or by a token."""
+"""Guard streams by users in the configuration, for development.
+
+They send a name and password (RFC 7617) or a token.
+"""
 
 from __future__ import annotations
 
@@ -17,56 +20,75 @@ from .guard_errors import GuardErrors
 
 
 class InlineGuard:
-    """See the module. Secrets are compared in a time that says nothing of them."""
+    """A guard with users in the configuration.
+
+    Created and owned by `Guards`. Comparing secrets takes the same time whether they match or not.
+
+    Attributes:
+        is_renewable: It uses the token of a `token` message.
+        errors: Builds the errors of this guard.
+    """
 
     is_renewable = True
 
     def __init__(self, name: str, settings: Inline, realm: str) -> None:
+        """Create the guard.
+
+        Args:
+            name: Its name in the configuration.
+            settings: Its section.
+            realm: The realm of its challenges.
+        """
         self._name = name
         self._users = settings.users
         self._locations = CredentialsLocations(settings.credentials)
-        how = f"send a name and password, or {self._locations.hint}"
-        self.errors = GuardErrors(name, realm, how, scheme="Basic")
+        hint = f"send a name and password, or {self._locations.hint}"
+        self.errors = GuardErrors(name, realm, hint, scheme="Basic")
 
     async def grant(self, request: AccessRequest) -> Grant:
+        """Return what is configured of a client; see `Guard`."""
         try:
             token = request.token or self._locations.find(request.connection)
         except AmbiguousCredentials as exc:
             raise self.errors.build_ambiguous_credentials(str(exc)) from None
         if token is not None:
-            found = self._find_by_token(token)
+            username = self._find_by_token(token)
         else:
-            basic = _parse_basic(request.connection)
-            if basic is None:
+            credentials = _parse_basic(request.connection)
+            if credentials is None:
                 raise self.errors.build_missing_credentials()
-            found = self._find_by_password(*basic)
-        if found is None:
+            username = self._find_by_password(*credentials)
+        if username is None:
             raise self.errors.build_invalid_token("no user has these credentials")
-        user = self._users[found]
-        return Grant(self._name, found, frozenset(user.roles), user.attributes)
+        user = self._users[username]
+        return Grant(self._name, username, frozenset(user.roles), user.attributes)
 
     def _find_by_token(self, token: str) -> str | None:
-        """All are compared, whichever it is."""
-        fits = [name for name, user in self._users.items() if _matches_secret(user, "token", token)]
-        return fits[0] if fits else None
+        """Return the name of the user with this token; the tokens of all users are compared."""
+        matches = [
+            name for name, user in self._users.items() if _matches_secret(user, "token", token)
+        ]
+        return matches[0] if matches else None
 
     def _find_by_password(self, name: str, password: str) -> str | None:
+        """Return the name if a user has this name and password."""
         user = self._users.get(name)
-        fits = _matches_secret(user, "password", password)
-        return name if fits else None
+        is_match = _matches_secret(user, "password", password)
+        return name if is_match else None
 
 
 def _matches_secret(user: User | None, field: str, value: str) -> bool:
-    """Compared also where there is nothing to compare with."""
+    """Return whether a user has this secret; it takes as long if there is no user or no secret."""
     secret = getattr(user, field, None)
-    held = "" if secret is None else secret.get_secret_value()
-    same = hmac.compare_digest(
-        held.encode("utf-8", "surrogatepass"), value.encode("utf-8", "surrogatepass")
+    expected = "" if secret is None else secret.get_secret_value()
+    is_same = hmac.compare_digest(
+        expected.encode("utf-8", "surrogatepass"), value.encode("utf-8", "surrogatepass")
     )
-    return same and secret is not None
+    return is_same and secret is not None
 
 
 def _parse_basic(connection: HTTPConnection) -> tuple[str, str] | None:
+    """Return the name and password of a request; empty ones, which match no user, if malformed."""
     scheme, _, encoded = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return None

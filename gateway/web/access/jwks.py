@@ -1,9 +1,9 @@
-"""The keys of an issuer: those of the file, or of a URL, kept and fetched anew.
+"""Load the keys of an issuer from the configuration, or fetch them from a URL.
 
-Fetched anew when they are older than `refresh`, beside the requests that use them, and when a
-token names a key that is not among them, but not sooner than `cooldown` after the last time: who
-sends tokens with invented keys does not make us ask for each. While the issuer is away, the keys
-that are here serve until `maxAge`.
+Keys of a URL are fetched again when they are older than `refresh`, without delaying the requests
+that use them, and when a token names a key that is not among them. Two fetches are at least
+`cooldown` apart, so that clients cannot cause a request each with tokens that name invented keys.
+While the issuer is unavailable, the last keys are used until `maxAge`.
 """
 
 from __future__ import annotations
@@ -23,56 +23,81 @@ from gateway.config import Jwk, Jwks
 from .external_http import ExternalHttp, ExternalHttpError
 
 MAX_JWKS_BYTES = 256 * 1024  # bytes of a JWKS; those of large issuers have 10 KB
-MAX_KEYS = 100  # keys of one that are looked at
-FIRST_RETRY_DELAY_S = 1.0  # seconds, doubled up to `cooldown`
+MAX_KEYS = 100  # keys of a JWKS that are looked at
+FIRST_RETRY_DELAY_S = 1.0  # seconds until the first retry, doubled up to `cooldown`
 
 log = logging.getLogger(__name__)
 
 
 class KeysUnavailable(Exception):
-    """There are no keys to judge a token by. The message says why."""
+    """There are no keys to verify a token with. The message says why."""
 
 
 class KeySet:
-    """Keys by id and algorithm."""
+    """Keys by id and algorithm. It never changes."""
 
     def __init__(self, keys: Iterable[Jwk]) -> None:
+        """Create the set.
+
+        Args:
+            keys: The keys.
+        """
         self._jwks = tuple(keys)
-        self._keys = [(each.kid, each.algorithms, each.load_key()) for each in self._jwks]
+        self._keys = [(jwk.kid, jwk.algorithms, jwk.load_key()) for jwk in self._jwks]
 
     def __len__(self) -> int:
+        """Return the number of keys."""
         return len(self._jwks)
 
     @property
     def algorithms(self) -> frozenset[str]:
-        """What its keys are good for."""
-        return frozenset(each for _, algorithms, _ in self._keys for each in algorithms)
+        """Return the algorithms of all keys."""
+        return frozenset(algorithm for _, algorithms, _ in self._keys for algorithm in algorithms)
 
     def has_same_keys(self, other: KeySet | None) -> bool:
+        """Return whether another set has the same keys in the same order."""
         return other is not None and self._jwks == other._jwks
 
     def find(self, kid: str | None, algorithm: str) -> list[Any]:
-        """Those that may have signed it; all that are good for the algorithm where the token
-        names none."""
+        """Return the keys that may have signed a token.
+
+        Args:
+            kid: The key id of the token; None if it names none.
+            algorithm: The algorithm of the token.
+
+        Returns:
+            The keys with this algorithm and this id, or without any id. Without `kid`, all keys
+            with this algorithm.
+        """
         return [
             key
-            for own, algorithms, key in self._keys
-            if algorithm in algorithms and (kid is None or own is None or own == kid)
+            for key_id, algorithms, key in self._keys
+            if algorithm in algorithms and (kid is None or key_id is None or key_id == kid)
         ]
 
     @classmethod
     def parse(cls, body: bytes) -> KeySet:
-        """A JWKS (RFC 7517 5). Keys of other kinds are passed over, and so are shared secrets: a
-        URL gives them to everybody. Raises ValueError for what is none."""
+        """Parse a JWKS (RFC 7517 5).
+
+        Keys of unknown kinds are skipped, and so are shared secrets, which anybody could read at
+        the URL.
+
+        Raises:
+            ValueError: It is no JWKS, or none of its keys can be used.
+        """
         try:
-            written = json.loads(body)
+            document = json.loads(body)
         except RecursionError:
             raise ValueError("nested too deeply") from None
-        listed = written.get("keys") if isinstance(written, Mapping) else None
-        if not isinstance(listed, list):
+        raw_keys = document.get("keys") if isinstance(document, Mapping) else None
+        if not isinstance(raw_keys, list):
             raise ValueError("it has no list of keys")
-        keys = [key for each in listed[:MAX_KEYS] if (key := _parse_public_key(each)) is not None]
-        if listed and not keys:
+        keys = [
+            key
+            for raw_key in raw_keys[:MAX_KEYS]
+            if (key := _parse_public_key(raw_key)) is not None
+        ]
+        if raw_keys and not keys:
             raise ValueError("none of its keys can be used")
         return cls(keys)
 
@@ -86,35 +111,52 @@ def _parse_public_key(raw: object) -> Jwk | None:
 
 
 class KeySource(Protocol):
-    """Where a guard has its keys from."""
+    """The source of a guard's keys. Owned by a `JwtGuard`."""
 
     async def get_current(self) -> KeySet:
-        """Those to judge by. Raises KeysAway."""
+        """Return the keys to verify tokens with.
+
+        Raises:
+            KeysUnavailable: There are none, or they are too old.
+        """
 
     async def get_newer(self, known: KeySet) -> KeySet:
-        """Others than these, where there are any by now. Raises KeysAway if nobody can say."""
+        """Return newer keys than those known, or the same ones if there are no newer ones.
+
+        Args:
+            known: Keys that this source returned before.
+
+        Raises:
+            KeysUnavailable: The issuer could not be asked.
+        """
 
 
 class StaticKeySource:
-    """Keys of the file."""
+    """Keys of the configuration, which never change."""
 
     def __init__(self, keys: Sequence[Jwk]) -> None:
+        """Create the source.
+
+        Args:
+            keys: The keys.
+        """
         self._keys = KeySet(keys)
 
     async def get_current(self) -> KeySet:
+        """Return the keys."""
         return self._keys
 
     async def get_newer(self, known: KeySet) -> KeySet:
+        """Return the keys: there are never newer ones."""
         return self._keys
 
 
 class RemoteKeySource:
-    """Keys of a URL; see the module.
+    """Keys of a URL.
 
-    guard: its name, for the log. clock: in seconds.
+    Created by `Guards`. At most one fetch runs at a time; a failed one keeps the keys. `_keys` is
+    replaced only by other keys, so that its identity says whether a cached result is still valid.
     """
-
-    # `_fetched`: when the keys came; `_next`: before it, nobody is asked.
 
     def __init__(
         self,
@@ -124,18 +166,28 @@ class RemoteKeySource:
         external_http: ExternalHttp,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Create the source, without fetching.
+
+        Args:
+            guard_name: The name of the guard, for the log.
+            url: The URL of the JWKS.
+            settings: The section `jwks` of the guard.
+            external_http: Sends the requests.
+            clock: Returns the time in seconds of a monotonic clock.
+        """
         self._clock = clock
         self._guard_name = guard_name
         self._url = url
         self._settings = settings
         self._external_http = external_http
         self._keys: KeySet | None = None
-        self._fetched_at = 0.0
-        self._next_fetch_at = 0.0
-        self._failures = 0
+        self._fetched_at = 0.0  # when the last successful fetch ended
+        self._next_fetch_at = 0.0  # no fetch may start before
+        self._failures = 0  # fetches that failed in a row
         self._fetch_task: asyncio.Task[None] | None = None
 
     async def get_current(self) -> KeySet:
+        """Return the keys; see `KeySource`. It waits only if there are none that may be used."""
         now = self._clock()
         age = now - self._fetched_at
         if self._keys is None or age > self._settings.max_age:
@@ -143,10 +195,12 @@ class RemoteKeySource:
             if self._keys is None or self._failures:
                 raise KeysUnavailable("the keys of the issuer cannot be fetched")
         elif age > self._settings.refresh and now >= self._next_fetch_at:
+            # The old keys are still good: fetch new ones without delaying this request.
             self._start_fetch()
         return self._keys
 
     async def get_newer(self, known: KeySet) -> KeySet:
+        """Return newer keys if there are any; see `KeySource`."""
         if self._keys is known:
             await self._refresh()
         if self._keys is None or (self._keys is known and self._failures):
@@ -154,12 +208,13 @@ class RemoteKeySource:
         return self._keys
 
     async def _refresh(self) -> None:
-        """Fetch them, if it is not too soon for that; once for all who wait."""
+        """Fetch the keys unless it is too soon; all callers wait for the same fetch."""
         if self._fetch_task is None:
             if self._clock() < self._next_fetch_at:
                 return
             self._start_fetch()
         assert self._fetch_task is not None
+        # Shielded: when one client leaves, the others still wait for the same fetch.
         await asyncio.shield(self._fetch_task)
 
     def _start_fetch(self) -> None:
@@ -174,31 +229,30 @@ class RemoteKeySource:
 
     async def _fetch(self) -> None:
         try:
-            made = await self._request_keys()
+            keys = await self._request_keys()
         except (ExternalHttpError, ValueError) as exc:
             self._failures += 1
-            longest = min(
+            max_delay_s = min(
                 self._settings.cooldown, FIRST_RETRY_DELAY_S * 2 ** min(self._failures, 10)
             )
-            self._next_fetch_at = self._clock() + random.uniform(longest / 2, longest)
+            self._next_fetch_at = self._clock() + random.uniform(max_delay_s / 2, max_delay_s)
             if self._failures == 1:
                 log.warning("guard %s: no keys from its issuer: %s", self._guard_name, exc)
             return
         if self._failures:
             log.info("guard %s: its issuer gives keys again", self._guard_name)
         self._failures = 0
-        if not made.has_same_keys(
-            self._keys
-        ):  # or what is known of tokens would have to be found out anew
-            self._keys = made
+        # Equal keys must stay the same object, or all cached tokens would be verified again.
+        if not keys.has_same_keys(self._keys):
+            self._keys = keys
         self._fetched_at = self._clock()
         self._next_fetch_at = self._fetched_at + self._settings.cooldown
 
     async def _request_keys(self) -> KeySet:
-        within = self._settings.timeout
-        reply = await self._external_http.get(
-            self._url, timeout_s=within, max_body_bytes=MAX_JWKS_BYTES
+        timeout_s = self._settings.timeout
+        response = await self._external_http.get(
+            self._url, timeout_s=timeout_s, max_body_bytes=MAX_JWKS_BYTES
         )
-        if reply.status != 200:
-            raise ExternalHttpError(f"it answers {reply.status}")
-        return KeySet.parse(reply.body)
+        if response.status != 200:
+            raise ExternalHttpError(f"it answers {response.status}")
+        return KeySet.parse(response.body)

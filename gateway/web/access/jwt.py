@@ -1,15 +1,15 @@
-"""Guards that read signed tokens (RFC 7519, RFC 8725).
+"""Guard streams by signed tokens (RFC 7519, RFC 8725).
 
-What a token says of itself is believed only once its signature fits, and of its header nothing
-but which of our keys to try: keys it carries or points to (`jwk`, `jku`, `x5u`) are not looked at,
-and an algorithm is taken only from a key that is good for it.
+Claims are used only after the signature was verified. Of the header only the key id and the
+algorithm are used, to choose among the configured keys: keys that a token contains or points to
+(`jwk`, `jku`, `x5u`) are ignored, and the algorithm must be one of the chosen key.
 
-A token takes 70 us (HS256) to 150 (EdDSA), most of it for the signature, and who reconnects comes
-with the same one: what it said is remembered by its digest until it is over or the keys are
-others, which takes 3 us.
+Verifying a token takes 70 us (HS256) to 150 us (EdDSA), most of it for the signature. Clients that
+reconnect send the same token again, so its grant is cached by the token's digest until it expires
+or the keys change; that takes 3 us.
 
-A token without `exp` is good for `maxLifetime` from its `iat` on, and one without that for as long
-from each connect on; `requireExpiry` refuses both.
+A token without `exp` is valid for `maxLifetime` from its `iat`. Without `iat`, it is valid for
+`maxLifetime` from each connect. `requireExpiry` refuses both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hashlib import sha256
 from typing import Any
 
 import jwt
-from jwt import exceptions as wrong
+from jwt import exceptions as jwt_errors
 
 from gateway.config import Jwt
 from gateway.errors import NotGranted
@@ -37,7 +37,7 @@ from .jwks import KeySet, KeySource, KeysUnavailable
 MAX_CACHED_TOKENS = 10_000  # tokens
 MAX_TOKEN_CHARS = 16 * 1024  # characters of a token
 
-# What PyJWT may let slip of a token that is none, besides its own.
+# What PyJWT raises for malformed tokens, besides its own exceptions.
 _DECODE_ERRORS = (
     ValueError,
     TypeError,
@@ -48,23 +48,38 @@ _DECODE_ERRORS = (
 )
 
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
-    (wrong.ExpiredSignatureError, "the token is expired"),
-    (wrong.ImmatureSignatureError, "the token is not valid yet"),
-    (wrong.InvalidAudienceError, "the token is for another audience"),
-    (wrong.InvalidIssuerError, "the token is of another issuer"),
-    (wrong.InvalidSignatureError, "the signature of the token is wrong"),
+    (jwt_errors.ExpiredSignatureError, "the token is expired"),
+    (jwt_errors.ImmatureSignatureError, "the token is not valid yet"),
+    (jwt_errors.InvalidAudienceError, "the token is for another audience"),
+    (jwt_errors.InvalidIssuerError, "the token is of another issuer"),
+    (jwt_errors.InvalidSignatureError, "the signature of the token is jwt_errors"),
 )
 
 _DECODE_OPTIONS = {"verify_sub": False, "verify_jti": False, "verify_iat": False}
-"""Claims that we do not rely on; what names the client is looked at below."""
+"""Claims that are not used; `_build_grant` checks the one that names the client itself."""
 
 
 class JwtGuard:
-    """See the module."""
+    """A guard that verifies signed tokens.
+
+    Created and owned by `Guards`. A cached grant is valid only with the keys it was verified with.
+
+    Attributes:
+        is_renewable: It uses the token of a `token` message.
+        errors: Builds the errors of this guard.
+    """
 
     is_renewable = True
 
     def __init__(self, name: str, settings: Jwt, realm: str, key_source: KeySource) -> None:
+        """Create the guard.
+
+        Args:
+            name: Its name in the configuration.
+            settings: Its section.
+            realm: The realm of its challenges.
+            key_source: Where the keys of the issuer come from.
+        """
         self._name = name
         self._settings = settings
         self._locations = CredentialsLocations(settings.credentials)
@@ -73,16 +88,18 @@ class JwtGuard:
         self._key_source = key_source
 
     async def grant(self, request: AccessRequest) -> Grant:
+        """Return what the token of a client says; see `Guard`."""
         token = request.token or self._find_token(request)
         if token is None:
             raise self.errors.build_missing_credentials()
         try:
             keys = await self._key_source.get_current()
+            # surrogatepass: a token of a WebSocket message may contain half a surrogate pair.
             digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
-            known = self._cache.get(digest)
-            if known is not None and known[0] is keys and not _is_expired(known[1]):
+            cached = self._cache.get(digest)
+            if cached is not None and cached[0] is keys and not _is_expired(cached[1]):
                 self._cache.move_to_end(digest)
-                return self._with_expiry(known[1])
+                return self._with_expiry(cached[1])
             keys, claims = await self._verify_claims(token, keys)
         except KeysUnavailable as exc:
             raise self.errors.build_unavailable(str(exc)) from None
@@ -93,7 +110,7 @@ class JwtGuard:
         return self._with_expiry(grant)
 
     def _with_expiry(self, grant: Grant) -> Grant:
-        """The same with an end; the one that is remembered has none if the token says nothing."""
+        """Return the grant with an expiry; without one, a token is valid from each connect."""
         if grant.expires is not None:
             return grant
         return replace(grant, expires=time.time() + self._settings.max_lifetime)
@@ -105,35 +122,35 @@ class JwtGuard:
             raise self.errors.build_ambiguous_credentials(str(exc)) from None
 
     async def _verify_claims(self, token: str, keys: KeySet) -> tuple[KeySet, Mapping[str, Any]]:
-        """What a token says, once its signature fits, and the keys that it was judged by."""
+        """Verify the signature of a token; return its claims, and the keys that verified it."""
         kid, algorithm = self._parse_header(token)
-        found = keys.find(kid, algorithm)
-        if not found:
+        candidates = keys.find(kid, algorithm)
+        if not candidates:  # the issuer may have a new key
             keys = await self._key_source.get_newer(keys)
-            found = keys.find(kid, algorithm)
-        if not found:
+            candidates = keys.find(kid, algorithm)
+        if not candidates:
             raise self.errors.build_invalid_token("no key of the issuer signs such a token")
-        refused: Exception = wrong.InvalidSignatureError()
-        for key in found:
+        error: Exception = jwt_errors.InvalidSignatureError()
+        for key in candidates:
             try:
                 return keys, self._decode(token, key, algorithm)
-            except wrong.InvalidSignatureError:
-                continue
-            except (wrong.PyJWTError, *_DECODE_ERRORS) as exc:
-                refused = exc
+            except jwt_errors.InvalidSignatureError:
+                continue  # several keys may have the same id, or none
+            except (jwt_errors.PyJWTError, *_DECODE_ERRORS) as exc:
+                error = exc
                 break
-        raise self._build_invalid_token(refused) from None
+        raise self._build_invalid_token(error) from None
 
     def _parse_header(self, token: str) -> tuple[str | None, str]:
-        """Which key is to be tried: its id, if there is one, and the algorithm."""
+        """Return the key id of a token, if it has one, and its algorithm."""
         try:
             header = jwt.get_unverified_header(token) if len(token) <= MAX_TOKEN_CHARS else {}
-        except (wrong.PyJWTError, *_DECODE_ERRORS):
+        except (jwt_errors.PyJWTError, *_DECODE_ERRORS):
             header = {}
         kid, algorithm = header.get("kid"), header.get("alg")
         if not isinstance(algorithm, str) or not isinstance(kid, (str, type(None))):
             raise self.errors.build_invalid_token("the token is no JWT")
-        if "crit" in header:  # RFC 7515 4.1.11: what it must not be read without is unknown here
+        if "crit" in header:  # RFC 7515 4.1.11: extensions that must be understood; none are here
             raise self.errors.build_invalid_token(
                 "the token needs extensions that are unknown here"
             )
@@ -157,17 +174,19 @@ class JwtGuard:
         )
 
     def _build_invalid_token(self, exc: Exception) -> NotGranted:
-        if isinstance(exc, wrong.MissingRequiredClaimError):
+        if isinstance(exc, jwt_errors.MissingRequiredClaimError):
             return self.errors.build_invalid_token(f"the token has no claim {exc.claim}")
-        why = next((why for kind, why in _REASONS if isinstance(exc, kind)), "the token is no JWT")
-        return self.errors.build_invalid_token(why)
+        reason = next(
+            (text for kind, text in _REASONS if isinstance(exc, kind)), "the token is no JWT"
+        )
+        return self.errors.build_invalid_token(reason)
 
     def _build_grant(self, claims: Mapping[str, Any]) -> Grant:
         settings = self._settings
         identity = format_claim(get_claim(claims, settings.identity))
         if identity is None:
             raise self.errors.build_invalid_token("the token names nobody")
-        found = [
+        attributes = [
             (name, format_claim(get_claim(claims, source)))
             for name, source in settings.attributes.items()
         ]
@@ -175,25 +194,26 @@ class JwtGuard:
             self._name,
             identity,
             parse_roles(get_claim(claims, settings.roles)),
-            {name: text for name, text in found if text is not None},
+            {name: text for name, text in attributes if text is not None},
             self._compute_expiry(claims),
         )
 
     def _compute_expiry(self, claims: Mapping[str, Any]) -> float | None:
-        """When the token is over, in seconds since 1970; None for `maxLifetime` from now on."""
+        """Return when a token expires, in seconds since 1970; None for `maxLifetime` from now."""
         settings = self._settings
         if "exp" in claims:
             try:
                 return float(int(claims["exp"])) + settings.leeway
-            except OverflowError:  # of 309 digits
+            except OverflowError:  # an integer of more than 308 digits
                 raise self.errors.build_invalid_token("the token is no JWT") from None
-        issued = claims.get("iat")
-        if isinstance(issued, bool) or not isinstance(issued, (int, float)):
+        issued_at = claims.get("iat")
+        if isinstance(issued_at, bool) or not isinstance(issued_at, (int, float)):
             return None
         now = time.time()
-        if issued > now:  # compared as what it is: an integer may have more digits than a float
+        # Compared without conversion: an integer may be larger than any float.
+        if issued_at > now:
             return None
-        expires = max(issued, 0) + settings.max_lifetime + settings.leeway
+        expires = max(issued_at, 0) + settings.max_lifetime + settings.leeway
         if expires <= now:
             raise self.errors.build_invalid_token("the token has no exp and is too old")
         return float(expires)

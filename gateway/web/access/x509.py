@@ -1,5 +1,7 @@
-"""Guards that read the certificate of a client, which TLS has checked: that of the gateway itself,
-or of a proxy that is believed (`web/http/client_certificate`)."""
+"""Guard streams by client certificates, which TLS has verified.
+
+The gateway itself verifies them, or a trusted proxy does (`web/http/client_certificate`).
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,32 @@ _ALTERNATIVE_NAME_TYPES = {
 
 
 class X509Guard:
-    """See the module."""
+    """A guard that reads the client certificate.
+
+    Created and owned by `Guards`.
+
+    Attributes:
+        is_renewable: A certificate cannot be renewed by a message.
+        errors: Builds the errors of this guard.
+    """
 
     is_renewable = False
 
     def __init__(self, name: str, settings: X509, realm: str) -> None:
+        """Create the guard.
+
+        Args:
+            name: Its name in the configuration.
+            settings: Its section.
+            realm: The realm of its challenges.
+        """
         self._name = name
         self._settings = settings
         self._parse_cached = lru_cache(MAX_CACHED_CERTIFICATES)(self._parse_certificate)
         self.errors = GuardErrors(name, realm, "connect with a client certificate")
 
     async def grant(self, request: AccessRequest) -> Grant:
+        """Return what the certificate of a client says; see `Guard`."""
         pem = get_certificate(request.connection.scope, trust_forwarded=self._settings.forwarded)
         if pem is None:
             raise self.errors.build_missing_credentials()
@@ -58,36 +75,49 @@ class X509Guard:
         except ValueError:
             raise self.errors.build_invalid_token("the certificate cannot be read") from None
         if grant is None:
-            why = f"the certificate has not exactly one {self._settings.identity}"
-            raise self.errors.build_invalid_token(why)
+            reason = f"the certificate has not exactly one {self._settings.identity}"
+            raise self.errors.build_invalid_token(reason)
         if grant.expires is not None and grant.expires <= time.time():
             raise self.errors.build_invalid_token("the certificate is expired")
         return grant
 
     def _parse_certificate(self, pem: str) -> Grant | None:
-        """None if nobody, or more than one, is named by it. Raises ValueError if it is none."""
-        read = x509.load_pem_x509_certificate(pem.encode())
+        """Return the grant of a certificate; None unless it has exactly one identity.
+
+        Raises:
+            ValueError: It is no certificate.
+        """
+        certificate = x509.load_pem_x509_certificate(pem.encode())
         settings = self._settings
-        named = get_field_values(read, settings.identity)
-        if len(named) != 1:
+        identities = get_field_values(certificate, settings.identity)
+        if len(identities) != 1:
             return None
-        found = [
-            (name, get_field_values(read, field)) for name, field in settings.attributes.items()
+        attributes = [
+            (name, get_field_values(certificate, field))
+            for name, field in settings.attributes.items()
         ]
         return Grant(
             self._name,
-            named[0],
-            frozenset(get_field_values(read, settings.roles) if settings.roles is not None else ()),
-            {name: values[0] for name, values in found if len(values) == 1},
-            read.not_valid_after_utc.timestamp(),
+            identities[0],
+            frozenset(
+                get_field_values(certificate, settings.roles) if settings.roles is not None else ()
+            ),
+            # An attribute with several values has no single text.
+            {name: values[0] for name, values in attributes if len(values) == 1},
+            certificate.not_valid_after_utc.timestamp(),
         )
 
 
 def get_field_values(cert: x509.Certificate, field: str) -> Sequence[str]:
-    """What stands in a field: of the subject, or of its alternative names."""
+    """Return the values of a field of the subject, or of the alternative names.
+
+    Args:
+        cert: The certificate.
+        field: A key of `_SUBJECT_OIDS` or `_ALTERNATIVE_NAME_TYPES`.
+    """
     if field in _SUBJECT_OIDS:
         attributes = cert.subject.get_attributes_for_oid(_SUBJECT_OIDS[field])
-        return [str(each.value) for each in attributes if each.value]
+        return [str(attribute.value) for attribute in attributes if attribute.value]
     try:
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
