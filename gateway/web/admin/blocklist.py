@@ -6,14 +6,15 @@ hands it to each. A reload changes nothing of it; a restart of the gateway forge
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from gateway.errors import NotGranted, RequestError
-from gateway.web.routing.routes import Match, get_route_name
+from gateway.errors import RequestError
+from gateway.web.routing.block_errors import AccessRevoked as AccessRevoked
+from gateway.web.routing.block_errors import RoutePaused as RoutePaused
+from gateway.web.routing.match import Match, get_route_name
 from gateway.web.streams.open_streams import StreamRegistry
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
 from gateway.web.workers.relay import Relay
@@ -22,28 +23,8 @@ from .stream_filter import StreamFilter
 
 BUS_TOPIC = "orders"
 BUS_TIMEOUT_S = 5.0  # seconds for the supervisor, and the workers, to answer
-RETRY_DELAY_S = (3.0, 10.0)  # seconds until a client of a paused route tries again
 
 BlocklistKey: TypeAlias = tuple[str, str, str]
-
-
-class RoutePaused(RequestError):
-    """A route that an operator paused."""
-
-    reason = "paused"
-
-    def __init__(self) -> None:
-        detail = "this route is paused by an operator; come back later"
-        super().__init__(503, "Paused", detail, retry_after=random.uniform(*RETRY_DELAY_S))
-
-
-class AccessRevoked(NotGranted):
-    """Whose access an operator revoked."""
-
-    reason = "access-revoked"
-
-    def __init__(self) -> None:
-        super().__init__(403, "your access was revoked; ask whoever runs the gateway")
 
 
 class BlocklistEntry(NamedTuple):

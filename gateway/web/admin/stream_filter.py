@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.web.access import Granted
-from gateway.web.routing.routes import get_route_name
+from gateway.web.routing.match import get_route_name
 from gateway.web.streams.open_streams import OpenStream
 
 

@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gateway.config import Route, Settings
 from gateway.config.checks.reload import apply_reload
@@ -22,10 +22,9 @@ from gateway.errors import GatewayError
 from gateway.telemetry import logs
 
 if TYPE_CHECKING:
+    from gateway.api.gateway import Gateway
     from gateway.web.access.guards import Guards
     from gateway.web.routing.routes import Routes
-
-    from .app import Application
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +63,20 @@ class ReloadOutcome(NamedTuple):
         return f"{text}; until a restart as before: {', '.join(self.kept)}" if self.kept else text
 
 
+class ReloadableApp(Protocol):
+    """Define what a reload needs of the `Application`.
+
+    Attributes:
+        gateway: The gateway, which adopts the new settings.
+    """
+
+    gateway: Gateway
+
+    @property
+    def reload(self) -> Reloader:
+        """Return what applies changed configurations."""
+
+
 class Reloader:
     """Apply changed configurations to one application.
 
@@ -76,7 +89,7 @@ class Reloader:
 
     def __init__(
         self,
-        app: Application,
+        app: ReloadableApp,
         routes: Routes,
         guards: Guards,
         update_pages: Callable[[Settings], None],
@@ -139,7 +152,7 @@ def log_reload_errors() -> Iterator[None]:
         log.error("configuration not reloaded, all stays as it was: %s", exc)
 
 
-async def reload_on_hangup(app: Application, load: SettingsLoader) -> None:
+async def reload_on_hangup(app: ReloadableApp, load: SettingsLoader) -> None:
     """Reload at each SIGHUP, one reload after the other, until cancelled.
 
     Args:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -27,7 +26,6 @@ from gateway.web.access import (
     NO_GRANTS,
     REQUESTED_ACTION_SCOPE_KEY,
     Access,
-    Granted,
     RequestedAction,
     get_bearer_token,
 )
@@ -40,6 +38,8 @@ from gateway.web.websocket.request import QueryPairs, build_request, merge_query
 
 from . import query
 from .limits import Limits
+from .match import Match as Match
+from .match import get_route_name as get_route_name
 from .paths import PathMatch, Paths
 from .views import Views
 
@@ -55,32 +55,6 @@ LIFETIME_JITTER = 0.1
 leave at different times."""
 
 log = logging.getLogger(__name__)
-
-
-class Match(NamedTuple):
-    """A route that a request matched, and the client that asks.
-
-    Created by `Routes`. Without `granted`, nobody is admitted yet.
-
-    Attributes:
-        route: The route.
-        params: The parameters of the path pattern, by name.
-        granted: What guards granted to the client.
-        path: The path, percent-encoded as it came.
-        is_reply: Whether the path is where a client fetches the reply of an earlier request.
-        purpose: What the path was looked up for: an HTTP method, a stream (None), or WRITE_PURPOSE.
-        settings: What was configured when it was looked up; None if it was not looked up.
-        method: What guards learn that the client wants to do, as an HTTP method on any wire.
-    """
-
-    route: Route
-    params: Mapping[str, str]
-    granted: Granted = NO_GRANTS
-    path: str = ""
-    is_reply: bool = False
-    purpose: str | None = None
-    settings: Settings | None = None
-    method: str = "GET"
 
 
 class Routes:
@@ -421,11 +395,6 @@ class Routes:
             if topics.get_settings(name).default_offset != "historical":
                 return "live"
         return "earliest"
-
-
-def get_route_name(route: Route) -> str:
-    """Return the name of a route in metrics, logs and traces: its first path as configured."""
-    return route.when[0].path
 
 
 def jitter_lifetime(lifetime: float | None) -> float | None:

@@ -31,6 +31,8 @@ class HttpStream(OpenStream):
     ways: the hub's clients write them to an outlet (`attach`), or `iter_bytes` yields them.
     """
 
+    routes: Routes
+
     __slots__ = ("_challenged_expiry", "_outlet", "_release_slot", "_root_path", "_wire")
 
     def __init__(

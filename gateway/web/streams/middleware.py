@@ -13,7 +13,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import Busy, GatewayError, GuardUnavailable
-from gateway.web.admin.blocklist import RoutePaused
 from gateway.web.app import assets
 from gateway.web.app.co_hosted_app import CoHostedApp
 from gateway.web.exchange import exchange
@@ -27,6 +26,7 @@ from gateway.web.http.cors import (
 from gateway.web.http.problems import build_problem
 from gateway.web.http.security_headers import add_security_headers
 from gateway.web.routing import query
+from gateway.web.routing.block_errors import RoutePaused
 from gateway.web.routing.routes import Match, Routes
 from gateway.web.websocket import endpoint as websocket
 

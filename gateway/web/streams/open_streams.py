@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Set
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from starlette.exceptions import HTTPException
 
@@ -26,11 +26,9 @@ from gateway.hub.fanout.hubs import ClusterTopic
 from gateway.hub.fanout.view import View
 from gateway.hub.fanout.wall_clock_timer import WallClockTimer
 from gateway.web.access import Granted
+from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
+from gateway.web.routing.match import Match
 from gateway.web.websocket.request import QueryPairs
-
-if TYPE_CHECKING:
-    from gateway.web.admin.blocklist import AccessRevoked, RoutePaused
-    from gateway.web.routing.routes import Match, Routes
 
 STREAMS_PER_SLICE = 100  # streams that are visited before other tasks run
 END_ACCESS_CHANGED = "access-changed"  # reason to end: the client may not have the stream any more
@@ -53,6 +51,23 @@ class StreamChange(NamedTuple):
     query: QueryPairs
     view: View
     needs_new_client: bool = False
+
+
+class StreamRoutes(Protocol):
+    """Define what a stream needs of the `Routes` that opened it."""
+
+    @property
+    def stream_registry(self) -> StreamRegistry:
+        """Return the registry of the open streams."""
+
+    def match(self, path: str) -> Match:
+        """Return the route of a path."""
+
+    async def get_view(self, match: Match, query_pairs: QueryPairs) -> View:
+        """Return the view of a request with this query."""
+
+    def get_challenge_lead(self, guard: str) -> float | None:
+        """Return how many seconds before its grants expire a guard asks for a new token."""
 
 
 class OpenStream:
@@ -90,7 +105,9 @@ class OpenStream:
         "routes",
     )  # fmt: skip
 
-    def __init__(self, routes: Routes, match: Match, query: QueryPairs, address: str = "") -> None:
+    def __init__(
+        self, routes: StreamRoutes, match: Match, query: QueryPairs, address: str = ""
+    ) -> None:
         """Register a stream without a client.
 
         Args:

@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from gateway.errors import Busy, GatewayError, GuardUnavailable, RequestError
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.web.access import NO_GRANTS, get_bearer_token
-from gateway.web.admin.blocklist import RoutePaused
 from gateway.web.http import problems
 from gateway.web.http.outlet import TAKEOVER
+from gateway.web.routing.block_errors import RoutePaused
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.wire.websocket import iter_texts

@@ -70,6 +70,8 @@ class WebSocketStream(OpenStream):
         write: Writes finished frames to the socket.
     """
 
+    routes: Routes
+
     __slots__ = (
         "_is_stopped",
         "_label_member",

@@ -1,0 +1,36 @@
+"""What clients get whom operators block."""
+
+from __future__ import annotations
+
+import random
+
+from gateway.errors import NotGranted, RequestError
+
+RETRY_DELAY_S = (3.0, 10.0)  # seconds until a client of a paused route tries again
+
+
+class RoutePaused(RequestError):
+    """Report that an operator has paused a route.
+
+    Attributes:
+        reason: The reason of the `end` event of a stream that this ends.
+    """
+
+    reason = "paused"
+
+    def __init__(self) -> None:
+        detail = "this route is paused by an operator; come back later"
+        super().__init__(503, "Paused", detail, retry_after=random.uniform(*RETRY_DELAY_S))
+
+
+class AccessRevoked(NotGranted):
+    """Report that an operator has revoked the client's access.
+
+    Attributes:
+        reason: The reason of the `end` event of a stream that this ends.
+    """
+
+    reason = "access-revoked"
+
+    def __init__(self) -> None:
+        super().__init__(403, "your access was revoked; ask whoever runs the gateway")

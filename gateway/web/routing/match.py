@@ -1,0 +1,40 @@
+"""A route that a request matched, and its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gateway.config import Route, Settings
+from gateway.web.access import NO_GRANTS, Granted
+
+
+class Match(NamedTuple):
+    """A route that a request matched, and the client that asks.
+
+    Created by `Routes`. Without `granted`, nobody is admitted yet.
+
+    Attributes:
+        route: The route.
+        params: The parameters of the path pattern, by name.
+        granted: What guards granted to the client.
+        path: The path, percent-encoded as it came.
+        is_reply: Whether the path is where a client fetches the reply of an earlier request.
+        purpose: What the path was looked up for: an HTTP method, a stream (None), or WRITE_PURPOSE.
+        settings: What was configured when it was looked up; None if it was not looked up.
+        method: What guards learn that the client wants to do, as an HTTP method on any wire.
+    """
+
+    route: Route
+    params: Mapping[str, str]
+    granted: Granted = NO_GRANTS
+    path: str = ""
+    is_reply: bool = False
+    purpose: str | None = None
+    settings: Settings | None = None
+    method: str = "GET"
+
+
+def get_route_name(route: Route) -> str:
+    """Return the name of a route in metrics, logs and traces: its first path as configured."""
+    return route.when[0].path
