@@ -1,5 +1,6 @@
-"""The admin API: list the streams that run and end them, on a port of its own.
+"""Serve the API of operators on a port of its own.
 
-Every worker accepts requests on that port and asks the other workers, so that any of them answers
-for all. Start with `app`.
+Operators list and end streams, revoke identities, pause routes, reload the configuration and change
+log levels. Every worker accepts requests on that port and asks the other workers, so that each of
+them answers for all. `app.server` serves it. Start with `app`.
 """

@@ -1,7 +1,8 @@
-"""Who may ask: whom the guards of `admin` know; where it has none, programs of this machine.
+"""Authorize operators: by the guards of `admin`, or, without guards, by being on this machine.
 
-A page in a browser of this machine is none of these: it could come from anywhere, and the port is
-reached by its requests (and, by a name that leads here, its scripts could read the answers).
+Pages in a browser are refused, also on this machine: they may come from any site, and their
+requests reach the port. With a host name that resolves to this machine, their scripts could even
+read the responses.
 """
 
 from __future__ import annotations
@@ -23,23 +24,32 @@ log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-PAGE_REFUSED_MESSAGE = "a page of a browser may ask for nothing here; use curl, or a program"
+PAGE_REFUSED_MESSAGE = "pages in a browser may not use this API; use curl, or a program"
 RATE_LIMITED_MESSAGE = "your address asks more often than listen.limits.rate says; come back later"
 HOST_REFUSED_MESSAGE = (
-    "ask by an address of this machine, such as http://127.0.0.1; or add admin.guarded"
+    "use an address of this machine, such as http://127.0.0.1; or add admin.guarded"
 )
 
 
 class OperatorAuthorizer:
-    """See the module. Where guards are asked, `listen.limits.rate` holds here, too; operators are
-    counted apart from clients, so that a flood of those keeps no operator out."""
+    """Decides who may use the admin API.
+
+    Owned by `AdminApi`. If there are guards, `listen.limits.rate` applies to operators, too. They
+    are counted apart from clients, so that a flood of clients keeps no operator out.
+    """
 
     def __init__(self, guards: Guards, limits: Limits) -> None:
+        """Create the authorizer.
+
+        Args:
+            guards: Admit operators.
+            limits: Count requests.
+        """
         self._guards = guards
         self._limits = limits
 
     def require_operator(self, handler: Handler) -> Handler:
-        """Only for those who may ask."""
+        """Return a handler that calls the given one only for authorized operators."""
 
         async def handle_authorized(request: Request) -> Response:
             request.state.operator = await self._authorize(request)
@@ -48,7 +58,12 @@ class OperatorAuthorizer:
         return handle_authorized
 
     async def _authorize(self, request: Request) -> Granted:
-        """Raises RequestError 401, 403, 429 and 503."""
+        """Return what is known of the operator.
+
+        Raises:
+            RequestError: 401, 403, 429 or 503.
+        """
+        # Browsers send Origin with every request that a page may not make on its own.
         if "origin" in request.headers:
             raise RequestError(403, "Forbidden", PAGE_REFUSED_MESSAGE)
         address = get_client_address(request.scope)
@@ -56,14 +71,15 @@ class OperatorAuthorizer:
             wait = await self._limits.count_attempt(f"operator {address}")
             if wait is not None:
                 raise RequestError(429, "Busy", RATE_LIMITED_MESSAGE, retry_after=wait)
-        who = await self._guards.admit_operator(request)
-        if not who and not is_loopback(_get_hostname(request)):
+        granted = await self._guards.admit_operator(request)
+        # Without guards, a request for any other host name may come from a page by DNS rebinding.
+        if not granted and not is_loopback(_get_hostname(request)):
             raise RequestError(403, "Forbidden", HOST_REFUSED_MESSAGE)
-        return who
+        return granted
 
 
 def _get_hostname(request: Request) -> str | None:
-    """By what host it was asked; None where that is not to be read."""
+    """Return the host that was requested; None if it cannot be parsed."""
     try:
         return request.url.hostname
     except ValueError:
@@ -71,13 +87,19 @@ def _get_hostname(request: Request) -> str | None:
 
 
 def log_action(request: Request, action: str, **details: Any) -> None:
-    """A line of the log: what was done, to what, and who asked."""
-    told = " ".join(f"{key}={value!r}" for key, value in details.items() if value is not None)
+    """Log what was done, to what, and who asked.
+
+    Args:
+        request: The request of the operator.
+        action: What was done.
+        **details: To what it was done; None for what does not apply.
+    """
+    text = " ".join(f"{key}={value!r}" for key, value in details.items() if value is not None)
     address = request.client.host if request.client else ""
-    log.info("admin: %s %s by=%s address=%s", action, told, format_operator(request), address)
+    log.info("admin: %s %s by=%s address=%s", action, text, format_operator(request), address)
 
 
 def format_operator(request: Request) -> str:
-    """Who asked, as each guard knows them."""
+    """Return who asked, as each guard knows them."""
     operator: Granted = request.state.operator
     return " ".join(f"{guard}:{name}" for guard, name in operator.identities.items()) or "anyone"

@@ -1,7 +1,8 @@
-"""What an operator forbids until it is allowed again: somebody's access, and whole routes.
+"""Block identities and pause routes until an operator allows them again.
 
-It holds in all workers, also in one that is started later: the supervisor keeps it (`keep`), and
-hands it to each. A reload changes nothing of it; a restart of the gateway forgets it.
+The blocklist holds in all workers, also in one that is started later: the supervisor keeps it
+(`serve_blocklist`) and passes it to each. A reload does not change it; a restart of the gateway
+clears it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,19 @@ BUS_TOPIC = "orders"
 BUS_TIMEOUT_S = 5.0  # seconds for the supervisor, and the workers, to answer
 
 BlocklistKey: TypeAlias = tuple[str, str, str]
+"""The guard, identity and route of an entry; those that do not apply are empty."""
 
 
 class BlocklistEntry(NamedTuple):
-    """guard, identity: whose access is revoked; empty for any guard. Or the route that is paused.
+    """What an operator forbids: the access of an identity, or a route.
 
-    until, since: seconds since 1970. by: who asked.
+    Attributes:
+        guard: The guard that knows the identity; empty for any guard.
+        identity: Whose access is revoked; empty if a route is paused.
+        route: The name of the route that is paused; empty if access is revoked.
+        until: When it ends, in seconds since 1970; None for never.
+        since: When it was added, in seconds since 1970.
+        by: The operator who added it.
     """
 
     guard: str = ""
@@ -42,79 +50,111 @@ class BlocklistEntry(NamedTuple):
 
     @property
     def key(self) -> BlocklistKey:
+        """Return what identifies the entry."""
         return self.guard, self.identity, self.route
 
     @property
     def is_expired(self) -> bool:
+        """Return whether it has ended."""
         return self.until is not None and self.until <= time.time()
 
     @property
     def stream_filter(self) -> StreamFilter:
-        """The streams that it ends."""
+        """Return the filter of the streams that it ends."""
         if self.route:
             return StreamFilter(route=self.route)
         return StreamFilter(identity=self.identity, guard=self.guard or None)
 
     @property
     def reason(self) -> str:
+        """Return the reason that its streams end with."""
         return RoutePaused.reason if self.route else AccessRevoked.reason
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeResult:
-    """ended: streams, by now or in a moment. missing: workers that did not answer."""
+    """What a change of the blocklist did.
+
+    Attributes:
+        ended: The number of streams that ended, or will end in a moment.
+        missing: The workers that did not answer.
+    """
 
     ended: int
     missing: list[int]
 
 
 class Blocklist:
-    """As one worker knows them."""
+    """The blocklist, as one worker knows it.
+
+    Created by `AdminApi`. While the whole list is being loaded from the supervisor,
+    `_pending_changes` collects the changes that arrive meanwhile: they may be newer than the list.
+    """
 
     def __init__(self, stream_registry: StreamRegistry, bus: Bus) -> None:
+        """Create an empty list.
+
+        Args:
+            stream_registry: Ends streams, and asks the list before a stream begins.
+            bus: The connection to the other workers.
+        """
         self._stream_registry = stream_registry
         self._bus = bus
         self._entries: dict[BlocklistKey, BlocklistEntry] = {}
-        self._pending_changes: list[Any] | None = None  # heard while all of them are asked for
+        self._pending_changes: list[Any] | None = None  # None while nothing is being loaded
         stream_registry.find_error = self.find_error
         bus.add_handler(BUS_TOPIC, self._on_change)
         bus.join_callbacks.append(self._on_joined)
 
     @property
     def entries(self) -> list[BlocklistEntry]:
-        return [order for order in self._entries.values() if not order.is_expired]
+        """Return the entries that have not ended."""
+        return [entry for entry in self._entries.values() if not entry.is_expired]
 
     def find_error(self, match: Match) -> RoutePaused | AccessRevoked | None:
-        """What forbids a stream now."""
+        """Return the error that forbids a stream now; None if it is allowed."""
         if not self._entries:
             return None
         if ("", "", get_route_name(match.route)) in self._entries:
             return RoutePaused()
         for guard, grant in match.granted.items():
             for key in ((guard, grant.identity, ""), ("", grant.identity, "")):
-                order = self._entries.get(key)
-                if order is not None and not order.is_expired:
+                entry = self._entries.get(key)
+                if entry is not None and not entry.is_expired:
                     return AccessRevoked()
         return None
 
     def find_pause(self, route: str) -> BlocklistEntry | None:
+        """Return the entry that pauses a route, by the route's name."""
         return self._entries.get(("", "", route))
 
     def replace_entries(self, data: Iterable[Any]) -> None:
-        """These, and no others."""
-        self._entries = {order.key: order for order in map(_parse_entry, data)}
+        """Replace the list, and end the streams that it forbids.
+
+        Args:
+            data: The entries, as tuples or lists of their fields.
+        """
+        self._entries = {entry.key: entry for entry in map(_parse_entry, data)}
         for change in self._pending_changes or ():
             self._apply_change(*change)
         self._pending_changes = None
-        for order in self.entries:
-            self._stream_registry.end_matching(order.stream_filter.matches, order.reason)
+        for entry in self.entries:
+            self._stream_registry.end_matching(entry.stream_filter.matches, entry.reason)
 
     async def add_entry(self, entry: BlocklistEntry) -> ChangeResult:
-        """Raises RequestError 503 where the supervisor does not answer."""
+        """Add an entry in all workers.
+
+        Raises:
+            RequestError: 503 if the supervisor does not answer.
+        """
         return await self._broadcast_change(entry.key, entry)
 
     async def remove_entry(self, key: BlocklistKey) -> ChangeResult:
-        """Raises as `give`; RequestError 404 for one that is not held."""
+        """Remove an entry in all workers.
+
+        Raises:
+            RequestError: 404 if there is no such entry, 503 if the supervisor does not answer.
+        """
         if key not in self._entries:
             raise RequestError(404, "Not found", "nothing of this kind is forbidden; see the list")
         return await self._broadcast_change(key, None)
@@ -122,6 +162,7 @@ class Blocklist:
     async def _broadcast_change(
         self, key: BlocklistKey, entry: BlocklistEntry | None
     ) -> ChangeResult:
+        # First the supervisor: a worker that starts from now on gets the change with its list.
         change = [key, entry]
         if self._bus.worker_count > 1:
             try:
@@ -132,56 +173,68 @@ class Blocklist:
         return ChangeResult(sum(answers.by_worker.values()), sorted(answers.missing))
 
     def _on_change(self, worker: int, change: tuple[Any, Any]) -> int:
+        """Apply a change of any worker; return the number of streams that it ends here."""
         if self._pending_changes is not None:
             self._pending_changes.append(change)
-        order = self._apply_change(*change)
+        entry = self._apply_change(*change)
         return (
             0
-            if order is None
-            else self._stream_registry.end_matching(order.stream_filter.matches, order.reason)
+            if entry is None
+            else self._stream_registry.end_matching(entry.stream_filter.matches, entry.reason)
         )
 
     def _apply_change(self, key: Any, data: Any) -> BlocklistEntry | None:
+        """Apply a change; return the added entry, or None if one was removed."""
         if data is None:
             self._entries.pop(tuple(key), None)
             return None
-        order = _parse_entry(data)
-        self._entries = {each.key: each for each in (*self.entries, order)}
-        return order
+        entry = _parse_entry(data)
+        self._entries = {known.key: known for known in (*self.entries, entry)}
+        return entry
 
     def _on_joined(self) -> None:
         self._stream_registry.start_task(self._load_entries())
 
     async def _load_entries(self) -> None:
-        """Until they are told; `_joined` is called anew where the supervisor went away."""
+        """Load the list from the supervisor, until it answers or the connection is lost.
+
+        After a new connection, `_on_joined` loads it again.
+        """
         while True:
             self._pending_changes = []
             try:
-                told = await self._bus.call_supervisor(BUS_TOPIC, None, timeout_s=BUS_TIMEOUT_S)
+                entries = await self._bus.call_supervisor(BUS_TOPIC, None, timeout_s=BUS_TIMEOUT_S)
             except SupervisorUnavailable:
                 if not self._bus.is_linked:
                     return
                 continue
-            self.replace_entries(told)
+            self.replace_entries(entries)
             return
 
 
 def serve_blocklist(relay: Relay) -> Callable[[], list[BlocklistEntry]]:
-    """Let a supervisor keep them for its workers. What it keeps now, for one that starts."""
-    held: dict[BlocklistKey, BlocklistEntry] = {}
+    """Let a supervisor keep the blocklist for its workers.
+
+    Args:
+        relay: The supervisor's side of the bus.
+
+    Returns:
+        A function that returns the current entries, for a worker that starts.
+    """
+    entries: dict[BlocklistKey, BlocklistEntry] = {}
 
     def get_entries() -> list[BlocklistEntry]:
-        for key in [key for key, order in held.items() if order.is_expired]:
-            del held[key]
-        return list(held.values())
+        for key in [key for key, entry in entries.items() if entry.is_expired]:
+            del entries[key]
+        return list(entries.values())
 
     def handle_call(worker: int, change: tuple[Any, Any] | None) -> list[BlocklistEntry]:
         if change is not None:
-            key, told = change
-            held.pop(tuple(key), None)
-            if told is not None:
-                order = _parse_entry(told)
-                held[order.key] = order
+            key, data = change
+            entries.pop(tuple(key), None)
+            if data is not None:
+                entry = _parse_entry(data)
+                entries[entry.key] = entry
         return get_entries()
 
     relay.add_handler(BUS_TOPIC, handle_call)

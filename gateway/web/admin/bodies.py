@@ -1,4 +1,4 @@
-"""What operators say in the body of a request: JSON."""
+"""Parse the JSON bodies of operators' requests."""
 
 from __future__ import annotations
 
@@ -14,21 +14,29 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 def _parse_time(value: Any) -> Any:
-    """Seconds since 1970, or RFC 3339."""
+    """Return RFC 3339 text as seconds since 1970, and anything else as it is."""
     if isinstance(value, str):
-        told = datetime.fromisoformat(value)
-        if told.tzinfo is None:
+        time = datetime.fromisoformat(value)
+        if time.tzinfo is None:
             raise ValueError("has no time zone; add Z")
-        return told.timestamp()
+        return time.timestamp()
     return value
 
 
 class RequestBody(BaseModel):
+    """The base of all bodies: unknown members and other types are errors."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class RevocationBody(RequestBody):
-    """guard: any if there is none. until: for good if there is none."""
+    """The body that revokes access.
+
+    Attributes:
+        identity: Whose access is revoked.
+        guard: The guard that knows the identity; None for any guard.
+        until: When access is allowed again, in seconds since 1970; None for never.
+    """
 
     identity: Annotated[str, Field(min_length=1)]
     guard: Annotated[str, Field(min_length=1)] | None = None
@@ -36,16 +44,33 @@ class RevocationBody(RequestBody):
 
 
 class LogLevelsBody(RequestBody):
+    """The body that changes log levels.
+
+    Attributes:
+        level: The level of all loggers that `levels` does not name.
+        levels: The levels of single loggers, by name.
+    """
+
     level: str = "info"
     levels: dict[str, str] = {}
 
 
 async def read_body(request: Request, body_type: type[BodyT]) -> BodyT:
-    """Raises RequestError 400."""
+    """Parse the body of a request.
+
+    Args:
+        request: The request.
+        body_type: The model of the body.
+
+    Raises:
+        RequestError: 400, with every problem of the body.
+    """
     try:
         return body_type.model_validate_json(await request.body())
     except ValidationError as exc:
-        found = exc.errors(include_url=False, include_input=False, include_context=False)
-        about = [".".join(map(str, each["loc"])) or "the body" for each in found]
-        told = [f"{way}: {each['msg']}" for way, each in zip(about, found, strict=True)]
-        raise RequestError(400, "Bad request", "; ".join(told)) from None
+        errors = exc.errors(include_url=False, include_input=False, include_context=False)
+        locations = [".".join(map(str, error["loc"])) or "the body" for error in errors]
+        problems = [
+            f"{location}: {error['msg']}" for location, error in zip(locations, errors, strict=True)
+        ]
+        raise RequestError(400, "Bad request", "; ".join(problems)) from None

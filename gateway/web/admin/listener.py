@@ -1,4 +1,4 @@
-"""The port of operators, beside that of clients, in the same process."""
+"""Serve operators on a port of their own, in the process that serves clients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ from gateway.web.workers.sockets import bind, format_url
 
 
 def bind_admin_socket(settings: Settings) -> socket.socket | None:
-    """Bound, and said; None where there is none. Raises GatewayError when it cannot be bound, or
-    lets in other machines without guards."""
+    """Bind the port of operators, and print its URL.
+
+    Returns:
+        The listening socket; None if there is no admin API.
+
+    Raises:
+        GatewayError: The address cannot be bound, or other machines reach it and there are no
+            guards.
+    """
     admin = settings.admin
     if admin is None:
         return None
@@ -28,22 +35,25 @@ def bind_admin_socket(settings: Settings) -> socket.socket | None:
     except GatewayError as exc:
         raise GatewayError(str(exc).replace("listen.port", "admin.port")) from None
     host = listening.getsockname()[0]
-    if not admin.guarded and not is_loopback(host):  # localhost may be any, by /etc/hosts
+    # Checked after binding: localhost may be any address, by /etc/hosts.
+    if not admin.guarded and not is_loopback(host):
         listening.close()
-        what = f"admin.host {admin.host} is {host}, which lets other machines in, and nobody is"
-        raise GatewayError(f"{what} asked who they are; add admin.guarded, or use 127.0.0.1")
+        raise GatewayError(
+            f"admin.host {admin.host} is {host}, which lets other machines in, and nobody is asked "
+            "who they are; add admin.guarded, or use 127.0.0.1"
+        )
     print(f"admin on {format_url(listening, tls=uses_tls(settings))}", flush=True)
     return listening
 
 
 def uses_tls(settings: Settings) -> bool:
-    """With the certificate of `listen`, where others come than this machine."""
+    """Return whether the port has TLS, with the certificate of `listen`; not on loopback."""
     admin, tls = settings.admin, settings.listen.tls
     return tls is not None and admin is not None and not is_loopback(admin.host)
 
 
 class _AdminServer(EdgeServer):
-    """Beside another, which has the process's signals and says that it runs."""
+    """A server without signal handlers and start message, which the server of clients has."""
 
     def _log_started_message(self, listeners: object) -> None:
         pass
@@ -56,7 +66,15 @@ async def serve_admin(
     tls: TlsContext | None,
     limits: Limits,
 ) -> None:
-    """Until it is cancelled; then what is under way is answered, for a second."""
+    """Serve operators until cancelled; then requests in progress have one more second.
+
+    Args:
+        app: The admin API.
+        settings: The configuration.
+        listening_socket: The bound socket.
+        tls: The certificate of `listen`, if there is one.
+        limits: The limits of TLS handshakes.
+    """
     tls_listener = None
     if tls is not None and uses_tls(settings):
         tls_listener = create_tls_listener(listening_socket, tls, settings, limits, port="admin")
@@ -68,10 +86,12 @@ async def serve_admin(
     server = _AdminServer(config, tls_listener)
     server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listening_socket])
-    running = asyncio.create_task(server.main_loop())
+    # uvicorn's `serve` would install signal handlers; these are the other steps of it.
+    main_loop = asyncio.create_task(server.main_loop())
     try:
-        await asyncio.shield(running)
+        await asyncio.shield(main_loop)
     finally:
+        # Not cancelled but told to exit, so that the server's last tick is complete.
         server.should_exit = True
-        await running
+        await main_loop
         await server.shutdown(sockets=[listening_socket])

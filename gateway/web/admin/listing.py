@@ -1,7 +1,8 @@
-"""Streams, as operators see them: those of all workers, a slice at a time.
+"""List and end the streams of all workers.
 
-A worker looks at no more than LOOKED streams, and tells no more than TOLD of them, before others
-have their turn: 10,000 are listed in 100 slices of 1 ms.
+A worker looks at no more than MAX_SCANNED_STREAMS streams, and returns no more than
+MAX_LISTED_STREAMS of them, per request on the bus, so that the event loop serves clients in
+between: 10,000 streams are listed in 100 slices of 1 ms.
 """
 
 from __future__ import annotations
@@ -24,23 +25,33 @@ from gateway.web.workers.bus import Bus
 
 from .stream_filter import StreamFilter
 
-MAX_SCANNED_STREAMS, MAX_LISTED_STREAMS = 2000, 100
+MAX_SCANNED_STREAMS, MAX_LISTED_STREAMS = 2000, 100  # streams per request on the bus
 BUS_TIMEOUT_S = 2.0  # seconds for a worker to answer
 LIVE_STATE, STARTING_STATE = "live", "starting"
 
 
 class ListCursor(NamedTuple):
-    """In the list of all: behind so many streams of this worker."""
+    """A position in the list of all streams.
+
+    Attributes:
+        worker: The worker whose streams come next.
+        number: The number of the last stream of this worker that was looked at.
+    """
 
     worker: int = 1
     number: int = 0
 
     def __str__(self) -> str:
+        """Return the text that `parse` reads."""
         return f"{self.worker}-{self.number}"
 
     @classmethod
     def parse(cls, text: str) -> ListCursor:
-        """Raises RequestError."""
+        """Parse a cursor.
+
+        Raises:
+            RequestError: 400 if it is none.
+        """
         worker, _, number = text.partition("-")
         if not (_is_number(worker) and _is_number(number)):
             raise RequestError(400, "Bad request", "?after= is none of ours; take it from `next`")
@@ -48,7 +59,13 @@ class ListCursor(NamedTuple):
 
 
 class StreamListPage(NamedTuple):
-    """next: where the list goes on. missing: workers that did not answer."""
+    """A page of the list.
+
+    Attributes:
+        streams: The streams, as JSON.
+        next_cursor: Where the list continues; None at its end.
+        missing: The workers that did not answer.
+    """
 
     streams: list[dict[str, Any]]
     next_cursor: ListCursor | None
@@ -56,9 +73,15 @@ class StreamListPage(NamedTuple):
 
 
 class StreamListing:
-    """The streams of all processes on a bus."""
+    """The streams of all processes on a bus. Owned by `AdminApi`."""
 
     def __init__(self, routes: Routes, bus: Bus) -> None:
+        """Create the listing.
+
+        Args:
+            routes: Has the streams of this process.
+            bus: The connection to the other processes.
+        """
         self._routes = routes
         self._bus = bus
         bus.add_handler("admin-streams", self._handle_list)
@@ -69,114 +92,153 @@ class StreamListing:
     async def list_streams(
         self, stream_filter: StreamFilter, cursor: ListCursor, limit: int
     ) -> StreamListPage:
-        """So many of them, behind a place."""
-        found: list[dict[str, Any]] = []
+        """Return the next page of the list.
+
+        Args:
+            stream_filter: Which streams to list.
+            cursor: Where the page starts.
+            limit: The most streams to return.
+        """
+        streams: list[dict[str, Any]] = []
         missing: list[int] = []
         while cursor.worker <= self._bus.worker_count:
-            asked = [
+            request = [
                 cursor.worker,
                 cursor.number,
-                min(MAX_LISTED_STREAMS, limit - len(found)),
+                min(MAX_LISTED_STREAMS, limit - len(streams)),
                 stream_filter,
             ]
-            said = (await self._ask_worker("admin-streams", asked, cursor.worker)).get(
+            slice_ = (await self._ask_worker("admin-streams", request, cursor.worker)).get(
                 cursor.worker
             )
-            if said is None:
+            if slice_ is None:
                 missing.append(cursor.worker)
             else:
-                found += said["streams"]
-            if said is None or said["next"] is None:
+                streams += slice_["streams"]
+            if slice_ is None or slice_["next"] is None:
                 cursor = ListCursor(cursor.worker + 1)
             else:
-                cursor = ListCursor(cursor.worker, said["next"])
-            if len(found) >= limit and cursor.worker <= self._bus.worker_count:
-                return StreamListPage(found, cursor, missing)
-            await asyncio.sleep(0)  # where this worker itself was asked, nothing else waits
-        return StreamListPage(found, None, missing)
+                cursor = ListCursor(cursor.worker, slice_["next"])
+            if len(streams) >= limit and cursor.worker <= self._bus.worker_count:
+                return StreamListPage(streams, cursor, missing)
+            # This worker answers itself without waiting: let the event loop serve clients.
+            await asyncio.sleep(0)
+        return StreamListPage(streams, None, missing)
 
     async def get_stream(self, id: str) -> dict[str, Any]:
-        """With its position. Raises RequestError 404 and 503."""
-        told: dict[str, Any] = await self._ask_owner("admin-stream", id)
-        return told
+        """Return a stream as JSON, with its topics and position.
+
+        Args:
+            id: The id of the stream, as in the list.
+
+        Raises:
+            RequestError: 404 if there is no such stream, 503 if its worker does not answer.
+        """
+        stream: dict[str, Any] = await self._ask_owner("admin-stream", id)
+        return stream
 
     async def end_stream(self, id: str, reason: str) -> None:
-        """Raises RequestError 404 and 503."""
+        """End a stream.
+
+        Args:
+            id: The id of the stream, as in the list.
+            reason: The reason that its client gets.
+
+        Raises:
+            RequestError: 404 if there is no such stream, 503 if its worker does not answer.
+        """
         await self._ask_owner("admin-end-one", id, reason)
 
     async def end_streams(
         self, stream_filter: StreamFilter, reason: str
     ) -> tuple[int, Sequence[int]]:
-        """How many were told to, and which workers did not answer."""
-        answers = await self._bus.request(
+        """End streams.
+
+        Args:
+            stream_filter: Which streams to end.
+            reason: The reason that their clients get.
+
+        Returns:
+            The number of streams, and the workers that did not answer.
+        """
+        responses = await self._bus.request(
             "admin-end", [stream_filter, reason], timeout_s=BUS_TIMEOUT_S
         )
-        return sum(answers.by_worker.values()), sorted(answers.missing)
+        return sum(responses.by_worker.values()), sorted(responses.missing)
 
     async def _ask_worker(self, topic: str, data: Any, worker: int) -> dict[int, Any]:
-        answers = await self._bus.request(topic, data, timeout_s=BUS_TIMEOUT_S, only_worker=worker)
-        return dict(answers.by_worker)
+        responses = await self._bus.request(
+            topic, data, timeout_s=BUS_TIMEOUT_S, only_worker=worker
+        )
+        return dict(responses.by_worker)
 
     async def _ask_owner(self, topic: str, id: str, *args: Any) -> Any:
+        """Return what the worker of a stream answers.
+
+        The id consists of the worker's number, the instance of its stream registry, and the number
+        of the stream. After a restart of the worker the instance differs, so that an old id never
+        means another stream.
+        """
         worker, _, rest = id.partition("-")
-        mark, _, number = rest.partition("-")
+        instance_id, _, number = rest.partition("-")
         if not (_is_number(worker) and _is_number(number)) or int(worker) > self._bus.worker_count:
             raise build_unknown_stream(id)
-        said = await self._ask_worker(topic, [mark, int(number), *args], int(worker))
-        if int(worker) not in said:
-            what = f"worker {worker} does not answer; try again"
-            raise RequestError(503, "Busy", what, retry_after=1.0)
-        if said[int(worker)] is None:
+        responses = await self._ask_worker(topic, [instance_id, int(number), *args], int(worker))
+        if int(worker) not in responses:
+            detail = f"worker {worker} does not answer; try again"
+            raise RequestError(503, "Busy", detail, retry_after=1.0)
+        if responses[int(worker)] is None:
             raise build_unknown_stream(id)
-        return said[int(worker)]
+        return responses[int(worker)]
 
-    # of this worker
+    # handlers of this worker
 
     def _handle_list(
         self, worker: int, data: tuple[int, int, int, Sequence[Any]]
     ) -> dict[str, Any] | None:
-        of, number, limit, wanted = data
-        if of != self._bus.worker:
+        listed_worker, number, limit, fields = data
+        if listed_worker != self._bus.worker:  # every worker gets the request
             return None
-        fits, behind, errors = StreamFilter(*wanted).matches, LagScan(), cache(self._describe_error)
-        told: list[dict[str, Any]] = []
+        matches, lag_scan = StreamFilter(*fields).matches, LagScan()
+        describe_error = cache(self._describe_error)  # many streams have the same tail
+        rows: list[dict[str, Any]] = []
         for n, stream in enumerate(self._routes.stream_registry.iter_after(number), 1):
             number = stream.number
-            if fits(stream):
-                told.append(self._build_row(stream, behind.measure_lag, errors))
-            if n >= MAX_SCANNED_STREAMS or len(told) >= limit or behind.should_yield:
-                return {"streams": told, "next": number}
-        return {"streams": told, "next": None}
+            if matches(stream):
+                rows.append(self._build_row(stream, lag_scan.measure_lag, describe_error))
+            if n >= MAX_SCANNED_STREAMS or len(rows) >= limit or lag_scan.should_yield:
+                return {"streams": rows, "next": number}
+        return {"streams": rows, "next": None}
 
     def _handle_get(self, worker: int, data: tuple[str, int]) -> dict[str, Any] | None:
         stream = self._find_stream(*data)
         if stream is None:
             return None
-        told = self._build_row(stream, LagScan().measure_lag, self._describe_error)
+        row = self._build_row(stream, LagScan().measure_lag, self._describe_error)
         client = stream.client
         if client is not None:
-            told["topics"] = sorted(client.subscription.channel.tail.topic_ids)
-            told["position"] = client.subscription.token.decode()
-        return told
+            row["topics"] = sorted(client.subscription.channel.tail.topic_ids)
+            row["position"] = client.subscription.token.decode()
+        return row
 
     def _handle_end(self, worker: int, data: tuple[Sequence[Any], str]) -> int:
-        wanted, reason = data
-        return self._routes.stream_registry.end_matching(StreamFilter(*wanted).matches, reason)
+        fields, reason = data
+        return self._routes.stream_registry.end_matching(StreamFilter(*fields).matches, reason)
 
     def _handle_end_one(self, worker: int, data: tuple[str, int, str]) -> bool | None:
-        mark, number, reason = data
-        stream = self._find_stream(mark, number)
+        instance_id, number, reason = data
+        stream = self._find_stream(instance_id, number)
         if stream is None:
             return None
         stream.end(reason)
         return True
 
-    def _find_stream(self, mark: str, number: int) -> OpenStream | None:
-        openings = self._routes.stream_registry
-        return openings.get(number) if mark == openings.instance_id else None
+    def _find_stream(self, instance_id: str, number: int) -> OpenStream | None:
+        registry = self._routes.stream_registry
+        return registry.get(number) if instance_id == registry.instance_id else None
 
     def _describe_error(self, cluster: str, tail: Tail) -> dict[str, str] | None:
-        """Why a partition of it cannot be read now; None while all can."""
+        """Return why a partition of a tail cannot be read now; None if all can."""
         feeds = self._routes.hubs.get_hub(cluster).shared_reads.by_partition
         for tp in tail.logs:
             feed = feeds.get(tp)
@@ -190,11 +252,17 @@ class StreamListing:
         measure_lag: Callable[[Any], int],
         describe_error: Callable[[str, Tail], dict[str, str] | None],
     ) -> dict[str, Any]:
-        """behind: records between where a subscription stands and what was published."""
+        """Return a stream as JSON.
+
+        Args:
+            stream: The stream.
+            measure_lag: Returns how many records a subscription is behind what was published.
+            describe_error: Returns why a partition of a cluster's tail cannot be read.
+        """
         match, client = stream.match, stream.client
         id = f"{self._bus.worker}-{self._routes.stream_registry.instance_id}-{stream.number}"
         url = match.path + (f"?{urlencode(stream.query, safe='/,:')}" if stream.query else "")
-        told: dict[str, Any] = {
+        row: dict[str, Any] = {
             "id": id,
             "route": get_route_name(match.route),
             "url": redact_url(url),
@@ -211,27 +279,28 @@ class StreamListing:
             "worker": self._bus.worker,
         }
         if client is None:
-            return told
-        told["wire"] = client.subscription.traffic.wire
-        told["stream"] = client.number  # as the log calls it
+            return row
+        row["wire"] = client.subscription.traffic.wire
+        row["stream"] = client.number  # the number that the log has
         if client.view is not None:
-            told["error"] = describe_error(client.view.cluster, client.subscription.channel.tail)
+            row["error"] = describe_error(client.view.cluster, client.subscription.channel.tail)
         state = client.state
-        told["behind"] = 0 if state is None else measure_lag(client.subscription)
-        told["state"] = (
-            LIVE_STATE if state in (None, "catching-up") and not told["behind"] else state
-        )
-        return told
+        row["behind"] = 0 if state is None else measure_lag(client.subscription)
+        # A client that catches up with nothing left to read is as good as live.
+        row["state"] = LIVE_STATE if state in (None, "catching-up") and not row["behind"] else state
+        return row
 
 
 def build_unknown_stream(id: str) -> RequestError:
+    """Return the error for an id that no stream has."""
     return RequestError(404, "Unknown stream", f"no stream that runs is called {id!r}; list them")
 
 
 def _is_number(text: str) -> bool:
+    """Return whether text is a number that `int` reads in no time."""
     return text.isascii() and text.isdigit() and len(text) < 16
 
 
 def format_time(seconds: float) -> str:
-    """RFC 3339."""
+    """Return a time in seconds since 1970 as RFC 3339 text."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

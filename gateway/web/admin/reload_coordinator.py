@@ -1,4 +1,4 @@
-"""A reload that is asked for, in all workers, and what came of it."""
+"""Reload the configuration in all workers, and report what changed."""
 
 from __future__ import annotations
 
@@ -11,45 +11,68 @@ from gateway.web.app.reload import Reloader, ReloadOutcome, SettingsLoader
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
 
 BUS_TOPIC = "reload"
-RELOAD_TIMEOUT_S = 30.0  # seconds for all workers to have taken it over
-POLL_INTERVAL_S = 0.05  # seconds between asking them
+RELOAD_TIMEOUT_S = 30.0  # seconds until all workers must have applied it
+POLL_INTERVAL_S = 0.05  # seconds between two questions to them
 
 
 class ReloadRefused(Exception):
-    """The configuration, as it is by now. problems: a line each."""
+    """The configuration was refused, and nothing has changed."""
 
     def __init__(self, problems: list[str]) -> None:
+        """Create the error.
+
+        Args:
+            problems: The problems, a line each.
+        """
         super().__init__("\n".join(problems))
         self.problems = problems
 
 
 class ReloadCoordinator:
-    """Of all processes on a bus.
+    """Reloads the configuration of all processes on a bus.
 
-    load: the configuration as it is by now; where there is a supervisor, that one loads it.
+    Created by `AdminApi`.
+
+    Attributes:
+        load: Returns the configuration as it is now. None if it cannot be loaded, or if there is a
+            supervisor, which loads it.
     """
 
     def __init__(self, reloader: Reloader, bus: Bus) -> None:
+        """Create the coordinator.
+
+        Args:
+            reloader: Reloads the configuration of this process.
+            bus: The connection to the other processes.
+        """
         self.load: SettingsLoader | None = None
         self._reloader = reloader
         self._bus = bus
         bus.add_handler("admin-reloaded", self._handle_status)
 
     async def __call__(self) -> dict[str, Any]:
-        """What became of routes and streams, in all workers. Raises Unfit where all stays as it
-        was, and RequestError where nothing can be loaded."""
+        """Reload in all workers, and return what became of routes and streams, as JSON.
+
+        Raises:
+            ReloadRefused: The configuration is refused, and nothing has changed.
+            RequestError: The configuration cannot be loaded again.
+        """
         if self._bus.worker_count > 1:
             return await self._reload_by_supervisor()
         if self.load is None:
-            what = "this gateway was not started from a file; start it with `gateway run`"
-            raise RequestError(409, "Conflict", what)
+            detail = "this gateway was not started from a file; start it with `gateway run`"
+            raise RequestError(409, "Conflict", detail)
         try:
             return merge_outcomes({1: (await self._reloader(self.load()))._asdict()}, [])
         except (GatewayError, OSError) as exc:
             raise ReloadRefused(list_problems(exc)) from None
 
     async def _reload_by_supervisor(self) -> dict[str, Any]:
-        before = await self._get_reload_counts()
+        """Let the supervisor load the configuration, and wait until all workers applied it.
+
+        A worker has applied it once it counts more reloads than before.
+        """
+        statuses_before = await self._get_reload_counts()
         try:
             problems = await self._bus.call_supervisor(BUS_TOPIC, timeout_s=RELOAD_TIMEOUT_S)
         except SupervisorUnavailable as exc:
@@ -57,17 +80,21 @@ class ReloadCoordinator:
         if problems:
             raise ReloadRefused(problems)
         loop = asyncio.get_running_loop()
-        deadline, done = loop.time() + RELOAD_TIMEOUT_S, dict[int, Any]()
-        while len(done) < self._bus.worker_count and loop.time() < deadline:
+        deadline, outcomes = loop.time() + RELOAD_TIMEOUT_S, dict[int, Any]()
+        while len(outcomes) < self._bus.worker_count and loop.time() < deadline:
             await asyncio.sleep(POLL_INTERVAL_S)
-            now = await self._get_reload_counts()
-            done = {worker: said[1] for worker, said in now.items() if said[0] > before[worker][0]}
+            statuses = await self._get_reload_counts()
+            outcomes = {
+                worker: outcome
+                for worker, (count, outcome) in statuses.items()
+                if count > statuses_before[worker][0]
+            }
         return merge_outcomes(
-            done, [n for n in range(1, self._bus.worker_count + 1) if n not in done]
+            outcomes, [n for n in range(1, self._bus.worker_count + 1) if n not in outcomes]
         )
 
     async def _get_reload_counts(self) -> dict[int, tuple[int, Any]]:
-        """By worker: how many reloads it has done, and what came of the last."""
+        """Return how many reloads each worker has done, and what the last one changed."""
         none = dict.fromkeys(range(1, self._bus.worker_count + 1), (0, None))
         return none | dict((await self._bus.request("admin-reloaded")).by_worker)
 
@@ -77,21 +104,27 @@ class ReloadCoordinator:
 
 
 def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> dict[str, Any]:
-    """Of routes what one worker says, which they all do; of streams those of all. missing: workers
-    that did not take it over in time."""
+    """Return the outcome of a reload in all workers as JSON.
+
+    Routes are the same in all workers, so those of one worker are reported; streams are added up.
+
+    Args:
+        outcomes: The fields of the `ReloadOutcome` of each worker.
+        missing: The workers that did not apply the configuration in time.
+    """
     streams: Counter[str] = Counter()
-    for told in outcomes.values():
-        streams.update(told["streams"])
+    for outcome in outcomes.values():
+        streams.update(outcome["streams"])
     first = next(iter(outcomes.values()), ReloadOutcome(0, 0, 0, 0, {}, 0.0, ())._asdict())
     return {
         "routes": {name: first[name] for name in ("same", "changed", "added", "removed")},
         "streams": dict(streams),
         "kept": list(first["kept"]),
-        "seconds": max([told["seconds"] for told in outcomes.values()], default=0.0),
+        "seconds": max([outcome["seconds"] for outcome in outcomes.values()], default=0.0),
         "missing": missing,
     }
 
 
 def list_problems(exc: Exception) -> list[str]:
-    """A line each."""
+    """Return the problems of an error, a line each."""
     return list(getattr(exc, "problems", None) or [str(exc)])

@@ -1,4 +1,4 @@
-"""Which streams an operator means."""
+"""Select streams for an operator."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from gateway.web.streams.open_streams import OpenStream
 
 
 class StreamFilter(NamedTuple):
-    """Streams with all of this; what is None is not looked at. identity: for any guard, or for
-    this one."""
+    """Selects the streams that match all of its members that are not None.
+
+    Attributes:
+        route: The name of the route.
+        identity: The identity of the client, for any guard or for `guard`.
+        guard: The guard that knows the client.
+        address: The address of the client.
+    """
 
     route: str | None = None
     identity: str | None = None
@@ -19,6 +25,7 @@ class StreamFilter(NamedTuple):
     address: str | None = None
 
     def matches(self, stream: OpenStream) -> bool:
+        """Return whether a stream is selected."""
         return (
             (
                 self.route is None
@@ -30,7 +37,7 @@ class StreamFilter(NamedTuple):
 
 
 def has_grant(granted: Granted, guard: str | None, identity: str | None) -> bool:
-    """As this, to this guard; None for any."""
+    """Return whether a guard knows the client as this identity; None stands for any."""
     if guard is None and identity is None:
         return True
     return any(
