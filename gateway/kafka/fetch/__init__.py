@@ -1,6 +1,9 @@
-"""Fetching: from the partitions that are wanted to entries in offset order.
+"""Fetch partitions from Kafka and turn their bytes into entries in offset order.
 
-`fetcher` drives a `core.log.partition_reader` for each partition over a `broker_lane` for each
-broker; `batches` and `decoding` make entries of bytes. `scan` and `piece` read a bounded range
-once. Start with `fetcher`.
+The shared reads of the hub and its backfills use a `Fetcher` (`fetcher`), which drives one
+`PartitionReader` of `gateway.core.log` for each partition: `broker_fetch_loop` sends the fetch
+requests of one broker, `fetch_sessions` and `fetch_round` keep them small, and `batches`,
+`decoding`, `decompression` and `salvage` turn record batches into entries. `scan` and
+`committed_read` read a bounded range once, for lookups and for the sidecar. Start reading with
+`fetcher`.
 """

@@ -1,9 +1,15 @@
-"""One conversation of fetches with one broker: ask for all that is due there, hand on, repeat.
+"""Send fetch requests to one broker: ask for all partitions that are due there, deliver, repeat.
 
-Kafka holds a fetch back until there is something, so one that waits cannot take in a
-partition that came meanwhile. A broker therefore has two lanes: the main one, and one for
-newcomers, which carries them until the main one comes round. A newcomer is also one whose
-leader changed, or that could not be read for a while.
+A broker holds a fetch back until there is something to return, so a partition that is added
+meanwhile cannot be part of that request. A broker therefore has two loops, each with its own
+connection: the main loop, and one for newcomers, which carries a new partition until the main
+loop's request returns. A partition also counts as a newcomer after its leader changed, or once it
+can be read again after an error.
+
+Each loop fetches in one round per isolation level (see `fetch_round`). A partition is in at most
+one request of the whole fetcher: a loop takes it out of `idle_fetches` when it joins a round, and
+`Fetcher.release` puts it back. Whatever still arrives for it after that is ignored, because
+`in_flight` no longer names the round.
 """
 
 from __future__ import annotations
@@ -37,13 +43,16 @@ from .topic_model import TopicModel
 
 log = logging.getLogger(__name__)
 
-_new = tuple.__new__  # 0.2 us less than `core.Fetched(...)`
+_tuple_new = tuple.__new__  # 0.2 us less than `core.FetchResult(...)`
 
-NEWCOMER_S = 1.0  # seconds for which a partition counts as one
+NEWCOMER_S = 1.0  # seconds for which a partition counts as a newcomer
 REPLICA_LEASE_S = 300.0  # seconds for which a nearer replica is read (KIP-392)
-RESUMED_LOG_DELAY_S = 0.5  # for which partitions that resume are gathered for one line of the log
-OVERDUE_S = 0.5  # seconds a fetch may be late before metadata is asked for another leader
-MAX_RESPONSE_BYTES = 1 << 20  # of one answer: 5,000 records of 200 bytes decode in 10 ms
+RESUMED_LOG_DELAY_S = 0.5  # seconds for which partitions that resume share one log line
+OVERDUE_S = 0.5  # seconds a response may be late before metadata is asked for another leader
+MAX_RESPONSE_BYTES = 1 << 20  # of one response: 5,000 records of 200 bytes decode in 10 ms
+YIELD_BYTES = 64 << 10  # after decoding more than this, other tasks of the event loop run
+MAX_CORRUPT_ATTEMPTS = 3  # fetches of a damaged batch before its offsets are given up
+MIN_BROKER_DELAY_S = 0.02  # seconds to wait at least where the broker's own backoff decides
 
 
 class FetchLoopOwner(Protocol):
@@ -56,7 +65,8 @@ class FetchLoopOwner(Protocol):
             asks for; the owner puts them back when they are released.
         now: The clock of the event loop, in seconds.
         pause: Awaited between two responses, so that others get their turn.
-        get_topic_model: Returns how the entries of a topic are decoded; None leaves them as they are.
+        get_topic_model: Returns the model that decodes the entries of a topic; None leaves them as
+            they are.
     """
 
     cluster: Cluster
@@ -72,7 +82,7 @@ class FetchLoopOwner(Protocol):
 
     @property
     def has_newcomers(self) -> bool:
-        """Return whether a partition was added that the main loops may not carry yet."""
+        """Return whether a partition was added that the main loops may not fetch yet."""
 
     def wake_loops(self) -> None:
         """Let every loop look for partitions that are due."""
@@ -116,7 +126,16 @@ class FetchLoopOwner(Protocol):
 
 
 class BrokerFetchLoop:
-    """See the module. `main` is None for the main lane itself."""
+    """The fetch requests that one loop sends to one broker, one after the other.
+
+    The `Fetcher` creates the loops of a broker once the broker leads a partition that is read, and
+    owns their tasks. Between calls, each partition of a round has that round as its `in_flight` and
+    is not in the fetcher's `idle_fetches`.
+
+    Attributes:
+        wake: Set when a partition may have become due; ends the wait of an idle loop.
+        is_busy: A request of this loop is under way.
+    """
 
     def __init__(
         self,
@@ -131,45 +150,54 @@ class BrokerFetchLoop:
         self._node = node
         self._role = role
         self._main_loop = main_loop
-        self._is_catch_up = (
-            role is ConnectionRole.CATCHUP
-        )  # one who reads back takes one answer at a time
+        # A reader of the past wants one response at a time, complete, rather than early.
+        self._is_catch_up = role is ConnectionRole.CATCHUP
         self._loop = asyncio.get_running_loop()
         self._overdue_timer: asyncio.TimerHandle | None = None
         self._resumed_by_cause: dict[Cause, list[TopicPartition]] = {}
-        made = FetchSession if role is ConnectionRole.TAIL else FetchSession.create_sessionless
-        self._committed_round = FetchRound(READ_COMMITTED, made())
-        self._uncommitted_round = FetchRound(READ_UNCOMMITTED, made())
+        # Incremental sessions pay where many partitions stay for long. Newcomers and reads of the
+        # past come and go, and brokers bound how many sessions they keep.
+        is_tail = role is ConnectionRole.TAIL
+        create_session = FetchSession if is_tail else FetchSession.create_sessionless
+        # The isolation level applies to a whole request, so each level has a round of its own.
+        self._committed_round = FetchRound(READ_COMMITTED, create_session())
+        self._uncommitted_round = FetchRound(READ_UNCOMMITTED, create_session())
         self._rounds = (self._committed_round, self._uncommitted_round)
 
     async def run(self) -> None:
+        """Fetch whatever is due, until cancelled."""
         while True:
+            # Cleared before the look at what is due: what becomes due from here on sets it again.
             self.wake.clear()
             now = self._fetcher.now()
             self._join_due(now)
-            mixed = all(each.partition_fetches for each in self._rounds)
-            if any(each.partition_fetches for each in self._rounds):
+            mixed = all(fetch_round.partition_fetches for fetch_round in self._rounds)
+            if any(fetch_round.partition_fetches for fetch_round in self._rounds):
                 self.is_busy = True
-                for each in self._rounds:
-                    if each.partition_fetches:
-                        await self._run_round(each, mixed=mixed)
+                for fetch_round in self._rounds:
+                    if fetch_round.partition_fetches:
+                        await self._run_round(fetch_round, mixed=mixed)
                 self.is_busy = False
                 await self._fetcher.pause()
             else:
                 await self._wait_until_due(now)
 
     def _join_due(self, now: float) -> None:
-        """Those that are due and for whom nothing is under way take part from now on."""
+        """Take the idle partitions that are due here into the next request."""
+        # While the main loop waits for nothing it takes newcomers itself, at once.
         if self._main_loop is not None and not self._main_loop.is_busy:
             return
-        for job in list(self._fetcher.idle_fetches.values()):
-            if self._can_carry(job, now) and self._is_due(job, now):
-                del self._fetcher.idle_fetches[job.reader.tp]
+        for partition_fetch in list(self._fetcher.idle_fetches.values()):
+            if self._can_carry(partition_fetch, now) and self._is_due(partition_fetch, now):
+                del self._fetcher.idle_fetches[partition_fetch.reader.tp]
                 (
-                    self._committed_round if job.read_committed else self._uncommitted_round
-                ).add_partition(job)
+                    self._committed_round
+                    if partition_fetch.read_committed
+                    else self._uncommitted_round
+                ).add_partition(partition_fetch)
 
     def _can_carry(self, partition_fetch: PartitionFetch, now: float) -> bool:
+        """Return whether this loop may fetch a partition: the second one only newcomers."""
         return (
             self._main_loop is None
             or now - partition_fetch.newcomer_at < NEWCOMER_S
@@ -177,16 +205,19 @@ class BrokerFetchLoop:
         )
 
     def _is_due(self, partition_fetch: PartitionFetch, now: float) -> bool:
+        """Return whether the next thing that a partition needs is a fetch from this broker."""
         return (
             partition_fetch.choose_node(now) == self._node
             and type(partition_fetch.reader.next_command(now)) is FetchCommand
         )
 
     async def _wait_until_due(self, now: float) -> None:
+        """Wait for `wake`, or until the delay of a partition that failed has passed."""
         waits = [
-            job.reader.retry_at - now
-            for job in self._fetcher.idle_fetches.values()
-            if job.choose_node(now) == self._node and job.reader.retry_at > now
+            partition_fetch.reader.retry_at - now
+            for partition_fetch in self._fetcher.idle_fetches.values()
+            if partition_fetch.choose_node(now) == self._node
+            and partition_fetch.reader.retry_at > now
         ]
         try:
             async with asyncio.timeout(min(waits, default=None)):
@@ -195,34 +226,46 @@ class BrokerFetchLoop:
             pass
 
     async def _run_round(self, fetch_round: FetchRound, *, mixed: bool) -> None:
+        """Send one fetch request and deliver what it brings.
+
+        Args:
+            fetch_round: The partitions to fetch.
+            mixed: The other round has partitions, too, and waits for this one to end.
+        """
         try:
-            answers = await self._send_fetch(fetch_round, self._choose_max_wait(fetch_round, mixed))
+            responses = await self._send_fetch(
+                fetch_round, self._choose_max_wait(fetch_round, mixed)
+            )
         except KafkaError as exc:
             self._on_request_failed(fetch_round, exc)
             return
         self._fetcher.report_broker_recovery(self._node)
-        for tp, fetched in answers.items():
-            job = fetch_round.partition_fetches.get(tp)
-            if job is None:
-                continue  # it moved on meanwhile
-            job.reader.last_response_at = now = self._fetcher.now()
-            rest = self._on_partition_response(job, fetched, now)
-            if rest is not None and job.in_flight is fetch_round:
-                self._fetcher.start_rest(job, rest)
-            self._requeue(fetch_round, job, now)
-            if len(fetched.records) > 65536:
-                await asyncio.sleep(0)  # decoding is our loop's time
+        for tp, fetched in responses.items():
+            partition_fetch = fetch_round.partition_fetches.get(tp)
+            if partition_fetch is None:
+                continue  # removed or released while the request was under way
+            partition_fetch.reader.last_response_at = now = self._fetcher.now()
+            rest = self._on_partition_response(partition_fetch, fetched, now)
+            if rest is not None and partition_fetch.in_flight is fetch_round:
+                self._fetcher.start_rest(partition_fetch, rest)
+            self._requeue(fetch_round, partition_fetch, now)
+            if len(fetched.records) > YIELD_BYTES:
+                await asyncio.sleep(0)  # decoding ran in the event loop, so let others run
         now = self._fetcher.now()
+        # Looking at all partitions costs time per partition, so it is done only when one has
+        # something to report, now and then, and by the newcomers' loop, which hands all of its
+        # partitions over to the main loop.
         if (
             fetch_round.has_unsettled
             or now - fetch_round.swept_at >= SWEEP_INTERVAL_S
             or self._main_loop is not None
         ):
-            self._sweep_partitions(fetch_round, answers, now)
+            self._sweep_partitions(fetch_round, responses, now)
 
     async def _send_fetch(
         self, fetch_round: FetchRound, max_wait: float
     ) -> dict[TopicPartition, FetchedPartition]:
+        """Send a round's request, asking for metadata whenever the response is overdue."""
         fetcher = self._fetcher
         self._overdue_timer = self._loop.call_later(fetcher.max_wait + OVERDUE_S, self._on_overdue)
         try:
@@ -238,74 +281,88 @@ class BrokerFetchLoop:
             self._overdue_timer.cancel()
 
     def _on_overdue(self) -> None:
-        """The answer is overdue: perhaps another broker leads by now."""
+        """Ask for metadata, as another broker may lead by now: a frozen one does not say so."""
         self._fetcher.refresh_metadata(f"broker {self._node} is silent")
         self._overdue_timer = self._loop.call_later(OVERDUE_S, self._on_overdue)
 
     def _choose_max_wait(self, fetch_round: FetchRound, mixed: bool) -> float:
-        """Do not wait for records while somebody wants to hear that it can be read, nor long
-        while another fetch (newcomers', or of the other isolation) waits to go out."""
+        """Return for how many seconds the broker may hold the request back.
+
+        That is 0 while a partition is to report that it can be read, and short while another
+        request (for newcomers, or of the other isolation level) waits for this one to end.
+        """
         if fetch_round.has_unsettled:
             return 0.0
-        most = self._fetcher.max_wait
-        return min(0.1, most) if mixed or self._fetcher.has_newcomers else most
+        max_wait = self._fetcher.max_wait
+        return min(0.1, max_wait) if mixed or self._fetcher.has_newcomers else max_wait
 
     def _sweep_partitions(
-        self, fetch_round: FetchRound, answers: Collection[TopicPartition], now: float
+        self, fetch_round: FetchRound, responses: Collection[TopicPartition], now: float
     ) -> None:
-        """The broker has answered for all of them, also for those of whom it said nothing."""
+        """Treat every partition of the round as answered, and detect those that are stalled.
+
+        In a fetch session the response leaves out partitions without news (KIP-227). For them it
+        means that they can be read and that nothing came.
+        """
         fetch_round.swept_at, fetch_round.has_unsettled = now, False
-        for tp, job in list(fetch_round.partition_fetches.items()):
-            reading = job.reader
-            reading.last_response_at = now
-            if reading.has_unreported_change and tp not in answers:
-                self._apply_fetched(job, _build_empty_fetched(reading), now)
-            if reading.is_stalled(now):
-                self._restart_stalled(fetch_round, job)
-            self._requeue(fetch_round, job, now)
+        for tp, partition_fetch in list(fetch_round.partition_fetches.items()):
+            reader = partition_fetch.reader
+            reader.last_response_at = now
+            if reader.has_unreported_change and tp not in responses:
+                self._apply_fetched(partition_fetch, _build_empty_fetched(reader), now)
+            if reader.is_stalled(now):
+                self._restart_stalled(fetch_round, partition_fetch)
+            self._requeue(fetch_round, partition_fetch, now)
 
     def _requeue(
         self, fetch_round: FetchRound, partition_fetch: PartitionFetch, now: float
     ) -> None:
-        """The next fetch asks for it, too, unless it needs something else by now."""
+        """Keep a partition in the round, or release it if it needs something else now."""
         if partition_fetch.in_flight is not fetch_round:
             return
         if self._main_loop is None and self._is_due(partition_fetch, now):
             fetch_round.update_partition(partition_fetch)
-        else:  # a newcomer is the main lane's next, also where that had nothing to do by now
+        else:
+            # After one response a newcomer is left to the main loop, which `wake_loops` wakes in
+            # case that it is idle.
             self._fetcher.release(partition_fetch)
             self._fetcher.wake_loops()
 
-    # what came
+    # Responses.
 
     def _on_partition_response(
         self, partition_fetch: PartitionFetch, fetched: FetchedPartition, now: float
     ) -> DeliverRest | None:
-        """Hand over what came. What is returned reads the rest, where it is too much at once."""
-        reading = partition_fetch.reader
+        """Deliver what a fetch brought for one partition.
+
+        Returns:
+            What delivers the rest in the background, if decoding all of it now would block the
+            event loop for too long; None if nothing is left.
+        """
+        reader = partition_fetch.reader
         if fetched.error_code:
             self._on_partition_error(partition_fetch, cause_from_code(fetched.error_code), now)
             return None
         if fetched.preferred_replica not in (-1, self._node):
+            # The leader names a nearer replica and sends no records (KIP-392).
             partition_fetch.replica, partition_fetch.replica_until = (
                 fetched.preferred_replica,
                 now + REPLICA_LEASE_S,
             )
-            self._fetcher.ensure_fetch_loops(
-                partition_fetch.replica
-            )  # it may lead nothing that is read here
+            # The replica may lead nothing that is read here, and then it has no loops yet.
+            self._fetcher.ensure_fetch_loops(partition_fetch.replica)
             return None
         assert partition_fetch.want is not None
-        if partition_fetch.want.offset != reading.position.offset:
-            return None
-        if not fetched.records:  # as of most partitions of most answers
-            nothing: DecodedSlice = _new(
+        if partition_fetch.want.offset != reader.position.offset:
+            return None  # the position jumped after the request was sent
+        if not fetched.records:  # the usual case: most partitions of most responses
+            nothing: DecodedSlice = _tuple_new(
                 DecodedSlice, ((), partition_fetch.want.offset, NO_EPOCH, 0, None)
             )
             self._deliver_slice(partition_fetch, fetched, nothing, now)
             return None
         decoding = RecordSetDecoder(
-            reading.tp,
+            reader.tp,
             fetched.records,
             partition_fetch.want.offset,
             aborted=fetched.aborted_transactions,
@@ -313,10 +370,12 @@ class BrokerFetchLoop:
             high_watermark=fetched.high_watermark,
         )
         first = decoding.read_slice(BULK_SLICE_RECORDS if self._is_catch_up else MAX_SLICE_RECORDS)
-        self._fetcher.reads.bytes[reading.tp.topic] += len(fetched.records)
+        self._fetcher.reads.bytes[reader.tp.topic] += len(fetched.records)
         if decoding.is_done:
             self._deliver_slice(partition_fetch, fetched, first, now)
             return None
+        # A catch-up read gets the whole response at once. A shared read gets the first slice now,
+        # so that clients need not wait for the rest to be decoded.
         if self._is_catch_up:
             return partial(self._gather_rest, partition_fetch, fetched, decoding, first)
         if not self._deliver_slice(partition_fetch, fetched, first, now):
@@ -331,6 +390,7 @@ class BrokerFetchLoop:
         first: DecodedSlice,
         is_current: Callable[[], bool],
     ) -> None:
+        """Decode the rest of a response and deliver it together with its first slice."""
         decoded = await gather_slices(decoding, self._fetcher.cluster.inflation, first)
         if is_current():
             partition_fetch.reader.last_response_at = now = self._fetcher.now()
@@ -343,9 +403,10 @@ class BrokerFetchLoop:
         decoding: RecordSetDecoder,
         is_current: Callable[[], bool],
     ) -> None:
+        """Deliver the rest of a response slice by slice, as long as it is still wanted."""
         await self._fetcher.pause()
-        async with aclosing(iter_slices(decoding, self._fetcher.cluster.inflation)) as some:
-            async for decoded in some:
+        async with aclosing(iter_slices(decoding, self._fetcher.cluster.inflation)) as slices:
+            async for decoded in slices:
                 if not is_current():
                     return
                 partition_fetch.reader.last_response_at = now = self._fetcher.now()
@@ -361,62 +422,79 @@ class BrokerFetchLoop:
         decoded: DecodedSlice,
         now: float,
     ) -> bool:
-        """Hand over a slice. False: what comes after it is to be fetched again."""
+        """Deliver one slice.
+
+        Returns:
+            False if what comes after it must be fetched again, so that the rest of the response is
+            dropped.
+        """
         assert partition_fetch.want is not None
-        reading = partition_fetch.reader
+        reader = partition_fetch.reader
         entries: Sequence[Entry] = decoded.entries
-        after, epoch = decoded.next_offset, decoded.last_epoch
-        if decoded.error is not None and after == partition_fetch.want.offset:
-            damaged = self._handle_corruption(partition_fetch, fetched, decoded.error, now)
-            if damaged is None:
+        next_offset, epoch = decoded.next_offset, decoded.last_epoch
+        # An error behind records that could be read is ignored: the next fetch starts there, and
+        # then the error is at the offset that was asked for.
+        if decoded.error is not None and next_offset == partition_fetch.want.offset:
+            gap = self._handle_corruption(partition_fetch, fetched, decoded.error, now)
+            if gap is None:
                 return False
-            entries, after, epoch = [damaged], damaged.next_offset, damaged.epoch
+            entries, next_offset, epoch = [gap], gap.next_offset, gap.epoch
         partition_fetch.failures = 0
-        reads, topic = self._fetcher.reads, reading.tp.topic
-        understand, ask = self._fetcher.get_topic_model(topic), None
-        if understand is not None:
-            entries, ask = understand(entries)
-            if ask is not None:
+        reads, topic = self._fetcher.reads, reader.tp.topic
+        model, load_schemas = self._fetcher.get_topic_model(topic), None
+        if model is not None:
+            entries, load_schemas = model(entries)
+            if load_schemas is not None:
+                # The model stopped at a record whose schema is not loaded. What precedes it is
+                # delivered first; the next fetch begins with that record and loads the schema.
                 if not entries:
-                    self._fetcher.start_schema_load(partition_fetch, ask)
+                    self._fetcher.start_schema_load(partition_fetch, load_schemas)
                     return False
-                after, epoch = entries[-1].next_offset, entries[-1].epoch
+                next_offset, epoch = entries[-1].next_offset, entries[-1].epoch
         reads.records[topic] += len(entries)
         high, stable = fetched.high_watermark, fetched.last_stable_offset
+        # The end of what this read may get: an uncommitted one is not bound by open transactions.
         end = stable if partition_fetch.read_committed and stable >= 0 else high
         start = fetched.log_start_offset
         self._apply_fetched(
-            partition_fetch, _new(core.FetchResult, (entries, after, epoch, high, end, start)), now
+            partition_fetch,
+            _tuple_new(core.FetchResult, (entries, next_offset, epoch, high, end, start)),
+            now,
         )
-        return ask is None
+        return load_schemas is None
 
     def _handle_corruption(
         self, partition_fetch: PartitionFetch, fetched: FetchedPartition, error: str, now: float
     ) -> Entry | None:
-        """Not even the length of the batch makes sense: after three tries, say so and go on
-        at the end; None while it is tried again."""
+        """Handle a batch whose length makes no sense, so that the next batch cannot be found.
+
+        Returns:
+            After MAX_CORRUPT_ATTEMPTS fetches, a gap up to the end of the log. Before that None:
+            the partition is fetched again, as the data may have been damaged on its way.
+        """
         partition_fetch.failures += 1
-        reading = partition_fetch.reader
+        reader = partition_fetch.reader
         log.warning(
-            "%s at %s: %s", reading.tp, reading.position.offset, error, extra=reading.tp._asdict()
+            "%s at %s: %s", reader.tp, reader.position.offset, error, extra=reader.tp._asdict()
         )
-        if partition_fetch.failures < 3:
-            self._fetcher.deliver_entries(partition_fetch, reading.on_error(Cause.CORRUPT, now))
+        if partition_fetch.failures < MAX_CORRUPT_ATTEMPTS:
+            self._fetcher.deliver_entries(partition_fetch, reader.on_error(Cause.CORRUPT, now))
             return None
-        offset = reading.position.offset
+        offset = reader.position.offset
         assert offset is not None
-        to = max(offset + 1, fetched.last_stable_offset, fetched.high_watermark)
-        return Gap(reading.tp, offset, to, reading.position.epoch, GapReason.CORRUPT)
+        end = max(offset + 1, fetched.last_stable_offset, fetched.high_watermark)
+        return Gap(reader.tp, offset, end, reader.position.epoch, GapReason.CORRUPT)
 
     def _apply_fetched(
         self, partition_fetch: PartitionFetch, fetched: core.FetchResult, now: float
     ) -> None:
-        was = partition_fetch.reader.cause
+        """Hand the result of a fetch to the reader and deliver the entries that it returns."""
+        previous_cause = partition_fetch.reader.cause
         entries = partition_fetch.reader.on_fetch(fetched, now)
-        if was is not None:
-            self._note_resumed(partition_fetch.reader.tp, was)
+        if previous_cause is not None:
+            self._note_resumed(partition_fetch.reader.tp, previous_cause)
             self._fetcher.mark_newcomer(partition_fetch)
-            if was is Cause.DENIED:
+            if previous_cause is Cause.DENIED:
                 topic = format_topic_label(partition_fetch.reader.tp.topic)
                 self._fetcher.cluster.outages.report_recovery(topic, "may be read again")
                 self._fetcher.retry_topic(partition_fetch.reader.tp.topic)
@@ -424,7 +502,7 @@ class BrokerFetchLoop:
             self._fetcher.deliver_entries(partition_fetch, entries)
 
     def _note_resumed(self, tp: TopicPartition, cause: Cause) -> None:
-        """Have it said, in one line with all that resume at about the same time."""
+        """Log that a partition can be read again, in one line with all that resume just now."""
         if not self._resumed_by_cause:
             self._loop.call_later(RESUMED_LOG_DELAY_S, self._log_resumed)
         self._resumed_by_cause.setdefault(cause, []).append(tp)
@@ -441,48 +519,60 @@ class BrokerFetchLoop:
             log.info("FETCH resumed %s after cause=%s", what, cause, extra=extra)
 
     def _restart_stalled(self, fetch_round: FetchRound, partition_fetch: PartitionFetch) -> None:
-        """Start the conversation over: what one of the two sides believes is wrong."""
-        reading = partition_fetch.reader
+        """Start the fetch session over for a partition whose known records do not come.
+
+        Either the session's state differs between the two sides, or the broker or the replica
+        cannot serve what it has announced.
+        """
+        reader = partition_fetch.reader
         log.warning(
-            "no progress on %s at offset %s; asking anew", reading.tp, reading.position.offset,
-            extra=reading.tp._asdict(),
-        )  # fmt: skip
-        reading.last_progress_at, partition_fetch.replica = reading.last_response_at, None
+            "no progress on %s at offset %s; starting a new fetch session",
+            reader.tp,
+            reader.position.offset,
+            extra=reader.tp._asdict(),
+        )
+        reader.last_progress_at, partition_fetch.replica = reader.last_response_at, None
         fetch_round.session.reset()
-        self._fetcher.refresh_metadata(f"{reading.tp} makes no progress")
+        self._fetcher.refresh_metadata(f"{reader.tp} makes no progress")
 
     def _on_partition_error(
         self, partition_fetch: PartitionFetch, cause: Cause, now: float
     ) -> None:
-        if (
-            partition_fetch.replica is not None
-        ):  # a replica's word counts for nothing: ask the leader
+        """Handle the error code of one partition."""
+        # A follower may be behind, so its errors prove nothing: ask the leader first.
+        if partition_fetch.replica is not None:
             partition_fetch.replica = None
             return
         self._fetcher.on_request_failed(partition_fetch, cause, None)
         if cause is Cause.DENIED:
-            why = "the gateway may not read it; allow it READ"
+            detail = "the gateway may not read it; allow it READ"
             self._fetcher.cluster.outages.report_failure(
-                format_topic_label(partition_fetch.reader.tp.topic), cause, why
+                format_topic_label(partition_fetch.reader.tp.topic), cause, detail
             )
         if RECOVERY_RULES[cause].action in (RecoveryAction.REFRESH, RecoveryAction.WATCH_METADATA):
             self._fetcher.refresh_metadata(f"{partition_fetch.reader.tp}: {cause}")
 
     def _on_request_failed(self, fetch_round: FetchRound, exc: KafkaError) -> None:
+        """Schedule a retry of all partitions of a round whose request failed as a whole."""
         cause = cause_from_code(code_from_error(exc))
-        brokers_own = isinstance(exc, (BrokerUnavailable, AuthenticationFailed))
-        delay = exc.retry_after if brokers_own else None
+        # The connection to the broker has a backoff of its own. Adding that of each partition would
+        # bring the partition back late, so the broker's delay replaces it.
+        is_broker_failure = isinstance(exc, (BrokerUnavailable, AuthenticationFailed))
+        delay = exc.retry_after if is_broker_failure else None
         self._fetcher.report_broker_failure(self._node, exc)
-        for job in list(fetch_round.partition_fetches.values()):
-            if job.in_flight is fetch_round:
-                job.replica = None
+        for partition_fetch in list(fetch_round.partition_fetches.values()):
+            if partition_fetch.in_flight is fetch_round:
+                partition_fetch.replica = None
                 self._fetcher.on_request_failed(
-                    job, cause, None if delay is None else max(delay, 0.02)
+                    partition_fetch,
+                    cause,
+                    None if delay is None else max(delay, MIN_BROKER_DELAY_S),
                 )
         self._fetcher.refresh_metadata(f"broker {self._node}: {cause}")
 
 
 def _build_empty_fetched(reader: PartitionReader) -> core.FetchResult:
+    """Return the result of a fetch that brought nothing new; the ends of the log are as before."""
     offset = reader.position.offset
     assert offset is not None
     return core.FetchResult(

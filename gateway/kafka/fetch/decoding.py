@@ -1,8 +1,13 @@
-"""One record set on its way to entries: batch by batch, slice by slice.
+"""Decode one record set into entries, batch by batch and slice by slice.
 
-See `batches` for what becomes of which batch. The header of a batch says how many records there
-are; how many bytes, only its decompression tells. What fits into a small buffer is decompressed
-where it is read; anything else waits until `inflate` was called, away from the loop.
+`batches` says which entries each kind of batch leads to. The header of a batch says how many
+records it has, but not how many bytes they are decompressed. A batch that fits into a small buffer
+is decompressed where it is read. Any other waits until `RecordSetDecoder.decompress` was called,
+outside the event loop.
+
+There are three ways through the records of a batch. Most are read whole (`_read_whole_batch`). One
+that is compressed, or too long for the slice, is opened and read in parts (`_open_batch`,
+`_read_records`). If reading fails, what is intact is salvaged (`salvage`).
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
 
 from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
-from gateway.kafka.protocol import legacy_messages as old_messages
+from gateway.kafka.protocol import legacy_messages
 
 from .decompression import (
     BATCH_HEADER,
@@ -35,29 +40,33 @@ from .salvage import iter_salvaged
 
 log = logging.getLogger(__name__)
 
-MAX_SLICE_RECORDS = 5_000  # that clients are shown in the same turn of the loop: 10 ms
+# The largest slice that is delivered to clients within the same turn of the loop: 10 ms.
+MAX_SLICE_RECORDS = 5_000
 MAX_SLICE_BYTES = 1 << 20  # of one slice, decompressed
 
 _BATCH_PREFIX = struct.Struct(">qiib")  # base offset, length, leader epoch (or CRC), magic
-_LOG_OVERHEAD = 12  # base offset and length, which the length leaves out
+_LOG_OVERHEAD = 12  # bytes of base offset and length, which the length does not count
+# The least length by magic: that of an empty message or batch.
 _MIN_LENGTHS = {0: 14, 1: 22, 2: BATCH_HEADER.size - _LOG_OVERHEAD}
-_TRANSACTIONAL = 0x10
-_CONTROL = 0x20
-_CONTROL_KEY = struct.Struct(">hh")
+_TRANSACTIONAL = 0x10  # attribute of a batch: its records belong to a transaction
+_CONTROL = 0x20  # attribute of a batch: its record is a marker that ends a transaction
+_CONTROL_KEY = struct.Struct(">hh")  # version, type of the marker
 _ABORT_MARKER = 0
 
-_new = tuple.__new__  # 1.3 of `Record(...)`
+_tuple_new = tuple.__new__  # 1.3 times as fast as `Record(...)`
 
 
 class DecodedSlice(NamedTuple):
-    """What a record set, or a slice of it, holds from the fetch offset on.
+    """The entries of a record set, or of a slice of it, from the fetch offset on.
 
-    next_offset: to fetch next; equal to the fetch offset only when there was nothing.
-    last_epoch:  leader epoch of the last batch, -1 where it has none.
-    bytes:       of the batches that were read.
-    error:       what ended the decoding before the data did: the length of the batch at
-                 `next_offset` makes no sense. Fetch again; the same again means that the
-                 broker's own log is damaged there.
+    Attributes:
+        entries: The entries in offset order, without a hole that none of them covers.
+        next_offset: The offset to go on from. In the last slice it is equal to the fetch offset
+            only if there was nothing.
+        last_epoch: The leader epoch of the last batch; -1 if it has none.
+        batch_bytes: How many bytes of the record set belong to batches that were read.
+        error: Why decoding ended before the data did: the length of the batch at `next_offset`
+            makes no sense. If fetching again gives the same error, the broker's log is damaged.
     """
 
     entries: list[Entry]
@@ -70,8 +79,14 @@ class DecodedSlice(NamedTuple):
 class _Batch(NamedTuple):
     """The batch that is being read, or waits to be decompressed.
 
-    magic: of its format. codec: 0 for none. after: the offset behind it. stop: where it ends in
-    the record set. records: as many as it says it has; 0 if it does not say.
+    Attributes:
+        magic: The version of its format, 0 to 2.
+        codec: The codec that it is compressed with; 0 for none.
+        base_offset: Its first offset; 0 before magic 2, where it is not known.
+        next_offset: The offset after its last one.
+        epoch: Its leader epoch; -1 before magic 2.
+        end_pos: Where it ends in the record set.
+        record_count: How many records it says it has; 0 if it does not say.
     """
 
     magic: int
@@ -84,21 +99,21 @@ class _Batch(NamedTuple):
 
 
 class RecordSetDecoder:
-    """One record set, of whoever fetched it.
+    """The decoding of one record set, owned by whoever fetched it.
 
-    `read` gives it slice by slice until it is `done`. Where it says `is_large`, `inflate` is to be
-    called first, in whatever thread, and nothing else meanwhile.
+    Call `read_slice` until `is_done`. Where `is_large` is True, call `decompress` first, in any
+    thread, and nothing else until it has returned.
 
-    Args:
-        aborted: Producer id and first offset of each aborted transaction, as fetched.
-        read_committed: Leave their records out.
-        end: The high watermark, which bounds a gap whose own end is damaged.
+    True between calls: `_entries` (the slice) and everything returned before cover all offsets from
+    the fetch offset up to `_entry_offset`. Every batch before `_pos` has been read, and its offsets
+    end at `_next_offset`, which is ahead of `_entry_offset` where batches brought nothing to
+    deliver; the next entry, or a final `Skip`, covers these offsets.
 
     Attributes:
-        done: Nothing is left.
+        is_done: Nothing is left to read.
         is_large: The next batch does not fit into a small buffer once it is decompressed.
-        held: Bytes of the large batch that is being read, decompressed; 0 if there is none.
-        plain: Bytes of what was given so far, decompressed.
+        large_bytes: Decompressed bytes of the large batch that is being read; 0 if there is none.
+        decompressed_bytes: Decompressed bytes of everything returned so far.
     """
 
     __slots__ = (
@@ -138,37 +153,51 @@ class RecordSetDecoder:
         read_committed: bool = True,
         high_watermark: int | None = None,
     ) -> None:
+        """Create a decoder that has read nothing yet.
+
+        Args:
+            tp: The partition.
+            data: The record set; its last batch may be cut off.
+            fetch_offset: The offset that was asked for. Earlier records of its batch are left out.
+            aborted: Producer id and first offset of each aborted transaction, as fetched.
+            read_committed: Leave out the records of aborted transactions.
+            high_watermark: Bounds the gap of a batch whose own end is damaged; None if unknown.
+        """
         self._tp = tp
         self._data = data
         self._view = memoryview(data)
         self._pos = 0
-        self._entry_offset = fetch_offset  # after the last entry
-        self._next_offset = fetch_offset  # after the last batch
+        self._entry_offset = fetch_offset  # the offset after the last entry
+        self._next_offset = fetch_offset  # the offset after the last batch
         self._epoch = -1
         self._high_watermark = high_watermark
         self._entries: list[Entry] = []
+        # First offset and producer id, the latest first: those that begin are taken from the end.
         self._aborted_transactions: list[tuple[int, int]] = []
-        if aborted and read_committed:  # rarely, and 0.6 us even where there are none
+        if aborted and read_committed:  # rare, and sorting nothing costs 0.6 us
             self._aborted_transactions = sorted(
                 ((first, producer) for producer, first in aborted), reverse=True
             )
+        # Producers whose records are left out until the marker that ends their transaction.
         self._aborted_producers: set[int] = set()
         self._error: str | None = None
-        self._batch: _Batch | None = None  # that is being read, or waits for `inflate`
-        self._record_iter: Iterator[DefaultRecord] | None = None  # its records
-        self._entry_iter: Iterator[Entry] | None = None  # or, where these are none, its entries
-        self._record_data = self._view  # the bytes of its records
-        self._record_bytes = 1  # bytes of one of them, on average
-        self._small_buffer: bytearray | None = None  # where they are, to be given back
-        self._records_left = self._bytes_left = 0  # of this slice
+        self._batch: _Batch | None = None  # being read, or waiting for `decompress`
+        # What is left of it: records of magic 2, or else entries (old formats, broken batches).
+        self._record_iter: Iterator[DefaultRecord] | None = None
+        self._entry_iter: Iterator[Entry] | None = None
+        self._record_data = self._view  # the bytes of its records, not compressed
+        self._record_bytes = 1  # the average size of its records
+        self._small_buffer: bytearray | None = None  # holds `_record_data`; to be returned
+        self._records_left = self._bytes_left = 0  # how much more this slice may take
         self.is_done = self.is_large = False
         self.large_bytes = self.decompressed_bytes = 0
 
     def read_slice(self, max_records: int = MAX_SLICE_RECORDS) -> DecodedSlice:
-        """Return the next slice; of what is large, nothing before `inflate`.
+        """Return the next slice. A large batch ends the slice before it.
 
         Args:
-            records: How many there may be in it.
+            max_records: The most records in it. Its bytes are bounded by MAX_SLICE_BYTES, which the
+                last record may exceed.
         """
         self._entries, self._records_left, self._bytes_left = [], max_records, MAX_SLICE_BYTES
         while self._records_left > 0 and self._bytes_left > 0 and not self.is_large:
@@ -177,15 +206,21 @@ class RecordSetDecoder:
             elif not self._begin_batch():
                 self.is_done = True
                 break
-        after = self._entry_offset
+        next_offset = self._entry_offset
         if self.is_done:
-            after = self._next_offset
-            if after > self._entry_offset:
-                self._entries.append(Skip(self._tp, self._entry_offset, after, self._epoch))
-        return _new(DecodedSlice, (self._entries, after, self._epoch, self._pos, self._error))
+            # Only now is it known that no entry follows that would cover the last empty batches.
+            next_offset = self._next_offset
+            if next_offset > self._entry_offset:
+                self._entries.append(Skip(self._tp, self._entry_offset, next_offset, self._epoch))
+        return _tuple_new(
+            DecodedSlice, (self._entries, next_offset, self._epoch, self._pos, self._error)
+        )
 
     def decompress(self) -> None:
-        """Decompress the large batch. Whatever is wrong with it is what `read` gives next."""
+        """Decompress the large batch, in any thread.
+
+        It raises nothing: if the batch is damaged or too large, `read_slice` returns a gap for it.
+        """
         batch = self._batch
         assert self.is_large and batch is not None
         try:
@@ -194,37 +229,48 @@ class RecordSetDecoder:
         except BatchTooLarge:
             log.error(
                 "%s: the batch at offset %s holds more than %s MiB; it is passed over",
-                self._tp, batch.base_offset, MAX_DECOMPRESSED_BYTES >> 20, extra=self._tp._asdict(),
-            )  # fmt: skip
+                self._tp,
+                batch.base_offset,
+                MAX_DECOMPRESSED_BYTES >> 20,
+                extra=self._tp._asdict(),
+            )
             self._entry_iter = self._iter_lost_entries(batch)
-        except Exception:  # whatever a codec raises
+        except Exception:  # codecs raise many kinds for damaged data
             self._entry_iter = self._iter_lost_entries(batch)
         self.is_large = False
 
-    # batches
+    # Batches.
 
     def _begin_batch(self) -> bool:
-        """Look at the next batch. False: there is none, or nothing may be read after it."""
+        """Begin with the next batch: read it whole, skip it, or set it as `_batch`.
+
+        Returns:
+            False if there is no further batch, or if nothing may be read after this one.
+        """
         size = len(self._data)
         if self._pos + _BATCH_PREFIX.size > size:
             return self._check_data_end()
         base, length, epoch, magic = _BATCH_PREFIX.unpack_from(self._data, self._pos)
-        stop = self._pos + _LOG_OVERHEAD + length
+        end_pos = self._pos + _LOG_OVERHEAD + length
         if length < _MIN_LENGTHS.get(magic, _MIN_LENGTHS[2]):
             self._error = f"a batch of {length} bytes at offset {self._next_offset}"
             return False
-        if stop > size:
+        if end_pos > size:
             return self._check_data_end()
-        goes_on = (
-            self._begin_v2_batch(base, epoch, stop)
+        can_continue = (
+            self._begin_v2_batch(base, epoch, end_pos)
             if magic == 2
-            else self._begin_legacy_batch(base, magic, stop)
+            else self._begin_legacy_batch(base, magic, end_pos)
         )
-        if self._batch is None:
-            self._pos = stop
-        return goes_on
+        if self._batch is None:  # otherwise `_close_batch` does this once the batch was read
+            self._pos = end_pos
+        return can_continue
 
     def _check_data_end(self) -> bool:
+        """Return False, and note an error if not even the first batch is complete.
+
+        A broker cuts the last batch at the byte limit, but always sends the first one whole.
+        """
         size = len(self._data)
         if self._pos == 0 and size > 0:
             self._error = (
@@ -233,25 +279,35 @@ class RecordSetDecoder:
         return False
 
     def _begin_v2_batch(self, base: int, epoch: int, end_pos: int) -> bool:
-        """A batch of magic 2. False: do not go on after it."""
+        """Begin with a batch of magic 2, at `_pos`.
+
+        Args:
+            base: Its base offset.
+            epoch: Its leader epoch.
+            end_pos: Where it ends in the record set.
+
+        Returns:
+            False if nothing may be read after it.
+        """
         header = BATCH_HEADER.unpack_from(self._data, self._pos)
         attributes, last, producer = header[5], base + header[6], header[9]
-        read = DefaultRecordBatch(self._view[self._pos : end_pos])
-        if header[6] < 0 or not read.validate_crc():
+        record_batch = DefaultRecordBatch(self._view[self._pos : end_pos])
+        if header[6] < 0 or not record_batch.validate_crc():
             return self._add_corrupt_gap(base, last + 1, epoch, end_pos)
-        if last < self._next_offset:
+        if last < self._next_offset:  # it ends before the fetch offset
             return True
         if attributes & _CONTROL:
-            self._apply_control_batch(read, producer, last)
+            self._apply_control_batch(record_batch, producer, last)
         elif not (attributes & _TRANSACTIONAL and self._is_aborted(producer, last)):
             codec, count = attributes & CODEC_MASK, header[12]
-            if codec or not self._read_whole_batch(read, base, epoch, count, end_pos):
+            if codec or not self._read_whole_batch(record_batch, base, epoch, count, end_pos):
                 self._open_batch(_Batch(2, codec, base, last + 1, epoch, end_pos, count))
                 return True
         self._advance(last + 1, epoch)
         return True
 
     def _apply_control_batch(self, batch: DefaultRecordBatch, producer: int, last: int) -> None:
+        """Take note of a marker: an abort ends what is left out of its producer."""
         self._activate_aborted(last)
         for record in batch:
             key = record.key or b""
@@ -259,29 +315,52 @@ class RecordSetDecoder:
                 self._aborted_producers.discard(producer)
 
     def _is_aborted(self, producer: int, last: int) -> bool:
+        """Return whether a transactional batch that ends at `last` was aborted."""
         self._activate_aborted(last)
         return producer in self._aborted_producers
 
     def _activate_aborted(self, last: int) -> None:
+        """Take note of the aborted transactions that begin at or before an offset."""
         while self._aborted_transactions and self._aborted_transactions[-1][0] <= last:
             self._aborted_producers.add(self._aborted_transactions.pop()[1])
 
     def _begin_legacy_batch(self, base: int, magic: int, end_pos: int) -> bool:
-        """A message of magic 0 or 1, or a set of them, whose offset is that of its last."""
-        after = base + 1
+        """Begin with a message of magic 0 or 1, or with a compressed set of them.
+
+        Args:
+            base: Its offset; that of the last message if it is a set.
+            magic: The version of its format. An unknown one counts as damage.
+            end_pos: Where it ends in the record set.
+
+        Returns:
+            False if nothing may be read after it.
+        """
+        next_offset = base + 1
         if not 0 <= magic < 2:
-            return self._add_corrupt_gap(base, after, -1, end_pos)
-        read = LegacyRecordBatch(self._view[self._pos : end_pos], magic)
-        if not read.validate_crc():
-            return self._add_corrupt_gap(self._next_offset, after, -1, end_pos)
-        if after <= self._next_offset:
+            return self._add_corrupt_gap(base, next_offset, -1, end_pos)
+        message = LegacyRecordBatch(self._view[self._pos : end_pos], magic)
+        if not message.validate_crc():
+            # The first offset of a set is in its compressed part, so the gap begins here.
+            return self._add_corrupt_gap(self._next_offset, next_offset, -1, end_pos)
+        if next_offset <= self._next_offset:
             return True
-        codec = self._data[self._pos + old_messages.ATTRIBUTES_POS] & old_messages.CODEC_MASK
-        self._open_batch(_Batch(magic, codec, 0, after, -1, end_pos, 0))
+        codec = self._data[self._pos + legacy_messages.ATTRIBUTES_POS] & legacy_messages.CODEC_MASK
+        self._open_batch(_Batch(magic, codec, 0, next_offset, -1, end_pos, 0))
         return True
 
     def _add_corrupt_gap(self, base: int, claimed_end: int, epoch: int, end_pos: int) -> bool:
-        """Tell the batch as a gap. What it says of its own end may be damaged as well."""
+        """Add a gap for a damaged batch, of whose header nothing can be trusted either.
+
+        Args:
+            base: Its base offset, as its header has it; ignored if the log does not reach it.
+            claimed_end: The offset after it, as its header has it. Where the next batch, or else
+                the high watermark, contradicts it, their offset is taken instead.
+            epoch: Its leader epoch, as its header has it.
+            end_pos: Where it ends in the record set.
+
+        Returns:
+            False if nothing may be read after it.
+        """
         start = (
             max(base, self._next_offset)
             if self._high_watermark is None or base < self._high_watermark
@@ -291,16 +370,17 @@ class RecordSetDecoder:
         bound = following if following is not None else self._high_watermark
         if bound is not None and bound > start and not start < claimed_end <= bound:
             claimed_end = bound
-        after = max(claimed_end, start + 1)
-        self._entries.append(Gap(self._tp, start, after, epoch, GapReason.CORRUPT))
-        self._entry_offset = after
-        self._advance(after, epoch)
-        # Where the next batch starts is known only if its header reads like one, and the marker
-        # that ends an aborted transaction may have been in here: the broker knows afresh.
+        next_offset = max(claimed_end, start + 1)
+        self._entries.append(Gap(self._tp, start, next_offset, epoch, GapReason.CORRUPT))
+        self._entry_offset = next_offset
+        self._advance(next_offset, epoch)
+        # Decoding goes on only if the bytes that follow look like the header of a batch. It ends
+        # also if transactions are being left out, since the marker that ends one may have been in
+        # this batch: the next fetch says which transactions are aborted from there on.
         return following is not None and not self._aborted_producers
 
     def _peek_base_offset(self, start: int, end_pos: int) -> int | None:
-        """Base offset of the batch at `stop`, if there is one that reads like a batch."""
+        """Return the base offset of the next batch; None if nothing looks like its header."""
         if end_pos + _BATCH_PREFIX.size > len(self._data):
             return None
         base, length, _, magic = _BATCH_PREFIX.unpack_from(self._data, end_pos)
@@ -308,30 +388,45 @@ class RecordSetDecoder:
         return int(base) if plausible else None
 
     def _advance(self, next_offset: int, epoch: int) -> None:
+        """Record that a batch was read to its end."""
         self._next_offset = max(self._next_offset, next_offset)
         self._epoch = epoch
 
-    # records
+    # Records.
 
     def _read_whole_batch(
         self, batch: DefaultRecordBatch, base: int, epoch: int, count: int, end_pos: int
     ) -> bool:
-        """Read all of a batch, as most are: a single record in half the time that `_open` takes.
-        False: it is too much for this slice, or something in it is broken."""
+        """Read all records of an uncompressed batch at once, the usual case.
+
+        It reads a batch of one record in half the time that `_open_batch` takes.
+
+        Args:
+            batch: The batch.
+            base: Its base offset.
+            epoch: Its leader epoch.
+            count: How many records it has.
+            end_pos: Where it ends in the record set.
+
+        Returns:
+            False, and nothing was read, if it is too much for this slice or a record is broken.
+        """
         size = end_pos - self._pos
         if count > self._records_left or size > self._bytes_left:
             return False
         tp, position = self._tp, self._entry_offset
         try:
             records = [
-                # headers as a tuple: lists that are held are walked over for ever by the
-                # garbage collector
-                _new(Record, (tp, r.offset, epoch, r.timestamp, r.key, r.value, tuple(r.headers)))
+                # Headers as a tuple: the garbage collector would visit a list again and again for
+                # as long as the record is kept.
+                _tuple_new(
+                    Record, (tp, r.offset, epoch, r.timestamp, r.key, r.value, tuple(r.headers))
+                )
                 for r in batch
             ]
-        except Exception:  # whatever it raises
+        except Exception:  # aiokafka raises many kinds for broken records
             return False
-        if base < position:
+        if base < position:  # only in the first batch: it holds the fetch offset
             records = [entry for entry in records if entry.next_offset > position]
         if records:
             self._entries.extend(records)
@@ -342,31 +437,40 @@ class RecordSetDecoder:
         return True
 
     def _open_batch(self, batch: _Batch) -> None:
-        """Begin with the records of the batch at `_pos`."""
+        """Begin with the records of the batch at `_pos`, to read them in parts.
+
+        A compressed one is decompressed here if it fits into a small buffer, and is otherwise left
+        to `decompress`.
+        """
         self._batch, self._epoch = batch, batch.epoch
         if not batch.codec:
             whole = self._view[self._pos : batch.end_pos]
-            read = DefaultRecordBatch(whole) if batch.magic == 2 else None
-            self._set_records(batch, whole[BATCH_HEADER.size :], read)
+            records = DefaultRecordBatch(whole) if batch.magic == 2 else None
+            self._set_records(batch, whole[BATCH_HEADER.size :], records)
             return
         small = take_small_buffer()
         try:
             self._decompress_batch(batch, small)
         except BatchTooLarge:
             self.is_large = True
-        except Exception:  # whatever a codec raises
+        except Exception:  # codecs raise many kinds for damaged data
             self._entry_iter = self._iter_lost_entries(batch)
         else:
-            self._small_buffer = small
+            self._small_buffer = small  # in use until `_close_batch`
             return
         return_small_buffer(small)
 
     def _decompress_batch(self, batch: _Batch, buffer: bytearray | mmap) -> None:
-        """Raises TooLarge, and whatever codecs do."""
+        """Decompress a batch into a buffer and set its records.
+
+        Raises:
+            BatchTooLarge: It does not fit.
+            Exception: Whatever the codec raises.
+        """
         whole = self._view[self._pos : batch.end_pos]
         if batch.magic == 2:
-            made = decompress_batch(whole, batch.codec, memoryview(buffer))
-            self._set_records(batch, made[BATCH_HEADER.size :], DefaultRecordBatch(made))
+            plain = decompress_batch(whole, batch.codec, memoryview(buffer))
+            self._set_records(batch, plain[BATCH_HEADER.size :], DefaultRecordBatch(plain))
         else:
             self._set_records(
                 batch, decompress_messages(whole, batch.codec, memoryview(buffer)), None
@@ -375,49 +479,64 @@ class RecordSetDecoder:
     def _set_records(
         self, batch: _Batch, data: memoryview, records: DefaultRecordBatch | None
     ) -> None:
-        """Its records are these bytes."""
+        """Set what `_read_records` reads.
+
+        Args:
+            batch: The batch.
+            data: The bytes of its records, not compressed.
+            records: Its records; None before magic 2, where they are read from `data`.
+        """
         self._record_data = data
-        self._record_iter = (
-            None if records is None else chain(records)
-        )  # which may be iterated over but once
+        # `chain` makes one iterator of it: each `islice` is to go on where the last one ended, but
+        # the batch itself would start over.
+        self._record_iter = None if records is None else chain(records)
         self._record_bytes = max(1, len(data) // max(1, batch.record_count))
         if records is None:
             whole = self._view[self._pos : batch.end_pos]
-            self._record_bytes = old_messages.AVERAGE_MESSAGE_BYTES
-            self._entry_iter = old_messages.iter_records(self._tp, whole, data)
+            self._record_bytes = legacy_messages.AVERAGE_MESSAGE_BYTES
+            self._entry_iter = legacy_messages.iter_records(self._tp, whole, data)
 
     def _read_records(self, batch: _Batch) -> None:
-        """Read on in it, as far as the slice goes."""
-        most, read, tp, epoch = self._records_left, self._record_iter, self._tp, batch.epoch
-        most = min(most, self._bytes_left // self._record_bytes + 1)
+        """Read the next records of the open batch, as many as the slice may take."""
+        count, record_iter, tp, epoch = (
+            self._records_left,
+            self._record_iter,
+            self._tp,
+            batch.epoch,
+        )
+        # The size of a record is known only on average. At least one is read, so that a record
+        # larger than a slice is read, too.
+        count = min(count, self._bytes_left // self._record_bytes + 1)
         try:
-            if read is not None:
+            if record_iter is not None:
                 records: list[Entry] = [
-                    _new(
+                    _tuple_new(
                         Record,
                         (tp, r.offset, epoch, r.timestamp, r.key, r.value, tuple(r.headers)),
                     )
-                    for r in islice(read, most)
+                    for r in islice(record_iter, count)
                 ]
             else:
                 assert self._entry_iter is not None
-                records = list(islice(self._entry_iter, most))
-        except Exception:  # whatever it raises: something in there is broken
+                records = list(islice(self._entry_iter, count))
+        except Exception:  # aiokafka raises many kinds for broken records
+            # Nothing of this attempt was kept, so salvaging begins at `_entry_offset`.
             self._record_iter, self._entry_iter = None, self._iter_salvaged_entries(batch)
             return
         self._records_left -= len(records)
         self._bytes_left -= len(records) * self._record_bytes
-        over = len(records) < most
+        is_exhausted = len(records) < count
         if batch.base_offset < self._entry_offset:
             records = [entry for entry in records if entry.next_offset > self._entry_offset]
         if records:
             self.decompressed_bytes += len(records) * self._record_bytes
             self._entries.extend(records)
             self._entry_offset = records[-1].next_offset
-        if over:
+        if is_exhausted:
             self._close_batch(batch)
 
     def _close_batch(self, batch: _Batch) -> None:
+        """Leave a batch whose records were all read, and give its buffer back."""
         self._batch = self._record_iter = self._entry_iter = None
         self._record_data, small, self._small_buffer = self._view, self._small_buffer, None
         if small is not None:
@@ -427,7 +546,10 @@ class RecordSetDecoder:
         self._advance(batch.next_offset, batch.epoch)
 
     def _iter_salvaged_entries(self, batch: _Batch) -> Iterator[Entry]:
-        """What can be read of it though something in it is broken."""
+        """Return the entries of a batch in which a record is broken: what is intact, and gaps.
+
+        Only magic 2 can be salvaged. If salvaging itself fails, nothing more of the batch is read.
+        """
         if self._record_iter is None:
             return self._iter_lost_entries(batch)
         header = BATCH_HEADER.unpack_from(self._data, self._pos)
@@ -436,7 +558,7 @@ class RecordSetDecoder:
         )
 
     def _iter_lost_entries(self, batch: _Batch) -> Iterator[Entry]:
-        """That nothing more can be read of it."""
+        """Yield a gap for all of a batch that was not read yet."""
         start = max(batch.base_offset, self._entry_offset)
         if batch.next_offset > start:
             yield Gap(self._tp, start, batch.next_offset, batch.epoch, GapReason.CORRUPT)

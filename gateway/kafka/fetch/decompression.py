@@ -1,13 +1,14 @@
-"""Compressed batches: how they are decompressed within a bound, and who has his turn at it.
+"""Decompress record batches within a bound on memory.
 
-A producer needs 15 KB to write a batch of hundreds of MB, and brokers bound what is compressed.
-So nothing is decompressed into memory that grows as it likes: at first into `SMALL` bytes that are
-used again and again, in the loop; what does not fit is decompressed once more, into an anonymous
-mapping of `MAX_INFLATED` bytes of which only those that are written cost memory, in a thread and
-one at a time for each cluster. What does not fit there is not read.
+A producer needs 15 KB to write a batch that decompresses to hundreds of MB, and brokers bound only
+the compressed size. So nothing is decompressed into memory that grows without limit. A batch is
+first decompressed in the event loop, into a reused buffer of SMALL_BUFFER_BYTES. If it does not
+fit, it is decompressed again in a thread, one at a time for each cluster, into an anonymous mapping
+of MAX_DECOMPRESSED_BYTES, of which only the pages that are written cost memory. A batch that does
+not fit there either is not read.
 
-Codecs are cramjam's, which release the interpreter lock. Measured beside aiokafka's functions,
-which copy what they made: 5,000 records of 200 bytes decode 1.1 (zstd) to 2 times (gzip) as fast.
+The codecs are cramjam's, which release the interpreter lock. Measured against aiokafka's functions,
+which copy their output: 5,000 records of 200 bytes decode 1.1 (zstd) to 2 times (gzip) as fast.
 """
 
 from __future__ import annotations
@@ -20,40 +21,45 @@ from typing import Any
 
 import cramjam
 
-from gateway.kafka.protocol import legacy_messages as old_messages
+from gateway.kafka.protocol import legacy_messages
 
 SMALL_BUFFER_BYTES = 2 << 20
+# Of one batch. Producers collect at most `max.request.size` bytes for one, 1 MB by default.
 MAX_DECOMPRESSED_BYTES = 128 << 20
-"""Bytes of one batch; producers make them of at most `max.request.size`, 1 MB by default."""
 
-GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
+GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4  # codec ids in the attributes of a batch
+# Magic 2: base offset, length, leader epoch, magic, CRC, attributes, last offset delta, first
+# timestamp, largest timestamp, producer id, producer epoch, base sequence, record count.
 BATCH_HEADER = Struct(">qiibIhiqqqhii")
 CODEC_MASK = 0x07  # in the attributes of a batch
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_OFFSET = 21
-MAX_SPARE_BUFFERS = 4  # buffers of `SMALL` bytes that are kept
+MAX_SPARE_BUFFERS = 4  # small buffers that are kept for reuse
 
 _DECOMPRESSORS: dict[int, Callable[[Any, Any], int]] = {
     GZIP: cramjam.gzip.decompress_into,
     LZ4: cramjam.lz4.decompress_into,
     ZSTD: cramjam.zstd.decompress_into,
 }
-_BUFFER_FULL_MESSAGE = "failed to write whole buffer"  # how Rust's Write says that there is no room
+# cramjam has one exception for all failures. This is the text of Rust's `Write::write_all` when the
+# output buffer is full, the only failure that a larger buffer solves.
+_BUFFER_FULL_MESSAGE = "failed to write whole buffer"
+# The header that snappy-java (xerial) writes before its blocks: magic, version, compatible version.
 _XERIAL_HEADER = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
 _XERIAL_BLOCK_SIZE = Struct(">i")
 _spare_buffers: list[bytearray] = []
 
 
 class BatchTooLarge(Exception):
-    """There is more in it than there is room for."""
+    """A batch does not fit into the buffer once it is decompressed."""
 
 
 class DecompressionSlot:
-    """The turn of those who decompress large batches of one cluster.
+    """The permission to hold one large decompressed batch, of which each `Cluster` has one.
 
     Attributes:
-        turn: Whoever decompresses or reads a large batch has it.
-        held: Bytes of the batch that is being read.
+        lock: Held while a large batch is decompressed and until its last record was read.
+        held_bytes: Decompressed bytes of the batch that is being read; 0 if there is none.
     """
 
     def __init__(self) -> None:
@@ -62,14 +68,20 @@ class DecompressionSlot:
 
 
 def decompress(codec: int, data: memoryview, buffer: memoryview) -> int:
-    """Decompress into `room`.
+    """Decompress data into a buffer.
+
+    Args:
+        codec: The codec id of Kafka: GZIP, SNAPPY, LZ4 or ZSTD.
+        data: The compressed data.
+        buffer: Where the output goes, from its start on.
 
     Returns:
-        How many bytes there are.
+        The number of bytes written.
 
     Raises:
-        TooLarge: There is no room for all of them.
-        Exception: Whatever a codec raises for what is none of its own.
+        BatchTooLarge: The output does not fit into the buffer.
+        Exception: Whatever the codec raises for data that is not its own, KeyError for an unknown
+            codec.
     """
     if codec == SNAPPY:
         return _decompress_snappy(data, buffer)
@@ -82,7 +94,20 @@ def decompress(codec: int, data: memoryview, buffer: memoryview) -> int:
 
 
 def decompress_batch(batch: memoryview, codec: int, buffer: memoryview) -> memoryview:
-    """Return a batch of magic 2 that is not compressed. Raises as `inflate`."""
+    """Return a batch of magic 2 as if its producer had not compressed it.
+
+    The header is copied, with the codec removed from its attributes, so that aiokafka reads the
+    records without decompressing them itself. Its CRC is that of the compressed batch.
+
+    Args:
+        batch: The whole batch with its header.
+        codec: The codec id in its attributes.
+        buffer: Where the result is written; the returned view is a part of it.
+
+    Raises:
+        BatchTooLarge: The result does not fit into the buffer.
+        Exception: Whatever the codec raises.
+    """
     start = BATCH_HEADER.size
     end = start + decompress(codec, batch[start:], buffer[start:])
     buffer[:start] = batch[:start]
@@ -92,45 +117,56 @@ def decompress_batch(batch: memoryview, codec: int, buffer: memoryview) -> memor
 
 
 def decompress_messages(message: memoryview, codec: int, buffer: memoryview) -> memoryview:
-    """Return the messages in one of magic 0 or 1. Raises as `inflate`."""
-    magic = message[old_messages.MAGIC_POS]
-    if (magic, codec) == (0, LZ4):  # its frames are none (KAFKA-3160)
+    """Return the messages inside a compressed message of magic 0 or 1.
+
+    Args:
+        message: The outer message.
+        codec: The codec id in its attributes.
+        buffer: Where the result is written; the returned view is a part of it.
+
+    Raises:
+        BatchTooLarge: The result does not fit into the buffer.
+        Exception: Whatever the codec raises.
+    """
+    magic = message[legacy_messages.MAGIC_POS]
+    if (magic, codec) == (0, LZ4):  # its frames have a wrong checksum (KAFKA-3160)
         raise ValueError("lz4 in a message of magic 0")
-    return buffer[: decompress(codec, old_messages.read_value(message, magic), buffer)]
+    return buffer[: decompress(codec, legacy_messages.read_value(message, magic), buffer)]
 
 
 def take_small_buffer() -> bytearray:
-    """Return a buffer of `SMALL` bytes, to be given back."""
+    """Return a buffer of SMALL_BUFFER_BYTES; give it back with `return_small_buffer`."""
     return _spare_buffers.pop() if _spare_buffers else bytearray(SMALL_BUFFER_BYTES)
 
 
 def return_small_buffer(buffer: bytearray) -> None:
-    """Keep a buffer for the next one who takes it."""
+    """Keep a buffer for the next batch, up to MAX_SPARE_BUFFERS."""
     if len(_spare_buffers) < MAX_SPARE_BUFFERS:
         _spare_buffers.append(buffer)
 
 
 def map_large_buffer() -> mmap.mmap:
-    """Return `MAX_INFLATED` bytes, none of which costs memory before it is written."""
+    """Return a mapping of MAX_DECOMPRESSED_BYTES; pages cost memory only once written."""
     return mmap.mmap(-1, MAX_DECOMPRESSED_BYTES)
 
 
 def _decompress_snappy(data: memoryview, buffer: memoryview) -> int:
-    """Decompress a raw block or, as Java's clients write it, blocks behind their sizes."""
+    """Decompress a raw block, or blocks that each follow their size, as Java's clients write."""
     if bytes(data[: len(_XERIAL_HEADER)]) != _XERIAL_HEADER:
         return _decompress_snappy_block(data, buffer)
-    at, end = len(_XERIAL_HEADER), 0
-    while at < len(data):
-        (size,) = _XERIAL_BLOCK_SIZE.unpack_from(data, at)
-        at += _XERIAL_BLOCK_SIZE.size
-        if not 0 < size <= len(data) - at:
+    pos, end = len(_XERIAL_HEADER), 0
+    while pos < len(data):
+        (size,) = _XERIAL_BLOCK_SIZE.unpack_from(data, pos)
+        pos += _XERIAL_BLOCK_SIZE.size
+        if not 0 < size <= len(data) - pos:
             raise ValueError(f"a block of {size} bytes")
-        end += _decompress_snappy_block(data[at : at + size], buffer[end:])
-        at += size
+        end += _decompress_snappy_block(data[pos : pos + size], buffer[end:])
+        pos += size
     return end
 
 
 def _decompress_snappy_block(data: memoryview, buffer: memoryview) -> int:
+    # A raw block begins with its decompressed size, so nothing is written that would not fit.
     if cramjam.snappy.decompress_raw_len(data) > len(buffer):
         raise BatchTooLarge
     return int(cramjam.snappy.decompress_raw_into(data, buffer))

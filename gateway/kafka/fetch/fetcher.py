@@ -1,9 +1,15 @@
-"""Readings of partitions, driven against a cluster.
+"""Read partitions of a cluster, each driven by its `PartitionReader`.
 
-What each partition needs next is decided by its `Reading` (core); here it is asked for:
-fetches in one conversation per broker (see `broker_lane`), offsets and epochs as they come up.
-A partition that is slow, leaderless or frozen holds up nobody else's answer: requests go
-out per broker, and a reading whose leader changed no longer waits for the old one.
+The `PartitionReader` (core) of a partition decides what it needs next, and the fetcher asks for it:
+records in the `BrokerFetchLoop`s of its leader, offsets and ends of epochs in requests of their
+own, which one task sends as they become due. A partition that is slow, leaderless or frozen delays
+no other: requests go out per broker, and a partition whose leader changed does not wait for the
+response of the old one.
+
+At any time at most one request is under way for a partition. `PartitionFetch.in_flight` names it:
+either a `FetchRound`, or a token that `_mark_in_flight` returned. All other partitions are in
+`idle_fetches`, where the loops look for what is due. `release` makes a partition idle again, so
+that whatever its request still brings is ignored.
 """
 
 from __future__ import annotations
@@ -38,9 +44,10 @@ from .topic_model import TopicModel, get_no_model
 log = logging.getLogger(__name__)
 
 Deliver = Callable[[PartitionReader, Sequence[Entry]], None]
-MOCK_MAX_WAIT_S = 0.01  # seconds
+MOCK_MAX_WAIT_S = 0.01  # see `Fetcher.max_wait`
+# Causes that lie with a broker, so they end for all of its partitions at once.
 BROKER_CAUSES = frozenset({Cause.CONNECTION, Cause.TIMEOUT, Cause.AUTHENTICATION})
-_UNKNOWN_TOPIC_CODES = (3, 17)
+_UNKNOWN_TOPIC_CODES = (3, 17)  # UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION
 
 
 async def _skip_pause() -> None:
@@ -48,14 +55,20 @@ async def _skip_pause() -> None:
 
 
 class Fetcher:
-    """Reads partitions until they are dropped; one reading per partition.
+    """Read partitions of a cluster until they are removed.
 
-    deliver:  called with what a reading brought, in order, in the loop.
-    role:     which of the shared connections it uses.
-    max_wait: seconds that a broker may hold a fetch back.
-    pause:    awaited before the next fetch of a broker: whoever takes records in rounds has
-              more of them for the same price if they come together.
-    understand: how the entries of a topic are understood, by its name; None for as they are.
+    The hub has one for its shared reads and others for catch-up reads. It owns its tasks: `close`
+    ends them. Between calls, a partition is in `idle_fetches` if and only if nothing is under way
+    for it.
+
+    Attributes:
+        cluster: The cluster that is read.
+        partition_fetches: All partitions that are read.
+        idle_fetches: Those of them that nothing is under way for.
+        reads: The counters of bytes, records and failures by topic.
+        pause: See the constructor.
+        get_topic_model: See the constructor.
+        now: The clock of the event loop, in seconds.
     """
 
     def __init__(
@@ -68,23 +81,33 @@ class Fetcher:
         pause: Callable[[], Awaitable[None]] = _skip_pause,
         get_topic_model: Callable[[str], TopicModel | None] = get_no_model,
     ) -> None:
+        """Create a fetcher in the running event loop; its tasks start at once.
+
+        Args:
+            cluster: The cluster to read.
+            deliver: Called in the event loop with the entries of a partition, in order.
+            role: Which of the shared connections to each broker to use.
+            max_wait: For how many seconds a broker may hold a fetch back.
+            pause: Awaited before the next fetch from a broker. A receiver that processes records in
+                rounds makes it wait for its round, and then gets more records for the same cost.
+            get_topic_model: Returns the model that decodes the entries of a topic; None leaves them
+                as they are.
+        """
         self.cluster = cluster
         self.partition_fetches: dict[TopicPartition, PartitionFetch] = {}
-        self.idle_fetches: dict[
-            TopicPartition, PartitionFetch
-        ] = {}  # those for whom nothing is under way
+        self.idle_fetches: dict[TopicPartition, PartitionFetch] = {}
         self.reads = FetchCounts()
         self.pause = pause
         self.get_topic_model = get_topic_model
         self._max_wait = max_wait
         self.now = asyncio.get_running_loop().time
-        self._newcomer_at = float("-inf")
+        self._newcomer_at = float("-inf")  # when a partition last became a newcomer
         self._deliver = deliver
         self._role = role
         self._fetch_loops: dict[int, list[BrokerFetchLoop]] = {}
-        self._failing_brokers: set[int] = set()  # brokers that are said to be lost
+        self._failing_brokers: set[int] = set()  # brokers that were reported as lost
         self._tasks: set[asyncio.Task[None]] = set()
-        self._wake = asyncio.Event()
+        self._wake = asyncio.Event()  # ends the wait of `_run_lookups`
         self._refresh_task: asyncio.Task[None] | None = None
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
         self._unlisten_brokers = cluster.connections.add_listener(self._retry_broker)
@@ -92,8 +115,11 @@ class Fetcher:
 
     @property
     def max_wait(self) -> float:
-        """librdkafka's mock broker holds a fetch for its whole wait whatever comes (465 ms a
-        record with 0.5 s, 5 ms with this)."""
+        """Return for how many seconds a broker may hold a fetch back.
+
+        It is short for librdkafka's mock broker, which holds a fetch for the whole time even if
+        records arrive (465 ms per record with 0.5 s, 5 ms with MOCK_MAX_WAIT_S).
+        """
         return (
             MOCK_MAX_WAIT_S
             if (self.cluster.cluster_id or "").startswith("mock")
@@ -102,34 +128,45 @@ class Fetcher:
 
     @property
     def has_newcomers(self) -> bool:
-        """Is there a partition that the main lanes may not carry yet?"""
+        """Return whether a partition became a newcomer so recently that no main loop may have it.
+
+        Fetches must not be held back long then, so that the main loops come to take it over.
+        """
         return self.now() - self._newcomer_at < 2 * NEWCOMER_S
 
     def add_partition(self, reader: PartitionReader, *, read_committed: bool = True) -> None:
-        """Read from now on. committed: no further than the last stable offset."""
+        """Read a partition from now on, in place of an earlier reader of it.
+
+        Args:
+            reader: The state machine of the partition, with its start.
+            read_committed: Read no further than the last stable offset, without aborted records.
+        """
         self.remove_partition(reader.tp)
         now = self.now()
-        job = self.partition_fetches[reader.tp] = self.idle_fetches[reader.tp] = PartitionFetch(
-            reader, read_committed, now, now
+        partition_fetch = self.partition_fetches[reader.tp] = self.idle_fetches[reader.tp] = (
+            PartitionFetch(reader, read_committed, now, now)
         )
-        self.mark_newcomer(job)
-        self._apply_metadata(job)
+        self.mark_newcomer(partition_fetch)
+        self._apply_metadata(partition_fetch)
         self.wake_loops()
 
     def remove_partition(self, tp: TopicPartition) -> None:
-        job = self.partition_fetches.pop(tp, None)
-        if job is not None:
-            self.release(job)
+        """Stop reading a partition. Nothing of it is delivered after this returns."""
+        partition_fetch = self.partition_fetches.pop(tp, None)
+        if partition_fetch is not None:
+            # `release` does not make it idle again, as it is no longer in `partition_fetches`.
+            self.release(partition_fetch)
             self.idle_fetches.pop(tp, None)
 
     def wake_loops(self) -> None:
-        """Something may be due."""
+        """Let every loop look for partitions that are due."""
         self._wake.set()
-        for lanes in self._fetch_loops.values():
-            for lane in lanes:
-                lane.wake.set()
+        for fetch_loops in self._fetch_loops.values():
+            for fetch_loop in fetch_loops:
+                fetch_loop.wake.set()
 
     async def close(self) -> None:
+        """Stop reading, and wait until all tasks have ended."""
         self._unlisten()
         self._unlisten_brokers()
         self.partition_fetches.clear()
@@ -140,26 +177,37 @@ class Fetcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _retry_broker(self, node: int) -> None:
-        """A broker answers again: what waits for it is asked for at once, and not one partition
-        after the other as their delays end, up to a minute later."""
+        """Ask at once for all partitions that wait for a broker which answers again.
+
+        Otherwise each would wait until its own delay ends, up to a minute later.
+        """
         now = self.now()
-        for job in self.idle_fetches.values():
-            if job.choose_node(now) == node and job.reader.cause in BROKER_CAUSES:
-                job.reader.retry_now(now)
+        for partition_fetch in self.idle_fetches.values():
+            if (
+                partition_fetch.choose_node(now) == node
+                and partition_fetch.reader.cause in BROKER_CAUSES
+            ):
+                partition_fetch.reader.retry_now(now)
         self.wake_loops()
 
     def retry_topic(self, topic: str) -> None:
-        """One partition of a topic may be read again, so all of them may."""
+        """Ask at once for all partitions of a topic that access was denied to.
+
+        Access is granted per topic: when one partition can be read again, all can.
+        """
         now = self.now()
-        for job in self.idle_fetches.values():
-            if job.reader.tp.topic == topic and job.reader.cause is Cause.DENIED:
-                job.reader.retry_now(now)
+        for partition_fetch in self.idle_fetches.values():
+            if (
+                partition_fetch.reader.tp.topic == topic
+                and partition_fetch.reader.cause is Cause.DENIED
+            ):
+                partition_fetch.reader.retry_now(now)
         self.wake_loops()
 
-    # for lanes
+    # For the fetch loops.
 
     def release(self, partition_fetch: PartitionFetch) -> None:
-        """Nothing is under way for it any more: what still comes of that is too late."""
+        """Make a partition idle. What its request still brings is ignored."""
         if isinstance(partition_fetch.in_flight, FetchRound):
             partition_fetch.in_flight.remove_partition(partition_fetch)
         partition_fetch.in_flight = None
@@ -167,49 +215,64 @@ class Fetcher:
             self.idle_fetches[partition_fetch.reader.tp] = partition_fetch
 
     def mark_newcomer(self, partition_fetch: PartitionFetch) -> None:
-        """It is new to its broker: its next answers must not wait for others' records."""
+        """Let the newcomers' loop fetch a partition, which waits for nobody else's records."""
         partition_fetch.newcomer_at = self._newcomer_at = self.now()
 
     def deliver_entries(self, partition_fetch: PartitionFetch, entries: Sequence[Entry]) -> None:
+        """Deliver the entries of a partition, unless it was removed or replaced meanwhile."""
         if (
             not entries
             or self.partition_fetches.get(partition_fetch.reader.tp) is not partition_fetch
         ):
             return
         if partition_fetch.is_waiting and partition_fetch.reader.is_ready:
-            partition_fetch.is_waiting, after, tp = (
+            partition_fetch.is_waiting, seconds, tp = (
                 False,
                 self.now() - partition_fetch.added_at,
                 partition_fetch.reader.tp,
             )
-            self.reads.observe_ready(tp.topic, after)
+            self.reads.observe_ready(tp.topic, seconds)
             log.debug(
-                "partition ready after %.3fs topic=%s partition=%s", after, tp.topic, tp.partition,
+                "partition ready after %.3fs topic=%s partition=%s",
+                seconds,
+                tp.topic,
+                tp.partition,
                 extra=tp._asdict(),
-            )  # fmt: skip
+            )
         self._deliver(partition_fetch.reader, entries)
 
     def on_request_failed(
         self, partition_fetch: PartitionFetch, cause: Cause, delay: float | None
     ) -> None:
-        """A request for the job failed."""
+        """Schedule the next request of a partition after one failed.
+
+        Args:
+            partition_fetch: The partition.
+            cause: Why the request failed.
+            delay: Seconds to wait, if the broker's own backoff decides; None for the partition's.
+        """
         self.release(partition_fetch)
         now = self.now()
         self.reads.reconnects[partition_fetch.reader.tp.topic, cause] += 1
         entries = partition_fetch.reader.on_error(cause, now, delay)
         log.debug(
             "FETCH reconnect in %.3fs topic=%s partition=%s cause=%s",
-            partition_fetch.reader.retry_at - now, partition_fetch.reader.tp.topic, partition_fetch.reader.tp.partition, cause,
+            partition_fetch.reader.retry_at - now,
+            partition_fetch.reader.tp.topic,
+            partition_fetch.reader.tp.partition,
+            cause,
             extra={**partition_fetch.reader.tp._asdict(), "cause": cause},
-        )  # fmt: skip
+        )
         self.deliver_entries(partition_fetch, entries)
         self.wake_loops()
 
     def start_schema_load(
         self, partition_fetch: PartitionFetch, load_schemas: Callable[[], Awaitable[None]]
     ) -> None:
-        """What comes next of it is not understood before that was asked; until then it is left
-        where it is, and then fetched again."""
+        """Load the schemas that the next record of a partition needs, then fetch it again.
+
+        Meanwhile the partition stays where it is; others go on.
+        """
         self.release(partition_fetch)
         self._spawn(
             self._load_schemas(
@@ -223,9 +286,11 @@ class Fetcher:
         flight: object,
         load_schemas: Callable[[], Awaitable[None]],
     ) -> None:
+        # After every await the partition may have been released (removed, or its leader changed)
+        # and asked for again: it is ours only as long as it has this token.
         try:
             await load_schemas()
-        except RegistryUnavailable:  # logged by who asked
+        except RegistryUnavailable:  # logged where the schema was asked for
             if partition_fetch.in_flight is flight:
                 self.on_request_failed(partition_fetch, Cause.REGISTRY, None)
         except Exception:
@@ -237,8 +302,11 @@ class Fetcher:
             self.wake_loops()
 
     def start_rest(self, partition_fetch: PartitionFetch, rest: DeliverRest) -> None:
-        """Not all that was fetched of it is handed over yet. Until it is, its broker's other
-        partitions go on, and nothing more is asked for this one."""
+        """Deliver the rest of a large response in a task of its own.
+
+        Until that has ended nothing more is fetched of this partition, and the other partitions of
+        its broker go on.
+        """
         self.release(partition_fetch)
         self._spawn(
             self._run_rest(partition_fetch, self._mark_in_flight([partition_fetch.reader.tp]), rest)
@@ -258,7 +326,7 @@ class Fetcher:
             self.wake_loops()
 
     def refresh_metadata(self, reason: str) -> None:
-        """Ask for metadata, once for all who want it now."""
+        """Ask for metadata, unless that is under way already."""
         if self._refresh_task is None or self._refresh_task.done():
             self._refresh_task = create_detached_task(self._refresh_metadata(reason))
 
@@ -269,25 +337,29 @@ class Fetcher:
             log.debug("metadata refresh failed: %s", exc)
 
     def ensure_fetch_loops(self, node: int) -> None:
-        """Let fetches go to a broker; nothing if they do already."""
+        """Start the loops of a broker, unless they run."""
         if node in self._fetch_loops:
             return
         main = BrokerFetchLoop(self, node, self._role)
         self._fetch_loops[node] = [main]
         if self._role is ConnectionRole.TAIL:
             self._fetch_loops[node].append(BrokerFetchLoop(self, node, ConnectionRole.FRESH, main))
-        for lane in self._fetch_loops[node]:
-            self._spawn(lane.run())
+        for fetch_loop in self._fetch_loops[node]:
+            self._spawn(fetch_loop.run())
 
-    # metadata
+    # Metadata.
 
     def _on_metadata_change(self, change: TopicChange) -> None:
-        for job in self._find_affected(change):
-            self._apply_metadata(job)
+        for partition_fetch in self._find_affected(change):
+            self._apply_metadata(partition_fetch)
         self.wake_loops()
 
     def _find_affected(self, change: TopicChange) -> list[PartitionFetch]:
-        """Where leaders move, brokers may tell so of one partition after the other (KIP-951)."""
+        """Return the partitions that a change of a topic concerns.
+
+        A change of leaders may be reported for one partition at a time (KIP-951), so going over
+        all partitions of the topic each time would cost the square of their number.
+        """
         name = change.topic.name
         if (
             change.removed
@@ -296,42 +368,50 @@ class Fetcher:
             or change.is_denied
             or change.is_restored
         ):
-            return [job for tp, job in self.partition_fetches.items() if tp.topic == name]
+            return [
+                partition_fetch
+                for tp, partition_fetch in self.partition_fetches.items()
+                if tp.topic == name
+            ]
         tps = [TopicPartition(name, p) for p in (*change.added, *change.leader_changes)]
         return [self.partition_fetches[tp] for tp in tps if tp in self.partition_fetches]
 
     def _apply_metadata(self, partition_fetch: PartitionFetch) -> None:
-        """Tell a reading what metadata says of its partition."""
-        reading, now = partition_fetch.reader, self.now()
-        topic = self.cluster.get_topic(reading.tp.topic)
+        """Inform a reader of what metadata says about its partition."""
+        reader, now = partition_fetch.reader, self.now()
+        topic = self.cluster.get_topic(reader.tp.topic)
         if topic is None:
             return
         if topic.error == TOPIC_AUTHORIZATION_FAILED or topic.error in _UNKNOWN_TOPIC_CODES:
             self.release(partition_fetch)
-            reading.on_leader_change(None, reading.leader_epoch, now)
+            reader.on_leader_change(None, reader.leader_epoch, now)
             cause = (
                 Cause.DENIED if topic.error == TOPIC_AUTHORIZATION_FAILED else Cause.UNKNOWN_TOPIC
             )
-            self.deliver_entries(partition_fetch, reading.on_error(cause, now))
+            self.deliver_entries(partition_fetch, reader.on_error(cause, now))
             return
-        before = (reading.leader, reading.leader_epoch, partition_fetch.topic_id)
-        reading.on_topic_id(str(topic.topic_id or ""))
+        previous = (reader.leader, reader.leader_epoch, partition_fetch.topic_id)
+        reader.on_topic_id(str(topic.topic_id or ""))
+        # An equal id may be another object with each metadata response. The first one is kept,
+        # because fetch sessions compare ids by identity first, which is faster.
         if partition_fetch.topic_id != topic.topic_id:
             partition_fetch.topic_id = topic.topic_id
-        known = topic.partitions.get(reading.tp.partition)
+        known = topic.partitions.get(reader.tp.partition)
         if known is not None:
             leader = known.leader if known.leader >= 0 else None
             self.deliver_entries(
-                partition_fetch, reading.on_leader_change(leader, known.leader_epoch, now)
+                partition_fetch, reader.on_leader_change(leader, known.leader_epoch, now)
             )
             if leader is not None:
                 self.ensure_fetch_loops(leader)
-        if before != (reading.leader, reading.leader_epoch, partition_fetch.topic_id):
+        # A request to the previous leader must not delay the new one: what it brings is ignored.
+        if previous != (reader.leader, reader.leader_epoch, partition_fetch.topic_id):
             self.release(partition_fetch)
             partition_fetch.replica = None
             self.mark_newcomer(partition_fetch)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a task that `close` ends, and log it if it fails."""
         task = create_detached_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -341,21 +421,24 @@ class Fetcher:
         if not task.cancelled() and task.exception() is not None:
             log.error("reading Kafka failed unexpectedly", exc_info=task.exception())
 
-    # offsets and epochs
+    # Offsets and epochs.
 
     async def _run_lookups(self) -> None:
+        """Ask for offsets and ends of epochs as they become due, until cancelled."""
         while True:
+            # Cleared before the look at what is due: what becomes due from here on sets it again.
             self._wake.clear()
             now = self.now()
-            for (_, kind, isolation), asked in self._collect_due_lookups(now).items():
+            for (_, kind, isolation), commands in self._collect_due_lookups(now).items():
+                flight = self._mark_in_flight(commands)
                 if kind is ListOffsetCommand:
-                    self._spawn(self._list_offsets(asked, isolation, self._mark_in_flight(asked)))
+                    self._spawn(self._list_offsets(commands, isolation, flight))
                 else:
-                    self._spawn(self._list_epoch_ends(asked, self._mark_in_flight(asked)))
+                    self._spawn(self._list_epoch_ends(commands, flight))
             waits = [
-                job.reader.retry_at - now
-                for job in self.idle_fetches.values()
-                if job.reader.retry_at > now
+                partition_fetch.reader.retry_at - now
+                for partition_fetch in self.idle_fetches.values()
+                if partition_fetch.reader.retry_at > now
             ]
             try:
                 async with asyncio.timeout(min(waits, default=None)):
@@ -366,88 +449,116 @@ class Fetcher:
     def _collect_due_lookups(
         self, now: float
     ) -> dict[tuple[int, type, int], dict[TopicPartition, Command]]:
-        """What is to be asked now: one request per broker, kind and isolation."""
+        """Return the lookups that are due, grouped by broker, kind of command and isolation.
+
+        One request can carry all partitions of a group.
+        """
         due: dict[tuple[int, type, int], dict[TopicPartition, Command]] = {}
-        for job in self.idle_fetches.values():
-            todo = job.reader.next_command(now)
-            if todo is None or isinstance(todo, FetchCommand) or job.reader.leader is None:
+        for partition_fetch in self.idle_fetches.values():
+            reader = partition_fetch.reader
+            command = reader.next_command(now)
+            if command is None or isinstance(command, FetchCommand) or reader.leader is None:
                 continue
-            stable = job.read_committed and (isinstance(todo, EpochEndCommand) or todo.is_stable)
-            isolation = offsets.READ_COMMITTED if stable else offsets.READ_UNCOMMITTED
-            key = (job.reader.leader, type(todo), isolation)
-            due.setdefault(key, {})[job.reader.tp] = todo
+            is_stable = partition_fetch.read_committed and (
+                isinstance(command, EpochEndCommand) or command.is_stable
+            )
+            isolation = offsets.READ_COMMITTED if is_stable else offsets.READ_UNCOMMITTED
+            key = (reader.leader, type(command), isolation)
+            due.setdefault(key, {})[reader.tp] = command
         return due
 
     async def _list_offsets(
-        self, todos: Mapping[TopicPartition, Command], isolation: int, flight: object
+        self, commands: Mapping[TopicPartition, Command], isolation: int, flight: object
     ) -> None:
-        asked = {
-            tp: todo.timestamp for tp, todo in todos.items() if isinstance(todo, ListOffsetCommand)
+        timestamps = {
+            tp: command.timestamp
+            for tp, command in commands.items()
+            if isinstance(command, ListOffsetCommand)
         }
-        answers = await self.cluster.list_offsets(asked, isolation)
-        for tp, answer in answers.items():
-            job = self._accept_response(tp, flight, answer)
-            if job is not None and isinstance(answer, offsets.OffsetAndTimestamp):
-                offset = None if answer.offset < 0 else answer.offset
-                self.deliver_entries(
-                    job, job.reader.on_list_offsets(offset, answer.epoch, self.now())
-                )
+        results = await self.cluster.list_offsets(timestamps, isolation)
+        for tp, result in results.items():
+            partition_fetch = self._accept_response(tp, flight, result)
+            if partition_fetch is not None and isinstance(result, offsets.OffsetAndTimestamp):
+                offset = None if result.offset < 0 else result.offset
+                entries = partition_fetch.reader.on_list_offsets(offset, result.epoch, self.now())
+                self.deliver_entries(partition_fetch, entries)
         self.wake_loops()
 
     async def _list_epoch_ends(
-        self, todos: Mapping[TopicPartition, Command], flight: object
+        self, commands: Mapping[TopicPartition, Command], flight: object
     ) -> None:
-        asked = {tp: todo.epoch for tp, todo in todos.items() if isinstance(todo, EpochEndCommand)}
-        answers = await self.cluster.fetch_epoch_ends(asked)
-        for tp, answer in answers.items():
-            job = self._accept_response(tp, flight, answer)
-            if job is not None and isinstance(answer, offsets.EpochEnd):
-                ended = job.reader.on_epoch_end(answer.epoch, answer.end_offset, self.now())
-                self.deliver_entries(job, ended)
+        epochs = {
+            tp: command.epoch
+            for tp, command in commands.items()
+            if isinstance(command, EpochEndCommand)
+        }
+        results = await self.cluster.fetch_epoch_ends(epochs)
+        for tp, result in results.items():
+            partition_fetch = self._accept_response(tp, flight, result)
+            if partition_fetch is not None and isinstance(result, offsets.EpochEnd):
+                reader = partition_fetch.reader
+                entries = reader.on_epoch_end(result.epoch, result.end_offset, self.now())
+                self.deliver_entries(partition_fetch, entries)
         self.wake_loops()
 
     def _get_broker_delay(self, partition_fetch: PartitionFetch) -> float | None:
-        """Seconds for which the broker's own backoff lets nobody through; None if it is open."""
+        """Return for how many seconds the leader's backoff lasts; None if there is none."""
         leader = partition_fetch.reader.leader
-        at = self.cluster.connections.get_retry_time(leader) if leader is not None else None
-        return None if at is None or at <= self.now() else at - self.now()
+        retry_at = self.cluster.connections.get_retry_time(leader) if leader is not None else None
+        return None if retry_at is None or retry_at <= self.now() else retry_at - self.now()
 
-    def _mark_in_flight(self, todos: Iterable[TopicPartition]) -> object:
+    def _mark_in_flight(self, tps: Iterable[TopicPartition]) -> object:
+        """Take idle partitions into one request, and return the token that names it."""
         flight = object()
-        for tp in todos:
+        for tp in tps:
             self.idle_fetches.pop(tp).in_flight = flight
         return flight
 
     def _accept_response(
         self, tp: TopicPartition, flight: object, response: object
     ) -> PartitionFetch | None:
-        """The job of an answer, if that is still to the point and no error."""
-        job = self.partition_fetches.get(tp)
-        if job is None or job.in_flight is not flight:
+        """Return the partition that a lookup's result is for, and release it.
+
+        Args:
+            tp: The partition.
+            flight: The token of the request.
+            response: The result; an int is an error code.
+
+        Returns:
+            None if the partition no longer waits for this request, or if the result is an error,
+            which is handled here.
+        """
+        partition_fetch = self.partition_fetches.get(tp)
+        if partition_fetch is None or partition_fetch.in_flight is not flight:
             return None
-        self.release(job)
-        job.reader.last_response_at = self.now()
+        self.release(partition_fetch)
+        partition_fetch.reader.last_response_at = self.now()
         if not isinstance(response, int):
-            return job
-        self._report_unreachable(job)
-        self.on_request_failed(job, cause_from_code(response), self._get_broker_delay(job))
+            return partition_fetch
+        self._report_unreachable(partition_fetch)
+        self.on_request_failed(
+            partition_fetch, cause_from_code(response), self._get_broker_delay(partition_fetch)
+        )
         self.refresh_metadata(f"{tp}: error {response}")
         return None
 
     def _report_unreachable(self, partition_fetch: PartitionFetch) -> None:
-        """Where offsets are asked for first, no fetch fails that would tell it."""
+        """Report that the leader of a partition cannot be reached, if that is so.
+
+        A partition that still needs its start is not fetched, so no failing fetch reports it.
+        """
         leader = partition_fetch.reader.leader
         failure = self.cluster.connections.get_failure(leader) if leader is not None else None
         if leader is not None and failure is not None:
             self.report_broker_failure(leader, failure)
 
     def report_broker_failure(self, node: int, error: KafkaError) -> None:
-        """Have it said that a broker cannot be read from."""
+        """Log that a broker cannot be read from, once."""
         self._failing_brokers.add(node)
         self.cluster.outages.report_error(f"FETCH disconnect broker={node}", error, broker=node)
 
     def report_broker_recovery(self, node: int) -> None:
-        """Note that a broker answered a fetch."""
+        """Log that a broker can be read from again, if it was reported as lost."""
         if node in self._failing_brokers:
             self._failing_brokers.discard(node)
             self.cluster.outages.report_recovery(f"FETCH disconnect broker={node}", "is over")

@@ -1,7 +1,8 @@
-"""What can be saved of a batch in which something is broken though its CRC is right.
+"""Read the intact records of a batch in which some are broken although its CRC is right.
 
-A producer wrote it so. Records carry their lengths, so that the others are read and each
-broken one is a gap of its own. In plain Python: it runs only on such batches.
+Such a batch was written by a faulty producer. Each record begins with its length, so those after a
+broken one can still be found, and only the broken ones become gaps. It is plain Python, because it
+runs on such batches only.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from gateway.core.log.record import Entry, Gap, GapReason, Record, TopicPartition
 from gateway.kafka.protocol.codec import read_uvarint
 
-_LOG_APPEND_TIME = 0x08
+_LOG_APPEND_TIME = 0x08  # attribute of a batch: the broker set the time of its records
 
 
 def iter_salvaged(
@@ -21,53 +22,65 @@ def iter_salvaged(
 
     Args:
         tp: Its partition.
-        header: Its fields, as they stand before the records.
-        plain: Its records, not compressed.
-        start: What comes before it is left out.
+        header: The fields of its header, in order (`BATCH_HEADER`).
+        records: The bytes of its records, not compressed.
+        start: Entries before this offset are left out.
+
+    Yields:
+        The records that are intact, and gaps that cover the offsets between them if something there
+        is broken. Offsets that are missing for another reason (compaction) lead to no gap.
     """
-    base, _, epoch, _, _, attributes, delta, first, most, *_, count = header
-    after = base + delta + 1
+    base, _, epoch, _, _, attributes, delta, first_timestamp, max_timestamp, *_, count = header
+    next_offset = base + delta + 1
 
-    def gap(offset: int, to: int) -> Iterator[Entry]:
-        if to > max(offset, start):
-            yield Gap(tp, max(offset, start), to, epoch, GapReason.CORRUPT)
+    def iter_gap(offset: int, end: int) -> Iterator[Entry]:
+        if end > max(offset, start):
+            yield Gap(tp, max(offset, start), end, epoch, GapReason.CORRUPT)
 
-    pos, position, broken = 0, base, False
+    # A broken record does not say which offset it has, so a gap begins at `position`, after the
+    # last intact record, and ends at the next intact one.
+    pos, position, is_broken = 0, base, False
     for _ in range(count):
         try:
             size, pos = _read_varint(records, pos)
         except (IndexError, ValueError):
-            break
+            break  # without a length the records after it cannot be found
         if size <= 0 or pos + size > len(records):
             break
         raw, pos = bytes(records[pos : pos + size]), pos + size
         try:
-            stamp, offset, key, value, headers = _read_record(raw)
+            timestamp_delta, offset, key, value, headers = _read_record(raw)
         except (IndexError, ValueError):
-            broken = True
+            is_broken = True
             continue
         offset += base
-        if not position <= offset < after:
-            broken = True
+        if not position <= offset < next_offset:  # out of order, or not of this batch
+            is_broken = True
             continue
-        if broken:
-            yield from gap(position, offset)
-        broken, position = False, offset + 1
+        if is_broken:
+            yield from iter_gap(position, offset)
+        is_broken, position = False, offset + 1
         if offset >= start:
-            timestamp = most if attributes & _LOG_APPEND_TIME else first + stamp
+            timestamp = (
+                max_timestamp
+                if attributes & _LOG_APPEND_TIME
+                else first_timestamp + timestamp_delta
+            )
             yield Record(tp, offset, epoch, timestamp, key, value, headers)
-    else:
-        if not broken:
+    else:  # all records were found
+        if not is_broken:
             return
-    yield from gap(position, after)
+    yield from iter_gap(position, next_offset)
 
 
 def _read_varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
+    """Return a zigzag-encoded integer and the position after it."""
     value, pos = read_uvarint(data, pos)
     return (value >> 1) ^ -(value & 1), pos
 
 
 def _read_bytes(data: bytes, pos: int) -> tuple[bytes | None, int]:
+    """Return a field behind its length (None if that is negative) and the position after it."""
     size, pos = _read_varint(data, pos)
     if size < 0:
         return None, pos
@@ -80,8 +93,12 @@ _RecordFields = tuple[int, int, bytes | None, bytes | None, list[tuple[str, byte
 
 
 def _read_record(data: bytes) -> _RecordFields:
-    """Timestamp delta, offset delta, key, value, headers of one record."""
-    stamp, pos = _read_varint(data, 1)
+    """Return timestamp delta, offset delta, key, value and headers of one record.
+
+    Raises:
+        ValueError: It does not fill exactly its length; so does IndexError.
+    """
+    timestamp_delta, pos = _read_varint(data, 1)  # byte 0 is its attributes, which are not used
     offset, pos = _read_varint(data, pos)
     key, pos = _read_bytes(data, pos)
     value, pos = _read_bytes(data, pos)
@@ -90,8 +107,8 @@ def _read_record(data: bytes) -> _RecordFields:
     for _ in range(count):
         name, pos = _read_bytes(data, pos)
         content, pos = _read_bytes(data, pos)
-        # Java's client replaces as well what is not UTF-8 in the name of a header.
+        # Java's client, too, replaces what is not UTF-8 in the name of a header.
         headers.append(((name or b"").decode(errors="replace"), content))
     if pos != len(data):
         raise ValueError("a record longer than its fields")
-    return stamp, offset, key, value, headers
+    return timestamp_delta, offset, key, value, headers

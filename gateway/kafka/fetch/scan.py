@@ -1,6 +1,8 @@
-"""A stretch of one partition, read once from its leader: what was written there lately.
+"""Read a range of one partition once, from its leader.
 
-Read uncommitted: who looks for a record wants to find it while a transaction beside it is open.
+It reads uncommitted records, because its callers look for records that were written lately (such as
+idempotency keys) and must find them while another transaction is still open. `committed_read` is
+the same for committed records.
 """
 
 from __future__ import annotations
@@ -18,36 +20,60 @@ from .batches import gather_slices
 from .decoding import RecordSetDecoder
 from .fetch import FetchTarget, fetch
 
-MAX_WAIT_S = 0.1  # seconds; what is asked for is there already
+MAX_WAIT_S = 0.1  # rarely used up: the range has been written already
 MAX_FETCH_BYTES = 1 << 20
 
 
 class ScanRead(NamedTuple):
-    """Some records, and the offset after them."""
+    """Some records in offset order, and the offset to go on from."""
 
     records: Sequence[Record]
     next_offset: int
 
 
 async def fetch_offset(cluster: Cluster, tp: TopicPartition, spec: int) -> int:
-    """LATEST, EARLIEST, or of the first record stamped at `spec` (milliseconds) or later, -1 if
-    there is none. Raises PartitionFailed."""
-    told = (await cluster.list_offsets({tp: spec}, READ_UNCOMMITTED))[tp]
-    if not isinstance(told, OffsetAndTimestamp):
-        raise _build_partition_failed(tp, told)
-    return told.offset
+    """Return an offset of a partition's log.
+
+    Args:
+        cluster: The cluster.
+        tp: The partition; its topic must be watched.
+        spec: LATEST, EARLIEST, or milliseconds since 1970 for the first record that is not older.
+
+    Returns:
+        The offset; -1 if there is no such record.
+
+    Raises:
+        PartitionFailed: The leader answers with an error, or does not answer.
+    """
+    result = (await cluster.list_offsets({tp: spec}, READ_UNCOMMITTED))[tp]
+    if not isinstance(result, OffsetAndTimestamp):
+        raise _build_partition_failed(tp, result)
+    return result.offset
 
 
 async def iter_scan(
     cluster: Cluster, tp: TopicPartition, start: int, end: int
 ) -> AsyncIterator[ScanRead]:
-    """The records from `start` to before `end`. Raises PartitionFailed, BrokerUnavailable."""
+    """Yield the records from `start` on, at least up to `end`.
+
+    The last read may go beyond `end`, as batches come whole.
+
+    Args:
+        cluster: The cluster.
+        tp: The partition; its topic must be watched.
+        start: The first offset.
+        end: Reading stops once all offsets before it were read.
+
+    Raises:
+        PartitionFailed: The partition has no leader, or the leader answers with an error.
+        BrokerUnavailable: The leader is away, or a batch is damaged.
+    """
     while start < end:
         leader, known = cluster.leader_for_partition(tp), cluster.get_topic(tp.topic)
         if leader is None or known is None:
             raise _build_partition_failed(tp, LEADER_NOT_AVAILABLE)
         want = FetchTarget(start, leader[1], known.topic_id, max_bytes=MAX_FETCH_BYTES)
-        answers = await fetch(  # no rack: a replica near by may be behind
+        responses = await fetch(  # no rack: a nearer replica may be behind
             cluster.connections,
             leader[0],
             ConnectionRole.CATCHUP,
@@ -55,10 +81,12 @@ async def iter_scan(
             max_wait=MAX_WAIT_S,
             isolation=READ_UNCOMMITTED,
         )
-        got = answers[tp]
-        if got.error_code:
-            raise _build_partition_failed(tp, got.error_code)
-        decoding = RecordSetDecoder(tp, got.records, start, high_watermark=got.high_watermark)
+        fetched = responses[tp]
+        if fetched.error_code:
+            raise _build_partition_failed(tp, fetched.error_code)
+        decoding = RecordSetDecoder(
+            tp, fetched.records, start, high_watermark=fetched.high_watermark
+        )
         decoded = await gather_slices(decoding, cluster.inflation)
         if decoded.next_offset == start and decoded.error:
             raise BrokerUnavailable(f"{tp} cannot be read: {decoded.error}", retry_after=1.0)
