@@ -1,5 +1,6 @@
-"""Producing: records to Kafka, idempotent, with acks of all.
+"""Write records to Kafka, idempotently and acknowledged by all in-sync replicas.
 
-`producer` keeps one batch of each partition under way, `transactions` writes several records as a
-whole. `line_producer` is behind `gateway produce`. Start with `producer`.
+`producer` writes to any topic with one batch of each partition in flight; the hub and the sidecar
+share it. `transactional_producer` writes records and offsets of several partitions as a whole.
+`line_producer` is the command `gateway produce`. Start reading with `producer`.
 """

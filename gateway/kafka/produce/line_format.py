@@ -1,4 +1,4 @@
-"""How a line of input becomes a record, and how a receiver compares what came of it."""
+"""Read lines of input, turn each into key and value, and compute digests of the values."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import orjson
 
 from gateway.errors import GatewayError
 
-CHUNK_BYTES = 1 << 20  # bytes read at once; over 12 partitions that is a batch of some 85 KB each
+CHUNK_BYTES = 1 << 20  # read at once; with 12 partitions that is a batch of about 85 KB for each
 
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """A line is a record: its bytes are the value, without the LF and exactly otherwise.
+    """How a line becomes a record. By default its bytes without the LF are the value.
 
-    key:        lines are JSON; the field that holds the key: its name, or a JSON pointer
-                (RFC 6901) such as /customer/id. The value stays the whole line.
-    separator:  the key stands before it, the value after it.
-    null_empty: an empty value is a tombstone.
+    Attributes:
+        key: The field of a JSON line that holds the key: its name, or a JSON pointer (RFC 6901)
+            such as /customer/id. The value is still the whole line.
+        separator: What stands between key and value in a line. Excludes `key`.
+        null_empty: Write an empty value as a tombstone.
     """
 
     key: str | None = None
@@ -36,7 +37,15 @@ class LineFormat:
             raise ValueError("a key is either a field of JSON or stands before a separator")
 
     def parse_line(self, line: bytes, number: int) -> tuple[bytes | None, bytes | None]:
-        """Key and value. Raises GatewayError naming the line `number`."""
+        """Return the key and the value of a line.
+
+        Args:
+            line: The line without its LF.
+            number: The number of the line, for messages.
+
+        Raises:
+            GatewayError: The line does not have the format; the message names its number.
+        """
         key: bytes | None = None
         value: bytes | None = line
         if self.separator is not None:
@@ -60,17 +69,21 @@ class LineFormat:
 
 
 def _resolve_pointer(document: Any, pointer: str) -> Any:
-    """What the field or pointer names; LookupError, TypeError or ValueError if nothing."""
+    """Return what a field name or JSON pointer refers to.
+
+    Raises:
+        LookupError: There is nothing; so do TypeError and ValueError.
+    """
     if not pointer.startswith("/"):
         return document[pointer]
     for part in pointer[1:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
+        name = part.replace("~1", "/").replace("~0", "~")  # in this order (RFC 6901, section 4)
         document = document[int(name)] if isinstance(document, list) else document[name]
     return document
 
 
 def _encode_key(value: Any) -> bytes | None:
-    """Text as it is; null is no key; anything else as JSON."""
+    """Return the bytes of a key: text as it is, null as no key, anything else as JSON."""
     match value:
         case None:
             return None
@@ -82,70 +95,85 @@ def _encode_key(value: Any) -> bytes | None:
 
 @dataclass(slots=True)
 class ValueDigest:
-    """SHA-256 of values, for two kinds of receiver. A tombstone counts as an empty value.
-
-    ordered:   of all values, each followed by LF: what `sha256sum` says of a file of lines.
-    unordered: the sum of each value's own SHA-256 modulo 2^256: whatever order they came in,
-               as from several partitions.
-    """
+    """SHA-256 digests of values, for receivers to compare. A tombstone counts as an empty value."""
 
     _all: Any = field(default_factory=hashlib.sha256)
     _sum: int = 0
 
     def add(self, value: bytes | None) -> None:
+        """Add the next value."""
         data = value or b""
         self._all.update(data + b"\n")
         self._sum += int.from_bytes(hashlib.sha256(data).digest())
 
     @property
     def ordered(self) -> str:
+        """Return the digest of all values in order, each followed by LF, in hex.
+
+        It is what `sha256sum` prints for a file of these lines.
+        """
         return str(self._all.hexdigest())
 
     @property
     def unordered(self) -> str:
+        """Return the sum of each value's own digest modulo 2^256, in hex.
+
+        It does not depend on the order, as a receiver of several partitions sees it.
+        """
         return f"{self._sum % (1 << 256):064x}"
 
 
 async def iter_line_chunks(source: BinaryIO) -> AsyncGenerator[list[bytes], None]:
-    """Whole lines as they come, without their LF; a last one may lack it.
+    """Yield the lines of each chunk that is read, as it comes, without their LF.
 
-    Read in a thread that dies with the process: a read of a terminal cannot be called off.
+    The last line need not end in LF. The source is read in a daemon thread, because a read from a
+    terminal cannot be cancelled: the thread ends with the process.
+
+    Args:
+        source: The input, opened for reading bytes.
+
+    Raises:
+        GatewayError: The input cannot be read.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[list[bytes] | BaseException | None] = asyncio.Queue()
-    room = Semaphore(2)  # chunks read ahead
-    wanted = Event()
-    wanted.set()
+    chunks_allowed = Semaphore(2)  # how many chunks the thread may read ahead
+    is_open = Event()
+    is_open.set()
 
-    def give(item: list[bytes] | BaseException | None) -> None:
-        room.acquire()
-        if not wanted.is_set():
-            raise BrokenPipeError
+    def emit(item: list[bytes] | BaseException | None) -> None:
+        chunks_allowed.acquire()
+        if not is_open.is_set():
+            raise BrokenPipeError  # ends `_read_lines`
         loop.call_soon_threadsafe(queue.put_nowait, item)
 
     def read() -> None:
-        with suppress(BrokenPipeError, RuntimeError):  # nobody listens, or the loop has ended
+        # BrokenPipeError: the iterator was closed. RuntimeError: the event loop was.
+        with suppress(BrokenPipeError, RuntimeError):
             try:
-                _read_lines(source, give)
-                give(None)
+                _read_lines(source, emit)
+                emit(None)
             except (OSError, ValueError) as exc:
-                give(GatewayError(f"the input cannot be read: {exc}"))
+                emit(GatewayError(f"the input cannot be read: {exc}"))
 
     Thread(target=read, name="produce-input", daemon=True).start()
     try:
         while (item := await queue.get()) is not None:
-            room.release()
+            chunks_allowed.release()
             if isinstance(item, BaseException):
                 raise item
             yield item
     finally:
-        wanted.clear()
-        room.release(2)
+        # Release the thread if it waits, so that it sees that nobody reads any more.
+        is_open.clear()
+        chunks_allowed.release(2)
 
 
 def _read_lines(source: BinaryIO, emit: Callable[[list[bytes]], None]) -> None:
+    """Pass on the whole lines of each chunk, until the end of the input."""
+    # `read1` returns what is there; `read` would wait until the whole chunk is filled.
     read: Callable[[int], bytes] = getattr(source, "read1", source.read)
-    rest: list[bytes] = []
+    rest: list[bytes] = []  # the parts of a line whose end was not read yet
     while data := read(CHUNK_BYTES):
         head, *tail = data.split(b"\n")
         rest.append(head)

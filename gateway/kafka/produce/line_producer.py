@@ -1,8 +1,9 @@
-"""Lines become records: the producer behind `gateway produce`.
+"""Write lines of input as records: the producer of `gateway produce`.
 
-Fast, because it fills aiokafka's batches itself: one future a batch instead of one a record.
-Safe, because the producer is idempotent with acks=all, and every batch's answer is counted.
-A chunk of input is sent as soon as it is read, so `tail -f | gateway produce` has no delay.
+It is fast because it fills aiokafka's batches itself: there is one future per batch and not one per
+record. Nothing is lost unnoticed, because the producer is idempotent with acks=all and the answer
+to every batch is counted. A chunk of input is sent as soon as it is read, so that
+`tail -f | gateway produce` adds no delay.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ from gateway.errors import AccessDenied, BrokerUnavailable, GatewayError, KafkaE
 from .line_format import LineFormat, ValueDigest, iter_line_chunks
 from .partitioner import compute_partition
 
-MAX_BATCH_BYTES = 1 << 19  # bytes before compression; brokers take batches up to 1 MiB by default
-TOPIC_TIMEOUT_S = 10.0  # seconds; a broker that creates topics by itself needs one or two
+MAX_BATCH_BYTES = 1 << 19  # before compression; brokers take batches up to 1 MiB by default
+TOPIC_TIMEOUT_S = 10.0  # a broker that creates the topic automatically needs a second or two
 
 
 @dataclass(slots=True)
 class ProduceProgress:
     """What has become of the input so far.
 
-    read:         bytes of input.            lines: of them.
-    acknowledged: records Kafka has acknowledged.
-    value_bytes:  bytes of their values, as handed over.
-    failure:      the first thing that went wrong; nothing was read after it.
-    interrupted:  by ^C; what had been read by then was still sent.
+    Attributes:
+        bytes_read: Bytes of input that were read.
+        lines: Lines that were read.
+        acknowledged_records: Records that Kafka has acknowledged.
+        value_bytes: Bytes of the values of all records so far.
+        seconds: How long it took; set at the end.
+        digest: The digests of all values so far.
+        failure: The first thing that went wrong; nothing was read after it.
+        interrupted: ^C ended the input; what had been read by then was still sent.
     """
 
     bytes_read: int = 0
@@ -48,7 +53,18 @@ class ProduceProgress:
 
 
 def produce_lines(topic: str, source: BinaryIO, **options: Any) -> ProduceProgress:
-    """`produce`, for a caller without a loop. ^C ends the input, not the sending."""
+    """Run `produce` for a caller without an event loop.
+
+    ^C ends the input; what was read by then is still sent.
+
+    Args:
+        topic: Where to write to.
+        source: The input, opened for reading bytes.
+        **options: The keyword arguments of `produce`.
+
+    Raises:
+        KafkaError: As `produce`.
+    """
     return asyncio.run(produce(topic, source, **options))
 
 
@@ -63,37 +79,51 @@ async def produce(
     credentials: Mapping[str, Any] | None = None,
     progress: Callable[[ProduceProgress], None] | None = None,
 ) -> ProduceProgress:
-    """Send every line of `source` to `topic`, in order within a partition.
+    """Write every line of the input as a record, in order within a partition.
 
-    lines:       how a line becomes key and value; by default it is the value.
-    partition:   for all records; else by the key as Java's clients do it, or in turns.
-    credentials: aiokafka's security_protocol, ssl_context and sasl_* arguments.
-    progress:    called after each chunk.
-    Raises BrokerUnavailable, UnknownTopic, AccessDenied or KafkaError before the first record;
-    later failures are in the answer, beside what was acknowledged.
+    Args:
+        topic: Where to write to.
+        source: The input, opened for reading bytes.
+        servers: Addresses of the cluster's brokers (host:port).
+        lines: How a line becomes key and value; by default it is the value.
+        headers: Headers of every record.
+        partition: Where all records go. By default the key decides, as in Java's clients; records
+            without a key go to the partitions in turns.
+        credentials: aiokafka's arguments security_protocol, ssl_context and sasl_*.
+        progress: Called after each chunk of input.
+
+    Returns:
+        What was written. Failures after the first record are in here and are not raised.
+
+    Raises:
+        BrokerUnavailable: No broker accepts the connection.
+        UnknownTopic: There is no such topic.
+        AccessDenied: The user may not write to the topic.
+        KafkaError: The topic has no such partition, or Kafka answers with another error.
     """
-    done = ProduceProgress()
+    result = ProduceProgress()
     started = time.monotonic()
     async with _open_producer(topic, servers, credentials or {}) as producer:
         count = await _count_partitions(producer, topic, partition)
-        batches = _OpenBatches(producer, topic, count, partition, headers, done)
+        batches = _OpenBatches(producer, topic, count, partition, headers, result)
         try:
             await _send_lines(source, lines or LineFormat(), batches, progress)
         except asyncio.CancelledError:
-            done.interrupted = True
+            result.interrupted = True  # `asyncio.run` cancels its task at ^C
         except kafka_errors.KafkaError as exc:
-            done.failure = done.failure or _translate_error(exc, topic)
+            result.failure = result.failure or _translate_error(exc, topic)
         except GatewayError as exc:
-            done.failure = done.failure or exc
+            result.failure = result.failure or exc
         await batches.wait_for_acknowledgements()
-    done.seconds = time.monotonic() - started
-    return done
+    result.seconds = time.monotonic() - started
+    return result
 
 
 @asynccontextmanager
 async def _open_producer(
     topic: str, servers: Sequence[str], credentials: Mapping[str, Any]
 ) -> AsyncIterator[AIOKafkaProducer]:
+    """Start an idempotent producer, and stop it at the end; its errors become the gateway's."""
     producer = AIOKafkaProducer(
         bootstrap_servers=list(servers),
         client_id="gateway-produce",
@@ -121,6 +151,7 @@ async def _open_producer(
 
 
 async def _count_partitions(producer: AIOKafkaProducer, topic: str, partition: int | None) -> int:
+    """Return how many partitions the topic has; a given one must be among them."""
     try:
         known = await asyncio.wait_for(producer.partitions_for(topic), TOPIC_TIMEOUT_S)
     except (TimeoutError, kafka_errors.UnknownTopicOrPartitionError) as exc:
@@ -142,24 +173,30 @@ async def _send_lines(
     batches: _OpenBatches,
     progress: Callable[[ProduceProgress], None] | None,
 ) -> None:
-    done = batches.result
-    async with aclosing(iter_line_chunks(source)) as coming:
-        async for chunk in coming:
+    """Write lines until the input ends or something fails."""
+    result = batches.result
+    async with aclosing(iter_line_chunks(source)) as chunks:
+        async for chunk in chunks:
             for line in chunk:
-                done.lines += 1
-                done.bytes_read += len(line) + 1
-                full = batches.add_record(*lines.parse_line(line, done.lines))
+                result.lines += 1
+                result.bytes_read += len(line) + 1
+                full = batches.add_record(*lines.parse_line(line, result.lines))
                 if full is not None:
                     await batches.send_batches([full])
             await batches.flush()
             if progress is not None:
-                progress(done)
-            if done.failure is not None:
+                progress(result)
+            if result.failure is not None:
                 return
 
 
 class _OpenBatches:
-    """The batch being filled of each partition, and those on their way."""
+    """The batch of each partition that is being filled, and the batches that are in flight.
+
+    Created for one call of `produce`, whose result it keeps. Between calls, every record that was
+    added is in an open batch, in a batch that `add_record` returned, or in flight, or counted in
+    `result`.
+    """
 
     def __init__(
         self,
@@ -175,27 +212,37 @@ class _OpenBatches:
         self._topic = topic
         self._partition_count = partition_count
         self._fixed_partition = partition
-        self._rotation = 0
+        self._rotation = 0  # moves records without a key on to the next partition
         self._headers = list(headers)
         self._open_batches: dict[int, Any] = {}
         self._in_flight: set[asyncio.Future[Any]] = set()
         self._send_future: asyncio.Future[Any] = asyncio.gather()
 
     def add_record(self, key: bytes | None, value: bytes | None) -> tuple[int, Any] | None:
-        """Put a record into its batch. The partition and batch to send first, if one is full."""
+        """Put a record into the open batch of its partition.
+
+        Args:
+            key: The key; None for none.
+            value: The value; None for a tombstone.
+
+        Returns:
+            The partition and batch that the caller must send, if that batch is full and the record
+            went into another one; otherwise None.
+        """
         partition = self._choose_partition(key)
         full = None
         batch = self._open_batches.get(partition)
         if batch is None or not self._append_record(batch, key, value):
             full = batch and (partition, batch)
             batch = self._open_batches[partition] = self._producer.create_batch()
-            self._append_record(batch, key, value)  # the first of a batch fits, whatever its size
+            self._append_record(batch, key, value)  # the first record always fits into a batch
             self._rotation += full is not None
         self.result.digest.add(value)
         self.result.value_bytes += len(value or b"")
         return full
 
     def _append_record(self, batch: Any, key: bytes | None, value: bytes | None) -> bool:
+        """Return whether the record fitted into the batch."""
         added = batch.append(timestamp=None, key=key, value=value, headers=self._headers)
         return added is not None
 
@@ -207,21 +254,23 @@ class _OpenBatches:
         return compute_partition(key, self._partition_count)
 
     async def flush(self) -> None:
-        """Send what is open. At once for all: sent one by one, each would be a request."""
+        """Send all open batches, together, so that those of one broker share a request."""
         ready, self._open_batches = list(self._open_batches.items()), {}
         self._rotation += 1
         await self.send_batches(ready)
 
     async def send_batches(self, batches: Sequence[tuple[int, Any]]) -> None:
-        """Hand batches over; waits while their partitions have one that is not on its way."""
-        self._send_future = asyncio.gather(*(self._send_batch(*one) for one in batches))
-        await asyncio.shield(self._send_future)  # what was read is sent, also when ^C comes now
+        """Hand batches to the producer, waiting for the previous batch of their partitions."""
+        self._send_future = asyncio.gather(
+            *(self._send_batch(partition, batch) for partition, batch in batches)
+        )
+        await asyncio.shield(self._send_future)  # what was read is sent, even if ^C comes now
 
     async def _send_batch(self, partition: int, batch: Any) -> None:
         records = batch.record_count()
         future = await self._producer.send_batch(batch, self._topic, partition=partition)
         self._in_flight.add(future)
-        future.add_done_callback(lambda ended: self._on_acknowledged(ended, records))
+        future.add_done_callback(lambda done: self._on_acknowledged(done, records))
 
     def _on_acknowledged(self, future: asyncio.Future[Any], records: int) -> None:
         self._in_flight.discard(future)
@@ -232,9 +281,9 @@ class _OpenBatches:
             self.result.failure = _translate_error(failure, self._topic)
 
     async def wait_for_acknowledgements(self) -> None:
-        """Send what was read unless Kafka has refused some, and wait for every answer."""
+        """Send what was read, unless Kafka refused something, and wait for every answer."""
         try:
-            await self._send_future
+            await self._send_future  # shielded above: it may still be under way after ^C
             if not isinstance(self.result.failure, KafkaError):
                 await self.flush()
         except kafka_errors.KafkaError as exc:
@@ -244,7 +293,7 @@ class _OpenBatches:
 
 
 def _translate_error(failure: BaseException, topic: str) -> KafkaError:
-    """aiokafka's error in our tree, with what to do."""
+    """Return the gateway's exception for one of aiokafka's, with what to do about it."""
     match failure:
         case (
             kafka_errors.TopicAuthorizationFailedError()

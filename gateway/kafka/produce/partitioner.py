@@ -1,5 +1,8 @@
-"""Where Kafka's default partitioner puts a record with a key: murmur2 of the key's bytes, made
-positive (not absolute), modulo the partitions. Java's clients, librdkafka's `murmur2_random`."""
+"""Compute the partition that Kafka's default partitioner chooses for a key.
+
+It is murmur2 of the key's bytes, with the sign bit cleared, modulo the number of partitions: the
+same as Java's clients and librdkafka's `murmur2_random`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,15 @@ from functools import lru_cache
 from aiokafka.partitioner import murmur2
 
 _cached_murmur2 = lru_cache(1 << 16)(murmur2)  # aiokafka's is pure Python: 3 us for a short key
-_MAX_CACHED_KEY_BYTES = 256  # bytes from which a key is not worth keeping
+_MAX_CACHED_KEY_BYTES = 256  # larger keys would take too much memory in the cache
 
 
 def compute_partition(key: bytes, partition_count: int) -> int:
-    """The partition of a key among so many."""
+    """Return the partition of a key.
+
+    Args:
+        key: The bytes of the key.
+        partition_count: How many partitions the topic has.
+    """
     hashed = _cached_murmur2(key) if len(key) < _MAX_CACHED_KEY_BYTES else murmur2(key)
     return int(hashed & 0x7FFFFFFF) % partition_count

@@ -1,4 +1,4 @@
-"""One record on its way to Kafka, and what is said of it when it cannot get there."""
+"""Represent records that wait for Kafka's answer, encode them, and build their errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.produce.outbox import Outbox
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 
-DENIED_CODES = frozenset({29, 31})
-RECORD_OVERHEAD_BYTES = 64  # bytes of a record beside its content, about
+DENIED_CODES = frozenset({29, 31})  # TOPIC_ and CLUSTER_AUTHORIZATION_FAILED
+RECORD_OVERHEAD_BYTES = 64  # about how many bytes a record takes besides its content
 
 Headers = Sequence[tuple[str, bytes | None]]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
@@ -22,11 +22,19 @@ CODEC_IDS: Mapping[Compression, int] = {"none": 0, "gzip": 1, "snappy": 2, "lz4"
 
 
 OffsetResults: TypeAlias = list[int | KafkaError]
-"""Offsets (-1 where Kafka has it and does not say where), or why there is none."""
+"""The offset of each record (-1 if Kafka has it but does not say where), or why it has none."""
 
 
 class ProducerRecord(NamedTuple):
-    """A record to be written. timestamp: milliseconds since 1970; None for now."""
+    """A record to write.
+
+    Attributes:
+        tp: Where to write it.
+        key: The key; None for none.
+        value: The value; None for a tombstone.
+        headers: Names and contents.
+        timestamp: Milliseconds since 1970; None for now.
+    """
 
     tp: TopicPartition
     key: bytes | None
@@ -36,9 +44,15 @@ class ProducerRecord(NamedTuple):
 
 
 class PendingBatch:
-    """Records that are told of together, with one timer for all of them.
+    """Records whose results are delivered together, with one timer for all of them.
 
-    told: given once each has its offset, or why it has none, in the order they were handed over.
+    The producer creates one for each call of `send` or `send_many`. It is not a record batch of
+    Kafka: its records may go to several partitions and in several requests.
+
+    Attributes:
+        records: The records by partition; empty once all results are known.
+        timer: Ends the wait of records that were not sent in time; None before it is set.
+        began_at: When the caller handed the records over, in seconds since 1970.
     """
 
     __slots__ = ("_on_done", "_records_left", "_results", "began_at", "records", "timer")
@@ -46,27 +60,49 @@ class PendingBatch:
     def __init__(
         self, count: int, began_at: float, on_done: Callable[[OffsetResults], None]
     ) -> None:
+        """Create a batch of records without results.
+
+        Args:
+            count: How many records it has.
+            began_at: When the caller handed them over, in seconds since 1970.
+            on_done: Called once all results are known, with the results in the caller's order.
+        """
         self.records: dict[TopicPartition, list[PendingRecord]] = {}
         self.timer: asyncio.TimerHandle | None = None
-        self.began_at = began_at  # seconds since 1970
+        self.began_at = began_at
         self._results: OffsetResults = [-1] * count
         self._records_left = count
         self._on_done = on_done
 
     def set_result(self, index: int, result: int | KafkaError) -> None:
-        """One of them is known."""
+        """Set the result of one record; the last one delivers all.
+
+        Args:
+            index: The position of the record in the caller's order.
+            result: Its offset, or why it has none.
+        """
         self._results[index] = result
         self._records_left -= 1
         if not self._records_left:
             if self.timer is not None:
                 self.timer.cancel()
-            self.records.clear()  # or each would keep the other
+            self.records.clear()  # the records refer to this batch: break the cycle
             self._on_done(self._results)
 
 
 @dataclass(slots=True, eq=False)
 class PendingRecord:
-    """One record on its way; place: in its parcel."""
+    """One record that waits for Kafka's answer.
+
+    Attributes:
+        key: The key.
+        value: The value.
+        headers: The headers.
+        timestamp: Milliseconds since 1970.
+        size: About how many bytes it takes.
+        batch: The batch that its result is delivered with.
+        index: Its position in that batch.
+    """
 
     key: bytes | None
     value: bytes | None
@@ -78,8 +114,15 @@ class PendingRecord:
 
 
 def estimate_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """About. Raises TypeError or ValueError for what cannot be a record: met later, it would keep
-    the batch that it came to be in from being sent."""
+    """Return about how many bytes a record takes in a batch.
+
+    It also rejects what cannot be encoded, because once in a batch such a record would keep the
+    whole batch from being sent.
+
+    Raises:
+        TypeError: A key, value or header is not bytes.
+        ValueError: The name of a header cannot be encoded.
+    """
     size = RECORD_OVERHEAD_BYTES
     for name, content in (("", key), ("", value), *headers):
         if not isinstance(content, bytes | None):
@@ -91,7 +134,16 @@ def estimate_size(key: bytes | None, value: bytes | None, headers: Headers) -> i
 def encode_batch(
     outbox: Outbox[PendingRecord], records: Iterable[PendingRecord], codec: int = 0
 ) -> bytes:
-    """As one batch; the same letters under the same producer id give the same bytes."""
+    """Encode the records as one record batch of Kafka.
+
+    The same records under the same producer id give the same bytes, so that a repeated batch is a
+    duplicate to Kafka.
+
+    Args:
+        outbox: The outbox of the partition, which has the producer id and the sequence number.
+        records: What `Outbox.next_batch` returned.
+        codec: The codec id to compress with; 0 for none.
+    """
     assert outbox.producer is not None
     builder = DefaultRecordBatchBuilder(
         magic=2,
@@ -100,14 +152,15 @@ def encode_batch(
         producer_id=outbox.producer.id,
         producer_epoch=outbox.producer.epoch,
         base_sequence=outbox.sequence,
-        batch_size=1 << 30,  # the outbox has cut it
+        batch_size=1 << 30,  # no limit here: the outbox has limited the batch
     )
-    for index, letter in enumerate(records):
-        builder.append(index, letter.timestamp, letter.key, letter.value, list(letter.headers))
+    for index, record in enumerate(records):
+        builder.append(index, record.timestamp, record.key, record.value, list(record.headers))
     return bytes(builder.build())
 
 
 def build_refused_error(tp: TopicPartition, code: int) -> KafkaError:
+    """Return the exception for a record that Kafka refused, with Kafka's error code."""
     if code in DENIED_CODES:
         return AccessDenied(
             f"the gateway may not write to {tp.topic}; allow it WRITE", topic=tp.topic
@@ -118,6 +171,7 @@ def build_refused_error(tp: TopicPartition, code: int) -> KafkaError:
 
 
 def build_in_doubt_error(tp: TopicPartition, reason: str) -> BrokerUnavailable:
+    """Return the exception for a record of which nobody knows whether it was written."""
     return BrokerUnavailable(
         f"{tp} may have been written to, or not: {reason}; repeat it with its idempotency key",
         timeout=True,

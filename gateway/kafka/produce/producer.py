@@ -1,11 +1,15 @@
-"""Records to Kafka: acks of all, idempotent, one batch a partition under way.
+"""Write records to Kafka: idempotent, acks=all, one batch of each partition in flight.
 
-By requests of our own, as records are fetched here, because of what aiokafka's producer does
-with a fault: a record refused as too large leaves a hole in its sequence, and that partition
-refuses everything after it; a batch that cannot be sent is never given up, nor does `stop`
-return then; a topic deleted meanwhile is asked for, and so created, again. What becomes of a
-batch is decided in `core.outbox`; here it is carried: at most one request a broker at a time,
-with a batch of every partition that it leads.
+It sends Produce requests itself because of what aiokafka's producer does after a fault: a record
+that is refused as too large leaves a hole in the sequence, so that the partition refuses everything
+after it; a batch that cannot be sent is never given up, and `stop` does not return then; a topic
+that was deleted meanwhile is asked for, and is thereby created again.
+
+The `Outbox` of each partition (`gateway.core.produce.outbox`) decides what is sent and what became
+of it. The producer sends: at most one request per broker at a time, with one batch of every
+partition that the broker leads and that has something to write. While a request is under way its
+broker is in `_busy_nodes` and its partitions are `is_busy`, so records that arrive meanwhile wait
+and share the next batch.
 """
 
 from __future__ import annotations
@@ -59,10 +63,10 @@ from .pending_records import (
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING_BYTES = 32 << 20  # bytes that may wait for Kafka, of all partitions
-CLOSE_TIMEOUT_S = 5.0  # seconds for what was taken on when the gateway closes
+MAX_PENDING_BYTES = 32 << 20  # of all records that wait for Kafka's answer
+CLOSE_TIMEOUT_S = 5.0  # seconds for accepted records to be written when the gateway closes
 REPLICATION_TIMEOUT_SHARE = 0.8  # of the request timeout: the broker gives up first, and says so
-# Another broker may lead it by now.
+# Before these are retried metadata is refreshed, as another broker may lead the partition by now.
 REFRESH_ACTIONS = frozenset(
     {RecoveryAction.REFRESH, RecoveryAction.RECONNECT, RecoveryAction.WATCH_METADATA}
 )
@@ -70,6 +74,17 @@ REFRESH_ACTIONS = frozenset(
 
 @dataclass(slots=True, eq=False)
 class _PartitionQueue:
+    """What is to be written to one partition, and when to try again.
+
+    Attributes:
+        tp: The partition.
+        backoff: The delays after errors.
+        outbox: The records that wait or are in flight, and the sequence of the producer id.
+        is_busy: A request with one of its batches is under way.
+        retry_at: Nothing is sent before this time, in seconds of the event loop's clock.
+        failure: Why records wait, for the message of those that wait too long.
+    """
+
     tp: TopicPartition
     backoff: Backoff
     outbox: Outbox[PendingRecord] = field(default_factory=Outbox)
@@ -79,9 +94,15 @@ class _PartitionQueue:
 
 
 class Producer:
-    """Writes to any topic of a cluster. Begins with the first record; `close` it in the loop.
+    """Write records to any topic of a cluster.
 
-    The topics must be watched (`Cluster.metadata`): a leader is not looked for otherwise.
+    Whoever creates one owns it, and calls `close` in the same event loop. Its tasks start with the
+    first record. The topics must be watched (`Cluster.metadata`), as leaders are not looked up
+    otherwise. Every record that was accepted gets exactly one result, and until then counts in
+    `pending_bytes`.
+
+    Attributes:
+        writes: The counters of records, bytes and latency by topic.
     """
 
     def __init__(
@@ -91,15 +112,22 @@ class Producer:
         max_pending_bytes: int = MAX_PENDING_BYTES,
         compression: Compression = "none",
     ) -> None:
+        """Create a producer that has no tasks yet.
+
+        Args:
+            cluster: The cluster to write to.
+            max_pending_bytes: Above this, records are not accepted.
+            compression: The codec of its batches.
+        """
         self.writes = ProduceCounts()
         self._cluster = cluster
         self._max_pending_bytes = max_pending_bytes
         self._codec = CODEC_IDS[compression]
         self._pending_bytes = 0
         self._partitions: dict[TopicPartition, _PartitionQueue] = {}
-        self._busy_nodes: set[int] = set()  # with a request under way
-        self._wake = asyncio.Event()
-        self._progress_made = asyncio.Event()  # some were told what became of them
+        self._busy_nodes: set[int] = set()  # brokers with a request under way
+        self._wake = asyncio.Event()  # something may have become due
+        self._progress_made = asyncio.Event()  # some records got their results
         self._tasks: set[asyncio.Task[None]] = set()
         self._run_task: asyncio.Task[None] | None = None
         self._refresh_task: asyncio.Task[None] | None = None
@@ -114,43 +142,61 @@ class Producer:
         *,
         timeout_s: float,
     ) -> asyncio.Future[int]:
-        """Write a record behind those that were put before it. Gives its offset, -1 if Kafka
-        has it and does not say where.
+        """Write one record, after all that were sent to its partition before.
 
-        within: seconds. What was not sent by then is not written: BrokerUnavailable. What was
-                sent stays until Kafka has said what became of it, for at most two minutes.
-        The future raises also AccessDenied, and PartitionFailed with Kafka's code where the record
-        is refused; BrokerUnavailable with `timeout` is a record that may have been written.
-        Raises BrokerUnavailable where too much is waiting already.
+        Args:
+            tp: The partition.
+            key: The key; None for none.
+            value: The value; None for a tombstone.
+            headers: Names and contents.
+            timeout_s: A record that was not sent within so many seconds is not written. One that
+                was sent waits for Kafka's answer, for at most two minutes.
+
+        Returns:
+            A future of the record's offset; -1 if Kafka has it but does not say where. It raises
+            BrokerUnavailable if the record was not written, or, with `timeout` set, if it may have
+            been; AccessDenied; or PartitionFailed with Kafka's code if the record is refused.
+
+        Raises:
+            BrokerUnavailable: Too much waits already, or the producer is closing.
         """
         written: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._enqueue(
             [ProducerRecord(tp, key, value, headers)],
             timeout_s,
-            lambda told: _resolve_future(told, written),
+            lambda results: _resolve_future(results, written),
         )
         return written
 
     def send_many(
         self, records: Sequence[ProducerRecord], *, timeout_s: float
     ) -> asyncio.Future[OffsetResults]:
-        """As `put`, of several at once, or none of them: the future gives what became of each, in
-        their order, and raises nothing.
+        """Write several records. All of them are accepted, or none.
 
-        100 of 1 KB with three headers took 0.5 ms of CPU, by `put` 1.7 (the embedded broker's
-        share in both).
+        100 records of 1 KB with three headers took 0.5 ms of CPU, and 1.7 ms by `send` (both with
+        the embedded broker's share).
+
+        Args:
+            records: The records, in the order in which each partition is to have them.
+            timeout_s: As of `send`.
+
+        Returns:
+            A future of what became of each record, in their order. It raises nothing.
+
+        Raises:
+            BrokerUnavailable: Too much waits already, or the producer is closing.
         """
-        every: asyncio.Future[OffsetResults] = asyncio.get_running_loop().create_future()
+        all_done: asyncio.Future[OffsetResults] = asyncio.get_running_loop().create_future()
 
-        def told(results: OffsetResults) -> None:
-            if not every.done():
-                every.set_result(results)
+        def on_done(results: OffsetResults) -> None:
+            if not all_done.done():  # the caller may have cancelled it
+                all_done.set_result(results)
 
         if records:
-            self._enqueue(records, timeout_s, told)
+            self._enqueue(records, timeout_s, on_done)
         else:
-            told([])
-        return every
+            on_done([])
+        return all_done
 
     def _enqueue(
         self,
@@ -158,25 +204,28 @@ class Producer:
         timeout_s: float,
         on_done: Callable[[OffsetResults], None],
     ) -> None:
+        """Accept records, or raise BrokerUnavailable and accept none of them."""
         sizes = _estimate_sizes(records)
         total = sum(sizes)
+        # A call that is larger than the limit alone is accepted while nothing else waits, because
+        # it would never be otherwise.
         if self._closed or (
             self._pending_bytes and self._pending_bytes + total > self._max_pending_bytes
         ):
-            for item in records:
-                self.writes.records[item.tp.topic, "unsent"] += 1
-            why = "the gateway is closing" if self._closed else "too much waits to be written"
-            raise BrokerUnavailable(f"{records[0].tp}: {why}; try again", retry_after=1.0)
-        parcel = PendingBatch(len(records), time.time(), on_done)
-        now = int(parcel.began_at * 1000)
-        for place, (item, size) in enumerate(zip(records, sizes, strict=True)):
-            tp, key, value, headers, at = item
-            letter = PendingRecord(
-                key, value, headers, now if at is None else at, size, parcel, place
+            for record in records:
+                self.writes.records[record.tp.topic, "unsent"] += 1
+            reason = "the gateway is closing" if self._closed else "too much waits to be written"
+            raise BrokerUnavailable(f"{records[0].tp}: {reason}; try again", retry_after=1.0)
+        batch = PendingBatch(len(records), time.time(), on_done)
+        now_ms = int(batch.began_at * 1000)
+        for index, (record, size) in enumerate(zip(records, sizes, strict=True)):
+            tp, key, value, headers, timestamp = record
+            pending = PendingRecord(
+                key, value, headers, now_ms if timestamp is None else timestamp, size, batch, index
             )
-            parcel.records.setdefault(tp, []).append(letter)
-            self._get_queue(tp).outbox.put(letter, size)
-        parcel.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire_batch, parcel)
+            batch.records.setdefault(tp, []).append(pending)
+            self._get_queue(tp).outbox.put(pending, size)
+        batch.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire_batch, batch)
         self._pending_bytes += total
         self._wake.set()
         if self._run_task is None:
@@ -184,11 +233,16 @@ class Producer:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that Kafka has yet to answer for."""
+        """Return how many bytes of records have no result yet, approximately."""
         return self._pending_bytes
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Let what was taken on be written, for some seconds; the rest fails."""
+        """Accept no more records, and wait for those that were accepted.
+
+        Args:
+            timeout_s: For how many seconds to wait. Records without a result by then get
+                BrokerUnavailable.
+        """
         self._closed = True
         deadline = asyncio.get_running_loop().time() + timeout_s
         while self._collect_pending() and asyncio.get_running_loop().time() < deadline:
@@ -200,26 +254,28 @@ class Producer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for letter in self._collect_pending():
+        for record in self._collect_pending():
             self._finish_record(
-                letter, BrokerUnavailable("the gateway closed before Kafka answered")
+                record, BrokerUnavailable("the gateway closed before Kafka answered")
             )
 
     def _collect_pending(self) -> list[PendingRecord]:
-        return [letter for each in self._partitions.values() for letter in each.outbox.items()]
+        return [record for queue in self._partitions.values() for record in queue.outbox.items()]
 
     def _get_queue(self, tp: TopicPartition) -> _PartitionQueue:
-        found = self._partitions.get(tp)
-        if found is None:
-            floor, ceiling = self._cluster.settings.reconnect
-            backoff = Backoff(max_delay=ceiling, random=random.random, min_delay=floor)
-            found = self._partitions[tp] = _PartitionQueue(tp, backoff)
-        return found
+        queue = self._partitions.get(tp)
+        if queue is None:
+            min_delay, max_delay = self._cluster.settings.reconnect
+            backoff = Backoff(max_delay=max_delay, random=random.random, min_delay=min_delay)
+            queue = self._partitions[tp] = _PartitionQueue(tp, backoff)
+        return queue
 
-    # who is asked when
+    # When to send to which broker.
 
     async def _run(self) -> None:
+        """Start requests as they become due, until cancelled."""
         while True:
+            # Cleared before the look at what is due: what becomes due from here on sets it again.
             self._wake.clear()
             now = asyncio.get_running_loop().time()
             for node, due in self._collect_due(now).items():
@@ -232,30 +288,37 @@ class Producer:
                 pass
 
     def _collect_due(self, now: float) -> dict[int, list[_PartitionQueue]]:
-        """Partitions with something to send, by their leader; of those brokers that are free."""
+        """Return the partitions with something to send, by their leader, if that is not busy.
+
+        A partition without a leader counts as a failed attempt, so that a batch whose fate is
+        unknown is given up in time.
+        """
         nodes: dict[int, list[_PartitionQueue]] = {}
-        for each in self._partitions.values():
-            if each.outbox and not each.is_busy and each.retry_at <= now:
-                leader = self._cluster.leader_for_partition(each.tp)
+        for queue in self._partitions.values():
+            if queue.outbox and not queue.is_busy and queue.retry_at <= now:
+                leader = self._cluster.leader_for_partition(queue.tp)
                 if leader is None:
-                    self._schedule_retry(each, Cause.NO_LEADER, "it has no leader", now)
-                    self._apply_outcome(each, each.outbox.on_not_sent(now), LEADER_NOT_AVAILABLE)
+                    self._schedule_retry(queue, Cause.NO_LEADER, "it has no leader", now)
+                    self._apply_outcome(queue, queue.outbox.on_not_sent(now), LEADER_NOT_AVAILABLE)
                 elif leader[0] not in self._busy_nodes:
-                    nodes.setdefault(leader[0], []).append(each)
+                    nodes.setdefault(leader[0], []).append(queue)
         return nodes
 
     def _next_retry_at(self, now: float) -> float | None:
-        """When a partition is to be tried again; those that wait for a broker are woken."""
+        """Return when the first delay after an error ends; None if none is running.
+
+        A partition that waits for a busy broker has no delay: the end of the request sets `_wake`.
+        """
         times = [
-            each.retry_at
-            for each in self._partitions.values()
-            if each.outbox and not each.is_busy and each.retry_at > now
+            queue.retry_at
+            for queue in self._partitions.values()
+            if queue.outbox and not queue.is_busy and queue.retry_at > now
         ]
         return min(times, default=None)
 
     def _start_request(self, node: int, due: list[_PartitionQueue]) -> None:
-        for each in due:
-            each.is_busy = True
+        for queue in due:
+            queue.is_busy = True
         self._create_task(self._send_request(node, due))
 
     def _create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -264,96 +327,110 @@ class Producer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # one request
+    # One request.
 
     async def _send_request(self, node: int, due: list[_PartitionQueue]) -> None:
-        """A batch of each partition to their leader; what comes of it is told."""
+        """Send one batch of each partition to their leader, and deliver the results."""
         try:
-            link = await self._cluster.connections.connect(node, ConnectionRole.PRODUCE)
-            for each in due:
-                if each.outbox.producer is None:
-                    await self._init_producer_id(each, link)
+            connection = await self._cluster.connections.connect(node, ConnectionRole.PRODUCE)
+            for queue in due:
+                if queue.outbox.producer is None:
+                    await self._init_producer_id(queue, connection)
             await self._send_batches(
-                link, [each for each in due if each.outbox.producer is not None]
+                connection, [queue for queue in due if queue.outbox.producer is not None]
             )
-        except KafkaError as exc:  # nothing was sent
+        except KafkaError as exc:  # no batch was sent: `_send_batches` handles its own errors
             now = asyncio.get_running_loop().time()
-            for each in due:
-                self._schedule_retry(each, cause_from_code(code_from_error(exc)), str(exc), now)
-                self._apply_outcome(each, each.outbox.on_not_sent(now), code_from_error(exc))
+            for queue in due:
+                self._schedule_retry(queue, cause_from_code(code_from_error(exc)), str(exc), now)
+                self._apply_outcome(queue, queue.outbox.on_not_sent(now), code_from_error(exc))
         except Exception:
+            # A bug of ours. Batches may or may not have been sent, so they count as unanswered.
             log.exception("records cannot be written to broker %d; it is tried again", node)
             now = asyncio.get_running_loop().time()
-            for each in due:
+            for queue in due:
                 self._schedule_retry(
-                    each, Cause.UNEXPECTED, "the gateway failed; its log says why", now
+                    queue, Cause.UNEXPECTED, "the gateway failed; its log says why", now
                 )
-                self._apply_outcome(each, each.outbox.on_no_response(now), UNKNOWN_SERVER_ERROR)
+                self._apply_outcome(queue, queue.outbox.on_no_response(now), UNKNOWN_SERVER_ERROR)
         finally:
             self._busy_nodes.discard(node)
-            for each in due:
-                each.is_busy = False
+            for queue in due:
+                queue.is_busy = False
             self._wake.set()
 
     async def _init_producer_id(self, queue: _PartitionQueue, connection: BrokerConnection) -> None:
-        answer = await self._cluster.connections.send_on(connection, InitProducerIdRequest())
-        if answer.error in DENIED_CODES:
-            self._apply_outcome(queue, queue.outbox.reject_waiting(), answer.error)
-        elif answer.error:
+        """Ask for the producer id of one partition.
+
+        Each partition has an id of its own, so that a new one, after a batch whose fate stays
+        unknown, concerns no other partition.
+        """
+        response = await self._cluster.connections.send_on(connection, InitProducerIdRequest())
+        if response.error in DENIED_CODES:
+            self._apply_outcome(queue, queue.outbox.reject_waiting(), response.error)
+        elif response.error:
             now = asyncio.get_running_loop().time()
-            why = f"no producer id (code {answer.error})"
-            self._schedule_retry(queue, cause_from_code(answer.error), why, now)
+            reason = f"no producer id (code {response.error})"
+            self._schedule_retry(queue, cause_from_code(response.error), reason, now)
         else:
-            queue.outbox.set_producer(answer.producer)
+            queue.outbox.set_producer(response.producer)
 
     async def _send_batches(
         self, connection: BrokerConnection, due: Sequence[_PartitionQueue]
     ) -> None:
-        cut = [(each, letters) for each in due if (letters := each.outbox.next_batch())]
-        if not cut:
+        """Send one Produce request and apply what the broker answers, or that it does not."""
+        batches = [(queue, records) for queue in due if (records := queue.outbox.next_batch())]
+        if not batches:
             return
         timeout = self._cluster.settings.request_timeout
         request = ProduceRequest(
-            {each.tp: encode_batch(each.outbox, letters, self._codec) for each, letters in cut},
+            {
+                queue.tp: encode_batch(queue.outbox, records, self._codec)
+                for queue, records in batches
+            },
             timeout_ms=int(timeout * REPLICATION_TIMEOUT_SHARE * 1000),
         )
         try:
-            answer = await self._cluster.connections.send_on(connection, request)
+            response = await self._cluster.connections.send_on(connection, request)
         except KafkaError as exc:
             now = asyncio.get_running_loop().time()
-            for each, _ in cut:
-                self._schedule_retry(each, cause_from_code(code_from_error(exc)), str(exc), now)
-                self._apply_outcome(each, each.outbox.on_no_response(now), code_from_error(exc))
+            for queue, _ in batches:
+                self._schedule_retry(queue, cause_from_code(code_from_error(exc)), str(exc), now)
+                self._apply_outcome(queue, queue.outbox.on_no_response(now), code_from_error(exc))
             return
-        for each, _ in cut:
+        for queue, _ in batches:
             self._on_partition_response(
-                each, answer.partitions.get(each.tp, AppendResult(UNKNOWN_SERVER_ERROR, -1))
+                queue, response.partitions.get(queue.tp, AppendResult(UNKNOWN_SERVER_ERROR, -1))
             )
 
     def _on_partition_response(self, queue: _PartitionQueue, appended: AppendResult) -> None:
+        """Apply the broker's answer about the batch of one partition."""
         now = asyncio.get_running_loop().time()
         outcome = queue.outbox.on_response(appended.error, now)
         if outcome.status is WriteStatus.PENDING:
-            why = f"Kafka answers code {appended.error}"
-            self._schedule_retry(queue, cause_from_code(appended.error), why, now)
+            reason = f"Kafka answers code {appended.error}"
+            self._schedule_retry(queue, cause_from_code(appended.error), reason, now)
         self._apply_outcome(queue, outcome, appended.error, appended.offset)
 
-    def _schedule_retry(self, queue: _PartitionQueue, cause: Cause, why: str, now: float) -> None:
-        queue.failure = why
+    def _schedule_retry(
+        self, queue: _PartitionQueue, cause: Cause, failure: str, now: float
+    ) -> None:
+        """Delay the next attempt, and refresh metadata if the cause calls for it."""
+        queue.failure = failure
         queue.retry_at = now + queue.backoff.next_delay(cause)
         idle = self._refresh_task is None or self._refresh_task.done()
         if idle and RECOVERY_RULES[cause].action in REFRESH_ACTIONS:
-            reason = f"{queue.tp} cannot be written to: {why}"
+            reason = f"{queue.tp} cannot be written to: {failure}"
             self._refresh_task = self._create_task(self._refresh_metadata(reason))
 
     async def _refresh_metadata(self, reason: str) -> None:
         try:
             await self._cluster.metadata.refresh(reason)
         except KafkaError:
-            return  # the partition's own delay runs
+            return  # each partition tries again when its delay ends
         self._wake.set()
 
-    # what has become of it
+    # Results.
 
     def _apply_outcome(
         self,
@@ -362,35 +439,46 @@ class Producer:
         code: int,
         offset: int = -1,
     ) -> None:
+        """Deliver the results of the records whose fate is now known.
+
+        Args:
+            queue: Their partition.
+            outcome: What became of them.
+            code: Kafka's error code, if they were refused.
+            offset: The offset of the first one, if they were written; -1 if unknown.
+        """
         self._progress_made.set()
         match outcome.status:
             case WriteStatus.WRITTEN:
                 queue.backoff.reset()
                 self._count_written(queue.tp.topic, outcome.items)
-                for index, letter in enumerate(outcome.items):
-                    self._finish_record(letter, offset + index if offset >= 0 else -1)
+                for index, record in enumerate(outcome.items):
+                    self._finish_record(record, offset + index if offset >= 0 else -1)
             case WriteStatus.REJECTED:
                 self.writes.records[queue.tp.topic, "refused"] += len(outcome.items)
-                for letter in outcome.items:
-                    self._finish_record(letter, build_refused_error(queue.tp, code))
+                for record in outcome.items:
+                    self._finish_record(record, build_refused_error(queue.tp, code))
             case WriteStatus.UNKNOWN:
                 self.writes.records[queue.tp.topic, "doubtful"] += len(outcome.items)
-                for letter in outcome.items:
-                    self._finish_record(letter, build_in_doubt_error(queue.tp, queue.failure))
+                for record in outcome.items:
+                    self._finish_record(record, build_in_doubt_error(queue.tp, queue.failure))
 
     def _count_written(self, topic: str, records: Sequence[PendingRecord]) -> None:
-        now, waited = time.time(), Counter([letter.batch.began_at for letter in records])
-        for began, count in waited.items():
-            self.writes.count_written(topic, 0, max(0.0, now - began), count)
-        self.writes.bytes[topic] += sum([letter.size for letter in records])
+        # Records that were handed over together waited equally long and are counted together.
+        now, counts = time.time(), Counter([record.batch.began_at for record in records])
+        for began_at, count in counts.items():
+            self.writes.count_written(topic, 0, max(0.0, now - began_at), count)
+        self.writes.bytes[topic] += sum([record.size for record in records])
 
     def _expire_batch(self, batch: PendingBatch) -> None:
-        for tp, letters in list(batch.records.items()):
-            each = self._partitions[tp]
-            for letter in each.outbox.withdraw(letters):
+        """Take back the records that were not sent in time; those in flight wait for Kafka."""
+        # A copy, because the last result empties `batch.records`.
+        for tp, records in list(batch.records.items()):
+            queue = self._partitions[tp]
+            for record in queue.outbox.withdraw(records):
                 self.writes.records[tp.topic, "unsent"] += 1
-                why = f"{tp} was not written to: {each.failure}; try again"
-                self._finish_record(letter, BrokerUnavailable(why, retry_after=1.0))
+                message = f"{tp} was not written to: {queue.failure}; try again"
+                self._finish_record(record, BrokerUnavailable(message, retry_after=1.0))
 
     def _finish_record(self, record: PendingRecord, result: int | KafkaError) -> None:
         self._pending_bytes -= record.size
@@ -398,27 +486,35 @@ class Producer:
 
 
 def _estimate_sizes(records: Sequence[ProducerRecord]) -> list[int]:
-    """About, of each; records that share their headers have them measured once. Raises as
-    `size_of`."""
+    """Return about how many bytes each record takes.
+
+    Consecutive records that share one headers object have it measured once.
+
+    Raises:
+        TypeError: As `estimate_size`.
+        ValueError: As `estimate_size`.
+    """
     sizes: list[int] = []
-    last: Headers | None = None
-    beside = 0
+    last_headers: Headers | None = None
+    fixed_size = 0  # of everything but key and value
     for _, key, value, headers, _ in records:
-        if headers is not last:
-            last, beside = headers, estimate_size(None, None, headers)
+        if headers is not last_headers:
+            last_headers, fixed_size = headers, estimate_size(None, None, headers)
         if type(key) is bytes and type(value) is bytes:
-            sizes.append(beside + len(key) + len(value))
+            sizes.append(fixed_size + len(key) + len(value))
         else:
-            sizes.append(beside + estimate_size(key, value, ()) - RECORD_OVERHEAD_BYTES)
+            # Checks the types, too. The overhead is in both terms.
+            sizes.append(fixed_size + estimate_size(key, value, ()) - RECORD_OVERHEAD_BYTES)
     return sizes
 
 
 def _resolve_future(results: OffsetResults, future: asyncio.Future[int]) -> None:
-    """What became of the only one of a parcel, to who waits for it."""
+    """Give the result of a batch of one record to the future that waits for it."""
     if future.done():
         return
     if isinstance(results[0], int):
         future.set_result(results[0])
     else:
         future.set_exception(results[0])
-        future.exception()  # told to who waits; where nobody does, no warning either
+        # Marks the exception as retrieved: asyncio would warn where nobody awaits the future.
+        future.exception()

@@ -1,13 +1,15 @@
-"""Records and offsets that are there as a whole, or not at all, by one who has the id alone.
+"""Write records and offsets of several partitions in Kafka's transactions, all or nothing.
 
-    writer = Transactions(cluster, "replay-4711")
-    await writer.start()                       # fences whoever had the id, and ends what it left
-    await writer.commit([Write(...)], offsets={tp: 7}, group="billing.dlq")
+    producer = TransactionalProducer(cluster, "replay-4711")
+    await producer.start()       # fences an earlier producer of this id, and ends its transaction
+    await producer.commit([TransactionRecord(...)], offsets={tp: 7}, group="billing.dlq")
 
-One call is one transaction. After any failure what was asked may or may not have been done: `start`
-settles it (Kafka finishes a commit that was begun, and undoes all else), and whoever reads
-committed records afterwards sees which. By requests of our own over the shared connections: a
-transactional producer of a library has connections, and a refresh of metadata, for each id.
+One call is one transaction. After a failure the transaction may or may not have been committed.
+`start` settles it: Kafka completes a commit that had begun, and aborts everything else. Afterwards,
+reading committed records shows which it was.
+
+It sends its requests itself, over the shared connections. The transactional producer of a library
+has connections and a metadata refresh of its own for each transactional id.
 """
 
 from __future__ import annotations
@@ -44,27 +46,35 @@ from .pending_records import Headers, estimate_size
 
 R = TypeVar("R")
 
-MAX_BATCH_BYTES = 512 << 10  # bytes; a larger record is a batch alone
-RETRY_TIMEOUT_S = 30.0  # seconds for Kafka to get over what passes
-RETRY_DELAY_S = 0.02  # seconds; the markers of the last transaction are being written
-TRANSACTION_KEY_TYPE = 1  # the type of a coordinator's key
+MAX_BATCH_BYTES = 512 << 10  # a larger record is a batch alone
+RETRY_TIMEOUT_S = 30.0  # seconds for which one request is repeated while Kafka cannot do it
+RETRY_DELAY_S = 0.02  # short: usually the markers of the last transaction are being written
+TRANSACTION_KEY_TYPE = 1  # FindCoordinator for a transactional id
 
 INVALID_TXN_STATE = 48
-FENCED_CODES = frozenset(
-    {47, INVALID_TXN_STATE, 49, 90}
-)  # epoch, state, id mapping, PRODUCER_FENCED
-# CONCURRENT_TRANSACTIONS, COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION of a new topic
+# INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED
+FENCED_CODES = frozenset({47, INVALID_TXN_STATE, 49, 90})
+# CONCURRENT_TRANSACTIONS, COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION (new topics)
 RETRIABLE_CODES = frozenset({51, 14, 3})
 COORDINATOR_MOVED_CODES = frozenset({15, 16})  # COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+# TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED, and those of group and transactional id
 DENIED = frozenset({29, 31, GROUP_DENIED, TRANSACTIONAL_ID_AUTHORIZATION_FAILED})
-DUPLICATE_SEQUENCE_NUMBER = 46  # it has the batch, and does not say where
-LEADER_CHANGED_CODES = frozenset({5, 6})
-OPERATION_NOT_ATTEMPTED = 55  # OPERATION_NOT_ATTEMPTED
+DUPLICATE_SEQUENCE_NUMBER = 46  # the broker has the batch, but does not say where
+LEADER_CHANGED_CODES = frozenset({5, 6})  # LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER
+OPERATION_NOT_ATTEMPTED = 55  # another partition of the request failed
 
 
 class TransactionRecord(NamedTuple):
-    """A record to be. timestamp in milliseconds."""
+    """A record to write.
+
+    Attributes:
+        tp: Where to write it.
+        key: The key; None for none.
+        value: The value; None for a tombstone.
+        headers: Names and contents.
+        timestamp: Milliseconds since 1970.
+    """
 
     tp: TopicPartition
     key: bytes | None
@@ -74,35 +84,55 @@ class TransactionRecord(NamedTuple):
 
 
 WrittenOffsets: TypeAlias = dict[TopicPartition, list[int]]
-"""Offsets, in the order in which they were asked for; -1 where Kafka does not say."""
+"""The offsets of each partition's records, in their order; -1 if Kafka does not say where."""
 
 
 class TransactionalProducer:
-    """See the module. One `commit` at a time.
+    """The only writer with one transactional id.
 
-    timeout: seconds after which Kafka undoes what nobody ends.
+    Whoever creates one owns it; it has no task and needs no closing. Call `start` first, and only
+    one method at a time. Between calls no transaction is open, unless `is_started` is False after a
+    failure.
+
+    Attributes:
+        id: The transactional id.
     """
 
     def __init__(self, cluster: Cluster, id: str, *, timeout: float = 30.0) -> None:
+        """Create a producer that is not started.
+
+        Args:
+            cluster: The cluster; the topics that are written must be watched.
+            id: The transactional id.
+            timeout: Seconds after which Kafka aborts a transaction that was not ended.
+        """
         self.id = id
         self._cluster = cluster
         self._timeout = timeout
         self._coordinator_node: int | None = None
         self._producer: ProducerIdAndEpoch | None = None
-        self._sequences: dict[TopicPartition, int] = {}
+        self._sequences: dict[TopicPartition, int] = {}  # the next of each partition, under this id
 
     @property
     def is_started(self) -> bool:
-        """False again after a failure that leaves open what became of the transaction."""
+        """Return whether `commit` may be called.
+
+        It is False again after a failure that leaves open what became of the transaction.
+        """
         return self._producer is not None
 
     async def start(self) -> None:
-        """Raises BrokerUnavailable, AccessDenied."""
+        """Take over the transactional id: fence an earlier producer and end its transaction.
+
+        Raises:
+            BrokerUnavailable: The coordinator does not answer in time.
+            AccessDenied: The gateway may not use the id.
+        """
         self._producer = None
         self._sequences.clear()
         request = InitProducerIdRequest(self.id, int(self._timeout * 1000))
-        answer = await self._send_to_coordinator(request, lambda answer: answer.error)
-        self._producer = answer.producer
+        response = await self._send_to_coordinator(request, lambda response: response.error)
+        self._producer = response.producer
 
     async def commit(
         self,
@@ -112,43 +142,65 @@ class TransactionalProducer:
         offsets: Mapping[TopicPartition, int] | None = None,
         build_followups: Callable[[WrittenOffsets], Sequence[TransactionRecord]] | None = None,
     ) -> WrittenOffsets:
-        """The offsets of what was written, in the order of `writes`, and of `then` behind them;
-        topics must be watched.
+        """Write records and commit offsets in one transaction.
 
-        then: what is to be written besides, once it is known where the others are.
-        Raises Fenced: somebody else has the id; PartitionFailed with Kafka's code where a record is
-        refused, AccessDenied, BrokerUnavailable. `start` again unless it is still `started`.
+        After an exception call `start` again, unless `is_started` is still True: then Kafka refused
+        a record, the transaction was aborted, and the next one may follow.
+
+        Args:
+            records: The records; their topics must be watched.
+            group: The consumer group of the offsets.
+            offsets: The next offset of each partition, to be committed for the group.
+            build_followups: Called with the offsets of the records; returns further records to
+                write in the same transaction.
+
+        Returns:
+            The offsets of the records by partition, and after them those of the further records.
+
+        Raises:
+            Fenced: Another producer uses the id.
+            PartitionFailed: A record is refused; with Kafka's error code.
+            AccessDenied: The gateway may not write there, or not with this id or group.
+            BrokerUnavailable: It was not done in time.
+            KafkaError: The producer is not started, or Kafka answers with another error.
         """
         if self._producer is None:
             raise KafkaError(f"the transactional id {self.id} is not started")
         try:
-            placed = await self._write_records(self._producer, records, group, offsets or {})
+            written = await self._write_records(self._producer, records, group, offsets or {})
             if build_followups is not None:
-                besides = await self._write_records(self._producer, build_followups(placed), "", {})
-                for tp, more in besides.items():
-                    placed.setdefault(tp, []).extend(more)
+                followups = build_followups(written)
+                followup_offsets = await self._write_records(self._producer, followups, "", {})
+                for tp, tp_offsets in followup_offsets.items():
+                    written.setdefault(tp, []).extend(tp_offsets)
             request = EndTxnRequest(TransactionalIdentity(self.id, self._producer), True)
-            await self._send_to_coordinator(request, lambda answer: answer.error)
-        except BaseException as error:
+            await self._send_to_coordinator(request, lambda response: response.error)
+        except BaseException as error:  # cancellation, too, leaves the transaction open
+            # Kafka answered that it refuses, so nothing is in doubt: the transaction is aborted,
+            # and the producer stays usable. After any other failure only `start` settles it.
             producer, self._producer = self._producer, None
             if isinstance(error, PartitionFailed | AccessDenied) and await self._abort(producer):
                 self._producer = producer
             raise
-        return placed
+        return written
 
     async def _abort(self, producer: ProducerIdAndEpoch) -> bool:
-        """Return whether it is undone, and the id still ours. Raises Fenced where it is not.
+        """Abort the transaction, so that readers of committed records need not wait for `start`.
 
-        At once, so that readers of committed records need not wait for the next start.
+        Returns:
+            Whether it was aborted, and the id is still this producer's.
+
+        Raises:
+            Fenced: Another producer uses the id.
         """
 
-        def error_of(answer: TransactionResponse) -> int:
-            # Kafka looks at the state after id and epoch: nothing was open.
-            return 0 if answer.error == INVALID_TXN_STATE else answer.error
+        def get_error(response: TransactionResponse) -> int:
+            # Kafka checks id and epoch before the state, so the id is ours and nothing was open.
+            return 0 if response.error == INVALID_TXN_STATE else response.error
 
         try:
             await self._send_to_coordinator(
-                EndTxnRequest(TransactionalIdentity(self.id, producer), False), error_of
+                EndTxnRequest(TransactionalIdentity(self.id, producer), False), get_error
             )
         except Fenced:
             raise
@@ -163,130 +215,162 @@ class TransactionalProducer:
         group: str,
         offsets: Mapping[TopicPartition, int],
     ) -> WrittenOffsets:
-        writer = TransactionalIdentity(self.id, producer)
+        """Add records and offsets to the open transaction; the first of them opens it."""
+        identity = TransactionalIdentity(self.id, producer)
         by_tp: dict[TopicPartition, list[TransactionRecord]] = {}
-        for write in records:
-            by_tp.setdefault(write.tp, []).append(write)
+        for record in records:
+            by_tp.setdefault(record.tp, []).append(record)
+        # The coordinator must know a partition before records go there, or it would write no marker
+        # there at the end (KIP-98).
         if by_tp:
             await self._send_to_coordinator(
-                AddPartitionsToTxnRequest(writer, by_tp), lambda a: _find_reason(a.errors)
+                AddPartitionsToTxnRequest(identity, by_tp),
+                lambda response: _find_reason(response.errors),
             )
         if offsets:
             await self._send_to_coordinator(
-                AddOffsetsToTxnRequest(writer, group), lambda answer: answer.error
+                AddOffsetsToTxnRequest(identity, group), lambda response: response.error
             )
-            await self._commit_offsets(TxnOffsetCommitRequest(writer, group, offsets))
-        placed = {}
-        for tp, some in by_tp.items():
-            placed[tp] = await self._write_partition(producer, tp, some)
-        return placed
+            await self._commit_offsets(TxnOffsetCommitRequest(identity, group, offsets))
+        written = {}
+        for tp, tp_records in by_tp.items():
+            written[tp] = await self._write_partition(producer, tp, tp_records)
+        return written
 
     async def _commit_offsets(self, request: TxnOffsetCommitRequest) -> None:
+        """Send offsets to the coordinator of their group, as a part of the transaction."""
         coordinators = self._cluster.coordinators
 
-        async def ask() -> int:
+        async def attempt() -> int:
             error = _find_reason((await coordinators.send(request.group, request)).errors)
             if error in COORDINATOR_MOVED_CODES:
                 coordinators.forget(request.group)
             return error
 
-        await self._retry_until_done(ask, request.NAME)
+        await self._retry_until_done(attempt, request.NAME)
 
     async def _write_partition(
         self, producer: ProducerIdAndEpoch, tp: TopicPartition, records: Iterable[TransactionRecord]
     ) -> list[int]:
-        placed: list[int] = []
-        for some in _iter_batches(records):
+        """Write the records of one partition, batch by batch, and return their offsets."""
+        written: list[int] = []
+        for batch in _iter_batches(records):
             sequence = self._sequences.get(tp, 0)
-            batch = _encode_batch(producer, sequence, some)
-            offset = await self._send_batch(tp, batch)
-            self._sequences[tp] = (sequence + len(some)) & 0x7FFFFFFF
-            placed += [offset + index if offset >= 0 else -1 for index in range(len(some))]
-        return placed
+            data = _encode_batch(producer, sequence, batch)
+            offset = await self._send_batch(tp, data)
+            # After a failure the number stays. That is right whether the batch was refused (Kafka
+            # counts it no more than we do) or is in doubt: then `start` clears all numbers.
+            self._sequences[tp] = (sequence + len(batch)) & 0x7FFFFFFF  # wraps to 0
+            written += [offset + index if offset >= 0 else -1 for index in range(len(batch))]
+        return written
 
     async def _send_batch(self, tp: TopicPartition, batch: bytes) -> int:
-        """The offset of its first record. The same batch again is not another one to Kafka."""
-        connections, offset = self._cluster.connections, -1
-        timeout = int(self._cluster.settings.request_timeout * 800)
-        request = ProduceRequest({tp: batch}, timeout, transactional_id=self.id)
+        """Send a batch until the broker has it, and return the offset of its first record.
 
-        async def ask() -> int:
+        A repeated batch is a duplicate to Kafka, because its sequence numbers are the same.
+        """
+        connections, offset = self._cluster.connections, -1
+        # 0.8 of the request timeout, in ms: the broker gives up first, and says so.
+        timeout_ms = int(self._cluster.settings.request_timeout * 800)
+        request = ProduceRequest({tp: batch}, timeout_ms, transactional_id=self.id)
+
+        async def attempt() -> int:
             nonlocal offset
             leader = self._cluster.leader_for_partition(tp)
             if leader is None:
                 raise BrokerUnavailable(f"{tp} has no leader", retry_after=RETRY_DELAY_S)
-            answer = await connections.send(leader[0], ConnectionRole.PRODUCE, request)
-            error, offset = answer.partitions.get(tp, AppendResult(-1, -1))
+            response = await connections.send(leader[0], ConnectionRole.PRODUCE, request)
+            error, offset = response.partitions.get(tp, AppendResult(-1, -1))
             if error in LEADER_CHANGED_CODES:
                 raise BrokerUnavailable(f"{tp} is led by another broker", retry_after=RETRY_DELAY_S)
             return 0 if error == DUPLICATE_SEQUENCE_NUMBER else error
 
-        await self._retry_until_done(ask, f"{tp}")
+        await self._retry_until_done(attempt, f"{tp}")
         return offset
 
-    # asking until it is done
+    # Requests, repeated until they are done.
 
     async def _send_to_coordinator(
         self, request: KafkaRequest[R], get_error: Callable[[R], int]
     ) -> R:
-        """Of the coordinator of the id."""
-        answers: list[R] = []
+        """Send a request to the coordinator of the transactional id until it is done.
 
-        async def ask() -> int:
+        Args:
+            request: The request.
+            get_error: Returns the error code of a response.
+
+        Raises:
+            KafkaError: As `commit`.
+        """
+        responses: list[R] = []
+
+        async def attempt() -> int:
             if self._coordinator_node is None:
                 self._coordinator_node = await self._find_coordinator()
             try:
-                answer = await self._cluster.connections.send(
+                response = await self._cluster.connections.send(
                     self._coordinator_node, ConnectionRole.GROUP, request
                 )
             except BrokerUnavailable:
                 self._coordinator_node = None
                 raise
-            error = get_error(answer)
+            error = get_error(response)
             if error in COORDINATOR_MOVED_CODES:
                 self._coordinator_node = None
-            answers.append(answer)
+            responses.append(response)
             return error
 
-        await self._retry_until_done(ask, request.NAME)
-        return answers[-1]
+        await self._retry_until_done(attempt, request.NAME)
+        return responses[-1]
 
     async def _retry_until_done(
         self, attempt: Callable[[], Awaitable[int]], operation: str
     ) -> None:
-        """What passes is waited for. Raises as `commit`."""
+        """Repeat an operation while its errors are ones that pass, for RETRY_TIMEOUT_S.
+
+        Args:
+            attempt: Tries once and returns Kafka's error code, 0 for success.
+            operation: What is done, for messages: the name of a request, or the partition that is
+                written (`_build_error` reads it).
+
+        Raises:
+            KafkaError: As `commit`.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RETRY_TIMEOUT_S
         while True:
-            wait = RETRY_DELAY_S
+            delay = RETRY_DELAY_S
             try:
                 error = await attempt()
                 if not error:
                     return
                 if error not in RETRIABLE_CODES | COORDINATOR_MOVED_CODES:
                     raise self._build_error(error, operation)
-                why = f"Kafka answers code {error}"
+                reason = f"Kafka answers code {error}"
             except BrokerUnavailable as exc:
-                why, wait = str(exc), max(RETRY_DELAY_S, exc.retry_after or 0.0)
-                await self._refresh_metadata(why)
-            if loop.time() + wait > deadline:
+                reason, delay = str(exc), max(RETRY_DELAY_S, exc.retry_after or 0.0)
+                await self._refresh_metadata(reason)
+            if loop.time() + delay > deadline:
                 raise BrokerUnavailable(
-                    f"transaction {self.id}: {operation} is not done in time: {why}", timeout=True
+                    f"transaction {self.id}: {operation} is not done in time: {reason}",
+                    timeout=True,
                 )
-            await asyncio.sleep(wait)
+            await asyncio.sleep(delay)
 
     async def _refresh_metadata(self, reason: str) -> None:
         try:
             await self._cluster.metadata.refresh(reason)
         except KafkaError:
-            return  # it is tried again as long as there is time
+            return  # the operation is tried again as long as there is time
 
     def _build_error(self, error: int, operation: str) -> KafkaError:
+        """Return the exception for an error code that does not pass."""
         if error in FENCED_CODES:
-            return Fenced(f"another one writes as {self.id} by now (code {error})")
+            return Fenced(f"another producer writes as {self.id} by now (code {error})")
         if error in DENIED:
-            which = self.id if error == TRANSACTIONAL_ID_AUTHORIZATION_FAILED else operation
-            return AccessDenied(f"the gateway may not write in a transaction: {which}; allow it")
+            denied = self.id if error == TRANSACTIONAL_ID_AUTHORIZATION_FAILED else operation
+            return AccessDenied(f"the gateway may not write in a transaction: {denied}; allow it")
+        # An operation is either the name of a request or, as here, a partition ("orders-3").
         topic, _, partition = operation.rpartition("-")
         if topic and partition.isdecimal():
             return PartitionFailed(
@@ -296,23 +380,25 @@ class TransactionalProducer:
         return KafkaError(f"transaction {self.id}: {operation} fails with Kafka's code {error}")
 
     async def _find_coordinator(self) -> int:
+        """Return the node id of the coordinator, asking one broker after the other."""
         metadata, connections = self._cluster.metadata, self._cluster.connections
         if not metadata.brokers:
             await metadata.refresh("looking for a coordinator")
+        # The broker that answered last is asked first, as it is likely to be up.
         first, failure = metadata.last_responder, "no broker is known"
         for node in sorted(metadata.brokers, key=lambda node: (node != first, node)):
             request = FindCoordinatorRequest(self.id, TRANSACTION_KEY_TYPE)
             try:
-                answer = await connections.send(node, ConnectionRole.CONTROL, request)
+                response = await connections.send(node, ConnectionRole.CONTROL, request)
             except BrokerUnavailable as exc:
                 failure = str(exc)
                 continue
-            if answer.error in DENIED:
-                raise self._build_error(answer.error, "FindCoordinator")
-            if not answer.error:
-                connections.update_addresses({answer.node: (answer.host, answer.port)})
-                return answer.node
-            failure = answer.message or f"code {answer.error}"
+            if response.error in DENIED:
+                raise self._build_error(response.error, "FindCoordinator")
+            if not response.error:
+                connections.update_addresses({response.node: (response.host, response.port)})
+                return response.node
+            failure = response.message or f"code {response.error}"
         raise BrokerUnavailable(f"{self.id} has no coordinator now: {failure}", retry_after=0.1)
 
 
@@ -322,22 +408,23 @@ def _find_reason(errors: Mapping[TopicPartition, int]) -> int:
     A code that is final counts before one that may pass. That a partition was not attempted only
     says that another one has the reason.
     """
-    found = [code for code in errors.values() if code]
-    reasons = [code for code in found if code != OPERATION_NOT_ATTEMPTED] or found
+    codes = [code for code in errors.values() if code]
+    reasons = [code for code in codes if code != OPERATION_NOT_ATTEMPTED] or codes
     final = [code for code in reasons if code not in RETRIABLE_CODES | COORDINATOR_MOVED_CODES]
     return (final or reasons or [0])[0]
 
 
 def _iter_batches(records: Iterable[TransactionRecord]) -> Iterable[list[TransactionRecord]]:
+    """Yield the records in batches of at most MAX_BATCH_BYTES, in their order."""
     batch: list[TransactionRecord] = []
-    room = MAX_BATCH_BYTES
-    for write in records:
-        size = estimate_size(write.key, write.value, write.headers)
-        if batch and size > room:
+    bytes_left = MAX_BATCH_BYTES
+    for record in records:
+        size = estimate_size(record.key, record.value, record.headers)
+        if batch and size > bytes_left:
             yield batch
-            batch, room = [], MAX_BATCH_BYTES
-        batch.append(write)
-        room -= size
+            batch, bytes_left = [], MAX_BATCH_BYTES
+        batch.append(record)
+        bytes_left -= size
     if batch:
         yield batch
 
@@ -352,8 +439,8 @@ def _encode_batch(
         producer_id=producer.id,
         producer_epoch=producer.epoch,
         base_sequence=sequence,
-        batch_size=1 << 30,  # it was cut before
+        batch_size=1 << 30,  # no limit here: `_iter_batches` has limited the batch
     )
-    for index, write in enumerate(records):
-        builder.append(index, write.timestamp, write.key, write.value, list(write.headers))
+    for index, record in enumerate(records):
+        builder.append(index, record.timestamp, record.key, record.value, list(record.headers))
     return bytes(builder.build())
