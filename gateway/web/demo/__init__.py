@@ -1,8 +1,8 @@
-"""`gateway demo`: everything at once, with nothing but pip.
+"""Run `gateway demo`: a gateway with an embedded Kafka, example topics and a page.
 
-An embedded Kafka, two topics that something is written to, the routes of `CONFIG`, and a
-page that shows them. The embedded Kafka keeps a few MB a partition and nothing after the
-end of the process.
+It needs nothing that pip does not install. Two topics are written to, the routes of `CONFIG` stream
+them, and the page shows them. The embedded Kafka uses a few MB per partition, and leaves nothing
+behind when the process ends. `cli` calls `run_demo`; the shop demo uses the helpers below it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ PAGES = {
     "/demo.js": _PAGE_DIRECTORY / "demo.js",
 }
 
-_METRICS_INTERVAL_S = 1.0  # seconds
-_ORDERS_INTERVAL_S = (0.15, 0.6)
-_START_TIMEOUT_S = 15.0
+_METRICS_INTERVAL_S = 1.0  # seconds between two samples of this machine
+_ORDERS_INTERVAL_S = (0.15, 0.6)  # seconds, at random, between two order events
+_START_TIMEOUT_S = 15.0  # seconds until the browser is no longer opened
 
 
 def run_demo(
@@ -70,7 +70,14 @@ def run_demo(
     browser: bool = True,
     pages: Path | None = None,
 ) -> None:
-    """Run the demo until SIGTERM or ^C. port 0: any free one. pages: a folder for `/pages/`."""
+    """Run the demo until SIGTERM or ^C.
+
+    Args:
+        host: The address to listen on.
+        port: The port; 0 for any free one.
+        browser: Whether to open the page in a browser.
+        pages: A folder to serve at `/pages/`.
+    """
     from gateway.config import loads
     from gateway.web.app.server import serve
 
@@ -83,19 +90,19 @@ def run_demo(
             startup.append(partial(open_page, url))
         print(format_invitation(url), flush=True)
         print(f"embedded Kafka on {','.join(kafka.bootstrap)}", flush=True)
-        served = PAGES if pages is None else {**PAGES, "/pages": pages}
-        serve(settings, pages=served, startup=startup)
+        all_pages = PAGES if pages is None else {**PAGES, "/pages": pages}
+        serve(settings, pages=all_pages, startup=startup)
 
 
 def build_config(servers: Sequence[str], host: str, port: int) -> str:
-    """`CONFIG` for one run."""
+    """Return `CONFIG` with these servers and this address."""
     listen = json.dumps({"host": host, "port": port})
     text = CONFIG.replace("{host: 127.0.0.1, port: 8080}", listen)
     return text.replace("servers: embedded ", f"servers: {json.dumps(list(servers))} ")
 
 
 def format_invitation(url: str) -> str:
-    """What the terminal says."""
+    """Return what the terminal shows at the start."""
     return f"""
   {url}/  the page: this machine and its orders, live (^C ends it)
 
@@ -137,7 +144,7 @@ async def _publish_orders(producer: AIOKafkaProducer, rng: random.Random) -> Non
 
 
 async def open_page(url: str) -> None:
-    """Open the browser when something answers at the address; give up after a while."""
+    """Open a browser as soon as the address accepts connections; give up after a while."""
     address = urlsplit(url)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -152,13 +159,14 @@ async def open_page(url: str) -> None:
 
 
 def build_page_url(host: str, port: int) -> str:
-    """Where to come in; a server that listens on every address is reached by localhost."""
+    """Return the URL of a server; one that listens on every address is reached by localhost."""
     if host in ("0.0.0.0", "::", ""):
         host = "localhost"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def find_free_port(host: str) -> int:
+    """Return a port that is free now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as server:
         port: int = server.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What the demo publishes: this machine's own figures, and orders that nobody placed."""
+"""Generate what the demo publishes: metrics of this machine, and invented orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import orjson
 import psutil
 
 Clock: TypeAlias = Callable[[], float]
+"""Returns the time in seconds since 1970."""
 KeyValue: TypeAlias = tuple[bytes, bytes]
+"""The key and the value of a record."""
 
 CUSTOMERS = ("ada", "edsger", "frances", "grace", "hedy", "katherine", "linus", "radia")
 STATUSES = ("created", "paid", "shipped")
@@ -26,29 +28,31 @@ _ITEM_PRICES = {
     "Notebook": 12.9,
     "Slide rule": 45.0,
 }
-_MAX_OPEN_ORDERS = 12
+_MAX_OPEN_ORDERS = 12  # orders that are not shipped yet
 
 
 class HostMetrics:
-    """Samples the machine; rates are per second between one sample and the one before.
-
-    clock: seconds since the epoch, what the records say and rates are measured by.
-    """
+    """Samples this machine. Rates are per second, between one sample and the one before."""
 
     def __init__(self, clock: Clock = time.time) -> None:
+        """Take the first reading of the counters.
+
+        Args:
+            clock: The time of samples, which also measures rates.
+        """
         self._clock = clock
         self._hostname = platform.node() or "localhost"
         self._root_path = Path.home().anchor
         self._last_sample = clock(), _read_counters()
-        psutil.cpu_percent(percpu=True)  # the first answer of psutil means nothing
+        psutil.cpu_percent(percpu=True)  # psutil's first result is meaningless
 
     def sample_metrics(self) -> list[KeyValue]:
-        """One record a group (cpu, memory, disk, network), all with the host's name as key."""
+        """Return one record for each of CPU, memory, disk and network, keyed by the host's name."""
         now, counters = self._clock(), _read_counters()
-        then, before = self._last_sample
+        last_time, last_counters = self._last_sample
         self._last_sample = now, counters
-        seconds = max(now - then, 0.001)
-        rates = {n: max(0, round((counters[n] - before[n]) / seconds)) for n in counters}
+        seconds = max(now - last_time, 0.001)
+        rates = {n: max(0, round((counters[n] - last_counters[n]) / seconds)) for n in counters}
         groups = {
             "cpu": _sample_cpu(),
             "memory": _sample_memory(),
@@ -62,9 +66,9 @@ class HostMetrics:
         at = round(now * 1000)
         return [
             _encode_record(
-                self._hostname, {"host": self._hostname, "metric": name, "at": at, **figures}
+                self._hostname, {"host": self._hostname, "metric": name, "at": at, **values}
             )
-            for name, figures in groups.items()
+            for name, values in groups.items()
         ]
 
 
@@ -89,7 +93,7 @@ def _sample_disk(path: str) -> dict[str, Any]:
 
 
 def _read_counters() -> dict[str, int]:
-    """Bytes since boot. A container may show no disks; then nothing was read."""
+    """Return the bytes since boot; 0 for disks if there are none, as in some containers."""
     disk, network = psutil.disk_io_counters(), psutil.net_io_counters()
     return {
         "read": disk.read_bytes if disk else 0,
@@ -100,19 +104,24 @@ def _read_counters() -> dict[str, int]:
 
 
 def generate_orders(rng: random.Random, clock: Clock = time.time) -> Iterator[KeyValue]:
-    """Order events without end, keyed by customer; every order goes through `STATUSES`."""
+    """Yield order events without end, keyed by customer; each order passes through `STATUSES`.
+
+    Args:
+        rng: The source of all random choices.
+        clock: The time of the events.
+    """
     number = 1000
-    still_open: list[dict[str, Any]] = []
+    open_orders: list[dict[str, Any]] = []
     while True:
-        if len(still_open) < _MAX_OPEN_ORDERS and (not still_open or rng.random() < 0.4):
+        if len(open_orders) < _MAX_OPEN_ORDERS and (not open_orders or rng.random() < 0.4):
             number += 1
             order = _create_order(rng, number)
-            still_open.append(order)
+            open_orders.append(order)
         else:
-            order = rng.choice(still_open)
+            order = rng.choice(open_orders)
             order["status"] = STATUSES[STATUSES.index(order["status"]) + 1]
             if order["status"] == STATUSES[-1]:
-                still_open.remove(order)
+                open_orders.remove(order)
         yield _encode_record(order["customer"], {**order, "at": round(clock() * 1000)})
 
 

@@ -1,8 +1,10 @@
-"""What is served here: `GET /`, a page for people and JSON for programs, and `/asyncapi.json`.
+"""Describe what the gateway serves: `GET /` for people and programs, and `/asyncapi.json`.
 
-The page is written by the server, whole and readable without scripts; its script adds the
-trying. Where another page has `/` (that of `gateway demo`), programs still find the JSON
-there, and people find the streams at `/streams`, a path that is otherwise free for routes.
+`GET /` answers with a page or with JSON, by the header Accept. The server writes the whole page,
+which can be read without scripts; its script adds a form to try each stream. If another page is
+served at `/`, such as that of `gateway demo`, programs still get the JSON there, and people find
+the streams at `/streams`, a path that routes may use otherwise. `app.app` adds these routes. Start
+with `description`, which says what may be known of a stream.
 """
 
 from __future__ import annotations
@@ -33,26 +35,29 @@ Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 STREAMS_PATH = "/streams"
 MAX_HOST_CHARS = 261  # a domain name of 253 characters (RFC 1035), a colon and a port, and some
 MAX_LINE_CHARS = 100  # characters of a line of JSON
-MAX_CACHED_DOCUMENTS = (
-    8  # by which the same gateway is known at once; more are written anew each time
-)
+MAX_CACHED_DOCUMENTS = 8  # base URLs for which a document is cached; for more it is written again
 
 _PAGE_DIRECTORY = Path(__file__).parent / "page"
 
 
 def build_routes(settings: Settings, *, home_endpoint: Endpoint | None = None) -> list[BaseRoute]:
-    """home: the page that people get at `/` instead of the streams."""
+    """Return the routes of all documents.
+
+    Args:
+        settings: The configuration.
+        home_endpoint: Answers people at `/`, instead of the page of streams.
+    """
     page = _build_document_endpoint(
         lambda base: render_page(settings, base), "text/html", PAGE_HEADERS
     )
-    programs = _build_document_endpoint(
+    description = _build_document_endpoint(
         lambda base: format_json(build_description(settings, base)), "application/json"
     )
     asyncapi = _build_document_endpoint(
         lambda base: format_json(build_document(settings, base)), "application/json"
     )
     return [
-        Route("/", _build_negotiated_endpoint(home_endpoint or page, programs)),
+        Route("/", _build_negotiated_endpoint(home_endpoint or page, description)),
         Route("/asyncapi.json", asyncapi),
         Route("/discovery.css", _build_file_endpoint("discovery.css", "text/css")),
         Route("/discovery.js", _build_file_endpoint("discovery.js", "text/javascript")),
@@ -61,7 +66,7 @@ def build_routes(settings: Settings, *, home_endpoint: Endpoint | None = None) -
 
 
 def prefers_page(accept: str) -> bool:
-    """Is a page preferred to JSON? Whoever takes anything, as curl does, has no preference."""
+    """Return whether a page is preferred to JSON; a client that accepts anything gets JSON."""
     pages = (
         get_media_preference(accept, media) for media in ("text/html", "application/xhtml+xml")
     )
@@ -69,21 +74,26 @@ def prefers_page(accept: str) -> bool:
 
 
 def get_base_url(request: Request) -> str:
-    """The URL of the gateway as this client knows it. Raises RequestError for no host name."""
+    """Return the URL of the gateway as this client knows it, without a slash at the end.
+
+    Raises:
+        RequestError: 400 for a header Host that is longer than any host name.
+    """
     host = request.base_url.netloc
     if len(host) > MAX_HOST_CHARS:
         raise RequestError(400, "Bad request", "Host is longer than a host name can be")
-    # Not all of base_url: mounted in another application, its path is that one's.
-    below = quote(request.scope.get("root_path", "").rstrip("/"))
-    return f"{request.base_url.scheme}://{host}{below}"
+    # `base_url` also has a path, which in a mounted gateway is that of the application around it.
+    root_path = quote(request.scope.get("root_path", "").rstrip("/"))
+    return f"{request.base_url.scheme}://{host}{root_path}"
 
 
 def format_json(value: Any) -> str:
-    """JSON that a person can read too: what fits on a line is on one."""
+    """Return JSON that people can read, too: an object or list is on one line if it fits."""
     return _format_value(value, "") + "\n"
 
 
 def _format_value(value: Any, indent: str) -> str:
+    """Return the JSON of a value whose first line is already indented."""
     line = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict | list | tuple) or len(indent) + len(line) <= MAX_LINE_CHARS:
         return line
@@ -91,7 +101,7 @@ def _format_value(value: Any, indent: str) -> str:
     if isinstance(value, dict):
         parts = [f"{json.dumps(k)}: {_format_value(v, deeper)}" for k, v in value.items()]
         return "{\n" + ",\n".join(deeper + part for part in parts) + f"\n{indent}}}"
-    parts = [_format_value(each, deeper) for each in value]
+    parts = [_format_value(item, deeper) for item in value]
     return "[\n" + ",\n".join(deeper + part for part in parts) + f"\n{indent}]"
 
 
@@ -112,13 +122,20 @@ def _build_negotiated_endpoint(page_endpoint: Endpoint, json_endpoint: Endpoint)
 def _build_document_endpoint(
     build_text: Callable[[str], str], content_type: str, headers: Mapping[str, str] | None = None
 ) -> Endpoint:
-    """write: the text, from the URL of the gateway."""
-    written = lru_cache(MAX_CACHED_DOCUMENTS)(
+    """Return an endpoint of a document that contains the URL of the gateway.
+
+    Args:
+        build_text: Returns the document for a base URL.
+        content_type: Its content type.
+        headers: Further headers.
+    """
+    # The base URL comes from the client's Host header, so the cache must be bounded.
+    get_document = lru_cache(MAX_CACHED_DOCUMENTS)(
         lambda base: StaticDocument(build_text(base).encode(), content_type, headers)
     )
 
     async def serve_document(request: Request) -> Response:
-        return written(get_base_url(request)).respond(request)
+        return get_document(get_base_url(request)).respond(request)
 
     return serve_document
 

@@ -1,8 +1,8 @@
-"""The streams as AsyncAPI 3.0.0.
+"""Describe the streams as AsyncAPI 3.0.0.
 
-Actions are the gateway's, as the specification has it: it sends records, and receives what
-clients ask for and produce. A path is two channels, since what goes over them differs: one
-over HTTP (server-sent events, NDJSON), one over WebSocket; `/ws` carries many of the latter.
+Actions are those of the gateway, as the specification defines them: it sends records, and receives
+what clients request and produce. A path is two channels, since their messages differ: one over HTTP
+(server-sent events, NDJSON), and one over WebSocket. The path `/ws` carries many of the latter.
 """
 
 from __future__ import annotations
@@ -47,11 +47,16 @@ _MULTIPLEX_MESSAGES = {
 
 
 def build_document(settings: Settings, base_url: str) -> dict[str, Any]:
-    """base: the URL of the gateway as the client knows it, without a slash at the end."""
-    found = list_streams(settings)
+    """Return the AsyncAPI document.
+
+    Args:
+        settings: The configuration.
+        base_url: The URL of the gateway as the client knows it, without a slash at the end.
+    """
+    streams = list_streams(settings)
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
-    for slug, path, stream in _iter_paths(found):
+    for slug, path, stream in _iter_paths(streams):
         http, websocket = f"{slug}.http", f"{slug}.websocket"
         channels[http] = _build_http_channel(path, stream)
         channels[websocket] = _build_websocket_channel(path, stream)
@@ -66,34 +71,34 @@ def build_document(settings: Settings, base_url: str) -> dict[str, Any]:
     }
     return {
         "asyncapi": "3.0.0",
-        "info": _build_info(settings, found),
+        "info": _build_info(settings, streams),
         "defaultContentType": "application/json",
         "servers": _build_servers(base_url),
         "channels": channels,
         "operations": operations,
-        "components": _build_components(found),
+        "components": _build_components(streams),
     }
 
 
 def _build_info(settings: Settings, streams: Iterable[StreamDescription]) -> dict[str, Any]:
-    what = "Kafka topics as streams that resume without loss."
+    description = "Kafka topics as streams that resume without loss."
     if not streams:
-        what += " There are no routes yet."
-    return {"title": settings.name, "version": __version__, "description": what}
+        description += " There are no routes yet."
+    return {"title": settings.name, "version": __version__, "description": description}
 
 
 def _build_servers(base_url: str) -> dict[str, Any]:
     url = urlsplit(base_url)
     secure = "s" if url.scheme == "https" else ""
-    at = {"host": url.netloc, **({"pathname": url.path} if url.path else {})}
+    location = {"host": url.netloc, **({"pathname": url.path} if url.path else {})}
     return {
-        "http": {**at, "protocol": f"http{secure}"},
-        "websocket": {**at, "protocol": f"ws{secure}"},
+        "http": {**location, "protocol": f"http{secure}"},
+        "websocket": {**location, "protocol": f"ws{secure}"},
     }
 
 
 def _build_components(streams: Iterable[StreamDescription]) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    components: dict[str, Any] = {
         "schemas": dict(SCHEMAS),
         "messages": {
             **messages.build_sse_messages(),
@@ -102,18 +107,20 @@ def _build_components(streams: Iterable[StreamDescription]) -> dict[str, Any]:
             **messages.build_client_messages(),
         },
     }
-    guards = [each for stream in streams for each in stream.security_schemes]
-    if guards:
-        told["securitySchemes"] = {
-            name: dict(way.definition) for each in guards for name, way in each.items()
+    schemes_by_name = [schemes for stream in streams for schemes in stream.security_schemes]
+    if schemes_by_name:
+        components["securitySchemes"] = {
+            name: dict(scheme.definition)
+            for schemes in schemes_by_name
+            for name, scheme in schemes.items()
         }
-    return told
+    return components
 
 
 def _iter_paths(
     streams: Iterable[StreamDescription],
 ) -> Iterator[tuple[str, str, StreamDescription]]:
-    """Each path with a name of its own: /events/{customer} is events-customer."""
+    """Yield each path with a unique name: `events-customer` for `/events/{customer}`."""
     taken = {"multiplex"}
     for stream in streams:
         for path in stream.paths:
@@ -141,11 +148,11 @@ def _build_channel(
 
 
 def _build_path_parameters(path: str, stream: StreamDescription) -> dict[str, Any]:
-    wanted = PathPattern.parse(path).params
+    names = PathPattern.parse(path).params
     return {
-        each.name: {"description": each.description}
-        for each in stream.parameters
-        if each.location == "path" and each.name in wanted
+        parameter.name: {"description": parameter.description}
+        for parameter in stream.parameters
+        if parameter.location == "path" and parameter.name in names
     }
 
 
@@ -204,8 +211,8 @@ def _build_http_operations(slug: str, channel: str, stream: StreamDescription) -
     ) -> dict[str, Any]:
         query = _build_query_schema(stream, transport)
         http = {"method": "GET", "query": query, "bindingVersion": "0.3.0"}
-        told = {"summary": f"GET with Accept: {accept}", "bindings": {"http": http}}
-        return _build_operation("send", channel, names, **told, **_build_security(stream))
+        options = {"summary": f"GET with Accept: {accept}", "bindings": {"http": http}}
+        return _build_operation("send", channel, names, **options, **_build_security(stream))
 
     return {
         f"{slug}.sse": build_get_operation("sse", _list_sse_messages(stream), SSE_MEDIA_TYPE),
@@ -218,53 +225,58 @@ def _build_http_operations(slug: str, channel: str, stream: StreamDescription) -
 def _build_websocket_operations(
     slug: str, channel: str, stream: StreamDescription
 ) -> dict[str, Any]:
-    more = _build_security(stream)
-    steering = tuple(f"websocket-{kind}" for kind in _COMMAND_MESSAGES)
-    told = {
+    security = _build_security(stream)
+    commands = tuple(f"websocket-{kind}" for kind in _COMMAND_MESSAGES)
+    operations = {
         f"{slug}.websocket.send": _build_operation(
-            "send", channel, _list_sent_messages(stream), **more
+            "send", channel, _list_sent_messages(stream), **security
         ),
-        f"{slug}.websocket.receive": _build_operation("receive", channel, steering, **more),
+        f"{slug}.websocket.receive": _build_operation("receive", channel, commands, **security),
     }
     if stream.produce:
         reply = _build_references(channel, ("websocket-produced", "websocket-error"))
-        told[f"{slug}.websocket.produce"] = _build_operation(
-            "receive", channel, ("websocket-produce",), reply=reply, **more
+        operations[f"{slug}.websocket.produce"] = _build_operation(
+            "receive", channel, ("websocket-produce",), reply=reply, **security
         )
-    return told
+    return operations
 
 
 def _build_security(stream: StreamDescription) -> dict[str, Any]:
-    """Any of the ways of each guard; the specification has no word for all of several guards."""
-    named = [name for each in stream.security_schemes for name in each]
-    refs = [{"$ref": f"#/components/securitySchemes/{name}"} for name in named]
+    """Return the security of an operation: any of the schemes of each guard.
+
+    The specification cannot express that several guards must all be satisfied.
+    """
+    names = [name for schemes in stream.security_schemes for name in schemes]
+    refs = [{"$ref": f"#/components/securitySchemes/{name}"} for name in names]
     return {"security": refs} if refs else {}
 
 
 def _build_query_schema(stream: StreamDescription, transport: Transport) -> dict[str, Any]:
-    asked = [
-        each
-        for each in stream.parameters
-        if each.location == "query" and transport in each.transports
+    parameters = [
+        parameter
+        for parameter in stream.parameters
+        if parameter.location == "query" and transport in parameter.transports
     ]
-    required = [each.name for each in asked if each.required]
-    told: dict[str, Any] = {
+    required = [parameter.name for parameter in parameters if parameter.required]
+    schema: dict[str, Any] = {
         "type": "object",
-        "properties": {p.name: _build_parameter_schema(p) for p in asked},
+        "properties": {
+            parameter.name: _build_parameter_schema(parameter) for parameter in parameters
+        },
     }
-    return told | ({"required": required} if required else {})
+    return schema | ({"required": required} if required else {})
 
 
 def _build_parameter_schema(parameter: Parameter) -> dict[str, Any]:
-    told = {"type": "string", "description": parameter.description}
-    return told if parameter.default is None else {**told, "default": parameter.default}
+    schema = {"type": "string", "description": parameter.description}
+    return schema if parameter.default is None else {**schema, "default": parameter.default}
 
 
-# which messages a stream has
+# the messages of a stream
 
 
 def _get_record_schema(stream: StreamDescription) -> str:
-    """What a record is as JSON."""
+    """Return the name of the schema of a record as JSON."""
     with_ = stream.route.with_
     if stream.format != "value":
         return stream.format
@@ -274,9 +286,12 @@ def _get_record_schema(stream: StreamDescription) -> str:
 
 
 def _get_sse_record_schema(stream: StreamDescription) -> str:
-    """There a value is text; whether it is JSON is the topics' affair."""
-    form = _get_record_schema(stream)
-    return ("value-json" if stream.is_json else "value-text") if form == "value-any" else form
+    """Return the name of the schema of a record in an event, where a value is text.
+
+    Whether the text is JSON depends on the topics.
+    """
+    schema = _get_record_schema(stream)
+    return ("value-json" if stream.is_json else "value-text") if schema == "value-any" else schema
 
 
 def _get_delete_schema(stream: StreamDescription) -> str:

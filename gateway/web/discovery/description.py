@@ -1,7 +1,7 @@
-"""What a client may know of a gateway: streams, their parameters, and a line to try each.
+"""Describe what a client may know of the gateway: streams, their parameters, and examples.
 
-Read from the settings member by member, so that nothing gets out by being added there: no
-servers, no security, no keys, no values of filters.
+The description is built from the settings member by member, so that a member that is added there
+does not become public: no servers, no security, no keys, no values of filters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,17 @@ ALL_TRANSPORTS: tuple[Transport, ...] = ("sse", "ndjson", "websocket")
 
 
 class Parameter(NamedTuple):
-    """place: path or query. transports: where it means something. default: None for none."""
+    """A parameter of a path or a query.
+
+    Attributes:
+        name: Its name.
+        location: Where it belongs.
+        description: What it is for.
+        required: Whether the route needs it.
+        transports: The transports that use it.
+        default: The value that has the same effect as leaving it out; None if there is no such
+            value.
+    """
 
     name: str
     location: Literal["path", "query"]
@@ -46,40 +56,51 @@ class Parameter(NamedTuple):
     default: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"name": self.name, "in": self.location}
-        told |= {"required": True} if self.required else {}
-        told |= {} if self.default is None else {"default": self.default}
-        told |= {} if self.transports == ALL_TRANSPORTS else {"transports": self.transports}
-        return told | {"description": self.description}
+        """Return the parameter as JSON."""
+        members: dict[str, Any] = {"name": self.name, "in": self.location}
+        members |= {"required": True} if self.required else {}
+        members |= {} if self.default is None else {"default": self.default}
+        members |= {} if self.transports == ALL_TRANSPORTS else {"transports": self.transports}
+        return members | {"description": self.description}
 
 
 class CommandExample(NamedTuple):
-    """A line for a terminal: the command, and the URL that is its last word. query: of the URL,
-    besides what the route requires."""
+    """A line for a terminal that opens a stream.
+
+    Attributes:
+        transport: The transport.
+        command: The command; the URL follows as its last argument.
+        extra_query: Parameters for the URL, besides those that the route requires.
+    """
 
     transport: Transport
     command: str
     extra_query: str
 
     def build_url(self, base_url: str, path: str, required_query: str) -> str:
+        """Return the URL of a stream, for this transport."""
         if self.transport == "websocket":
+            # http becomes ws, and https becomes wss.
             base_url = base_url.replace("http", "ws", 1)
         query = _join_queries(required_query, self.extra_query)
         return base_url + path + ("?" + query if query else "")
 
     def format_line(self, base_url: str, path: str, required_query: str) -> str:
+        """Return the whole line, quoted for a shell."""
         return f"{self.command} {shlex.quote(self.build_url(base_url, path, required_query))}"
 
 
 @dataclass(frozen=True)
 class StreamDescription:
-    """One route.
+    """What a client may know of one route. Created by `list_streams`; it never changes.
 
-    topics: the templates as written.
-    start:  where a client begins that does not say; None if that is not the same every time.
-    json:   the values of all of its topics are JSON.
-    ways:   of its guards, in their order: how a client shows who it is, by name.
-    challenges: its guards ask for a new token before the old one is over.
+    Attributes:
+        route: The route.
+        topics: The templates of its topics, as written.
+        default_start: Where a client begins that does not say; None if that depends on the topic.
+        is_json: Whether the values of all its topics are JSON.
+        security_schemes: How clients identify themselves, by name, for each of its guards in order.
+        has_challenges: Whether a guard asks for a new token before the old one expires.
     """
 
     route: Route
@@ -91,43 +112,53 @@ class StreamDescription:
 
     @property
     def paths(self) -> tuple[str, ...]:
+        """Return its paths, as configured."""
         return tuple(when.path for when in self.route.when)
 
     @property
     def format(self) -> str:
+        """Return its record format."""
         return self.route.with_.format
 
     @property
     def history(self) -> str:
+        """Return how far back clients may start, as in the configuration."""
         history = self.route.with_.history
         return history if isinstance(history, str) else format_duration(history)
 
     @property
     def client_filters(self) -> bool:
+        """Return whether clients may filter."""
         return self.route.with_.client_filters
 
     @property
     def client_fields(self) -> bool:
+        """Return whether clients may choose fields."""
         return self.route.with_.client_fields
 
     @property
     def produce(self) -> bool:
+        """Return whether clients may write records over WebSocket."""
         return self.route.with_.produce
 
     @property
     def is_snapshot(self) -> bool:
+        """Return whether streams begin with the latest record of each key."""
         return self.route.with_.mode == "snapshot"
 
     @property
     def allow(self) -> tuple[str, ...]:
+        """Return the topics that clients may choose, as names and patterns."""
         return self.route.with_.allow
 
     @property
     def guarded(self) -> tuple[str, ...]:
+        """Return the names of its guards."""
         return tuple(self.route.guarded)
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
+        """Return all parameters of its paths and queries."""
         return (
             *self._iter_path_parameters(),
             *self._iter_template_parameters(),
@@ -136,15 +167,16 @@ class StreamDescription:
 
     @property
     def required_query(self) -> str:
-        """The query without which the route answers 400, with the names as values to replace."""
+        """Return the query without which the route answers 400, with names as values to replace."""
         return "&".join(f"{p.name}={{{p.name}}}" for p in self._iter_template_parameters())
 
     @property
     def examples(self) -> tuple[CommandExample, ...]:
-        shown = [next(iter(each.values())) for each in self.security_schemes]
-        curl = "".join([f" {way.curl}" for way in shown if way.curl])
-        wscat = "".join([f" {way.wscat}" for way in shown if way.wscat])
-        query = _join_queries(*[way.query for way in shown])
+        """Return a line for each transport."""
+        schemes = [next(iter(guard_schemes.values())) for guard_schemes in self.security_schemes]
+        curl = "".join([f" {scheme.curl}" for scheme in schemes if scheme.curl])
+        wscat = "".join([f" {scheme.wscat}" for scheme in schemes if scheme.wscat])
+        query = _join_queries(*[scheme.query for scheme in schemes])
         past = "" if self.history == "none" else "from=earliest&until=latest"
         return (
             CommandExample("sse", f"curl -N{curl}", query),
@@ -158,12 +190,14 @@ class StreamDescription:
 
     @property
     def is_usable_by_page(self) -> bool:
-        """A page of the same site may have it: an EventSource sends what its guards want."""
+        """Return whether the EventSource of a page of the same site satisfies all guards."""
         return all(
-            any(way.is_sent_by_browser for way in each.values()) for each in self.security_schemes
+            any(scheme.is_sent_by_browser for scheme in guard_schemes.values())
+            for guard_schemes in self.security_schemes
         )
 
     def to_json(self, base_url: str) -> dict[str, Any]:
+        """Return the stream as JSON; `base_url` is the URL of the gateway without a slash."""
         return {
             "paths": self.paths,
             "topics": self.topics,
@@ -176,35 +210,41 @@ class StreamDescription:
             "fields": self.client_fields,
             "produce": self.produce,
             "guarded": self.guarded,
-            "parameters": [each.to_json() for each in self.parameters],
+            "parameters": [parameter.to_json() for parameter in self.parameters],
             "examples": [
                 {
-                    "transport": each.transport,
-                    "line": each.format_line(base_url, path, self.required_query),
+                    "transport": example.transport,
+                    "line": example.format_line(base_url, path, self.required_query),
                 }
                 for path in self.paths
-                for each in self.examples
+                for example in self.examples
             ],
         }
 
     def _iter_path_parameters(self) -> Iterator[Parameter]:
         patterns = [PathPattern.parse(path) for path in self.paths]
-        for name in dict.fromkeys(name for each in patterns for name in each.params):
-            everywhere = all(name in each.params for each in patterns)
-            yield Parameter(name, "path", self._describe_use(f"params.{name}"), required=everywhere)
+        for name in dict.fromkeys(name for pattern in patterns for name in pattern.params):
+            in_all_paths = all(name in pattern.params for pattern in patterns)
+            use = self._describe_use(f"params.{name}")
+            yield Parameter(name, "path", use, required=in_all_paths)
 
     def _iter_template_parameters(self) -> Iterator[Parameter]:
-        holes = (hole for template in self._iter_templates() for hole in template.placeholders)
-        for name in dict.fromkeys(hole.name for hole in holes if hole.root == "query"):
+        placeholders = (
+            placeholder
+            for template in self._iter_templates()
+            for placeholder in template.placeholders
+        )
+        names = (placeholder.name for placeholder in placeholders if placeholder.root == "query")
+        for name in dict.fromkeys(names):
             yield Parameter(name, "query", self._describe_use(f"query.{name}"), required=True)
 
     def _iter_templates(self) -> Iterator[Template]:
         yield from self.route.with_.topic_templates
-        for one in self.route.with_.filters:
-            yield from one.templates
+        for item in self.route.with_.filters:
+            yield from item.templates
 
     def _describe_use(self, placeholder: str) -> str:
-        """What becomes of a parameter."""
+        """Return what a parameter is used for."""
         if not any("${" + placeholder + "}" in topic for topic in self.topics):
             return "Which records: part of the route's filter."
         if self.allow:
@@ -214,26 +254,32 @@ class StreamDescription:
     def _iter_common_parameters(self) -> Iterator[Parameter]:
         if self.history != "none":
             back = "" if self.history == "all" else f"; at most {self.history} back"
-            what = f"Where to begin: live, earliest, an ISO 8601 time, or ago as in -5m{back}."
-            yield Parameter("from", "query", what, default=self.default_start)
-        what = "Where to end: latest (what there is now), a time, or a number of records."
-        yield Parameter("until", "query", what)
-        what = "Go on after this position; the header Last-Event-ID beats it."
-        yield Parameter("lastEventId", "query", what)
+            description = (
+                f"Where to begin: live, earliest, an ISO 8601 time, or ago as in -5m{back}."
+            )
+            yield Parameter("from", "query", description, default=self.default_start)
+        description = "Where to end: latest (what there is now), a time, or a number of records."
+        yield Parameter("until", "query", description)
+        description = "Resume after this position; the header Last-Event-ID overrides it."
+        yield Parameter("lastEventId", "query", description)
         if self.client_filters:
-            what = "Only these records, such as key=alice, /amount>=10 or JSON; repeat for AND."
-            yield Parameter("filter", "query", what)
+            description = (
+                "Only these records, such as key=alice, /amount>=10 or JSON; repeat for AND."
+            )
+            yield Parameter("filter", "query", description)
         if self.client_fields:
-            what = "Only these members of the value: JSON pointers with commas, /id,/customer/name."
-            yield Parameter("fields", "query", what)
-        what = "Long poll: answer with what there is, or wait for it, as in 30s; at most 5m."
-        yield Parameter("wait", "query", what, transports=("ndjson",))
-        what = "A position with every record."
-        yield Parameter("positions", "query", what, transports=("ndjson",))
-        what = "Events about many partitions: partitions-ready and partitions-error."
-        yield Parameter("grouped", "query", what)
-        what = "How many records may be sent before more are granted; without it, no limit."
-        yield Parameter("credit", "query", what, transports=("websocket",))
+            description = (
+                "Only these members of the value: JSON pointers with commas, /id,/customer/name."
+            )
+            yield Parameter("fields", "query", description)
+        description = "Long poll: answer with what there is, or wait for it, as in 30s; at most 5m."
+        yield Parameter("wait", "query", description, transports=("ndjson",))
+        description = "A position with every record."
+        yield Parameter("positions", "query", description, transports=("ndjson",))
+        description = "Events about many partitions: partitions-ready and partitions-error."
+        yield Parameter("grouped", "query", description)
+        description = "How many records may be sent before more are granted; without it, no limit."
+        yield Parameter("credit", "query", description, transports=("websocket",))
 
 
 def _join_queries(*queries: str) -> str:
@@ -241,10 +287,10 @@ def _join_queries(*queries: str) -> str:
 
 
 def list_streams(settings: Settings) -> tuple[StreamDescription, ...]:
-    """Every route that is one, in its order."""
-    known = build_security_schemes(settings)
+    """Return the description of every route that is a stream, in their order."""
+    schemes_by_guard = build_security_schemes(settings)
     routes = [route for route in settings.routes if route.with_.capability == "stream"]
-    return tuple(_build_stream(route, settings, known) for route in routes)
+    return tuple(_build_stream(route, settings, schemes_by_guard) for route in routes)
 
 
 def _build_stream(
@@ -262,17 +308,22 @@ def _build_stream(
         start = "live"
     elif offsets == {"historical"} and route.with_.history == "all":
         start = "earliest"
-    json = all(topic.value.model == "json" or topic.value.is_decoded for topic in topics)
-    ways = tuple(schemes_by_guard[name] for name in route.guarded)
+    is_json = all(topic.value.model == "json" or topic.value.is_decoded for topic in topics)
+    schemes = tuple(schemes_by_guard[name] for name in route.guarded)
     guards = [settings.guards[name] for name in route.guarded]
-    challenges = any(getattr(guard, "challenge", None) is not None for guard in guards)
+    has_challenges = any(getattr(guard, "challenge", None) is not None for guard in guards)
     texts = tuple(str(template) for template in sources)
-    return StreamDescription(route, texts, start, json, ways, challenges)
+    return StreamDescription(route, texts, start, is_json, schemes, has_challenges)
 
 
 def build_description(settings: Settings, base_url: str) -> dict[str, Any]:
-    """The gateway for programs. base: its URL as the client knows it, no slash at its end."""
-    found = list_streams(settings)
+    """Return the description of the gateway for programs, as JSON.
+
+    Args:
+        settings: The configuration.
+        base_url: The URL of the gateway as the client knows it, without a slash at the end.
+    """
+    streams = list_streams(settings)
     scheme = "wss" if urlsplit(base_url).scheme == "https" else "ws"
     links = {
         "asyncapi": f"{base_url}/asyncapi.json",
@@ -282,8 +333,8 @@ def build_description(settings: Settings, base_url: str) -> dict[str, Any]:
         "module": f"{base_url}/gateway.js",
         "types": f"{base_url}/gateway.d.ts",
     }
-    told: dict[str, Any] = {"name": settings.name, "version": __version__}
-    told |= {} if settings.routes else {"hint": NO_ROUTES_HINT}
-    requests = [each.to_json(base_url) for each in list_exchanges(settings)]
-    told |= {"streams": [each.to_json(base_url) for each in found]}
-    return told | ({"requests": requests} if requests else {}) | {"links": links}
+    description: dict[str, Any] = {"name": settings.name, "version": __version__}
+    description |= {} if settings.routes else {"hint": NO_ROUTES_HINT}
+    requests = [exchange.to_json(base_url) for exchange in list_exchanges(settings)]
+    description |= {"streams": [stream.to_json(base_url) for stream in streams]}
+    return description | ({"requests": requests} if requests else {}) | {"links": links}

@@ -1,4 +1,4 @@
-"""Requests that have one answer: documents, records that are written, and replies to them."""
+"""Describe requests that have one response: documents, writes of records, and their replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ ACTION_DESCRIPTIONS = {
 
 
 class ExchangeDescription(NamedTuple):
-    """One method of one path. ways: of its guards, as of `Stream`."""
+    """One method of one path. Created by `list_exchanges`; it never changes.
+
+    Attributes:
+        method: The method.
+        path: The path, as configured.
+        route: The route.
+        security_schemes: As in `StreamDescription`.
+    """
 
     method: str
     path: str
@@ -27,42 +34,45 @@ class ExchangeDescription(NamedTuple):
 
     @property
     def action(self) -> str:
+        """Return what the request does, for people."""
         with_ = self.route.with_
         return ACTION_DESCRIPTIONS["reply" if with_.reply_to is not None else with_.capability]
 
     def format_line(self, base_url: str) -> str:
-        """For a terminal, with the names of the path as values to replace."""
-        shown = [next(iter(each.values())) for each in self.security_schemes]
-        query = "&".join([way.query for way in shown if way.query])
+        """Return a line for a terminal, with the names of path parameters as values to replace."""
+        schemes = [next(iter(guard_schemes.values())) for guard_schemes in self.security_schemes]
+        query = "&".join([scheme.query for scheme in schemes if scheme.query])
         url = shlex.quote(base_url + self.path + (f"?{query}" if query else ""))
-        own = "" if self.method == "GET" else f" -X {self.method}"
+        options = "" if self.method == "GET" else f" -X {self.method}"
         body = " -H 'Content-Type: application/json' -d '{}'"
-        own += body if self.method in ("POST", "PUT", "PATCH") else ""
-        return f"curl{own}{''.join([f' {way.curl}' for way in shown if way.curl])} {url}"
+        options += body if self.method in ("POST", "PUT", "PATCH") else ""
+        options += "".join([f" {scheme.curl}" for scheme in schemes if scheme.curl])
+        return f"curl{options} {url}"
 
     def to_json(self, base_url: str) -> dict[str, Any]:
+        """Return the request as JSON; `base_url` is the URL of the gateway without a slash."""
         with_ = self.route.with_
-        told = {"method": self.method, "path": self.path, "capability": with_.capability}
-        later = {"location": str(with_.async_.location)} if with_.async_ is not None else {}
+        members = {"method": self.method, "path": self.path, "capability": with_.capability}
+        location = {"location": str(with_.async_.location)} if with_.async_ is not None else {}
         return {
-            **told,
+            **members,
             "topics": tuple(str(source) for source in with_.topic_templates),
             "replies": with_.reply_to is not None,
-            **later,
+            **location,
             "guarded": tuple(self.route.guarded),
             "line": self.format_line(base_url),
         }
 
 
 def list_exchanges(settings: Settings) -> tuple[ExchangeDescription, ...]:
-    """All of them, in the order of the routes."""
+    """Return all requests, in the order of the routes."""
     return tuple(_iter_exchanges(settings))
 
 
 def _iter_exchanges(settings: Settings) -> Iterator[ExchangeDescription]:
-    known = build_security_schemes(settings)
+    schemes_by_guard = build_security_schemes(settings)
     for route in settings.routes:
         if route.with_.capability != "stream":
-            ways = tuple(known[name] for name in route.guarded)
+            schemes = tuple(schemes_by_guard[name] for name in route.guarded)
             for when in route.when:
-                yield ExchangeDescription(route.get_method(when), when.path, route, ways)
+                yield ExchangeDescription(route.get_method(when), when.path, route, schemes)

@@ -1,4 +1,4 @@
-"""The page for people. What operators wrote is text there, never markup."""
+"""Render the page for people. Text of operators is escaped, and never becomes markup."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.version import __version__
 from .description import NO_ROUTES_HINT, CommandExample, Parameter, StreamDescription, list_streams
 from .exchanges import ExchangeDescription, list_exchanges
 
-MIN_STREAMS_FOR_SEARCH = 7  # streams, of which a screen no longer shows all
+MIN_STREAMS_FOR_SEARCH = 7  # streams; fewer fit on a screen, and the search is hidden
 
 _PAGE_TEMPLATE = Template((Path(__file__).parent / "page" / "index.html").read_text("utf-8"))
 _TRANSPORT_NAMES = {"sse": "Server-sent events", "ndjson": "NDJSON", "websocket": "WebSocket"}
@@ -21,24 +21,31 @@ _INPUT_HINTS = {"from": "", "filter": "/amount>=10", "fields": "/id,/status"}
 
 
 def render_page(settings: Settings, base_url: str) -> str:
-    """The whole page. base: the URL of the gateway as the client knows it."""
-    found = [(path, stream) for stream in list_streams(settings) for path in stream.paths]
+    """Return the whole page.
+
+    Args:
+        settings: The configuration.
+        base_url: The URL of the gateway as the client knows it, without a slash at the end.
+    """
+    streams = [(path, stream) for stream in list_streams(settings) for path in stream.paths]
     cards = "".join(
-        _render_card(n, path, stream, base_url) for n, (path, stream) in enumerate(found)
+        _render_card(n, path, stream, base_url) for n, (path, stream) in enumerate(streams)
     )
-    others = "".join(_render_exchange(each, base_url) for each in list_exchanges(settings))
-    none = f'<p class="empty">{escape(_capitalize(NO_ROUTES_HINT))}.</p>'
+    exchanges = "".join(
+        _render_exchange(exchange, base_url) for exchange in list_exchanges(settings)
+    )
+    no_routes = f'<p class="empty">{escape(_capitalize(NO_ROUTES_HINT))}.</p>'
     return _PAGE_TEMPLATE.substitute(
         name=escape(settings.name),
         version=escape(__version__),
-        count=f"{len(found)} stream{'' if len(found) == 1 else 's'}",
-        search="" if len(found) >= MIN_STREAMS_FOR_SEARCH else "hidden",
-        streams=cards + others or none,
+        count=f"{len(streams)} stream{'' if len(streams) == 1 else 's'}",
+        search="" if len(streams) >= MIN_STREAMS_FOR_SEARCH else "hidden",
+        streams=cards + exchanges or no_routes,
     )
 
 
 def _render_exchange(exchange: ExchangeDescription, base_url: str) -> str:
-    """What is no stream: nothing to try here, but a line."""
+    """Return the card of a request that is no stream, which has a line but cannot be tried."""
     name = escape(f"{exchange.method} {exchange.path}")
     facts = [
         ("topic", ", ".join(map(str, exchange.route.with_.topic_templates))),
@@ -46,11 +53,11 @@ def _render_exchange(exchange: ExchangeDescription, base_url: str) -> str:
     ]
     if exchange.route.guarded:
         facts.append(("guarded by", ", ".join(exchange.route.guarded)))
-    shown = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    items = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     return f"""
 <article class="exchange" aria-label="{name}">
   <h2>{name}</h2>
-  <dl class="facts">{shown}</dl>
+  <dl class="facts">{items}</dl>
   <ul class="lines"><li><span>HTTP</span><code>{escape(exchange.format_line(base_url))}</code></li></ul>
 </article>"""
 
@@ -69,7 +76,7 @@ def _render_card(number: int, path: str, stream: StreamDescription, base_url: st
   <h2 id="stream-{number}">{escape(path)}</h2>
   <dl class="facts">{facts}</dl>
   <form>
-    <div class="fields">{"".join(_render_input(number, each) for each in _iter_inputs(path, stream))}</div>
+    <div class="fields">{"".join(_render_input(number, parameter) for parameter in _iter_inputs(path, stream))}</div>
     {_render_try_bar(stream)}
   </form>
   <ul class="lines">{lines}</ul>
@@ -82,29 +89,29 @@ def _iter_facts(stream: StreamDescription) -> Iterator[tuple[str, str]]:
         yield "allowed", ", ".join(stream.allow)
     yield "format", stream.format
     yield "history", stream.history
-    may = [
-        word
-        for word, allowed in (
+    permissions = [
+        permission
+        for permission, allowed in (
             ("filter", stream.client_filters),
             ("choose fields", stream.client_fields),
             ("produce over WebSocket", stream.produce),
         )
         if allowed
     ]
-    if may:
-        yield "clients may", ", ".join(may)
+    if permissions:
+        yield "clients permissions", ", ".join(permissions)
     if stream.guarded:
         yield "guarded by", ", ".join(stream.guarded)
 
 
 def _iter_inputs(path: str, stream: StreamDescription) -> Iterator[Parameter]:
-    """What is worth a field: what the path needs, and what chooses records."""
-    for each in stream.parameters:
-        if each.location == "path":
-            if "{" + each.name + "}" in path:
-                yield each._replace(required=True)
-        elif each.required or each.name in _INPUT_HINTS:
-            yield each
+    """Yield the parameters that have a field: those that the path needs or that choose records."""
+    for parameter in stream.parameters:
+        if parameter.location == "path":
+            if "{" + parameter.name + "}" in path:
+                yield parameter._replace(required=True)
+        elif parameter.required or parameter.name in _INPUT_HINTS:
+            yield parameter
 
 
 def _render_input(number: int, parameter: Parameter) -> str:
@@ -121,8 +128,8 @@ def _render_input(number: int, parameter: Parameter) -> str:
 
 def _render_try_bar(stream: StreamDescription) -> str:
     if not stream.is_usable_by_page:
-        what = "Guarded: a browser's EventSource sends no token. Use a line below with yours."
-        return f'<p class="note">{what}</p>'
+        note = "Guarded: a browser's EventSource sends no token. Use a line below with yours."
+        return f'<p class="note">{note}</p>'
     return (
         '<div class="bar"><button type="submit" class="try" hidden>Try it</button>'
         '<p class="state" role="status" aria-live="polite"></p></div>'

@@ -1,6 +1,6 @@
-"""Every message of every transport: its name, what it holds, and when it comes.
+"""Describe every message of every transport: its name, its payload, and when it is sent.
 
-In JSON Schema draft-07 whatever stands beside a `$ref` is ignored; hence the `allOf`.
+In JSON Schema draft-07 the siblings of a `$ref` are ignored, so that schemas with both use `allOf`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,29 @@ from .schemas import (
 def build_message(
     name: str, payload: Schema, summary: str, content_type: str = "application/json"
 ) -> Schema:
+    """Return a message object of AsyncAPI.
+
+    Args:
+        name: The name of the event or message.
+        payload: The schema of its payload.
+        summary: When it is sent.
+        content_type: The content type of the payload.
+    """
     return {"name": name, "contentType": content_type, "summary": summary, "payload": payload}
 
 
 def build_sse_messages() -> dict[str, Schema]:
-    """Messages named by their event; the payload is what `data:` holds."""
-    told = {
+    """Return the messages of server-sent events, by id; the payload is the content of `data:`."""
+    events = {
         "sse-begin": build_message(
             "begin", build_ref("begin"), "The first event; its id is the position."
         ),
         "sse-ready": build_message("ready", build_ref("ready"), "A partition can be read."),
         "sse-partitions-ready": build_message(
-            "partitions-ready", build_ref("partitions-ready"), "Where ?grouped is asked for."
+            "partitions-ready", build_ref("partitions-ready"), "Sent with ?grouped."
         ),
         "sse-partitions-error": build_message(
-            "partitions-error", build_ref("partitions-error"), "Where ?grouped is asked for."
+            "partitions-error", build_ref("partitions-error"), "Sent with ?grouped."
         ),
         "sse-gap": build_message("gap", build_ref("gap"), "Records that are not sent."),
         "sse-position": build_message(
@@ -52,7 +60,7 @@ def build_sse_messages() -> dict[str, Schema]:
             "error", build_ref("error"), "Something could not be read or shown."
         ),
         "sse-challenge": build_message(
-            "challenge", build_ref("challenge"), "A new token is wanted."
+            "challenge", build_ref("challenge"), "A new token is needed."
         ),
         "sse-end": build_message("end", build_ref("end"), "The last event."),
         "sse-value-text": build_message(
@@ -62,61 +70,66 @@ def build_sse_messages() -> dict[str, Schema]:
             "message", build_ref("value-base64"), "A record.", "text/plain"
         ),
     }
-    for form in ("value-json", "value-fields", "envelope"):
-        told[f"sse-{form}"] = build_message("message", build_ref(form), "A record.")
-    cloud = "application/cloudevents+json"
-    told["sse-cloudevents"] = build_message("message", build_ref("cloudevents"), "A record.", cloud)
-    for form in ("key", "envelope"):
-        told[f"sse-delete-{form}"] = build_message(
-            "delete", build_ref(f"delete-{form}"), "A tombstone."
+    for schema in ("value-json", "value-fields", "envelope"):
+        events[f"sse-{schema}"] = build_message("message", build_ref(schema), "A record.")
+    cloud_events = "application/cloudevents+json"
+    events["sse-cloudevents"] = build_message(
+        "message", build_ref("cloudevents"), "A record.", cloud_events
+    )
+    for schema in ("key", "envelope"):
+        events[f"sse-delete-{schema}"] = build_message(
+            "delete", build_ref(f"delete-{schema}"), "A tombstone."
         )
-    return told
+    return events
 
 
 def build_ndjson_messages() -> dict[str, Schema]:
-    """One line each. Lines of control have one member that begins with `@`."""
-    at = {"@position": build_ref("position")}
-    told = {
-        f"ndjson-{form}": build_message("record", build_ref(form), "A record: a line as it is.")
-        for form in RECORD_SCHEMAS
+    """Return the messages of NDJSON, by id: one line each.
+
+    A control line is an object with a member whose name begins with `@`.
+    """
+    position = {"@position": build_ref("position")}
+    lines = {
+        f"ndjson-{schema}": build_message("record", build_ref(schema), "A record: a line as it is.")
+        for schema in RECORD_SCHEMAS
     }
-    told["ndjson-record"] = build_message(
+    lines["ndjson-record"] = build_message(
         "@record",
-        build_object_schema({"@record": ANY_SCHEMA}, at),
-        "A record, where ?positions is asked for.",
+        build_object_schema({"@record": ANY_SCHEMA}, position),
+        "A record with its position, with ?positions.",
     )
-    positioned = {
+    begin = {
         "allOf": [build_ref("begin"), build_object_schema({"position": build_ref("position")})]
     }
-    told["ndjson-begin"] = build_message(
-        "@begin", build_object_schema({"@begin": positioned}), "With ?positions."
+    lines["ndjson-begin"] = build_message(
+        "@begin", build_object_schema({"@begin": begin}), "With ?positions."
     )
-    told["ndjson-position"] = build_message(
-        "@position", build_object_schema(at), "With ?positions: it moved."
+    lines["ndjson-position"] = build_message(
+        "@position", build_object_schema(position), "With ?positions: it moved."
     )
     for name in ("ready", "partitions-ready", "gap", "snapshot-end", "error", "partitions-error"):
-        line = build_object_schema({f"@{name}": build_ref(name)}, at)
-        told[f"ndjson-{name}"] = build_message(f"@{name}", line, SCHEMAS[name]["description"])
+        line = build_object_schema({f"@{name}": build_ref(name)}, position)
+        lines[f"ndjson-{name}"] = build_message(f"@{name}", line, SCHEMAS[name]["description"])
     line = build_object_schema({"@challenge": build_ref("challenge")})
-    told["ndjson-challenge"] = build_message("@challenge", line, "A new token is wanted.")
-    for form in ("key", "envelope"):
-        line = build_object_schema({"@delete": build_ref(f"delete-{form}")}, at)
-        told[f"ndjson-delete-{form}"] = build_message("@delete", line, "A tombstone.")
+    lines["ndjson-challenge"] = build_message("@challenge", line, "A new token is needed.")
+    for schema in ("key", "envelope"):
+        line = build_object_schema({"@delete": build_ref(f"delete-{schema}")}, position)
+        lines[f"ndjson-delete-{schema}"] = build_message("@delete", line, "A tombstone.")
     end = {"allOf": [build_ref("end"), build_object_schema({"position": build_ref("position")})]}
-    told["ndjson-end"] = build_message(
+    lines["ndjson-end"] = build_message(
         "@end", build_object_schema({"@end": end}), "Always the last line."
     )
-    return told
+    return lines
 
 
 RECORD_SCHEMAS = ("value-any", "value-fields", "value-base64", "envelope", "cloudevents")
-"""Records as NDJSON and WebSocket have them: JSON, whatever the transport."""
+"""Schemas of records in NDJSON and WebSocket messages, where every record is JSON."""
 
 _ID_SCHEMA: Schema = {
     "type": "string",
     "minLength": 1,
     "maxLength": 64,
-    "description": "The subscription; absent where the socket is one stream's own path.",
+    "description": "The subscription; absent if the socket is the path of a single stream.",
 }
 
 
@@ -127,30 +140,40 @@ def _build_websocket_schema(
     *,
     base_schema: str | None = None,
 ) -> Schema:
-    """A message of a WebSocket; like: the schema that its members also follow."""
-    framed = build_object_schema(
+    """Return the schema of a WebSocket message.
+
+    Args:
+        message_type: Its `type`.
+        required: The members that it always has.
+        optional: The members that it may have.
+        base_schema: The name of a schema that its members also follow.
+    """
+    own_schema = build_object_schema(
         {"type": {"const": message_type}, **(required or {})},
         {"id": _ID_SCHEMA, **(optional or {})},
     )
-    return framed if base_schema is None else {"allOf": [framed, build_ref(base_schema)]}
+    return own_schema if base_schema is None else {"allOf": [own_schema, build_ref(base_schema)]}
 
 
 def build_server_messages() -> dict[str, Schema]:
-    at = {"position": build_ref("position")}
-    told = {
-        "begin": _build_websocket_schema("begin", at, base_schema="begin"),
-        "ready": _build_websocket_schema("ready", None, at, base_schema="ready"),
+    """Return the WebSocket messages that the gateway sends, by id."""
+    position = {"position": build_ref("position")}
+    schemas = {
+        "begin": _build_websocket_schema("begin", position, base_schema="begin"),
+        "ready": _build_websocket_schema("ready", None, position, base_schema="ready"),
         "partitions-ready": _build_websocket_schema(
-            "partitions-ready", None, at, base_schema="partitions-ready"
+            "partitions-ready", None, position, base_schema="partitions-ready"
         ),
         "partitions-error": _build_websocket_schema(
-            "partitions-error", None, at, base_schema="partitions-error"
+            "partitions-error", None, position, base_schema="partitions-error"
         ),
-        "gap": _build_websocket_schema("gap", None, at, base_schema="gap"),
-        "snapshot-end": _build_websocket_schema("snapshot-end", at, base_schema="snapshot-end"),
-        "position": _build_websocket_schema("position", at),
-        "error": _build_websocket_schema("error", None, at, base_schema="error"),
-        "end": _build_websocket_schema("end", at, base_schema="end"),
+        "gap": _build_websocket_schema("gap", None, position, base_schema="gap"),
+        "snapshot-end": _build_websocket_schema(
+            "snapshot-end", position, base_schema="snapshot-end"
+        ),
+        "position": _build_websocket_schema("position", position),
+        "error": _build_websocket_schema("error", None, position, base_schema="error"),
+        "end": _build_websocket_schema("end", position, base_schema="end"),
         "produced": _build_websocket_schema(
             "produced",
             {"id": TEXT_SCHEMA, **PARTITION_MEMBERS, "offset": INTEGER_SCHEMA},
@@ -160,54 +183,56 @@ def build_server_messages() -> dict[str, Schema]:
         "renewed": _build_websocket_schema("renewed"),
         "pong": _build_websocket_schema("pong"),
     }
-    for form in RECORD_SCHEMAS:
-        records = {"type": "array", "items": build_ref(form)}
-        told[f"records-{form}"] = _build_websocket_schema("records", {"records": records}, at)
-    for form in ("key", "envelope"):
-        told[f"delete-{form}"] = _build_websocket_schema(
-            "delete", {"record": build_ref(f"delete-{form}")}, at
+    for schema in RECORD_SCHEMAS:
+        records = {"type": "array", "items": build_ref(schema)}
+        schemas[f"records-{schema}"] = _build_websocket_schema(
+            "records", {"records": records}, position
         )
-    return _build_websocket_messages(told)
+    for schema in ("key", "envelope"):
+        schemas[f"delete-{schema}"] = _build_websocket_schema(
+            "delete", {"record": build_ref(f"delete-{schema}")}, position
+        )
+    return _build_websocket_messages(schemas)
 
 
 def build_client_messages() -> dict[str, Schema]:
-    """Those that are read: their own models say what they hold."""
+    """Return the WebSocket messages that clients send, by id, from the models that parse them."""
     return _build_websocket_messages(
-        {name: _remove_titles(kind.model_json_schema()) for name, kind in MESSAGE_MODELS.items()}
+        {name: _remove_titles(model.model_json_schema()) for name, model in MESSAGE_MODELS.items()}
     )
 
 
 def _remove_titles(schema: Any) -> Any:
-    """Without the titles that pydantic makes of names."""
+    """Return a schema without the titles that pydantic makes of names."""
     if isinstance(schema, list):
-        return [_remove_titles(each) for each in schema]
+        return [_remove_titles(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {name: _remove_titles(each) for name, each in schema.items() if name != "title"}
+    return {name: _remove_titles(member) for name, member in schema.items() if name != "title"}
 
 
 def _build_websocket_messages(schemas: Mapping[str, Schema]) -> dict[str, Schema]:
-    """By id; the name is the `type` that programs switch on."""
-    told = {}
+    """Return messages by id; their name is the `type` that programs switch on."""
+    websocket_messages = {}
     for name, schema in schemas.items():
-        framed = schema["allOf"][0] if "allOf" in schema else schema
-        kind = framed["properties"]["type"]["const"]
-        summary = _SUMMARIES.get(kind) or SCHEMAS[kind]["description"]
-        told[f"websocket-{name}"] = build_message(kind, schema, summary)
-    return told
+        own_schema = schema["allOf"][0] if "allOf" in schema else schema
+        message_type = own_schema["properties"]["type"]["const"]
+        summary = _SUMMARIES.get(message_type) or SCHEMAS[message_type]["description"]
+        websocket_messages[f"websocket-{name}"] = build_message(message_type, schema, summary)
+    return websocket_messages
 
 
 _SUMMARIES = {
     "records": "Records, and the position after the last of them.",
     "delete": "A tombstone.",
-    "position": "An idle stream's position moved.",
-    "produced": "The record is in Kafka; `repeated`: it was before.",
-    "renewed": "The new token is taken.",
+    "position": "The position of an idle stream moved.",
+    "produced": "The record is in Kafka; `repeated`: it was there before.",
+    "renewed": "The new token is accepted.",
     "pong": "The answer to `ping`.",
     "subscribe": "Begin a stream, by the path of a route.",
     "change": "Another path, filter or fields for a running stream; what is absent stays.",
     "unsubscribe": "End a stream.",
-    "credit": "So many more records may be sent.",
+    "credit": "This many more records may be sent.",
     "produce": "Write a record; with an idempotency key it may be repeated.",
     "token": "A new token before the old one expires.",
     "ping": "Are you there? For browsers, which cannot see the pings of the protocol.",

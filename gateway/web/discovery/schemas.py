@@ -1,6 +1,6 @@
-"""What messages hold, as JSON Schema: the contract that clients are written to.
+"""Define the payloads of messages as JSON Schema: the contract that clients are written to.
 
-Schemas are open: what is not named here may be added, and clients ignore it.
+Schemas are open: members that are not named here may be added, and clients must ignore them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,23 @@ ANY_SCHEMA: Schema = {}
 def build_object_schema(
     required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None
 ) -> Schema:
-    """An object; `required` are the members it always has."""
+    """Return the schema of an object.
+
+    Args:
+        required: The members that it always has.
+        optional: The members that it may have.
+    """
     properties = {**required, **(optional or {})}
     return {"type": "object", "required": list(required), "properties": properties}
 
 
 def build_ref(name: str) -> Schema:
+    """Return a reference to one of `SCHEMAS`."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def make_nullable(schema: Schema) -> Schema:
+    """Return a schema that also allows null."""
     return {**schema, "type": [schema["type"], "null"]}
 
 
@@ -44,7 +51,7 @@ _KEY_MEMBERS = {"key": build_ref("bytes")}
 _ENVELOPE_MEMBERS = {
     **PARTITION_MEMBERS,
     "offset": COUNT_SCHEMA,
-    "timestamp": {"type": "integer", "description": "Milliseconds of the epoch, -1 for none."},
+    "timestamp": {"type": "integer", "description": "Milliseconds since 1970, -1 for none."},
     "key": build_ref("bytes"),
     "value": build_ref("bytes"),
     "headers": {
@@ -56,7 +63,7 @@ _ENVELOPE_MEMBERS = {
 SCHEMAS: Mapping[str, Schema] = {
     "position": POSITION_SCHEMA,
     "bytes": {
-        "description": "UTF-8 text, or an object with the base64 of bytes that are no UTF-8.",
+        "description": "UTF-8 text, or an object with the base64 of bytes that are not UTF-8.",
         "oneOf": [
             {"type": "string"},
             {"type": "null"},
@@ -132,7 +139,7 @@ SCHEMAS: Mapping[str, Schema] = {
             }
         ),
         "description": "Partitions can be read (again), each from its offset on; sent in place of "
-        "`ready` where ?grouped is asked for.",
+        "`ready` with ?grouped.",
     },
     "partitions-error": {
         **build_object_schema(
@@ -149,8 +156,8 @@ SCHEMAS: Mapping[str, Schema] = {
                 }
             }
         ),
-        "description": "Partitions cannot be read for now; sent in place of `error` where ?grouped "
-        "is asked for. The stream goes on.",
+        "description": "Partitions cannot be read for now; sent in place of `error` with "
+        "?grouped. The stream goes on.",
     },
     "gap": {
         **build_object_schema(
@@ -162,8 +169,8 @@ SCHEMAS: Mapping[str, Schema] = {
                 "reason": {"enum": [str(reason) for reason in GapReason]},
             }
         ),
-        "description": "Records from `from` up to `to` are not sent: Kafka has them no more, or "
-        "the reason says why. All null: the position that was given could not be used.",
+        "description": "Records from `from` up to `to` are not sent: Kafka no longer has them, or "
+        "the reason says why. All null: the position of the request could not be used.",
     },
     "snapshot-end": {
         **build_object_schema(
@@ -179,11 +186,11 @@ SCHEMAS: Mapping[str, Schema] = {
             {**PARTITION_MEMBERS, "offset": COUNT_SCHEMA, "retryAfter": COUNT_SCHEMA},
         ),
         "description": "The stream goes on; `code` is for programs, `message` for people. "
-        "`retryAfter`: seconds until it is worth another try.",
+        "`retryAfter`: seconds until trying again makes sense.",
     },
     "end": {
         **build_object_schema({"reason": TEXT_SCHEMA}),
-        "description": "The last event; come back after the time of `retry:`, unless you are done.",
+        "description": "The last event; connect again after the time of `retry:`, unless you are done.",
     },
     "challenge": {
         **build_object_schema(
@@ -193,7 +200,7 @@ SCHEMAS: Mapping[str, Schema] = {
             },
             {"url": {"type": "string", "format": "uri-reference"}},
         ),
-        "description": "What lets you in is over at `expires`: POST to `url` with a new token, "
+        "description": "Your access expires at `expires`: POST to `url` with a new token, "
         "or send `token` over WebSocket, and the stream goes on.",
     },
     "delete-key": {

@@ -1,4 +1,4 @@
-"""How a client shows a guard who it is: for its documents, and for a line in a terminal."""
+"""Describe how clients identify themselves to a guard, for documents and terminals."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ _CERTIFICATE_OPTIONS = "--cert client.pem --key client.key"
 
 
 class SecurityScheme(NamedTuple):
-    """scheme: as AsyncAPI has it. curl, wscat: options, with words to replace; query: of the URL.
+    """One way to identify a client to a guard.
 
-    unasked: an EventSource of a page of the same site sends it by itself.
+    Attributes:
+        definition: The security scheme of AsyncAPI.
+        curl: Options of curl, with words to replace.
+        wscat: Options of wscat, with words to replace.
+        query: Parameters for the URL, with words to replace.
+        is_sent_by_browser: Whether the EventSource of a page of the same site sends it on its own.
     """
 
     definition: Mapping[str, Any]
@@ -27,7 +32,10 @@ class SecurityScheme(NamedTuple):
 
 
 def list_security_schemes(guard: Guard) -> tuple[SecurityScheme, ...]:
-    """All of a guard, the best first. None is of its secrets, nor of where it asks."""
+    """Return the schemes of a guard, the best one first.
+
+    They contain none of its secrets, nor the URL of an application that it asks.
+    """
     if isinstance(guard, Jwt):
         return tuple(_iter_credentials_schemes(guard.credentials))
     if isinstance(guard, Inline):
@@ -47,32 +55,36 @@ def list_security_schemes(guard: Guard) -> tuple[SecurityScheme, ...]:
 
 
 def build_security_schemes(settings: Settings) -> Mapping[str, Mapping[str, SecurityScheme]]:
-    """The ways of each guard that a route names, by names that a document may have."""
-    named = {name for route in settings.routes for name in route.guarded}
+    """Return the schemes of each guard that a route names.
+
+    Returns:
+        By the name of the guard, its schemes by a name that is unique and allowed in a document.
+    """
+    guard_names = {name for route in settings.routes for name in route.guarded}
     taken: set[str] = set()
     return {
         name: {
-            _choose_unique_name(name, taken): way
-            for way in list_security_schemes(settings.guards[name])
+            _choose_unique_name(name, taken): scheme
+            for scheme in list_security_schemes(settings.guards[name])
         }
-        for name in sorted(named)
+        for name in sorted(guard_names)
     }
 
 
 def _choose_unique_name(name: str, taken: set[str]) -> str:
-    slug = free = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    slug = unique_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     number = 1
-    while free in taken:
+    while unique_name in taken:
         number += 1
-        free = f"{slug}-{number}"
-    taken.add(free)
-    return free
+        unique_name = f"{slug}-{number}"
+    taken.add(unique_name)
+    return unique_name
 
 
 def _iter_credentials_schemes(credentials: Credentials) -> Iterator[SecurityScheme]:
     for name, form in credentials.headers.items():
-        bearer = name == "authorization" and form.lower().startswith("bearer ")
-        yield _build_header_scheme(name, form, _BEARER_SCHEME if bearer else None)
+        is_bearer = name == "authorization" and form.lower().startswith("bearer ")
+        yield _build_header_scheme(name, form, _BEARER_SCHEME if is_bearer else None)
     for name, form in credentials.cookies.items():
         yield _build_header_scheme("cookie", f"{name}={form}", _build_api_key("cookie", name))
     for name, form in credentials.query.items():

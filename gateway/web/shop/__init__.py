@@ -1,7 +1,8 @@
-"""`gateway pipeline demo`: a shop in Kafka, Spark jobs over it, and a page that shows the rows.
+"""Run `gateway pipeline demo`: a shop in Kafka, Spark jobs over it, and a page with their results.
 
-A local Kafka, a Redis, someone who clicks, orders and pays, the jobs of `shop.yaml` in a process
-of their own, and a gateway. All of it is temporary and ends together.
+It starts a local Kafka, a Redis, a generator of clicks, orders and payments, the jobs of
+`shop.yaml` in a process of their own, and a gateway. All of it is temporary and ends together.
+`cli` calls `run_shop_demo`.
 """
 
 from __future__ import annotations
@@ -41,9 +42,20 @@ def run_shop_demo(
     browser: bool = True,
     traffic: ShopTraffic | None = None,
 ) -> int:
-    """Run until SIGTERM or ^C. port 0: any free one. The exit status.
+    """Run the demo until SIGTERM or ^C.
 
-    Raises PipelineError without Java 17 or Spark, LocalBrokerError where Kafka cannot start.
+    Args:
+        host: The address to listen on.
+        port: The port; 0 for any free one.
+        browser: Whether to open the page in a browser.
+        traffic: The rates of events.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        PipelineError: There is no Java 17, no Spark or no Redis.
+        LocalBrokerError: Kafka cannot be started.
     """
     from gateway.config import loads
     from gateway.web.app.server import serve
@@ -52,20 +64,20 @@ def run_shop_demo(
     port = port or find_free_port(host)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-shop-")))
-        server = stack.enter_context(run_redis(directory))
+        redis_server = stack.enter_context(run_redis(directory))
         kafka = stack.enter_context(LocalKafka(properties={"auto.create.topics.enable": "false"}))
         create_topics(kafka.bootstrap)
         file = directory / "shop.yaml"
         file.write_text(
-            build_config(kafka.bootstrap[0], server.url, directory, host, port), "utf-8"
+            build_config(kafka.bootstrap[0], redis_server.url, directory, host, port), "utf-8"
         )
         url = build_page_url(host, port)
-        parts = ComponentStates(kafka.bootstrap)
+        states = ComponentStates(kafka.bootstrap)
         startup: list[Startup] = [
-            parts.run,
-            partial(_report_services, parts, server.name, kafka.bootstrap[0]),
-            partial(send_events, kafka.bootstrap, traffic or ShopTraffic(), parts),
-            partial(run_jobs, file, parts),
+            states.run,
+            partial(_report_services, states, redis_server.name, kafka.bootstrap[0]),
+            partial(send_events, kafka.bootstrap, traffic or ShopTraffic(), states),
+            partial(run_jobs, file, states),
         ]
         if browser:
             startup.append(partial(open_page, url))
@@ -75,22 +87,24 @@ def run_shop_demo(
 
 
 async def _report_services(states: ComponentStates, redis_name: str, servers: str) -> None:
+    """Report that Kafka and Redis run; a startup task must not end by itself."""
     states.report_state("Kafka", "running", servers)
     states.report_state("Redis", "running", redis_name)
     await asyncio.Event().wait()
 
 
 def build_config(servers: str, redis_url: str, directory: Path, host: str, port: int) -> str:
-    """`CONFIG` for one run."""
-    given = {"KAFKA": servers, "REDIS": redis_url, "CHECKPOINTS": str(directory / "checkpoints")}
+    """Return `CONFIG` with the addresses and folders of this run."""
+    values = {"KAFKA": servers, "REDIS": redis_url, "CHECKPOINTS": str(directory / "checkpoints")}
     text = CONFIG.replace("{host: 127.0.0.1, port: 8080}", f"{{host: '{host}', port: {port}}}")
-    for name, value in given.items():
+    for name, value in values.items():
+        # Backslashes of Windows paths would be escapes in the replacement.
         text = re.sub(rf"\$\{{env\.{name}:[^}}]*\}}", value.replace("\\", r"\\"), text)
     return text
 
 
 def format_invitation(url: str) -> str:
-    """What the terminal says."""
+    """Return what the terminal shows at the start."""
     return f"""
   {url}/  the page; Spark's jobs begin in some 20 s (^C ends it all)
 

@@ -1,4 +1,4 @@
-"""Spark's jobs of the demo: a process of their own, `gateway pipeline run all`."""
+"""Run the Spark jobs of the demo in a process of their own: `gateway pipeline run all`."""
 
 from __future__ import annotations
 
@@ -11,40 +11,49 @@ from pathlib import Path
 
 from .component_states import ComponentStates
 
-STOP_TIMEOUT_S = 20.0  # s; then it is killed
+STOP_TIMEOUT_S = 20.0  # seconds until a process that does not end is killed
 
 
 async def run_jobs(config: Path, states: ComponentStates) -> None:
-    """Until cancelled; when they end by themselves, the page says with what."""
+    """Run the jobs until cancelled; if they end before, the page shows their last line.
+
+    Args:
+        config: The configuration file.
+        states: Reports how the jobs are.
+    """
     states.report_state("Spark", "starting", "jobs begin in some 20 s")
     command = (sys.executable, "-m", "gateway", "pipeline", "run", "all", "-c", str(config))
+    # In a session of its own, ^C does not reach it: the jobs end after the gateway has drained.
     process = await asyncio.create_subprocess_exec(
         *command, stdout=PIPE, stderr=STDOUT, start_new_session=True
     )
     try:
-        last = await _follow_output(process, states)
+        last_line = await _follow_output(process, states)
         code = await process.wait()
-        states.report_state("Spark", "failed", f"ended with status {code}: {last}")
-        print(f"gateway: the jobs ended with status {code}: {last}", file=sys.stderr, flush=True)
+        states.report_state("Spark", "failed", f"ended with status {code}: {last_line}")
+        print(
+            f"gateway: the jobs ended with status {code}: {last_line}", file=sys.stderr, flush=True
+        )
         await asyncio.Event().wait()
     finally:
         await _stop_process(process)
 
 
 async def _follow_output(process: asyncio.subprocess.Process, states: ComponentStates) -> str:
-    """Its last line, when it has ended."""
+    """Print the output of the jobs; return its last line when they have ended."""
     assert process.stdout is not None
-    last = ""
+    last_line = ""
     async for raw in process.stdout:
         line = raw.decode(errors="replace").rstrip()
-        last = line or last
+        last_line = line or last_line
         print(f"  spark  {line}", file=sys.stderr, flush=True)
-        if "batch" in line:
+        if "batch" in line:  # the first finished batch shows that the jobs run
             states.report_state("Spark", "running", "four jobs")
-    return last
+    return last_line
 
 
 async def _stop_process(process: asyncio.subprocess.Process) -> None:
+    """End a process, by force if it does not end in time."""
     if process.returncode is not None:
         return
     with suppress(ProcessLookupError):

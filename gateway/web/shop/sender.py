@@ -1,4 +1,4 @@
-"""Sends what happens in the shop, when it happens."""
+"""Create the topics of the shop, and write its events when they happen."""
 
 from __future__ import annotations
 
@@ -18,25 +18,31 @@ TOPIC_PARTITIONS = {
     "clicks": 4, "orders": 4, "payments": 2, "users": 1, "visits": 2, "settled": 2, "known": 2,
     "progress": 1, "parts": 1,
 }  # fmt: skip
-SEND_INTERVAL_S = 0.02  # s
+SEND_INTERVAL_S = 0.02  # seconds between two looks at which events are due
 
 
 def create_topics(servers: Sequence[str]) -> None:
-    """The partitions differ on purpose: joins do not need them equal."""
+    """Create the topics. Their partition counts differ on purpose: joins do not need equal ones."""
     admin = AdminClient({"bootstrap.servers": ",".join(servers)})
     compacted = {"cleanup.policy": "compact"}
-    new = [
+    topics = [
         NewTopic(name, count, 1, config=compacted if name == "users" else {})
         for name, count in TOPIC_PARTITIONS.items()
     ]
-    for made in admin.create_topics(new).values():
-        made.result(30)
+    for future in admin.create_topics(topics).values():
+        future.result(30)
 
 
 async def send_events(
     servers: Sequence[str], traffic: ShopTraffic, states: ComponentStates
 ) -> None:
-    """Until cancelled."""
+    """Write users, and then events, until cancelled.
+
+    Args:
+        servers: The bootstrap servers of Kafka.
+        traffic: The rates of events.
+        states: Reports that the shop runs.
+    """
     producer = AIOKafkaProducer(
         bootstrap_servers=list(servers), client_id="shop", enable_idempotence=True
     )
