@@ -103,6 +103,7 @@ class CredentialsLocations:
 
 
 def _iter_locations(credentials: Credentials) -> Iterator[CredentialsLocation]:
+    """Yield all locations of the section `credentials`, in its order."""
     for name, form in credentials.headers.items():
         prefix, _, suffix = form.partition(CREDENTIALS_PLACEHOLDER)
         yield CredentialsLocation(

@@ -108,6 +108,7 @@ async def _get_with_retry(
 async def _get_once(
     transport: httpx.AsyncHTTPTransport, url: str, headers: Headers, max_body_bytes: int
 ) -> ExternalResponse:
+    """Send one request, and read its response up to the limit."""
     import httpx
 
     own_headers = (b"accept", b"application/json"), (b"accept-encoding", b"identity")

@@ -160,6 +160,7 @@ class HttpGuard:
     async def _request_decision(
         self, application_request: ApplicationRequest, digest: bytes
     ) -> Grant | DeniedStatus:
+        """Ask the application, and cache its decision."""
         try:
             timeout_s = self._settings.timeout
             response = await self._external_http.get(
@@ -186,6 +187,7 @@ class HttpGuard:
             self._cache.popitem(last=False)
 
     def _parse_response(self, status: int, body: bytes) -> Grant | DeniedStatus:
+        """Return the decision of a response."""
         # Comparing one by one lets mypy narrow the type.
         if status == 401 or status == 403:
             return 401 if status == 401 else 403

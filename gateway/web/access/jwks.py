@@ -228,6 +228,7 @@ class RemoteKeySource:
             log.error("guard %s: fetching keys failed", self._guard_name, exc_info=error)
 
     async def _fetch(self) -> None:
+        """Fetch the keys, and set when the next fetch may start. It never raises for a failure."""
         try:
             keys = await self._request_keys()
         except (ExternalHttpError, ValueError) as exc:
@@ -249,6 +250,7 @@ class RemoteKeySource:
         self._next_fetch_at = self._fetched_at + self._settings.cooldown
 
     async def _request_keys(self) -> KeySet:
+        """Return the keys of the URL."""
         timeout_s = self._settings.timeout
         response = await self._external_http.get(
             self._url, timeout_s=timeout_s, max_body_bytes=MAX_JWKS_BYTES

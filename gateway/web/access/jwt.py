@@ -159,6 +159,7 @@ class JwtGuard:
         return kid, algorithm
 
     def _decode(self, token: str, key: Any, algorithm: str) -> Mapping[str, Any]:
+        """Return the claims of a token, after verifying its signature and its times."""
         settings = self._settings
         options: Any = {**_DECODE_OPTIONS, "verify_aud": settings.audience is not None}
         if settings.require_expiry:
@@ -174,6 +175,7 @@ class JwtGuard:
         )
 
     def _build_invalid_token(self, exc: Exception) -> NotGranted:
+        """Return the error for a token that PyJWT refused."""
         if isinstance(exc, jwt_errors.MissingRequiredClaimError):
             return self.errors.build_invalid_token(f"the token has no claim {exc.claim}")
         reason = next(
@@ -182,6 +184,7 @@ class JwtGuard:
         return self.errors.build_invalid_token(reason)
 
     def _build_grant(self, claims: Mapping[str, Any]) -> Grant:
+        """Return the grant of verified claims."""
         settings = self._settings
         identity = format_claim(get_claim(claims, settings.identity))
         if identity is None:

@@ -108,6 +108,7 @@ class AdminApi:
         return Route(path, self._authorizer.require_operator(handle), methods=list(handlers))
 
     async def _list_streams(self, request: Request) -> Response:
+        """Answer a page of the list of streams."""
         params = request.query_params
         stream_filter, limit = (
             parse_stream_filter(request, "limit", "after"),
@@ -161,6 +162,7 @@ class AdminApi:
         return JSONResponse(_format_entry(entry) | asdict(result), headers=NO_STORE_HEADERS)
 
     async def _delete_revocation(self, request: Request) -> Response:
+        """Give an identity its access back."""
         stream_filter = parse_stream_filter(request)
         if stream_filter.identity is None or stream_filter.route or stream_filter.address:
             raise RequestError(
@@ -184,6 +186,7 @@ class AdminApi:
             raise RequestError(400, "Bad request", f"no guard is called {guard!r}; {hint}")
 
     async def _list_routes(self, request: Request) -> Response:
+        """Answer all routes, with their streams in all workers."""
         responses = await self._bus.request("admin-routes", timeout_s=BUS_TIMEOUT_S)
         streams: Counter[str] = Counter()
         for worker_streams in responses.by_worker.values():
@@ -205,6 +208,7 @@ class AdminApi:
         return JSONResponse({"routes": routes, "missing": missing}, headers=NO_STORE_HEADERS)
 
     def _count_streams_by_route(self, worker: int, data: Any) -> dict[str, int]:
+        """Return the number of streams of each route in this process."""
         return Counter(
             get_route_name(stream.match.route) for stream in self._stream_routes.stream_registry
         )
@@ -243,6 +247,7 @@ class AdminApi:
     # configuration and log levels
 
     async def _reload_settings(self, request: Request) -> Response:
+        """Reload the configuration, and answer what changed."""
         try:
             outcome = await self.reload_coordinator()
         except ReloadRefused as exc:

@@ -162,6 +162,7 @@ class Blocklist:
     async def _broadcast_change(
         self, key: BlocklistKey, entry: BlocklistEntry | None
     ) -> ChangeResult:
+        """Make a change in the supervisor and in all workers."""
         # First the supervisor: a worker that starts from now on gets the change with its list.
         change = [key, entry]
         if self._bus.worker_count > 1:

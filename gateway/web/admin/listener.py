@@ -91,7 +91,7 @@ async def serve_admin(
     try:
         await asyncio.shield(main_loop)
     finally:
-        # Not cancelled but told to exit, so that the server's last tick is complete.
+        # It exits by its flag and is not cancelled, so that its last tick is complete.
         server.should_exit = True
         await main_loop
         await server.shutdown(sockets=[listening_socket])

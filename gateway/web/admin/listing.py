@@ -196,6 +196,7 @@ class StreamListing:
     def _handle_list(
         self, worker: int, data: tuple[int, int, int, Sequence[Any]]
     ) -> dict[str, Any] | None:
+        """Return the next slice of this worker's streams; None in any other worker."""
         listed_worker, number, limit, fields = data
         if listed_worker != self._bus.worker:  # every worker gets the request
             return None
@@ -211,6 +212,7 @@ class StreamListing:
         return {"streams": rows, "next": None}
 
     def _handle_get(self, worker: int, data: tuple[str, int]) -> dict[str, Any] | None:
+        """Return one stream, with its topics and position; None if it is not open."""
         stream = self._find_stream(*data)
         if stream is None:
             return None

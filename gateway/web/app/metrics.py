@@ -134,6 +134,7 @@ class Metrics:
     async def _export(
         self, create_exporter: Callable[[], MetricsExporter], interval_s: float
     ) -> None:
+        """Send the metrics of this process in each interval, until cancelled."""
         # Importing an exporter's library takes long enough to delay clients: not in the event loop.
         exporter = await asyncio.to_thread(create_exporter)
         try:

@@ -121,7 +121,7 @@ def run_server(
     listening_socket: socket.socket,
     admin_socket: socket.socket | None = None,
 ) -> None:
-    """Serve in this process until it is told to end.
+    """Serve in this process until SIGTERM or SIGINT.
 
     Args:
         app: The application.

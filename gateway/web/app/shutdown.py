@@ -17,7 +17,7 @@ POLL_INTERVAL_S = 0.25  # seconds between looks at the server
 
 
 async def drain_on_server_exit(hubs: Hubs) -> None:
-    """Drain once the server that handles the process's signals is told to end."""
+    """Drain once the server that handles the process's signals is about to exit."""
     while not _is_server_exiting():  # noqa: ASYNC110 (uvicorn's flag notifies nobody)
         await asyncio.sleep(POLL_INTERVAL_S)
     hubs.drain()

@@ -126,6 +126,7 @@ def generate_orders(rng: random.Random, clock: Clock = time.time) -> Iterator[Ke
 
 
 def _create_order(rng: random.Random, number: int) -> dict[str, Any]:
+    """Return a new order with random contents."""
     item, quantity = rng.choice(list(_ITEM_PRICES)), rng.choice((1, 1, 1, 2, 3))
     return {
         "order": f"A-{number}",

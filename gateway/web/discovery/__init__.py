@@ -106,6 +106,8 @@ def _format_value(value: Any, indent: str) -> str:
 
 
 def _build_negotiated_endpoint(page_endpoint: Endpoint, json_endpoint: Endpoint) -> Endpoint:
+    """Return an endpoint that answers with a page or with JSON, by the header Accept."""
+
     async def negotiate(request: Request) -> Response:
         endpoint = (
             page_endpoint

@@ -98,6 +98,7 @@ def _build_servers(base_url: str) -> dict[str, Any]:
 
 
 def _build_components(streams: Iterable[StreamDescription]) -> dict[str, Any]:
+    """Return the schemas, messages and security schemes that channels refer to."""
     components: dict[str, Any] = {
         "schemas": dict(SCHEMAS),
         "messages": {
@@ -206,6 +207,8 @@ def _build_references(channel: str, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _build_http_operations(slug: str, channel: str, stream: StreamDescription) -> dict[str, Any]:
+    """Return the operations of a stream over HTTP, by id."""
+
     def build_get_operation(
         transport: Transport, names: Iterable[str], accept: str
     ) -> dict[str, Any]:
@@ -225,6 +228,7 @@ def _build_http_operations(slug: str, channel: str, stream: StreamDescription) -
 def _build_websocket_operations(
     slug: str, channel: str, stream: StreamDescription
 ) -> dict[str, Any]:
+    """Return the operations of a stream over WebSocket, by id."""
     security = _build_security(stream)
     commands = tuple(f"websocket-{kind}" for kind in _COMMAND_MESSAGES)
     operations = {
@@ -252,6 +256,7 @@ def _build_security(stream: StreamDescription) -> dict[str, Any]:
 
 
 def _build_query_schema(stream: StreamDescription, transport: Transport) -> dict[str, Any]:
+    """Return the schema of the query that a stream takes over a transport."""
     parameters = [
         parameter
         for parameter in stream.parameters
@@ -299,6 +304,7 @@ def _get_delete_schema(stream: StreamDescription) -> str:
 
 
 def _list_events(stream: StreamDescription) -> tuple[str, ...]:
+    """Return the events of a stream on every transport."""
     snapshot = ("snapshot-end",) if stream.is_snapshot else ()
     challenge = ("challenge",) if stream.has_challenges else ()
     return (_get_delete_schema(stream), *_CONTROL_MESSAGES, *snapshot, *challenge)

@@ -252,6 +252,7 @@ class StreamDescription:
         return "Which topic: part of its name."
 
     def _iter_common_parameters(self) -> Iterator[Parameter]:
+        """Yield the parameters that do not depend on the templates of the route."""
         if self.history != "none":
             back = "" if self.history == "all" else f"; at most {self.history} back"
             description = (
@@ -296,6 +297,7 @@ def list_streams(settings: Settings) -> tuple[StreamDescription, ...]:
 def _build_stream(
     route: Route, settings: Settings, schemes_by_guard: Mapping[str, Mapping[str, SecurityScheme]]
 ) -> StreamDescription:
+    """Return the description of a route."""
     sources = route.with_.topic_templates
     topics = [
         topic

@@ -54,11 +54,12 @@ def _render_exchange(exchange: ExchangeDescription, base_url: str) -> str:
     if exchange.route.guarded:
         facts.append(("guarded by", ", ".join(exchange.route.guarded)))
     items = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    line = escape(exchange.format_line(base_url))
     return f"""
 <article class="exchange" aria-label="{name}">
   <h2>{name}</h2>
   <dl class="facts">{items}</dl>
-  <ul class="lines"><li><span>HTTP</span><code>{escape(exchange.format_line(base_url))}</code></li></ul>
+  <ul class="lines"><li><span>HTTP</span><code>{line}</code></li></ul>
 </article>"""
 
 
@@ -67,16 +68,18 @@ def _capitalize(text: str) -> str:
 
 
 def _render_card(number: int, path: str, stream: StreamDescription, base_url: str) -> str:
+    """Return the card of a stream, with its facts, its form and its lines."""
     facts = "".join(
         f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in _iter_facts(stream)
     )
+    inputs = "".join(_render_input(number, parameter) for parameter in _iter_inputs(path, stream))
     lines = "".join(_render_line(example, path, stream, base_url) for example in stream.examples)
     return f"""
 <article class="stream" data-path="{escape(path)}" aria-labelledby="stream-{number}">
   <h2 id="stream-{number}">{escape(path)}</h2>
   <dl class="facts">{facts}</dl>
   <form>
-    <div class="fields">{"".join(_render_input(number, parameter) for parameter in _iter_inputs(path, stream))}</div>
+    <div class="fields">{inputs}</div>
     {_render_try_bar(stream)}
   </form>
   <ul class="lines">{lines}</ul>
@@ -84,6 +87,7 @@ def _render_card(number: int, path: str, stream: StreamDescription, base_url: st
 
 
 def _iter_facts(stream: StreamDescription) -> Iterator[tuple[str, str]]:
+    """Yield names and values of what people should know of a stream."""
     yield "topics" if len(stream.topics) > 1 else "topic", ", ".join(stream.topics)
     if stream.allow:
         yield "allowed", ", ".join(stream.allow)
@@ -115,11 +119,13 @@ def _iter_inputs(path: str, stream: StreamDescription) -> Iterator[Parameter]:
 
 
 def _render_input(number: int, parameter: Parameter) -> str:
+    """Return the field of a parameter."""
     name, hint = escape(parameter.name), parameter.default or _INPUT_HINTS.get(parameter.name, "")
     id = f"{name}-{number}"
     return (
         f'<div class="field"><label for="{id}">{name}</label>'
-        f'<input id="{id}" name="{name}" data-in="{parameter.location}" placeholder="{escape(hint)}"'
+        f'<input id="{id}" name="{name}" data-in="{parameter.location}"'
+        f' placeholder="{escape(hint)}"'
         f' aria-describedby="{id}-what" autocomplete="off" autocapitalize="off" spellcheck="false"'
         f"{' required' if parameter.required else ''}>"
         f'<small id="{id}-what">{escape(parameter.description)}</small></div>'
@@ -139,10 +145,12 @@ def _render_try_bar(stream: StreamDescription) -> str:
 def _render_line(
     example: CommandExample, path: str, stream: StreamDescription, base_url: str
 ) -> str:
+    """Return a line for a terminal; its `data-` members let the script rebuild it."""
     line = example.format_line(base_url, path, stream.required_query)
     return (
         f'<li data-command="{escape(example.command)}" data-query="{escape(example.extra_query)}"'
-        f' data-transport="{example.transport}"><div><span>{_TRANSPORT_NAMES[example.transport]}</span>'
+        f' data-transport="{example.transport}">'
+        f"<div><span>{_TRANSPORT_NAMES[example.transport]}</span>"
         f"<code>{escape(line)}</code></div>"
         '<button type="button" class="copy" hidden>Copy</button></li>'
     )

@@ -86,7 +86,7 @@ SCHEMAS: Mapping[str, Schema] = {
     },
     "cloudevents": {
         **build_object_schema(
-            {each: {"type": "string", "minLength": 1} for each in ("id", "source", "type")}
+            {name: {"type": "string", "minLength": 1} for name in ("id", "source", "type")}
             | {"specversion": TEXT_SCHEMA},
             {
                 "time": {"type": "string", "format": "date-time"},
@@ -190,7 +190,8 @@ SCHEMAS: Mapping[str, Schema] = {
     },
     "end": {
         **build_object_schema({"reason": TEXT_SCHEMA}),
-        "description": "The last event; connect again after the time of `retry:`, unless you are done.",
+        "description": "The last event; connect again after the time of `retry:`, "
+        "unless you are done.",
     },
     "challenge": {
         **build_object_schema(

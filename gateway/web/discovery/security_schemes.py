@@ -82,6 +82,7 @@ def _choose_unique_name(name: str, taken: set[str]) -> str:
 
 
 def _iter_credentials_schemes(credentials: Credentials) -> Iterator[SecurityScheme]:
+    """Yield the scheme of each location of credentials."""
     for name, form in credentials.headers.items():
         is_bearer = name == "authorization" and form.lower().startswith("bearer ")
         yield _build_header_scheme(name, form, _BEARER_SCHEME if is_bearer else None)
@@ -94,6 +95,7 @@ def _iter_credentials_schemes(credentials: Credentials) -> Iterator[SecuritySche
 
 
 def _iter_forwarded_schemes(guard: Http) -> Iterator[SecurityScheme]:
+    """Yield the scheme of each header and parameter that the application gets."""
     for name in guard.forward.headers:
         if name == "authorization":
             yield _build_header_scheme(name, f"Bearer {CREDENTIALS_PLACEHOLDER}", _BEARER_SCHEME)
@@ -106,6 +108,7 @@ def _iter_forwarded_schemes(guard: Http) -> Iterator[SecurityScheme]:
 def _build_header_scheme(
     name: str, form: str, definition: Mapping[str, Any] | None = None
 ) -> SecurityScheme:
+    """Return the scheme of a header that has this form."""
     option = f"-H '{name.title()}: {_fill_placeholder(form)}'"
     return SecurityScheme(
         definition or _build_api_key("header", name),
@@ -120,4 +123,5 @@ def _build_api_key(location: str, name: str) -> dict[str, Any]:
 
 
 def _fill_placeholder(form: str) -> str:
+    """Return a form with a word to replace, without quotes that would end a shell argument."""
     return form.replace(CREDENTIALS_PLACEHOLDER, "TOKEN").replace("'", "")

@@ -224,17 +224,20 @@ class Limits:
             raise LimitReached(refusal)
 
     async def _count_request(self, address: str) -> LimitRefusal | None:
+        """Return why a request of this address is refused; None if it is allowed and counted."""
         if self._settings.rate is None or not address:
             return None
         return await self._acquire_counting_refusals([LimitKind.RATE.build_key(address)])
 
     async def _acquire_counting_refusals(self, keys: Sequence[str]) -> LimitRefusal | None:
+        """Acquire keys, and count a refusal in `refused_counts`."""
         refusal = await self._acquire_keys(keys)
         if refusal is not None:
             self.refused_counts[refusal.limit] += 1
         return refusal
 
     async def _acquire_keys(self, keys: Sequence[str]) -> LimitRefusal | None:
+        """Return why these keys are refused; None if they are acquired."""
         if self._is_shared:
             return await self._request_keys(keys)
         return self._own_counts.acquire(0, keys, monotonic())
@@ -260,6 +263,7 @@ class Limits:
             raise
 
     def _schedule_flush(self) -> None:
+        """Start the task that sends messages, unless it runs."""
         if self._flush_task is None:
             self._flush_task = asyncio.create_task(self._flush())
 
@@ -303,7 +307,7 @@ class Limits:
         """Count a connection if it is admitted, and resolve its future.
 
         Args:
-            keys: The keys that were asked for.
+            keys: The keys that were requested.
             future: Resolved with the refusal, or None.
             response: The fields of a LimitRefusal; empty if the supervisor admitted the connection;
                 None if it did not answer, and this worker decides.

@@ -96,7 +96,7 @@ def parse_start_request(
 
 
 def get_oldest_origin(history: History) -> Literal["live", "earliest"] | int:
-    """Return where a client starts that asked for more than the history, but cannot read an error.
+    """Return where a client starts that asks for more than the history, but reads no errors.
 
     Args:
         history: How far back clients of the route may start, in seconds.

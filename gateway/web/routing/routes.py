@@ -114,6 +114,7 @@ class Routes:
         )
 
     def _build_match(self, path_match: PathMatch, path: str, purpose: str | None) -> Match:
+        """Return a match without a client, if the gateway was started."""
         self.require_started()
         return Match(
             path_match.route,
@@ -127,7 +128,7 @@ class Routes:
         )
 
     def is_current(self, match: Match) -> bool:
-        """Return whether nothing was configured anew since the match was looked up."""
+        """Return whether the configuration is still the one that the match was looked up in."""
         return match.settings is self.settings or match.settings is None
 
     def is_unchanged(self, match: Match) -> bool:
@@ -225,6 +226,7 @@ class Routes:
     async def _admit_once(
         self, match: Match, connection: HTTPConnection, token: str | None
     ) -> Match:
+        """Ask the guards, and then the blocklist; return the match with what is granted."""
         if match.route.guarded:
             connection.scope[REQUESTED_ACTION_SCOPE_KEY] = RequestedAction(match.method, match.path)
         if connection.scope["type"] == "websocket":
@@ -359,6 +361,7 @@ class Routes:
         position_refused: bool,
         handover: Handover | None = None,
     ) -> Client:
+        """Subscribe a client by the options of the match's route."""
         with_ = match.route.with_
         client = await self.hubs.get_hub(view.cluster).subscribe(
             view,

@@ -160,6 +160,7 @@ class Bus:
     async def _request_others(
         self, link: Link, topic: str, data: Any, timeout_s: float, only_worker: int | None
     ) -> dict[int, list[Any]]:
+        """Return what other workers answer in time, by the number of the worker."""
         number = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         request = self._pending_requests[number] = _PendingRequest(future, only_worker)
@@ -235,6 +236,7 @@ class Bus:
             self.abort_link()
 
     async def _connect(self, socket_path: Path) -> bool:
+        """Connect to the relay; return whether that worked."""
         self._lost_event.clear()
         link = Link(self._on_message, self._on_link_lost)
         try:
@@ -250,6 +252,7 @@ class Bus:
         return True
 
     def _on_link_lost(self) -> None:
+        """Fail all calls, and complete all requests with the responses until now."""
         self._link, self._connected_workers = None, set()
         self._linked_event.clear()
         self._lost_event.set()
@@ -262,6 +265,7 @@ class Bus:
                 future.set_exception(SupervisorUnavailable("the supervisor went away"))
 
     def _on_message(self, message: list[Any]) -> None:
+        """Handle a message of the relay, which describes all messages."""
         kind, *rest = message
         match kind:
             case "say":
@@ -286,6 +290,7 @@ class Bus:
                     request.resolve_if_complete(self._connected_workers)
 
     def _on_response(self, worker: int, number: int, response: list[Any]) -> None:
+        """Resolve the request or the call that a response belongs to."""
         # Requests and calls share one sequence of numbers: only one of them has this number.
         request, future = self._pending_requests.get(number), self._pending_calls.get(number)
         if request is not None:
@@ -300,6 +305,7 @@ class Bus:
                 )
 
     def _on_broadcast(self, topic: str, worker: int, data: Any) -> None:
+        """Handle a broadcast; one that this worker has no handler for is ignored."""
         if topic in self._handlers:
             self._run_handler(topic, worker, data)
 
@@ -315,6 +321,7 @@ class Bus:
             return []
 
     def _send_response(self, worker: int, number: int, response: list[Any]) -> None:
+        """Send a handler's result, or an empty list if it is no JSON."""
         if self._link is None:
             return
         try:

@@ -106,6 +106,7 @@ class Relay:
         self._announce_workers()
 
     def _remove_worker(self, worker: int, link: Link) -> None:
+        """Forget a worker's connection, unless a newer one has replaced it."""
         # A link that was replaced is lost later, when the worker has another one.
         if self._links.get(worker) is not link:
             return
@@ -116,10 +117,12 @@ class Relay:
         self._announce_workers()
 
     def _announce_workers(self) -> None:
+        """Send all workers the numbers of those that are connected."""
         for link in list(self._links.values()):
             link.send("here", self.workers)
 
     def _on_message(self, worker: int, link: Link, message: list[Any]) -> None:
+        """Forward a message of a worker, or answer its call."""
         kind, *rest = message
         match kind:
             case "say":
@@ -145,6 +148,7 @@ class Relay:
                 link.send(*message)
 
     def _run_handler(self, topic: str, worker: int, data: Any) -> list[Any]:
+        """Return the handler's result in a list, or an empty list if it failed."""
         try:
             return [self._handlers[topic](worker, data)]
         except Exception:  # a bad message of one worker must not end all of them

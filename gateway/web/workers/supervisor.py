@@ -204,6 +204,7 @@ class Supervisor:
         return self._exit_status
 
     def _on_joined(self, worker: int) -> None:
+        """Remember that a worker has started."""
         self._has_served = True
 
     def _stop_workers(self, signum: int) -> None:
@@ -235,6 +236,7 @@ class Supervisor:
         return []
 
     def _apply_settings(self, loaded: Settings) -> None:
+        """Send a configuration to all workers, and use it for those that start later."""
         self._settings = apply_reload(self._settings, loaded).settings
         for worker in self._workers:
             process = worker.process
@@ -242,6 +244,7 @@ class Supervisor:
                 process.stdin.write(encode_message(loaded))
 
     def _kill_workers(self) -> None:
+        """Kill the workers that still run."""
         for worker in self._workers:
             if worker.process is not None and worker.process.returncode is None:
                 log.error("worker %d does not end; killed", worker.number)
@@ -290,7 +293,7 @@ class Supervisor:
         )  # fmt: skip
         assert worker.process.stdin is not None
         worker.process.stdin.write(encode_message(spec))
-        if self._stop_event.is_set():  # the gateway was told to end while the process was started
+        if self._stop_event.is_set():  # a signal came while the process was started
             worker.process.terminate()
         return await worker.process.wait()
 
@@ -310,6 +313,7 @@ class Supervisor:
                 await self._stop_event.wait()
 
     def _close_socket(self, worker: WorkerProcess) -> None:
+        """Close the listening socket of a worker, so that other workers take its clients."""
         if worker.listening_socket is not None:
             worker.listening_socket.close()
             worker.listening_socket = None

@@ -25,7 +25,7 @@ from .supervisor import LENGTH_BYTES, WorkerSpec
 
 
 def main(number: int, spec: WorkerSpec) -> None:
-    """Serve until the process is told to end.
+    """Serve until the process gets a signal, or its supervisor ends.
 
     Args:
         number: The number of this worker, from 1.
