@@ -257,7 +257,7 @@ class Bus:
         self._linked_event.clear()
         self._lost_event.set()
         for request in self._pending_requests.values():
-            # Without a report of its recipients, a request cannot have reached anybody.
+            # Without the relay's report, nobody is known to have got the request: wait for nobody.
             request.recipients = request.recipients or set()
             request.resolve_if_complete(self._connected_workers)
         for future in self._pending_calls.values():
