@@ -103,7 +103,7 @@ def _iter_facts(stream: StreamDescription) -> Iterator[tuple[str, str]]:
         if allowed
     ]
     if permissions:
-        yield "clients permissions", ", ".join(permissions)
+        yield "clients may", ", ".join(permissions)
     if stream.guarded:
         yield "guarded by", ", ".join(stream.guarded)
 
