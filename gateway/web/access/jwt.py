@@ -52,7 +52,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (jwt_errors.ImmatureSignatureError, "the token is not valid yet"),
     (jwt_errors.InvalidAudienceError, "the token is for another audience"),
     (jwt_errors.InvalidIssuerError, "the token is of another issuer"),
-    (jwt_errors.InvalidSignatureError, "the signature of the token is jwt_errors"),
+    (jwt_errors.InvalidSignatureError, "the signature of the token is wrong"),
 )
 
 _DECODE_OPTIONS = {"verify_sub": False, "verify_jti": False, "verify_iat": False}

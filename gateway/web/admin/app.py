@@ -252,7 +252,7 @@ class AdminApi:
             outcome = await self.reload_coordinator()
         except ReloadRefused as exc:
             log_action(request, "reload", problems=exc.problems)
-            error = RequestError(422, "Configuration error", "all stays as it was")
+            error = RequestError(422, "Configuration refused", "all stays as it was")
             response = build_problem(error, request.url.path)
             body = {**json.loads(bytes(response.body)), "problems": exc.problems}
             return JSONResponse(body, 422, NO_STORE_HEADERS, "application/problem+json")

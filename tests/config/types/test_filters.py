@@ -149,7 +149,7 @@ def test_no_filter_is_none():
         ({"key": {"in": [{}]}}, "key.in: text {}"),
         ({"key": {"prefix": 1}}, "key.prefix: text 1 quotes"),
         ({"key": {"exists": "yes"}}, "key.exists: true false 'yes'"),
-        ({"key": {"exists": False, "prefix": "a"}}, "key: not there ask"),
+        ({"key": {"exists": False, "prefix": "a"}}, "key: exists: false ask"),
         ({"headers": ["a"]}, "headers: object ['a']"),
         ({"headers": {"h": None}}, "headers['h']: text null"),
         ({"value": {"amount": 1}}, "value: 'amount' JSON pointer /region"),
