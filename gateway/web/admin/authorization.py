@@ -63,7 +63,8 @@ class OperatorAuthorizer:
         Raises:
             RequestError: 401, 403, 429 or 503.
         """
-        # Browsers send Origin with every request that a page may not make on its own.
+        # Browsers send Origin with every request except plain GETs to the same site and GETs whose
+        # responses a page of another site cannot read.
         if "origin" in request.headers:
             raise RequestError(403, "Forbidden", PAGE_REFUSED_MESSAGE)
         address = get_client_address(request.scope)

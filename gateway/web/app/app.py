@@ -209,7 +209,7 @@ def create_app(
         gateway.hubs.drain_callbacks.add(co_hosted_app.drain)
         metrics.collectors.append(co_hosted_app.collect_metrics)
     app.key_locks = KeyLocks(bus) if bus.worker_count > 1 else None
-    # A redirect of `/path/` would be answered before the problem details of an unknown path.
+    # Paths are exact: `/path/` is unknown, and is not redirected to `/path`.
     app.router.redirect_slashes = False
     return app
 

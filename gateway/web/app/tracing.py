@@ -35,7 +35,7 @@ class TracingMiddleware:
         with tracing.trace_request(
             method, _get_traceparent(scope), **_build_attributes(scope, method)
         ) as span:
-            if span is None:  # the client's trace says that it is not sampled
+            if span is None:  # this request is not sampled
                 await self._app(scope, receive, send)
                 return
 

@@ -23,7 +23,7 @@ async def run_jobs(config: Path, states: ComponentStates) -> None:
     """
     states.report_state("Spark", "starting", "jobs begin in some 20 s")
     command = (sys.executable, "-m", "gateway", "pipeline", "run", "all", "-c", str(config))
-    # In a session of its own, ^C does not reach it: the jobs end after the gateway has drained.
+    # In a session of its own, ^C in the terminal does not reach it: `_stop_process` ends the jobs.
     process = await asyncio.create_subprocess_exec(
         *command, stdout=PIPE, stderr=STDOUT, start_new_session=True
     )
