@@ -1,5 +1,7 @@
-"""Consumers: members of groups, what they own, and what they read ahead.
+"""Consume partitions as a member of a consumer group, or partitions that are assigned by hand.
 
-`consumer` is what the sidecar uses. A `group_member` does what `core.group` decides, `assignment`
-follows what it owns, `prefetch` reads ahead, `commits` writes offsets. Start with `consumer`.
+The sidecar uses `GroupConsumer` (`consumer`). A `GroupMember` sends the requests that the state
+machines of `gateway.core.group` decide on, `assignment` follows which partitions the member owns,
+`prefetch_fetcher` fetches their records ahead, and `group_offsets` commits offsets. Start reading
+with `consumer`.
 """

@@ -1,9 +1,11 @@
-"""What a consumer owns, by its group's word or by hand, and from where it is read.
+"""Keep track of the partitions of one consumer, and find the offsets from which they are read.
 
-What goes acts on the intake at once: what is being revoked gives nothing more, what is lost is
-dropped. The listener hears of it after that, one event after the other. What comes is held only
-when its turn has come: a topic that was made anew has partitions of the same names, and an offset
-of the former one must not be committed for the new one.
+Partitions are assigned by the consumer group or by hand. When the group takes partitions away, that
+acts on the prefetched records at once: of a revoked partition nothing more is returned, and a lost
+one is dropped. The listener is called after that, one change after the other. New partitions are
+added only when their change is applied in that order: a topic that was deleted and created again
+has partitions of the same names, and while an earlier change is being applied, an offset of the
+former topic must not be committed for the new one.
 """
 
 from __future__ import annotations
@@ -37,31 +39,50 @@ from .prefetch_fetcher import PrefetchFetcher
 
 log = logging.getLogger(__name__)
 
-RETRY_DELAY_S = 0.5  # seconds until what could not be asked is asked again
-PATTERN_INTERVAL_S = 5.0  # seconds between looks for topics that a pattern matches
+RETRY_DELAY_S = 0.5  # seconds before a retry, where no failure says how long to wait
+PATTERN_INTERVAL_S = 5.0  # seconds between listings of topics, for subscriptions by pattern
 
 
 class RebalanceListener(Protocol):
-    """Hears of what the member owns. Bounded by the rebalance timeout, each."""
+    """Define what an application does when its member gets or gives up partitions.
+
+    Each call is cancelled after the rebalance timeout. An exception is logged and changes nothing.
+    """
 
     async def on_partitions_assigned(self, tps: frozenset[TopicPartition]) -> None:
-        """They are read from now on; `seek` in here decides from where."""
+        """Take over partitions, which are read from now on; `seek` here decides from where."""
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
-        """Still ours until this returns: the time to commit. `poll` returns no more of them."""
+        """Finish with partitions, which may be committed until this returns.
+
+        `poll` returns no more records of them.
+        """
 
     async def on_partitions_lost(self, tps: frozenset[TopicPartition]) -> None:
-        """Another's already, perhaps: nothing of them can be committed."""
+        """Drop partitions, of which nothing can be committed: another member may own them."""
 
 
 class Assignment:
-    """Of one consumer, until `close`. group may be empty: then nothing is committed."""
+    """The partitions of one consumer, which creates and owns it, until `close`.
+
+    Either `subscribe` is used or `assign`, never both. Between calls the states of the prefetcher
+    are the partitions that may be read; those of a group that are being given up are marked as
+    `is_revoking`.
+    """
 
     def __init__(
         self, cluster: Cluster, group: str, options: MemberOptions, prefetcher: PrefetchFetcher
     ) -> None:
-        self._refusal: KafkaError | None = None  # why its member is not let in
-        self._lookup_failure: KafkaError | None = None  # why nothing is known of what is committed
+        """Create an assignment without partitions.
+
+        Args:
+            cluster: The cluster.
+            group: The name of the group; empty for a consumer that commits nothing.
+            options: The settings of the member.
+            prefetcher: Fetches the records of the partitions.
+        """
+        self._refusal: KafkaError | None = None  # why the group does not admit the member
+        self._lookup_failure: KafkaError | None = None  # why committed offsets are not known
         self._cluster = cluster
         self._group_name = group
         self._options = options
@@ -71,35 +92,52 @@ class Assignment:
         self._listener: RebalanceListener | None = None
         self._resolve_tasks: set[asyncio.Task[None]] = set()
         self._pattern_task: asyncio.Task[None] | None = None
-        self._topics: set[str] = set()  # of partitions assigned by hand
-        self._topic_ids: dict[TopicPartition, UUID] = {}  # of what was held last
+        self._topics: set[str] = set()  # the topics of partitions that are assigned by hand
+        # The topic id of each partition when it was last assigned, to detect recreated topics.
+        self._topic_ids: dict[TopicPartition, UUID] = {}
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
 
     @property
     def state(self) -> MemberState:
+        """Return the state of the member; RUNNING for partitions that are assigned by hand."""
         return self._member.state if self._member is not None else MemberState.RUNNING
 
     @property
     def failure(self) -> KafkaError | None:
-        """Why the group cannot be used now, or ever."""
+        """Return why the group cannot be used now; None if it can."""
         return self._refusal or self._lookup_failure
 
     def subscribe(
         self, topics: Collection[str] | re.Pattern[str], listener: RebalanceListener | None
     ) -> None:
+        """Read what the group assigns of these topics.
+
+        Args:
+            topics: The topics, or a pattern that must match the whole name of a topic. A pattern
+                matches none of Kafka's own topics (`__...`).
+            listener: Called when partitions are assigned or taken away.
+
+        Raises:
+            ValueError: Partitions are assigned by hand.
+        """
         if self._topics:
             raise ValueError("partitions are assigned by hand; take another consumer to subscribe")
         self._listener = listener
-        group = self._member = self._member or self._create_member()
+        member = self._member = self._member or self._create_member()
         if self._pattern_task is not None:
             self._pattern_task.cancel()
             self._pattern_task = None
         if isinstance(topics, re.Pattern):
-            self._pattern_task = create_detached_task(self._watch_pattern(group, topics))
+            self._pattern_task = create_detached_task(self._watch_pattern(member, topics))
         else:
-            group.subscribe(frozenset(topics))
+            member.subscribe(frozenset(topics))
 
     def assign(self, tps: Collection[TopicPartition]) -> None:
+        """Read exactly these partitions. Those that are read already go on where they are.
+
+        Raises:
+            ValueError: The consumer is a member of its group.
+        """
         if self._member is not None:
             raise ValueError("it is a group's member; take another consumer to assign by hand")
         for tp in self._prefetcher.states.keys() - set(tps):
@@ -115,97 +153,118 @@ class Assignment:
         )
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """See `Commits.commit`; `committed` of what is held is the new one then.
+        """Commit offsets, and note them in the states of their partitions.
 
-        What is lost while it is tried and held again is not committed: its topic may be another
-        one of the same name by then.
+        A partition that is lost meanwhile and assigned again is not committed, as its topic may be
+        another one of the same name by then.
+
+        Args:
+            offsets: The next offset of each partition.
+
+        Raises:
+            KafkaError: As `GroupOffsets.commit`.
         """
-        held = {tp: one for tp in offsets if (one := self._prefetcher.states.get(tp)) is not None}
-        ids = {tp.topic: one.topic_id for tp, one in held.items()}
-        commits = self._offsets
-        if (owned := commits.get_owned) is not None:
-            commits = replace(
-                commits,
+        states = {
+            tp: state for tp in offsets if (state := self._prefetcher.states.get(tp)) is not None
+        }
+        topic_ids = {tp.topic: state.topic_id for tp, state in states.items()}
+        group_offsets = self._offsets
+        if (get_owned := group_offsets.get_owned) is not None:
+            # A partition that was assigned again has another state object.
+            group_offsets = replace(
+                group_offsets,
                 get_owned=lambda: {
-                    tp for tp in owned() if self._prefetcher.states.get(tp) is held.get(tp)
+                    tp for tp in get_owned() if self._prefetcher.states.get(tp) is states.get(tp)
                 },
             )
-        await commits.commit(offsets, ids.get)
-        for tp, one in held.items():
-            one.committed = offsets[tp].offset
+        await group_offsets.commit(offsets, topic_ids.get)
+        for tp, state in states.items():
+            state.committed = offsets[tp].offset
 
     async def committed(
         self, tps: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the committed offset of each partition that has one."""
         return await self._offsets.committed(tps)
 
     async def close(self, leave: bool) -> None:
-        """The listener gives up all that is owned, then the group is left (or not)."""
+        """Let the listener give up all partitions, and end the member.
+
+        Args:
+            leave: Leave the group, so that the others need not wait until the session expires.
+        """
         self._unlisten()
         tasks = [*self._resolve_tasks, *([self._pattern_task] if self._pattern_task else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for held in self._prefetcher.states.values():
-            held.is_revoking = True
+        for state in self._prefetcher.states.values():
+            state.is_revoking = True
         self._prefetcher.wake()
         if self._member is not None:
             await self._revoke_all()
             await self._member.close(leave)
         for topic in self._topics:
             self._cluster.metadata.release_watch(topic)
-        # What points back here: a thousand that were closed would stay 20 MB of cycles, for as
-        # long as nothing else calls for a full collection.
+        # Drop what refers back to this object: a thousand closed ones would otherwise remain as
+        # 20 MB of reference cycles until the next full garbage collection.
         self._member, self._listener = None, None
         self._offsets = GroupOffsets(self._cluster.coordinators, self._group_name)
 
     def _create_member(self) -> GroupMember:
-        group = GroupMember(
+        member = GroupMember(
             self._cluster,
             self._group_name,
             self,
             self._options,
             rebalance_timeout=self._options.rebalance_timeout,
         )
+        # With a group, `_accept_partitions` handles recreated topics.
         self._prefetcher.follows_recreated = False
         self._offsets = GroupOffsets(
             self._cluster.coordinators,
             self._group_name,
-            lambda: group.identity,
-            lambda: self._prefetcher.states.keys() & group.owned,
-            group.heartbeat_soon,
+            lambda: member.identity,
+            # A new partition is in `owned` before its change was applied: not to be committed yet.
+            lambda: self._prefetcher.states.keys() & member.owned,
+            member.heartbeat_soon,
         )
-        return group
+        return member
 
     async def _revoke_all(self) -> None:
+        """Call the listener for all partitions when the consumer is closed."""
         if self._listener is None or not self._prefetcher.states:
             return
         try:
             async with asyncio.timeout(self._options.rebalance_timeout):
                 await self._listener.on_partitions_revoked(frozenset(self._prefetcher.states))
-        except Exception:  # whatever a listener raises: the group is left
+        except Exception:  # whatever a listener raises, the group is left
             log.exception("group %s: a listener failed at the end", self._group_name)
 
-    # as the owner of a group's partitions
+    # As the `OwnershipHandler` of the member.
 
     def on_ownership_changed(self, event: OwnershipChange) -> None:
-        """What goes is not read any more at once; what comes is held when its turn is followed."""
+        """Stop reading partitions that are taken away. New ones are added when applied."""
         for tp in event.tps:
             if isinstance(event, PartitionsLost):
                 self._prefetcher.remove_partition(tp)
             elif (
                 isinstance(event, PartitionsRevoked)
-                and (held := self._prefetcher.states.get(tp)) is not None
+                and (state := self._prefetcher.states.get(tp)) is not None
             ):
-                held.is_revoking = True
+                state.is_revoking = True
         self._prefetcher.wake()
 
     async def apply_ownership_change(self, event: OwnershipChange) -> None:
-        """What a listener raises is the group's to log; it changes nothing of what is owned."""
+        """Call the listener for a change, and take its partitions over or drop them.
+
+        What the listener raises changes nothing of what is owned; `GroupMember` logs it.
+        """
         if isinstance(event, PartitionsLost):
             if self._listener is not None:
                 await self._listener.on_partitions_lost(event.tps)
         elif isinstance(event, PartitionsAssigned):
+            # Partitions that were lost again before this change was applied are left out.
             await self._accept_partitions(
                 event.tps & self._member.owned if self._member is not None else event.tps
             )
@@ -213,41 +272,47 @@ class Assignment:
             await self._revoke_partitions(event.tps)
 
     async def _accept_partitions(self, tps: frozenset[TopicPartition]) -> None:
-        """Hold them, from now on: what the listener has to forget of an earlier time in which they
-        were owned it has forgotten, and cannot commit."""
-        taken = [self._prefetcher.add_partition(tp) for tp in tps]
+        """Start to read partitions.
+
+        All earlier changes were applied by now, so the listener keeps nothing of an earlier
+        assignment of the same partitions that it could still commit.
+        """
+        states = [self._prefetcher.add_partition(tp) for tp in tps]
         try:
             if self._listener is not None and tps:
                 await self._listener.on_partitions_assigned(tps)
         finally:
-            for held in taken:
-                before = self._topic_ids.get(held.tp)
-                if held.topic_id is not None:
-                    self._topic_ids[held.tp] = held.topic_id
-                if held.topic_id is not None and before not in (None, held.topic_id):
-                    what = "group %s: %s was made anew; it is read from its start"
-                    log.warning(what, self._group_name, held.tp)
-                    held.reset(EARLIEST)
-            self._start_resolving(taken)
+            for state in states:
+                previous_id = self._topic_ids.get(state.tp)
+                if state.topic_id is not None:
+                    self._topic_ids[state.tp] = state.topic_id
+                if state.topic_id is not None and previous_id not in (None, state.topic_id):
+                    message = "group %s: %s was created again; it is read from its start"
+                    log.warning(message, self._group_name, state.tp)
+                    state.reset(EARLIEST)
+            self._start_resolving(states)
 
     async def _revoke_partitions(self, tps: frozenset[TopicPartition]) -> None:
-        some = [one for tp in tps if (one := self._prefetcher.states.get(tp)) is not None]
-        for one in some:
-            one.is_revoking = True
+        """Let the listener finish with partitions, then drop them."""
+        states = [state for tp in tps if (state := self._prefetcher.states.get(tp)) is not None]
+        for state in states:
+            state.is_revoking = True
         try:
             if self._listener is not None:
                 await self._listener.on_partitions_revoked(tps)
         finally:
-            for one in some:
-                if one.is_revoking and self._prefetcher.states.get(one.tp) is one:
-                    self._prefetcher.remove_partition(one.tp)
+            for state in states:
+                # Unless it was lost meanwhile: then this is not its state any more.
+                if state.is_revoking and self._prefetcher.states.get(state.tp) is state:
+                    self._prefetcher.remove_partition(state.tp)
 
     def on_group_failure(self, failure: KafkaError | None) -> None:
+        """Let `failure` report why the group cannot be used, and wake a poll that waits."""
         self._refusal = failure
         if failure is not None:
             self._prefetcher.wake()
 
-    # where to begin
+    # Where to start.
 
     def _start_resolving(self, states: Collection[PartitionState]) -> None:
         if states:
@@ -256,43 +321,55 @@ class Assignment:
             task.add_done_callback(self._resolve_tasks.discard)
 
     async def _resolve_positions(self, states: list[PartitionState]) -> None:
-        """From what is committed; until that is known, nothing is read."""
-        told: KafkaError | None = None
+        """Find the positions of partitions: the committed offset, or else what the reset says.
+
+        Nothing is read of a partition before that. If committed offsets cannot be looked up, it is
+        tried again for as long as the partitions are assigned and not sought.
+        """
+        reported: KafkaError | None = None
         try:
             while states := [
-                held for held in states if self._is_assigned(held) and _needs_position(held)
+                state for state in states if self._is_assigned(state) and _needs_position(state)
             ]:
                 start = self._prefetcher.offset_reset
                 try:
-                    found = await self._fetch_committed([held.tp for held in states])
-                    if start == LATEST and len(found) < len(states) and await self._has_committed():
-                        start = EARLIEST  # what the group has not read yet is new to it
+                    offsets = await self._fetch_committed([state.tp for state in states])
+                    if (
+                        start == LATEST
+                        and len(offsets) < len(states)
+                        and await self._has_committed()
+                    ):
+                        # The group is not new, so a partition that it has not read is: it was
+                        # added later, and its records came after the group had started.
+                        start = EARLIEST
                 except KafkaError as exc:
                     if not isinstance(exc, BrokerUnavailable):
-                        self._report_lookup_failure(told := exc)
+                        self._report_lookup_failure(reported := exc)
                     await asyncio.sleep(exc.retry_after or RETRY_DELAY_S)
                     continue
-                self._clear_lookup_failure(told)
-                for held in filter(_needs_position, states):
-                    committed = found.get(held.tp)
+                self._clear_lookup_failure(reported)
+                # Filtered once more: a partition may have been sought during the lookup.
+                for state in filter(_needs_position, states):
+                    committed = offsets.get(state.tp)
                     if committed is None:
-                        self._prefetcher.reset_position(held, start)
+                        self._prefetcher.reset_position(state, start)
                     else:
-                        held.seek(committed.offset, committed.epoch)
-                        held.committed = committed.offset
+                        state.seek(committed.offset, committed.epoch)
+                        state.committed = committed.offset
                 self._prefetcher.wake()
-                # `latest` is the end as of now, not of the first poll.
+                # Looked up now and not by the first poll, because `latest` means the end as of now.
                 await self._prefetcher.wait_for_positions(states)
         finally:
-            self._clear_lookup_failure(told)  # also where they were lost: nobody asks any more
+            self._clear_lookup_failure(reported)  # also if they were lost, as nobody asks then
 
     def _report_lookup_failure(self, failure: KafkaError) -> None:
+        """Report that committed offsets cannot be looked up, to polls and to the log."""
         self._lookup_failure = failure
         self._prefetcher.wake()
         self._cluster.outages.report_error(self._lookup_label, failure, group=self._group_name)
 
     def _clear_lookup_failure(self, failure: KafkaError | None) -> None:
-        """Take back what one lookup told, unless another one failed since."""
+        """Withdraw the failure that one lookup reported, unless another one failed since."""
         if failure is not None and self._lookup_failure is failure:
             self._lookup_failure = None
             self._cluster.outages.report_recovery(self._lookup_label, "are known, or not needed")
@@ -304,26 +381,32 @@ class Assignment:
     async def _fetch_committed(
         self, tps: list[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the committed offsets; none without a group."""
         return await self._offsets.committed(tps) if self._group_name else {}
 
     async def _has_committed(self) -> bool:
+        """Return whether the group has committed an offset of any partition."""
         return bool(self._group_name and await self._offsets.committed(None))
 
     def _is_assigned(self, state: PartitionState) -> bool:
+        """Return whether a state is still that of its partition."""
         return self._prefetcher.states.get(state.tp) is state
 
-    # metadata
+    # Metadata.
 
     async def _watch_pattern(self, member: GroupMember, pattern: re.Pattern[str]) -> None:
-        """Kafka's own topics (`__...`) are matched by nothing."""
+        """Subscribe the member to all topics that match, again and again, until cancelled.
+
+        Kafka's own topics (`__...`) are left out.
+        """
         while True:
             try:
                 names = await self._cluster.list_topics()
             except KafkaError as exc:
                 await asyncio.sleep(exc.retry_after or RETRY_DELAY_S)
                 continue
-            found = (name for name in names if pattern.fullmatch(name))
-            member.subscribe(frozenset(name for name in found if not name.startswith("__")))
+            matches = (name for name in names if pattern.fullmatch(name))
+            member.subscribe(frozenset(name for name in matches if not name.startswith("__")))
             await asyncio.sleep(PATTERN_INTERVAL_S)
 
     def _on_metadata_change(self, change: TopicChange) -> None:
@@ -332,4 +415,5 @@ class Assignment:
 
 
 def _needs_position(state: PartitionState) -> bool:
+    """Return whether nothing says yet where to read a partition from."""
     return state.position is None and state.offset_spec is None and not state.is_stopped

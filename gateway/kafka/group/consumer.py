@@ -1,13 +1,13 @@
-"""A consumer as the sidecar needs it: a group's member, or partitions by hand; true long polls.
+"""Consume as a member of a group, or from partitions assigned by hand, with true long polls.
 
     consumer = GroupConsumer(cluster, "billing")
     consumer.subscribe(["orders"], listener)
     records = await consumer.poll(5.0)
     await consumer.commit()
 
-What a commit means is what `poll` has *returned*. Membership is our own (`group_member`), by
-KIP-848 or the classic protocol; records come by fetches of our own (`prefetch`). No thread is in
-either: a thousand consumers of librdkafka in one process are four thousand threads.
+A commit without offsets commits what `poll` has *returned*. Membership (`group_member`) speaks
+KIP-848 or the classic protocol, and `prefetch_fetcher` fetches the records. Neither uses a thread:
+a thousand consumers of librdkafka in one process are four thousand threads.
 """
 
 from __future__ import annotations
@@ -36,34 +36,22 @@ __all__ = ["GroupConsumer", "OffsetAndMetadata", "RebalanceListener"]
 log = logging.getLogger(__name__)
 
 OFFSET_RESETS: Mapping[str, int | None] = {"latest": LATEST, "earliest": EARLIEST, "none": None}
-SEEK_TIMEOUT_S = 30.0  # seconds within which a seek by time must know its offset
-POLL_GRACE_S = 0.5  # seconds that a poll waits beyond its time for answers that are on their way
+SEEK_TIMEOUT_S = 30.0  # for looking up the offset of a seek
+# For how long a poll waits beyond its timeout for responses: brokers use the whole timeout.
+POLL_GRACE_S = 0.5
 
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 
 class GroupConsumer:
-    """One member of one group, or a reader of what it is assigned by hand. Of one event loop.
+    """One member of a consumer group, or a reader of partitions that are assigned by hand.
 
-    Times in seconds. group may be empty for who only reads; such a one cannot commit.
+    Whoever creates one owns it, calls `subscribe` or `assign`, and calls `close` in the same event
+    loop. Only one `poll` runs at a time; other calls may run beside it. Records are returned in
+    offset order of each partition, and `position` is the offset after the last returned one.
 
-    protocol:           `auto`: KIP-848 where the broker has it, else classic.
-    instance_id:        makes it a static member (KIP-345).
-    session_timeout, heartbeat_interval: with KIP-848 the broker's word counts; a shorter
-                        heartbeat_interval than that makes rebalances faster.
-    rebalance_timeout:  that a listener may take to give up what is revoked.
-    auto_offset_reset:  where a group that has committed nothing begins: latest, earliest, or none:
-                        then `poll` raises PartitionFailed. In a group that has committed anything
-                        a new partition is read from its start, and where Kafka does not have the
-                        offset to go on from any more, from the first that it has. Without a group
-                        it says where to go on from then, too.
-    on_gap:             called with a partition, the offset that Kafka does not have, and the one
-                        from which it is read instead.
-    isolation:          read_committed or read_uncommitted.
-    max_partition_bytes: of one fetch of one partition; what is kept of it is bounded by that and
-                        half as much again (as it is on the wire; one batch always comes).
-    max_fetch_bytes:    of one fetch of one broker.
-    prefetch:           the next records are fetched while the caller works on the last.
+    Attributes:
+        group: The name of the group; empty for a reader that commits nothing.
     """
 
     def __init__(
@@ -83,6 +71,32 @@ class GroupConsumer:
         prefetch: bool = False,
         on_gap: Callable[[TopicPartition, int, int], None] | None = None,
     ) -> None:
+        """Create a consumer without partitions. Times are in seconds.
+
+        Args:
+            cluster: The cluster.
+            group: The name of the group; empty for a reader, which cannot commit.
+            protocol: `auto` takes KIP-848 if the coordinator has it, else the classic protocol.
+            instance_id: Makes it a static member (KIP-345).
+            session_timeout: How long a silent member keeps its partitions. With KIP-848 the broker
+                decides that.
+            heartbeat_interval: The longest time between heartbeats; None for the protocol's own.
+                With KIP-848 one that is shorter than the broker's makes rebalances faster.
+            rebalance_timeout: How long a listener may take to give up revoked partitions.
+            auto_offset_reset: Where a group that has committed nothing starts: `latest`,
+                `earliest`, or `none`, for which `poll` raises PartitionFailed. In a group that has
+                committed anything, a new partition is read from its start, and if Kafka no longer
+                has the offset to go on from, reading goes on at the first that it has. Without a
+                group it also says where to go on then.
+            isolation: Whether records of open and aborted transactions are left out.
+            max_partition_bytes: The most bytes of one partition in one fetch. Of what was fetched
+                ahead at most one and a half times as much is kept, as it was on the wire (one batch
+                always comes).
+            max_fetch_bytes: The most bytes of one fetch from one broker.
+            prefetch: Fetch the next records while the caller works on the last ones.
+            on_gap: Called with a partition, the offset that Kafka does not have, and the one from
+                which it is read instead.
+        """
         self.group = group
         self._counters = cluster.coordinators.stats
         self._on_gap = on_gap
@@ -106,40 +120,48 @@ class GroupConsumer:
         self._prefetch = prefetch
         self._max_fetch_bytes = max_fetch_bytes
         self._poll_lock = asyncio.Lock()
-        self._raised_failures: dict[TopicPartition, KafkaError] = {}
+        self._raised_failures: dict[TopicPartition, KafkaError] = {}  # the last one of each
         self._closed = False
-        self._rotation = 0
+        self._rotation = 0  # which partition is the first one in the next poll
 
-    # what to read
+    # What to read.
 
     def subscribe(
         self, topics: Collection[str] | re.Pattern[str], listener: RebalanceListener | None = None
     ) -> None:
-        """Be the group's member for these topics, or all whose whole name the pattern matches.
+        """Subscribe to topics as a member of the group. Further calls replace the topics.
 
-        Raises ValueError where partitions were assigned by hand.
+        Args:
+            topics: The topics, or a pattern that must match the whole name of a topic.
+            listener: Called when partitions are assigned or taken away.
+
+        Raises:
+            ValueError: Partitions were assigned by hand.
         """
         self._assignment.subscribe(topics, listener)
 
     def assign(self, tps: Collection[TopicPartition]) -> None:
-        """Read these and no others, as nobody's member; from what is committed, if there is a
-        group, else from where `auto_offset_reset` says, or a `seek`.
+        """Read exactly these partitions, without being a member of the group.
 
-        Raises ValueError where it is subscribed.
+        They are read from the offset that the group has committed, if there is one, else from where
+        `auto_offset_reset` or a `seek` says.
+
+        Raises:
+            ValueError: The consumer has subscribed to topics.
         """
         self._assignment.assign(tps)
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
-        """What it may read now."""
+        """Return the partitions that it may read now."""
         return frozenset(self._prefetcher.states)
 
     @property
     def state(self) -> MemberState:
-        """Of the membership; who reads by hand is RUNNING."""
+        """Return the state of the member; RUNNING for partitions that are assigned by hand."""
         return self._assignment.state
 
-    # reading
+    # Reading.
 
     async def poll(
         self,
@@ -149,40 +171,64 @@ class GroupConsumer:
         max_bytes: int = 16 << 20,
         max_records: int = 500,
     ) -> list[Record]:
-        """Records, as soon as there are `min_bytes` of them, or those there are after `timeout`.
+        """Return the next records, as soon as there are enough, or those there are in the end.
 
-        The broker waits, for each leader on its own. What is too much is kept for the next poll;
-        so is what comes after the caller was cancelled. At least one record comes, however large.
-        Raises GroupFailed. AccessDenied and PartitionFailed (no offset to go on from) are of one
-        partition, and the others go on: told once, and PartitionFailed again by each poll that has
-        nothing else to give. Kafka being away raises nothing: see `Cluster.reachable`.
+        The brokers wait, each leader on its own. Records beyond the limits are kept for the next
+        poll, and so is what arrives after the caller was cancelled. Failures of one partition
+        (AccessDenied; PartitionFailed if there is no offset to go on from) are raised once while
+        the others go on. PartitionFailed is raised again by each poll that has no records. If
+        Kafka is away nothing is raised: see `Cluster.reachable`.
+
+        Args:
+            timeout: For how many seconds to wait for `min_bytes`.
+            min_bytes: Return as soon as there are so many bytes of records.
+            max_bytes: The most bytes of records. At least one record is returned, however large.
+            max_records: The most records.
+
+        Raises:
+            GroupFailed: The group cannot be used.
+            AccessDenied: The gateway may not read a topic, or use the group.
+            PartitionFailed: A partition cannot go on without a seek.
+            KafkaError: The consumer is closed, or the group cannot be used for another reason.
         """
         async with self._poll_lock:
-            now, asked = asyncio.get_running_loop().time, False
+            now, is_requested = asyncio.get_running_loop().time, False
             deadline = now() + timeout
             while True:
                 self._raise_new_failure()
+                # Cleared before the look at the records: what comes from here on sets it again.
                 self._prefetcher.changed.clear()
-                over = asked and now() >= deadline
-                late = deadline + POLL_GRACE_S if self._prefetcher.is_busy else deadline
-                if self._has_enough(min_bytes, max_records) or (over and now() >= late):
-                    taken = self._take_records(max_records, max_bytes)
-                    if not taken:
+                # A poll with a timeout of 0 asks the brokers once, too, before it is over.
+                is_over = is_requested and now() >= deadline
+                give_up_at = deadline + POLL_GRACE_S if self._prefetcher.is_busy else deadline
+                if self._has_enough(min_bytes, max_records) or (is_over and now() >= give_up_at):
+                    records = self._take_records(max_records, max_bytes)
+                    if not records:
                         self._raise_lasting_failure()
-                    return taken
-                again = late
-                if not over:
-                    wait, asked = max(0.0, deadline - now()), True
-                    again = self._prefetcher.start_fetches(
+                    return records
+                next_due = give_up_at
+                if not is_over:
+                    wait, is_requested = max(0.0, deadline - now()), True
+                    next_due = self._prefetcher.start_fetches(
                         FetchLimits(wait, min_bytes, min(max_bytes, self._max_fetch_bytes))
                     )
-                    late = deadline + POLL_GRACE_S if self._prefetcher.is_busy else deadline
-                await self._wait_for_change(min(again, late))
+                    # Computed again, as a request may be under way only now.
+                    give_up_at = deadline + POLL_GRACE_S if self._prefetcher.is_busy else deadline
+                await self._wait_for_change(min(next_due, give_up_at))
 
     def poll_nowait(
         self, *, min_bytes: int, max_bytes: int, max_records: int
     ) -> list[Record] | None:
-        """What `poll` would return without waiting; None where it would wait. Raises as `poll`."""
+        """Return what `poll` would return without waiting; None if it would wait.
+
+        Args:
+            min_bytes: As of `poll`.
+            max_bytes: As of `poll`.
+            max_records: As of `poll`.
+
+        Raises:
+            KafkaError: As `poll`.
+        """
         if self._poll_lock.locked():
             return None
         self._raise_new_failure()
@@ -190,37 +236,46 @@ class GroupConsumer:
             return None
         return self._take_records(max_records, max_bytes)
 
-    async def _wait_for_change(self, until: float) -> None:
-        """Until something came, or the time has."""
+    async def _wait_for_change(self, deadline: float) -> None:
+        """Wait until something happened, at most until a time of the event loop's clock."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(deadline):
                 await self._prefetcher.changed.wait()
 
     def _has_enough(self, min_bytes: int, max_records: int) -> bool:
-        readable = [held for held in self._prefetcher.states.values() if held.is_readable]
-        if sum(held.buffered_bytes for held in readable) >= max(1, min_bytes):
+        """Return whether enough records were fetched to end a poll."""
+        readable = [state for state in self._prefetcher.states.values() if state.is_readable]
+        if sum(state.buffered_bytes for state in readable) >= max(1, min_bytes):
             return True
-        return sum(len(held.records) for held in readable) >= max_records
+        return sum(len(state.records) for state in readable) >= max_records
 
     def _take_records(self, max_records: int, max_bytes: int) -> list[Record]:
-        """In turns: another partition is the first each time, so that none is starved."""
-        held = [one for one in self._prefetcher.states.values() if one.is_readable and one.records]
+        """Take records within the limits, and advance the positions past them.
+
+        Each time another partition is the first, so that none is starved.
+        """
+        states = [
+            state
+            for state in self._prefetcher.states.values()
+            if state.is_readable and state.records
+        ]
         taken: list[Record] = []
-        if held:
+        if states:
             self._rotation += 1
-            at = self._rotation % len(held)
-            for one in held[at:] + held[:at]:
+            first = self._rotation % len(states)
+            for state in states[first:] + states[:first]:
                 if len(taken) >= max_records or max_bytes <= 0:
                     break
-                before = one.buffered_bytes
-                if not taken or before:
-                    taken += one.take(max_records - len(taken), max_bytes)
-                max_bytes -= before - one.buffered_bytes
+                bytes_before = state.buffered_bytes
+                if not taken or bytes_before:
+                    taken += state.take(max_records - len(taken), max_bytes)
+                max_bytes -= bytes_before - state.buffered_bytes
         if self._prefetch:
             self._prefetcher.start_fetches(FetchLimits(max_bytes=self._max_fetch_bytes))
         return taken
 
     def _raise_new_failure(self) -> None:
+        """Raise what no poll has raised yet; a failure of the group is raised by each poll."""
         if self._closed:
             raise KafkaError("the consumer is closed")
         if self._assignment.failure is not None:
@@ -231,91 +286,125 @@ class GroupConsumer:
                 raise failure
 
     def _raise_lasting_failure(self) -> None:
-        """Nothing comes: say what needs a seek."""
+        """Raise the failure of a partition that needs a seek, for a poll that has no records."""
         for failure in self._prefetcher.failures.values():
             if isinstance(failure, PartitionFailed):
                 raise failure
 
     @property
     def failures(self) -> Mapping[TopicPartition, KafkaError]:
-        """Why some partitions are not read now."""
+        """Return why some partitions are not read now."""
         return self._prefetcher.failures
 
-    def _report_gap(self, tp: TopicPartition, missing: int, found: int) -> None:
-        """Say that Kafka does not have an offset any more, and where it goes on."""
-        who = f"group {self.group}: " if self.group else ""
-        if found > missing:
-            self._counters.missing_records[self._counters.get_label(self.group)] += found - missing
+    def _report_gap(self, tp: TopicPartition, missing: int, next_offset: int) -> None:
+        """Log and count that Kafka no longer has an offset, and inform the caller.
+
+        Args:
+            tp: The partition.
+            missing: The offset that was to be fetched.
+            next_offset: Where reading goes on.
+        """
+        prefix = f"group {self.group}: " if self.group else ""
+        if next_offset > missing:
+            lost = next_offset - missing
+            self._counters.missing_records[self._counters.get_label(self.group)] += lost
             log.warning(
                 "%s%s has no offset %d any more: %d records are lost to it, it goes on at %d",
-                who, tp, missing, found - missing, found,
-            )  # fmt: skip
+                prefix,
+                tp,
+                missing,
+                lost,
+                next_offset,
+            )
         else:
-            log.warning("%s%s has no offset %d; it goes on at %d", who, tp, missing, found)
+            log.warning("%s%s has no offset %d; it goes on at %d", prefix, tp, missing, next_offset)
         if self._on_gap is not None:
-            self._on_gap(tp, missing, found)
+            self._on_gap(tp, missing, next_offset)
 
-    # positions
+    # Positions.
 
     def position(self, tp: TopicPartition) -> int | None:
-        """The offset after what `poll` has returned; None while it is being looked up."""
+        """Return the offset after what `poll` has returned; None while it is being looked up.
+
+        Raises:
+            NotOwned: The partition is not this consumer's (as all methods below).
+        """
         return self._get_state(tp).position
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """The next poll returns records from there on."""
+        """Let the next poll return records from an offset on."""
         self._get_state(tp).seek(offset)
         self._prefetcher.failures.pop(tp, None)
         self._prefetcher.wake()
 
     async def seek_to_beginning(self, tps: Collection[TopicPartition]) -> None:
+        """Seek to the first offset of each log; returns when the positions are known."""
         await self._seek_to_specs(dict.fromkeys(tps, EARLIEST))
 
     async def seek_to_end(self, tps: Collection[TopicPartition]) -> None:
-        """With read_committed: to the last stable offset."""
+        """Seek to the end of each log; with read_committed to the last stable offset."""
         await self._seek_to_specs(dict.fromkeys(tps, LATEST))
 
     async def seek_to_timestamp(self, timestamps: Mapping[TopicPartition, int]) -> None:
-        """To the first record at least as late (milliseconds), or the end where there is none."""
+        """Seek to the first record that is not older than a timestamp, or else to the end.
+
+        Args:
+            timestamps: Milliseconds since 1970 for each partition.
+
+        Raises:
+            BrokerUnavailable: The offsets could not be looked up in time.
+        """
         await self._seek_to_specs(timestamps)
 
     async def _seek_to_specs(self, specs: Mapping[TopicPartition, int]) -> None:
-        """Returns when the positions are known. Raises BrokerUnavailable when they cannot be."""
-        some = [(self._get_state(tp), spec) for tp, spec in specs.items()]
-        for held, spec in some:
-            held.reset(spec)
-            self._prefetcher.failures.pop(held.tp, None)
+        """Look up the positions from their specs, and wait until they are known."""
+        # All states first: if a partition is not ours, no other one must be moved.
+        resets = [(self._get_state(tp), spec) for tp, spec in specs.items()]
+        for state, spec in resets:
+            state.reset(spec)
+            self._prefetcher.failures.pop(state.tp, None)
         try:
             async with asyncio.timeout(SEEK_TIMEOUT_S):
-                await self._prefetcher.wait_for_positions([held for held, _ in some])
+                await self._prefetcher.wait_for_positions([state for state, _ in resets])
         except TimeoutError:
             message = "the offsets to seek to are not known in time"
             raise BrokerUnavailable(message, timeout=True) from None
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """`poll` returns nothing of them until `resume`; they stay owned."""
+        """Return no records of partitions until `resume`; they stay assigned."""
         for tp in tps:
             self._get_state(tp).is_paused = True
 
     def resume(self, tps: Collection[TopicPartition]) -> None:
-        paused = [held for held in map(self._get_state, tps) if held.is_paused]
-        for held in paused:
-            held.is_paused = False
+        """Return records of paused partitions again."""
+        paused = [state for state in map(self._get_state, tps) if state.is_paused]
+        for state in paused:
+            state.is_paused = False
         if paused:
             self._prefetcher.wake()
 
     def _get_state(self, tp: TopicPartition) -> PartitionState:
-        held = self._prefetcher.states.get(tp)
-        if held is None:
+        state = self._prefetcher.states.get(tp)
+        if state is None:
             raise NotOwned(f"{tp} is not this consumer's (any more); see its assignment")
-        return held
+        return state
 
-    # offsets
+    # Offsets.
 
     async def commit(self, offsets: Offsets | None = None) -> None:
-        """These, or the positions of all that is owned and not committed as it is.
+        """Commit offsets for the group.
 
-        Raises NotOwned for partitions that are not the member's (any more), when the rest is
-        committed; AccessDenied, GroupFailed, BrokerUnavailable (30 s without success).
+        Args:
+            offsets: The next offset of each partition; None for the positions of all partitions
+                that differ from what is committed.
+
+        Raises:
+            NotOwned: Some of the given partitions are not the member's (any more). The others are
+                committed.
+            UnknownTopic: The coordinator does not know a topic. The others are committed.
+            AccessDenied: The group or a topic may not be used.
+            GroupFailed: The coordinator refuses for another reason.
+            BrokerUnavailable: It did not succeed within 30 seconds.
         """
         wanted = self._collect_positions() if offsets is None else _normalize_offsets(offsets)
         if not wanted:
@@ -324,26 +413,34 @@ class GroupConsumer:
             await self._assignment.commit(wanted)
         except NotOwned:
             if offsets is not None:
-                raise  # without offsets: what was lost amid the commit is not the caller's any more
+                raise
+            # Without offsets the caller named no partition, so one that was lost during the commit
+            # is no failure.
 
     async def committed(
         self, tps: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What the group has committed; absent where nothing is. Raises as `commit`."""
+        """Return the committed offset of each partition that has one.
+
+        Raises:
+            KafkaError: As `commit`.
+        """
         return await self._assignment.committed(tps)
 
     def _collect_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         return {
-            tp: OffsetAndMetadata(held.position, held.epoch)
-            for tp, held in self._prefetcher.states.items()
-            if held.position is not None and held.position != held.committed
+            tp: OffsetAndMetadata(state.position, state.epoch)
+            for tp, state in self._prefetcher.states.items()
+            if state.position is not None and state.position != state.committed
         }
 
     async def close(self, leave: bool = True) -> None:
-        """The listener's `revoked` is awaited for all that is owned, then the group is left.
+        """Let the listener give up all partitions, leave the group, and end all tasks.
 
-        leave: False: the coordinator is told nothing, and waits for the member until its session
-               is over. A static member says that it comes back (KIP-848), or nothing (classic).
+        Args:
+            leave: False sends the coordinator nothing, which then waits for the member until its
+                session expires. With True a static member says that it comes back (KIP-848), or
+                nothing (classic protocol).
         """
         if self._closed:
             return
@@ -354,6 +451,6 @@ class GroupConsumer:
 
 def _normalize_offsets(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
     return {
-        tp: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one)
-        for tp, one in offsets.items()
+        tp: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+        for tp, offset in offsets.items()
     }

@@ -1,11 +1,12 @@
-"""A member of a consumer group: what its `Membership` decides, done.
+"""Run a member of a consumer group: send what its `GroupMembership` decides on.
 
-One task for each member, and no thread; heartbeats and commits of all members go over one
-connection of each coordinator. What a listener does with partitions that are taken away goes on
-beside the heartbeats, and the coordinator hears that they are free when it is through.
+Each member has one task and no thread. Heartbeats and commits of all members go over one connection
+to each coordinator. Changes of ownership are handled in a second task, one after the other, while
+heartbeats go on: a listener may take time to finish with revoked partitions, and only then is the
+coordinator informed that they are free.
 
-A group that cannot be used, because Kafka refuses the member or the login, is asked for again ever
-more slowly; the cluster's `Outages` say so in the log, and that it is over.
+If the group cannot be used, because Kafka refuses the member or the login, it is tried again with
+growing delays. The cluster's `Outages` log that, and when it is over.
 """
 
 from __future__ import annotations
@@ -44,31 +45,39 @@ from .member_options import MemberOptions, build_request
 
 log = logging.getLogger(__name__)
 
-RETRY_DELAY_S = 0.2  # seconds until what could not be asked is asked again
+RETRY_DELAY_S = 0.2  # seconds before a retry, where no failure says how long to wait
 DENIED_CODES = frozenset({29, 30})  # TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED
-LEAVE_TIMEOUT_S = 2.0  # seconds that a leaving member waits for the coordinator's answer
-RESOLVE_INTERVAL_S = 0.25  # seconds between looks for a topic that only the coordinator knows yet
+LEAVE_TIMEOUT_S = 2.0  # seconds for which a leaving member waits for the coordinator's response
+# Seconds between metadata requests for a topic that so far only the coordinator knows.
+RESOLVE_INTERVAL_S = 0.25
 
 OwnershipChange: TypeAlias = PartitionsAssigned | PartitionsRevoked | PartitionsLost
 
 
 class OwnershipHandler(Protocol):
-    """Who reads what the member owns."""
+    """Define what is informed of the partitions that a member owns: an `Assignment`."""
 
     def on_ownership_changed(self, event: OwnershipChange) -> None:
-        """What changes, at the instant at which it does."""
+        """Take note of a change at once; called without waiting for earlier changes."""
 
     async def apply_ownership_change(self, event: OwnershipChange) -> None:
-        """What is to be done about it; one after the other, in order."""
+        """Do what a change requires. Changes are applied in order, one at a time."""
 
     def on_group_failure(self, failure: KafkaError | None) -> None:
-        """The group cannot be used; None: it can again."""
+        """Take note that the group cannot be used; None means that it can again."""
 
 
 class GroupMember:
-    """One membership, from `subscribe` to `close`.
+    """One member of a group, from `subscribe` to `close`.
 
-    rebalance_timeout: seconds that following one event may take.
+    An `Assignment` creates and owns it. `_run_task` sends at most one request at a time, and
+    `_apply_task` applies the changes of ownership in `_events`. Both call into the state machine,
+    whose methods are synchronous.
+
+    Attributes:
+        name: The name of the group.
+        member: The state machine; None until the coordinator's versions are known.
+        state: The member's state as it was last logged.
     """
 
     def __init__(
@@ -80,6 +89,15 @@ class GroupMember:
         *,
         rebalance_timeout: float,
     ) -> None:
+        """Create a member that joins the group at its first `subscribe`.
+
+        Args:
+            cluster: The cluster.
+            name: The name of the group.
+            handler: Informed of what the member owns.
+            options: The settings of the member.
+            rebalance_timeout: For how many seconds one change of ownership may be applied.
+        """
         self.name = name
         self.member: GroupMembership | None = None
         self.state = MemberState.REBALANCING
@@ -89,13 +107,13 @@ class GroupMember:
         self._rebalance_timeout = rebalance_timeout
         self._topics: Collection[str] = ()
         self._watched_topics: frozenset[str] = frozenset()
-        self._wake = asyncio.Event()
-        self._exchange_done = asyncio.Event()
-        self._events: deque[OwnershipChange] = deque()
-        self._loss_counts: Counter[TopicPartition] = Counter()
+        self._wake = asyncio.Event()  # the member may have a request to send
+        self._exchange_done = asyncio.Event()  # set, and replaced, after each request
+        self._events: deque[OwnershipChange] = deque()  # not applied yet
+        self._loss_counts: Counter[TopicPartition] = Counter()  # how often each was lost
         self._run_task: asyncio.Task[None] | None = None
         self._apply_task: asyncio.Task[None] | None = None
-        self._failure: KafkaError | None = None  # as the owner knows it
+        self._failure: KafkaError | None = None  # as last reported to the handler
         self._denied_backoff = Backoff(RETRY_DELAY_S, random.random)
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
         self._now: Callable[[], float] = asyncio.get_running_loop().time
@@ -103,14 +121,16 @@ class GroupMember:
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
+        """Return the partitions that the member owns now, also those that are being revoked."""
         return self.member.owned if self.member is not None else frozenset()
 
     @property
     def identity(self) -> MemberIdentity:
+        """Return what a commit says about the member."""
         return self.member.identity if self.member is not None else MemberIdentity("", -1)
 
     def subscribe(self, topics: Collection[str]) -> None:
-        """These and no others; the first time it joins the group."""
+        """Subscribe to exactly these topics. The first call joins the group."""
         self._topics = topics
         if self.member is not None:
             self.member.subscribe(topics, self._now())
@@ -119,40 +139,51 @@ class GroupMember:
         self._wake.set()
 
     async def heartbeat_soon(self, timeout_s: float) -> None:
-        """Let the coordinator be asked at once; returns after its answer, or `within` seconds."""
+        """Send a heartbeat as soon as possible, and wait for a response.
+
+        If a request is under way already, its response ends the wait.
+
+        Args:
+            timeout_s: Return after so many seconds in any case.
+        """
         if self.member is None or self.member.state is MemberState.FAILED:
-            return  # it owns nothing, and its next attempt may be a minute away
+            return  # it owns nothing, and its next attempt may be a minute later
         self.member.heartbeat_soon(self._now())
         self._wake.set()
-        turned = self._exchange_done
+        exchange_done = self._exchange_done
         try:
             async with asyncio.timeout(timeout_s):
-                await turned.wait()
+                await exchange_done.wait()
         except TimeoutError:
             pass
 
     async def close(self, leave: bool = True) -> None:
-        """leave: tell the coordinator, so that others need not wait for the session's end."""
+        """End the member's tasks.
+
+        Args:
+            leave: Leave the group, so that the others need not wait until the session expires.
+        """
         tasks = [task for task in (self._run_task, self._apply_task) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._run_task = self._apply_task = None  # their frames point back here
+        self._run_task = self._apply_task = None  # their frames refer to this object: no cycles
         self._unlisten()
         for topic in self._watched_topics:
             self._cluster.metadata.release_watch(topic)
         self._watched_topics = frozenset()
-        ask = self.member.leave(self._now()) if self.member is not None and leave else None
-        if ask is not None:
+        request = self.member.leave(self._now()) if self.member is not None and leave else None
+        if request is not None:
             try:
                 async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                    await self._cluster.coordinators.send(self.name, build_request(ask))
+                    await self._cluster.coordinators.send(self.name, build_request(request))
             except (KafkaError, TimeoutError) as exc:
                 log.warning("group %s: the coordinator did not hear of a leave: %s", self.name, exc)
         if self._failure is not None:
             self._cluster.outages.report_recovery(self._outage_label, "is not used any more")
 
     async def _run(self) -> None:
+        """Be a member until closed, or until the group cannot be used for good."""
         while True:
             try:
                 member = self.member or await self._create_member()
@@ -164,31 +195,32 @@ class GroupMember:
             except Exception:
                 log.exception("group %s: its member failed; it goes on", self.name)
                 await asyncio.sleep(RETRY_DELAY_S)
-        while self._failure is not None:  # for good
+        # The member is closed: the failure is final. Repeat it in the log until `close`.
+        while self._failure is not None:
             self._report_failure(self._failure)
             await asyncio.sleep(REPEAT_INTERVAL_S)
 
-    # what keeps it from being used
+    # Failures.
 
     @property
     def _outage_label(self) -> str:
         return f"group={self.name}"
 
     def _on_request_failed(self, exc: KafkaError) -> float:
-        """Note that nothing was answered, or that there is no way to ask.
+        """Handle that the coordinator did not answer, or cannot be reached.
 
         Returns:
-            The seconds until the next attempt, 0 where nothing is known of that.
+            The seconds until the next attempt; 0 if nothing says how long.
         """
         log.debug("group %s: %s", self.name, exc)
         if isinstance(exc, (AccessDenied, AuthenticationFailed, GroupFailed)):
             self._report_failure(exc)
             return exc.retry_after or self._denied_backoff.next_delay(Cause.DENIED)
-        # A broker that is only away may refuse us when it is back: the last failure stays.
+        # That a broker is away does not end an earlier refusal, so the last failure stays.
         return exc.retry_after or 0.0
 
     def _report_failure(self, failure: KafkaError) -> None:
-        """Say why the group cannot be used, or still cannot."""
+        """Report why the group cannot be used (any longer) to the handler and to the log."""
         self._failure = failure
         self._handler.on_group_failure(failure)
         reason = unwrap_error(failure)
@@ -197,7 +229,7 @@ class GroupMember:
         )
 
     def _report_recovery(self) -> None:
-        """Note that the coordinator lets the member in."""
+        """Report that the coordinator lets the member in, if it was refused before."""
         self._denied_backoff.reset()
         self._handler.on_group_failure(None)
         if self._failure is not None:
@@ -205,45 +237,50 @@ class GroupMember:
             self._cluster.outages.report_recovery(self._outage_label, "can be used again")
 
     async def _create_member(self) -> GroupMembership:
-        link = await self._cluster.coordinators.connect(self.name)
-        member = self._options.create_member(self.name, link.versions)
+        """Create the state machine of the protocol that the coordinator has."""
+        connection = await self._cluster.coordinators.connect(self.name)
+        member = self._options.create_member(self.name, connection.versions)
         member.subscribe(self._topics, self._now())
         self.member = member
         return member
 
     async def _run_once(self, member: GroupMembership) -> None:
+        """Send the next request of the member, or wait until there may be one."""
+        # Cleared before the member is asked: what changes from here on sets it again.
         self._wake.clear()
         self._watch_topics(member)
-        ask = member.next_request(self._now())
-        if ask is None:
+        request = member.next_request(self._now())
+        if request is None:
             await self._wait_until_due(member)
         else:
-            self._apply_events(await self._send_request(member, ask))
+            self._apply_events(await self._send_request(member, request))
             self._exchange_done.set()
             self._exchange_done = asyncio.Event()
 
     async def _send_request(
         self, member: GroupMembership, request: GroupRequest
     ) -> Sequence[MemberEvent]:
+        """Send one request and return the events that its response, or its absence, leads to."""
         try:
-            answer = await self._cluster.coordinators.send(
+            response = await self._cluster.coordinators.send(
                 request.group, build_request(request), max_hold=request.max_hold
             )
         except KafkaError as exc:
             return member.on_no_response(request, self._now(), self._on_request_failed(exc))
-        if answer.error:
-            log.debug("group %s: %s was answered with %s", self.name, request, answer)
-        events = member.on_response(request, answer, self._now())
+        if response.error:
+            log.debug("group %s: %s was answered with %s", self.name, request, response)
+        events = member.on_response(request, response, self._now())
         if member.state is not MemberState.FAILED:
             self._report_recovery()
         return events
 
     async def _wait_until_due(self, member: GroupMembership) -> None:
-        until = member.next_request_at
+        """Wait until the next request is due, `_wake` is set, or metadata should be refreshed."""
+        due_at = member.next_request_at
         if member.has_unknown_topics:
-            until = min(until, self._now() + RESOLVE_INTERVAL_S)
+            due_at = min(due_at, self._now() + RESOLVE_INTERVAL_S)
         try:
-            async with asyncio.timeout_at(until if until < float("inf") else None):
+            async with asyncio.timeout_at(due_at if due_at < float("inf") else None):
                 await self._wake.wait()
         except TimeoutError:
             if member.has_unknown_topics:
@@ -251,6 +288,7 @@ class GroupMember:
                 self._update_topics(member)
 
     def _apply_events(self, events: Sequence[MemberEvent]) -> None:
+        """Act on the events of the state machine, in order."""
         for event in events:
             if isinstance(event, CoordinatorMoved):
                 self._cluster.coordinators.forget(self.name)
@@ -262,6 +300,7 @@ class GroupMember:
         self._log_state_change()
 
     def _on_ownership_changed(self, event: OwnershipChange) -> None:
+        """Inform the handler of a change at once, and queue the change to be applied."""
         if isinstance(event, PartitionsLost):
             self._loss_counts.update(event.tps)
             self._cluster.coordinators.stats.count_lost(self.name, len(event.tps))
@@ -274,6 +313,7 @@ class GroupMember:
             self._apply_task = create_detached_task(self._apply_ownership_changes())
 
     async def _apply_ownership_changes(self) -> None:
+        """Apply the queued changes one after the other, and acknowledge what was given up."""
         while self._events:
             event = self._events.popleft()
             losses = {tp: self._loss_counts[tp] for tp in event.tps}
@@ -281,43 +321,48 @@ class GroupMember:
                 async with asyncio.timeout(self._rebalance_timeout):
                     await self._handler.apply_ownership_change(event)
             except TimeoutError:
-                log.warning("group %s: a listener took too long; it was left", self.name)
+                log.warning("group %s: a listener took too long; it was cancelled", self.name)
             except Exception:
                 log.exception("group %s: a listener failed", self.name)
-            # What was lost meanwhile is not to be acknowledged: it may be revoked a second time.
+            # A partition that was lost meanwhile must not be acknowledged: the member may have got
+            # it again since, and it may be revoked a second time, which is not applied yet.
             kept = frozenset(tp for tp in event.tps if self._loss_counts[tp] == losses[tp])
             if isinstance(event, PartitionsRevoked) and kept and self.member is not None:
                 self._apply_events(self.member.on_released(kept, self._now()))
                 self._wake.set()
 
     def _log_state_change(self) -> None:
-        """Say how the member's state changed."""
+        """Log a change of the member's state, and count how long a rebalance took."""
         if self.member is None or self.member.state is self.state:
             return
-        before, self.state, now = self.state, self.member.state, self._now()
-        took, self._state_since = now - self._state_since, now
+        previous, self.state, now = self.state, self.member.state, self._now()
+        seconds, self._state_since = now - self._state_since, now
         if self.state is MemberState.RUNNING:
-            self._cluster.coordinators.stats.observe_rebalance(self.name, took)
+            self._cluster.coordinators.stats.observe_rebalance(self.name, seconds)
             log.info(
                 "group %s: %s -> RUNNING after %.0f ms with %d partitions",
-                self.name, before.name, took * 1000, len(self.member.owned),
-                extra={"group": self.name, "milliseconds": round(took * 1000)},
-            )  # fmt: skip
+                self.name,
+                previous.name,
+                seconds * 1000,
+                len(self.member.owned),
+                extra={"group": self.name, "milliseconds": round(seconds * 1000)},
+            )
         else:
             extra = {"group": self.name}
-            log.info("group %s: %s -> %s", self.name, before.name, self.state.name, extra=extra)
+            log.info("group %s: %s -> %s", self.name, previous.name, self.state.name, extra=extra)
 
-    # metadata
+    # Metadata.
 
     def _watch_topics(self, member: GroupMembership) -> None:
-        interest = member.needed_topics
-        if interest == self._watched_topics:
+        """Watch the metadata of exactly the topics that the member needs."""
+        needed_topics = member.needed_topics
+        if needed_topics == self._watched_topics:
             return
-        for topic in interest - self._watched_topics:
+        for topic in needed_topics - self._watched_topics:
             self._cluster.metadata.acquire_watch(topic)
-        for topic in self._watched_topics - interest:
+        for topic in self._watched_topics - needed_topics:
             self._cluster.metadata.release_watch(topic)
-        self._watched_topics = interest
+        self._watched_topics = needed_topics
         self._update_topics(member)
 
     def _on_metadata_change(self, change: TopicChange) -> None:
@@ -326,6 +371,7 @@ class GroupMember:
             self._wake.set()
 
     def _update_topics(self, member: GroupMembership) -> None:
+        """Pass what metadata says about the watched topics to the member."""
         known = {name: self._cluster.get_topic(name) for name in self._watched_topics}
         topics = {
             name: TopicInfo(topic.topic_id, len(topic.partitions))
@@ -336,7 +382,7 @@ class GroupMember:
 
 
 def label_cause(failure: KafkaError) -> str:
-    """Return of what kind a failure is, as the log names it."""
+    """Return the kind of a failure, as the log names it."""
     if not isinstance(failure, GroupFailed):
         return cause_from_code(code_from_error(failure))
     return Cause.DENIED if failure.code in DENIED_CODES else f"kafka-error-{failure.code}"

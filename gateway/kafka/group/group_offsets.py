@@ -1,8 +1,8 @@
-"""Offsets of a group: committed, and asked for, until the coordinator has said what is what.
+"""Commit the offsets of a group and look them up, retrying until the coordinator has answered.
 
-Only what the member owns is sent, and looked at again before each attempt: a commit that was
-refused as stale is repeated with the epoch that the next heartbeat brings, without the partitions
-that went with it.
+Only offsets of partitions that the member owns are sent, and ownership is checked again before each
+attempt: a commit that was refused as stale is repeated with the epoch that the next heartbeat
+brings, without the partitions that the same heartbeat took away.
 """
 
 from __future__ import annotations
@@ -30,53 +30,66 @@ from gateway.kafka.protocol.group_messages import (
     OffsetFetchRequest,
 )
 
-COMMIT_TIMEOUT_S = 30.0  # seconds
-_RETRY_DELAYS_S = (0.05, 1.0)  # seconds between attempts, from and to
+COMMIT_TIMEOUT_S = 30.0
+_RETRY_DELAYS_S = (0.05, 1.0)  # the first delay between attempts, and the longest
 
-_COORDINATOR_MOVED_CODES = {
-    14,
-    15,
-    16,
-}  # COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
+# COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
+_COORDINATOR_MOVED_CODES = {14, 15, 16}
 _STALE_MEMBER_CODES = {22, 27, 113}  # ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS, STALE_MEMBER_EPOCH
 _FENCED_MEMBER_CODES = {25, 82, 110}  # UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, FENCED_MEMBER_EPOCH
-_UNKNOWN_TOPIC_CODES = {3, 100, 103}  # the topic is not known yet, or any more
+# UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID: the coordinator does not know
+# the topic yet, or not any more.
+_UNKNOWN_TOPIC_CODES = {3, 100, 103}
 _RETRIABLE_CODES = {7, 88} | _UNKNOWN_TOPIC_CODES  # REQUEST_TIMED_OUT, UNSTABLE_OFFSET_COMMIT
-UNKNOWN_TOPIC_TIMEOUT_S = 2.0  # seconds until a topic that the coordinator does not know is deleted
-_DENIED_CODES = {29, 30}
+UNKNOWN_TOPIC_TIMEOUT_S = 2.0  # after this a topic that the coordinator does not know is deleted
+_DENIED_CODES = {29, 30}  # TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED
 
 
 async def _wait_without_member(timeout_s: float) -> None:
+    """Wait in place of a heartbeat, for consumers without a member."""
     await asyncio.sleep(min(timeout_s, _RETRY_DELAYS_S[0]))
 
 
 class _UnknownTopics:
-    """The topics of one commit that the coordinator does not know, and since when."""
+    """The topics of one commit that the coordinator does not know, and since when.
+
+    A topic that was just created is unknown to some brokers for a moment, a deleted one for good.
+    """
 
     def __init__(self, group: str) -> None:
         self._group = group
         self._since: dict[str, float] = {}  # loop time, by topic
 
     def update(self, topics: Collection[str]) -> None:
-        """Take the topics of the last answer in place of those before."""
+        """Take the unknown topics of the last response in place of the previous ones."""
         now = asyncio.get_running_loop().time()
         self._since = {topic: self._since.get(topic, now) for topic in topics}
 
     def raise_if_expired(self) -> None:
-        """Raise UnknownTopic where each of them has been unknown for long enough."""
+        """Raise UnknownTopic if all topics were unknown for UNKNOWN_TOPIC_TIMEOUT_S.
+
+        There must be one, and `update` must have been called for the last response.
+        """
         now = asyncio.get_running_loop().time()
         if now - max(self._since.values()) >= UNKNOWN_TOPIC_TIMEOUT_S:
             topic = min(self._since)
-            what = f"the coordinator of the group {self._group} knows no topic {topic} (any more)"
-            raise UnknownTopic(f"{what}; its offsets are not committed", topic=topic)
+            reason = f"the coordinator of the group {self._group} knows no topic {topic} (any more)"
+            raise UnknownTopic(f"{reason}; its offsets are not committed", topic=topic)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """Of one group.
+    """The committed offsets of one group, as one consumer reads and writes them.
 
-    identity: of the member, NOBODY for none. owned: what may be committed.
-    hurry:    has the coordinator asked for the member's epoch; returns when it has answered.
+    Owned by an `Assignment`. It has no state.
+
+    Attributes:
+        coordinators: Sends requests to the coordinator of a group.
+        group: The name of the group.
+        get_identity: Returns the identity of the member; NO_MEMBER for a consumer without one.
+        get_owned: Returns the partitions that may be committed; None if any may.
+        heartbeat_soon: Sends a heartbeat, to learn the member's new epoch. Returns after the
+            response, or after the given seconds.
     """
 
     coordinators: Coordinators
@@ -92,87 +105,115 @@ class GroupOffsets:
         *,
         timeout_s: float = COMMIT_TIMEOUT_S,
     ) -> None:
-        """Raises NotOwned for what is not the member's (any more), after the rest is committed;
-        UnknownTopic for topics that the coordinator did not know for `UNKNOWN_TIMEOUT`, also after
-        the rest; AccessDenied, GroupFailed; BrokerUnavailable when `within` seconds were not
-        enough.
+        """Commit offsets.
 
-        A member that gives up a deleted topic commits it first, so the group stands still, and no
-        new topic is read, for as long as that takes.
+        Args:
+            offsets: The next offset of each partition.
+            get_topic_id: Returns the id of a topic; None if it is not known.
+            timeout_s: For how many seconds to repeat what passes.
+
+        Raises:
+            NotOwned: Partitions are not the member's (any more). The others are committed.
+            UnknownTopic: The coordinator did not know topics for UNKNOWN_TOPIC_TIMEOUT_S. The
+                offsets of the others are committed. The time is short because a member that gives
+                up a deleted topic commits it first: until that has ended, the rebalance does not,
+                and nobody reads the topic that may take its place.
+            AccessDenied: The group or a topic may not be used.
+            GroupFailed: The coordinator refuses for another reason.
+            BrokerUnavailable: The coordinator did not answer in time.
         """
-        left = dict(offsets)
-        deadline, lacking = self._compute_deadline(timeout_s), set[TopicPartition]()
-        pause, failure = _RETRY_DELAYS_S[0], BrokerUnavailable("no answer in time", timeout=True)
+        pending = dict(offsets)
+        deadline, not_owned = self._compute_deadline(timeout_s), set[TopicPartition]()
+        delay, failure = _RETRY_DELAYS_S[0], BrokerUnavailable("no answer in time", timeout=True)
         unknown = _UnknownTopics(self.group)
-        while left:
-            lacking |= self._drop_unowned(left)
-            if not left:
+        while pending:
+            not_owned |= self._drop_unowned(pending)
+            if not pending:
                 break
-            request = self._build_commit_request(left, get_topic_id)
+            request = self._build_commit_request(pending, get_topic_id)
             try:
-                answer = await self.coordinators.send(self.group, request)
-                errors = {tp: answer.errors.get(tp, 0) for tp in left}
+                response = await self.coordinators.send(self.group, request)
+                errors = {tp: response.errors.get(tp, 0) for tp in pending}
             except BrokerUnavailable as exc:
-                errors, failure = dict.fromkeys(left, 7), exc
-            left = {tp: one for tp, one in left.items() if errors[tp]}
-            unknown.update({tp.topic for tp in left if errors[tp] in _UNKNOWN_TOPIC_CODES})
-            if left:
-                if {errors[tp] for tp in left} <= _UNKNOWN_TOPIC_CODES:
+                errors, failure = dict.fromkeys(pending, 7), exc  # as REQUEST_TIMED_OUT
+            pending = {tp: offset for tp, offset in pending.items() if errors[tp]}
+            unknown.update({tp.topic for tp in pending if errors[tp] in _UNKNOWN_TOPIC_CODES})
+            if pending:
+                # Only once nothing else is left, so that the other offsets are committed first.
+                if {errors[tp] for tp in pending} <= _UNKNOWN_TOPIC_CODES:
                     unknown.raise_if_expired()
                 await self._prepare_retry(
-                    {errors[tp] for tp in left}, left, deadline, pause, failure
+                    {errors[tp] for tp in pending}, pending, deadline, delay, failure
                 )
-                pause = min(pause * 2, _RETRY_DELAYS_S[1])
-        if lacking:
-            raise NotOwned(f"not this member's (any more): {', '.join(map(str, sorted(lacking)))}")
+                delay = min(delay * 2, _RETRY_DELAYS_S[1])
+        if not_owned:
+            names = ", ".join(map(str, sorted(not_owned)))
+            raise NotOwned(f"not this member's (any more): {names}")
 
     async def committed(
         self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What is committed of them (None: of all partitions); those of which nothing is are
-        absent. Raises as `commit`."""
-        deadline, pause = self._compute_deadline(timeout_s), _RETRY_DELAYS_S[0]
+        """Return the committed offsets.
+
+        Args:
+            tps: The partitions; None for all that the group has committed.
+            timeout_s: For how many seconds to repeat what passes.
+
+        Returns:
+            The offset of each partition that has one.
+
+        Raises:
+            AccessDenied: The group or a topic may not be used.
+            GroupFailed: The coordinator refuses for another reason.
+            BrokerUnavailable: The coordinator did not answer in time.
+        """
+        deadline, delay = self._compute_deadline(timeout_s), _RETRY_DELAYS_S[0]
         failure = BrokerUnavailable("no answer in time", timeout=True)
         while True:
             try:
-                answer = await self.coordinators.send(
+                response = await self.coordinators.send(
                     self.group, OffsetFetchRequest(self.group, tps)
                 )
             except BrokerUnavailable as exc:
-                failure, errors = exc, {7}
+                failure, errors = exc, {7}  # as REQUEST_TIMED_OUT
             else:
-                found = answer.offsets
-                errors = {answer.error} | {e for e in found.values() if isinstance(e, int)}
+                offsets = response.offsets
+                errors = {response.error} | {e for e in offsets.values() if isinstance(e, int)}
                 errors.discard(0)
                 if not errors:
                     return {
-                        tp: one for tp, one in found.items() if isinstance(one, OffsetAndMetadata)
+                        tp: offset
+                        for tp, offset in offsets.items()
+                        if isinstance(offset, OffsetAndMetadata)
                     }
-            await self._prepare_retry(errors, tps or (), deadline, pause, failure)
-            pause = min(pause * 2, _RETRY_DELAYS_S[1])
+            await self._prepare_retry(errors, tps or (), deadline, delay, failure)
+            delay = min(delay * 2, _RETRY_DELAYS_S[1])
 
     def _build_commit_request(
         self,
         pending: Mapping[TopicPartition, OffsetAndMetadata],
         get_topic_id: Callable[[str], UUID | None],
     ) -> OffsetCommitRequest:
-        known = {
-            topic: id
+        topic_ids = {
+            topic: topic_id
             for topic in {tp.topic for tp in pending}
-            if (id := get_topic_id(topic)) is not None
+            if (topic_id := get_topic_id(topic)) is not None
         }
-        return OffsetCommitRequest(self.group, dict(pending), self.get_identity(), known)
+        return OffsetCommitRequest(self.group, dict(pending), self.get_identity(), topic_ids)
 
     def _drop_unowned(
         self, pending: dict[TopicPartition, OffsetAndMetadata]
     ) -> set[TopicPartition]:
-        """What is not owned must not be sent: another member may have got further."""
+        """Remove the partitions that are not owned, and return them.
+
+        Their offsets must not be sent, as another member may have committed later ones.
+        """
         if self.get_owned is None:
             return set()
-        lacking = pending.keys() - set(self.get_owned())
-        for tp in lacking:
+        not_owned = pending.keys() - set(self.get_owned())
+        for tp in not_owned:
             del pending[tp]
-        return lacking
+        return not_owned
 
     async def _prepare_retry(
         self,
@@ -182,22 +223,32 @@ class GroupOffsets:
         delay: float,
         failure: KafkaError,
     ) -> None:
-        """Do what may help before the next attempt; raise where nothing does."""
+        """Wait and prepare for the next attempt, or raise if none can succeed.
+
+        Args:
+            errors: The error codes of the last attempt.
+            tps: The partitions that it was for.
+            deadline: When to give up, in seconds of the event loop's clock.
+            delay: How many seconds to wait, unless a heartbeat is waited for.
+            failure: What to raise at the deadline.
+        """
         errors, names = set(errors), ", ".join(map(str, sorted(tps)))
         now = asyncio.get_running_loop().time()
         if errors & _FENCED_MEMBER_CODES:
+            # The heartbeat lets the member learn at once that it was fenced, and join again.
             await self.heartbeat_soon(0.0)
             raise NotOwned(f"the group {self.group} went on without this member; {names} are lost")
         if errors & _DENIED_CODES:
             raise AccessDenied(f"the gateway may not read {names} with the group {self.group}")
-        if hopeless := errors - _COORDINATOR_MOVED_CODES - _STALE_MEMBER_CODES - _RETRIABLE_CODES:
-            code = min(hopeless)
+        if fatal := errors - _COORDINATOR_MOVED_CODES - _STALE_MEMBER_CODES - _RETRIABLE_CODES:
+            code = min(fatal)
             message = f"offsets of {names} in the group {self.group}: error {code}"
             raise GroupFailed(message, group=self.group, code=code)
         if now >= deadline:
             raise failure
         if errors & _COORDINATOR_MOVED_CODES:
             self.coordinators.forget(self.group)
+        # A stale epoch is cured by the heartbeat that brings the new one, and by nothing else.
         if errors & _STALE_MEMBER_CODES:
             await self.heartbeat_soon(deadline - now)
         else:

@@ -1,6 +1,6 @@
-"""Which of the two group protocols a member speaks, and the requests of both.
+"""Choose the group protocol that a member speaks, and build the requests of both protocols.
 
-`auto` takes KIP-848 where the coordinator has it (api 68, Kafka 4.0), else the classic one.
+`auto` takes KIP-848 if the coordinator has it (API key 68, Kafka 4.0), else the classic protocol.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from gateway.kafka.protocol.requests import KafkaRequest
 
 ProtocolName = Literal["auto", "consumer", "classic"]
 UNSUPPORTED_VERSION = 35
-MAX_HEARTBEAT_INTERVAL_S = 3.0  # seconds, or a third of the session timeout; as Java's consumer
+# Of the classic protocol; a third of the session timeout if that is less. As Java's consumer.
+MAX_HEARTBEAT_INTERVAL_S = 3.0
 
 _REQUEST_TYPES: Mapping[type[GroupRequest], Callable[[Any], KafkaRequest[Any]]] = {
     **group_messages.REQUEST_CLASSES,
@@ -33,10 +34,16 @@ _REQUEST_TYPES: Mapping[type[GroupRequest], Callable[[Any], KafkaRequest[Any]]] 
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """What a member is made with. Times in seconds.
+    """The settings of a group member. Times are in seconds.
 
-    heartbeat_interval: the longest; with KIP-848 the broker may want it shorter. None: the
-                        protocol's own. session_timeout: with KIP-848 it is the broker's.
+    Attributes:
+        protocol: `consumer` is KIP-848; `auto` takes it if the coordinator has it.
+        instance_id: Makes the member a static one (KIP-345); None for a dynamic one.
+        session_timeout: How long a silent member keeps its partitions. With KIP-848 the broker
+            decides that instead.
+        heartbeat_interval: The longest time between heartbeats; None for the protocol's own. With
+            KIP-848 the broker may want a shorter one.
+        rebalance_timeout: How long a member may take to give partitions up.
     """
 
     protocol: ProtocolName = "auto"
@@ -46,9 +53,17 @@ class MemberOptions:
     rebalance_timeout: float = 60.0
 
     def create_member(self, group: str, versions: Mapping[int, tuple[int, int]]) -> GroupMembership:
-        """For a coordinator that speaks these apis. Raises GroupFailed where it cannot."""
-        speaks = ConsumerGroupHeartbeatRequest.API_KEY in versions
-        if self.protocol == "classic" or (self.protocol == "auto" and not speaks):
+        """Create the state machine of a member.
+
+        Args:
+            group: The name of the group.
+            versions: The lowest and highest version of each API key that the coordinator has.
+
+        Raises:
+            GroupFailed: KIP-848 is required, and the coordinator does not have it.
+        """
+        has_kip_848 = ConsumerGroupHeartbeatRequest.API_KEY in versions
+        if self.protocol == "classic" or (self.protocol == "auto" and not has_kip_848):
             return ClassicMember(
                 group,
                 session_timeout=self.session_timeout,
@@ -58,7 +73,7 @@ class MemberOptions:
                 random=random.random,
                 instance_id=self.instance_id,
             )
-        if speaks:
+        if has_kip_848:
             return ConsumerMember(
                 group,
                 _generate_member_id(),
@@ -75,10 +90,10 @@ class MemberOptions:
 
 
 def build_request(message: GroupRequest) -> KafkaRequest[Any]:
-    """The request of an ask; its answer is the core's."""
+    """Return the message that carries a request of the core; its response is one of the core."""
     return _REQUEST_TYPES[type(message)](message)
 
 
 def _generate_member_id() -> str:
-    """As Kafka writes UUIDs."""
+    """Return a random UUID as Kafka writes them; in KIP-848 the member chooses its id."""
     return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()

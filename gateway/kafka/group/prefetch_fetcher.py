@@ -1,9 +1,12 @@
-"""Fetches for one consumer: what it holds, from whoever leads it, ahead of what it takes.
+"""Fetch the partitions of one consumer ahead of what its polls return.
 
-A fetch goes over a spare connection, because the broker holds it back while it has nothing. What
-is under way goes on when nobody waits for it any more (the caller went away), and what it brings is
-kept for the next poll: nothing is dropped. A partition that comes while a fetch of its broker is
-held back does not wait for that: it gets one of its own.
+A fetch goes over a spare connection, because the broker holds it back while it has no records. A
+request goes on when nobody waits for it any more (the caller was cancelled), and what it brings is
+kept for the next poll, so that nothing is fetched in vain. A partition that is added while a fetch
+from its broker is held back does not wait for that one: it gets a fetch of its own.
+
+A response is used only if the partition's `lineage` is still the one of the request: a seek, or
+another assignment of the partition, makes it useless.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from gateway.core.log.recovery import (
 )
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.offsets import OffsetAndTimestamp, code_from_error
+from gateway.kafka.client.offsets import READ_COMMITTED, OffsetAndTimestamp, code_from_error
 from gateway.kafka.fetch.batches import BULK_SLICE_RECORDS, iter_slices
 from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
 from gateway.kafka.fetch.fetch import fetch_on_connection
@@ -36,20 +39,23 @@ from gateway.telemetry.log_context import create_detached_task
 
 log = logging.getLogger(__name__)
 
-OUT_OF_RANGE = 1
-REPLICA_LEASE_S = (
-    300.0  # seconds that a nearer replica is read from until the leader is asked again
-)
-MAX_CORRUPT_TRIES = 3  # of a batch that makes no sense
-MAX_EXPANSION = 16  # times what one fetch may bring: kept of it, once decompressed
-LEADERLESS_RETRY_S = (
-    0.25  # seconds until metadata is looked at again for a partition without a leader
-)
+OUT_OF_RANGE = 1  # OFFSET_OUT_OF_RANGE
+REPLICA_LEASE_S = 300.0  # seconds for which a nearer replica is read (KIP-392)
+MAX_CORRUPT_TRIES = 3  # fetches of a damaged batch before the partition is stopped
+# What is kept of one fetch once it is decompressed: this many times `partition_bytes`.
+MAX_EXPANSION = 16
+LEADERLESS_RETRY_S = 0.25  # seconds between looks at metadata for a partition without a leader
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """What the next fetches may bring and take. max_wait in seconds."""
+    """The limits of the next fetches.
+
+    Attributes:
+        max_wait: For how many seconds a broker may wait for records.
+        min_bytes: A broker waits until it has this many bytes.
+        max_bytes: The most bytes of one response.
+    """
 
     max_wait: float = 0.5
     min_bytes: int = 1
@@ -58,13 +64,26 @@ class FetchLimits:
 
 @dataclass(slots=True, eq=False)
 class PrefetchFetcher:
-    """`held` is what there is to fetch: change it, and `wake`.
+    """The fetches of one consumer, which creates and owns it.
 
-    reset:    LATEST or EARLIEST, where a partition without a position begins; None: nowhere.
-    gone:     the same where Kafka does not have the offset to go on from.
-    on_gap:   called with a partition, the offset that Kafka does not have, and where it goes on.
-    follows:  a topic that was made anew is read from its start; otherwise whoever assigns says.
-    failures: what the caller must hear of, by partition; forgotten with a seek.
+    `states` says what to fetch: after changing a state, call `wake`. Between calls at most one
+    request counts for each partition: its task is the state's `in_flight`.
+
+    Attributes:
+        cluster: The cluster.
+        isolation: READ_COMMITTED or READ_UNCOMMITTED.
+        partition_bytes: The most bytes of one partition in one response; half of it is the amount
+            of buffered records below which the next fetch is sent.
+        offset_reset: Where a partition without a position starts: LATEST or EARLIEST. None stops it
+            with a failure.
+        out_of_range_reset: The same, if Kafka no longer has the offset to go on from.
+        on_gap: Called with a partition, the offset that Kafka does not have, and where reading goes
+            on.
+        follows_recreated: Read a topic that was created again from its start. False leaves that to
+            `Assignment`, which learns of it by a new assignment.
+        states: The partitions that may be read.
+        failures: What a poll must raise, by partition. A seek removes it.
+        changed: Set when something happened that a waiting poll must look at.
     """
 
     cluster: Cluster
@@ -82,28 +101,35 @@ class PrefetchFetcher:
 
     @property
     def is_busy(self) -> bool:
-        """Something is under way."""
+        """Return whether a request is under way."""
         return bool(self._tasks)
 
     def add_partition(self, tp: TopicPartition) -> PartitionState:
-        """Anew, with no position yet."""
+        """Add a partition without a position, in place of an earlier state of it."""
         topic = self.cluster.get_topic(tp.topic)
         backoff = Backoff(max_delay=1.0, random=random.random)
-        held = self.states[tp] = PartitionState(tp, backoff, topic.topic_id if topic else None)
+        state = self.states[tp] = PartitionState(tp, backoff, topic.topic_id if topic else None)
         self.failures.pop(tp, None)
         self.changed.set()
-        return held
+        return state
 
     def remove_partition(self, tp: TopicPartition) -> None:
+        """Drop a partition with the records that were fetched ahead."""
         self.states.pop(tp, None)
         self.failures.pop(tp, None)
 
     def wake(self) -> None:
+        """Let a waiting poll look at the states again."""
         self.changed.set()
 
     def reset_position(self, state: PartitionState, spec: int | None) -> None:
-        """It has no position: find the one that the spec means, or with None say that there is
-        none."""
+        """Look up where to go on, for a partition without a usable position.
+
+        Args:
+            state: The partition.
+            spec: LATEST, EARLIEST or milliseconds since 1970; None stops the partition with a
+                failure.
+        """
         if spec is not None:
             state.reset(spec)
         else:
@@ -113,48 +139,62 @@ class PrefetchFetcher:
         self.changed.set()
 
     def start_fetches(self, limits: FetchLimits | None) -> float:
-        """Ask for all that is due, and for nothing twice; None: for positions alone.
+        """Request what is due for each partition that has no request under way.
 
-        Loop time of the next that will be due.
+        Args:
+            limits: The limits of the fetches; None looks up positions only.
+
+        Returns:
+            When the next partition becomes due, in seconds of the event loop's clock; infinity if
+            none has a delay.
         """
-        now, again = asyncio.get_running_loop().time(), float("inf")
+        now, next_due = asyncio.get_running_loop().time(), float("inf")
         fetches: dict[int, list[PartitionState]] = {}
         lists: list[PartitionState] = []
-        for held in self.states.values():
-            if not held.is_readable:
+        for state in self.states.values():
+            if not state.is_readable:
                 continue
-            if held.in_flight is not None:
-                if limits is None or held.min_bytes <= limits.min_bytes:
+            if state.in_flight is not None:
+                if limits is None or state.min_bytes <= limits.min_bytes:
                     continue
-                held.discard_in_flight()  # who asked for so much has gone
-            if held.retry_at > now:
-                again = min(again, held.retry_at)
-            elif (node := self._choose_node(held, now)) is None:
-                again = min(again, now + LEADERLESS_RETRY_S)
-            elif held.offset_spec is not None:
-                lists.append(held)
-            elif limits is not None and held.position is not None and self._should_fetch(held):
-                fetches.setdefault(node, []).append(held)
+                # The broker waits for more bytes than this poll wants: an earlier poll asked for
+                # more. That response is ignored, and the fetch is repeated with the lower limit.
+                state.discard_in_flight()
+            if state.retry_at > now:
+                next_due = min(next_due, state.retry_at)
+            elif (node := self._choose_node(state, now)) is None:
+                next_due = min(next_due, now + LEADERLESS_RETRY_S)
+            elif state.offset_spec is not None:
+                lists.append(state)
+            elif limits is not None and state.position is not None and self._should_fetch(state):
+                fetches.setdefault(node, []).append(state)
         if lists:
             self._start_request(self._list_offsets(lists), lists)
-        for node, some in fetches.items():
+        for node, states in fetches.items():
             assert limits is not None
-            # as of now: until the task begins one of them may be sought, and fetched by another
-            wants = {held: (self._build_want(held), held.lineage) for held in some}
-            self._start_request(self._fetch(node, wants, limits), some, limits.min_bytes)
-        return again
+            # Built now and not in the task: before that starts, a seek may change a position, and
+            # another task may then fetch the partition.
+            wants = {state: (self._build_want(state), state.lineage) for state in states}
+            self._start_request(self._fetch(node, wants, limits), states, limits.min_bytes)
+        return next_due
 
     async def wait_for_positions(self, states: Collection[PartitionState]) -> None:
-        """Return when each of them has a position, was told of, or is held no more."""
-        while any(h.offset_spec is not None and self.states.get(h.tp) is h for h in states):
+        """Wait until each partition has a position, was stopped, or is not assigned any more."""
+        while any(
+            state.offset_spec is not None and self.states.get(state.tp) is state for state in states
+        ):
             self.start_fetches(None)
             if self._tasks:
-                first = asyncio.FIRST_COMPLETED
-                await asyncio.wait(self._tasks, timeout=LEADERLESS_RETRY_S, return_when=first)
+                await asyncio.wait(
+                    self._tasks,
+                    timeout=LEADERLESS_RETRY_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
             else:
                 await asyncio.sleep(LEADERLESS_RETRY_S)
 
     async def close(self) -> None:
+        """Drop all partitions, and end all requests."""
         self.states.clear()
         tasks = [*self._tasks, *([self._refresh_task] if self._refresh_task else [])]
         for task in tasks:
@@ -162,12 +202,16 @@ class PrefetchFetcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _should_fetch(self, state: PartitionState) -> bool:
+        """Return whether the records of a partition run low, and what follows may be fetched."""
         return state.buffered_bytes < self.partition_bytes // 2 and not (
             state.is_drained and state.records
         )
 
     def _choose_node(self, state: PartitionState, now: float) -> int | None:
-        """Whom to ask for it now."""
+        """Return the broker to ask about a partition; None if there is none now.
+
+        It also notices a topic that was created again.
+        """
         topic = self.cluster.get_topic(state.tp.topic)
         if topic is None or topic.error:
             return None
@@ -175,7 +219,7 @@ class PrefetchFetcher:
             if state.topic_id is not None and not self.follows_recreated:
                 return None
             if state.topic_id is not None:
-                log.warning("%s was made anew; it is read from its start", state.tp)
+                log.warning("%s was created again; it is read from its start", state.tp)
                 state.reset(EARLIEST)
             state.topic_id = topic.topic_id
         if (
@@ -188,52 +232,57 @@ class PrefetchFetcher:
         return leader[0] if leader is not None else None
 
     def _start_request(
-        self, work: Coroutine[Any, Any, None], states: list[PartitionState], min_bytes: int = 0
+        self, request: Coroutine[Any, Any, None], states: list[PartitionState], min_bytes: int = 0
     ) -> None:
-        task = create_detached_task(work)
-        for held in states:
-            held.in_flight, held.min_bytes = task, min_bytes
+        """Run a request in a task, as the `in_flight` of its partitions."""
+        task = create_detached_task(request)
+        for state in states:
+            state.in_flight, state.min_bytes = task, min_bytes
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._on_request_done(done, states))
 
     def _on_request_done(self, task: asyncio.Task[None], states: list[PartitionState]) -> None:
+        """Free the partitions of a request, unless another one is under way for them by now."""
         self._tasks.discard(task)
-        for held in states:
-            if held.in_flight is task:
-                held.in_flight = None
+        for state in states:
+            if state.in_flight is task:
+                state.in_flight = None
         self.changed.set()
         if not task.cancelled() and task.exception() is not None:
             now = asyncio.get_running_loop().time()
-            for held in states:
-                held.back_off(Cause.UNEXPECTED, now)
+            for state in states:
+                state.back_off(Cause.UNEXPECTED, now)
             log.error("fetching failed unexpectedly", exc_info=task.exception())
 
-    # where to start
+    # Where to start.
 
     async def _list_offsets(self, states: list[PartitionState]) -> None:
-        asked = {held.tp: (held, held.offset_spec, held.lineage) for held in states}
-        specs = {tp: spec for tp, (_, spec, _) in asked.items() if spec is not None}
-        answers = await self.cluster.list_offsets(specs, self.isolation)
+        """Look up the positions of partitions from their `offset_spec`."""
+        lookups = {state.tp: (state, state.offset_spec, state.lineage) for state in states}
+        specs = {tp: spec for tp, (_, spec, _) in lookups.items() if spec is not None}
+        results = await self.cluster.list_offsets(specs, self.isolation)
         ends = [
             tp
-            for tp, found in answers.items()
-            if isinstance(found, OffsetAndTimestamp) and found.offset < 0
+            for tp, result in results.items()
+            if isinstance(result, OffsetAndTimestamp) and result.offset < 0
         ]
-        if ends:  # no record is that late: the end
-            answers |= await self.cluster.list_offsets(dict.fromkeys(ends, -1), self.isolation)
-        for tp, found in answers.items():
-            held, _, lineage = asked[tp]
-            if held.lineage != lineage:
+        if ends:  # no record is as young as the timestamp: start at the end
+            results |= await self.cluster.list_offsets(dict.fromkeys(ends, -1), self.isolation)
+        for tp, result in results.items():
+            state, _, lineage = lookups[tp]
+            if state.lineage != lineage:
                 continue
-            if isinstance(found, OffsetAndTimestamp):
-                missing = held.missing_offset
-                held.seek(found.offset, found.epoch if specs[tp] == -1 else -1)
+            if isinstance(result, OffsetAndTimestamp):
+                missing = state.missing_offset  # read before `seek` clears it
+                # Only at the end of the log the epoch is that of the record before the position,
+                # which the next fetch lets the leader compare.
+                state.seek(result.offset, result.epoch if specs[tp] == -1 else -1)
                 if missing is not None:
-                    self.on_gap(tp, missing, found.offset)
+                    self.on_gap(tp, missing, result.offset)
             else:
-                self._delay_partition(held, cause_from_code(found))
+                self._delay_partition(state, cause_from_code(result))
 
-    # fetches
+    # Fetches.
 
     async def _fetch(
         self,
@@ -241,14 +290,20 @@ class PrefetchFetcher:
         wants: Mapping[PartitionState, tuple[FetchTarget, int]],
         limits: FetchLimits,
     ) -> None:
-        """wants: with the lineage of each."""
+        """Fetch from one broker and keep what comes.
+
+        Args:
+            node: The id of the broker.
+            wants: What to fetch of each partition, and its lineage at the time.
+            limits: The limits of the fetch.
+        """
         connections = self.cluster.connections
         try:
-            async with connections.borrow_spare(node) as link:
-                answers = await fetch_on_connection(
+            async with connections.borrow_spare(node) as connection:
+                responses = await fetch_on_connection(
                     connections,
-                    link,
-                    {held.tp: want for held, (want, _) in wants.items()},
+                    connection,
+                    {state.tp: want for state, (want, _) in wants.items()},
                     max_wait=limits.max_wait,
                     min_bytes=limits.min_bytes,
                     max_bytes=limits.max_bytes,
@@ -257,15 +312,15 @@ class PrefetchFetcher:
                 )
         except KafkaError as exc:
             self._on_fetch_failed(
-                [held for held, (_, asked) in wants.items() if held.lineage == asked], exc
+                [state for state, (_, lineage) in wants.items() if state.lineage == lineage], exc
             )
             return
-        for held, (_, lineage) in wants.items():
-            fetched = answers.get(held.tp)
-            if fetched is None or held.lineage != lineage:
+        for state, (_, lineage) in wants.items():
+            fetched = responses.get(state.tp)
+            if fetched is None or state.lineage != lineage:
                 continue
-            if self.states.get(held.tp) is held:
-                self._on_partition_response(held, fetched, node)
+            if self.states.get(state.tp) is state:
+                self._on_partition_response(state, fetched, node)
 
     def _build_want(self, state: PartitionState) -> FetchTarget:
         leader = self.cluster.leader_for_partition(state.tp)
@@ -275,16 +330,18 @@ class PrefetchFetcher:
         )
 
     def _on_fetch_failed(self, states: list[PartitionState], exc: KafkaError) -> None:
+        """Delay the partitions of a fetch that failed as a whole."""
         now = asyncio.get_running_loop().time()
-        least = exc.retry_after or 0.0 if isinstance(exc, BrokerUnavailable) else 0.0
-        for held in states:
-            held.back_off(cause_from_code(code_from_error(exc)), now, least)
+        min_delay = exc.retry_after or 0.0 if isinstance(exc, BrokerUnavailable) else 0.0
+        for state in states:
+            state.back_off(cause_from_code(code_from_error(exc)), now, min_delay)
         self._start_refresh(str(exc))
 
     def _on_partition_response(
         self, state: PartitionState, fetched: FetchedPartition, node: int
     ) -> None:
-        if fetched.current_leader is not None:
+        """Handle what a fetch brought for one partition."""
+        if fetched.current_leader is not None:  # comes with NOT_LEADER (KIP-951)
             self.cluster.metadata.update_leader(state.tp, *fetched.current_leader)
         if fetched.error_code:
             self._on_partition_error(state, fetched.error_code)
@@ -293,6 +350,7 @@ class PrefetchFetcher:
             log.warning("%s was truncated to %s by an unclean election", state.tp, end)
             state.seek(min(end, state.fetch_offset), epoch)
         elif fetched.preferred_replica not in (-1, node):
+            # The leader names a nearer replica and sends no records (KIP-392).
             now = asyncio.get_running_loop().time()
             state.preferred_replica, state.preferred_replica_until = (
                 fetched.preferred_replica,
@@ -302,12 +360,13 @@ class PrefetchFetcher:
             self._decode_records(state, fetched)
 
     def _decode_records(self, state: PartitionState, fetched: FetchedPartition) -> None:
+        """Decode the first slice now, and the rest in a task."""
         decoding = RecordSetDecoder(
             state.tp,
             fetched.records,
             state.fetch_offset,
             aborted=fetched.aborted_transactions,
-            read_committed=self.isolation == 1,
+            read_committed=self.isolation == READ_COMMITTED,
             high_watermark=fetched.high_watermark,
         )
         if not decoding.is_large:
@@ -318,26 +377,31 @@ class PrefetchFetcher:
     async def _decode_rest(
         self, state: PartitionState, decoding: RecordSetDecoder, lineage: int
     ) -> None:
-        """What is too much to be kept is fetched again, once there is room."""
+        """Decode the rest of a response, up to MAX_EXPANSION times `partition_bytes`.
+
+        What is beyond that is dropped, and is fetched again when the buffered records run low.
+        """
         async with aclosing(
             iter_slices(decoding, self.cluster.inflation, BULK_SLICE_RECORDS)
-        ) as some:
-            async for got in some:
+        ) as slices:
+            async for decoded in slices:
                 if self.states.get(state.tp) is not state or state.lineage != lineage:
                     return
-                self._buffer_slice(state, got)
+                self._buffer_slice(state, decoded)
                 self.changed.set()
                 if state.buffered_bytes >= MAX_EXPANSION * self.partition_bytes:
                     return
                 await asyncio.sleep(0)
 
     def _buffer_slice(self, state: PartitionState, decoded: DecodedSlice) -> None:
+        """Keep the records of a slice. Gaps are logged, as polls return records only."""
         tp, offset = state.tp, state.fetch_offset
         for entry in decoded.entries:
             if isinstance(entry, Gap):
                 log.error(
                     "%s is damaged from %s to %s; passed over", tp, entry.offset, entry.next_offset
                 )
+        # The length of the first batch makes no sense: it may have been damaged on its way.
         if decoded.error is not None and decoded.next_offset == offset:
             state.failures += 1
             state.back_off(Cause.CORRUPT, asyncio.get_running_loop().time())
@@ -348,20 +412,22 @@ class PrefetchFetcher:
         self.failures.pop(tp, None)
 
     def _on_partition_error(self, state: PartitionState, code: int) -> None:
-        if (
-            state.preferred_replica is not None
-        ):  # a replica's word counts for nothing: ask the leader
+        """Handle the error code of one partition in the response to a fetch."""
+        # A follower may be behind, so its errors prove nothing: ask the leader first.
+        if state.preferred_replica is not None:
             state.preferred_replica = None
         elif code == OUT_OF_RANGE and state.records:
+            # A reset would drop the buffered records: first let polls return them.
             state.is_drained = True
         elif code == OUT_OF_RANGE:
-            missing = state.fetch_offset
+            missing = state.fetch_offset  # read before `reset` clears it
             self.reset_position(state, self.out_of_range_reset)
             state.missing_offset = missing
         else:
             self._delay_partition(state, cause_from_code(code))
 
     def _delay_partition(self, state: PartitionState, cause: Cause) -> None:
+        """Delay the next request of a partition, and do what its cause calls for."""
         state.back_off(cause, asyncio.get_running_loop().time())
         if RECOVERY_RULES[cause].action is RecoveryAction.REPORT:
             self.failures[state.tp] = AccessDenied(
@@ -375,6 +441,7 @@ class PrefetchFetcher:
             self._start_refresh(f"{state.tp}: {cause}")
 
     def _stop_partition(self, state: PartitionState, detail: str, code: int = OUT_OF_RANGE) -> None:
+        """Read nothing more of a partition until a seek; polls raise the failure."""
         state.is_stopped = True
         topic, partition = state.tp
         self.failures[state.tp] = PartitionFailed(
@@ -382,6 +449,7 @@ class PrefetchFetcher:
         )
 
     def _start_refresh(self, reason: str) -> None:
+        """Ask for metadata, unless that is under way already."""
         if self._refresh_task is None or self._refresh_task.done():
             self._refresh_task = create_detached_task(self._refresh_metadata(reason))
 
