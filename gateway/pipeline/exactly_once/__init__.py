@@ -1,8 +1,14 @@
-"""Rows of a query into Kafka, each exactly once for readers of committed records.
+"""Write the rows of a query to Kafka, each exactly once for readers of committed records.
 
-`plan` has the rules, `ledger` what is remembered in Kafka, `producers` what workers keep, `task`
-what they do, `writer` what the driver does. `gaps` tells what retention took of the input, `side`
-writes late and undecodable records.
+The jobs call `ExactlyOnceWriter` from Spark's `foreachBatch`. Start reading in `plan`, which has
+the rules without I/O. `ledger` stores in Kafka which batches were written, `producers` keeps
+transactional producers in the Python workers, `task` is what a worker does with its rows, and
+`writer` is what the driver does. `large_rows` builds the dead letters of rows that their topic
+refuses.
+
+`side_outputs` writes what a job reports beside its rows: `gaps` the offsets that it did not read,
+`side_output` the late and the undecodable records. `recreated_topics` notices that an input topic
+was deleted and created again.
 """
 
 from __future__ import annotations

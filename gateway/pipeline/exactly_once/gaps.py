@@ -1,13 +1,13 @@
-"""What retention took before a job had read it: told once, in `<output>.gaps`.
+"""Report records that retention deleted before a job read them, each gap once, in `<output>.gaps`.
 
-A query goes on where its checkpoint says. Where the log begins later by now, the records between
-are gone, and Spark (failOnDataLoss=false) says nothing. So the two are compared before the query
-starts, when the range of a batch that is run again counts as unread, and before each batch. What
-is taken while a batch reads is not seen.
+A query goes on at the offsets of its checkpoint. If the log begins later by now, the records in
+between are gone, and Spark (with failOnDataLoss=false) does not report that. So the offsets are
+compared with the log starts before every batch, also before one that is repeated, whose whole range
+counts as unread. Records that are deleted while a batch reads are not noticed.
 
-A gap record and how far has been told of its partition go out in one transaction, under a key of
-the ledger of its own: a crash between finding and telling tells it at the next start, and nobody
-tells it twice. Some records of a gap may have been written before, by a batch that was interrupted.
+A gap record is written in one transaction with a ledger entry that says up to where the gaps of its
+partition have been reported. So after a crash the next start reports the gap, and no gap is
+reported twice. Some records of a gap may have been processed by a batch that was interrupted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,17 @@ from .producers import LedgerProducer
 
 log = logging.getLogger(__name__)
 
+# Offsets by topic and partition.
 PartitionOffsets = Mapping[tuple[str, int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class InputGap:
-    """Offsets [start, end) of a partition; where its topic was made anew, it ends at the begin."""
+    """Offsets of a partition that a job did not read, from `start` to before `end`.
+
+    If the topic was recreated, `end` is 0, where the new log begins, and `start` is where the old
+    log would have been read next.
+    """
 
     topic: str
     partition: int
@@ -40,17 +45,23 @@ class InputGap:
     end: int
 
     def build_record(self, job: str) -> dict[str, Any]:
-        """The value of a gap record."""
-        found = {"topic": self.topic, "partition": self.partition}
+        """Return the value of a gap record, without the input's name."""
+        origin = {"topic": self.topic, "partition": self.partition}
         reason = "retention" if self.start < self.end else "recreated"
-        return found | {"from": self.start, "to": self.end, "reason": reason, "job": job}
+        return origin | {"from": self.start, "to": self.end, "reason": reason, "job": job}
 
 
 def find_gaps(
     positions: PartitionOffsets, starts: PartitionOffsets, reported_ends: PartitionOffsets
 ) -> list[InputGap]:
-    """The gaps that are to be told. following: what is read next; starts: where logs begin; told:
-    how far gaps were told before. A partition that is gone has no start: it is no gap."""
+    """Return the gaps that have not been reported.
+
+    Args:
+        positions: The next offset to be read of each partition.
+        starts: Where the logs begin. A partition without a start does not exist any more, and has
+            no gap.
+        reported_ends: Up to which offset gaps were reported before.
+    """
     gaps = []
     for (topic, partition), offset in sorted(positions.items()):
         end = starts.get((topic, partition), 0)
@@ -61,12 +72,9 @@ def find_gaps(
 
 
 class GapReporter:
-    """Of one input.
+    """Find and report the gaps of one input of a job.
 
-    query: as of `Writer`. name: of the input; it is told, and keys of the ledger have it, as two
-    inputs of a job may read one topic, or topics of one name in two clusters. topic: of the gap
-    records. read: librdkafka's properties of the input's cluster. timeout: s, of transactions.
-    ensure: makes the topic, before the first of them is told.
+    `SideOutputs` creates one for each input, closes it, and calls it before every batch.
     """
 
     def __init__(
@@ -81,6 +89,21 @@ class GapReporter:
         timeout_s: float,
         ensure_topic: Callable[[], None] = lambda: None,
     ) -> None:
+        """Open a consumer of the input's cluster.
+
+        Args:
+            job: The name of the job.
+            query_id: The id of the checkpoint, by which the ledger has its keys.
+            input_name: The name of the input in the job. It is part of the gap records and of the
+                ledger's keys, as two inputs of a job may read one topic, or topics of the same
+                name in two clusters.
+            gap_topic: The topic of the gap records.
+            ledger: The ledger of the output.
+            input_config: librdkafka's properties of the input's cluster.
+            timeout_s: The timeout of a transaction in seconds.
+            ensure_topic: Creates the topic of the gap records if it is missing. It is called
+                before gaps are reported.
+        """
         self._job = job
         self._query_id = query_id
         self._input_name = input_name
@@ -93,7 +116,13 @@ class GapReporter:
         )
 
     def report_gaps(self, positions: PartitionOffsets) -> list[InputGap]:
-        """Return those that were found now, and told.
+        """Report the gaps between positions and the starts of the logs.
+
+        Args:
+            positions: The next offset to be read of each partition.
+
+        Returns:
+            The gaps that were reported by this call.
 
         Raises:
             PipelineError: Kafka does not answer, or refuses.
@@ -103,42 +132,55 @@ class GapReporter:
             if not find_gaps(positions, starts, {}):
                 return []
             ledger = self._ledger
-            # Made before the ledger is read: nobody else can tell of the same gaps after that.
-            name = f"{self._query_id}-gaps"
-            producer = LedgerProducer(name, ledger.client_config, ledger.topic, self._timeout_s)
+            # The producer is created before the ledger is read. It fences every other process, so
+            # that nobody else can report the same gaps after the read.
+            transactional_id = f"{self._query_id}-gaps"
+            producer = LedgerProducer(
+                transactional_id, ledger.client_config, ledger.topic, self._timeout_s
+            )
             gaps = find_gaps(positions, starts, self._read_reported_ends(positions))
             if gaps:
                 self._ensure_topic()
                 self._write_gaps(producer, gaps)
         except KafkaException as error:
-            raise build_kafka_error(f"gaps of {self._job} cannot be looked for", error) from error
+            raise build_kafka_error(f"gaps of {self._job} cannot be found", error) from error
         return gaps
 
     def report_recreated(self, gaps: Iterable[InputGap], topic_id: str) -> list[InputGap]:
-        """Tell gaps of a topic that was made anew, unless they were told.
+        """Report the gaps of a topic that was recreated, unless they were reported before.
 
         Args:
-            gaps: One of each partition.
-            topic: The id of the new topic.
+            gaps: One gap of each partition.
+            topic_id: The id of the new topic, by which the ledger knows that they were reported.
 
         Returns:
-            Those that were told now.
+            The gaps that were reported by this call.
+
+        Raises:
+            PipelineError: Kafka does not answer, or refuses.
         """
         try:
             ledger = self._ledger
-            name = f"{self._query_id}-gaps"
-            producer = LedgerProducer(name, ledger.client_config, ledger.topic, self._timeout_s)
-            keys = {self._ledger_key(each.topic, each.partition): each for each in gaps}
-            told = self._ledger.read_values(keys)
-            left = [each for key, each in keys.items() if told.get(key, {}).get("id") != topic_id]
-            if left:
+            transactional_id = f"{self._query_id}-gaps"
+            producer = LedgerProducer(
+                transactional_id, ledger.client_config, ledger.topic, self._timeout_s
+            )
+            gaps_by_key = {self._ledger_key(gap.topic, gap.partition): gap for gap in gaps}
+            reported = self._ledger.read_values(gaps_by_key)
+            unreported = [
+                gap
+                for key, gap in gaps_by_key.items()
+                if reported.get(key, {}).get("id") != topic_id
+            ]
+            if unreported:
                 self._ensure_topic()
-                self._write_gaps(producer, left, id=topic_id)
+                self._write_gaps(producer, unreported, id=topic_id)
         except KafkaException as error:
-            raise build_kafka_error(f"gaps of {self._job} cannot be told", error) from error
-        return left
+            raise build_kafka_error(f"gaps of {self._job} cannot be reported", error) from error
+        return unreported
 
     def close(self) -> None:
+        """Close the consumer."""
         self._consumer.close()
 
     def _ledger_key(self, topic: str, partition: int) -> str:
@@ -147,10 +189,17 @@ class GapReporter:
     def _read_reported_ends(
         self, partitions: Iterable[tuple[str, int]]
     ) -> dict[tuple[str, int], int]:
-        keys = {self._ledger_key(*each): each for each in partitions}
-        return {keys[key]: found["to"] for key, found in self._ledger.read_values(keys).items()}
+        keys = {self._ledger_key(*partition): partition for partition in partitions}
+        return {keys[key]: value["to"] for key, value in self._ledger.read_values(keys).items()}
 
     def _write_gaps(self, producer: LedgerProducer, gaps: Iterable[InputGap], **extra: str) -> None:
+        """Write gap records and their ledger entries in one transaction.
+
+        Args:
+            producer: The producer of this reporter.
+            gaps: The gaps.
+            **extra: More fields of the ledger entries.
+        """
         producer.begin()
         for gap in gaps:
             record = gap.build_record(self._job) | {"input": self._input_name}
@@ -158,5 +207,5 @@ class GapReporter:
             producer.write_to_topic(self._gap_topic, [f"{gap.topic}-{gap.partition}"], [value])
             key = self._ledger_key(gap.topic, gap.partition)
             producer.write_entry(self._ledger.topic, 0, key, {"to": gap.end, **extra})
-            log.warning("%s lacks records that are gone: %s", self._job, record)
+            log.warning("job %s did not read records that are gone: %s", self._job, record)
         producer.commit()

@@ -1,4 +1,4 @@
-"""The dead letter of a row that its topic does not take, as it is too large."""
+"""Build the dead letters of rows that are too large for their topic."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ from typing import Any
 
 from gateway.pipeline.run.dead_letters import build_dead_letter_headers
 
-MAX_KEY_BYTES, MAX_SAMPLE_BYTES = (
-    1_000,
-    16_384,
-)  # bytes at most of such a row's key, headers and value in its letter
-BATCH_OVERHEAD_BYTES = (
-    100  # bytes of a batch of one record beside its key, value and headers, and more
-)
-HEADER_OVERHEAD_BYTES = 10  # bytes of a header beside its name and value
+# How much of such a row its dead letter keeps: of the key, and of the headers and the value.
+MAX_KEY_BYTES, MAX_SAMPLE_BYTES = 1_000, 16_384
+# Upper bounds of what a batch of one record takes beside key, value and headers, and of what a
+# header takes beside its name and value.
+BATCH_OVERHEAD_BYTES = 100
+HEADER_OVERHEAD_BYTES = 10
 
 Headers = list[tuple[str, bytes | None]]
 
 
 def parse_headers(column: Iterable[Mapping[str, Any]] | None) -> Headers:
-    """Return the headers of a row, by its column `headers`."""
-    return [(each["key"], each["value"]) for each in column or ()]
+    """Return the headers of a row, given the value of its column `headers`."""
+    return [(header["key"], header["value"]) for header in column or ()]
 
 
 def estimate_row_size(row: Mapping[str, Any]) -> int:
-    """Return how many bytes a row is as a batch of its own, without compression.
+    """Return how many bytes a row takes as a batch of its own, without compression, at most.
 
     Args:
-        row: Its columns `key` and `value`, and `headers` where there are any.
+        row: The columns `key` and `value`, and `headers` if the row has any.
     """
     headers = _estimate_headers_size(parse_headers(row.get("headers")))
     return (
@@ -42,18 +40,18 @@ def estimate_row_size(row: Mapping[str, Any]) -> int:
 def build_dead_letter(
     topic: str, row: Mapping[str, Any], max_bytes: int
 ) -> tuple[bytes | None, bytes | None, Headers]:
-    """Return key, value and headers of the letter: the beginning of the row, and why it is there.
+    """Return key, value and headers of a row's dead letter: the row's beginning and the reason.
 
     Args:
-        topic: That the row is for.
-        row: As of `size_of`.
-        limit: Bytes that the topic takes.
+        topic: The topic that the row is for.
+        row: The columns `key` and `value`, and `headers` if the row has any.
+        max_bytes: The largest batch that the topic takes, in bytes.
     """
-    said = f"the row has {estimate_row_size(row):,} bytes, and topic {topic} takes {max_bytes:,}"
+    size = f"the row has {estimate_row_size(row):,} bytes, and topic {topic} takes {max_bytes:,}"
     advice = "raise its max.message.bytes, or make its rows smaller"
     headers = parse_headers(row.get("headers"))
     kept = headers if _estimate_headers_size(headers) <= MAX_SAMPLE_BYTES else []
-    added = build_dead_letter_headers(topic, f"{said}; {advice}")
+    added = build_dead_letter_headers(topic, f"{size}; {advice}")
     key, value = _encode_text(row["key"]), _encode_text(row["value"])
     return (
         key and key[:MAX_KEY_BYTES],

@@ -1,14 +1,15 @@
-"""The ledger: a compacted topic that says which epoch each writer has committed.
+"""Read the ledger, a compacted topic that says which epoch each writer has committed.
 
-`<output>.ledger`, one for all queries that write to a topic. Keys are `query` for the plan,
-`query|p` for writer p, and `job|name` for the query that writes the rows of a job; values are JSON.
-An entry is written in the transaction of the rows it stands for. Partition 0 has plans; writers are
-spread over the others, because a transaction that is open on a partition hides everything behind it
-from readers of committed records.
+The topic is `<output>.ledger`. All queries that write to an output share it. Its keys are `query`
+for the plan of a query, `query|p` for its writer p, and `job|name` for the query that writes the
+rows of a job. Its values are JSON. An entry is written in the transaction of the rows that it
+stands for. Partition 0 has the plans. The writers are spread over the other partitions, because an
+open transaction on a partition hides everything behind it from readers of committed records.
 
-Reading: up to the end that the log has *after* the reader fenced whom it must, and only once the
-last stable offset has got there. Reading to the last stable offset at hand would miss a writer's
-own commit behind a sibling's open transaction, and write its rows twice.
+The ledger is read up to the end that the log has *after* the reader has fenced other producers, and
+only once the last stable offset has reached that end. A read up to the current last stable offset
+would miss a writer's own commit behind the open transaction of another writer, and its rows would
+be written twice.
 """
 
 from __future__ import annotations
@@ -33,24 +34,29 @@ from gateway.pipeline.run.failures import build_kafka_error
 
 from .plan import LedgerEntry, WriterPlan
 
-# A segment that is written to is never compacted: its size bounds what readers go through.
+# Kafka never compacts the segment that is being written. So the size of a segment limits how much
+# a reader has to read.
 TOPIC_CONFIGS = {
     "cleanup.policy": "compact",
     "segment.bytes": "1048576",
     "min.cleanable.dirty.ratio": "0.1",
     "compression.type": "uncompressed",
 }
-MIN_WRITER_PARTITIONS = 8  # partitions for writers, at least
-RECENT_OFFSETS = 64  # offsets; where a writer's last entry is, unless others write to its partition
-REQUEST_TIMEOUT_S = 30.0  # s, over what a transaction may stay open
+MIN_WRITER_PARTITIONS = 8
+# How many offsets before the end of a partition are read first. A writer's last entry is among
+# them, unless many other writers share the partition.
+RECENT_OFFSETS = 64
+# Also how much longer a reader waits for the last stable offset than a transaction may stay open.
+REQUEST_TIMEOUT_S = 30.0
 
 
 def ledger_topic(output: str) -> str:
-    """The ledger's name, by that of the topic that is written."""
+    """Return the name of the ledger's topic for an output topic."""
     return f"{output}.ledger"
 
 
 def writer_key(query_id: str, writer: int | str) -> str:
+    """Return the key of a writer's entry; with writer "", the prefix of all keys of a query."""
     return f"{query_id}|{writer}"
 
 
@@ -58,15 +64,24 @@ def owner_key(job: str) -> str:
     """Return the key under which the ledger names the query that writes the rows of a job.
 
     Args:
-        job: What tells the jobs of an output apart.
+        job: A text that is unique among the jobs that write to the output.
     """
     return f"job|{job}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """topic: its name. client: librdkafka's properties of the cluster. patience: s, how long an
-    open transaction of somebody else may hide what is behind it."""
+    """A ledger topic that exists, as the driver and the workers read it.
+
+    `open_ledger` creates it in the driver. It is pickled into each `WriteTask`. It keeps no
+    connection: every read opens its own consumers.
+
+    Attributes:
+        topic: The name of the topic.
+        client_config: librdkafka's properties of the cluster.
+        partitions: The number of partitions: one for plans, the others for writers.
+        timeout_s: How long a read waits, in seconds, for open transactions of other producers.
+    """
 
     topic: str
     client_config: Mapping[str, Any]
@@ -74,40 +89,43 @@ class Ledger:
     timeout_s: float
 
     def writer_partition(self, writer: int) -> int:
-        """The partition of a writer's entries."""
+        """Return the partition of a writer's entries."""
         return 1 + writer % (self.partitions - 1)
 
     def read_plan(self, query_id: str) -> WriterPlan | None:
-        """The last that was written."""
+        """Return the plan of a query, or None if it has never written."""
         return _parse_plan(self._read_last({0: {query_id}}).get(query_id))
 
     def read_owner(self, job: str, query_id: str) -> tuple[str | None, WriterPlan | None]:
-        """Return the query that writes the rows of a job, and the plan of another query.
+        """Return the query that writes the rows of a job, and the plan of a given query.
 
         Args:
-            job: As of `owner_key`.
-            query: The query whose plan is asked for.
+            job: The text that `owner_key` takes.
+            query_id: The query whose plan is returned.
+
+        Returns:
+            The owner and the plan; each is None if the ledger has none.
         """
         key = owner_key(job)
-        found = self._read_last({0: {key, query_id}})
-        return found.get(key, {}).get("query"), _parse_plan(found.get(query_id))
+        values = self._read_last({0: {key, query_id}})
+        return values.get(key, {}).get("query"), _parse_plan(values.get(query_id))
 
     def read_plan_and_entry(
         self, query_id: str, writer: int
     ) -> tuple[WriterPlan | None, LedgerEntry | None]:
-        """The plan, and what a writer committed last."""
+        """Return the plan of a query and the last entry of one of its writers."""
         key = writer_key(query_id, writer)
-        found = self._read_last({0: {query_id}, self.writer_partition(writer): {key}})
-        return _parse_plan(found.get(query_id)), _parse_entry(found.get(key))
+        values = self._read_last({0: {query_id}, self.writer_partition(writer): {key}})
+        return _parse_plan(values.get(query_id)), _parse_entry(values.get(key))
 
     def read_entries(self, query_id: str) -> list[LedgerEntry]:
         """Return the last entry of every writer that has one, whatever plan it was of."""
         with _LedgerReader(self) as reader:
-            found = reader.read_by_prefix(range(1, self.partitions), writer_key(query_id, ""))
-        return [entry for value in found.values() if (entry := _parse_entry(value)) is not None]
+            values = reader.read_by_prefix(range(1, self.partitions), writer_key(query_id, ""))
+        return [entry for value in values.values() if (entry := _parse_entry(value)) is not None]
 
     def read_values(self, keys: Iterable[str]) -> dict[str, Any]:
-        """The last committed values of other keys of partition 0."""
+        """Return the last committed values of keys of partition 0, without keys that have none."""
         return self._read_last({0: set(keys)})
 
     def _read_last(self, keys: Mapping[int, set[str]]) -> dict[str, Any]:
@@ -116,8 +134,12 @@ class Ledger:
 
 
 class _LedgerReader:
-    """Two consumers, of which only one is kept from open transactions. Asking the admin client
-    for ends took 3.0 s in every second new client (librdkafka 2.16); these take 10 to 60 ms."""
+    """One read of the ledger, as a context manager.
+
+    It has two consumers. The one that reads uncommitted records says where the log ends. The other
+    one says where the last stable offset is, and reads. Asking the admin client for the ends took
+    3.0 s in every second new client (librdkafka 2.16); the consumers take 10 to 60 ms.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -134,83 +156,111 @@ class _LedgerReader:
         self._uncommitted_consumer.close()
 
     def read_last(self, keys: Mapping[int, set[str]]) -> dict[str, Any]:
-        """The last committed value of each key. wanted: keys by their partition; the tails alone
-        are read where they suffice."""
-        logs = {partition: self._await_stable_range(partition) for partition in keys}
-        tails = {
-            each: (max(start, end - RECENT_OFFSETS), end) for each, (start, end) in logs.items()
+        """Return the last committed value of each key, without keys that have none.
+
+        The last records of a partition are read first. The whole partition is only read if they
+        do not have all keys.
+
+        Args:
+            keys: The keys by their partition.
+        """
+        ranges = {partition: self._await_stable_range(partition) for partition in keys}
+        recent_ranges = {
+            partition: (max(start, end - RECENT_OFFSETS), end)
+            for partition, (start, end) in ranges.items()
         }
-        found = self._read_records(tails, lambda partition, key: key in keys[partition])
-        lacking = {
-            each: logs[each]
-            for each in logs
-            if tails[each] != logs[each] and keys[each] - found.keys()
+        values = self._read_records(recent_ranges, lambda partition, key: key in keys[partition])
+        incomplete = {
+            partition: ranges[partition]
+            for partition in ranges
+            if recent_ranges[partition] != ranges[partition] and keys[partition] - values.keys()
         }
-        found |= self._read_records(lacking, lambda partition, key: key in keys[partition])
-        return {key: value for key, value in found.items() if value is not None}
+        values |= self._read_records(incomplete, lambda partition, key: key in keys[partition])
+        return {key: value for key, value in values.items() if value is not None}
 
     def read_by_prefix(self, partitions: Iterable[int], prefix: str) -> dict[str, Any]:
-        """Return the last committed value of each key that begins so."""
-        logs = {partition: self._await_stable_range(partition) for partition in partitions}
-        found = self._read_records(logs, lambda _, key: key.startswith(prefix))
-        return {key: value for key, value in found.items() if value is not None}
+        """Return the last committed value of each key that begins with a prefix."""
+        ranges = {partition: self._await_stable_range(partition) for partition in partitions}
+        values = self._read_records(ranges, lambda _, key: key.startswith(prefix))
+        return {key: value for key, value in values.items() if value is not None}
 
     def _await_stable_range(self, partition: int) -> tuple[int, int]:
-        """The log's start, and its end now, once no transaction before that is open."""
-        where = TopicPartition(self._ledger.topic, partition)
-        start, end = fetch_log_range(self._uncommitted_consumer, where)
+        """Wait until no transaction before the end of a partition is open; return start and end.
+
+        Raises:
+            PipelineUnavailable: A transaction stays open for longer than the ledger's timeout.
+        """
+        tp = TopicPartition(self._ledger.topic, partition)
+        start, end = fetch_log_range(self._uncommitted_consumer, tp)
         deadline = time.monotonic() + self._ledger.timeout_s
-        while fetch_log_range(self._committed_consumer, where)[1] < end:
+        while fetch_log_range(self._committed_consumer, tp)[1] < end:
             if time.monotonic() > deadline:
-                what = f"a transaction stays open on {where.topic}, partition {where.partition}"
-                raise PipelineUnavailable(f"{what}; see `kafka-transactions.sh list` for its owner")
+                problem = f"a transaction stays open on {tp.topic}, partition {tp.partition}"
+                raise PipelineUnavailable(
+                    f"{problem}; see `kafka-transactions.sh list` for its owner"
+                )
             time.sleep(0.02)
         return start, end
 
     def _read_records(
         self, ranges: Mapping[int, tuple[int, int]], is_wanted: Callable[[int, str], bool]
     ) -> dict[str, Any]:
-        """Values by key of committed records between these offsets; the last of each.
+        """Return the last value of each key in ranges of offsets, committed records only.
 
-        wanted: Is a key of a partition looked for?
+        Args:
+            ranges: Start and end offsets by partition.
+            is_wanted: Returns whether a key of a partition is looked for.
+
+        Returns:
+            Values by key; None for a key whose last record is a tombstone.
         """
-        found: dict[str, Any] = {}
-        left = {each: end for each, (start, end) in ranges.items() if start < end}
+        values: dict[str, Any] = {}
+        unread = {partition: end for partition, (start, end) in ranges.items() if start < end}
         deadline = time.monotonic() + self._ledger.timeout_s
         topic = self._ledger.topic
-        if left:
+        if unread:
             self._committed_consumer.assign(
-                [TopicPartition(topic, each, ranges[each][0]) for each in left]
+                [TopicPartition(topic, partition, ranges[partition][0]) for partition in unread]
             )
-        while left:
+        # A partition is read to its end and not just to the end of its range. The offsets before
+        # the range's end may be control records, which a consumer never returns.
+        while unread:
             message = _poll_record(self._committed_consumer, deadline)
             partition = message.partition()
             if message.error() is not None:
-                left.pop(partition, None)
+                unread.pop(partition, None)
                 continue
             key = (message.key() or b"").decode("utf-8", "replace")
-            if message.offset() < left.get(partition, 0) and is_wanted(partition, key):
-                found[key] = None if message.value() is None else json.loads(message.value())
-        return found
+            if message.offset() < unread.get(partition, 0) and is_wanted(partition, key):
+                values[key] = None if message.value() is None else json.loads(message.value())
+        return values
 
 
 _CONSUMER_CONFIG = {
-    "group.id": "gateway-ledger",  # asked for by the library; nothing is committed
+    "group.id": "gateway-ledger",  # the library requires one; no offset is committed
     "enable.auto.commit": False,
     "enable.partition.eof": True,
     "isolation.level": "read_committed",
     "auto.offset.reset": "earliest",
-    # Spark gives a writer to another process in nearly every batch, and that one reads here: 40 ms
-    # in all, for 0.3 s with 50 and 100, librdkafka's own, because the end of a log is seen by a
-    # fetch that waits in vain.
+    # Spark gives a writer to another process in nearly every batch, and that process reads the
+    # ledger. A read takes 40 ms with these two settings, and 0.3 s with 50 and 100 (librdkafka's
+    # default), because a consumer only sees the end of a log when a fetch times out.
     "fetch.wait.max.ms": 5,
     "reconnect.backoff.ms": 10,
 }
 
 
 def _poll_record(consumer: Any, deadline: float) -> Any:
-    """The next record, or the end of a partition as an error. The stable end was awaited: it is
-    behind all we want."""
+    """Return the next record, or the end of a partition as a message with an error.
+
+    Args:
+        consumer: A consumer of committed records. The last stable offset is already behind all
+            wanted records, so the end of the partition means that they have been read.
+        deadline: When to give up, in seconds of `time.monotonic`.
+
+    Raises:
+        KafkaException: The error cannot be retried, or the deadline has passed.
+    """
     while True:
         message = consumer.poll(0.5)
         if message is not None:
@@ -223,8 +273,8 @@ def _poll_record(consumer: Any, deadline: float) -> Any:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the ledger cannot be read"))
 
 
-# Of a moment: a new topic, or a leader that has just been replaced. librdkafka asks once, and looks
-# for the leader anew meanwhile.
+# These errors pass: the topic is new, or its leader has just changed. librdkafka sends a request
+# only once, and refreshes the metadata meanwhile.
 _RETRIABLE_ERRORS = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -239,8 +289,16 @@ _RETRIABLE_ERRORS = frozenset(
 
 
 def fetch_log_range(consumer: Any, partition: TopicPartition) -> tuple[int, int]:
-    """Where a log begins, and where it ends for this consumer: for one of committed records that
-    is the last stable offset. Raises KafkaException: no leader says so within 30 s."""
+    """Return where a log begins, and where it ends for a consumer.
+
+    Args:
+        consumer: For a consumer of committed records the end is the last stable offset, for one of
+            uncommitted records the high watermark.
+        partition: The topic and the partition.
+
+    Raises:
+        KafkaException: No leader answers within 30 s, or Kafka refuses.
+    """
     start, end = _retry_request(lambda: consumer.get_watermark_offsets(partition, timeout=10))
     return int(start), int(end)
 
@@ -248,19 +306,31 @@ def fetch_log_range(consumer: Any, partition: TopicPartition) -> tuple[int, int]
 def fetch_log_starts(
     consumer: Any, partitions: Iterable[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
-    """Where the logs of these topics' partitions begin. Raises KafkaException as above. Of fifty
-    partitions: 2 ms, for 200 ms one by one."""
-    asked = [TopicPartition(*place, OFFSET_BEGINNING) for place in partitions]
+    """Return where the logs of partitions begin.
+
+    One request for fifty partitions takes 2 ms; fifty requests take 200 ms.
+
+    Args:
+        consumer: Any consumer of the cluster.
+        partitions: Topics and partitions.
+
+    Raises:
+        KafkaException: No leader answers within 30 s, or Kafka refuses.
+    """
+    # The special offset goes where the API expects a time: ListOffsets has the same number, -2, for
+    # the earliest offset.
+    queries = [TopicPartition(*partition, OFFSET_BEGINNING) for partition in partitions]
 
     def request_offsets() -> Sequence[Any]:
-        found = consumer.offsets_for_times(asked, timeout=10) if asked else []
-        for each in found:
-            if each.error is not None:
-                raise KafkaException(each.error)
-        return found
+        answers = consumer.offsets_for_times(queries, timeout=10) if queries else []
+        for answer in answers:
+            if answer.error is not None:
+                raise KafkaException(answer.error)
+        return answers
 
     return {
-        (each.topic, each.partition): int(each.offset) for each in _retry_request(request_offsets)
+        (answer.topic, answer.partition): int(answer.offset)
+        for answer in _retry_request(request_offsets)
     }
 
 
@@ -278,39 +348,51 @@ def _retry_request(request: Callable[[], Any]) -> Any:
 def open_ledger(
     output: str, writers: int, timeout_s: float, client_config: Mapping[str, Any]
 ) -> Ledger:
-    """The ledger beside a topic, made if it is missing. writers: wanted. timeout: s, of
-    transactions. Raises PipelineError where it can be neither found nor made."""
+    """Return the ledger of an output topic, and create its topic if it is missing.
+
+    Args:
+        output: The name of the output topic.
+        writers: The number of writers, by which a new topic's number of partitions is chosen.
+        timeout_s: The timeout of the writers' transactions in seconds.
+        client_config: librdkafka's properties of the cluster.
+
+    Raises:
+        PipelineError: Kafka does not answer, or the topic cannot be created.
+    """
     topic = ledger_topic(output)
     admin = AdminClient(dict(client_config))
     try:
-        known = admin.list_topics(timeout=30).topics
-        if topic not in known or known[topic].error is not None:
+        topics = admin.list_topics(timeout=30).topics
+        if topic not in topics or topics[topic].error is not None:
             _create_topic(admin, topic, 1 + max(MIN_WRITER_PARTITIONS, writers))
-        count = _await_partitions(admin, topic)
+        partitions = _await_partitions(admin, topic)
     except KafkaException as error:
-        raise build_kafka_error(f"the ledger {topic} is out of reach", error) from error
-    return Ledger(topic, dict(client_config), count, timeout_s + REQUEST_TIMEOUT_S)
+        raise build_kafka_error(f"the ledger {topic} cannot be reached", error) from error
+    return Ledger(topic, dict(client_config), partitions, timeout_s + REQUEST_TIMEOUT_S)
 
 
 def _create_topic(admin: Any, topic: str, partitions: int) -> None:
-    new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=TOPIC_CONFIGS)
+    new_topic = NewTopic(
+        topic, num_partitions=partitions, replication_factor=-1, config=TOPIC_CONFIGS
+    )
     try:
-        admin.create_topics([new], request_timeout=30)[topic].result(35)
+        admin.create_topics([new_topic], request_timeout=30)[topic].result(35)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
 
 
 def _await_partitions(admin: Any, topic: str) -> int:
-    """All of them have a leader when this returns."""
+    """Wait until all partitions of a topic have a leader; return how many there are."""
     deadline = time.monotonic() + 30
     while True:
-        found = admin.list_topics(topic, timeout=10).topics[topic]
-        if found.error is None and all(each.leader >= 0 for each in found.partitions.values()):
-            return len(found.partitions)
+        metadata = admin.list_topics(topic, timeout=10).topics[topic]
+        partitions = metadata.partitions
+        if metadata.error is None and all(part.leader >= 0 for part in partitions.values()):
+            return len(partitions)
         if time.monotonic() > deadline:
-            what = f"the ledger {topic} has no leader for 30 s"
-            raise PipelineUnavailable(f"{what}; look after its broker")
+            problem = f"the ledger {topic} has had no leader for 30 s"
+            raise PipelineUnavailable(f"{problem}; check its broker")
         time.sleep(0.05)
 
 

@@ -1,31 +1,31 @@
-"""Who writes what of an epoch, and whether it was written: the rules of exactly once.
+"""Decide which writer writes which rows of an epoch, and whether it has written them already.
 
-An epoch (a batch of Spark) is shared out over N writers by the hash of each row's key. Each
-writer's rows go out in one transaction, together with its `Entry`; an epoch may be interrupted
-with some writers done and others not. It is finished by the same rows going to the same writers:
-so N must not change within an epoch, and nobody else may write under the query's name. Both stand
-in the ledger as the query's `Plan`. A driver takes the query over before its first epoch, and
-again to change N:
+An epoch (a batch of Spark) is divided among N writers by the hash of each row's key. Each writer
+writes its rows and its `LedgerEntry` in one transaction. An epoch may be interrupted when some
+writers have committed and others have not. It is then finished by giving the same rows to the same
+writers. So N must not change within an epoch, and no other process may write under the query's
+name. The query's `WriterPlan` in the ledger ensures both. A driver takes the query over before its
+first epoch, and again to change N:
 
-1. it reads the whole ledger: entries that are not of its checkpoint's batches refuse the
-   checkpoint (`verify`), and nothing has been changed;
-2. the generation is raised with the old N: a writer that begins from now on by an older
-   generation reads that, and refuses;
-3. every old writer's transactional id is fenced: one that had begun can no longer commit;
-4. the ledger is read and verified again: what it says now stays so. If nothing of this epoch is
-   in it, N changes with the next generation; otherwise this epoch is finished with the old N, and
-   the next one tries again.
+1. It reads the whole ledger. If the entries are not of its checkpoint's batches, the checkpoint is
+   refused (`verify_entries`), and nothing has been changed.
+2. It writes the plan with the next generation and the old N. A writer of an older generation that
+   begins from now on reads this plan and stops.
+3. It fences the transactional id of every old writer. A writer that had begun can no longer commit.
+4. It reads and verifies the ledger again. Nobody can change the entries any more. If none is of
+   this epoch, N changes with the next generation. Otherwise this epoch is finished with the old N,
+   and the change is tried again in the next epoch.
 
 The ledger also names the job's owner: the query (the id of the checkpoint) that writes its rows. A
-new checkpoint, of a first run, `--fresh` or a restored copy, becomes the owner before its first
-batch; the writers of the owner before are fenced. A query that has written and is not the owner is
-an earlier checkpoint of the job that was put back: what it would write, the owner has written since
-(`verify_owner`).
+new checkpoint (of a first run, of `--fresh` or of a restored copy) becomes the owner before its
+first batch, and the writers of the previous owner are fenced. A query that has written and is not
+the owner is an earlier checkpoint of the job that was put back. The owner has already written what
+this query would write (`verify_owner`).
 
-So whether the checkpoint may write is decided once, for all writers, before any of them begins. A
-writer alone cannot decide it: its own last entry may be older than its siblings', and a writer
-without rows in an epoch writes nothing, no entry either (run again it has none again).
-Sans-I/O: `Change` tells the shell what to do next.
+So whether a checkpoint may write is decided once, for all writers, before any of them begins. A
+writer alone cannot decide it: its own last entry may be older than those of the other writers, and
+a writer without rows in an epoch writes nothing, not even an entry (if the epoch is repeated, it
+has no rows again). This module does no I/O: `PlanChange` says what to do, and `writer` does it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from gateway.errors import CheckpointRefused
 
 @dataclass(frozen=True, slots=True)
 class WriterPlan:
-    """Who writes for a query.
+    """The ledger's record of which driver writes for a query, with how many writers.
 
     Attributes:
-        generation: Raised by whoever changes the plan.
+        generation: A number that grows with every change of the plan.
         writers: The number of writers.
-        driver: Who wrote the plan: the process that may write by it.
+        driver: The id of the driver that wrote the plan. Only its workers may write by the plan.
     """
 
     generation: int
@@ -53,7 +53,13 @@ class WriterPlan:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """What one writer committed last. mark: of the batch's range of offsets, "" unknown."""
+    """The ledger's record of the last epoch that one writer committed.
+
+    Attributes:
+        epoch: The number of the epoch.
+        writers: The number of writers of the plan that the epoch was written by.
+        digest: `Checkpoint.compute_digest` of the epoch's offsets, or "" if it is unknown.
+    """
 
     epoch: int
     writers: int
@@ -61,7 +67,7 @@ class LedgerEntry:
 
 
 class PlanSuperseded(Exception):
-    """Another driver has changed the plan: what this one started must not write."""
+    """Another driver has changed the plan, so writers of the old plan must not write any more."""
 
 
 def verify_entries(
@@ -70,20 +76,24 @@ def verify_entries(
     """Verify that the batches in the ledger are those of the checkpoint.
 
     Args:
-        entries: The last of every writer, those of former plans included.
+        entries: The last entry of every writer, including the writers of former plans.
         epoch: The batch that is about to be written.
-        mark_of: The mark that a batch has in the checkpoint; "" where that has forgotten it.
+        get_digest: Returns the digest of a batch in the checkpoint, or "" if the checkpoint no
+            longer has the batch.
 
     Raises:
-        CheckpointRefused: They are not, as the checkpoint was put back to another state.
+        CheckpointRefused: They are other batches, because the checkpoint was put back to another
+            state.
     """
     for entry in entries:
-        mark = get_digest(entry.epoch) if entry.digest and entry.epoch <= epoch else ""
-        if entry.epoch > epoch or (mark and mark != entry.digest):
+        # An entry of this very epoch is normal: the epoch was interrupted, or its commit file is
+        # missing. An entry of a later one shows that the checkpoint is older than the ledger.
+        digest = get_digest(entry.epoch) if entry.digest and entry.epoch <= epoch else ""
+        if entry.epoch > epoch or (digest and digest != entry.digest):
             raise CheckpointRefused(
                 f"batch {min(epoch, entry.epoch)} of this checkpoint is not the one whose rows "
                 f"were written (the ledger is at batch {entry.epoch}): the checkpoint was put back "
-                "to another state; start anew with --fresh, or put back the one that wrote them"
+                "to another state; start again with --fresh, or put back the one that wrote them"
             )
 
 
@@ -91,27 +101,34 @@ def verify_owner(owner: str | None, query_id: str, plan: WriterPlan | None) -> N
     """Verify that no later checkpoint of the job has written its rows.
 
     Args:
-        owner: The query that the ledger names as the job's; None where it names none.
-        query: The query of the checkpoint that is about to write.
-        plan: The plan of that query; None where it has never written.
+        owner: The query that the ledger names as the job's owner, or None if it names none.
+        query_id: The query of the checkpoint that is about to write.
+        plan: The plan of that query, or None if it has never written.
 
     Raises:
-        CheckpointRefused: A later one has.
+        CheckpointRefused: A later checkpoint has written rows.
     """
     if owner in (None, query_id) or plan is None:
         return
     raise CheckpointRefused(
-        f"the checkpoint of query {query_id} was replaced: query {owner} has written the job's rows "
-        "since; put the checkpoint of that query back, or start anew with --fresh. To go on from "
-        "this one, and write once more what was written since, `backup` and `restore` it"
+        f"the checkpoint of query {query_id} was replaced: query {owner} has written the job's "
+        "rows since; put the checkpoint of that query back, or start again with --fresh. To "
+        "continue from this one, and write once more what was written since, `backup` and "
+        "`restore` it"
     )
 
 
 def must_write(entry: LedgerEntry | None, epoch: int, digest: str = "") -> bool:
-    """Return whether a writer, whose last entry this is, must still write its rows of `epoch`.
+    """Return whether a writer must still write its rows of an epoch.
+
+    Args:
+        entry: The last entry of the writer, or None if it has none.
+        epoch: The number of the epoch.
+        digest: `Checkpoint.compute_digest` of the epoch.
 
     Raises:
-        CheckpointRefused: As of `verify`, which the driver asked for before this writer began.
+        CheckpointRefused: The entry is of another batch (see `verify_entries`). The driver verified
+            all entries before this writer began, so this is only a safeguard.
     """
     if entry is None or entry.epoch < epoch:
         return True
@@ -120,7 +137,11 @@ def must_write(entry: LedgerEntry | None, epoch: int, digest: str = "") -> bool:
 
 
 def verify_plan(stored: WriterPlan, expected: WriterPlan) -> None:
-    """Raises Superseded if the plan a writer was started by is not the ledger's any more."""
+    """Verify that the plan that a writer was started with is still the ledger's.
+
+    Raises:
+        PlanSuperseded: The ledger has another plan.
+    """
     if stored != expected:
         raise PlanSuperseded(
             f"generation {expected.generation} of the writers was replaced by {stored.generation}"
@@ -129,16 +150,16 @@ def verify_plan(stored: WriterPlan, expected: WriterPlan) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlanChange:
-    """What a driver does to become the one who writes, by `wanted` writers.
+    """A driver's change of the plan, by which it takes a query over or changes the writers' number.
 
-    Write `closing`, fence the ids of its writers, read the ledger, write `settled(entries)` if it
-    is another plan.
+    The caller writes `fencing_plan`, fences the transactional ids of that plan's writers, reads
+    the ledger, and writes `choose_plan(entries)` if that is another plan.
 
     Attributes:
-        plan: The ledger's; None of a query that has none yet.
-        wanted: The number of writers.
+        stored_plan: The ledger's plan, or None if the query has none yet.
+        writers: The number of writers that is wanted.
         epoch: The batch that is about to be written.
-        driver: Who takes over.
+        driver_id: The id of the driver that takes over.
     """
 
     stored_plan: WriterPlan | None
@@ -148,6 +169,7 @@ class PlanChange:
 
     @property
     def fencing_plan(self) -> WriterPlan:
+        """Return the plan to write before the old writers are fenced: theirs, one generation on."""
         if self.stored_plan is None:
             return WriterPlan(1, self.writers, self.driver_id)
         return WriterPlan(self.stored_plan.generation + 1, self.stored_plan.writers, self.driver_id)
@@ -156,9 +178,12 @@ class PlanChange:
         """Return the plan for this epoch.
 
         Args:
-            entries: Of all writers, read after those of the old plan were fenced.
+            entries: The last entries of all writers, read after those of the old plan were fenced.
         """
-        closing = self.fencing_plan
-        if closing.writers == self.writers or any(each.epoch >= self.epoch for each in entries):
-            return closing
-        return WriterPlan(closing.generation + 1, self.writers, self.driver_id)
+        fencing_plan = self.fencing_plan
+        # Once one writer has committed rows of this epoch, the others must get the rows that the
+        # old number of writers gives them. Otherwise rows would be lost or repeated.
+        has_begun = any(entry.epoch >= self.epoch for entry in entries)
+        if fencing_plan.writers == self.writers or has_begun:
+            return fencing_plan
+        return WriterPlan(fencing_plan.generation + 1, self.writers, self.driver_id)

@@ -1,9 +1,10 @@
-"""Transactional producers, kept in each Python worker from batch to batch.
+"""Keep transactional producers in each Python worker of Spark from batch to batch.
 
-The driver says which process served a writer last. A producer that is kept is used if that was
-this one, otherwise somebody fenced it meanwhile: a new one is made, which fences that somebody
-(0.08 s, at times 0.5 s, where Spark hands a partition to another worker). The module is imported
-by the workers, because what a pickled function has as globals is anew in every task.
+The driver says which process committed a writer's rows last. If that was this process, the
+producer that it kept is used. Otherwise another process has fenced that producer meanwhile, so a
+new one is created, which fences the other process's (0.08 s, at times 0.5 s, when Spark gives a
+partition to another worker). The workers import this module by its name, because the globals of a
+pickled function are new in every task.
 """
 
 from __future__ import annotations
@@ -24,29 +25,36 @@ from gateway.pipeline.topics import DEFAULT_MAX_MESSAGE_BYTES
 
 from .large_rows import BATCH_OVERHEAD_BYTES
 
-RETRY_MARKER = "[transaction]"  # what the driver knows an error by that is worth another try
+# Spark passes the errors of workers to the driver as text. By this text the driver recognizes the
+# errors that are worth another try.
+RETRY_MARKER = "[transaction]"
 
 
-MAX_BATCH_BYTES = 1_000_000  # bytes
+MAX_BATCH_BYTES = 1_000_000
 
 
 class WriteRefused(PipelineError):
-    """Kafka refuses what is written, now and at every other try; nothing of it was committed."""
+    """Kafka refuses the rows and would refuse them again; none of them were committed."""
 
 
 class TransactionInterrupted(PipelineUnavailable):
-    """A transaction did not come to its end; who runs it again finds out if it was committed."""
+    """A transaction was interrupted, and only the ledger knows whether it was committed."""
 
     def __init__(self, transactional_id: str, error: object) -> None:
         super().__init__(f"{RETRY_MARKER} {transactional_id}: {error}")
 
 
+# The keys are the transactional id, the generation of the plan, and the cluster's servers.
 _producers: dict[tuple[Any, ...], LedgerProducer] = {}
-_current_process: tuple[int, str] = (0, "")
+_current_process: tuple[int, str] = (0, "")  # the process id and the name
 
 
 def get_process_name() -> str:
-    """This process's name; another one after a fork."""
+    """Return a unique name of this process, a new one after a fork.
+
+    Spark forks its Python workers. librdkafka's threads do not survive a fork, so the producers of
+    the parent process are dropped.
+    """
     global _current_process
     if _current_process[0] != os.getpid():
         _current_process = (os.getpid(), uuid.uuid4().hex)
@@ -57,13 +65,21 @@ def get_process_name() -> str:
 def get_producer(
     transactional_id: str, client_config: Mapping[str, Any], generation: int
 ) -> LedgerProducer | None:
-    get_process_name()
+    """Return the producer that this process keeps for a transactional id, if there is one.
+
+    Args:
+        transactional_id: The transactional id.
+        client_config: librdkafka's properties of the cluster.
+        generation: The generation of the plan. A producer of an earlier one is not returned.
+    """
+    get_process_name()  # drops the producers of the parent process after a fork
     return _producers.get((transactional_id, generation, _get_bootstrap_servers(client_config)))
 
 
 def store_producer(
     producer: LedgerProducer, client_config: Mapping[str, Any], generation: int
 ) -> None:
+    """Keep a producer for the next batch, in place of any with the same transactional id."""
     drop_producer(producer.transactional_id)
     get_process_name()
     _producers[(producer.transactional_id, generation, _get_bootstrap_servers(client_config))] = (
@@ -72,6 +88,7 @@ def store_producer(
 
 
 def drop_producer(transactional_id: str) -> None:
+    """Keep the producers of a transactional id no longer."""
     for key in [key for key in _producers if key[0] == transactional_id]:
         del _producers[key]
 
@@ -81,13 +98,15 @@ def _get_bootstrap_servers(client_config: Mapping[str, Any]) -> str:
 
 
 class LedgerProducer:
-    """One transactional id. Making it fences whoever had that id, and ends what they left open.
+    """A transactional producer of rows and of ledger entries, with one transaction at a time.
 
-    topic: one that is there, to be asked for. timeout: s; Kafka gives up a transaction that is
-    open for longer. limit: bytes of a batch, that the topics which are written take. Raises
-    Interrupted, here and below: nothing was written, or it is unknown whether it was; this one is
-    of no more use. Raises WriteRefused where another try would not help, and PipelineError for
-    settings that Kafka's client refuses.
+    The workers create one for each writer, and the driver creates short-lived ones for its own
+    entries and to fence others. Creating one fences the previous producer with the same
+    transactional id and aborts its open transaction.
+
+    Every method except `abort` may raise `TransactionInterrupted`: nothing was written, or nobody
+    knows whether it was. They raise `WriteRefused` if another try would not help. After either
+    error the producer cannot be used any more.
     """
 
     def __init__(
@@ -98,13 +117,27 @@ class LedgerProducer:
         timeout_s: float,
         max_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
+        """Connect, and fence the previous producer of the transactional id.
+
+        Args:
+            transactional_id: The transactional id.
+            client_config: librdkafka's properties of the cluster.
+            topic: An existing topic, whose metadata is requested to test the connection.
+            timeout_s: Kafka aborts a transaction that stays open for longer, in seconds.
+            max_bytes: The largest batch that the output topics take, in bytes.
+
+        Raises:
+            TransactionInterrupted: Kafka does not answer.
+            WriteRefused: Kafka refuses the transactional id.
+            PipelineError: Kafka's client refuses its settings.
+        """
         self.transactional_id = transactional_id
         self._timeout_s = timeout_s
         try:
             self._producer = Producer(
                 {**client_config, **_build_config(transactional_id, timeout_s, max_bytes)}
             )
-        except KafkaException as error:  # of its settings, which another try would not change
+        except KafkaException as error:  # another try would not change the settings
             raise PipelineError(f"Kafka's client does not take its settings: {error}") from None
         try:
             self._await_broker(topic)
@@ -113,16 +146,20 @@ class LedgerProducer:
             self._raise_interrupted(error)
 
     def _await_broker(self, topic: str) -> None:
-        """librdkafka lets go of the broker it began with as soon as it knows its number; who looks
-        for the coordinator just then asks again after 0.5 s (2.16). So the one that is known is
-        waited for: a producer is then ready within 0.03 s."""
-        with suppress(KafkaException):  # what does not answer now is waited for by what follows
+        """Wait until librdkafka is connected to a broker whose node id it knows.
+
+        librdkafka drops the connection to the bootstrap server as soon as it knows the server's
+        node id. If the transaction coordinator is looked up at that moment, the lookup is only
+        repeated after 0.5 s (librdkafka 2.16). After this wait a producer is ready within 0.03 s.
+        """
+        with suppress(KafkaException):  # `init_transactions` waits, too, and reports the error
             for _ in range(10):
                 if self._producer.list_topics(topic, timeout=10).orig_broker_id >= 0:
                     return
                 time.sleep(0.005)
 
     def begin(self) -> None:
+        """Begin a transaction."""
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
@@ -135,7 +172,10 @@ class LedgerProducer:
         values: Sequence[Any],
         headers: Sequence[Any],
     ) -> None:
-        """Columns of records. Done in C but for this loop: 0.4 to 0.7 million rows a second."""
+        """Write records, given by columns of equal length.
+
+        librdkafka does everything but this loop, which writes 0.4 to 0.7 million rows a second.
+        """
         produce = self._producer.produce
         try:
             for topic, key, value, tags in zip(topics, keys, values, headers, strict=True):
@@ -148,7 +188,7 @@ class LedgerProducer:
             self._raise_interrupted(error)
 
     def write_to_topic(self, topic: str, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """The same without headers, to one topic."""
+        """Write records without headers to one topic, given by columns of equal length."""
         produce = self._producer.produce
         try:
             for key, value in zip(keys, values, strict=True):
@@ -163,7 +203,14 @@ class LedgerProducer:
     def write_entry(
         self, topic: str, partition: int, key: str, value: Mapping[str, Any] | None
     ) -> None:
-        """A record of the ledger. value: None removes the key."""
+        """Write an entry of the ledger as part of the transaction.
+
+        Args:
+            topic: The topic of the ledger.
+            partition: The partition that the key belongs to.
+            key: The key of the entry.
+            value: The entry, or None to remove the key.
+        """
         text = None if value is None else json.dumps(value, separators=(",", ":"))
         try:
             self._producer.produce(topic, text, key, partition=partition)
@@ -171,13 +218,18 @@ class LedgerProducer:
             self._raise_interrupted(error)
 
     def commit(self) -> None:
+        """Commit the transaction, after all its records were delivered."""
         try:
             self._producer.commit_transaction(self._timeout_s + 10)
         except KafkaException as error:
             self._raise_interrupted(error)
 
     def abort(self) -> None:
-        """At once; what fails here is ended by Kafka's timeout, or by the next of this id."""
+        """Abort the transaction, and use this producer no more.
+
+        If that fails, Kafka aborts the transaction after its timeout, or as soon as a new producer
+        has the same transactional id.
+        """
         drop_producer(self.transactional_id)
         try:
             self._producer.abort_transaction(5)
@@ -185,7 +237,9 @@ class LedgerProducer:
             self._producer.purge()
 
     def _produce_when_free(self, topic: str, value: Any, key: Any, headers: Any) -> None:
-        """The buffer is full: what is sent makes room. librdkafka gives up what it cannot send."""
+        """Write one record once librdkafka's full buffer has space again."""
+        # The loop ends: librdkafka drops records that it could not send within
+        # `message.timeout.ms`, and `commit` then fails.
         while True:
             self._producer.poll(0.05)
             try:
@@ -195,6 +249,7 @@ class LedgerProducer:
                 continue
 
     def _raise_interrupted(self, error: object) -> NoReturn:
+        """Give this producer up, and raise TransactionInterrupted or WriteRefused."""
         drop_producer(self.transactional_id)
         self._producer.purge()
         if isinstance(error, KafkaException):
@@ -205,19 +260,23 @@ class LedgerProducer:
 
 
 def _build_config(transactional_id: str, timeout_s: float, max_bytes: int) -> dict[str, Any]:
-    """A frozen broker is noticed after 6 s, or with the transaction; a record has as long as that.
-    librdkafka refuses a socket that waits longer than its transaction."""
-    whole = int(timeout_s * 1000)
+    """Return librdkafka's properties of a producer.
+
+    A broker that no longer answers is noticed after 6 s, or after the transaction's timeout if that
+    is shorter: librdkafka refuses a socket timeout that is longer than the transaction's. A record
+    may be retried for as long as the transaction may stay open.
+    """
+    timeout_ms = int(timeout_s * 1000)
     return {
         "transactional.id": transactional_id,
-        "transaction.timeout.ms": whole,
-        "message.timeout.ms": whole,
-        "socket.timeout.ms": min(6000, whole),
-        "request.timeout.ms": min(5000, whole),
+        "transaction.timeout.ms": timeout_ms,
+        "message.timeout.ms": timeout_ms,
+        "socket.timeout.ms": min(6000, timeout_ms),
+        "request.timeout.ms": min(5000, timeout_ms),
         "topic.metadata.refresh.interval.ms": 5000,
         "reconnect.backoff.ms": 10,
         "reconnect.backoff.max.ms": 1000,
-        "partitioner": "murmur2_random",  # as Spark's sink, and every Java producer
+        "partitioner": "murmur2_random",  # like Spark's Kafka sink and every Java producer
         "compression.type": "lz4",
         "message.max.bytes": max(1000, max_bytes),
         "batch.size": min(MAX_BATCH_BYTES, max(1, max_bytes - BATCH_OVERHEAD_BYTES)),

@@ -1,13 +1,15 @@
-"""Input topics that were deleted and recreated: their positions are of records that are gone.
+"""Handle input topics that were deleted and recreated.
 
-Spark knows topics by their names, so it would pass over the records of the new topic up to the old
-position. `topics.json` beside the checkpoint's own files has the id of each input's topic. Where it
-is another one by now, the last offsets of that input are set to the new topic's begin before the
-query starts; a batch that was interrupted then reads nothing of it. A query whose topic is
-recreated while it runs is started again, before a batch of the new topic is written.
+The offsets in the checkpoint are then of records that are gone. Spark knows topics by their names,
+so it would skip the records of the new topic up to the old offsets. `topics.json` beside Spark's
+own files has the id of each input's topic. If a topic has another id now, the last offsets of the
+input are set to the beginning of the new topic before the query starts; an interrupted batch then
+reads nothing of that input. If a topic is recreated while the query runs, the query is started
+again before a batch of the new topic is written.
 
-The new ids are written once the gap is told, so that a crash before that does all of it again. The
-offsets as they were are kept in `recreated/`: the ledger knows batches by them.
+The new ids are written after the gap has been reported, so that all of this is repeated after a
+crash in between. The original offsets are kept in `recreated/`, because the ledger knows batches by
+their digest.
 """
 
 from __future__ import annotations
@@ -43,16 +45,17 @@ log = logging.getLogger(__name__)
 
 TOPICS_FILE = "topics.json"
 POSITIONS_FILE = "rewound.json"
-"""Up to where topics that were recreated had been read, by input, with the ids of those topics."""
-CHECK_INTERVAL_S = 5.0  # between two checks of a query from outside of its batches
+"""A file with the offsets up to which recreated topics had been read, by input, with the ids of
+the old topics."""
+CHECK_INTERVAL_S = 5.0  # between two checks outside of the query's batches
 
 
 class ReadTopic(NamedTuple):
-    """A topic that is read, to be looked at by a worker of Spark.
+    """A topic that a query reads, which Spark's workers check before they commit.
 
     Attributes:
-        client: librdkafka's properties of its cluster.
-        topic: As it was when the query started.
+        client_config: librdkafka's properties of its cluster.
+        topic: The topic as it was when the query started.
     """
 
     client_config: Mapping[str, Any]
@@ -60,11 +63,14 @@ class ReadTopic(NamedTuple):
 
 
 class InputTopics:
-    """The topics of a query's inputs, as they are when it starts.
+    """The topics of a query's inputs as they were when it started.
+
+    A job creates one for each run of its query, and closes it. `check` waits for Kafka, and the
+    query calls it in its batches. `have_changed` does not wait, and the runner polls it.
 
     Attributes:
-        topics: By input.
-        read: The same, with their clusters.
+        topics: The topics by the name of the input.
+        read_topics: The same topics with their clusters.
     """
 
     def __init__(
@@ -75,53 +81,57 @@ class InputTopics:
         """Ask Kafka for the topics.
 
         Args:
-            inputs: By name: librdkafka's properties of its cluster, and the topic's name.
-            clock: Seconds of any monotonic clock.
+            inputs: librdkafka's properties of the cluster and the topic's name, by input.
+            clock: Returns the seconds of any monotonic clock.
 
         Raises:
-            PipelineError: As of `topics.describe`.
+            TopicMissing: A topic does not exist.
+            PipelineError: Kafka does not answer, or refuses.
         """
         self._admin_clients = {
             name: (topics.create_admin_client(client), topic)
             for name, (client, topic) in inputs.items()
         }
         self.topics = {
-            name: topics.await_topic(*each) for name, each in self._request_topics().items()
+            name: topics.await_topic(*request) for name, request in self._request_topics().items()
         }
         self.read_topics = tuple(
-            ReadTopic(inputs[name][0], each) for name, each in self.topics.items()
+            ReadTopic(inputs[name][0], topic) for name, topic in self.topics.items()
         )
         self._clock = clock
         self._futures: dict[str, tuple[Future[Any], str]] | None = None
         self._next_check_at = clock() + CHECK_INTERVAL_S
 
     def check(self) -> None:
-        """Compare the topics with those that are there now.
+        """Compare the topics with those that exist now.
 
         Raises:
-            PipelineUnavailable: One was recreated, and the query must start again; or Kafka does
-                not answer.
+            PipelineUnavailable: A topic was recreated, so the query must start again; or Kafka
+                does not answer.
             PipelineError: Kafka refuses.
         """
-        if found := self._find_recreated(self._request_topics()):
-            raise _build_recreated_error(found)
+        if recreated := self._find_recreated(self._request_topics()):
+            raise _build_recreated_error(recreated)
 
     def have_changed(self) -> bool:
-        """Return whether a topic is known to be recreated. Kafka is asked, and not waited for."""
+        """Return whether a topic is known to be recreated, without waiting for Kafka.
+
+        Every `CHECK_INTERVAL_S` a call sends requests, and a later call evaluates their answers.
+        """
         if self._futures is None and self._clock() >= self._next_check_at:
             self._futures = self._request_topics()
-        if self._futures is None or not all(each.done() for each, _ in self._futures.values()):
+        if self._futures is None or not all(future.done() for future, _ in self._futures.values()):
             return False
         answers, self._futures = self._futures, None
         self._next_check_at = self._clock() + CHECK_INTERVAL_S
         try:
             return self._find_recreated(answers) is not None
         except PipelineError:
-            return False  # the query itself meets what Kafka does not do
+            return False  # the query itself fails if Kafka does not answer
 
     def close(self) -> None:
-        """Close the connections to Kafka; nothing can be asked any more."""
-        # An AdminClient has no `close`: it ends with its last reference.
+        """Close the connections to Kafka; the topics can no longer be checked."""
+        # An AdminClient has no `close`: it is closed when its last reference is gone.
         self._admin_clients, self._futures = {}, None
 
     def _request_topics(self) -> dict[str, tuple[Future[Any], str]]:
@@ -131,40 +141,47 @@ class InputTopics:
         }
 
     def _find_recreated(self, futures: Mapping[str, tuple[Future[Any], str]]) -> str | None:
-        for name, answer in futures.items():
+        """Return the name of a topic that has another id now, if there is one."""
+        for name, request in futures.items():
             try:
-                found = topics.await_topic(*answer)
+                topic = topics.await_topic(*request)
             except TopicMissing:
-                continue  # it may be recreated yet
-            if found.id != self.topics[name].id:
-                return found.name
+                continue  # deleted, and perhaps about to be recreated
+            if topic.id != self.topics[name].id:
+                return topic.name
         return None
 
 
-_admin_clients: dict[tuple[int, str], Any] = {}  # of this process, by the servers of a cluster
+# By process id and the servers of a cluster. After a fork the clients of the parent are useless.
+_admin_clients: dict[tuple[int, str], Any] = {}
 
 
 def check_topics(read_topics: Iterable[ReadTopic]) -> None:
-    """Compare topics with those that are there now, in a worker of Spark.
+    """Compare topics with those that exist now, in a worker of Spark.
 
-    What was read before is of the topics that are named, as no id comes back. It takes 2.6 ms
-    (median of 300 on two loaded cores).
+    A recreated topic never gets an old id again. So if the ids are the same after the input was
+    read, all that was read is of these topics. It takes 2.6 ms (median of 300 on two loaded cores).
+
+    Args:
+        read_topics: The topics as they were when the query started.
 
     Raises:
-        PipelineError: As of `InputTopics.check`.
+        PipelineUnavailable: A topic was recreated, or Kafka does not answer.
+        PipelineError: Kafka refuses.
     """
-    asked = []
-    for each in read_topics:
-        place = os.getpid(), str(each.client_config.get("bootstrap.servers"))
-        if place not in _admin_clients:
-            _admin_clients[place] = topics.create_admin_client(each.client_config)
-        asked.append((topics.request_topic(_admin_clients[place], each.topic.name), each.topic))
-    for answer, topic in asked:
+    requests = []
+    for read_topic in read_topics:
+        key = os.getpid(), str(read_topic.client_config.get("bootstrap.servers"))
+        if key not in _admin_clients:
+            _admin_clients[key] = topics.create_admin_client(read_topic.client_config)
+        future = topics.request_topic(_admin_clients[key], read_topic.topic.name)
+        requests.append((future, read_topic.topic))
+    for future, topic in requests:
         try:
-            found = topics.await_topic(answer, topic.name)
+            current = topics.await_topic(future, topic.name)
         except TopicMissing:
-            continue  # another one has not been read
-        if found.id != topic.id:
+            continue  # it was deleted, so no other topic of this name has been read
+        if current.id != topic.id:
             raise _build_recreated_error(topic.name)
 
 
@@ -174,12 +191,12 @@ def _build_recreated_error(topic: str) -> PipelineUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class RewoundInputs:
-    """What a query that is about to start has still to tell.
+    """The gaps of recreated topics that a query must report once it has started.
 
     Attributes:
-        held: The files of its checkpoint.
-        topics: By input.
-        gaps: Of the inputs whose topics were recreated.
+        files: The files of the query's checkpoint.
+        topics: The topics by input.
+        gaps: The gaps of the inputs whose topics were recreated, by input.
     """
 
     files: Files
@@ -187,13 +204,13 @@ class RewoundInputs:
     gaps: Mapping[str, Sequence[InputGap]]
 
     def log_gaps(self, job: str) -> None:
-        """Tell the gaps of a job that has no gap records, and remember the new topics."""
+        """Log and count the gaps of a job that writes no gap records, and store the topics' ids."""
         for name, gaps in self.gaps.items():
             counts.increment_counter(catalog.PIPELINE_GAPS, len(gaps), job, self.topics[name].name)
-            what = "job %s reads topic %s from its begin, as it was recreated; of the old one the "
-            what += "records behind these offsets were not read, by partition: %s"
-            starts = {each.partition: each.start for each in gaps}
-            log.warning(what, job, self.topics[name].name, starts)
+            text = "job %s reads topic %s from its beginning, as it was recreated; records of the "
+            text += "old topic from these offsets on were not read, by partition: %s"
+            starts = {gap.partition: gap.start for gap in gaps}
+            log.warning(text, job, self.topics[name].name, starts)
         store_topic_ids(self.files, self.topics)
 
 
@@ -201,15 +218,15 @@ def find_recreated(files: Files, topics: Mapping[str, TopicDescription]) -> list
     """Return the inputs whose topics were recreated since the query read them.
 
     Args:
-        held: The files of the checkpoint.
-        topics: By input.
+        files: The files of the checkpoint.
+        topics: The topics that exist now, by input.
     """
     known = _load_json(files, TOPICS_FILE)
     return [name for name, topic in topics.items() if known.get(name, topic.id) != topic.id]
 
 
 def store_topic_ids(files: Files, topics: Mapping[str, TopicDescription]) -> None:
-    """Write the ids of the topics that the batches from now on read."""
+    """Store the ids of the topics that the next batches read, by input."""
     ids = {name: topic.id for name, topic in topics.items()}
     if _load_json(files, TOPICS_FILE) != ids:
         files.write(TOPICS_FILE, json.dumps(ids, indent=1).encode())
@@ -218,97 +235,103 @@ def store_topic_ids(files: Files, topics: Mapping[str, TopicDescription]) -> Non
 def rewind_input(
     files: Files, checkpoint: Checkpoint, sources: Sources, input_name: str, topic: TopicDescription
 ) -> list[InputGap]:
-    """Let an input be read from the begin of its topic.
+    """Edit a checkpoint so that an input is read from the beginning of its new topic.
 
-    To be called before the query starts. It may be repeated until the new id is remembered.
+    The query must not run. The call may be repeated, for example after a crash, until the new id
+    is stored.
 
     Args:
-        held: The files of the checkpoint.
-        checkpoint: The same, as it is read.
-        sources: Which inputs the sources of the query are.
-        name: The input's.
+        files: The files of the checkpoint.
+        checkpoint: The same checkpoint.
+        sources: Which input each source of the query is.
+        input_name: The name of the input.
         topic: The new topic.
 
     Returns:
-        A gap of each partition: it ends before it begins, as the new log does.
+        A gap of each partition, from where the old topic would have been read next to offset 0.
     """
-    before = _store_positions(files, checkpoint, sources, input_name)
-    begin = {(topic.name, each): 0 for each in range(topic.partitions)}
-    done, planned = checkpoint.read_last_committed(), checkpoint.read_last_planned()
-    if done is None:
+    positions = _store_positions(files, checkpoint, sources, input_name)
+    beginning = {(topic.name, partition): 0 for partition in range(topic.partitions)}
+    committed, planned = checkpoint.read_last_committed(), checkpoint.read_last_planned()
+    if committed is None:
         for number in range(len(checkpoint.read_initial_offsets())):
             if sources.directories[number] == input_name:
-                write_initial_offsets(files, number, begin)
-    for number in {each for each in (done, planned) if each is not None}:
-        _rewind_batch(files, sources, input_name, number, begin)
-    # An interrupted batch made it of the records that are gone.
-    discard_state(files, 0 if done is None else done + 1)
-    return [InputGap(*place, offset, 0) for place, offset in sorted(before.items())]
+                write_initial_offsets(files, number, beginning)
+    # The next batch starts where the last committed one ends. A batch that was planned and not
+    # committed then starts and ends at the beginning, and reads nothing of the input.
+    for number in {batch for batch in (committed, planned) if batch is not None}:
+        _rewind_batch(files, sources, input_name, number, beginning)
+    # The state of an interrupted batch was made of records that are gone.
+    discard_state(files, 0 if committed is None else committed + 1)
+    return [InputGap(*place, offset, 0) for place, offset in sorted(positions.items())]
 
 
 def _store_positions(
     files: Files, checkpoint: Checkpoint, sources: Sources, input_name: str
 ) -> Offsets:
-    """Return up to where the topic that is gone was read.
+    """Store and return the offsets up to which the old topic was read.
 
-    They are written before the offsets are changed. So they are the same where a start is killed,
-    and where the topic is recreated once more before the gap was told.
+    They are stored before the offsets of the checkpoint are changed. So they stay the same if the
+    start is killed, or if the topic is recreated once more before the gap has been reported.
     """
-    noted, known = _load_json(files, POSITIONS_FILE), _load_json(files, TOPICS_FILE).get(input_name)
-    if input_name not in noted or noted[input_name]["id"] != known:
+    stored = _load_json(files, POSITIONS_FILE)
+    old_id = _load_json(files, TOPICS_FILE).get(input_name)
+    if input_name not in stored or stored[input_name]["id"] != old_id:
         offsets = json.loads(format_offsets(_find_positions(checkpoint, sources, input_name)))
-        noted[input_name] = {"id": known, "offsets": offsets}
-        files.write(POSITIONS_FILE, json.dumps(noted).encode())
-    return flatten_offsets(noted[input_name]["offsets"])
+        stored[input_name] = {"id": old_id, "offsets": offsets}
+        files.write(POSITIONS_FILE, json.dumps(stored).encode())
+    return flatten_offsets(stored[input_name]["offsets"])
 
 
 def _find_positions(checkpoint: Checkpoint, sources: Sources, input_name: str) -> Offsets:
-    """Return where an input would be read on."""
+    """Return the offsets that an input would be read from next."""
     number = checkpoint.read_last_committed()
-    found: Offsets = {}
+    positions: Offsets = {}
     if number is None:
-        for at, starts in enumerate(checkpoint.read_initial_offsets()):
-            if sources.directories[at] == input_name:
-                found |= starts
-        return found
-    found = _read_starts(checkpoint, sources, input_name, number)
-    # A query that meets that the topic is missing goes on with batches that have no offsets of it.
-    while number and not found:
+        for directory, starts in enumerate(checkpoint.read_initial_offsets()):
+            if sources.directories[directory] == input_name:
+                positions |= starts
+        return positions
+    positions = _read_starts(checkpoint, sources, input_name, number)
+    # While the topic does not exist, a running query writes batches without offsets of it.
+    while number and not positions:
         number -= 1
         try:
-            found = _read_starts(checkpoint, sources, input_name, number)
-        except PipelineError:  # the offsets are no longer kept
+            positions = _read_starts(checkpoint, sources, input_name, number)
+        except PipelineError:  # Spark has removed the offsets
             break
-    return found
+    return positions
 
 
 def _read_starts(checkpoint: Checkpoint, sources: Sources, input_name: str, number: int) -> Offsets:
-    """Return where the batch behind one starts."""
-    found: Offsets = {}
+    """Return the start offsets of an input in the batch after a given one."""
+    starts: Offsets = {}
     for source, offsets in zip(sources.lines, checkpoint.read_next_starts(number), strict=True):
         if source == input_name:
-            found |= offsets
-    return found
+            starts |= offsets
+    return starts
 
 
 def _rewind_batch(
     files: Files, sources: Sources, input_name: str, number: int, start_offsets: Offsets
 ) -> None:
-    """Let a batch end at the begin of an input's topic."""
-    saved, text = f"{RECREATED_DIRECTORY}/{number}", files.read(f"offsets/{number}")
-    if saved not in files.list_sizes():
-        files.write(saved, text)
+    """Set the end of a batch to given offsets of an input, and keep the original offsets."""
+    original, text = f"{RECREATED_DIRECTORY}/{number}", files.read(f"offsets/{number}")
+    if original not in files.list_sizes():  # otherwise an earlier call has changed them already
+        files.write(original, text)
     lines = text.decode().splitlines()
-    for at, source in enumerate(sources.lines):
+    for line, source in enumerate(sources.lines):
         if source == input_name:
-            forget_ends(files, number, at)
-            lines[2 + at] = format_offsets(start_offsets)
+            forget_ends(files, number, line)
+            # The version and the JSON of the watermarks are before the lines of the sources.
+            lines[2 + line] = format_offsets(start_offsets)
     files.write(f"offsets/{number}", "\n".join(lines).encode())
 
 
 def _load_json(files: Files, name: str) -> dict[str, Any]:
+    """Return the content of a JSON file, or an empty dictionary if there is none."""
     try:
-        found: dict[str, Any] = json.loads(files.read(name))
+        content: dict[str, Any] = json.loads(files.read(name))
     except FileNotFoundError:
         return {}
-    return found
+    return content

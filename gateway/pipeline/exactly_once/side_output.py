@@ -1,12 +1,13 @@
-"""Late and undecodable records of a batch, into topics beside the input: each once.
+"""Write late and undecodable records to topics beside their input, each exactly once.
 
-Spark drops late rows without a word, and what is no row never becomes one. Both are found exactly
-by reading offsets again that batches have read, several batches at a time: see `beside`. They go
-out under a query name of their own (`<query>/late/<input>`, `<query>/dlq/<input>`) by the writer
-that rows have, so the ledger knows up to which batch they were sent. An input is named by its
-cluster, its topic and its name in the job: two of a job may read one topic, or topics of one name.
+Spark drops late rows silently, and an undecodable record never becomes a row. Both are found
+exactly by reading the offsets again that batches have read, several batches at once (see
+`side_outputs`). An `ExactlyOnceWriter` writes them under a query id of their own
+(`<query>/late/<input>`, `<query>/dlq/<input>`), so the ledger says up to which batch they were
+written. There, an input is named by its cluster, its topic and its name in the job, because two
+inputs of a job may read one topic, or topics of the same name.
 
-A record goes on as it was: key, value and headers; where it was, and why it is here, in headers.
+A record keeps its key, value and headers. Additional headers say where it was and why it is here.
 """
 
 from __future__ import annotations
@@ -35,27 +36,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOPIC_SUFFIXES: Mapping[str, str] = {"late": ".late", "dlq": ".dlq"}
-ORIGIN_FIELDS = (
-    "topic",
-    "partition",
-    "offset",
-    "timestamp",
-)  # X-Origin-Topic, ...: as the sidecar's
+# The columns that become headers such as X-Origin-Topic, which the sidecar has, too.
+ORIGIN_FIELDS = ("topic", "partition", "offset", "timestamp")
 INPUT_HEADER = "X-Origin-Input"
 REASON_HEADER = "X-Reason"
 
 SideOutputKind: TypeAlias = Literal["late", "dlq"]
 LateFilter: TypeAlias = "Callable[[DataFrame, Column], DataFrame]"
-"""(the input's typed rows, what each is held against) -> those of them that are late."""
+"""Takes the input's typed rows and the column of the watermark of each; returns the late rows."""
 WATERMARK_COLUMN = "_held"
 
 
 def side_topic(topic: str, kind: SideOutputKind) -> str:
+    """Return the name of the topic for such records of an input topic."""
     return topic + TOPIC_SUFFIXES[kind]
 
 
 def build_side_records(raw: DataFrame, reason: Column, input_name: str) -> DataFrame:
-    """Kafka's columns as records to be written: `key`, `value`, `headers`. name: of the input."""
+    """Return records of an input as `key`, `value` and `headers`, ready to be written.
+
+    Args:
+        raw: The columns of Spark's Kafka source.
+        reason: Why each record is written.
+        input_name: The name of the input.
+    """
     from pyspark.sql import functions as F
 
     def build_header(name: str, value: Column) -> Column:
@@ -64,62 +68,85 @@ def build_side_records(raw: DataFrame, reason: Column, input_name: str) -> DataF
         )
 
     millis = {"timestamp": F.unix_millis("timestamp")}
-    added = [
+    origin = [
         build_header(f"X-Origin-{name.title()}", millis.get(name, F.col(name)))
         for name in ORIGIN_FIELDS
     ]
-    known = F.array(
-        *added, build_header(INPUT_HEADER, F.lit(input_name)), build_header(REASON_HEADER, reason)
+    additional = F.array(
+        *origin, build_header(INPUT_HEADER, F.lit(input_name)), build_header(REASON_HEADER, reason)
     )
-    given = F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>"))
-    return raw.select("key", "value", F.concat(given, known).alias("headers"))
+    own = F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>"))
+    return raw.select("key", "value", F.concat(own, additional).alias("headers"))
 
 
 def build_late_records(raw: DataFrame, late_rows: DataFrame, input_name: str) -> DataFrame:
-    """The records of `raw` that these typed rows were made of; they have what they were held
-    against, `HELD`. name: of the input."""
+    """Return the records that late rows were made of, ready to be written.
+
+    Args:
+        raw: The columns of Spark's Kafka source.
+        late_rows: Typed rows with their origin and `WATERMARK_COLUMN`.
+        input_name: The name of the input.
+    """
     from pyspark.sql import functions as F
 
     names = ["topic", "partition", "offset"]
     places = late_rows.select(*(F.col(f"_{name}").alias(name) for name in names), WATERMARK_COLUMN)
-    found = raw.join(F.broadcast(places.dropDuplicates(names)), names)
-    time = F.date_format(WATERMARK_COLUMN, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
+    late = raw.join(F.broadcast(places.dropDuplicates(names)), names)
+    watermark = F.date_format(WATERMARK_COLUMN, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
     return build_side_records(
-        found, F.concat(F.lit("it came later than the watermark, "), time), input_name
+        late, F.concat(F.lit("it came later than the watermark, "), watermark), input_name
     )
 
 
 def add_watermarks(rows: DataFrame, topic: str, batches: Iterable[BatchOffsets]) -> DataFrame:
-    """Typed rows of several batches with what each was held against, in `HELD`; without those of
-    batches that held them against nothing."""
+    """Add the watermark that each row was compared with, as `WATERMARK_COLUMN`.
+
+    Rows of batches without a watermark are left out: none of them was late.
+
+    Args:
+        rows: Typed rows of several batches.
+        topic: The topic that they are of.
+        batches: The batches.
+    """
     from pyspark.sql import functions as F
 
-    known = [
+    # One row of this table is a range of offsets with the watermark of its batch.
+    ranges = [
         f"({place.partition}, {start}L, {end}L, {batch.watermark_ms}L)"
         for batch in batches
         if batch.watermark_ms
         for place, (start, end) in offset_ranges(topic, batch.start, batch.end).items()
     ]
-    if not known:
+    if not ranges:
         return rows.limit(0).withColumn(WATERMARK_COLUMN, F.lit(None).cast("timestamp"))
     columns = "_of, _from, _to, _ms"
-    table = rows.sparkSession.sql(f"SELECT * FROM VALUES {', '.join(known)} AS t({columns})")
-    inside = (F.col("_offset") >= F.col("_from")) & (F.col("_offset") < F.col("_to"))
-    found = rows.join(F.broadcast(table), (F.col("_partition") == F.col("_of")) & inside)
-    return found.withColumn(WATERMARK_COLUMN, F.timestamp_millis("_ms")).drop(
+    table = rows.sparkSession.sql(f"SELECT * FROM VALUES {', '.join(ranges)} AS t({columns})")
+    in_range = (F.col("_offset") >= F.col("_from")) & (F.col("_offset") < F.col("_to"))
+    joined = rows.join(F.broadcast(table), (F.col("_partition") == F.col("_of")) & in_range)
+    return joined.withColumn(WATERMARK_COLUMN, F.timestamp_millis("_ms")).drop(
         "_of", "_from", "_to", "_ms"
     )
 
 
 @dataclass(slots=True)
 class SideOutput:
-    """Of one input of one job.
+    """The late and the undecodable records of one input of one job.
 
-    name: of the input. query, output, checkpoint: as of `Writer`. kafka: the input's cluster.
-    into: the output's, where letters go as well. read: as of `Writer`.
+    `SideOutputs` creates one for each input that has a side output. Batches must be given in their
+    order. The records of several batches are written as one epoch, which has the number of the
+    last batch.
 
-    Batches are given in their order, all of them one after the other; their records are sent
-    under the number of the last one.
+    Attributes:
+        spark: The session.
+        query_id: The id of the checkpoint.
+        input_name: The name of the input in the job.
+        input: The settings of the input.
+        input_cluster: The cluster that the input is read from.
+        output: The output of the job, whose ledger and transaction timeout are used.
+        output_cluster: The cluster of the output, where these records are written, too.
+        checkpoint: The checkpoint of the query.
+        catalogs: The schema registries, by name.
+        read_topics: The topics that are read, as of `ExactlyOnceWriter`.
     """
 
     spark: SparkSession
@@ -135,48 +162,68 @@ class SideOutput:
     _writers: dict[SideOutputKind, ExactlyOnceWriter] = field(default_factory=dict)
 
     def write_invalid(self, batches: Sequence[BatchOffsets]) -> int:
-        """Send those that are none of the model; how many were sent now."""
+        """Write the records of batches that the input's model cannot decode.
+
+        Returns:
+            How many records were committed by this call.
+
+        Raises:
+            PipelineError: Kafka does not answer, or refuses.
+        """
         raw = self._read_records(batches)
         if raw is None:
             return 0
-        found = source.select_invalid_records(raw, self.input, self.catalogs)
-        return self._write_rows(
-            "dlq", build_side_records(found, found["_reason"], self.input_name), batches[-1].number
-        )
+        invalid = source.select_invalid_records(raw, self.input, self.catalogs)
+        records = build_side_records(invalid, invalid["_reason"], self.input_name)
+        return self._write_rows("dlq", records, batches[-1].number)
 
     def write_late(self, batches: Sequence[BatchOffsets], select_late: LateFilter) -> int:
-        """Send those that were late; how many were sent now."""
+        """Write the records of batches that were late.
+
+        Args:
+            batches: The batches, in their order.
+            select_late: Selects the late ones among typed rows.
+
+        Returns:
+            How many records were committed by this call.
+
+        Raises:
+            PipelineError: Kafka does not answer, or refuses.
+        """
         raw = self._read_records(batches)
         if raw is None:
             return 0
         rows = add_watermarks(
             source.parse_records(raw, self.input, self.catalogs), self.input.topic, batches
         )
-        found = build_late_records(raw, select_late(rows, rows[WATERMARK_COLUMN]), self.input_name)
-        return self._write_rows("late", found, batches[-1].number)
+        late_rows = select_late(rows, rows[WATERMARK_COLUMN])
+        records = build_late_records(raw, late_rows, self.input_name)
+        return self._write_rows("late", records, batches[-1].number)
 
     def read_last_batch(self, kind: SideOutputKind) -> int:
-        """The last batch that any were sent of; -1 for none."""
+        """Return the number of the last batch whose records were written, or -1 for none."""
         ledger, name = self._get_writer(kind).ledger, self._build_query_id(kind)
         return max((each.epoch for each in ledger.read_entries(name)), default=-1)
 
     def _read_records(self, batches: Sequence[BatchOffsets]) -> DataFrame | None:
-        """The records of these batches; None where they have none of this topic."""
+        """Return the records of batches, or None if the batches have none of this topic."""
         if not batches:
             return None
-        parts = [offset_ranges(self.input.topic, *each) for each in iter_contiguous_spans(batches)]
+        spans = [offset_ranges(self.input.topic, *span) for span in iter_contiguous_spans(batches)]
         tables = [
-            source.read_raw_range(self.spark, self.input_cluster, each) for each in parts if each
+            source.read_raw_range(self.spark, self.input_cluster, ranges)
+            for ranges in spans
+            if ranges
         ]
-        return reduce(lambda one, other: one.union(other), tables) if tables else None
+        return reduce(lambda left, right: left.union(right), tables) if tables else None
 
     def _write_rows(self, kind: SideOutputKind, rows: DataFrame, epoch: int) -> int:
         topic = side_topic(self.input.topic, kind)
-        known = topics.list_topics(self.output_cluster)
-        if topic not in known:
-            if rows.isEmpty():  # no topic is made for nothing
+        existing = topics.list_topics(self.output_cluster)
+        if topic not in existing:
+            if rows.isEmpty():  # the topic is only created when there is a record for it
                 return 0
-            topics.ensure_topic(self.output_cluster, topic, None, known)
+            topics.ensure_topic(self.output_cluster, topic, None, existing)
         return self._get_writer(kind)(rows, epoch)
 
     def _get_writer(self, kind: SideOutputKind) -> ExactlyOnceWriter:
@@ -201,30 +248,38 @@ class SideOutput:
 def offset_ranges(
     topic: str, starts: Iterable[Offsets], ends: Iterable[Offsets]
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """Of each partition of a topic that has any. A partition that appeared begins at 0; a topic
-    that two sources read is read from where the slower one was."""
-    begun: dict[tuple[str, int], int] = {}
-    for part in starts:
-        for place, offset in part.items():
-            begun[place] = min(offset, begun.get(place, offset))
-    ended: dict[tuple[str, int], int] = {}
-    for part in ends:
-        for place, offset in part.items():
-            ended[place] = max(offset, ended.get(place, offset))
+    """Return the start and the end offset of each partition of a topic that was read.
+
+    A partition without a start is new and begins at 0. If two sources read the topic, the range
+    begins at the lesser start and ends at the greater end.
+
+    Args:
+        topic: The name of the topic.
+        starts: The start offsets of each source.
+        ends: The end offsets of each source.
+    """
+    lowest_starts: dict[tuple[str, int], int] = {}
+    for offsets in starts:
+        for place, offset in offsets.items():
+            lowest_starts[place] = min(offset, lowest_starts.get(place, offset))
+    highest_ends: dict[tuple[str, int], int] = {}
+    for offsets in ends:
+        for place, offset in offsets.items():
+            highest_ends[place] = max(offset, highest_ends.get(place, offset))
     return {
-        TopicPartition(*place): (begun.get(place, 0), end)
-        for place, end in ended.items()
-        if place[0] == topic and begun.get(place, 0) < end
+        TopicPartition(*place): (lowest_starts.get(place, 0), end)
+        for place, end in highest_ends.items()
+        if place[0] == topic and lowest_starts.get(place, 0) < end
     }
 
 
 def iter_contiguous_spans(
     batches: Sequence[BatchOffsets],
 ) -> Iterator[tuple[tuple[Offsets, ...], tuple[Offsets, ...]]]:
-    """Yield the starts and the ends of batches that follow each other, without what none has read.
+    """Yield the starts and the ends of runs of batches that have no offsets between them.
 
-    What Spark cannot read is between the end of one batch and the start of the next: see
-    `unreadable`.
+    Usually all batches are one run. Records that Spark cannot read lie between the end of one batch
+    and the start of the next (see `gateway.pipeline.unreadable`), and end a run.
     """
     first = batches[0]
     for before, batch in pairwise(batches):
@@ -239,15 +294,16 @@ def iter_contiguous_spans(
 
 
 def drop_rewound(batches: Sequence[BatchOffsets]) -> Sequence[BatchOffsets]:
-    """Return the batches of an input whose records are of the topic that is there now.
+    """Return the batches of an input whose records are of the topic that exists now.
 
-    The last batch that read a topic which was recreated since ends before it starts: see
-    `recreated`. Offsets of it and of those before are of other records by now.
+    The last batch of a topic that was recreated since ends before it starts, because
+    `recreated_topics` has set its end back. Its offsets, and those of the batches before it, belong
+    to other records now.
 
     Args:
-        batches: Of one input, in their order.
+        batches: The batches with the offsets of one input, in their order.
     """
-    rewound = [at for at, each in enumerate(batches) if _is_rewound(each)]
+    rewound = [i for i, batch in enumerate(batches) if _is_rewound(batch)]
     return batches[rewound[-1] + 1 :] if rewound else batches
 
 
@@ -260,11 +316,17 @@ def _is_rewound(batch: BatchOffsets) -> bool:
 
 
 def create_late_filter(module: Any, settings: Any, input_name: str) -> LateFilter:
-    """The job's own predicate, as `Side.late` calls it. name: of the input, as `inputs` has it."""
+    """Return the predicate by which a job selects the late rows of an input.
+
+    Args:
+        module: The module of the job's type, which has `select_late`.
+        settings: The settings of the job.
+        input_name: The name of the input, as `get_inputs` has it.
+    """
 
     def select_late(rows: DataFrame, watermark: Column) -> DataFrame:
-        more = {"side": input_name} if settings.type == "join" else {}
-        found: DataFrame = module.select_late(settings, rows, watermark, **more)
-        return found
+        options = {"side": input_name} if settings.type == "join" else {}
+        late_rows: DataFrame = module.select_late(settings, rows, watermark, **options)
+        return late_rows
 
     return select_late

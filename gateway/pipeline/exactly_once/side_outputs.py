@@ -1,10 +1,11 @@
-"""What a job tells beside its rows: gaps of its inputs, its late and its undecodable records.
+"""Write a job's side outputs: gaps of its inputs, late records, and undecodable records.
 
 Gaps are looked for before each batch. Late and undecodable records are looked for in several
-batches at a time, by one job of Spark each `EVERY` seconds at most, because one for each batch
-takes as long as a small batch itself; and only where progress said that there are any. How far was
-looked is in the ledger. So the next process, to which progress says nothing, looks at the batches
-that are left, before its first. All of it is written once.
+batches at once, by one job of Spark every `SCAN_INTERVAL_S` seconds at most, because one job per
+batch takes as long as a small batch itself. Only batches are scanned in which Spark's progress
+counted such records. The ledger says up to which batch they were scanned. A new process has no
+progress of earlier batches, so before its first batch it scans all that were not scanned. Each
+record is written exactly once.
 """
 
 from __future__ import annotations
@@ -37,28 +38,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BatchCounter = Callable[[int], Mapping[str, int] | None]
-"""Of a batch by its number: `late` rows, and `invalid` ones by input; None where unknown."""
+"""Returns the counts of a batch by its number: the late rows as `late`, and the invalid records by
+the name of their input; None if they are unknown."""
 
 
-SCAN_INTERVAL_S = 10.0  # s
-MAX_SCAN_BATCHES = 50  # batches
+SCAN_INTERVAL_S = 10.0
+MAX_SCAN_BATCHES = 50
 
 
 class WrittenBatch(NamedTuple):
-    """A batch whose rows are written, and what is known of it."""
+    """A batch whose rows are written, and its counts as of `BatchCounter`."""
 
     batch: BatchOffsets
     counts: Mapping[str, int] | None
 
 
-# By query: one that is begun again closes the clients of its run before, which Spark holds on to.
+# By query id. Spark keeps references to the objects of a query that has ended, so a new run of the
+# query closes the Kafka clients of the run before.
 _running_outputs: dict[str, SideOutputs] = {}
 
 
 class SideOutputs:
-    """inputs: by name. sources: which of them the query's are. rewound: see `recreated`. late: the
-    job's predicate of an input, for those that have one. retained: batches whose offsets are kept,
-    for the next process. read: as of `Writer`. clock: seconds of any monotonic one."""
+    """All side outputs of one run of a query.
+
+    A job creates one when it starts its query, and calls `begin_batch` before it reads a batch.
+    Between calls, `_pending_batches` has the batches that are written and were not scanned, in
+    their order, and `_current_batch` is the batch that was begun last.
+    """
 
     def __init__(
         self,
@@ -78,6 +84,26 @@ class SideOutputs:
         read_topics: tuple[ReadTopic, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Close the side outputs of the query's previous run, and register this run.
+
+        Args:
+            spark: The session.
+            job: The name of the job.
+            query_id: The id of the checkpoint.
+            inputs: The inputs by name.
+            output: The output of the job, beside which the topics of gaps are.
+            settings: The settings of the gateway.
+            checkpoint: The checkpoint of the query.
+            sources: Which input each source of the query is.
+            rewound_inputs: The inputs whose topics were recreated, with gaps to report; None if
+                there are none.
+            late_filters: The predicates that select late rows, by the names of the inputs.
+            get_counts: Returns the counts of a batch.
+            retained_batches: The number of batches whose offsets Spark keeps. Pending batches are
+                fewer, so that the next process can still read their offsets.
+            read_topics: The topics that the records are read from, as of `ExactlyOnceWriter`.
+            clock: Returns the seconds of any monotonic clock.
+        """
         self._job = job
         self._checkpoint = checkpoint
         self._sources = sources
@@ -94,16 +120,17 @@ class SideOutputs:
                 spark,
                 query_id,
                 name,
-                each,
-                find_cluster(settings.clusters, each.kafka),
+                job_input,
+                find_cluster(settings.clusters, job_input.kafka),
                 output,
                 self._output_cluster,
                 checkpoint,
                 settings.catalogs,
                 read_topics,
             )
-            for name, each in inputs.items()
-            if each.on_invalid == "dead-letter" or (name in late_filters and each.late == "topic")
+            for name, job_input in inputs.items()
+            if job_input.on_invalid == "dead-letter"
+            or (name in late_filters and job_input.late == "topic")
         }
         self._gap_reporters: dict[str, GapReporter] = {}
         self._exit_stack = ExitStack()
@@ -112,12 +139,19 @@ class SideOutputs:
         self._ledger_producer: LedgerProducer | None = None
         self._max_pending = min(MAX_SCAN_BATCHES, max(1, retained_batches - 1))
         self._clock = clock
-        self._scanned_at = 0.0  # when
+        self._scanned_at = 0.0  # seconds of the clock
         close(query_id)
         _running_outputs[query_id] = self
 
     def begin_batch(self, epoch: int) -> None:
-        """Called when a batch begins, before it is read. Raises PipelineError."""
+        """Scan the batches before a batch if that is due, and report the gaps before it.
+
+        Args:
+            epoch: The number of the batch, which has offsets and has not been read.
+
+        Raises:
+            PipelineError: Kafka does not answer or refuses, or the checkpoint does not fit.
+        """
         batch = self._checkpoint.read_batch(epoch)
         if self._side_outputs:
             self._scan_when_due(epoch)
@@ -126,108 +160,135 @@ class SideOutputs:
         self._report_gaps(batch)
 
     def finish(self) -> None:
-        """Look at all that is left, once a query has done all that there was.
+        """Scan all batches that were not scanned, after a query has ended with nothing left to do.
 
         Raises:
-            PipelineError: Some of it cannot be written.
+            PipelineError: Some records cannot be written.
         """
-        done = self._checkpoint.read_last_committed()
-        if done is None or not self._side_outputs:
+        committed = self._checkpoint.read_last_committed()
+        if committed is None or not self._side_outputs:
             return
         last, self._current_batch = self._current_batch, None
-        if last is not None and last.number == done:
-            self._pending_batches.append(WrittenBatch(last, self._get_counts(done)))
-            self._scan_pending(done, is_repeated=False)
+        if last is not None and last.number == committed:
+            self._pending_batches.append(WrittenBatch(last, self._get_counts(committed)))
+            self._scan_pending(committed, is_repeated=False)
         else:
-            self._pending_batches = self._find_unscanned(done + 1)
-            self._scan_pending(done, is_repeated=True)
+            # This process has not begun the last batch, so it knows nothing of the batches before.
+            self._pending_batches = self._find_unscanned(committed + 1)
+            self._scan_pending(committed, is_repeated=True)
 
     def close(self) -> None:
+        """Close the clients of Kafka."""
         self._exit_stack.close()
         self._ledger_producer = None
 
     def _scan_when_due(self, epoch: int) -> None:
-        """All batches before this one are."""
-        first = self._current_batch is None
-        if first:
+        """Scan the pending batches before an epoch if the interval or their number requires it."""
+        # Spark begins a batch only after the previous one is written, so all before it are.
+        is_first = self._current_batch is None
+        if is_first:
             self._pending_batches = self._find_unscanned(epoch)
         elif self._current_batch is not None and self._current_batch.number == epoch - 1:
             self._pending_batches.append(
                 WrittenBatch(self._current_batch, self._get_counts(epoch - 1))
             )
-        since = self._clock() - self._scanned_at
-        if first or since >= SCAN_INTERVAL_S or len(self._pending_batches) >= self._max_pending:
-            self._scan_pending(epoch - 1, is_repeated=first)
+        elapsed = self._clock() - self._scanned_at
+        is_full = len(self._pending_batches) >= self._max_pending
+        if is_first or elapsed >= SCAN_INTERVAL_S or is_full:
+            self._scan_pending(epoch - 1, is_repeated=is_first)
             self._scanned_at = self._clock()
 
     def _find_unscanned(self, epoch: int) -> list[WrittenBatch]:
-        """What an earlier process has not looked at. Without a word of that, as where a checkpoint
-        was restored, it is the last batch."""
-        told = self._ledger.read_values([self._ledger_key]).get(self._ledger_key)
-        after = int(told["to"]) if told is not None else max(-1, epoch - 2)
-        found: list[WrittenBatch] = []
-        for number in range(epoch - 1, after, -1):
+        """Return the batches before an epoch that an earlier process has not scanned.
+
+        If the ledger does not say how far that was, as when a checkpoint was restored, only the
+        last batch is returned.
+        """
+        position = self._ledger.read_values([self._ledger_key]).get(self._ledger_key)
+        scanned = int(position["to"]) if position is not None else max(-1, epoch - 2)
+        unscanned: list[WrittenBatch] = []
+        for number in range(epoch - 1, scanned, -1):
             try:
-                found.insert(0, WrittenBatch(self._checkpoint.read_batch(number), None))
+                unscanned.insert(0, WrittenBatch(self._checkpoint.read_batch(number), None))
             except PipelineError as error:
-                log.warning("%s: late and invalid records before it are left: %s", self._job, error)
+                # Spark has removed the offsets of this batch and of all before it.
+                log.warning(
+                    "%s: late and invalid records of batch %d and before are left out: %s",
+                    *(self._job, number, error),
+                )
                 break
-        return found
+        return unscanned
 
     def _scan_pending(self, epoch: int, *, is_repeated: bool) -> None:
-        """Late and undecodable records of all batches that are not looked at. again: some may have
-        been sent."""
-        for name, side in self._side_outputs.items():
-            if side.input.on_invalid == "dead-letter":
+        """Write the late and the undecodable records of all pending batches.
+
+        Args:
+            epoch: The last of these batches, or the last batch before this process.
+            is_repeated: Whether an earlier process may have written some of the records.
+        """
+        for name, side_output in self._side_outputs.items():
+            if side_output.input.on_invalid == "dead-letter":
                 batches = self._select_batches(name, "dlq", name, is_repeated=is_repeated)
-                self._log_sent(name, "dlq", batches, side.write_invalid(batches))
-            late = self._late_filters.get(name)
-            if late and side.input.late == "topic":
+                self._log_sent(name, "dlq", batches, side_output.write_invalid(batches))
+            late_filter = self._late_filters.get(name)
+            if late_filter and side_output.input.late == "topic":
                 batches = self._select_batches(name, "late", "late", is_repeated=is_repeated)
-                self._log_sent(name, "late", batches, side.write_late(batches, late))
+                self._log_sent(name, "late", batches, side_output.write_late(batches, late_filter))
         self._pending_batches.clear()
         self._store_scan_position(epoch)
 
     def _select_batches(
         self, input_name: str, kind: SideOutputKind, count_key: str, *, is_repeated: bool
     ) -> list[BatchOffsets]:
-        """From the first batch that has any to the last one."""
-        parts = self._pending_batches
-        if is_repeated and parts:
-            done = self._side_outputs[input_name].read_last_batch(kind)
-            parts = [each for each in parts if each.batch.number > done]
-        some = [
-            at for at, each in enumerate(parts) if each.counts is None or each.counts.get(count_key)
+        """Return the pending batches to scan, from the first that has such records to the last.
+
+        Args:
+            input_name: The input whose offsets are returned.
+            kind: Which records are looked for.
+            count_key: Their key in the counts of a batch.
+            is_repeated: Whether an earlier process may have written some of the records.
+        """
+        pending = self._pending_batches
+        if is_repeated and pending:
+            last_written = self._side_outputs[input_name].read_last_batch(kind)
+            pending = [written for written in pending if written.batch.number > last_written]
+        indexes = [
+            i
+            for i, written in enumerate(pending)
+            if written.counts is None or written.counts.get(count_key)
         ]
-        wanted = parts[some[0] : some[-1] + 1] if some else []
-        batches = [self._sources.select(each.batch, input_name) for each in wanted]
-        found = drop_rewound(batches)
-        if len(found) < len(batches):
-            first, last = batches[0].number, batches[-len(found) - 1].number
+        # The batches in between are read, too: one range of offsets is one read of Kafka.
+        span = pending[indexes[0] : indexes[-1] + 1] if indexes else []
+        batches = [self._sources.select(written.batch, input_name) for written in span]
+        readable = drop_rewound(batches)
+        if len(readable) < len(batches):
+            first, last = batches[0].number, batches[-len(readable) - 1].number
             log.warning(
                 "%s: %s records of batches %d to %d of %s are gone, if there were any, as the "
                 "topic was recreated before they were looked for",
                 *(self._job, "late" if kind == "late" else "invalid", first, last, input_name),
             )
-        return list(found)
+        return list(readable)
 
     def _store_scan_position(self, epoch: int) -> None:
-        """Into the ledger. What fails here is only looked at again."""
+        """Store in the ledger up to which batch all were scanned.
+
+        A failure has no other effect than that the next start scans these batches again: each
+        `SideOutput` has its own record of what was written.
+        """
         ledger, timeout = self._ledger, self._output.transaction_timeout
         try:
             if self._ledger_producer is None:
-                name = f"{self._query_id}-beside"
+                transactional_id = f"{self._query_id}-beside"
                 self._ledger_producer = LedgerProducer(
-                    name, ledger.client_config, ledger.topic, timeout
+                    transactional_id, ledger.client_config, ledger.topic, timeout
                 )
             self._ledger_producer.begin()
             self._ledger_producer.write_entry(ledger.topic, 0, self._ledger_key, {"to": epoch})
             self._ledger_producer.commit()
         except TransactionInterrupted as error:
             self._ledger_producer = None
-            log.warning(
-                "%s: batch %d is looked at again by the next start: %s", self._job, epoch, error
-            )
+            log.warning("%s: the next start scans batch %d again: %s", self._job, epoch, error)
 
     @property
     def _ledger_key(self) -> str:
@@ -236,8 +297,8 @@ class SideOutputs:
     @cached_property
     def _ledger(self) -> Ledger:
         output = self._output
-        into = build_client_config(self._output_cluster)
-        return open_ledger(output.topic, output.writers, output.transaction_timeout, into)
+        client_config = build_client_config(self._output_cluster)
+        return open_ledger(output.topic, output.writers, output.transaction_timeout, client_config)
 
     def _log_sent(
         self, input_name: str, kind: SideOutputKind, batches: Sequence[BatchOffsets], count: int
@@ -250,13 +311,14 @@ class SideOutputs:
             )
 
     def _report_gaps(self, batch: BatchOffsets) -> None:
-        for name, each in self._inputs.items():
-            for part in self._sources.select(batch, name).start:
-                if part and each.on_data_loss == "gap":
-                    for gap in self._get_gap_reporter(name).report_gaps(part):
+        for name, job_input in self._inputs.items():
+            for starts in self._sources.select(batch, name).start:
+                if starts and job_input.on_data_loss == "gap":
+                    for gap in self._get_gap_reporter(name).report_gaps(starts):
                         counts.increment_counter(catalog.PIPELINE_GAPS, 1, self._job, gap.topic)
 
     def _report_recreated(self) -> None:
+        """Report the gaps of recreated topics, and then store the topics' new ids."""
         if self._rewound_inputs is None:
             return
         for name, gaps in self._rewound_inputs.gaps.items():
@@ -269,53 +331,62 @@ class SideOutputs:
 
     def _get_gap_reporter(self, input_name: str) -> GapReporter:
         if input_name not in self._gap_reporters:
-            to, wait = f"{self._output.topic}.gaps", self._output.transaction_timeout
-            of = self._inputs[input_name].kafka
-            read = build_client_config(find_cluster(self._settings.clusters, of))
-            made = GapReporter(
+            gap_topic = f"{self._output.topic}.gaps"
+            cluster = find_cluster(self._settings.clusters, self._inputs[input_name].kafka)
+            reporter = GapReporter(
                 self._job,
                 self._query_id,
                 input_name,
-                to,
+                gap_topic,
                 self._ledger,
-                input_config=read,
-                timeout_s=wait,
+                input_config=build_client_config(cluster),
+                timeout_s=self._output.transaction_timeout,
                 ensure_topic=lambda: topics.ensure_topic(
-                    self._output_cluster, to, None, topics.list_topics(self._output_cluster)
+                    self._output_cluster, gap_topic, None, topics.list_topics(self._output_cluster)
                 ),
             )
-            self._gap_reporters[input_name] = made
-            self._exit_stack.callback(made.close)
+            self._gap_reporters[input_name] = reporter
+            self._exit_stack.callback(reporter.close)
         return self._gap_reporters[input_name]
 
 
 def finish(query_id: str) -> None:
-    """Look at all that the last run of a query has left; nothing where none tells of any."""
-    if found := _running_outputs.get(query_id):
-        found.finish()
+    """Scan all batches that the last run of a query has not scanned, if it has side outputs.
+
+    Raises:
+        PipelineError: Some records cannot be written.
+    """
+    if outputs := _running_outputs.get(query_id):
+        outputs.finish()
 
 
 def close(query_id: str) -> None:
-    """Close the clients of the last run of a query; nothing where none tells of any."""
-    if found := _running_outputs.pop(query_id, None):
-        found.close()
+    """Close the side outputs of the last run of a query, if it has any."""
+    if outputs := _running_outputs.pop(query_id, None):
+        outputs.close()
 
 
 def create_batch_counter(get_query: Any) -> BatchCounter:
-    """From the newest progress of a StreamingQuery. Of all that it keeps each would be a document
-    to parse, a hundred of them in every batch."""
+    """Return a function that reads the counts of a batch from the progress of a query.
+
+    It only reads the newest progress. `recentProgress` would parse a hundred JSON documents in
+    every batch.
+
+    Args:
+        get_query: Returns the StreamingQuery, or None as long as it has not started.
+    """
 
     def get_counts(epoch: int) -> Mapping[str, int] | None:
-        running = get_query()
-        newest = None if running is None else running.lastProgress
-        return _parse_counts(newest) if newest and newest["batchId"] == epoch else None
+        query = get_query()
+        progress = None if query is None else query.lastProgress
+        return _parse_counts(progress) if progress and progress["batchId"] == epoch else None
 
     return get_counts
 
 
 def _parse_counts(progress: Any) -> Mapping[str, int]:
     operators = progress["stateOperators"] or []
-    late = sum(int(each["numRowsDroppedByWatermark"]) for each in operators)
+    late = sum(int(operator["numRowsDroppedByWatermark"]) for operator in operators)
     observed = progress["observedMetrics"] or {}
     invalid = {name: int(row["invalid"]) for name, row in observed.items() if "invalid" in row}
     return {**invalid, "late": late}

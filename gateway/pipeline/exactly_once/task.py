@@ -1,4 +1,4 @@
-"""What a Python worker does with one writer's rows of one epoch."""
+"""Write one writer's rows of one epoch, in a Python worker of Spark."""
 
 from __future__ import annotations
 
@@ -22,17 +22,25 @@ from .recreated_topics import ReadTopic, check_topics
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OUTCOME_SCHEMA = (
+RESULT_SCHEMA = (
     "writer bigint, process string, rows bigint, written boolean, seconds double, large bigint, "
     "refused bigint"
 )
-"""seconds: with Kafka, on the clock; without those in which the rows were waited for. large: rows
-that became dead letters, as their topic takes none of their size. refused: those that became dead
-letters as the schema of their topic refuses them."""
+"""The schema of `TaskResult` in Spark SQL."""
 
 
 class TaskResult(NamedTuple):
-    """One row of it."""
+    """What one writer did with its rows of an epoch, as Spark returns it to the driver.
+
+    Attributes:
+        writer: The number of the writer.
+        process: The name of the process that has the writer's producer now, or "" if none has.
+        rows: How many rows the writer got.
+        written: Whether they were committed by this task.
+        seconds: The time that was spent on Kafka, without the time of waiting for the rows.
+        large: How many rows became dead letters because they are too large for their topic.
+        refused: How many rows became dead letters because the schema of their topic refuses them.
+    """
 
     writer: int
     process: str
@@ -45,13 +53,25 @@ class TaskResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """Called by Spark with the Arrow batches of a partition; its number is the writer's.
+    """The function that Spark calls in its workers with the Arrow batches of each partition.
 
-    topic: of rows that name none. limit: bytes of a row that it takes; dead: the topic for those
-    that are larger. served: which process had which writer last, and committed.
-    read: what the rows are made of; nothing is committed where such a topic was recreated since.
-    timeout: s, of transactions. An instance of an importable class is pickled by its name, so the
-    producers that its module keeps are found again.
+    The driver creates one for each attempt to write an epoch. The number of the partition is the
+    number of the writer. A callable of an importable class is pickled by its name. So the worker
+    imports this module and finds the producers that `producers` has kept.
+
+    Attributes:
+        query_id: The query that the rows are of.
+        topic: The topic for rows that name none.
+        ledger: The ledger of the output.
+        plan: The plan that the driver wrote. A worker that finds another one in the ledger stops.
+        epoch: The number of the epoch.
+        digest: `Checkpoint.compute_digest` of the epoch.
+        timeout_s: The timeout of a transaction in seconds.
+        processes_by_writer: The name of the process that committed each writer's rows last.
+        max_bytes: The largest batch that the topic takes, in bytes.
+        dead_letter_topic: The topic for rows that the output topic refuses.
+        read_topics: The topics that the rows are made of. Nothing is committed if one was
+            recreated since.
     """
 
     query_id: str
@@ -67,7 +87,14 @@ class WriteTask:
     read_topics: tuple[ReadTopic, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields one row of `OUTCOME`. Raises Interrupted, Superseded, CheckpointRefused."""
+        """Write the rows of the current partition, and yield one row of `RESULT_SCHEMA`.
+
+        Raises:
+            TransactionInterrupted: Another attempt may succeed.
+            WriteRefused: Kafka refuses the rows.
+            PlanSuperseded: Another driver has taken the query over.
+            CheckpointRefused: The ledger has other batches than the checkpoint.
+        """
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -75,106 +102,133 @@ class WriteTask:
         yield _build_result_batch(self.write(context.partitionId(), batches))
 
     def write(self, writer: int, batches: Iterable[pa.RecordBatch]) -> TaskResult:
-        """All rows and the entry in one transaction, unless they were written before."""
-        filled = (batch for batch in batches if batch.num_rows)
-        head = next(filled, None)
-        if head is None:
+        """Write all rows and the entry in one transaction, unless they were written before.
+
+        Args:
+            writer: The number of the writer.
+            batches: Its rows of the epoch.
+
+        Raises:
+            TransactionInterrupted: Another attempt may succeed.
+            WriteRefused: Kafka refuses the rows.
+            PlanSuperseded: Another driver has taken the query over.
+            CheckpointRefused: The ledger has other batches than the checkpoint.
+        """
+        non_empty = (batch for batch in batches if batch.num_rows)
+        first = next(non_empty, None)
+        if first is None:  # no transaction and no entry: a repeated epoch has no rows here, either
             return TaskResult(writer, self.processes_by_writer.get(writer, ""), 0, False, 0.0)
         began = time.monotonic()
         producer = self._get_producer(writer)
         if producer is None:
-            rest = sum(batch.num_rows for batch in filled)  # Spark wants its input to be read
-            return TaskResult(writer, "", head.num_rows + rest, False, 0.0)
+            # Spark expects that the whole input is read.
+            remaining = sum(batch.num_rows for batch in non_empty)
+            return TaskResult(writer, "", first.num_rows + remaining, False, 0.0)
         producer.begin()
-        spent = time.monotonic() - began
+        # Only the time in Kafka is counted: the iterator below waits for Spark to compute rows.
+        seconds = time.monotonic() - began
         rows = large = refused = 0
         try:
-            for batch in chain((head,), filled):
+            for batch in chain((first,), non_empty):
                 began = time.monotonic()
-                kept, found = self._split_by_size(batch)
-                refused += self._write_rows(producer, kept)
-                self._write_dead_letters(producer, found)
+                fitting, too_large = self._split_by_size(batch)
+                refused += self._write_rows(producer, fitting)
+                self._write_dead_letters(producer, too_large)
                 rows += batch.num_rows
-                large += found.num_rows
-                spent += time.monotonic() - began
+                large += too_large.num_rows
+                seconds += time.monotonic() - began
             began = time.monotonic()
-            # The rows went through a shuffle, so that all of the batch has been read by now.
+            # The rows went through a shuffle, so all of the input has been read by now: a topic
+            # that still has its id has had it during the whole read.
             check_topics(self.read_topics)
             self._commit(producer, writer)
         except (TransactionInterrupted, WriteRefused):
-            raise
-        except BaseException:  # a task that is cancelled, rows that cannot be computed
+            raise  # the producer has already given itself up
+        except BaseException:  # the task was cancelled, or rows could not be computed
             producer.abort()
             raise
-        spent += time.monotonic() - began
-        return TaskResult(writer, producers.get_process_name(), rows, True, spent, large, refused)
+        seconds += time.monotonic() - began
+        return TaskResult(writer, producers.get_process_name(), rows, True, seconds, large, refused)
 
     def _get_producer(self, writer: int) -> LedgerProducer | None:
-        """Ready for this epoch; None where it has been written.
+        """Return a producer for this epoch, or None if the epoch has been written.
 
-        Only a producer that this process has had since the writer's last commit is as good as a
-        new one: a new one asks the ledger, after it has fenced all others.
+        The ledger need not be read if this process made the writer's last commit and still has the
+        producer. Otherwise the ledger is read, after a new producer has fenced all others.
         """
-        identity, client = f"{self.query_id}-{writer}", self.ledger.client_config
-        mine = self.processes_by_writer.get(writer) == producers.get_process_name()
-        if mine and (found := producers.get_producer(identity, client, self.plan.generation)):
-            return found
-        made = LedgerProducer(identity, client, self.ledger.topic, self.timeout_s, self.max_bytes)
+        transactional_id, client_config = f"{self.query_id}-{writer}", self.ledger.client_config
+        generation = self.plan.generation
+        is_last = self.processes_by_writer.get(writer) == producers.get_process_name()
+        if is_last and (
+            kept := producers.get_producer(transactional_id, client_config, generation)
+        ):
+            return kept
+        producer = LedgerProducer(
+            transactional_id, client_config, self.ledger.topic, self.timeout_s, self.max_bytes
+        )
         try:
             plan, entry = self.ledger.read_plan_and_entry(self.query_id, writer)
         except KafkaException as error:
-            raise TransactionInterrupted(identity, error) from None
+            raise TransactionInterrupted(transactional_id, error) from None
         verify_plan(plan or self.plan, self.plan)
         if not must_write(entry, self.epoch, self.digest):
             return None
-        producers.store_producer(made, client, self.plan.generation)
-        return made
+        producers.store_producer(producer, client_config, generation)
+        return producer
 
     def _split_by_size(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """The rows that their topic takes, and those that are too large for it."""
+        """Return the rows that their topic takes, and those that are too large for it."""
+        # The usual case: if the whole Arrow batch is smaller than one record may be, every row is.
         if batch.nbytes <= self.max_bytes:
             return batch, batch.slice(0, 0)
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        large = pa.array(
-            [large_rows.estimate_row_size(each) > self.max_bytes for each in batch.to_pylist()]
+        is_large = pa.array(
+            [large_rows.estimate_row_size(row) > self.max_bytes for row in batch.to_pylist()]
         )
-        return batch.filter(pc.invert(large)), batch.filter(large)
+        return batch.filter(pc.invert(is_large)), batch.filter(is_large)
 
     def _write_dead_letters(self, producer: LedgerProducer, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
         topics.create_topic(self.ledger.client_config, self.dead_letter_topic)
-        made = [
+        dead_letters = [
             large_rows.build_dead_letter(self.topic, row, self.max_bytes)
             for row in batch.to_pylist()
         ]
         producer.write_rows(
-            [self.dead_letter_topic] * len(made), *map(list, zip(*made, strict=True))
+            [self.dead_letter_topic] * len(dead_letters),
+            *map(list, zip(*dead_letters, strict=True)),
         )
 
     def _write_rows(self, producer: LedgerProducer, batch: pa.RecordBatch) -> int:
-        """Return how many rows are dead letters."""
+        """Write rows to the topics that they name; return how many of them are dead letters."""
         names = batch.schema.names
-        # as bytes: a text of Spark's may be no UTF-8, such as a key that was cast
-        keys, values = (batch.column(each).cast("binary").to_pylist() for each in ("key", "value"))
+        # As bytes, because a text of Spark need not be UTF-8, such as a key that was cast.
+        keys, values = (batch.column(name).cast("binary").to_pylist() for name in ("key", "value"))
         if "headers" not in names and "topic" not in names:
             producer.write_to_topic(self.topic, keys, values)
             return 0
-        places = batch.column("topic").to_pylist() if "topic" in names else [None] * len(values)
-        tags = batch.column("headers").to_pylist() if "headers" in names else [None] * len(values)
-        named = [topic or self.topic for topic in places]
-        refused = 0 if self.dead_letter_topic == self.topic else named.count(self.dead_letter_topic)
+        nulls = [None] * len(values)
+        row_topics = batch.column("topic").to_pylist() if "topic" in names else nulls
+        headers = batch.column("headers").to_pylist() if "headers" in names else nulls
+        targets = [topic or self.topic for topic in row_topics]
+        # Rows that the schema of the output refuses come with the topic of its dead letters.
+        refused = (
+            0 if self.dead_letter_topic == self.topic else targets.count(self.dead_letter_topic)
+        )
         if refused:
             topics.create_topic(self.ledger.client_config, self.dead_letter_topic)
-        producer.write_rows(named, keys, values, [large_rows.parse_headers(each) for each in tags])
+        producer.write_rows(
+            targets, keys, values, [large_rows.parse_headers(column) for column in headers]
+        )
         return refused
 
     def _commit(self, producer: LedgerProducer, writer: int) -> None:
-        key, place = writer_key(self.query_id, writer), self.ledger.writer_partition(writer)
+        key, partition = writer_key(self.query_id, writer), self.ledger.writer_partition(writer)
         entry = {"epoch": self.epoch, "writers": self.plan.writers, "mark": self.digest}
-        producer.write_entry(self.ledger.topic, place, key, entry)
+        producer.write_entry(self.ledger.topic, partition, key, entry)
         producer.commit()
 
 
@@ -185,16 +239,22 @@ def _build_result_batch(result: TaskResult) -> pa.RecordBatch:
 
 
 def parse_refusal(text: str) -> PipelineError | None:
-    """The error of ours within what Spark says of a failed batch; None: it is worth another try,
-    or not ours."""
+    """Return the error that a worker raised to end the query, found in Spark's text of a failure.
+
+    Args:
+        text: What Spark reports of a failed batch, with the worker's traceback.
+
+    Returns:
+        The error; None if another attempt may succeed, or if no worker of ours raised it.
+    """
     for line in text.splitlines():
-        _, found, message = line.partition("CheckpointRefused: ")
-        if found:
+        _, separator, message = line.partition("CheckpointRefused: ")
+        if separator:
             return CheckpointRefused(message.strip())
-        _, found, message = line.partition(f"{PlanSuperseded.__name__}: ")
-        if found:
+        _, separator, message = line.partition(f"{PlanSuperseded.__name__}: ")
+        if separator:
             return PipelineError(f"{message.strip()}; another process runs this job, end one")
-        _, found, message = line.partition(f"{WriteRefused.__name__}: ")
-        if found:
+        _, separator, message = line.partition(f"{WriteRefused.__name__}: ")
+        if separator:
             return PipelineError(message.strip())
     return None

@@ -1,4 +1,9 @@
-"""The batches of a query into Kafka, each once: what `foreachBatch` calls."""
+"""Write the batches of a query to Kafka, each exactly once, from Spark's `foreachBatch`.
+
+The driver takes the query over by the steps of `plan` and gives every batch to the workers as a
+`WriteTask`. A batch that Kafka interrupts is written again from the same rows: writers that have
+committed it skip it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ from .ledger import Ledger, open_ledger, owner_key
 from .plan import LedgerEntry, PlanChange, PlanSuperseded, WriterPlan, verify_entries, verify_owner
 from .producers import RETRY_MARKER, LedgerProducer
 from .recreated_topics import ReadTopic
-from .task import OUTCOME_SCHEMA, WriteTask, parse_refusal
+from .task import RESULT_SCHEMA, WriteTask, parse_refusal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,25 +40,22 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 6
-RETRY_DELAY_S = 0.5  # s, doubled: 15 s in all, beside the time that a try itself waits for Kafka
+# Doubled after each attempt: 15 s in all, besides the time that an attempt itself waits for Kafka.
+RETRY_DELAY_S = 0.5
 
 
 class ExactlyOnceWriter:
-    """Rows of encoded columns `key`, `value`, and where there are such `headers` and `topic`.
+    """The driver's side of exactly-once output: it writes the batches of one query to Kafka.
 
-    query:      whose epochs they are: the id of the checkpoint, so that a new checkpoint, which
-                counts from 0 again, has a name of its own in the ledger.
-    output:     the topic, the number of writers, and the timeout of their transactions.
-    client:     librdkafka's properties of the output's cluster.
-    checkpoint: of the query; one that was put back to another state is refused.
-    ledger:     the topic that the ledger is named by, if not the output's.
-    job:        what tells the jobs of the output apart; an earlier checkpoint of the same job is
-                refused. "" where that is not looked at.
-    read:       the topics that the rows are made of.
+    A job creates one for its output, and each `SideOutput` one for each of its topics. The rows
+    have the encoded columns `key` and `value`, and optionally `headers` and `topic`. All rows of a
+    key go to one writer; all rows without a key go to the writer that the hash of null gives.
 
-    All rows of a key go to one writer, all rows without a key to the first by its hash. A try
-    that Kafka interrupts is aborted and made again from the same rows; who is still interrupted
-    after the last ends the query with PipelineError, and the next start goes on from there.
+    An attempt that Kafka interrupts is aborted and repeated from the same rows. If the last attempt
+    fails, the query ends with a PipelineError, and the next start finishes the batch.
+
+    Between calls, `_plan` is the plan that this driver wrote last, or None if it has to be read or
+    written again.
     """
 
     def __init__(
@@ -67,6 +69,21 @@ class ExactlyOnceWriter:
         job: str = "",
         read_topics: tuple[ReadTopic, ...] = (),
     ) -> None:
+        """Set the writer up; Kafka is not contacted yet.
+
+        Args:
+            query_id: The id of the checkpoint, or a name made of it. A new checkpoint counts its
+                epochs from 0 again, so it must have a name of its own in the ledger.
+            output: The topic, the number of writers, and the timeout of their transactions.
+            client_config: librdkafka's properties of the output's cluster.
+            checkpoint: The checkpoint of the query. It is refused if it was put back to another
+                state.
+            ledger_output: The topic that the ledger is named after, by default the output's.
+            job: A text that is unique among the jobs of the output: an earlier checkpoint of the
+                same job is refused. "" leaves this check out.
+            read_topics: The topics that the rows are made of. Nothing is committed if one was
+                recreated since.
+        """
         self._query_id = query_id
         self._job = job
         self._read_topics = read_topics
@@ -75,39 +92,53 @@ class ExactlyOnceWriter:
         self._checkpoint = checkpoint
         self._ledger_output = ledger_output or output.topic
         self._driver_id = uuid.uuid4().hex
-        self._is_owner = False  # has this driver taken the query over?
+        self._is_owner = False  # whether this driver has taken the query over
         self._plan: WriterPlan | None = None
         self._processes_by_writer: dict[int, str] = {}
 
     def prepare(self, epoch: int) -> None:
-        """Take the query over, if that is still to be done, so that `epoch` can be written.
+        """Take the query over, unless this driver has, so that an epoch can be written.
 
-        Called before anything is written of a batch, its rows or what is told beside them.
+        The caller does this before it writes anything of a batch: rows, dead letters or gaps.
 
         Raises:
             CheckpointRefused: The ledger has other batches than the checkpoint. Nothing was
-                written, and a process that runs by the other checkpoint goes on.
+                written, and a process that runs with the other checkpoint is not disturbed.
             PipelineError: Another process has taken the query over, or Kafka refuses.
         """
         self._retry(lambda: self._get_plan(epoch), epoch)
 
     def __call__(self, rows: DataFrame, epoch: int) -> int:
-        """Returns when all of them are committed, by now or before: how many were by now."""
+        """Write the rows of an epoch, except those that were committed before.
+
+        Returns:
+            How many rows were committed by this call. All rows are committed when it returns.
+
+        Raises:
+            CheckpointRefused: The ledger has other batches than the checkpoint.
+            PipelineError: Another process has taken the query over, or the last attempt failed.
+        """
         return self._retry(lambda: self._write_once(rows, epoch), epoch)
 
     def _retry(self, action: Callable[[], T], epoch: int) -> T:
-        for count in range(MAX_ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             try:
                 return action()
             except Exception as error:
+                # The workers' producers may have been fenced, and another driver may have changed
+                # the plan. So the next attempt creates producers and reads the plan again.
                 self._processes_by_writer.clear()
-                self._plan = None  # read anew: who failed may have lost it to another driver
-                self._raise_unless_retriable(error, epoch, is_last=count == MAX_ATTEMPTS - 1)
-                time.sleep(RETRY_DELAY_S * 2**count)
-        raise AssertionError("the last try returns or raises")
+                self._plan = None
+                self._raise_unless_retriable(error, epoch, is_last=attempt == MAX_ATTEMPTS - 1)
+                time.sleep(RETRY_DELAY_S * 2**attempt)
+        raise AssertionError("the last attempt returns or raises")
 
     def _raise_unless_retriable(self, error: Exception, epoch: int, *, is_last: bool) -> None:
-        """Raises what ends the query; returns if another try is worth it."""
+        """Raise the error that ends the query, or return if another attempt may succeed.
+
+        An error of a worker comes from Spark as one of Py4J, with the worker's traceback in its
+        text. So the text says what went wrong, not the type.
+        """
         text = f"{type(error).__name__}: {error}"
         if refused := parse_refusal(text):
             raise refused from None
@@ -115,11 +146,11 @@ class ExactlyOnceWriter:
             error = build_kafka_error(f"batch {epoch} cannot be written", error)
         if RETRY_MARKER not in text and not isinstance(error, PipelineUnavailable):
             raise error
-        said = next((line for line in text.splitlines() if RETRY_MARKER in line), text)
-        cause = said[max(0, said.find(RETRY_MARKER)) :]
+        cause_line = next((line for line in text.splitlines() if RETRY_MARKER in line), text)
+        cause = cause_line[max(0, cause_line.find(RETRY_MARKER)) :]
         if is_last:
-            what = f"batch {epoch} could not be committed to {self._output.topic}: {cause}"
-            raise PipelineUnavailable(f"{what}; it is finished by the next start") from None
+            problem = f"batch {epoch} could not be committed to {self._output.topic}: {cause}"
+            raise PipelineUnavailable(f"{problem}; the next start finishes it") from None
         log.warning("batch %d of %s is written again: %s", epoch, self._query_id, cause)
 
     def _write_once(self, rows: DataFrame, epoch: int) -> int:
@@ -137,21 +168,24 @@ class ExactlyOnceWriter:
             dead_letter_topic=self._dead_letter_topic,
             read_topics=self._read_topics,
         )
-        # By the hash of the key, not by where rows are: that depends on how a batch was cut into
-        # tasks. The shuffle costs 0.2 s for 250,000 rows, of 4 s in all.
+        # A repeated batch must give every writer the same rows. The hash of the key ensures that.
+        # The position of the rows does not: it depends on how Spark divided the batch into tasks.
+        # The shuffle costs 0.2 s for 250,000 rows, of 4 s in all.
         key = rows["key"].cast("binary")
-        done = rows.repartition(plan.writers, key).mapInArrow(task, OUTCOME_SCHEMA).collect()
-        self._processes_by_writer = {each.writer: each.process for each in done if each.process}
+        results = rows.repartition(plan.writers, key).mapInArrow(task, RESULT_SCHEMA).collect()
+        self._processes_by_writer = {
+            result.writer: result.process for result in results if result.process
+        }
         progress_file.add_note(
-            self._query_id, epoch, sink=max((each.seconds for each in done), default=0.0)
+            self._query_id, epoch, sink=max((result.seconds for result in results), default=0.0)
         )
-        if large := sum(each.large for each in done):
-            what = "%d rows of batch %d are too large for topic %s: they are in %s"
-            log.warning(what, large, epoch, self._output.topic, self._dead_letter_topic)
-        if refused := sum(each.refused for each in done):
-            what = "%d rows of batch %d are refused by the schema of topic %s: they are in %s"
-            log.warning(what, refused, epoch, self._output.topic, self._dead_letter_topic)
-        return sum(each.rows for each in done if each.written)
+        if large := sum(result.large for result in results):
+            text = "%d rows of batch %d are too large for topic %s: they are in %s"
+            log.warning(text, large, epoch, self._output.topic, self._dead_letter_topic)
+        if refused := sum(result.refused for result in results):
+            text = "%d rows of batch %d are refused by the schema of topic %s: they are in %s"
+            log.warning(text, refused, epoch, self._output.topic, self._dead_letter_topic)
+        return sum(result.rows for result in results if result.written)
 
     @cached_property
     def _max_bytes(self) -> int:
@@ -159,19 +193,24 @@ class ExactlyOnceWriter:
 
     @property
     def _dead_letter_topic(self) -> str:
-        """What is too large for dead letters themselves is cut there."""
+        """Return the topic for rows that the output topic refuses."""
         return get_dead_letter_topic(self._output.topic)
 
     @cached_property
     def ledger(self) -> Ledger:
+        """Return the ledger of the output, which is created at the first use."""
         output = self._output
         return open_ledger(
             self._ledger_output, output.writers, output.transaction_timeout, self._client_config
         )
 
     def _get_plan(self, epoch: int) -> WriterPlan:
-        """The plan for this epoch: this driver's, with the number of writers that is wanted as
-        soon as that can be changed."""
+        """Return the plan for an epoch, and take the query over if that is necessary.
+
+        The plan has the wanted number of writers as soon as that can be changed.
+        """
+        # After a failed attempt the plan in the ledger must still be this driver's. A plan of
+        # another driver must not be replaced: the newer process goes on, and this one ends.
         if self._plan is None and self._is_owner:
             self._plan = self._verify_own_plan(self.ledger.read_plan(self._query_id))
         if self._plan is None or self._plan.writers != self._output.writers:
@@ -179,20 +218,20 @@ class ExactlyOnceWriter:
         return self._plan
 
     def _take_over(self, epoch: int) -> WriterPlan:
-        """The steps of `plan`, in their order."""
+        """Take the query over by the steps of `plan`, in their order."""
         self._processes_by_writer.clear()
         self._verify_entries(epoch)
         self._claim_job()
-        producer = self._create_query_producer(
-            "plan"
-        )  # from now on nobody else changes the plan unseen
-        before = self.ledger.read_plan(self._query_id)
+        # This fences the producer of any other driver that is changing the plan. So the plan that
+        # is read next stays the newest until this driver writes.
+        producer = self._create_query_producer("plan")
+        old_plan = self.ledger.read_plan(self._query_id)
         if self._is_owner:
-            before = self._verify_own_plan(before)
-        change = PlanChange(before, self._output.writers, epoch, self._driver_id)
+            old_plan = self._verify_own_plan(old_plan)
+        change = PlanChange(old_plan, self._output.writers, epoch, self._driver_id)
         self._write_plan(producer, change.fencing_plan)
-        for writer in range(0 if before is None else before.writers):
-            self._create_query_producer(str(writer))
+        for writer in range(0 if old_plan is None else old_plan.writers):
+            self._create_query_producer(str(writer))  # only to fence the old writer
         plan = change.choose_plan(self._verify_entries(epoch))
         if plan != change.fencing_plan:
             self._write_plan(producer, plan)
@@ -201,42 +240,52 @@ class ExactlyOnceWriter:
         return plan
 
     def _claim_job(self) -> None:
-        """Become the owner of the job, unless this query is. Raises CheckpointRefused."""
+        """Become the owner of the job, unless this query already is.
+
+        Raises:
+            CheckpointRefused: This is an earlier checkpoint of the job.
+        """
         if not self._job or self._read_owner() == self._query_id:
             return
         key = owner_key(self._job)
-        producer = self._create_producer(key)  # fences whoever claims the job at the same time
-        if owner := self._read_owner():
+        producer = self._create_producer(key)  # fences a process that claims the job at this moment
+        if owner := self._read_owner():  # read again, now that nobody else can change it
             self._fence_query(owner)
         producer.begin()
         producer.write_entry(self.ledger.topic, 0, key, {"query": self._query_id})
         producer.commit()
 
     def _read_owner(self) -> str | None:
+        """Return the job's owner, after verifying that this query may replace it."""
         owner, plan = self.ledger.read_owner(self._job, self._query_id)
         verify_owner(owner, self._query_id, plan)
         return owner
 
     def _fence_query(self, query_id: str) -> None:
-        """Let no process write for another query any more, also none that runs now."""
+        """Ensure that no process writes for another query any more, not even one that runs now."""
         producer = self._create_producer(f"{query_id}-plan")
         plan = self.ledger.read_plan(query_id)
         if plan is None:
             return
-        closed = WriterPlan(plan.generation + 1, plan.writers, self._driver_id)
+        fencing_plan = WriterPlan(plan.generation + 1, plan.writers, self._driver_id)
         producer.begin()
-        producer.write_entry(self.ledger.topic, 0, query_id, asdict(closed))
+        producer.write_entry(self.ledger.topic, 0, query_id, asdict(fencing_plan))
         producer.commit()
         for writer in range(plan.writers):
             self._create_producer(f"{query_id}-{writer}")
 
     def _verify_entries(self, epoch: int) -> list[LedgerEntry]:
+        """Return all entries of the query, after verifying that they are of its checkpoint."""
         entries = self.ledger.read_entries(self._query_id)
         verify_entries(entries, epoch, self._checkpoint.compute_digest)
         return entries
 
     def _verify_own_plan(self, plan: WriterPlan | None) -> WriterPlan:
-        """Raises Superseded: it is another driver's by now."""
+        """Return a plan if this driver wrote it.
+
+        Raises:
+            PlanSuperseded: Another driver has taken the query over.
+        """
         if plan is None or plan.driver != self._driver_id:
             raise PlanSuperseded(f"the writers of {self._query_id} were taken over")
         return plan
