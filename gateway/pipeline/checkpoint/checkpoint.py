@@ -1,9 +1,11 @@
-"""What Spark wrote into one checkpoint: the query's id, and the range of offsets of each batch.
+"""Read what Spark has written into one checkpoint: the query's id and the offsets of each batch.
 
-`offsets/N` is what batch N may read up to, written before it runs; `commits/N` says that it is
-complete. A batch that has the first without the second is run again, with the same range.
-Spark's HDFSMetadataLog: a line with a version, then JSON; a source's first offsets are in
-`sources/<n>/0`, behind a zero byte. Local files are read as such, others by Hadoop through Spark.
+`offsets/N` says up to which offsets batch N reads, and is written before the batch runs.
+`commits/N` says that the batch is complete. A batch that has the first file without the second is
+run again with the same offsets. Both are files of Spark's HDFSMetadataLog: a line with a version,
+then a line of JSON with the watermark, then a line for each source. The first offsets of a source
+are in `sources/<n>/0`, after a zero byte. Local files are read directly, others by Hadoop in
+Spark's JVM.
 """
 
 from __future__ import annotations
@@ -22,22 +24,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Offsets: TypeAlias = dict[tuple[str, int], int]
-"""(topic, partition) -> the next offset to be read."""
+"""The next offset to be read, by topic and partition."""
 
 
 RECREATED_DIRECTORY = "recreated"
-"""Offsets of batches as they were, before an input was sent back to its topic's begin, or moved
-behind records that Spark cannot read."""
+"""Original offsets of batches whose offsets were edited, because a topic was recreated or has
+records that Spark cannot read."""
 UNREADABLE_DIRECTORY = "unreadable"
-"""Where batches really ended whose offsets were moved behind such records: see `unreadable`."""
+"""The real ends of batches whose offsets were moved behind records that Spark cannot read; see
+`gateway.pipeline.unreadable.offsets`."""
 
 
 class BatchOffsets(NamedTuple):
-    """start, end: its range of offsets, by source; see `Sources`.
+    """The offsets that a batch reads, by source.
 
-    held: what its events are held against: the watermark of the batch before, in ms of event time;
-    0 for none. (Since operators may follow each other, Spark ends windows by a batch's own
-    watermark and drops events by the one before.)
+    Attributes:
+        number: The number of the batch.
+        start: The first offsets of each source; see `Sources` for their order.
+        end: The offsets after the last ones, by source.
+        watermark_ms: The watermark of the batch before, in ms of event time, 0 for none. Spark
+            drops late events by this watermark, and ends windows by the batch's own one, since
+            operators may follow each other.
     """
 
     number: int
@@ -47,22 +54,22 @@ class BatchOffsets(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Say which input of a job each source of its query is.
+    """The input of a job that each source of its query reads.
 
-    A batch's offsets are by source, and neither the topic nor the cluster tells sources apart:
-    two clusters have topics of the same name, and both sides of a join may read one topic.
+    The offsets of a batch are by source, and the topic does not identify a source: two clusters may
+    have topics of the same name, and both sides of a join may read one topic.
 
     Attributes:
-        lines: The input of each line of `offsets/N`, from the second on.
-        numbers: The input of each directory `sources/<n>`. A table that a query reads twice may
-            have one directory, but two lines.
+        lines: The name of the input of each line of `offsets/N`, without the first two lines.
+        directories: The name of the input of each directory `sources/<n>`. A table that a query
+            reads twice may have one directory but two lines.
     """
 
     lines: tuple[str, ...]
     directories: tuple[str, ...]
 
     def select(self, batch: BatchOffsets, input_name: str) -> BatchOffsets:
-        """Return the batch with the offsets of one input alone."""
+        """Return a batch with the offsets of one input only."""
         start, end = (
             self._select_parts(batch.start, input_name),
             self._select_parts(batch.end, input_name),
@@ -70,37 +77,51 @@ class Sources(NamedTuple):
         return batch._replace(start=start, end=end)
 
     def find_directory(self, line: int) -> int:
-        """Return the number of the directory `sources/<n>` of a line."""
+        """Return the number of the directory `sources/<n>` that belongs to a line, from 0."""
         return self.directories.index(self.lines[line])
 
     def _select_parts(self, parts: Sequence[Offsets], input_name: str) -> tuple[Offsets, ...]:
+        # The starts of the first batch come from `sources/<n>`, so there is one per directory.
         names = self.lines if len(parts) == len(self.lines) else self.directories
-        return tuple(part for each, part in zip(names, parts, strict=True) if each == input_name)
+        return tuple(part for name, part in zip(names, parts, strict=True) if name == input_name)
 
 
 class Checkpoint:
-    """location: as Spark is told. spark: needed where it is on another file system."""
+    """One version of a job's checkpoint, as Spark writes it.
+
+    Many parts of the pipeline create one. It keeps no state: every method reads the files.
+    """
 
     def __init__(self, location: str, spark: SparkSession | None = None) -> None:
+        """Set the location; nothing is read yet.
+
+        Args:
+            location: The path or the URL that Spark has, too.
+            spark: The session, required if the location is on another file system.
+        """
         self._location = location.rstrip("/")
         self._local_path = versions.local_path(location)
         self._spark = spark
 
     def read_query_id(self) -> str | None:
-        """The id that the query has for as long as this checkpoint; None before the first run."""
+        """Return the query's id, which never changes, or None before the first run."""
         text = self._read_text("metadata")
         return str(json.loads(text)["id"]) if text else None
 
     def read_last_planned(self) -> int | None:
-        """The last batch that has a range; it may be under way."""
+        """Return the last batch that has offsets and may be running, or None if there is none."""
         return max(self._list_numbers("offsets"), default=None)
 
     def read_last_committed(self) -> int | None:
-        """The last batch that is complete."""
+        """Return the last batch that is complete, or None if there is none."""
         return max(self._list_numbers("commits"), default=None)
 
     def read_batch(self, number: int) -> BatchOffsets:
-        """The ranges of a batch. Raises PipelineError where Spark forgot it."""
+        """Return the offsets that a batch reads.
+
+        Raises:
+            PipelineError: Spark has removed the files of the batch, or they have another format.
+        """
         ends = self._read_ends(number)
         if number == 0:
             return BatchOffsets(
@@ -113,38 +134,54 @@ class Checkpoint:
         )
 
     def read_next_starts(self, number: int) -> tuple[Offsets, ...]:
-        """Return where the batch behind one starts, by the lines of the sources.
+        """Return the start offsets of the batch after a given one, by the lines of the sources.
+
+        They are not always the real ends of that batch: see `UNREADABLE_DIRECTORY`.
+
+        Args:
+            number: The number of the given batch.
 
         Raises:
-            PipelineError: Spark forgot it.
+            PipelineError: Spark has removed the offsets of the given batch.
         """
         return tuple(parse_offsets(line) for line in self._read_lines(number)[1:])
 
     def compute_digest(self, number: int) -> str:
-        """Sixteen digits that differ for two ranges under one number; "" where there is none."""
+        """Return a digest of a batch's original offsets, or "" if the checkpoint has none.
+
+        The ledger stores it to recognize a batch that has the same number and other offsets. It is
+        made of 16 hexadecimal digits.
+        """
         text = self._read_text(f"{RECREATED_DIRECTORY}/{number}") or self._read_text(
             f"offsets/{number}"
         )
         return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
     def _read_ends(self, number: int) -> tuple[Offsets, ...]:
+        """Return where a batch really ended, by the lines of the sources."""
         ends = tuple(parse_offsets(line) for line in self._read_lines(number)[1:])
         text = self._read_text(f"{UNREADABLE_DIRECTORY}/{number}")
-        real = json.loads(text)["ends"] if text else [{}] * len(ends)
-        return tuple({**end, **flatten_offsets(part)} for end, part in zip(ends, real, strict=True))
+        real_ends = json.loads(text)["ends"] if text else [{}] * len(ends)
+        return tuple(
+            {**end, **flatten_offsets(real_end)}
+            for end, real_end in zip(ends, real_ends, strict=True)
+        )
 
     def _read_lines(self, number: int) -> list[str]:
+        """Return the lines of `offsets/N` after the version: the watermark, then the sources."""
         text = self._read_text(f"offsets/{number}")
         if text is None:
             raise PipelineError(f"{self._location} has no offsets of batch {number} any more")
         version, *lines = text.splitlines()
         if version != "v1" or not lines:
-            what = f"{self._location}/offsets/{number} is of version {version!r}, not v1"
-            raise PipelineError(f"{what}; run it with the version of Spark that this gateway pins")
+            problem = f"{self._location}/offsets/{number} is of version {version!r}, not v1"
+            raise PipelineError(
+                f"{problem}; run it with the version of Spark that this gateway pins"
+            )
         return lines
 
     def read_initial_offsets(self) -> tuple[Offsets, ...]:
-        """Return where the first batch started, by the directories of the sources."""
+        """Return the start offsets of the first batch, by the directories of the sources."""
         texts: list[str] = []
         while (text := self._read_text(f"sources/{len(texts)}/0")) is not None:
             texts.append(text)
@@ -161,25 +198,25 @@ class Checkpoint:
     def _list_numbers(self, name: str) -> list[int]:
         if self._local_path is not None:
             directory = Path(self._local_path / name)
-            names = [each.name for each in directory.iterdir()] if directory.is_dir() else []
+            names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
         else:
             names = _list_hadoop_names(self._require_context(), f"{self._location}/{name}")
-        return [int(each) for each in names if each.isdigit()]
+        return [int(name) for name in names if name.isdigit()]
 
     def _require_context(self) -> Any:
         if self._spark is None:
-            what = f"{self._location} is on another file system, which only a running job reads"
-            raise PipelineError(f"{what}; run the job, or give a directory of this machine")
+            problem = f"{self._location} is on another file system, which only a running job reads"
+            raise PipelineError(f"{problem}; run the job, or give a directory of this machine")
         return self._spark.sparkContext
 
 
 def parse_offsets(line: str) -> Offsets:
-    """Return the offsets of a source: of `{"topic": {"0": 12}}`, or of `-` where it had none."""
+    """Return the offsets of a source's line: `{"topic": {"0": 12}}`, or `-` if it had none."""
     return flatten_offsets(_parse_object(line) if line.startswith("{") else {})
 
 
 def format_offsets(offsets: Offsets) -> str:
-    """Return the line of a source, as `parse_offsets` reads it."""
+    """Return the line of a source, which `parse_offsets` reads."""
     topics: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         topics.setdefault(topic, {})[str(partition)] = offset
@@ -187,7 +224,7 @@ def format_offsets(offsets: Offsets) -> str:
 
 
 def flatten_offsets(topics: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """Return the offsets of a source by topic and partition, as of its JSON."""
+    """Return offsets by topic and partition, given the nested objects of a source's JSON."""
     return {
         (topic, int(partition)): int(offset)
         for topic, partitions in topics.items()
@@ -196,8 +233,8 @@ def flatten_offsets(topics: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def _parse_object(text: str) -> Mapping[str, Any]:
-    found = json.loads(text)
-    return found if isinstance(found, dict) else {}
+    content = json.loads(text)
+    return content if isinstance(content, dict) else {}
 
 
 def _open_hadoop_path(context: Any, location: str) -> tuple[Any, Any]:
@@ -220,5 +257,7 @@ def _read_hadoop_text(context: Any, location: str) -> str | None:
 def _list_hadoop_names(context: Any, location: str) -> list[str]:
     path, files = _open_hadoop_path(context, location)
     return (
-        [each.getPath().getName() for each in files.listStatus(path)] if files.exists(path) else []
+        [status.getPath().getName() for status in files.listStatus(path)]
+        if files.exists(path)
+        else []
     )

@@ -1,9 +1,10 @@
-"""What of a job its checkpoint is of: state means nothing to a job that is defined otherwise.
+"""Describe the job that a checkpoint is of, and refuse the checkpoint to a job that differs.
 
-Kept beside the checkpoint as `definition.json`. What may change under it (triggers, sizes of
-batches, the output, what becomes of bad records) is no part of it, nor are columns that the job
-does not use. Spark itself checks some of this, late and in other words; of a changed gap or window
-it notices nothing.
+State is meaningless to a job with another definition. The definition is stored beside the
+checkpoint as `definition.json`. Settings that may change (triggers, sizes of batches, the output,
+what becomes of bad records) are not part of it, nor are columns that the job does not use. Spark
+itself checks some of this, late and with other messages; it does not notice a changed gap or
+window.
 """
 
 from __future__ import annotations
@@ -37,31 +38,35 @@ _WORD_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def build_definition(job: Job, *, is_stateful: bool = False) -> dict[str, Any]:
-    """By dotted names, what must stay; JSON.
+    """Return the settings of a job that must not change, by dotted names, as JSON values.
 
-    stateful: of a query, whether it keeps more than offsets: Spark knows, by its plan.
+    Args:
+        job: The job.
+        is_stateful: Whether a job of the type `query` keeps state besides offsets, which only
+            Spark's plan says. Other types of jobs ignore it.
     """
-    found: dict[str, Any] = {"type": type(job).__name__.lower()}
+    settings: dict[str, Any] = {"type": type(job).__name__.lower()}
     if not isinstance(job, config.Query):
         is_stateful = not isinstance(job, (config.Enrich, config.Load))
     if not is_stateful:
         for name, input in get_inputs(job).items():
-            found |= {f"{name}.{key}": value for key, value in _describe_source(input).items()}
-        return found
-    own = job.model_dump(mode="json", by_alias=True, exclude=_EXCLUDED_OPTIONS)
-    found |= _flatten(own)
+            settings |= {f"{name}.{key}": value for key, value in _describe_source(input).items()}
+        return settings
+    options = job.model_dump(mode="json", by_alias=True, exclude=_EXCLUDED_OPTIONS)
+    settings |= _flatten(options)
     for name, input in get_inputs(job).items():
-        found |= {f"{name}.{key}": value for key, value in _describe_input(job, input, own).items()}
-    return found | {_PARTITIONS_KEY: job.state.partitions}
+        description = _describe_input(job, input, options)
+        settings |= {f"{name}.{key}": value for key, value in description.items()}
+    return settings | {_PARTITIONS_KEY: job.state.partitions}
 
 
 def has_state(definition: Mapping[str, Any]) -> bool:
-    """Return whether a definition is of a job that keeps more than offsets."""
+    """Return whether a definition is of a job that keeps state besides offsets."""
     return _PARTITIONS_KEY in definition
 
 
 def find_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """One line for each name that is not what it was."""
+    """Return a line for each setting that differs."""
     names = [*stored, *(name for name in current if name not in stored)]
     return [
         f"{name}: {_format_value(stored.get(name))} before, {_format_value(current.get(name))} now"
@@ -73,38 +78,45 @@ def find_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> l
 def encode_definition(
     job: Job, hot_keys: Sequence[str] = (), *, is_stateful: bool = False, query_id: str = ""
 ) -> bytes:
-    """Return the file.
+    """Return the content of `definition.json`.
 
     Args:
-        job: Whose definition it is.
-        hot: The keys that a join spreads, which must stay the same, too.
-        stateful: As of `of`.
-        query: The id of the checkpoint's query, "" for none.
+        job: The job.
+        hot_keys: The keys that a join spreads over several tasks, which must stay the same, too.
+        is_stateful: As of `build_definition`.
+        query_id: The id of the checkpoint's query, or "" to leave it out.
     """
-    found = build_definition(job, is_stateful=is_stateful)
+    settings = build_definition(job, is_stateful=is_stateful)
     content: dict[str, Any] = {"format": FORMAT_VERSION, "job": job.name}
     if query_id:
         content["query"] = query_id
-    if _PARTITIONS_KEY in found:
-        content["partitions"] = found.pop(_PARTITIONS_KEY)  # apart: rescaling changes it
-    content |= {"definition": found, "hot": list(hot_keys)}
+    if _PARTITIONS_KEY in settings:
+        # On its own, because `rescale` changes it.
+        content["partitions"] = settings.pop(_PARTITIONS_KEY)
+    content |= {"definition": settings, "hot": list(hot_keys)}
     return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
-    """What it is of, and the hot keys. Raises CheckpointRefused: of another version of this."""
+    """Return the settings and the hot keys that a `definition.json` has.
+
+    Raises:
+        CheckpointRefused: The file has a format of another version of the gateway.
+    """
     content = json.loads(data)
     if content.get("format") != FORMAT_VERSION:
-        what = f"{DEFINITION_FILE} is of format {content.get('format')!r}, not {FORMAT_VERSION}"
-        raise CheckpointRefused(f"{what}; run it with the version that wrote it, or with --fresh")
-    found = dict(content["definition"])
+        problem = f"{DEFINITION_FILE} is of format {content.get('format')!r}, not {FORMAT_VERSION}"
+        raise CheckpointRefused(
+            f"{problem}; run it with the version that wrote it, or with --fresh"
+        )
+    settings = dict(content["definition"])
     if "partitions" in content:
-        found[_PARTITIONS_KEY] = content["partitions"]
-    return found, content["hot"]
+        settings[_PARTITIONS_KEY] = content["partitions"]
+    return settings, content["hot"]
 
 
 def replace_query_id(data: bytes, query_id: str) -> bytes:
-    """Return the file for a checkpoint whose query has another id."""
+    """Return the content of a `definition.json` with another query id."""
     content = json.loads(data)
     return json.dumps(content | {"query": query_id}, indent=2, ensure_ascii=False).encode() + b"\n"
 
@@ -113,52 +125,65 @@ def verify_identity(data: bytes, job: str, query_id: str, location: str) -> None
     """Verify that a checkpoint is the job's own, and that all of it is of one query.
 
     Args:
-        data: The file; those of older versions do not name the query.
+        data: The content of `definition.json`. Older versions of the gateway stored no query id.
         job: The name of the job.
-        query: The id that Spark's own file in the checkpoint names.
-        where: The checkpoint.
+        query_id: The id in Spark's own file of the checkpoint.
+        location: The location of the checkpoint, for the error.
 
     Raises:
-        CheckpointRefused: It is of another job, or was copied together from two.
+        CheckpointRefused: It is of another job, or its files were copied from two checkpoints.
     """
     content = json.loads(data)
     if content["job"] != job:
         fault = f"is of job {content['job']}"
     elif content.get("query", query_id) != query_id:
-        fault = f"has {DEFINITION_FILE} of query {content['query']}, and the batches of query {query_id}"
+        fault = (
+            f"has {DEFINITION_FILE} of query {content['query']}, "
+            f"and the batches of query {query_id}"
+        )
     else:
         return
-    what = f"the checkpoint {location} of job {job} {fault}"
-    raise CheckpointRefused(f"{what}; put the job's own checkpoint back, or start with --fresh")
+    problem = f"the checkpoint {location} of job {job} {fault}"
+    raise CheckpointRefused(f"{problem}; put the job's own checkpoint back, or start with --fresh")
 
 
 def verify_definition(
     job: Job, stored: Mapping[str, Any], location: str, *, is_stateful: bool | None = None
 ) -> None:
-    """Raises CheckpointRefused where the job is not what its checkpoint is of.
+    """Verify that a job is defined as its checkpoint is.
 
-    stateful: as of `of`; None: as the checkpoint was.
+    Args:
+        job: The job as it is configured now.
+        stored: The settings of the checkpoint's definition.
+        location: The location of the checkpoint, for the error.
+        is_stateful: As of `build_definition`; None if it is the same as for the checkpoint.
+
+    Raises:
+        CheckpointRefused: Settings differ; the error says which ones.
     """
-    kept = has_state(stored) if is_stateful is None else is_stateful
-    found = find_differences(stored, build_definition(job, is_stateful=kept))
-    if not found:
+    keeps_state = has_state(stored) if is_stateful is None else is_stateful
+    differences = find_differences(stored, build_definition(job, is_stateful=keeps_state))
+    if not differences:
         return
-    first = next(iter(get_inputs(job).values())).start
-    if len(found) == 1 and found[0].startswith(f"{_PARTITIONS_KEY}:"):
-        fix = f"`gateway pipeline rescale {job.name} --partitions {job.state.partitions}`"
-        hint = f"{fix} changes the checkpoint, or take the change back"
+    start = next(iter(get_inputs(job).values())).start
+    if len(differences) == 1 and differences[0].startswith(f"{_PARTITIONS_KEY}:"):
+        command = f"`gateway pipeline rescale {job.name} --partitions {job.state.partitions}`"
+        hint = f"{command} changes the checkpoint, or take the change back"
     else:
-        hint = f"take the change back, or `--fresh` begins a new checkpoint, from {first}"
-    what = f"job {job.name} is defined otherwise than its checkpoint {location}"
-    raise CheckpointRefused(f"{what} ({'; '.join(found)}); {hint}", differences=found)
+        hint = f"take the change back, or `--fresh` begins a new checkpoint, from {start}"
+    problem = f"job {job.name} is defined otherwise than its checkpoint {location}"
+    raise CheckpointRefused(
+        f"{problem} ({'; '.join(differences)}); {hint}", differences=differences
+    )
 
 
 def _describe_input(job: Job, input: Input, options: Mapping[str, Any]) -> dict[str, Any]:
-    found = _describe_source(input)
+    """Return the settings of an input that must not change, with the columns that the job uses."""
+    source = _describe_source(input)
     used = _find_used_columns(job, options)
     fields = input.value.fields
     kept = {k: v for k, v in fields.items() if used is None or k in used or k == input.time}
-    return found | {"time": input.time, "model": input.value.model} | _flatten({"fields": kept})
+    return source | {"time": input.time, "model": input.value.model} | _flatten({"fields": kept})
 
 
 def _describe_source(input: Input) -> dict[str, Any]:
@@ -166,7 +191,7 @@ def _describe_source(input: Input) -> dict[str, Any]:
 
 
 def _find_used_columns(job: Job, options: Mapping[str, Any]) -> set[str] | None:
-    """The words of its settings, columns among them; None where all columns count."""
+    """Return the words in a job's settings, which include its columns; None if it uses all."""
     if isinstance(job, config.Join) and not job.select:
         return None
     if isinstance(job, config.Query) and "*" in job.sql:
@@ -175,13 +200,14 @@ def _find_used_columns(job: Job, options: Mapping[str, Any]) -> set[str] | None:
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Return the values of nested mappings by dotted names, without those that are None."""
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= _flatten(value, f"{prefix}{name}.")
+            flat |= _flatten(value, f"{prefix}{name}.")
         elif value is not None:
-            found[f"{prefix}{name}"] = value
-    return found
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
 def _format_value(value: Any) -> str:

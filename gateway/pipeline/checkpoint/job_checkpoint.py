@@ -1,4 +1,4 @@
-"""A job's checkpoint, ready for its query: found or begun, and of the job as it is defined now."""
+"""Prepare a job's checkpoint for its query: find or create it, and verify its definition."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from . import definition, versions
 
 @dataclass(frozen=True, slots=True)
 class JobCheckpoint:
-    """location: as Spark is told. query: the id that the query has for as long as it lasts.
-    hot: the keys that a join spreads. new: nothing was done there yet."""
+    """The version of a job's checkpoint that a query uses.
+
+    Attributes:
+        location: The path or the URL that Spark gets.
+        version: The number of the version.
+        query_id: The query's id, which never changes within a version.
+        hot_keys: The keys that a join spreads over several tasks.
+        is_new: Whether this call of `prepare_checkpoint` created the version.
+    """
 
     location: str
     version: int
@@ -34,57 +41,79 @@ def prepare_checkpoint(
     fresh: bool = False,
     find_hot_keys: Callable[[], Sequence[str]] = tuple,
 ) -> JobCheckpoint:
-    """The version in use, or a new one.
+    """Return the version in use of a job's checkpoint, or create one.
 
-    fresh: a new one in any case. hot: asked for the hot keys when one begins.
-    Raises CheckpointRefused: it is of another definition; what to do is in the message.
+    Args:
+        root: The location of all checkpoints.
+        job: The job as it is configured now.
+        spark: The session, required for other file systems.
+        fresh: Whether to create a new version in any case.
+        find_hot_keys: Returns the hot keys of a join. It is only called for a new version.
+
+    Raises:
+        CheckpointRefused: The version in use is of another definition; the message says what to do.
     """
-    known = versions.list_versions(root, job.name, spark)
-    if fresh or not known:
-        return _begin_version(root, job, (known or [0])[-1] + 1, spark, find_hot_keys())
-    location = versions.version_path(root, job.name, known[-1])
-    held = open_files(location, spark)
+    existing = versions.list_versions(root, job.name, spark)
+    if fresh or not existing:
+        return _begin_version(root, job, (existing or [0])[-1] + 1, spark, find_hot_keys())
+    location = versions.version_path(root, job.name, existing[-1])
+    files = open_files(location, spark)
     try:
-        data = held.read(definition.DEFINITION_FILE)
-    except FileNotFoundError:  # begun, and killed before its first file was written
-        return _begin_version(root, job, known[-1], spark, find_hot_keys())
-    before, keys = definition.parse_definition(data)
-    query = _read_query_id(held)
-    definition.verify_identity(data, job.name, query, location)
-    definition.verify_definition(job, before, location)
-    return JobCheckpoint(location, known[-1], query, tuple(keys), is_new=False)
+        data = files.read(definition.DEFINITION_FILE)
+    except FileNotFoundError:  # the process that created the version was killed meanwhile
+        return _begin_version(root, job, existing[-1], spark, find_hot_keys())
+    stored, hot_keys = definition.parse_definition(data)
+    query_id = _read_query_id(files)
+    definition.verify_identity(data, job.name, query_id, location)
+    definition.verify_definition(job, stored, location)
+    return JobCheckpoint(location, existing[-1], query_id, tuple(hot_keys), is_new=False)
 
 
 def update_definition(
     checkpoint: JobCheckpoint, job: Job, spark: Any = None, *, is_stateful: bool
 ) -> None:
-    """Hold a query against its checkpoint once Spark has said whether it keeps state.
+    """Complete the definition of a checkpoint once Spark has said whether its query keeps state.
 
-    `ready` cannot know that. Before the first batch the definition is written anew with what state
-    depends on. Raises CheckpointRefused: there were batches, of a query without state, or of one
-    whose state an older version of this did not know of.
+    `prepare_checkpoint` cannot know that. If there is no batch yet, the definition is written again
+    with all settings that state depends on.
+
+    Args:
+        checkpoint: The checkpoint.
+        job: The job as it is configured now.
+        spark: The session, required for other file systems.
+        is_stateful: Whether the query keeps state, by Spark's plan.
+
+    Raises:
+        CheckpointRefused: The query keeps state, and there are batches of a query without state,
+            or of a query whose state an older version of the gateway did not know of.
     """
-    held = open_files(checkpoint.location, spark)
-    before, hot = definition.parse_definition(held.read(definition.DEFINITION_FILE))
-    if not is_stateful or definition.has_state(before):
+    files = open_files(checkpoint.location, spark)
+    stored, hot_keys = definition.parse_definition(files.read(definition.DEFINITION_FILE))
+    if not is_stateful or definition.has_state(stored):
         return
-    if any(name.startswith("offsets/") for name in held.list_sizes()):
-        definition.verify_definition(job, before, checkpoint.location, is_stateful=True)
-    data = definition.encode_definition(job, hot, is_stateful=True, query_id=checkpoint.query_id)
-    held.write(definition.DEFINITION_FILE, data)
+    if any(name.startswith("offsets/") for name in files.list_sizes()):
+        definition.verify_definition(job, stored, checkpoint.location, is_stateful=True)
+    data = definition.encode_definition(
+        job, hot_keys, is_stateful=True, query_id=checkpoint.query_id
+    )
+    files.write(definition.DEFINITION_FILE, data)
 
 
 def _begin_version(
     root: str, job: Job, version: int, spark: Any, hot_keys: Sequence[str]
 ) -> JobCheckpoint:
-    """The query's id is chosen here: who writes its rows needs it before Spark would make one."""
+    """Create a version of a checkpoint.
+
+    The query's id is chosen here, because the writer of its rows needs it before Spark would
+    create one.
+    """
     location = versions.version_path(root, job.name, version)
-    held = open_files(location, spark)
-    query = str(uuid.uuid4())
-    held.write("metadata", json.dumps({"id": query}).encode())
-    data = definition.encode_definition(job, hot_keys, query_id=query)
-    held.write(definition.DEFINITION_FILE, data)  # last: with it all is there
-    return JobCheckpoint(location, version, query, tuple(hot_keys), is_new=True)
+    files = open_files(location, spark)
+    query_id = str(uuid.uuid4())
+    files.write("metadata", json.dumps({"id": query_id}).encode())
+    data = definition.encode_definition(job, hot_keys, query_id=query_id)
+    files.write(definition.DEFINITION_FILE, data)  # last: a version is complete once it has this
+    return JobCheckpoint(location, version, query_id, tuple(hot_keys), is_new=True)
 
 
 def _read_query_id(files: Files) -> str:

@@ -1,3 +1,10 @@
-"""What jobs remember: RocksDB's files in the checkpoint. Chosen settings (`profiles`), reading it
-back (`read`), copies (`backup`), another number of partitions (`rescale`), damage told (`damage`)
-and mended (`repair`)."""
+"""Manage the state of jobs: RocksDB's files in a checkpoint.
+
+The runner and the commands `gateway pipeline state`, `backup`, `restore` and `rescale` call this
+package. Start reading in `layout`, which says what the files of a checkpoint mean. `files` reads
+and writes them on local disks and on Hadoop's file systems, and `integrity` and `inspector` find
+damaged ones. Above these, `report` shows the state, `backup` copies and restores a checkpoint,
+`rescale` changes the number of partitions, and `repair` and `recovery` mend damaged state before a
+query starts. `damage` reports damage while a query runs, `profiles` has Spark's settings for state,
+`location` finds the checkpoint of a job, and `lease` ensures that only one process uses it.
+"""

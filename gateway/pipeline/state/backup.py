@@ -1,13 +1,14 @@
-"""Copies of a checkpoint on another file system, and back.
+"""Copy a checkpoint to another file system, and restore such a backup.
 
-A copy is of one finished batch: only what a job needs to go on after it, taken while the job runs
-(files of a finished batch do not change), each file looked at before and after. `backup.json`
-is written last: a directory without it is no copy.
+A backup is of one finished batch and has only the files that a job needs to go on after it. It is
+taken while the job runs, because the files of a finished batch do not change. Each file is verified
+before and after it is copied. `backup.json` is written last: without it, a directory is not a
+backup.
 
-Restored, a job goes on after the batch of the copy. Its identity is a new one unless asked
-otherwise: the ledger in Kafka knows which batches of the old one have been written, and would
-take the batches to come, of other records under the same numbers, for those. So what was
-written after the copy is written again, once, under the new identity.
+A restored job goes on after the batch of the backup. It gets a new query id unless the caller asks
+for the old one. The ledger in Kafka knows which batches of the old query were written, and would
+take new batches with the same numbers for these, although they have other records. So what was
+written after the backup is written again, once, under the new query id.
 """
 
 from __future__ import annotations
@@ -28,12 +29,20 @@ from .files import Files
 from .inspector import CheckpointInspector, find_newest_batch, select_files
 
 MANIFEST_FILE = "backup.json"
-MAX_ATTEMPTS = 3  # while retention deletes what was listed
+MAX_ATTEMPTS = 3  # a running job may delete a file between its listing and its copy
 
 
 @dataclass(frozen=True, slots=True)
 class BackupManifest:
-    """What `backup.json` says. files: names, and their bytes and SHA-256."""
+    """The content of `backup.json`.
+
+    Attributes:
+        job: The name of the job.
+        query: The id of the checkpoint's query.
+        batch: The number of the batch that the backup is of.
+        taken: When the backup was taken, in seconds since 1970.
+        files: The size in bytes and the SHA-256 of each file, by name.
+    """
 
     job: str
     query: str
@@ -43,95 +52,118 @@ class BackupManifest:
 
     @property
     def total_bytes(self) -> int:
+        """Return the size of all files in bytes."""
         return sum(size for size, _ in self.files.values())
 
 
 def create_backup(
     source: Files, target: Files, job: str, *, check_content: Any = None
 ) -> BackupManifest:
-    """Copy the newest finished batch into an empty directory. deep: see `whole.by_jvm`.
+    """Copy the newest finished batch into an empty directory.
 
-    Raises PipelineError: there is no finished batch, it is damaged, or the directory is in use.
+    Args:
+        source: The files of the checkpoint. Its job may run.
+        target: The directory of the backup.
+        job: The name of the job.
+        check_content: As of `integrity.create_content_check`; None checks without a JVM.
+
+    Raises:
+        PipelineError: There is no finished batch, it is damaged, or the directory is not empty.
     """
     if target.list_sizes():
         raise PipelineError(f"{target.location} is not empty; name another directory")
-    for last in reversed(range(MAX_ATTEMPTS)):
+    for attempts_left in reversed(range(MAX_ATTEMPTS)):
         try:
             return _copy_batch(source, target, job, check_content)
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             for name in target.list_sizes():
                 target.remove(name)
-            if not last:
+            if not attempts_left:
                 raise PipelineError(f"{source.location} cannot be copied: {error}") from error
     raise AssertionError
 
 
 def read_manifest(source: Files) -> BackupManifest:
-    """Raises PipelineError: it is no copy, or an unfinished one."""
+    """Return the manifest of a backup.
+
+    Raises:
+        PipelineError: The directory has no finished backup, or the manifest is damaged.
+    """
     try:
-        found = json.loads(source.read(MANIFEST_FILE))
-        files = {name: (size, digest) for name, (size, digest) in found.pop("files").items()}
-        return BackupManifest(**found, files=files)
+        content = json.loads(source.read(MANIFEST_FILE))
+        files = {name: (size, digest) for name, (size, digest) in content.pop("files").items()}
+        return BackupManifest(**content, files=files)
     except FileNotFoundError:
         raise PipelineError(
-            f"{source.location} is no finished backup; it has no {MANIFEST_FILE}"
+            f"{source.location} has no finished backup: {MANIFEST_FILE} is missing"
         ) from None
     except (ValueError, TypeError, KeyError) as error:
         raise PipelineError(f"{source.location}/{MANIFEST_FILE} is damaged: {error}") from None
 
 
 def verify_backup(source: Files) -> BackupManifest:
-    """Read all of a copy. Raises PipelineError: a file is not what was copied."""
-    copy = read_manifest(source)
-    for name, (size, digest) in copy.files.items():
-        if (found := _read_digest(source, name)) != (size, digest):
-            what = "is missing" if found is None else "is damaged"
-            raise PipelineError(f"{source.location}: {name} {what}; take another backup")
-    return copy
+    """Read all files of a backup, and return its manifest.
+
+    Raises:
+        PipelineError: A file is missing or differs from what was copied.
+    """
+    manifest = read_manifest(source)
+    for name, (size, digest) in manifest.files.items():
+        if (actual := _read_digest(source, name)) != (size, digest):
+            problem = "is missing" if actual is None else "is damaged"
+            raise PipelineError(f"{source.location}: {name} {problem}; take another backup")
+    return manifest
 
 
 def restore_backup(
     source: Files, target: Files, directory: str, *, keep_identity: bool = False
 ) -> BackupManifest:
-    """Put a copy where a job finds it.
+    """Make a backup the checkpoint that a job uses.
 
-    target: a directory beside, which becomes `directory` when all is there: a job never sees
-    half of it. same: keep the identity; only right if the job ran no further than the copy.
-    Raises PipelineError: the copy is damaged.
+    Args:
+        source: The files of the backup.
+        target: A temporary directory. It is renamed to `directory` when it is complete, so that a
+            job never sees a part of a checkpoint.
+        directory: The location of the new checkpoint.
+        keep_identity: Whether to keep the query id. This is only correct if the job has not run
+            further than the backup.
+
+    Raises:
+        PipelineError: The backup is damaged, or a file could not be copied.
     """
-    copy = verify_backup(source)
-    for name in target.list_sizes():
+    manifest = verify_backup(source)
+    for name in target.list_sizes():  # of an earlier restore that was interrupted
         target.remove(name)
-    for name, wanted in copy.files.items():
+    for name, expected in manifest.files.items():
         with source.fetch(name) as path:
             target.put(path, name)
-        if _read_digest(target, name) != wanted:
-            raise PipelineError(f"{target.location}: {name} did not arrive whole; try again")
+        if _read_digest(target, name) != expected:
+            raise PipelineError(f"{target.location}: {name} was not copied correctly; try again")
     if not keep_identity:
-        query = str(uuid.uuid4())
-        target.write("metadata", json.dumps({"id": query}).encode())
-        if definition.DEFINITION_FILE in copy.files:
-            data = definition.replace_query_id(target.read(definition.DEFINITION_FILE), query)
+        query_id = str(uuid.uuid4())
+        target.write("metadata", json.dumps({"id": query_id}).encode())
+        if definition.DEFINITION_FILE in manifest.files:
+            data = definition.replace_query_id(target.read(definition.DEFINITION_FILE), query_id)
             target.write(definition.DEFINITION_FILE, data)
     target.rename_to(directory)
-    return copy
+    return manifest
 
 
 def _copy_batch(source: Files, target: Files, job: str, check_content: Any) -> BackupManifest:
-    look = CheckpointInspector(source, check_content)
-    batch = find_newest_batch(look.sizes, source.location)
+    inspector = CheckpointInspector(source, check_content)
+    batch = find_newest_batch(inspector.sizes, source.location)
     copied = {}
-    for name in select_files(look, batch):
+    for name in select_files(inspector, batch):
         with source.fetch(name) as path:
-            wanted = _compute_digest(path)
+            digest = _compute_digest(path)
             target.put(path, name)
-        if _read_digest(target, name) != wanted:
-            raise OSError(f"{name} did not arrive whole")
-        copied[name] = wanted
-    query = json.loads(source.read("metadata"))["id"]
-    copy = BackupManifest(job, query, batch, time.time(), copied)
-    target.write(MANIFEST_FILE, json.dumps(asdict(copy), indent=1).encode())
-    return copy
+        if _read_digest(target, name) != digest:
+            raise OSError(f"{name} was not copied correctly")
+        copied[name] = digest
+    query_id = json.loads(source.read("metadata"))["id"]
+    manifest = BackupManifest(job, query_id, batch, time.time(), copied)
+    target.write(MANIFEST_FILE, json.dumps(asdict(manifest), indent=1).encode())
+    return manifest
 
 
 def _read_digest(files: Files, name: str) -> tuple[int, str] | None:

@@ -1,9 +1,11 @@
-"""Tells of damaged state: Spark mends what it can, says so in its log, and its metrics stay 0.
+"""Report state that Spark found damaged while a query runs.
 
-The state package of the driver's JVM, which does the work itself on `local[*]`, logs into a file
-too, a JSON object a line; it is read here, counted, and raised as an alert that names the file
-and what was done. Executors elsewhere have logs of their own: there a damaged snapshot is found
-by `gateway pipeline state NAME --verify`, and what ends a query is told by its failure.
+Spark mends what it can and only says so in its log; its metrics stay 0. So the loggers of the state
+package in the driver's JVM get an additional appender, which writes one JSON object per line to a
+file. The file is read here, and each damage is counted and raised as an alert that names the file
+and what was done. With `local[*]` the driver does all of the work. Executors on other machines
+have their own logs: there, `gateway pipeline state NAME --verify` finds a damaged snapshot, and
+damage that ends a query is in the query's error.
 """
 
 from __future__ import annotations
@@ -32,11 +34,17 @@ _STORE_PATTERN = re.compile(r"operatorId=(\d+), partitionId=(\d+), storeName=([^
 _SNAPSHOT_PATTERN = re.compile(r"Failed to load snapshot version (\d+)")
 _FILE_PATTERN = re.compile(r"[a-z][a-z0-9+.-]*:/\S+?\.(?:zip|sst|log|changelog)")
 ALERT_NAME = "state-damaged"
-POLL_INTERVAL_S = 1.0  # s between two
+POLL_INTERVAL_S = 1.0
 
 
 class LoggedDamage(NamedTuple):
-    """A line of the log about damage. run: the query's. file: as far as it is known."""
+    """A line of the log that reports damage.
+
+    Attributes:
+        run_id: The run id of the query.
+        file: The damaged file, or the directory of the store if Spark does not name the file.
+        description: What is damaged, and what Spark does about it.
+    """
 
     run_id: str
     file: str
@@ -44,41 +52,49 @@ class LoggedDamage(NamedTuple):
 
 
 def parse_line(line: str) -> LoggedDamage | None:
-    """What a line tells; None: nothing of damage. Also of a snapshot that cannot be written,
-    which Spark logs as a warning and goes on without, until restarts take forever."""
+    """Return the damage that a line of the log reports, or None if it reports none.
+
+    A snapshot that cannot be written counts as damage, too. Spark logs that as a warning and goes
+    on without the snapshot, so that restarts take longer and longer.
+    """
     try:
-        told = json.loads(line)
+        event = json.loads(line)
     except ValueError:
         return None
-    run, store = _RUN_ID_PATTERN.search(told["logger"]), _STORE_PATTERN.search(told["logger"])
+    run, store = _RUN_ID_PATTERN.search(event["logger"]), _STORE_PATTERN.search(event["logger"])
     if run is None or store is None:
         return None
-    message, cause = told["message"], told["cause"] or "no cause was told"
+    message, cause = event["message"], event["cause"] or "no cause was logged"
     operator, partition, name = store.groups()
     place = f"state/{operator}/{partition}" + ("" if name == "default" else f"/{name}")
     if snapshot := _SNAPSHOT_PATTERN.search(message):
-        named = _FILE_PATTERN.search(cause)
-        file = named[0] if named else f"{place}/{snapshot[1]}.zip"
+        named_file = _FILE_PATTERN.search(cause)
+        file = named_file[0] if named_file else f"{place}/{snapshot[1]}.zip"
         return LoggedDamage(run[1], file, f"{cause}; an older snapshot and its changelogs are used")
     if "Auto snapshot repair failed" in message:
         return LoggedDamage(run[1], place, f"{cause}; no snapshot can be loaded")
     if "error while performing maintenance" in message:
         if cause.rstrip().endswith(f"/{place} does not exist"):
-            return None  # its first batch takes longer than the pause between two of these
+            return None  # normal: the store's first batch takes longer than the interval
         return LoggedDamage(run[1], place, f"{cause}; no snapshot is written, restarts get slower")
     return None
 
 
-_jobs_by_run: dict[str, str] = {}  # by run id; a query may end before its damage is read of
+# By run id. Runs are never removed: a query may end before its damage is read from the log.
+_jobs_by_run: dict[str, str] = {}
 
 
 def register_run(run_id: str, job: str) -> None:
-    """A query of a job has this run id: what is logged of it is the job's."""
+    """Attribute the damage that is logged for a run of a query to a job."""
     _jobs_by_run[run_id] = job
 
 
 class StateLogWatcher:
-    """Reads the log of the state of a Spark JVM, all its queries, from now until `close`."""
+    """A reader of the log of all state in a Spark JVM, with a thread that polls it until `close`.
+
+    The runner creates one for each session of Spark. `poll` may be called from any thread: a lock
+    protects the file and the incomplete line.
+    """
 
     def __init__(self, spark: Any) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="gateway-state-")
@@ -95,22 +111,23 @@ class StateLogWatcher:
         self._thread.start()
 
     def poll(self) -> list[LoggedDamage]:
-        """What was logged since the last look; counted and raised."""
+        """Report and return the damage that was logged since the last call."""
         with self._lock:
+            # The last part is a line that log4j has not finished, or empty.
             *lines, self._buffer = (self._buffer + self._file.read()).split("\n")
-            found = [each for line in lines if (each := parse_line(line))]
-            self._report(found)
-        return found
+            logged = [damage for line in lines if (damage := parse_line(line))]
+            self._report(logged)
+        return logged
 
     def close(self) -> None:
-        """The session may be stopped already."""
+        """Report what was logged last, and stop. The session may have been stopped already."""
         self._stop_event.set()
         self._thread.join()
         self.poll()
         try:
             self._detach()
         except Exception as error:  # the JVM is gone, and the appender with it
-            log.debug("the log of the state is let go: %s", error)
+            log.debug("the appender for the log of the state cannot be removed: %s", error)
         self._file.close()
         self._directory.cleanup()
 
@@ -122,26 +139,34 @@ class StateLogWatcher:
                 log.exception("the log of the state cannot be read")
 
     def _report(self, damage: Iterable[LoggedDamage]) -> None:
-        untold = [*self._unreported, *damage]
-        self._unreported = [each for each in untold if each.run_id not in _jobs_by_run][
-            -1000:
-        ]  # not begun yet
-        for each in untold:
-            if (job := _jobs_by_run.get(each.run_id)) is not None:
-                report_damage(job, each.file, each.description)
+        """Report damage of known runs, and keep at most 1,000 of runs that are not known yet.
+
+        A query loads its state before `register_run` is called for it.
+        """
+        pending = [*self._unreported, *damage]
+        self._unreported = [event for event in pending if event.run_id not in _jobs_by_run][-1000:]
+        for event in pending:
+            if (job := _jobs_by_run.get(event.run_id)) is not None:
+                report_damage(job, event.file, event.description)
 
 
 def report_damage(job: str, file: str, description: str) -> None:
-    """Count a damaged file, log it, and raise the alert."""
+    """Count a damaged file of a job, log it, and raise an alert."""
     counts.increment_counter(catalog.PIPELINE_STATE_DAMAGED, 1, job)
     log.error("damaged state of job %s: %s: %s", job, file, description)
-    alerts.raise_alert(
-        job, ALERT_NAME, f"{file}: {description}; look at the disk, and take a backup"
-    )
+    alerts.raise_alert(job, ALERT_NAME, f"{file}: {description}; check the disk, and take a backup")
 
 
 def _attach_appender(jvm: Any, path: str) -> Callable[[], None]:
-    """An appender of log4j 2 on the package's loggers, whatever the level of the others."""
+    """Add an appender of log4j 2 to the loggers of Spark's state package.
+
+    Args:
+        jvm: The JVM of Spark, as of Py4J.
+        path: The file that the appender writes.
+
+    Returns:
+        A function that removes the appender.
+    """
     core = jvm.org.apache.logging.log4j.core
     level = jvm.org.apache.logging.log4j.Level
     context = jvm.org.apache.logging.log4j.LogManager.getContext(False)
@@ -159,7 +184,9 @@ def _attach_appender(jvm: Any, path: str) -> Callable[[], None]:
     logger = config.getLoggers().get(_STATE_PACKAGE)
     if logger is None:
         logger = core.config.LoggerConfig(_STATE_PACKAGE, level.WARN, False)
-        for other in config.getRootLogger().getAppenders().values():  # errors stay where they were
+        # The new logger does not pass its events on to the root logger (additivity is off), so that
+        # warnings do not appear on the console. Errors still go where they went before.
+        for other in config.getRootLogger().getAppenders().values():
             logger.addAppender(other, level.ERROR, None)
         config.addLogger(_STATE_PACKAGE, logger)
     logger.addAppender(appender, level.WARN, None)

@@ -1,7 +1,7 @@
-"""Files of a checkpoint or a backup, wherever they are: on this machine, or where Hadoop reads.
+"""Read and write the files of a checkpoint or a backup, local or on a file system of Hadoop.
 
-Names are relative, with `/`. Checksum files that Hadoop keeps on local disks (`.name.crc`) are not
-listed: they go with the file they are of.
+Names are relative to the directory and separated by `/`. The checksum files that Hadoop keeps on
+local disks (`.name.crc`) are not listed: they are moved, copied and removed with their file.
 """
 
 from __future__ import annotations
@@ -20,66 +20,85 @@ from . import layout
 
 
 class Files(Protocol):
-    """A directory, perhaps not there yet. All raise OSError (FileNotFoundError) as open does."""
+    """A directory with files, which need not exist yet.
+
+    All methods raise OSError, and FileNotFoundError for a missing file, like `open`.
+
+    Attributes:
+        location: The path or the URL of the directory.
+    """
 
     location: str
 
     def list_sizes(self) -> dict[str, int]:
-        """Bytes of every file below it; none if it is not there."""
+        """Return the size in bytes of every file below the directory, by name."""
 
-    def read(self, name: str) -> bytes: ...
-    def write(self, name: str, data: bytes) -> None: ...
-    def remove(self, name: str) -> None: ...
-    def move(self, name: str, new_name: str) -> None: ...
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, and replace the one that exists."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+
+    def move(self, name: str, new_name: str) -> None:
+        """Rename a file within the directory, and create the directories of its new name."""
+
     def get_mtime(self, name: str) -> float:
-        """Seconds since the epoch."""
+        """Return when a file was changed last, in seconds since 1970."""
 
     def fetch(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """It as a file of this machine."""
+        """Return a context manager that provides a file as a local file."""
 
     def put(self, source: Path, name: str) -> None:
-        """Copy a file of this machine here."""
+        """Copy a local file into the directory."""
 
     def rename_to(self, directory: str) -> None:
-        """Be renamed; `directory` must not be there yet."""
+        """Rename the directory to another location, which must not exist yet."""
 
 
 class LocalFiles:
-    """A directory of this machine."""
+    """A directory of this machine; see `Files` for the methods."""
 
     def __init__(self, directory: Path | str) -> None:
         self.path = Path(directory)
         self.location = str(directory)
 
     def list_sizes(self) -> dict[str, int]:
-        found = {}
+        """Return the size in bytes of every file below the directory, by name."""
+        sizes = {}
         for parent, _, names in os.walk(self.path):
             for name in names:
                 if not _is_hidden(name):
                     path = Path(parent, name)
-                    with contextlib.suppress(FileNotFoundError):  # retention is at work
-                        found[path.relative_to(self.path).as_posix()] = path.stat().st_size
-        return found
+                    # A running job may delete old files meanwhile.
+                    with contextlib.suppress(FileNotFoundError):
+                        sizes[path.relative_to(self.path).as_posix()] = path.stat().st_size
+        return sizes
 
     def read(self, name: str) -> bytes:
+        """Return the content of a file."""
         return (self.path / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        """Whole or not at all."""
+        """Write a file atomically: a crash leaves the old content or the new one."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as made:
-            made.write(data)
-            made.flush()
-            os.fsync(made.fileno())
-        Path(made.name).replace(path)
-        crc_path(path).unlink(missing_ok=True)  # of what was there
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).replace(path)
+        crc_path(path).unlink(missing_ok=True)  # it is of the old content
 
     def remove(self, name: str) -> None:
+        """Remove a file and its checksums."""
         (self.path / name).unlink()
         crc_path(self.path / name).unlink(missing_ok=True)
 
     def move(self, name: str, new_name: str) -> None:
+        """Rename a file and its checksums within the directory."""
         source, target = self.path / name, self.path / new_name
         target.parent.mkdir(parents=True, exist_ok=True)
         source.replace(target)
@@ -87,13 +106,16 @@ class LocalFiles:
             crc_path(source).replace(crc_path(target))
 
     def get_mtime(self, name: str) -> float:
+        """Return when a file was changed last, in seconds since 1970."""
         return (self.path / name).stat().st_mtime
 
     @contextlib.contextmanager
     def fetch(self, name: str) -> Iterator[Path]:
+        """Provide the file itself, not a copy."""
         yield self.path / name
 
     def put(self, source: Path, name: str) -> None:
+        """Copy a local file and its checksums into the directory."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
@@ -101,12 +123,16 @@ class LocalFiles:
             shutil.copyfile(crc_path(source), crc_path(target))
 
     def rename_to(self, directory: str) -> None:
+        """Rename the directory to another location, which must not exist yet."""
         Path(directory).parent.mkdir(parents=True, exist_ok=True)
         self.path.rename(directory)
 
 
 class HadoopFiles:
-    """A directory that Spark's JVM reaches, such as s3a:// or hdfs://."""
+    """A directory of a file system that Hadoop reads in Spark's JVM, such as s3a:// or hdfs://.
+
+    See `Files` for the methods.
+    """
 
     def __init__(self, directory: str, spark: Any) -> None:
         self.location = directory.rstrip("/")
@@ -117,53 +143,65 @@ class HadoopFiles:
         self._root = self._fs.makeQualified(self._root)
 
     def list_sizes(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        """Return the size in bytes of every file below the directory, by name."""
+        sizes: dict[str, int] = {}
         if not self._fs.exists(self._root):
-            return found
+            return sizes
         start = len(self._root.toString()) + 1
-        each = self._fs.listFiles(self._root, True)
-        while each.hasNext():
-            status = each.next()
+        iterator = self._fs.listFiles(self._root, True)
+        while iterator.hasNext():
+            status = iterator.next()
             name = status.getPath().toString()[start:]
             if not _is_hidden(name.rsplit("/", 1)[-1]):
-                found[name] = int(status.getLen())
-        return found
+                sizes[name] = int(status.getLen())
+        return sizes
 
     def read(self, name: str) -> bytes:
+        """Return the content of a file."""
         with self.fetch(name) as path:
             return path.read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
+        """Write a file, and replace the one that exists."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory, "file")
             path.write_bytes(data)
             self.put(path, name)
 
     def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
         self._fs.delete(self._resolve(name), False)
 
     def move(self, name: str, new_name: str) -> None:
+        """Rename a file within the directory."""
         self._fs.mkdirs(self._resolve(new_name).getParent())
         if not self._fs.rename(self._resolve(name), self._resolve(new_name)):
             raise OSError(f"{self.location}/{name} cannot be renamed to {new_name}")
 
     def get_mtime(self, name: str) -> float:
+        """Return when a file was changed last, in seconds since 1970."""
         return float(self._fs.getFileStatus(self._resolve(name)).getModificationTime()) / 1000
 
     @contextlib.contextmanager
     def fetch(self, name: str) -> Iterator[Path]:
+        """Provide a file as a temporary local copy."""
         with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory, name.rsplit("/", 1)[-1])
+            local = Path(directory, name.rsplit("/", 1)[-1])
             self._run_on_path(
-                name, lambda at: self._fs.copyToLocalFile(False, at, self._local_path(path), True)
+                name,
+                lambda path: self._fs.copyToLocalFile(False, path, self._local_path(local), True),
             )
-            yield path
+            yield local
 
     def put(self, source: Path, name: str) -> None:
-        here = self._local_path(source)
-        self._run_on_path(name, lambda at: self._fs.copyFromLocalFile(False, True, here, at))
+        """Copy a local file into the directory."""
+        source_path = self._local_path(source)
+        self._run_on_path(
+            name, lambda path: self._fs.copyFromLocalFile(False, True, source_path, path)
+        )
 
     def rename_to(self, directory: str) -> None:
+        """Rename the directory to another location, which must not exist yet."""
         target = self._create_path(directory)
         self._fs.mkdirs(target.getParent())
         if not self._fs.rename(self._root, target):
@@ -179,6 +217,7 @@ class HadoopFiles:
         return self._create_path(path.absolute().as_uri())
 
     def _run_on_path(self, name: str, operation: Any) -> None:
+        """Call an operation with the path of a file; raise its Java errors as OSError."""
         from py4j.protocol import Py4JJavaError
 
         try:
@@ -190,28 +229,34 @@ class HadoopFiles:
 
 
 def open_files(location: str, spark: Any = None) -> Files:
-    """Of a path, or of a URL that Hadoop reads (needs a session)."""
+    """Return the files of a directory.
+
+    Args:
+        location: A path, or a URL that Hadoop reads.
+        spark: The session; it may be None for a path.
+    """
     path = versions.local_path(location)
     return HadoopFiles(location, spark) if path is None else LocalFiles(path)
 
 
 def crc_path(path: Path) -> Path:
-    """Where Hadoop keeps the checksums of a file of a local disk."""
+    """Return the path where Hadoop keeps the checksums of a local file."""
     return path.with_name(f".{path.name}.crc")
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".")  # also what is still being written
+    return name.startswith(".")  # checksums, and files that are still being written
 
 
 def discard_state(files: Files, version: int) -> None:
     """Remove the state that is newer than a version. The query must not run.
 
-    Spark writes each version again, but would go on from a snapshot that is there.
+    Spark writes each version again when it repeats a batch, but if a snapshot of a newer version
+    exists, Spark goes on from that one.
 
     Args:
-        held: The files of the checkpoint.
-        version: That of the last finished batch is one more than its number.
+        files: The files of the checkpoint.
+        version: The last version to keep. Batch N writes version N + 1.
     """
     for name in layout.find_newer_files(files.list_sizes(), version):
         with contextlib.suppress(FileNotFoundError):

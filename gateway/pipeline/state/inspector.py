@@ -1,4 +1,4 @@
-"""What a copy of one batch needs of a checkpoint, every file looked at once."""
+"""Find out which files of a checkpoint a batch needs, and which of them are damaged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from .files import Files
 
 @dataclass(slots=True)
 class Damage:
-    """A file that is not what was written, and the version of a store it belongs to."""
+    """A damaged or missing file, and the version of a store that it belongs to.
+
+    Attributes:
+        file: The name of the file.
+        description: What is wrong, as the rest of a sentence that begins with the file's name.
+        store_id: The store.
+        version: The version.
+    """
 
     file: str
     description: str
@@ -26,7 +33,16 @@ class Damage:
 
 @dataclass(slots=True)
 class CheckpointInspector:
-    """At the files of a checkpoint; what was looked at is remembered."""
+    """An inspection of the files of one checkpoint.
+
+    Each operation creates its own. Every file is checked at most once, and the result is kept,
+    because several versions of a store share tables.
+
+    Attributes:
+        files: The files of the checkpoint.
+        check_content: A thorough check of tables and changelogs by Spark's JVM; None leaves it out.
+        sizes: The size of each file in bytes when the inspection began.
+    """
 
     files: Files
     check_content: integrity.ContentCheck | None = None
@@ -38,7 +54,17 @@ class CheckpointInspector:
         self.sizes = self.files.list_sizes()
 
     def read_tables(self, name: str, store: layout.Store) -> Mapping[str, int]:
-        """The tables it names, and their bytes. Raises OSError, ValueError, BadZipFile."""
+        """Return the tables of a snapshot with their sizes in bytes.
+
+        Args:
+            name: The name of the snapshot's file.
+            store: The store that it is of.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: The file cannot be parsed.
+            BadZipFile: The file is damaged.
+        """
         if name not in self._tables_by_snapshot:
             with self.files.fetch(name) as path:
                 self._tables_by_snapshot[name] = layout.parse_tables(
@@ -47,28 +73,33 @@ class CheckpointInspector:
         return self._tables_by_snapshot[name]
 
     def find_damage(self, name: str, store: layout.Store) -> Damage | None:
-        """What is damaged of a snapshot (its tables too) or of a changelog."""
+        """Return the damage of a snapshot (including its tables) or of a changelog, if any."""
+        # A name is V.zip or V.changelog, and V_<uuid> if the format of checkpoints has ids.
         version = int(name.rsplit("/", 1)[-1].split(".")[0].split("_")[0])
-        if said := self._check_once(name):
-            return Damage(name, said, store.id, version)
+        if description := self._check_once(name):
+            return Damage(name, description, store.id, version)
         if name.endswith(".zip"):
             for table, size in self.read_tables(name, store).items():
-                if said := self._check_once(table, size):
-                    return Damage(table, said, store.id, version)
+                if description := self._check_once(table, size):
+                    return Damage(table, description, store.id, version)
         return None
 
     def find_chain(
         self, store: layout.Store, version: int
     ) -> tuple[list[str] | None, list[Damage]]:
-        """The files of the shortest whole way to a version (None: there is none), and the damage
-        met before it was found."""
-        met: list[Damage] = []
+        """Find the shortest chain of undamaged files that leads to a version of a store.
+
+        Returns:
+            The names of the chain's files, or None if there is no such chain; and the damage that
+            was found in shorter chains.
+        """
+        damage: list[Damage] = []
         for _, names in store.iter_chains(version):
-            bad = [found for name in names if (found := self.find_damage(name, store))]
-            met.extend(bad)
-            if not bad:
-                return names, met
-        return None, met
+            chain_damage = [found for name in names if (found := self.find_damage(name, store))]
+            damage.extend(chain_damage)
+            if not chain_damage:
+                return names, damage
+        return None, damage
 
     def _check_once(self, name: str, size: int | None = None) -> str | None:
         if name not in self._descriptions:
@@ -85,17 +116,30 @@ class CheckpointInspector:
 
 
 def find_newest_batch(sizes: Mapping[str, int], location: str) -> int:
-    """The newest batch that is done. Raises PipelineError: there is none."""
-    done = layout.parse_batches(sizes, "commits")
-    if not done:
+    """Return the number of the newest finished batch.
+
+    Args:
+        sizes: The files of the checkpoint.
+        location: The location of the checkpoint, for the error.
+
+    Raises:
+        PipelineError: No batch is finished.
+    """
+    committed = layout.parse_batches(sizes, "commits")
+    if not committed:
         raise PipelineError(f"{location} has no finished batch; run the job first")
-    return done[-1]
+    return committed[-1]
 
 
 def find_stores(
     inspector: CheckpointInspector, batch: int
 ) -> Mapping[layout.StoreId, layout.Store]:
-    """Those that a batch had. Raises OSError."""
+    """Return the stores that a batch had.
+
+    Raises:
+        PipelineError: The checkpoint has no offsets of the batch.
+        OSError: The offsets cannot be read.
+    """
     name = f"offsets/{batch}"
     if name not in inspector.sizes:
         raise PipelineError(f"{inspector.files.location} has no {name}; restore a backup")
@@ -104,30 +148,41 @@ def find_stores(
 
 
 def select_files(inspector: CheckpointInspector, batch: int) -> dict[str, int]:
-    """The files, with their bytes, from which a job goes on after this batch. Of each store two
-    snapshots if it has them, so that one may turn out damaged. Raises PipelineError: something
-    is damaged that has no substitute; ValueError, OSError: read again, it changes."""
+    """Return the files that a job needs to go on after a batch, with their sizes in bytes.
+
+    If a store has two snapshots, both are returned, so that one may be found damaged later.
+
+    Raises:
+        PipelineError: A store has no undamaged files for the batch.
+        ValueError: A file cannot be parsed; the running job may have changed it.
+        OSError: A file cannot be read; the running job may have removed it.
+    """
     sizes = inspector.sizes
-    kept = {name for name in sizes if layout.is_always_needed(name)}
-    for each in (batch - 1, batch):  # Spark wants the offsets before the newest ones too
-        kept |= {f"{log}/{each}" for log in ("offsets", "commits")} & sizes.keys()
+    selected = {name for name in sizes if layout.is_always_needed(name)}
+    # Spark reads the offsets before the newest ones, too: a batch starts where they end.
+    for number in (batch - 1, batch):
+        selected |= {f"{log}/{number}" for log in ("offsets", "commits")} & sizes.keys()
     for store in find_stores(inspector, batch).values():
-        whole_ones = 0
-        met: list[Damage] = []
+        undamaged_chains = 0
+        damage: list[Damage] = []
         for _, names in store.iter_chains(batch + 1):
-            bad = [found for name in names if (found := inspector.find_damage(name, store))]
-            met.extend(bad)
-            if not bad:
-                kept |= set(names)
+            chain_damage = [
+                found for name in names if (found := inspector.find_damage(name, store))
+            ]
+            damage.extend(chain_damage)
+            if not chain_damage:
+                selected |= set(names)
                 for name in names:
                     if name.endswith(".zip"):
-                        kept |= set(inspector.read_tables(name, store))
-                whole_ones += 1
-            if whole_ones == layout.RETAINED_SNAPSHOTS:
+                        selected |= set(inspector.read_tables(name, store))
+                undamaged_chains += 1
+            if undamaged_chains == layout.RETAINED_SNAPSHOTS:
                 break
-        if not whole_ones:
-            said = "; ".join(map(str, met)) or f"{store.id.directory} lacks version {batch + 1}"
+        if not undamaged_chains:
+            missing = f"{store.id.directory} has no version {batch + 1}"
+            problem = "; ".join(map(str, damage)) or missing
             raise PipelineError(
-                f"{inspector.files.location}: {said}; run the job, which mends it, or restore a backup"
+                f"{inspector.files.location}: {problem}; run the job, which mends it, "
+                "or restore a backup"
             )
-    return {name: sizes[name] for name in sorted(kept)}
+    return {name: sizes[name] for name in sorted(selected)}

@@ -1,8 +1,9 @@
-"""Is a file of a checkpoint what was written?
+"""Check whether a file of a checkpoint is undamaged.
 
-A local disk has Hadoop's CRC-32 of every 512 bytes beside each file. Elsewhere a file says it
-itself: a snapshot is a ZIP with CRCs, a changelog LZ4 blocks with hashes, a table RocksDB's blocks
-with checksums. Without a JVM, of the last two only the form is looked at.
+On a local disk, Hadoop keeps the CRC-32 of every 512 bytes beside each file. On other file systems
+the formats have checksums of their own: a snapshot is a ZIP file with CRCs, a changelog has LZ4
+blocks with hashes, and a table has RocksDB's blocks with checksums. Without a JVM, only the
+structure of changelogs and tables is checked.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ from typing import Any, TypeAlias
 from .files import crc_path
 
 ContentCheck: TypeAlias = Callable[[Path], str | None]
-"""What is wrong within a table or a changelog, if anything is."""
+"""Returns what is wrong inside of a table or a changelog, or None."""
 
 _TABLE_MAGIC = struct.pack("<Q", 0x88E241B785F4CFF7)  # RocksDB, block_based_table_builder.cc
-_BLOCK_HEADER = struct.Struct(
-    "<8sBIII"
-)  # lz4-java, LZ4BlockOutputStream: magic, token, sizes, hash
+# lz4-java, LZ4BlockOutputStream: magic, token, compressed size, size, hash.
+_BLOCK_HEADER = struct.Struct("<8sBIII")
 
 
 def describe_damage(path: Path, check_content: ContentCheck | None = None) -> str | None:
-    """What is wrong with it, in words; None: nothing that can be seen. Never raises."""
+    """Return what is wrong with a file, or None if no damage is found.
+
+    Errors that reading the file raises are returned as descriptions.
+
+    Args:
+        path: The local file. Its checksums are verified if they are beside it.
+        check_content: A thorough check of tables and changelogs; None leaves it out.
+    """
     try:
         return _check_crc(path) or _check_format(path, check_content)
     except FileNotFoundError:
@@ -37,15 +44,15 @@ def describe_damage(path: Path, check_content: ContentCheck | None = None) -> st
 
 
 def read_metadata(snapshot: Path) -> dict[str, Any]:
-    """The `metadata` of a snapshot: its tables, and its number of keys (-1: not counted)."""
+    """Return the `metadata` of a snapshot: its tables and its number of keys (-1: not counted)."""
     with zipfile.ZipFile(snapshot) as archive:
-        _, text = archive.read("metadata").decode().split("\n", 1)
-    found: dict[str, Any] = json.loads(text)
-    return found
+        _, text = archive.read("metadata").decode().split("\n", 1)  # the first line is a version
+    metadata: dict[str, Any] = json.loads(text)
+    return metadata
 
 
 def create_content_check(jvm: Any) -> ContentCheck:
-    """What RocksDB and LZ4 themselves find, in the JVM of Spark."""
+    """Return a check by RocksDB's and LZ4's own readers, in the JVM of Spark."""
     from py4j.protocol import Py4JJavaError
 
     def check_table(path: str) -> None:
@@ -77,28 +84,35 @@ def create_content_check(jvm: Any) -> ContentCheck:
 
 
 def _check_crc(path: Path) -> str | None:
-    beside = crc_path(path)
-    if not beside.exists():
+    """Verify a file by Hadoop's checksums, if they are beside it.
+
+    The format is that of Hadoop's ChecksumFileSystem: `crc`, a zero byte, the number of bytes per
+    checksum, then the CRC-32 of each such piece, all big-endian.
+    """
+    checksum_path = crc_path(path)
+    if not checksum_path.exists():
         return None if path.exists() else "is missing"
-    sums = beside.read_bytes()
-    size = int.from_bytes(sums[4:8], "big")
-    if sums[:4] != b"crc\0" or not size:
-        return "its checksums are damaged"
+    checksum_file = checksum_path.read_bytes()
+    size = int.from_bytes(checksum_file[4:8], "big")
+    if checksum_file[:4] != b"crc\0" or not size:
+        return "has damaged checksums"
     data = memoryview(path.read_bytes())
-    want = sums[8:]
-    if len(want) != 4 * -(-len(data) // size):
+    checksums = checksum_file[8:]
+    if len(checksums) != 4 * -(-len(data) // size):
         return f"has {len(data)} bytes, which is not what was written"
-    for n, at in enumerate(range(0, len(data), size)):
-        if zlib.crc32(data[at : at + size]).to_bytes(4, "big") != want[4 * n : 4 * n + 4]:
-            return f"is damaged at byte {at} or after"
+    for i, start in enumerate(range(0, len(data), size)):
+        checksum = zlib.crc32(data[start : start + size]).to_bytes(4, "big")
+        if checksum != checksums[4 * i : 4 * i + 4]:
+            return f"is damaged at byte {start} or after"
     return None
 
 
 def _check_format(path: Path, check_content: ContentCheck | None) -> str | None:
+    """Verify a file by the checksums or the structure of its format."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-        return f"{bad} in it is damaged" if bad else None
+            member = archive.testzip()
+        return f"has a damaged member {member}" if member else None
     if path.suffix == ".changelog":
         return _check_changelog(path.read_bytes()) or (
             check_content(path) if check_content else None
@@ -113,13 +127,17 @@ def _check_format(path: Path, check_content: ContentCheck | None) -> str | None:
 
 
 def _check_changelog(data: bytes) -> str | None:
-    """Blocks up to an empty one, which ends it (twice: one of each stream around it)."""
-    at, ended = 0, False
-    while at < len(data):
-        if at + _BLOCK_HEADER.size > len(data):
+    """Verify that a changelog is a sequence of LZ4 blocks that ends with an empty block.
+
+    Spark wraps two streams around the file, and each writes an empty block when it is closed. So a
+    complete changelog may end with two of them.
+    """
+    position, is_complete = 0, False
+    while position < len(data):
+        if position + _BLOCK_HEADER.size > len(data):
             return "is cut off"
-        magic, _, packed, size, _ = _BLOCK_HEADER.unpack_from(data, at)
+        magic, _, compressed_size, size, _ = _BLOCK_HEADER.unpack_from(data, position)
         if magic != b"LZ4Block":
-            return f"has no block at byte {at}"
-        at, ended = at + _BLOCK_HEADER.size + packed, size == 0
-    return None if ended and at == len(data) else "is cut off"
+            return f"has no block at byte {position}"
+        position, is_complete = position + _BLOCK_HEADER.size + compressed_size, size == 0
+    return None if is_complete and position == len(data) else "is cut off"

@@ -1,8 +1,9 @@
-"""The files of a checkpoint, and which of them a batch needs. Pure: names in, names out.
+"""Interpret the names of a checkpoint's files, and say which of them a batch needs.
 
-Batch N has `offsets/N` (what it reads), `commits/N` (that it is done), and in every store the
-version N+1 (`state/<operator>/<partition>[/<store>]`). A version is a snapshot, `V.zip` and the
-tables it names in `SSTs/`, and the changelogs of all versions after it.
+Batch N has the files `offsets/N` (what it reads) and `commits/N` (it is finished), and version
+N + 1 in every store (`state/<operator>/<partition>[/<store>]`). A version is made of a snapshot,
+which is `V.zip` with the tables in `SSTs/` that it names, and of the changelogs of all versions
+after the snapshot. These functions do no I/O: they take and return names.
 """
 
 from __future__ import annotations
@@ -17,67 +18,96 @@ from typing import NamedTuple
 _STATE_PATTERN = re.compile(r"state/(\d+)/(\d+)(?:/([^/]+))?/(\d+)(_[0-9a-f-]+)?\.(zip|changelog)")
 _LOG_PATTERN = re.compile(r"(offsets|commits)/(\d+)")
 
-DAMAGED_DIRECTORY = "damaged"  # where files go that a repair took out
-LEASE_FILE = "lease"  # who runs the job
+DAMAGED_DIRECTORY = "damaged"  # a repair moves damaged files here
+LEASE_FILE = "lease"  # says which process runs the job
 
-# With a store's newest snapshot an older one is kept, as Spark does without one that is damaged.
+# An older snapshot is kept with a store's newest one, because Spark uses the older one if the
+# newest one is damaged.
 RETAINED_SNAPSHOTS = 2
 
 
 class StoreId(NamedTuple):
+    """A state store within a checkpoint.
+
+    Attributes:
+        operator: The number of the operator of the query.
+        partition: The number of the partition.
+        name: `default`, or the name of one of a join's stores.
+    """
+
     operator: int
     partition: int
-    name: str  # `default`, or one of a join's
+    name: str
 
     @property
     def directory(self) -> str:
+        """Return the directory of the store within the checkpoint."""
         tail = "" if self.name == "default" else f"/{self.name}"
         return f"state/{self.operator}/{self.partition}{tail}"
 
 
 @dataclass(slots=True)
 class Store:
-    """Versions and their files, relative to the checkpoint; of one version perhaps several,
-    where a task ran twice."""
+    """The files of a store, by version.
+
+    A version has several snapshots or changelogs if its task ran more than once.
+
+    Attributes:
+        id: The store.
+        snapshots: The names of the snapshots (`.zip`) of each version.
+        changelogs: The names of the changelogs of each version.
+    """
 
     id: StoreId
     snapshots: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     changelogs: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def iter_chains(self, version: int) -> Iterable[tuple[int, list[str]]]:
-        """Ways to this version, the shortest first: from which snapshot (0: from nothing), and
-        the files beside its tables."""
+        """Yield the chains of files that lead to a version, the shortest first.
+
+        Yields:
+            The version of the chain's snapshot (0 for an empty store), and the names of the
+            snapshot and of the changelogs after it. The tables of the snapshot are not among them.
+        """
         logs: list[str] = []
-        for at in range(version, -1, -1):
-            if at == 0 or at in self.snapshots:
-                yield at, [*self.snapshots.get(at, ()), *reversed(logs)]
-            if at not in self.changelogs:
+        for snapshot in range(version, -1, -1):
+            if snapshot == 0 or snapshot in self.snapshots:
+                yield snapshot, [*self.snapshots.get(snapshot, ()), *reversed(logs)]
+            # An older snapshot only leads to the version if all changelogs in between exist.
+            if snapshot not in self.changelogs:
                 return
-            logs.extend(self.changelogs[at])
+            logs.extend(self.changelogs[snapshot])
 
 
 def parse_stores(names: Iterable[str]) -> Mapping[StoreId, Store]:
-    """All stores that the files of a checkpoint show."""
-    found: dict[StoreId, Store] = {}
+    """Return all stores that the names of a checkpoint's files contain."""
+    stores: dict[StoreId, Store] = {}
     for name in names:
         if (match := _STATE_PATTERN.fullmatch(name)) is None:
             continue
-        operator, partition, store, version, _, kind = match.groups()
-        of = StoreId(int(operator), int(partition), store or "default")
-        here = found.setdefault(of, Store(of))
-        (here.snapshots if kind == "zip" else here.changelogs)[int(version)].append(name)
-    return dict(sorted(found.items()))
+        operator, partition, store_name, version, _, kind = match.groups()
+        store_id = StoreId(int(operator), int(partition), store_name or "default")
+        store = stores.setdefault(store_id, Store(store_id))
+        (store.snapshots if kind == "zip" else store.changelogs)[int(version)].append(name)
+    return dict(sorted(stores.items()))
 
 
 def parse_batches(names: Iterable[str], log: str) -> list[int]:
-    """Those that `offsets` or `commits` has, ascending."""
-    found = (match for name in names if (match := _LOG_PATTERN.fullmatch(name)))
-    return sorted(int(match[2]) for match in found if match[1] == log)
+    """Return the numbers of the batches that a log has, ascending.
+
+    Args:
+        names: The names of the checkpoint's files.
+        log: `offsets` or `commits`.
+    """
+    matches = (match for name in names if (match := _LOG_PATTERN.fullmatch(name)))
+    return sorted(int(match[2]) for match in matches if match[1] == log)
 
 
 def select_in_use(stores: Mapping[StoreId, Store], partitions: int) -> Mapping[StoreId, Store]:
-    """Without those left behind by a rescaling to fewer."""
-    return {of: store for of, store in stores.items() if of.partition < partitions}
+    """Return the stores in use, without those of partitions that a rescaling has removed."""
+    return {
+        store_id: store for store_id, store in stores.items() if store_id.partition < partitions
+    }
 
 
 def find_newer_files(names: Iterable[str], version: int) -> list[str]:
@@ -86,14 +116,14 @@ def find_newer_files(names: Iterable[str], version: int) -> list[str]:
         name
         for store in parse_stores(names).values()
         for versions in (store.snapshots, store.changelogs)
-        for each, files in versions.items()
-        if each > version
+        for number, files in versions.items()
+        if number > version
         for name in files
     ]
 
 
 def is_always_needed(name: str) -> bool:
-    """Is it needed whichever batch it is? Identity, definition, sources, schemas."""
+    """Return whether a file is needed for every batch: identity, definition, sources, schemas."""
     top = name.split("/", 1)[0]
     return (
         top not in ("offsets", "commits", "state", DAMAGED_DIRECTORY, LEASE_FILE)
@@ -102,18 +132,27 @@ def is_always_needed(name: str) -> bool:
 
 
 def parse_partition_count(offsets: bytes) -> int:
-    """Those of the state, as a batch's entry of `offsets` has them: its second line is JSON."""
+    """Return the number of partitions of the state.
+
+    Args:
+        offsets: The content of a file of `offsets`. Its second line is JSON with Spark's settings.
+    """
     conf = json.loads(offsets.split(b"\n")[1])["conf"]
     return int(conf["spark.sql.shuffle.partitions"])
 
 
 def parse_tables(metadata: Mapping[str, object], store_id: StoreId) -> dict[str, int]:
-    """The tables and write-ahead logs that a snapshot's `metadata` names, and their bytes."""
+    """Return the tables and write-ahead logs of a snapshot, with their sizes in bytes.
+
+    Args:
+        metadata: The content of the snapshot's `metadata`.
+        store_id: The store of the snapshot.
+    """
     files: dict[str, int] = {}
     for key, directory, name in (
         ("sstFiles", "SSTs", "dfsSstFileName"),
         ("logFiles", "logs", "dfsLogFileName"),
     ):
-        for each in metadata.get(key) or ():  # type: ignore[attr-defined]
-            files[f"{store_id.directory}/{directory}/{each[name]}"] = int(each["sizeBytes"])
+        for entry in metadata.get(key) or ():  # type: ignore[attr-defined]
+            files[f"{store_id.directory}/{directory}/{entry[name]}"] = int(entry["sizeBytes"])
     return files

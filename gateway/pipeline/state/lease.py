@@ -1,7 +1,8 @@
-"""One process at a time runs a job, or changes its checkpoint.
+"""Ensure that only one process at a time runs a job or changes its checkpoint.
 
-On this machine the lease is a lock on a file, which ends with its holder however that ends. On
-other file systems there is none: there a job counts as running while its log is fresh.
+On a local disk the lease is a lock on a file. The operating system releases it when the process
+ends, however that happens. Other file systems have no such lock. There, a job counts as active
+while its newest batch has begun or ended recently.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ from gateway.pipeline.checkpoint import versions
 from . import layout
 from .files import Files
 
-ACTIVE_WINDOW_S = 300.0  # s
+ACTIVE_WINDOW_S = 300.0
 
 
 @contextlib.contextmanager
 def hold_lease(directory: str, job: str) -> Iterator[None]:
-    """While this lasts, no other process of this machine holds it. Raises PipelineError: one
-    does."""
+    """Hold the lease of a job, unless its checkpoints are on a remote file system.
+
+    Args:
+        directory: The directory of the job's checkpoints.
+        job: The name of the job, for the error.
+
+    Raises:
+        PipelineError: Another process of this machine holds the lease.
+    """
     root = versions.local_path(directory)
     if root is None:
         yield
@@ -37,6 +45,7 @@ def hold_lease(directory: str, job: str) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise PipelineError(f"{job} is run by {holder}; end that first") from None
+        # The text is only for the error above. Closing the file releases the lock.
         file.truncate(0)
         file.write(f"process {os.getpid()}\n")
         file.flush()
@@ -44,9 +53,10 @@ def hold_lease(directory: str, job: str) -> Iterator[None]:
 
 
 class Lease:
-    """The lease of a job that is started again where that may help: taken once, and kept.
+    """The lease of a job whose query may be started several times, as a context manager.
 
-    A second lock would be refused by the first, although both are of one process.
+    The runner owns it. It is acquired once and held until the context ends. A second `flock` of the
+    file would fail, although the same process holds the first.
     """
 
     def __init__(self, directory: str, job: str) -> None:
@@ -62,10 +72,10 @@ class Lease:
         self._stack.close()
 
     def acquire(self) -> None:
-        """Take it, unless it is taken.
+        """Acquire the lease, unless this object holds it already.
 
         Raises:
-            PipelineError: Another process has it.
+            PipelineError: Another process holds it.
         """
         if not self._is_held:
             self._stack.enter_context(hold_lease(self._directory, self._job))
@@ -73,7 +83,12 @@ class Lease:
 
 
 def is_active(files: Files, now: float | None = None) -> bool:
-    """Did a batch begin or end within five minutes? now: seconds since the epoch."""
+    """Return whether the newest batch of a checkpoint has begun or ended within five minutes.
+
+    Args:
+        files: The files of the checkpoint.
+        now: The current time in seconds since 1970, by default the system's.
+    """
     sizes = files.list_sizes()
     now = time.time() if now is None else now
     for log in ("offsets", "commits"):

@@ -1,4 +1,4 @@
-"""Where the checkpoint of a job is, and where the next version of it goes."""
+"""Find the checkpoint of a job, and the location of its next version."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from .files import Files, open_files
 
 
 def is_remote(root: str) -> bool:
-    """Does it need a session of Spark to be reached?"""
+    """Return whether a location is only reached through a session of Spark."""
     return versions.local_path(root) is None
 
 
 def find_newest_version(root: str, job: str, spark: Any = None) -> int | None:
-    """The number of the version in use; None before the first run."""
+    """Return the number of the version in use, or None before the first run."""
     return max(versions.list_versions(root, job, spark), default=None)
 
 
 def open_current(root: str, job: str, spark: Any = None) -> Files:
-    """The checkpoint in use. Raises PipelineError: there is none."""
+    """Return the files of the checkpoint in use.
+
+    Raises:
+        PipelineError: The job has no checkpoint.
+    """
     version = find_newest_version(root, job, spark)
     if version is None:
         raise PipelineError(f"{job} has no checkpoint in {root}; run it first")
@@ -32,16 +36,28 @@ def open_current(root: str, job: str, spark: Any = None) -> Files:
 
 
 def open_next(root: str, job: str, spark: Any = None) -> tuple[Files, str]:
-    """Where a restored checkpoint is put together, and what it becomes: the next version, which
-    is then the one in use. Older ones stay."""
+    """Return a temporary directory for a restored checkpoint, and the location of the next version.
+
+    When the directory is renamed to that location, it becomes the version in use. Older versions
+    are kept.
+    """
     path = versions.version_path(root, job, (find_newest_version(root, job, spark) or 0) + 1)
     return open_files(f"{path}.restoring", spark), path
 
 
 @contextlib.contextmanager
 def require_idle(root: str, job: str, spark: Any = None, *, force: bool = False) -> Iterator[None]:
-    """While this lasts the job does not run. force: believe that it does not, where that cannot
-    be known. Raises PipelineError: it runs, or may."""
+    """Hold the lease of a job, after verifying that the job does not run.
+
+    Args:
+        root: The location of all checkpoints.
+        job: The name of the job.
+        spark: The session, for a remote location.
+        force: Whether to assume that the job does not run if that cannot be known.
+
+    Raises:
+        PipelineError: The job runs, or may run.
+    """
     version = find_newest_version(root, job, spark)
     if version is None:
         yield
@@ -49,8 +65,8 @@ def require_idle(root: str, job: str, spark: Any = None, *, force: bool = False)
     path = versions.version_path(root, job, version)
     if is_remote(root) and not force and lease.is_active(open_files(path, spark)):
         raise PipelineError(
-            f"{job} had a batch within the last {lease.ACTIVE_WINDOW_S / 60:.0f} minutes; end it, and wait "
-            "so long, or say --force if you know that it has ended"
+            f"{job} had a batch within the last {lease.ACTIVE_WINDOW_S / 60:.0f} minutes; end it, "
+            "and wait so long, or say --force if you know that it has ended"
         )
     with lease.hold_lease(f"{root.rstrip('/')}/{job}", job):
         yield

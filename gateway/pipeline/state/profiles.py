@@ -1,7 +1,7 @@
-"""Settings of Spark for the state of a job, each with its reason.
+"""Choose Spark's settings for the state of a job, each with its reason.
 
-What stands in a checkpoint from its first batch on (partitions, the format of joins) is marked so:
-changed later it is ignored.
+Settings that Spark stores in the checkpoint with the first batch (the number of partitions, the
+format of joins) are marked as frozen: a later change is ignored.
 """
 
 from __future__ import annotations
@@ -17,14 +17,23 @@ _ROCKSDB_PREFIX = f"{_STORE_PREFIX}rocksdb."
 
 
 class SparkSetting(NamedTuple):
+    """A setting of Spark, with the reason for its value, as `gateway pipeline plan` shows it."""
+
     key: str
     value: str
     reason: str
 
 
 class StateProfile(NamedTuple):
-    """snapshot_after: batches. cache: MiB of one store's blocks. memory: MiB of all stores of an
-    executor together, None: each as it likes. exact: are rows counted?"""
+    """The defaults that `state.profile` of a job selects.
+
+    Attributes:
+        snapshot_after: How many batches are written as changelogs before the next snapshot.
+        maintenance_s: Seconds between two uploads of snapshots.
+        cache_mib: The size of one store's block cache in MiB, if memory is not limited.
+        memory_mib: The memory of all stores of an executor together in MiB; None for no limit.
+        counts_rows: Whether RocksDB counts the rows of each store exactly.
+    """
 
     snapshot_after: int
     maintenance_s: int
@@ -47,9 +56,15 @@ PROFILES = {
 
 
 def build_settings(state: State, *, is_join: bool = False) -> list[SparkSetting]:
-    """All of a job's, in the order in which a reader would ask. joined: the state is a join's."""
+    """Return the settings for the state of a job, with the most important ones first.
+
+    Args:
+        state: The section `state` of the job.
+        is_join: Whether the job is a join.
+    """
     profile = PROFILES[state.profile]
     snapshot_after = state.snapshot_after or profile.snapshot_after
+    counts_rows = profile.counts_rows and not is_join
     return [
         SparkSetting("spark.sql.shuffle.partitions", str(state.partitions),
             "one store and one task each; frozen, see `gateway pipeline rescale`"),
@@ -57,47 +72,53 @@ def build_settings(state: State, *, is_join: bool = False) -> list[SparkSetting]
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
             "state on disk, not in the heap"),
         SparkSetting(f"{_ROCKSDB_PREFIX}changelogCheckpointing.enabled", "true",
-            "a batch uploads what it changed; without, a snapshot of everything"),
+            "a batch uploads what it changed; otherwise it uploads a snapshot of everything"),
         SparkSetting(f"{_STORE_PREFIX}minDeltasForSnapshot", str(snapshot_after),
-            "batches that a restart replays at most; a snapshot is uploaded beside the batches"),
+            "the most batches that a restart replays; snapshots are uploaded between batches"),
         SparkSetting(f"{_STORE_PREFIX}maintenanceInterval", f"{profile.maintenance_s}s",
             "how often snapshots are uploaded and old versions deleted"),
         SparkSetting("spark.sql.streaming.minBatchesToRetain", str(state.retain),
-            "changelogs, snapshots and offsets of so many batches: how far a repair can go back"),
+            "changelogs, snapshots and offsets are kept for so many batches: a repair can go back "
+            "that far"),
         SparkSetting(f"{_STORE_PREFIX}autoSnapshotRepair.enabled", "true",
-            "a damaged snapshot is passed over for an older one and its changelogs"),
+            "instead of a damaged snapshot an older one and its changelogs are used"),
         SparkSetting(f"{_STORE_PREFIX}checkpointFormatVersion", "1",
-            "2 writes checksum files, twice the files, of what is checked inside anyway: ZIP, LZ4 "
+            "2 doubles the number of files with checksums of what has checksums already: ZIP, LZ4 "
             "and RocksDB's blocks; tables get none from it"),
         SparkSetting("spark.sql.streaming.join.stateFormatVersion", "3",
-            "2 stores a partition rather than 8; frozen"),
-        SparkSetting(f"{_ROCKSDB_PREFIX}trackTotalNumberOfRows", str(profile.counts_rows and not is_join).lower(),
+            "2 stores per partition instead of 8; frozen"),
+        SparkSetting(f"{_ROCKSDB_PREFIX}trackTotalNumberOfRows", str(counts_rows).lower(),
             "an exact count costs a lookup for every write: joins did 36,100 records/s with it "
-            "and 48,700 without; `gateway pipeline state` counts when asked"),
+            "and 48,700 without; `gateway pipeline state` counts on demand"),
         *_iter_memory_settings(state, profile),
     ]  # fmt: skip
 
 
 def build_conf(state: State, *, is_join: bool = False) -> dict[str, str]:
-    """For the session of the job."""
-    return {each.key: each.value for each in build_settings(state, is_join=is_join)}
+    """Return the settings for the state of a job as Spark's configuration.
+
+    Args:
+        state: The section `state` of the job.
+        is_join: Whether the job is a join.
+    """
+    return {setting.key: setting.value for setting in build_settings(state, is_join=is_join)}
 
 
 def build_job_conf(job: Job) -> dict[str, str]:
-    """For the session of this job."""
+    """Return the settings for the state of a job as Spark's configuration."""
     return build_conf(job.state, is_join=isinstance(job, Join))
 
 
 def _iter_memory_settings(state: State, profile: StateProfile) -> Iterable[SparkSetting]:
-    bound = profile.memory_mib if state.memory is None else state.memory // 1024**2
-    if bound is None:
+    limit = profile.memory_mib if state.memory is None else state.memory // 1024**2
+    if limit is None:
         yield SparkSetting(
-            f"{_ROCKSDB_PREFIX}boundedMemoryUsage", "false", "memory is what the keys take"
+            f"{_ROCKSDB_PREFIX}boundedMemoryUsage", "false", "memory grows with the keys"
         )
         yield SparkSetting(f"{_ROCKSDB_PREFIX}blockCacheSizeMB", str(profile.cache_mib),
-            "blocks of one store that need no disk")  # fmt: skip
+            "cache of one store's blocks, which are then not read from disk")  # fmt: skip
     else:
         yield SparkSetting(f"{_ROCKSDB_PREFIX}boundedMemoryUsage", "true",
-            "all stores of an executor share one bound; that of the first job counts")  # fmt: skip
-        yield SparkSetting(f"{_ROCKSDB_PREFIX}maxMemoryUsageMB", str(bound),
+            "all stores of an executor share one limit; that of the first job counts")  # fmt: skip
+        yield SparkSetting(f"{_ROCKSDB_PREFIX}maxMemoryUsageMB", str(limit),
             "caches and write buffers together, outside of the heap")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a job's start does about its state: nothing, or what `repair` finds to do."""
+"""Repair the state of a job before its query starts, if that is necessary."""
 
 from __future__ import annotations
 
@@ -22,27 +22,40 @@ def recover_state(
     is_damaged: bool,
     check_content: ContentCheck | None = None,
 ) -> None:
-    """Before a query begins. damaged: it ended as its state could not be read; files are looked
-    at only then. once: see `repair.replay`.
+    """Repair damaged state, and replay the batches that an earlier or this repair rolled back.
 
-    Raises PipelineError: it cannot be mended; and what `once` raises.
+    Args:
+        files: The files of the checkpoint. Its query must not run.
+        job: The name of the job.
+        run_once: As of `repair.replay_batches`.
+        is_damaged: Whether the query ended because its state could not be read. The files are only
+            inspected in this case.
+        check_content: As of `integrity.create_content_check`; None checks without a JVM.
+
+    Raises:
+        PipelineError: The state cannot be repaired.
+        Exception: Whatever `run_once` raises.
     """
-    again = repair.find_batches_to_replay(files)
+    batches = repair.find_batches_to_replay(files)
     if is_damaged:
-        done = repair.repair_state(files, check_content)
-        if not (done.damage or again):  # else an earlier start took out what was damaged
+        result = repair.repair_state(files, check_content)
+        # If batches are left to replay, an earlier start has moved the damaged files already.
+        if not (result.damage or batches):
             raise PipelineError(
                 f"{files.location}: the state cannot be read, though no file of it looks damaged; "
-                "restore a backup, or begin anew with --fresh"
+                "restore a backup, or start again with --fresh"
             )
-        again = repair.find_batches_to_replay(files)  # and what an earlier one has left
-        what = (
-            f"batches {again[0]} to {again[-1]} are done again" if again else "older files lead on"
+        # The repair may have rolled back more batches than an earlier one had left.
+        batches = repair.find_batches_to_replay(files)
+        outcome = (
+            f"batches {batches[0]} to {batches[-1]} are replayed"
+            if batches
+            else "older files are used"
         )
-        for each in done.damage:
+        for found in result.damage:
             damage.report_damage(
-                job, each.file, f"{each.description}; it is in damaged/ now, and {what}"
+                job, found.file, f"{found.description}; it is in damaged/ now, and {outcome}"
             )
-    if again:
-        log.warning("job %s does batches %d to %d again", job, again[0], again[-1])
-        repair.replay_batches(files, again, run_once)
+    if batches:
+        log.warning("job %s replays batches %d to %d", job, batches[0], batches[-1])
+        repair.replay_batches(files, batches, run_once)

@@ -1,11 +1,12 @@
-"""Mends a checkpoint whose state is damaged, without anybody.
+"""Repair a checkpoint whose state is damaged, without an operator.
 
-Spark itself passes over a snapshot whose damage it sees as it loads. It does not see damage of a
-table that no `.crc` is beside until it reads the block, and gives up at a damaged changelog.
-Here every file is looked at. What is damaged goes to `damaged/`. Where an older snapshot and its
-changelogs remain, Spark goes on from those. Otherwise the job goes back to the newest batch whose
-state is whole, and the batches since are done again, each with exactly the records it had, which
-stand in `offsets`. Their rows were written, as `commits` said, and are not written again.
+Spark itself uses an older snapshot if it notices damage while it loads one. But it only notices
+damage of a table without a `.crc` file when it reads the damaged block, and it fails at a damaged
+changelog. So every file is inspected here, and damaged files are moved to `damaged/`. If an older
+snapshot and its changelogs are undamaged, Spark goes on from these. Otherwise the job goes back to
+the newest batch whose state is undamaged, and the batches since are replayed, each with exactly the
+records that it had before, as `offsets` says. Their rows are not written again: `commits` showed
+that they had been written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .files import Files
 from .inspector import CheckpointInspector, Damage, find_newest_batch, find_stores
 from .integrity import ContentCheck
 
-# What Spark 4.2, RocksDB and Hadoop say of it; the cause is in the text of the query's end.
+# Texts by which Spark 4.2, RocksDB and Hadoop report damaged state in the error of a query.
 _DAMAGE_MESSAGES = (
     "CANNOT_LOAD_STATE_STORE",
     "block checksum mismatch",
@@ -38,122 +39,173 @@ _LATER_DIRECTORY = f"{layout.DAMAGED_DIRECTORY}/later"
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """What was found and done. again: batches to be done again, in this order; perhaps none."""
+    """What `repair_state` has found and done.
+
+    Attributes:
+        damage: The damaged files, which are in `damaged/` now.
+        batches_to_replay: The batches that must be replayed, in this order.
+    """
 
     damage: list[Damage]
     batches_to_replay: list[int]
 
 
 def is_damage_error(error: str) -> bool:
-    """Did a query end because its state cannot be read? error: all of what it said."""
-    return any(sign in error for sign in _DAMAGE_MESSAGES)
+    """Return whether a query ended because its state could not be read.
+
+    Args:
+        error: The whole text of the query's error, with its causes.
+    """
+    return any(message in error for message in _DAMAGE_MESSAGES)
 
 
 def repair_state(files: Files, check_content: ContentCheck | None = None) -> RepairResult:
-    """Look at the state of the newest finished batch, and take out what is damaged. The job must
-    not run. Raises PipelineError: no batch whose records are still known has whole state."""
+    """Inspect the state of the newest finished batch, and move damaged files away.
+
+    Args:
+        files: The files of the checkpoint. The job must not run.
+        check_content: As of `integrity.create_content_check`; None checks without a JVM.
+
+    Raises:
+        PipelineError: No batch with undamaged state has offsets from which the job can be replayed.
+    """
     try:
-        look = CheckpointInspector(files, check_content)
-        newest = find_newest_batch(look.sizes, files.location)
-        damage, whole = _inspect_batch(look, newest)
-        to = newest if whole else _find_whole_batch(look, newest, damage)
+        inspector = CheckpointInspector(files, check_content)
+        newest = find_newest_batch(inspector.sizes, files.location)
+        damage, is_whole = _inspect_batch(inspector, newest)
+        last_batch = newest if is_whole else _find_whole_batch(inspector, newest, damage)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise PipelineError(f"{files.location} cannot be read: {error}") from error
-    found = list({(each.file, each.version): each for each in damage}.values())
-    for each in found:
-        _move_to_damaged(files, look.sizes, each.file)
-        if "/SSTs/" in each.file or "/logs/" in each.file:
-            for name in layout.parse_stores(look.sizes)[each.store_id].snapshots.get(
-                each.version, ()
-            ):
-                _move_to_damaged(files, look.sizes, name)
-    if to < newest:
-        _roll_back(files, look, to)
-    return RepairResult(found, list(range(to + 1, newest + 1)))
+    # A file that several chains need is found more than once.
+    unique_damage = list({(found.file, found.version): found for found in damage}.values())
+    for found in unique_damage:
+        _move_to_damaged(files, inspector.sizes, found.file)
+        # A snapshot without one of its tables is useless. Spark must not try to load it.
+        if "/SSTs/" in found.file or "/logs/" in found.file:
+            stores = layout.parse_stores(inspector.sizes)
+            for name in stores[found.store_id].snapshots.get(found.version, ()):
+                _move_to_damaged(files, inspector.sizes, name)
+    if last_batch < newest:
+        _roll_back(files, inspector, last_batch)
+    return RepairResult(unique_damage, list(range(last_batch + 1, newest + 1)))
 
 
 def find_batches_to_replay(files: Files) -> list[int]:
-    """Batches that are still to be done again, as a repair or its process ended before they were;
-    for each start of a job. Raises OSError."""
+    """Undo an interrupted replay, and return the batches that must be replayed.
+
+    Every start of a job calls this.
+
+    Args:
+        files: The files of the checkpoint. The job must not run.
+
+    Raises:
+        OSError: A file cannot be moved.
+    """
     for name in files.list_sizes():
         if name.startswith(f"{_LATER_DIRECTORY}/"):
             files.move(name, f"offsets/{name.rsplit('/', 1)[-1]}")
     restore_starts(files)
     sizes = files.list_sizes()
-    done = set(layout.parse_batches(sizes, "commits"))
-    known = [n for n in layout.parse_batches(sizes, "offsets") if n not in done]
-    # One that was never done, and so not all written, is Spark's own to do, with its rows.
-    return [n for n in known if f"{layout.DAMAGED_DIRECTORY}/commits/{n}" in sizes]
+    committed = set(layout.parse_batches(sizes, "commits"))
+    uncommitted = [n for n in layout.parse_batches(sizes, "offsets") if n not in committed]
+    # A batch that was never committed is not replayed: the query itself does it again, and writes
+    # its rows.
+    return [n for n in uncommitted if f"{layout.DAMAGED_DIRECTORY}/commits/{n}" in sizes]
 
 
 def replay_batches(files: Files, batches: Iterable[int], run_once: Callable[[], object]) -> None:
-    """Do batches again, in order. once: runs the job with `trigger(once=True)` to its end, its
-    rows going nowhere."""
+    """Replay batches in their order.
+
+    Args:
+        files: The files of the checkpoint.
+        batches: The numbers of the batches, ascending.
+        run_once: Runs the job's query with `trigger(once=True)` to its end, and discards its rows.
+    """
     for batch in batches:
         with isolate_batch(files, batch):
             run_once()
-        if (taken := f"{layout.DAMAGED_DIRECTORY}/commits/{batch}") in files.list_sizes():
-            files.remove(taken)
+        # This file marks a batch that must be replayed, so it is removed last.
+        if (marker := f"{layout.DAMAGED_DIRECTORY}/commits/{batch}") in files.list_sizes():
+            files.remove(marker)
 
 
 @contextlib.contextmanager
 def isolate_batch(files: Files, batch: int) -> Iterator[None]:
-    """While this lasts a query that is started with `trigger(once=True)` does this batch, and no
-    other: what later ones read is aside."""
+    """Change a checkpoint so that a query with `trigger(once=True)` does one batch and no other.
+
+    The offsets of later batches are moved away, and are moved back when the context ends. If the
+    process is killed in between, `find_batches_to_replay` moves them back.
+    """
     later = [n for n in layout.parse_batches(files.list_sizes(), "offsets") if n > batch]
-    for each in later:
-        files.move(f"offsets/{each}", f"{_LATER_DIRECTORY}/{each}")
+    for number in later:
+        files.move(f"offsets/{number}", f"{_LATER_DIRECTORY}/{number}")
     switch_ends(files, batch, to_real=True)
     try:
         yield
     finally:
         switch_ends(files, batch, to_real=False)
-        for each in later:
-            files.move(f"{_LATER_DIRECTORY}/{each}", f"offsets/{each}")
+        for number in later:
+            files.move(f"{_LATER_DIRECTORY}/{number}", f"offsets/{number}")
 
 
 def _inspect_batch(inspector: CheckpointInspector, batch: int) -> tuple[list[Damage], bool]:
-    """What is damaged on the way to a batch, and whether there is another way for all stores."""
+    """Return the damage of a batch's state, and whether all stores have an undamaged chain."""
     damage: list[Damage] = []
-    whole = True
+    is_whole = True
     for store in find_stores(inspector, batch).values():
-        chain, met = inspector.find_chain(store, batch + 1)
-        if chain is None and not met:
-            met = [Damage(store.id.directory, f"lacks version {batch + 1}", store.id, batch + 1)]
-        damage += met
-        whole = whole and chain is not None
-    return damage, whole
+        chain, store_damage = inspector.find_chain(store, batch + 1)
+        if chain is None and not store_damage:  # files are missing, and none is damaged
+            description = f"has no version {batch + 1}"
+            store_damage = [Damage(store.id.directory, description, store.id, batch + 1)]
+        damage += store_damage
+        is_whole = is_whole and chain is not None
+    return damage, is_whole
 
 
 def _find_whole_batch(inspector: CheckpointInspector, newest: int, damage: list[Damage]) -> int:
-    """The newest batch with whole state from which on all that was read is known."""
-    known = layout.parse_batches(inspector.sizes, "offsets")
-    done = set(layout.parse_batches(inspector.sizes, "commits"))
+    """Return the newest batch with undamaged state after which all batches can be replayed.
+
+    Args:
+        inspector: The inspection of the checkpoint.
+        newest: The newest finished batch, whose state is damaged.
+        damage: The damage that was found; damage of older batches is appended.
+
+    Raises:
+        PipelineError: There is no such batch.
+    """
+    with_offsets = layout.parse_batches(inspector.sizes, "offsets")
+    committed = set(layout.parse_batches(inspector.sizes, "commits"))
     partitions = layout.parse_partition_count(inspector.files.read(f"offsets/{newest}"))
     recreated = ""
     batch = newest - 1
-    while batch + 1 in known and batch in known and batch in done:
+    # The batch after the candidate is the first to be replayed, so its offsets are needed, too.
+    while batch + 1 in with_offsets and batch in with_offsets and batch in committed:
         if layout.parse_partition_count(inspector.files.read(f"offsets/{batch}")) != partitions:
-            break  # a rescaling cannot be done again from its offsets
+            break  # a rescaling cannot be replayed from its offsets
         if is_rewound(inspector.files, batch + 1):
             recreated = f"batch {batch + 1} read a topic that was recreated since"
             break
-        met, whole = _inspect_batch(inspector, batch)
-        damage += met
-        if whole:
+        batch_damage, is_whole = _inspect_batch(inspector, batch)
+        damage += batch_damage
+        if is_whole:
             return batch
         batch -= 1
-    said = "; ".join({str(found): None for found in damage}) or "versions are missing"
+    # The keys of the dictionary are the descriptions in their order, without repetitions.
+    problem = "; ".join({str(found): None for found in damage}) or "versions are missing"
     if recreated:
-        said += f"; {recreated}"
+        problem += f"; {recreated}"
     raise PipelineError(
-        f"{inspector.files.location}: {said}; and no older batch is whole: restore a backup, or begin anew "
-        "with --fresh"
+        f"{inspector.files.location}: {problem}; and no older batch is whole: restore a backup, "
+        "or start again with --fresh"
     )
 
 
 def _roll_back(files: Files, inspector: CheckpointInspector, last_batch: int) -> None:
-    """Versions after the batch are no longer valid; commits last, they say what is."""
+    """Move the state and the commits of the batches after a given one to `damaged/`.
+
+    The commits are moved last, the newest one first. So after a crash in between, the newest commit
+    is still of a batch whose state has to be repaired, and the repair is repeated.
+    """
     for store in layout.parse_stores(inspector.sizes).values():
         for versions in (store.snapshots, store.changelogs):
             for version, names in versions.items():
@@ -165,5 +217,6 @@ def _roll_back(files: Files, inspector: CheckpointInspector, last_batch: int) ->
 
 
 def _move_to_damaged(files: Files, sizes: dict[str, int], name: str) -> None:
+    """Move a file to `damaged/`, and remove it from `sizes`; do nothing if it is not there."""
     if sizes.pop(name, None) is not None:
         files.move(name, f"{layout.DAMAGED_DIRECTORY}/{name}")

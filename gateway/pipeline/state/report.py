@@ -1,7 +1,7 @@
-"""What a job remembers, read back from its checkpoint: the job may run meanwhile.
+"""Report the state of a job from its checkpoint, while the job may run.
 
-Sizes are of files, and need no Spark. Keys and values are read by Spark's `statestore` source,
-as of the newest finished batch.
+The sizes are those of the files, and do not need Spark. Keys and values are read by Spark's
+`statestore` source, as of the newest finished batch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,26 @@ from .integrity import ContentCheck
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-# Stores that Spark's source reads by side and not by name (operators of joins).
+# Spark's source reads the state of this operator by the side of the join, not by the store's name.
 _JOIN_OPERATOR = "symmetricHashJoin"
+# The columns of a sample: of other operators, and of joins.
 _SAMPLE_COLUMNS = (("key", "value"), ("key",))
 
 
 @dataclass(slots=True)
 class StorePartition:
-    """Of one store. bytes: of all files kept, older versions too. snapshot: the newest version
-    that is one. behind: changelogs that a restart replays after it. keys: read back, of a join's
-    both sides; None: not counted."""
+    """The state of one store in one partition.
+
+    Attributes:
+        operator: The number of the operator.
+        store: The name of the store.
+        partition: The number of the partition.
+        bytes: The size of all its files, including older versions.
+        snapshot: The version of the newest snapshot, 0 for none.
+        behind: How many changelogs a restart replays after the snapshot.
+        keys: How many keys it has, of both sides for a join; None if they were not counted.
+        damage: Descriptions of the damage that was found.
+    """
 
     operator: int
     store: str
@@ -44,7 +54,15 @@ class StorePartition:
 
 @dataclass(slots=True)
 class StateReport:
-    """Of a job, after a batch."""
+    """The state of a job after a batch.
+
+    Attributes:
+        job: The name of the job.
+        batch: The newest finished batch.
+        partitions: The state of each store in each partition.
+        operators: The names of the operators, by number; only known after `count_keys`.
+        sample: A few keys and values of each store; only filled by `count_keys`.
+    """
 
     job: str
     batch: int
@@ -54,98 +72,135 @@ class StateReport:
 
     @property
     def bytes(self) -> int:
-        return sum(each.bytes for each in self.partitions)
+        """Return the size of all files of the state in bytes."""
+        return sum(partition.bytes for partition in self.partitions)
 
     @property
     def keys(self) -> int | None:
-        counted = [each.keys for each in self.partitions if each.keys is not None]
-        return sum(counted) if len(counted) == len(self.partitions) else None
+        """Return how many keys the state has, or None if they were not counted."""
+        counts = [partition.keys for partition in self.partitions if partition.keys is not None]
+        return sum(counts) if len(counts) == len(self.partitions) else None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as an object that can be written as JSON."""
         return {**asdict(self), "bytes": self.bytes, "keys": self.keys}
 
 
 def read_state(
     files: Files, job: str, *, verify: bool = False, check_content: ContentCheck | None = None
 ) -> StateReport:
-    """By its files. verify: look at every file that the batch needs. Raises PipelineError: there
-    is no finished batch."""
-    look = CheckpointInspector(files, check_content)
-    batch = find_newest_batch(look.sizes, files.location)
-    found = [
-        _inspect_partition(look, store, batch + 1, verify)
-        for store in find_stores(look, batch).values()
+    """Return the state of a job as its files show it.
+
+    Args:
+        files: The files of the checkpoint.
+        job: The name of the job.
+        verify: Whether to check every file that the newest finished batch needs.
+        check_content: As of `integrity.create_content_check`; None checks without a JVM.
+
+    Raises:
+        PipelineError: No batch is finished.
+    """
+    inspector = CheckpointInspector(files, check_content)
+    batch = find_newest_batch(inspector.sizes, files.location)
+    partitions = [
+        _inspect_partition(inspector, store, batch + 1, verify)
+        for store in find_stores(inspector, batch).values()
     ]
-    return StateReport(job, batch, found)
+    return StateReport(job, batch, partitions)
 
 
 def count_keys(spark: SparkSession, report: StateReport, location: str, sample_size: int) -> None:
-    """Count the keys of each partition, and take a few of each operator."""
+    """Count the keys of each partition, and add a sample of each store to a report.
+
+    Args:
+        spark: The session.
+        report: The report that is completed.
+        location: The location of the checkpoint.
+        sample_size: How many keys of each store to add, 0 for none.
+
+    Raises:
+        PipelineError: The job has no state.
+    """
     from pyspark.sql import functions as F
 
     for operator, name, store in _read_operators(spark, location, report):
         report.operators[operator] = name
-        mine = [p for p in report.partitions if (p.operator, p.store) == (operator, store)]
-        for each in mine:
-            each.keys = 0
+        partitions = [p for p in report.partitions if (p.operator, p.store) == (operator, store)]
+        for partition in partitions:
+            partition.keys = 0
         for rows in _load_rows(spark, location, report.batch, operator, name, store):
-            counted = dict(map(tuple, rows.groupBy("partition_id").count().collect()))
-            for each in mine:
-                each.keys = (each.keys or 0) + counted.get(each.partition, 0)
-            # Values of joins cannot be read: the source's schema has a column more than they have.
-            shown = rows.select(
+            counts = dict(map(tuple, rows.groupBy("partition_id").count().collect()))
+            for partition in partitions:
+                partition.keys = (partition.keys or 0) + counts.get(partition.partition, 0)
+            # The values of joins cannot be read: the schema of Spark's source has one column more
+            # than they have.
+            sample = rows.select(
                 F.to_json(F.struct(*_SAMPLE_COLUMNS[name == _JOIN_OPERATOR]))
             ).limit(sample_size)
             report.sample += [
                 {"operator": operator, "store": store, **json.loads(row[0])}
-                for row in (shown.collect() if sample_size else ())
+                for row in (sample.collect() if sample_size else ())
             ]
 
 
 def format_table(report: StateReport) -> str:
-    """For people."""
+    """Return a report as text: a table of the partitions, the sample, and the damage."""
     heads = ("OPERATOR", "STORE", "PARTITION", "KEYS", "BYTES", "SNAPSHOT", "CHANGELOGS AFTER")
-    lines = [heads, *(_format_line(report, each) for each in report.partitions)]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(heads))]
-    shown = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+    rows = [heads, *(_format_line(report, partition) for partition in report.partitions)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     ]
     keys = "" if report.keys is None else f", {report.keys} keys"
-    shown.insert(0, f"{report.job}: after batch {report.batch}{keys}, {report.bytes} bytes")
-    shown += [json.dumps(each) for each in report.sample]
-    shown += [f"damaged: {what}" for each in report.partitions for what in each.damage]
-    return "\n".join(shown)
+    lines.insert(0, f"{report.job}: after batch {report.batch}{keys}, {report.bytes} bytes")
+    lines += [json.dumps(entry) for entry in report.sample]
+    lines += [
+        f"damaged: {damage}" for partition in report.partitions for damage in partition.damage
+    ]
+    return "\n".join(lines)
 
 
 def _format_line(report: StateReport, partition: StorePartition) -> tuple[str, ...]:
+    """Return the cells of a partition's line."""
     name = report.operators.get(partition.operator)
     operator = str(partition.operator) if name is None else f"{partition.operator} {name}"
     keys = "-" if partition.keys is None else str(partition.keys)
     return (
-        operator, partition.store, str(partition.partition), keys, str(partition.bytes), str(partition.snapshot),
-        str(partition.behind),
+        operator, partition.store, str(partition.partition), keys,
+        str(partition.bytes), str(partition.snapshot), str(partition.behind),
     )  # fmt: skip
 
 
 def _inspect_partition(
     inspector: CheckpointInspector, store: layout.Store, version: int, verify: bool
 ) -> StorePartition:
-    of = store.id
-    inside = f"{of.directory}/"
-    size = sum(n for name, n in inspector.sizes.items() if _is_in_store(name, inside))
+    """Return the state of a store at a version, with its damage if `verify` is set."""
+    store_id = store.id
+    prefix = f"{store_id.directory}/"
+    size = sum(n for name, n in inspector.sizes.items() if _is_in_store(name, prefix))
     snapshot = max((v for v in store.snapshots if v <= version), default=0)
-    made = StorePartition(of.operator, of.name, of.partition, size, snapshot, version - snapshot)
+    partition = StorePartition(
+        store_id.operator,
+        store_id.name,
+        store_id.partition,
+        bytes=size,
+        snapshot=snapshot,
+        behind=version - snapshot,
+    )
     if verify:
-        chain, met = inspector.find_chain(store, version)
-        made.damage = [str(each) for each in met]
-        if chain is None and not met:
-            made.damage = [f"{of.directory} lacks version {version}"]
-    return made
+        chain, damage = inspector.find_chain(store, version)
+        partition.damage = [str(found) for found in damage]
+        if chain is None and not damage:  # files are missing, and none is damaged
+            partition.damage = [f"{store_id.directory} has no version {version}"]
+    return partition
 
 
 def _is_in_store(name: str, prefix: str) -> bool:
-    """Of this store, and not of one within its directory."""
+    """Return whether a file is of the store with a directory, and not of one below it.
+
+    The directories of a join's named stores are below that of the default store.
+    """
     rest = name.removeprefix(prefix)
     return rest != name and ("/" not in rest or rest.split("/")[0] in ("SSTs", "logs"))
 
@@ -153,24 +208,28 @@ def _is_in_store(name: str, prefix: str) -> bool:
 def _read_operators(
     spark: SparkSession, location: str, report: StateReport
 ) -> Iterable[tuple[int, str, str]]:
+    """Return the number, the operator's name and the store's name of each store of a report."""
     rows = spark.read.format("state-metadata").load(location).collect()
     names = {row["operatorId"]: row["operatorName"] for row in rows}
     if not names:
-        raise PipelineError(f"{location} has no state; its job remembers nothing")
-    stores = sorted({(each.operator, each.store) for each in report.partitions})
+        raise PipelineError(f"{location} has no state: its job keeps none")
+    stores = sorted({(partition.operator, partition.store) for partition in report.partitions})
     return [(operator, names.get(operator, "unknown"), store) for operator, store in stores]
 
 
 def _load_rows(
     spark: SparkSession, location: str, batch: int, operator: int, name: str, store: str
 ) -> Iterable[DataFrame]:
+    """Return the rows of a store, by the sides of the join if it is a join's."""
+
     def create_reader() -> DataFrameReader:
-        made = spark.read.format("statestore").option("operatorId", operator)
-        return made.option("batchId", batch)
+        reader = spark.read.format("statestore").option("operatorId", operator)
+        return reader.option("batchId", batch)
 
     if name != _JOIN_OPERATOR:
         return [create_reader().option("storeName", store).load(location)]
     sides = {"left", "right"}
-    if store != "default":  # formats before 3 have stores of each side; one stands for its rows
+    # Before format 3 of join state each side has several stores. One of them has all of its rows.
+    if store != "default":
         sides = {side for side in sides if store == f"{side}-keyWithIndexToValue"}
     return [create_reader().option("joinSide", side).load(location) for side in sorted(sides)]

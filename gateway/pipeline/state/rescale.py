@@ -1,12 +1,12 @@
-"""Another number of partitions for a job's state.
+"""Change the number of partitions of a job's state.
 
-`spark.sql.shuffle.partitions` stands in the checkpoint, and a changed setting is ignored. Spark
-4.2 rewrites the state in place, as one more batch that reads nothing (SPARK-53720): all
-operators, whatever they keep. Identity and batch numbers go on, so the ledger of exactly-once
-output does too; it only never hears of that batch. The partitions of its writers are another
-number, and stay.
+`spark.sql.shuffle.partitions` is stored in the checkpoint, and a changed setting is ignored. Spark
+4.2 rewrites the state of all operators in place, as one more batch that reads nothing
+(SPARK-53720). The query id and the batch numbers continue, so the ledger of exactly-once output
+stays valid: it just has no entries of that batch. The number of writers is another setting and does
+not change.
 
-If it is killed half-way the job refuses to start until the same call has succeeded.
+If the process is killed meanwhile, the job refuses to start until the same call has succeeded.
 """
 
 from __future__ import annotations
@@ -25,19 +25,27 @@ from .files import Files
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# What Spark's error classes mean, and what to do.
 _REFUSAL_MESSAGES = {
-    "LAST_BATCH_FAILED": "its last batch is not done; run the job until a batch ends, end it "
+    "LAST_BATCH_FAILED": "its last batch is not finished; run the job until a batch ends, end it "
     "with SIGTERM, then rescale again",
     "NO_COMMITTED_BATCH": "it has no finished batch; set state.partitions and run it",
     "NO_BATCH_FOUND": "it has no batch; set state.partitions and run it",
-    "MISSING_OPERATOR_METADATA": "it keeps no state; nothing is to be done",
+    "MISSING_OPERATOR_METADATA": "it keeps no state; there is nothing to do",
 }
 _ABANDONED_PATTERN = re.compile(r"LAST_BATCH_ABANDONED_REPARTITION")
 
 
 @dataclass(frozen=True, slots=True)
 class RescaleResult:
-    """seconds: how long it took. batch: the one that stands for it."""
+    """A change of the number of partitions.
+
+    Attributes:
+        old_partitions: The number of partitions before.
+        new_partitions: The number of partitions now.
+        batch: The number of the batch as which Spark did it.
+        seconds: How long it took.
+    """
 
     old_partitions: int
     new_partitions: int
@@ -46,22 +54,32 @@ class RescaleResult:
 
 
 def read_partition_count(files: Files) -> int | None:
-    """Those of the state after the last finished batch; None before the first."""
+    """Return the number of partitions after the last finished batch, or None before the first."""
     sizes = files.list_sizes()
-    done = [n for n in layout.parse_batches(sizes, "commits") if f"offsets/{n}" in sizes]
-    return layout.parse_partition_count(files.read(f"offsets/{done[-1]}")) if done else None
+    batches = [n for n in layout.parse_batches(sizes, "commits") if f"offsets/{n}" in sizes]
+    return layout.parse_partition_count(files.read(f"offsets/{batches[-1]}")) if batches else None
 
 
 def rescale_state(spark: SparkSession, files: Files, new_partitions: int) -> RescaleResult:
-    """The job must not run. Raises PipelineError: its last batch is not done, or an earlier
-    rescaling to another number is not."""
+    """Change the number of partitions of a job's state.
+
+    Args:
+        spark: The session.
+        files: The files of the checkpoint. The job must not run.
+        new_partitions: The number of partitions.
+
+    Raises:
+        PipelineError: The last batch is not finished, an earlier change to another number is not
+            finished, or the state has this number of partitions already.
+    """
     from py4j.protocol import Py4JJavaError
 
-    before = read_partition_count(files)
-    if before is None:
+    old_partitions = read_partition_count(files)
+    if old_partitions is None:
         raise PipelineError(f"{files.location}: {_REFUSAL_MESSAGES['NO_COMMITTED_BATCH']}")
-    if before == new_partitions and not _is_unfinished(files):
-        _update_definition(files, new_partitions)  # it may have been killed just before
+    if old_partitions == new_partitions and not _is_unfinished(files):
+        # An earlier call may have been killed just before it updated the definition.
+        _update_definition(files, new_partitions)
         raise PipelineError(f"{files.location} has {new_partitions} partitions already")
     began = time.monotonic()
     manager: Any = spark._streamingCheckpointManager
@@ -71,11 +89,11 @@ def rescale_state(spark: SparkSession, files: Files, new_partitions: int) -> Res
         raise PipelineError(f"{files.location}: {_format_error(error)}") from None
     _update_definition(files, new_partitions)
     batch = layout.parse_batches(files.list_sizes(), "commits")[-1]
-    return RescaleResult(before, new_partitions, batch, time.monotonic() - began)
+    return RescaleResult(old_partitions, new_partitions, batch, time.monotonic() - began)
 
 
 def _is_unfinished(files: Files) -> bool:
-    """Is the newest batch one that never ended?"""
+    """Return whether the newest batch has not ended."""
     sizes = files.list_sizes()
     return (
         layout.parse_batches(sizes, "offsets")[-1:] != layout.parse_batches(sizes, "commits")[-1:]
@@ -83,20 +101,21 @@ def _is_unfinished(files: Files) -> bool:
 
 
 def _format_error(error: Any) -> str:
+    """Return what an error of Spark's means, and what to do."""
     text = str(error.java_exception.getMessage())
-    for sign, what in _REFUSAL_MESSAGES.items():
-        if sign in text:
-            return what
+    for error_class, message in _REFUSAL_MESSAGES.items():
+        if error_class in text:
+            return message
     if _ABANDONED_PATTERN.search(text):
         return f"an earlier rescaling was not finished; call it again with its number ({text})"
     return text
 
 
 def _update_definition(files: Files, new_partitions: int) -> None:
-    """The definition beside the checkpoint, too: else the job would be refused for it."""
+    """Store the number in the definition of the checkpoint, so that the job is not refused."""
     name = "definition.json"
     if name in files.list_sizes():
-        found = json.loads(files.read(name))
+        content = json.loads(files.read(name))
         files.write(
-            name, json.dumps(found | {"partitions": new_partitions}, indent=2).encode() + b"\n"
+            name, json.dumps(content | {"partitions": new_partitions}, indent=2).encode() + b"\n"
         )

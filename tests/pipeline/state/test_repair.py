@@ -49,7 +49,7 @@ def test_batches_since_a_damaged_changelog_are_done_again(files: LocalFiles) -> 
 def test_a_missing_changelog_counts_as_damage(files: LocalFiles) -> None:
     (files.path / "state/0/1/7.changelog").unlink()
     done = repair.repair_state(files)
-    assert [str(each) for each in done.damage] == ["state/0/1 lacks version 7"]
+    assert [str(each) for each in done.damage] == ["state/0/1 has no version 7"]
     assert done.batches_to_replay == [6]
 
 
