@@ -64,7 +64,7 @@ def write(
                 writer(rows, number)
                 return
             except PipelineError as error:
-                if "finished by the next start" not in str(error):
+                if "the next start finishes it" not in str(error):
                     failed.append(error)
                     return
 

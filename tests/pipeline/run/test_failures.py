@@ -47,7 +47,7 @@ def test_of_a_python_function_the_last_line_of_the_trace():
 
 
 def test_our_own_errors_say_enough_by_themselves():
-    said = "batch 3 could not be committed to out: _TIMED_OUT; it is finished by the next start"
+    said = "batch 3 could not be committed to out: _TIMED_OUT; the next start finishes it"
     for name, transient in (("PipelineUnavailable", True), ("PipelineError", False)):
         raised = ExceptionCause("py4j.Py4JException", f"{PYTHON}gateway.errors.{name}: {said}\n")
         assert classify_causes([STREAM, raised]) == (said, transient)
