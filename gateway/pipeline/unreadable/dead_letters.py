@@ -1,7 +1,8 @@
-"""Dead letters of records that Spark cannot read: each once.
+"""Write the dead letters of records that Spark cannot read, each exactly once.
 
-How far letters were sent of a partition is in the ledger, written in one transaction with them. So
-a crash between the letters and the edit of the checkpoint neither loses nor repeats any.
+The ledger says up to which offset of a partition dead letters were written. That entry is written
+in one transaction with the dead letters, so a crash before the checkpoint is edited neither loses
+nor repeats any.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from .records import UnreadableRecord
 
 @dataclass(frozen=True, slots=True)
 class RecordOrigin:
-    """The partition that records are of, as an input of a job.
+    """The partition of an input that records are of.
 
     Attributes:
-        name: Of the input.
-        topic: The topic, with its id: of one that was made anew, offsets begin again.
+        input_name: The name of the input.
+        topic: The topic. Its id is part of the ledger's key, because the offsets of a recreated
+            topic begin at 0 again.
         partition: The number of the partition.
     """
 
@@ -45,46 +47,51 @@ class RecordOrigin:
 
 @dataclass
 class DeadLetterSender:
-    """Where the letters of a job go. Made for one start of it, which no other process does as well.
+    """A writer of the dead letters of one job.
+
+    The runner creates one for each start of the job, while it holds the job's lease. Between calls,
+    `_next_offsets` agrees with the ledger for every partition that was written.
 
     Attributes:
-        query: The id of its checkpoint.
-        output: The topic of its rows, by which the ledger is named.
-        into: The cluster of that topic.
+        query_id: The id of the job's checkpoint.
+        output: The output of the job, after which the ledger is named.
+        output_cluster: The cluster of the output.
     """
 
     query_id: str
     output: Output
     output_cluster: Kafka
     _producers: dict[str, tuple[LedgerProducer, int]] = field(default_factory=dict)
-    _next_offsets: dict[str, int] = field(
-        default_factory=dict
-    )  # the next offset, by the ledger's key
+    _next_offsets: dict[str, int] = field(default_factory=dict)  # by the ledger's key
 
     def send(self, origin: RecordOrigin, records: Sequence[UnreadableRecord]) -> None:
-        """Send those that were not sent before. They must be given in the order of their offsets.
+        """Write the dead letters of records, except those that were written before.
+
+        Args:
+            origin: The partition of the records.
+            records: The records, in the order of their offsets.
 
         Raises:
-            PipelineError: Kafka does not take them, now or ever.
+            PipelineError: Kafka does not answer, or refuses.
             KafkaException: The ledger cannot be read.
         """
-        dead = side_topic(origin.topic.name, "dlq")
-        if dead not in self._producers:
-            self._producers[dead] = self._open_producer(dead)
-        producer, limit = self._producers[dead]
+        topic = side_topic(origin.topic.name, "dlq")
+        if topic not in self._producers:
+            self._producers[topic] = self._open_producer(topic)
+        producer, max_bytes = self._producers[topic]
         key = f"{self.query_id}|unreadable|{origin.input_name}|{origin.topic.id}|{origin.partition}"
         if key not in self._next_offsets:
             self._next_offsets[key] = int(self._ledger.read_values([key]).get(key, {}).get("to", 0))
-        left = [each for each in records if each.offset >= self._next_offsets[key]]
-        if not left:
+        unwritten = [record for record in records if record.offset >= self._next_offsets[key]]
+        if not unwritten:
             return
-        following = left[-1].offset + 1
-        rows = [_build_dead_letter(origin, each, dead, limit) for each in left]
+        next_offset = unwritten[-1].offset + 1
+        rows = [_build_dead_letter(origin, record, topic, max_bytes) for record in unwritten]
         producer.begin()
-        producer.write_rows([dead] * len(rows), *map(list, zip(*rows, strict=True)))
-        producer.write_entry(self._ledger.topic, 0, key, {"to": following})
+        producer.write_rows([topic] * len(rows), *map(list, zip(*rows, strict=True)))
+        producer.write_entry(self._ledger.topic, 0, key, {"to": next_offset})
         producer.commit()
-        self._next_offsets[key] = following
+        self._next_offsets[key] = next_offset
 
     @cached_property
     def _ledger(self) -> Ledger:
@@ -97,34 +104,43 @@ class DeadLetterSender:
         )
 
     def _open_producer(self, dead_letter_topic: str) -> tuple[LedgerProducer, int]:
-        """Return a producer for a topic of letters, made if it is missing, and its limit in bytes.
+        """Return a producer for a topic of dead letters, and the topic's largest batch in bytes.
 
-        It is made before the ledger is read: nobody else can send the same letters after that.
+        The topic is created if it is missing. The producer is created before the ledger is read. It
+        fences every other process, so that none can write the same dead letters after the read.
         """
         topics.ensure_topic(
             self.output_cluster, dead_letter_topic, None, topics.list_topics(self.output_cluster)
         )
-        limit = topics.fetch_max_message_bytes(
+        max_bytes = topics.fetch_max_message_bytes(
             build_client_config(self.output_cluster), dead_letter_topic
         )
         ledger, timeout = self._ledger, self.output.transaction_timeout
-        name = f"{self.query_id}-unreadable-{dead_letter_topic}"
-        return LedgerProducer(name, ledger.client_config, ledger.topic, timeout, limit), limit
+        producer = LedgerProducer(
+            f"{self.query_id}-unreadable-{dead_letter_topic}",
+            ledger.client_config,
+            ledger.topic,
+            timeout,
+            max_bytes,
+        )
+        return producer, max_bytes
 
 
 def _build_dead_letter(
     origin: RecordOrigin, record: UnreadableRecord, dead_letter_topic: str, max_bytes: int
 ) -> tuple[bytes | None, bytes | None, large_rows.Headers]:
-    """Return the key, the value and the headers: as of `side.letters`."""
+    """Return the key, the value and the headers of a dead letter, as `build_side_records` does."""
     place = origin.topic.name, origin.partition, record.offset, record.timestamp_ms
     reason = f"its timestamp, {record.timestamp_ms} ms, is beyond what Spark reads"
-    if record.lacks_headers:
-        reason += "; its headers are left out, as a name of them is not UTF-8"
-    origins = [f"X-Origin-{each.title()}" for each in ORIGIN_FIELDS]
-    told = zip(
-        [*origins, INPUT_HEADER, REASON_HEADER], [*place, origin.input_name, reason], strict=True
+    if record.has_unreadable_headers:
+        reason += "; its headers are left out, as the name of one is not UTF-8"
+    origin_headers = [f"X-Origin-{name.title()}" for name in ORIGIN_FIELDS]
+    additional = zip(
+        [*origin_headers, INPUT_HEADER, REASON_HEADER],
+        [*place, origin.input_name, reason],
+        strict=True,
     )
-    headers = [*record.headers, *((name, str(value).encode()) for name, value in told)]
+    headers = [*record.headers, *((name, str(value).encode()) for name, value in additional)]
     row = {
         "key": record.key,
         "value": record.value,

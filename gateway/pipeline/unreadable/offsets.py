@@ -1,10 +1,11 @@
-"""The offsets of a checkpoint, edited so that no batch has a record that Spark cannot read.
+"""Edit the offsets of a checkpoint so that no batch has a record that Spark cannot read.
 
-Only the batch that was begun and not finished is changed: none of its rows were written, because
-its records are all read before the first row is. Its start is where the batch before it ended, so
-that one's offsets are changed too. They are kept as they were in `recreated/`, because the ledger
-knows batches by them, and in `unreadable/<batch>` is where that batch really ended: who reads its
-records again, or does it again, takes that. Each step may be done twice, as a crash may ask for.
+Only the unfinished batch is changed. None of its rows were written, because all of its records are
+read before the first row is written. A batch starts where the batch before it ended, so a later
+start means a change of the previous batch's offsets. The original offsets are kept in `recreated/`,
+because the ledger knows batches by their digest. The real end of the previous batch is stored in
+`unreadable/<batch>`, for side outputs and repairs, which read its records again. Every step may be
+repeated, for example after a crash.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from gateway.pipeline.state.files import Files, discard_state
 
 
 class PartitionRange(NamedTuple):
-    """What a batch reads of one partition by one source.
+    """The offsets that a batch reads of one partition by one source.
 
     Attributes:
-        line: Of the source, in the offsets of a batch; from 0.
-        name: Of the input.
-        topic: The topic's name.
+        line: The line of the source in the offsets of a batch, from 0.
+        input_name: The name of the input.
+        topic: The name of the topic.
         partition: The number of the partition.
         start: The first offset.
-        end: The offset behind the last one.
+        end: The offset after the last one.
     """
 
     line: int
@@ -49,13 +50,16 @@ class PartitionRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedBatch:
-    """The batch that a query has begun and not finished. The query must not run.
+    """The batch that a query has begun and not finished.
+
+    `find_unfinished_batch` creates it while the query does not run. The methods read the files at
+    every call, so they see what earlier calls have changed.
 
     Attributes:
-        held: The files of the checkpoint.
-        checkpoint: The same, as it is read.
-        sources: Which inputs the sources are of.
-        number: The batch's.
+        files: The files of the checkpoint.
+        checkpoint: The same checkpoint.
+        sources: Which input each source of the query is.
+        number: The number of the batch.
     """
 
     files: Files
@@ -64,58 +68,60 @@ class UnfinishedBatch:
     number: int
 
     def find_ranges(self, topic: str, partition: int) -> list[PartitionRange]:
-        """Return what it reads of a partition, by each source whose topic has this name."""
-        place = (topic, partition)
-        return [each for each in self.list_ranges() if (each.topic, each.partition) == place]
+        """Return the ranges of one partition, one for each source whose topic has the name."""
+        ranges = self.list_ranges()
+        return [each for each in ranges if (each.topic, each.partition) == (topic, partition)]
 
     def list_ranges(self) -> list[PartitionRange]:
-        """Return what it reads of each partition, by each source."""
+        """Return the ranges of all partitions that the batch reads, by source."""
         batch = self.checkpoint.read_batch(self.number)
-        found = []
+        ranges = []
         for line, (name, end) in enumerate(zip(self.sources.lines, batch.end, strict=True)):
-            follows = self.number and batch.start[line]
-            starts = batch.start[line] if follows else self._read_initial_offsets(line)
-            found += [
+            continues_previous = self.number and batch.start[line]
+            starts = batch.start[line] if continues_previous else self._read_initial_offsets(line)
+            ranges += [
                 PartitionRange(line, name, *place, starts.get(place, 0), offset)
                 for place, offset in end.items()
             ]
-        return found
+        return ranges
 
     def truncate(self, line: int, topic: str, partition: int, offset: int) -> None:
-        """Let it end before an offset."""
+        """Set the end of the batch in one partition to an offset."""
         name = f"offsets/{self.number}"
         _write_offset(self.files, name, line, topic, partition, offset)
-        # What it wrote of its state was made of other records.
+        # The state that the failed batch has written was made of other records.
         discard_state(self.files, self.number)
 
     def move_start(self, line: int, topic: str, partition: int, offset: int) -> None:
-        """Let it start at a later offset, and end there at the earliest."""
-        # The end first: a start behind the end would be told by Spark as lost data.
+        """Set the start of the batch in one partition to a later offset, and the end if needed."""
+        # The ends are written first. After a crash in between, a start behind the end would make
+        # Spark report lost data.
         for number in range(self.number, (self.checkpoint.read_last_planned() or 0) + 1):
             name = f"offsets/{number}"
             if _read_offset(self.files, name, line, topic, partition) < offset:
                 _write_offset(self.files, name, line, topic, partition, offset)
         if self._continues_previous(line):
-            before = self.number - 1
-            _store_real_end(self.files, before, line, topic, partition, offset)
-            _write_offset(self.files, f"offsets/{before}", line, topic, partition, offset)
+            previous = self.number - 1
+            _store_real_end(self.files, previous, line, topic, partition, offset)
+            _write_offset(self.files, f"offsets/{previous}", line, topic, partition, offset)
         else:
             starts = self._read_initial_offsets(line) | {(topic, partition): offset}
             write_initial_offsets(self.files, self.sources.find_directory(line), starts)
-        # What it wrote of its state was made of other records.
+        # The state that the failed batch has written was made of other records.
         discard_state(self.files, self.number)
 
     def _read_initial_offsets(self, line: int) -> Offsets:
-        """Return where a source starts of which no batch before this one had offsets."""
-        directory, starts = (
-            self.sources.find_directory(line),
-            self.checkpoint.read_initial_offsets(),
-        )
+        """Return the start of a source of which no batch before this one had offsets.
+
+        Raises:
+            PipelineError: The checkpoint does not have it.
+        """
+        directory = self.sources.find_directory(line)
+        starts = self.checkpoint.read_initial_offsets()
         if directory >= len(starts):
-            what = (
-                f"{self.files.location} has no sources/{directory}/0, where its first batch starts"
-            )
-            raise PipelineError(f"{what}; start anew with --fresh")
+            file = f"sources/{directory}/0"
+            problem = f"{self.files.location} has no {file}, where its first batch starts"
+            raise PipelineError(f"{problem}; start again with --fresh")
         return starts[directory]
 
     def _continues_previous(self, line: int) -> bool:
@@ -126,105 +132,126 @@ class UnfinishedBatch:
 def find_unfinished_batch(
     files: Files, checkpoint: Checkpoint, sources: Sources
 ) -> UnfinishedBatch | None:
-    """Return the first batch of a checkpoint that is begun and not finished, if there is one."""
-    done, planned = checkpoint.read_last_committed(), checkpoint.read_last_planned()
-    number = 0 if done is None else done + 1
+    """Return the first batch of a checkpoint that is begun and not finished, if there is one.
+
+    Args:
+        files: The files of the checkpoint. Its query must not run.
+        checkpoint: The same checkpoint.
+        sources: Which input each source of the query is.
+    """
+    committed, planned = checkpoint.read_last_committed(), checkpoint.read_last_planned()
+    number = 0 if committed is None else committed + 1
     if planned is None or planned < number:
         return None
     return UnfinishedBatch(files, checkpoint, sources, number)
 
 
 def switch_ends(files: Files, number: int, *, to_real: bool) -> None:
-    """Let the offsets of a batch say where it really ended, or where the next one starts.
+    """Set the offsets of a batch to its real ends, or to the starts of the next batch.
+
+    Nothing is changed if they are the same.
 
     Args:
-        held: The files of the checkpoint.
-        number: Of a batch; nothing is done where both are the same.
-        real: Where it ended.
+        files: The files of the checkpoint. Its query must not run.
+        number: The number of the batch.
+        to_real: Whether to set the real ends.
     """
-    if (kept := _read_edit(files, number)) is None:
+    if (edit := _read_edit(files, number)) is None:
         return
-    for line, topics in enumerate(kept["ends" if to_real else "starts"]):
+    for line, topics in enumerate(edit["ends" if to_real else "starts"]):
         for topic, partitions in topics.items():
             for partition, offset in partitions.items():
                 _write_offset(files, f"offsets/{number}", line, topic, int(partition), offset)
 
 
 def restore_starts(files: Files) -> None:
-    """Let the offsets of each batch say where the next one starts.
+    """Set the offsets of every edited batch to the starts of the next batch.
 
-    A process that is killed while a batch is done again may leave them as `use_real_ends` set them.
+    A process that was killed during a replay may have left the real ends in the files.
 
     Args:
-        held: The files of the checkpoint. Its query must not run.
+        files: The files of the checkpoint. Its query must not run.
     """
     names = files.list_sizes()
     for name in names:
-        folder, _, number = name.partition("/")
-        if folder == UNREADABLE_DIRECTORY and f"offsets/{number}" in names:
+        directory, _, number = name.partition("/")
+        if directory == UNREADABLE_DIRECTORY and f"offsets/{number}" in names:
             switch_ends(files, int(number), to_real=False)
 
 
 def forget_ends(files: Files, number: int, line: int) -> None:
-    """Let a batch end where its offsets say, as the topic of a source was recreated."""
-    if (kept := _read_edit(files, number)) is None:
+    """Remove the stored real ends of a source from a batch, because its topic was recreated."""
+    if (edit := _read_edit(files, number)) is None:
         return
-    kept["ends"][line] = {}
-    kept["starts"][line] = {}
-    _write_edit(files, number, kept)
+    edit["ends"][line] = {}
+    edit["starts"][line] = {}
+    _write_edit(files, number, edit)
 
 
 def is_rewound(files: Files, number: int) -> bool:
-    """Return whether the records of a batch may be gone, as a topic of it was recreated since.
+    """Return whether the records of a batch may be gone, because a topic was recreated since.
 
-    Its offsets were set back then, or emptied before the batch was done.
+    The end offsets of such a batch were set back or removed, so they are less than the original
+    ones. An edit because of records that Spark cannot read only makes them greater.
     """
     try:
-        before = files.read(f"{RECREATED_DIRECTORY}/{number}").decode().splitlines()[2:]
+        original = files.read(f"{RECREATED_DIRECTORY}/{number}").decode().splitlines()[2:]
     except FileNotFoundError:
         return False
-    now = files.read(f"offsets/{number}").decode().splitlines()[2:]
+    current = files.read(f"offsets/{number}").decode().splitlines()[2:]
     return any(
-        parse_offsets(line).get(place, 0) < offset
-        for line, kept in zip(now, before, strict=True)
-        for place, offset in parse_offsets(kept).items()
+        parse_offsets(current_line).get(place, 0) < offset
+        for current_line, original_line in zip(current, original, strict=True)
+        for place, offset in parse_offsets(original_line).items()
     )
 
 
 def _store_real_end(
     files: Files, number: int, line: int, topic: str, partition: int, offset: int
 ) -> None:
-    """Note where a batch really ended, before its offsets are changed."""
+    """Store where a batch really ended, before its offsets are changed.
+
+    Args:
+        files: The files of the checkpoint.
+        number: The number of the batch.
+        line: The line of the source.
+        topic: The name of the topic.
+        partition: The number of the partition.
+        offset: The offset that the batch's end is about to be changed to.
+    """
     name = f"offsets/{number}"
     text = files.read(name)
     sizes = files.list_sizes()
     if f"{RECREATED_DIRECTORY}/{number}" not in sizes:
         files.write(f"{RECREATED_DIRECTORY}/{number}", text)
     count = len(text.decode().splitlines()) - 2
-    kept = _read_edit(files, number) or {
+    edit = _read_edit(files, number) or {
         "ends": [{} for _ in range(count)],
         "starts": [{} for _ in range(count)],
     }
-    ends = kept["ends"][line].setdefault(topic, {})
+    ends = edit["ends"][line].setdefault(topic, {})
+    # Only the first edit of a partition sees the real end. Later ones see what it has written.
     if str(partition) not in ends:
         ends[str(partition)] = _read_offset(files, name, line, topic, partition)
-    kept["starts"][line].setdefault(topic, {})[str(partition)] = offset
-    _write_edit(files, number, kept)
-    for each in sizes:
-        folder, _, forgotten = each.partition("/")
+    edit["starts"][line].setdefault(topic, {})[str(partition)] = offset
+    _write_edit(files, number, edit)
+    # Files of batches whose offsets Spark has removed are of no more use.
+    for stored in sizes:
+        directory, _, batch = stored.partition("/")
         if (
-            folder in (UNREADABLE_DIRECTORY, RECREATED_DIRECTORY)
-            and f"offsets/{forgotten}" not in sizes
+            directory in (UNREADABLE_DIRECTORY, RECREATED_DIRECTORY)
+            and f"offsets/{batch}" not in sizes
         ):
-            files.remove(each)
+            files.remove(stored)
 
 
 def _read_edit(files: Files, number: int) -> dict[str, Any] | None:
+    """Return the stored real ends of a batch and the starts of the next one, by source."""
     try:
-        found: dict[str, Any] = json.loads(files.read(f"{UNREADABLE_DIRECTORY}/{number}"))
+        edit: dict[str, Any] = json.loads(files.read(f"{UNREADABLE_DIRECTORY}/{number}"))
     except FileNotFoundError:
         return None
-    return found
+    return edit
 
 
 def _write_edit(files: Files, number: int, edit: Mapping[str, Any]) -> None:
@@ -232,27 +259,29 @@ def _write_edit(files: Files, number: int, edit: Mapping[str, Any]) -> None:
 
 
 def _read_offset(files: Files, name: str, line: int, topic: str, partition: int) -> int:
+    """Return one offset of a source, 0 if the file has none of it."""
+    # The version and the JSON of the watermark are before the lines of the sources.
     text = files.read(name).decode().splitlines()[2 + line]
-    found = json.loads(text)[topic] if text.startswith("{") else {}
-    return int(found.get(str(partition), 0))
+    offsets = json.loads(text)[topic] if text.startswith("{") else {}
+    return int(offsets.get(str(partition), 0))
 
 
 def _write_offset(
     files: Files, name: str, line: int, topic: str, partition: int, offset: int
 ) -> None:
-    """Change one offset of a source. Its line must have the topic."""
+    """Change one offset of a source, whose line must have the topic."""
     lines = files.read(name).decode().splitlines()
     lines[2 + line] = _replace_offset(lines[2 + line], topic, partition, offset)
     files.write(name, "\n".join(lines).encode())
 
 
 def write_initial_offsets(files: Files, directory: int, offsets: Offsets) -> None:
-    """Change where the first batch starts.
+    """Change the offsets at which the first batch starts.
 
     Args:
-        held: The files of the checkpoint.
-        directory: Of a source, as of `Sources.directory`.
-        offsets: Of all its partitions.
+        files: The files of the checkpoint. Its query must not run.
+        directory: The number of the source's directory, as of `Sources.find_directory`.
+        offsets: The offsets of all partitions of the source.
     """
     name = f"sources/{directory}/0"
     text = files.read(name).decode()

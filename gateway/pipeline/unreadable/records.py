@@ -1,4 +1,4 @@
-"""Such records as they are in Kafka: librdkafka reads any timestamp."""
+"""Read records that Spark cannot read from Kafka: librdkafka reads any timestamp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
-"""The last timestamp, in ms, that Spark can read; the first one is the negative of it."""
+"""The greatest timestamp in ms that Spark can read; the least one is its negative."""
 MAX_CHUNK_RECORDS = 1_000
 MAX_CHUNK_BYTES = 16 * 1024**2
 MAX_LOOK_AHEAD_RECORDS = 1_000
@@ -19,24 +19,33 @@ READ_TIMEOUT_S = 30.0
 
 
 class UnreadableRecord(NamedTuple):
-    """A record that Spark cannot read."""
+    """A record that Spark cannot read.
+
+    Attributes:
+        offset: The offset of the record.
+        timestamp_ms: Its timestamp in ms since 1970.
+        key: Its key.
+        value: Its value; None for a tombstone.
+        headers: Its headers; empty if they cannot be read.
+        has_unreadable_headers: Whether it has headers that cannot be read; see `_read_headers`.
+    """
 
     offset: int
-    timestamp_ms: int  # ms since 1970
+    timestamp_ms: int
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
-    lacks_headers: bool = False  # it has some that cannot be read: see `_read_headers`
+    has_unreadable_headers: bool = False
 
     @property
     def size(self) -> int:
-        """Return about how many bytes it takes."""
+        """Return how many bytes the record takes, approximately."""
         headers = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + headers
 
 
 def is_readable(timestamp_ms: int) -> bool:
-    """Return whether Spark can read a record of this timestamp in ms."""
+    """Return whether Spark can read a record with a timestamp, in ms since 1970."""
     return -MAX_TIMESTAMP_MS <= timestamp_ms <= MAX_TIMESTAMP_MS
 
 
@@ -50,18 +59,19 @@ def read_run(
 ) -> Iterator[list[UnreadableRecord]]:
     """Yield the records that Spark cannot read from an offset on, up to the first one it can read.
 
-    Only committed records are read. A producer with a wrong clock writes many of them in a row, and
-    may write them faster than they are read here.
+    Only committed records are read. A producer with a wrong clock writes many such records in a
+    row, and may write them faster than they are read here.
 
     Args:
-        client: librdkafka's properties of the cluster.
-        topic: The topic's name.
+        client_config: librdkafka's properties of the cluster.
+        topic: The name of the topic.
         partition: The number of the partition.
-        offset: Where to begin. Nothing is yielded if there is no such record there.
-        should_stop: Asked after each record: return whether to yield it and those before, and end.
+        offset: Where to begin. Nothing is yielded if the record there can be read or is gone.
+        should_stop: Called after each record. If it returns True, the record and those before are
+            yielded, and no more are read.
 
     Yields:
-        Chunks of at most `CHUNK_RECORDS` records and about `CHUNK_BYTES`.
+        Chunks of at most `MAX_CHUNK_RECORDS` records and about `MAX_CHUNK_BYTES`.
 
     Raises:
         KafkaException: Kafka does not answer, or refuses.
@@ -88,14 +98,14 @@ def read_run(
 def find_next_unreadable(
     client_config: Mapping[str, Any], topic: str, partition: int, start: int, end: int
 ) -> int | None:
-    """Return the offset of a record that Spark cannot read, if one is near.
+    """Return the offset of the next record that Spark cannot read, if one is near.
 
     Args:
-        client: librdkafka's properties of the cluster.
-        topic: The topic's name.
+        client_config: librdkafka's properties of the cluster.
+        topic: The name of the topic.
         partition: The number of the partition.
-        start: Where to begin.
-        end: The offset to stop before. No more than `LOOK_RECORDS` are looked at.
+        start: The offset to begin at.
+        end: The offset to stop before. At most `MAX_LOOK_AHEAD_RECORDS` are read.
 
     Raises:
         KafkaException: Kafka does not answer, or refuses.
@@ -110,32 +120,34 @@ def find_next_unreadable(
             return None
         if not _is_message_readable(message):
             return offset
-        if offset == end - 1:
+        if offset == end - 1:  # do not wait for a record after the range, or for its end
             return None
     return None
 
 
 def read_to_end(client_config: Mapping[str, Any], topic: str, partitions: int) -> Iterator[Any]:
-    """Yield the committed records of a topic, as messages, up to where it ends by now.
+    """Yield the committed records of a topic as messages, up to where it ends at the call.
 
     Args:
-        client: librdkafka's properties of the cluster.
-        topic: The topic's name.
-        partitions: How many it has.
+        client_config: librdkafka's properties of the cluster.
+        topic: The name of the topic.
+        partitions: The number of partitions.
 
     Raises:
         KafkaException: Kafka does not answer, or refuses.
     """
     consumer = Consumer({**client_config, **_CONSUMER_CONFIG, "queued.max.messages.kbytes": 65536})
     try:
-        places = [TopicPartition(topic, each, OFFSET_BEGINNING) for each in range(partitions)]
+        tps = [
+            TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(partitions)
+        ]
         ends: dict[int, int] = {}
-        for place in places:
-            _, ends[place.partition] = consumer.get_watermark_offsets(place, timeout=READ_TIMEOUT_S)
-        left = {partition for partition, end in ends.items() if end > 0}
-        consumer.assign([each for each in places if each.partition in left])
+        for tp in tps:
+            _, ends[tp.partition] = consumer.get_watermark_offsets(tp, timeout=READ_TIMEOUT_S)
+        unread = {partition for partition, end in ends.items() if end > 0}
+        consumer.assign([tp for tp in tps if tp.partition in unread])
         deadline = time.monotonic() + READ_TIMEOUT_S
-        while left:
+        while unread:
             messages = consumer.consume(MAX_CHUNK_RECORDS, 0.5)
             if messages:
                 deadline = time.monotonic() + READ_TIMEOUT_S
@@ -143,25 +155,25 @@ def read_to_end(client_config: Mapping[str, Any], topic: str, partitions: int) -
                 raise _build_timeout_error()
             for message in messages:
                 has_ended, partition = _has_ended(message), message.partition()
-                if partition not in left:
+                if partition not in unread:  # fetched before the partition was unassigned
                     continue
                 if message.error() is None:
                     yield message
                     has_ended = (message.offset() or 0) >= ends[partition] - 1
                 if has_ended:
-                    left.remove(partition)
+                    unread.remove(partition)
                     consumer.incremental_unassign([TopicPartition(topic, partition)])
     finally:
         consumer.close()
 
 
 _CONSUMER_CONFIG: Mapping[str, Any] = {
-    "group.id": "gateway-unreadable",  # asked for by the library; nothing is committed
+    "group.id": "gateway-unreadable",  # the library requires one; no offset is committed
     "enable.auto.commit": False,
     "enable.partition.eof": True,
     "isolation.level": "read_committed",
-    "auto.offset.reset": "earliest",  # of what retention took
-    "fetch.wait.max.ms": 5,  # else the end of a partition is seen after 0.5 s
+    "auto.offset.reset": "earliest",  # used if retention has deleted the offset
+    "fetch.wait.max.ms": 5,  # with the default, the end of a partition is seen after 0.5 s
     "queued.max.messages.kbytes": 4096,
 }
 
@@ -169,7 +181,7 @@ _CONSUMER_CONFIG: Mapping[str, Any] = {
 def _read_messages(
     client_config: Mapping[str, Any], topic: str, partition: int, offset: int
 ) -> Iterator[Any]:
-    """Yield the committed records of a partition, as messages, from an offset to its end."""
+    """Yield the committed records of a partition as messages, from an offset to its end."""
     consumer = Consumer({**client_config, **_CONSUMER_CONFIG})
     consumer.assign([TopicPartition(topic, partition, offset)])
     try:
@@ -180,7 +192,7 @@ def _read_messages(
 
 
 def _poll_message(consumer: Any) -> Any:
-    """Return the next message; None at the end of the partition."""
+    """Return the next message, or None at the end of the partition."""
     deadline = time.monotonic() + READ_TIMEOUT_S
     while time.monotonic() < deadline:
         message = consumer.poll(0.5)
@@ -194,10 +206,10 @@ def _poll_message(consumer: Any) -> Any:
 
 
 def _has_ended(message: Any) -> bool:
-    """Return whether there are no more messages of a partition.
+    """Return whether a message says that its partition has ended.
 
     Raises:
-        KafkaException: The message is an error that does not pass by itself.
+        KafkaException: The message is an error that cannot be retried.
     """
     error = message.error()
     if error is None:
@@ -219,20 +231,23 @@ def _is_message_readable(message: Any) -> bool:
 def _parse_record(message: Any) -> UnreadableRecord:
     _, timestamp = message.timestamp()
     headers = _read_headers(message)
-    place = message.offset(), timestamp
-    return UnreadableRecord(*place, message.key(), message.value(), headers or [], headers is None)
+    position = message.offset(), timestamp
+    return UnreadableRecord(
+        *position, message.key(), message.value(), headers or [], headers is None
+    )
 
 
 _get_headers = methodcaller("headers")
 
 
 def _read_headers(message: Any) -> list[tuple[str, bytes | None]] | None:
-    """Return the headers of a message; None where the client cannot read them.
+    """Return the headers of a message, or None if the client cannot read them.
 
     Kafka takes any bytes as the name of a header. confluent_kafka (2.16.1) decodes all names of a
-    record or none: of one that is not UTF-8 it returns a result and sets UnicodeDecodeError. Where
-    Python checks for that, as for `methodcaller`, it raises SystemError. In a call that it has
-    specialised (PEP 659) it does not check, and whatever is called next raises the error.
+    record or none. If a name is not UTF-8, its method returns a result and also sets
+    UnicodeDecodeError, which is a bug. If Python checks for that, as in a call by `methodcaller`,
+    it raises SystemError. In a call that it has specialised (PEP 659) it does not check, and
+    whatever is called next raises the error. So the method must be called by `methodcaller`.
     """
     try:
         return list(_get_headers(message) or [])

@@ -1,4 +1,4 @@
-"""What a job's start does about a record that its last run could not read."""
+"""Skip the record that ended a query's last run, before the query is started again."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from .records import UnreadableRecord, find_next_unreadable, read_run
 
 log = logging.getLogger(__name__)
 
-MAX_SKIP_S = 5.0  # how long records are passed over by one start; it passes over one at least
+# How long one start skips records at most. It skips at least one.
+MAX_SKIP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class InputSource:
-    """An input of a job, as records are passed over in it.
+    """An input of a job in which records may be skipped.
 
     Attributes:
-        input: Its settings.
-        kafka: Its cluster.
-        topic: Its topic, as it is read.
-        letters: Where its dead letters go; None where it has none.
+        input: The settings of the input.
+        cluster: The cluster of the input.
+        topic: The topic as it is read.
+        dead_letters: Where skipped records are written; None if the input has no dead letters.
     """
 
     input: Input
@@ -55,38 +56,44 @@ def skip_records(
     *,
     check_topics: Callable[[], None] = lambda: None,
 ) -> None:
-    """Edit a checkpoint so that its query gets past a record, before the query is begun again.
+    """Edit a checkpoint so that its query gets past a record that Spark cannot read.
 
-    The batch with it is cut to end before the record. If it starts with the record it is moved
-    behind it, and behind those of its kind that follow at once, of which the dead letters are sent
-    first. So a record in the middle of a batch takes two starts. Records that the batch would meet
-    next, in whatever partition, are looked for, and need no start of their own.
+    If the record is in the middle of the unfinished batch, the batch is cut to end before it. If
+    the batch starts with the record, the start is moved behind it and behind all unreadable records
+    that directly follow, after these were written as dead letters. So a record in the middle of a
+    batch takes two starts of the query. Unreadable records near the starts of all other partitions
+    are skipped at the same time, so that they do not need a start of their own.
 
     Args:
-        job: The job's name.
-        sources: By the names of the inputs.
-        unfinished: The batch that failed; None where the checkpoint has none.
-        found: The record that it failed by.
-        ending: Once it is set, no more records are passed over than the one that was begun with.
-        limit: How many seconds they are passed over at most. What is left ends the query again.
-        check: Raises PipelineUnavailable where a topic was recreated since; called before letters
-            are sent of what was read.
+        job: The name of the job.
+        sources: The inputs of the job by name.
+        batch: The batch that failed, or None if the checkpoint has no unfinished batch.
+        unreadable: The record that it failed at.
+        stop_event: Once it is set, only the record at hand is skipped.
+        max_skip_s: How long records are skipped at most, in seconds. The remaining ones end the
+            query again.
+        check_topics: Raises PipelineUnavailable if a topic was recreated since. It is called after
+            records were read and before they are written as dead letters.
 
     Raises:
-        PipelineUnavailable: The batch does not have the record, as where another process runs the
-            same job; or Kafka does not answer.
-        PipelineError: No input of the job has the record, or it must not be passed over.
+        PipelineUnavailable: The batch does not have the record, for example because another process
+            runs the same job; or Kafka does not answer.
+        PipelineError: No input of the job has the record, or the record must not be skipped.
     """
-    topics = {each.input.topic for each in sources.values()}
+    topics = {source.input.topic for source in sources.values()}
     if unreadable.topic not in topics:
         raise PipelineError(unreadable.reason)
     deadline = time.monotonic() + max_skip_s
-    known = batch.find_ranges(unreadable.topic, unreadable.partition) if batch else []
-    ranges = [each for each in known if each.start <= unreadable.offset < each.end]
+    partition_ranges = batch.find_ranges(unreadable.topic, unreadable.partition) if batch else []
+    ranges = [
+        offset_range
+        for offset_range in partition_ranges
+        if offset_range.start <= unreadable.offset < offset_range.end
+    ]
     if batch is None or not ranges:
-        what = "the batch that the job is to do next does not have it; no other process may run "
-        raise PipelineUnavailable(f"{unreadable.reason}; {what}the job")
-    passing = _Skipper(
+        problem = "the next batch of the job does not have it; no other process may run the job"
+        raise PipelineUnavailable(f"{unreadable.reason}; {problem}")
+    skipper = _Skipper(
         job,
         sources,
         batch,
@@ -94,21 +101,21 @@ def skip_records(
         check_topics,
     )
     try:
-        passing.skip_failed_record(unreadable, ranges)
-        passing.look_ahead()
+        skipper.skip_failed_record(unreadable, ranges)
+        skipper.look_ahead()
     finally:
-        passing.log_skipped()
+        skipper.log_skipped()
 
 
 @dataclass(slots=True)
 class _SkippedRange:
-    """What one start has passed over of a partition.
+    """The records of a partition that one start has skipped.
 
     Attributes:
-        first: Offset of the first record.
-        following: The offset behind the last one.
-        records: How many were told.
-        timestamp: Of one of them, in ms since 1970.
+        first_offset: The offset of the first record.
+        next_offset: The offset after the last one.
+        record_count: How many were reported.
+        timestamp_ms: The timestamp of one of them, in ms since 1970.
     """
 
     first_offset: int
@@ -119,13 +126,16 @@ class _SkippedRange:
 
 @dataclass(frozen=True, slots=True)
 class _Skipper:
-    """One edit of a checkpoint: see `pass_over`.
+    """One call of `skip_records`.
 
     Attributes:
-        should_stop: Return whether to pass over no more.
-        check: As of `pass_over`.
-        passed: By input, topic and partition. A table that a query reads twice has two ranges, and
-            its records are told once.
+        job: The name of the job.
+        sources: The inputs of the job by name.
+        batch: The unfinished batch.
+        should_stop: Returns whether no more records may be skipped.
+        check_topics: As of `skip_records`.
+        skipped: The skipped records by input, topic and partition. A table that a query reads twice
+            has two ranges with the same key, so its records are reported only once.
     """
 
     job: str
@@ -138,54 +148,65 @@ class _Skipper:
     def skip_failed_record(
         self, unreadable: UnreadableOffset, ranges: Iterable[PartitionRange]
     ) -> None:
-        """Pass over the record that the query ended by."""
-        # Two clusters may have topics of one name: the record is only in one of them.
-        passed = [self._skip_run(each, unreadable.offset, unreadable.reason) for each in ranges]
-        if all(each is None for each in passed):
-            what = "job %s begins again: offset %d of %s is gone"
-            log.info(what, self.job, unreadable.offset, unreadable.topic)
+        """Skip the record that ended the query."""
+        # Two clusters may have topics of the same name, and only one of them has the record. In
+        # the ranges of the other one no unreadable record is found.
+        positions = [
+            self._skip_run(offset_range, unreadable.offset, unreadable.reason)
+            for offset_range in ranges
+        ]
+        if all(position is None for position in positions):
+            text = "job %s begins again: offset %d of %s is gone"
+            log.info(text, self.job, unreadable.offset, unreadable.topic)
 
     def look_ahead(self) -> None:
-        """Pass over what is near the start of any range of the batch."""
-        for range in self.batch.list_ranges():
-            source, start = self.sources[range.input_name], range.start
+        """Skip unreadable records near the start of every range of the batch."""
+        for offset_range in self.batch.list_ranges():
+            source, start = self.sources[offset_range.input_name], offset_range.start
             if source.input.on_invalid == "fail":
-                continue  # what is good before it is written first
+                continue  # the query writes the records before it first, and then fails at it
             while not self.should_stop():
-                offset = _find_next_unreadable(source, range._replace(start=start))
+                offset = _find_next_unreadable(source, offset_range._replace(start=start))
                 if offset is None:
                     break
-                following = self._skip_run(range._replace(start=start), offset)
-                if following is None or offset > start:
+                position = self._skip_run(offset_range._replace(start=start), offset)
+                # If the record was not at the start, the batch now ends before it.
+                if position is None or offset > start:
                     break
-                start = following
+                start = position
 
     def log_skipped(self) -> None:
-        """Write a line of each partition of which records were told."""
-        for (_, topic, partition), each in self.skipped.items():
-            if each.record_count:
+        """Log one line for each partition of which records were reported."""
+        for (_, topic, partition), skipped in self.skipped.items():
+            if skipped.record_count:
                 log.warning(
                     "job %s passes over %d records of %s, partition %d, offsets %d to %d, as Spark "
                     "cannot read their timestamps, such as %d; let the topic's "
                     "message.timestamp.after.max.ms and .before.max.ms refuse them",
-                    *(self.job, each.record_count, topic, partition),
-                    *(each.first_offset, each.next_offset - 1, each.timestamp_ms),
+                    *(self.job, skipped.record_count, topic, partition),
+                    *(skipped.first_offset, skipped.next_offset - 1, skipped.timestamp_ms),
                 )
 
     def _skip_run(self, offset_range: PartitionRange, offset: int, reason: str = "") -> int | None:
-        """Pass over a record of a range, whose reason is why the job ends where it must.
+        """Skip an unreadable record of a range, and those that directly follow it.
+
+        Args:
+            offset_range: The range, which has the record.
+            offset: The offset of the record.
+            reason: The error with which the job ends if its input must not skip records.
 
         Returns:
-            Where the batch goes on, or ends; None where the range has no such record.
+            The new start or the new end of the range, or None if it has no such record.
+
+        Raises:
+            PipelineError: The input must not skip records, or Kafka refuses.
         """
-        source, place = (
-            self.sources[offset_range.input_name],
-            (offset_range.topic, offset_range.partition),
-        )
-        passed = self.skipped.setdefault(
+        source = self.sources[offset_range.input_name]
+        place = (offset_range.topic, offset_range.partition)
+        skipped = self.skipped.setdefault(
             (offset_range.input_name, *place), _SkippedRange(offset, offset)
         )
-        following = offset
+        position = offset
         stop = self.should_stop
         try:
             for chunk in read_run(
@@ -194,18 +215,21 @@ class _Skipper:
                 if source.input.on_invalid == "fail":
                     raise PipelineError(reason)
                 if offset_range.start < offset:
+                    # The records before it are written first. The next start finds the record at
+                    # the start of the batch.
                     self.batch.truncate(offset_range.line, *place, offset)
                     return offset
-                following = chunk[-1].offset + 1
-                if passed.next_offset < following:
-                    self._report_records(offset_range, chunk, passed)
-                    passed.next_offset = following
+                position = chunk[-1].offset + 1
+                if skipped.next_offset < position:
+                    self._report_records(offset_range, chunk, skipped)
+                    skipped.next_offset = position
         except KafkaException as error:
             raise build_kafka_error(f"{offset_range.topic} cannot be read", error) from error
-        if following == offset:
+        if position == offset:
             return None
-        self.batch.move_start(offset_range.line, *place, following)
-        return following
+        # After the dead letters: a crash in between repeats this, and the ledger knows the letters.
+        self.batch.move_start(offset_range.line, *place, position)
+        return position
 
     def _report_records(
         self,
@@ -213,10 +237,10 @@ class _Skipper:
         records: Sequence[UnreadableRecord],
         skipped: _SkippedRange,
     ) -> None:
-        """Tell records as invalid, by dead letters and a counter, and note them."""
+        """Report records as invalid by dead letters and a counter, and add them to `skipped`."""
         source = self.sources[offset_range.input_name]
-        if source.input.value.model != "string":  # a tombstone is no event, and never told
-            records = [each for each in records if each.value is not None]
+        if source.input.value.model != "string":  # tombstones are not events, and are not reported
+            records = [record for record in records if record.value is not None]
         if not records:
             return
         if source.dead_letters is not None:

@@ -1,8 +1,8 @@
-"""Tables of topics that have records which Spark cannot read.
+"""Read topics with records that Spark cannot read as tables.
 
-Spark's read of a whole topic fails by the first such record. Then librdkafka reads the topic, once,
-wherever such records are and however many: 300,000 records with 200 of them take 5 s, about as long
-as Spark takes without them. What is kept is the latest record of each key and partition.
+Spark's read of a whole topic fails at the first such record. Then librdkafka reads the topic once,
+however many such records there are: 300,000 records with 200 of them take 5 s, about as long as
+Spark takes without them. Only the latest record of each key and partition is kept.
 """
 
 from __future__ import annotations
@@ -31,53 +31,57 @@ T = TypeVar("T")
 
 
 class _SkippedRecord(NamedTuple):
-    """A record that a table lacks."""
+    """A record that a table leaves out, with its timestamp in ms since 1970."""
 
     partition: int
     offset: int
-    timestamp_ms: int  # ms since 1970
+    timestamp_ms: int
 
 
 @dataclass(slots=True)
 class TopicReader:
-    """Reads a topic whole, again and again, for the table of one job.
+    """A reader of a whole topic, for the table of one job.
+
+    It reads by Spark until that fails at a record, and from then on by librdkafka, as long as the
+    topic has such a record. A job creates one for its table and reads it at every refresh.
 
     Attributes:
-        job: The job's name.
-        topic: The topic's name.
-        client: librdkafka's properties of its cluster.
+        job: The name of the job.
+        topic: The name of the topic.
+        client_config: librdkafka's properties of its cluster.
     """
 
     job: str
     topic: str
     client_config: Mapping[str, Any]
-    _has_unreadable: bool = False  # as of the last read
-    _known_topic: TopicDescription | None = None  # the topic that `_told` is of
-    _next_offsets: dict[int, int] = field(
-        default_factory=dict
-    )  # up to before which offset, by partition
+    _has_unreadable: bool = False  # whether the last read found unreadable records
+    _known_topic: TopicDescription | None = None  # the topic that `_next_offsets` is of
+    # Unreadable records before these offsets were reported, by partition.
+    _next_offsets: dict[int, int] = field(default_factory=dict)
 
     def read(self, load: Callable[[pa.Table | None], T]) -> T:
-        """Return what is loaded.
+        """Load the table, and return what `load` returns.
 
         Args:
-            load: Reads the topic by Spark. Where that cannot read it, it is given the latest record
-                of each key and partition instead: key, value, partition, offset, timestamp.
+            load: Called with None, it reads the topic by Spark. If Spark cannot read the topic, it
+                is called with the latest record of each key and partition instead, as the columns
+                key, value, partition, offset, timestamp.
 
         Raises:
             PipelineError: Kafka does not answer, or refuses.
-            Exception: What `load` raises for another reason.
+            Exception: Whatever `load` raises for another reason.
         """
         if not self._has_unreadable:
             try:
                 return load(None)
             except Exception as error:
-                found = find_unreadable(list_causes(error))
-                if found is None or found.topic != self.topic:
+                unreadable = find_unreadable(list_causes(error))
+                if unreadable is None or unreadable.topic != self.topic:
                     raise
         return load(self._read_latest())
 
     def _read_latest(self) -> pa.Table:
+        """Return the latest record of each key and partition, and report unreadable ones."""
         import pyarrow as pa
 
         topic = topics.describe_topic(self.client_config, self.topic)
@@ -93,7 +97,7 @@ class TopicReader:
                 if not is_readable(timestamp):
                     unreadable.append(_SkippedRecord(partition, offset, timestamp))
                 elif (key := message.key()) is not None:
-                    latest[key, partition] = message.value(), offset, timestamp * 1000
+                    latest[key, partition] = message.value(), offset, timestamp * 1000  # to us
         except KafkaException as error:
             raise build_kafka_error(f"{self.topic} cannot be read", error) from error
         self._has_unreadable = bool(unreadable)
@@ -101,27 +105,31 @@ class TopicReader:
         columns = {
             "key": pa.array([key for key, _ in latest], pa.binary()),
             "partition": pa.array([partition for _, partition in latest], pa.int32()),
-            "value": pa.array([each[0] for each in latest.values()], pa.binary()),
-            "offset": pa.array([each[1] for each in latest.values()], pa.int64()),
+            "value": pa.array([record[0] for record in latest.values()], pa.binary()),
+            "offset": pa.array([record[1] for record in latest.values()], pa.int64()),
             "timestamp": pa.array(
-                [each[2] for each in latest.values()], pa.timestamp("us", tz="UTC")
+                [record[2] for record in latest.values()], pa.timestamp("us", tz="UTC")
             ),
         }
         return pa.table(columns)
 
     def _report_skipped(self, skipped: list[_SkippedRecord]) -> None:
-        """Count the records that were not told before, and write one line of them."""
-        new = [each for each in skipped if each.offset >= self._next_offsets.get(each.partition, 0)]
+        """Count and log the records that were not reported by an earlier read."""
+        new = [
+            record
+            for record in skipped
+            if record.offset >= self._next_offsets.get(record.partition, 0)
+        ]
         if not new:
             return
-        for each in new:
-            self._next_offsets[each.partition] = each.offset + 1
+        for record in new:
+            self._next_offsets[record.partition] = record.offset + 1
         counts.increment_counter(
             catalog.PIPELINE_UNREADABLE_RECORDS, len(new), self.job, self.topic
         )
         log.warning(
-            "the table of job %s lacks %d records of %s, as Spark cannot read their timestamps, "
-            "such as partition %d, offset %d, timestamp %d; let the topic's "
+            "the table of job %s leaves out %d records of %s, as Spark cannot read their "
+            "timestamps, such as partition %d, offset %d, timestamp %d; let the topic's "
             "message.timestamp.after.max.ms and .before.max.ms refuse them",
             *(self.job, len(new), self.topic, *new[0]),
         )

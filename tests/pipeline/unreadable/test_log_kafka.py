@@ -29,7 +29,7 @@ def test_names_of_headers_may_be_any_bytes(kafka: KafkaCluster, name: bytes):
     assert find_next_unreadable(client, topic, 0, 0, 4) == 1
     assert find_next_unreadable(client, topic, 0, 3, 4) is None
     (found,) = read_run(client, topic, 0, 1)
-    assert [(each.value, each.headers, each.lacks_headers) for each in found] == [
+    assert [(each.value, each.headers, each.has_unreadable_headers) for each in found] == [
         (b"b", [], True),
         (b"c", [("h", b"1")], False),
     ]
@@ -45,4 +45,6 @@ def test_many_records_with_such_names_are_read_one_after_the_other(kafka: KafkaC
         for chunk in read_run({"bootstrap.servers": kafka.bootstrap_servers}, topic, 0, 0)
         for each in chunk
     ]
-    assert [(each.offset, each.lacks_headers) for each in found] == [(n, True) for n in range(300)]
+    assert [(each.offset, each.has_unreadable_headers) for each in found] == [
+        (n, True) for n in range(300)
+    ]

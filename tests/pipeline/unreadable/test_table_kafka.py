@@ -72,9 +72,9 @@ def test_scattered_records_are_left_out_by_one_read(
         for _ in range(3):
             assert reader.read(load) == expected
     assert load.calls == 1  # the topic has such records, so Spark is not asked again
-    said = [each.getMessage() for each in caplog.records if "lacks" in each.getMessage()]
+    said = [each.getMessage() for each in caplog.records if "leaves out" in each.getMessage()]
     assert len(said) == 1
-    assert f"lacks 200 records of {topic}" in said[0]
+    assert f"leaves out 200 records of {topic}" in said[0]
 
 
 def test_spark_reads_a_topic_again_whose_unreadable_records_are_gone(kafka: KafkaCluster):
