@@ -44,9 +44,12 @@ class ExactJson:
 
 
 def keep_exact_numbers(
-    data: bytes, records: Sequence[MutableMapping[str, Any]], formats: Mapping[str, SerializationFormat],
-    *, member: str | None = "records",
-) -> None:  # fmt: skip
+    data: bytes,
+    records: Sequence[MutableMapping[str, Any]],
+    formats: Mapping[str, SerializationFormat],
+    *,
+    member: str | None = "records",
+) -> None:
     """Put an `Exact` in the place of keys and values, if there is a reason to.
 
     data: JSON that orjson has read: an object with the records as its member `at`; None: the only

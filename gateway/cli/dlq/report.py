@@ -20,10 +20,16 @@ TABLE_HEADER = ("TOPIC", "GROUP", "WAITING", "TOTAL", "OLDEST", "REASON")
 
 def format_table(counts: Sequence[DeadLetterCounts]) -> str:
     rows = [
-        (each.topic, each.group or "-", str(each.waiting), str(each.total), _format_age(each.oldest),
-         each.reason)
+        (
+            each.topic,
+            each.group or "-",
+            str(each.waiting),
+            str(each.total),
+            _format_age(each.oldest),
+            each.reason,
+        )
         for each in counts
-    ]  # fmt: skip
+    ]
     widths = [max(len(row[at]) for row in [TABLE_HEADER, *rows]) for at in range(len(TABLE_HEADER))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()

@@ -165,7 +165,7 @@ class GroupConsumer:
 
     async def poll(
         self,
-        timeout: float,  # noqa: ASYNC109
+        timeout: float,
         *,
         min_bytes: int = 1,
         max_bytes: int = 16 << 20,

@@ -63,9 +63,14 @@ def diagnose(run: QueryRun, thresholds: Thresholds | None = None) -> Diagnosis:
             causes += look(run, thresholds)
     causes.sort(key=lambda cause: -cause.seconds)
     return Diagnosis(
-        run.job, len(run.batches_with_input), run.batch_seconds, run.get_median(lambda each: each.rows), causes,
-        _median_phases(run), _explain_unseen(run, {cause.name for cause in causes}),
-    )  # fmt: skip
+        run.job,
+        len(run.batches_with_input),
+        run.batch_seconds,
+        run.get_median(lambda each: each.rows),
+        causes,
+        _median_phases(run),
+        _explain_unseen(run, {cause.name for cause in causes}),
+    )
 
 
 def _median_phases(run: QueryRun) -> dict[str, float]:
