@@ -89,7 +89,8 @@ def iter_lines(samples: MetricSamples, tags: Mapping[str, str], now: int) -> Ite
             of = {**dict(zip(metric.label_names(labels), labels, strict=True)), **tags}
             # a tag without a value is none; sorted they are indexed faster
             pairs = "".join(f",{name}={_escape_tag(of[name])}" for name in sorted(of) if of[name])
-            yield f"{metric.exposed_name}{pairs} {','.join(_iter_fields(metric, labels, value))} {now}\n"
+            fields = ",".join(_iter_fields(metric, labels, value))
+            yield f"{metric.exposed_name}{pairs} {fields} {now}\n"
 
 
 def _iter_fields(metric: Metric, labels: Labels, value: Value) -> Iterator[str]:

@@ -41,7 +41,8 @@ def _iter_pieces(samples: MetricSamples, openmetrics: bool) -> Iterator[bytes]:
                 _append_histogram(lines, metric, bounds, labels, value)
             else:
                 lines.append(
-                    f"{metric.exposed_name}{_format_label_set(metric, labels)} {_format_number(value)}\n"
+                    f"{metric.exposed_name}{_format_label_set(metric, labels)} "
+                    f"{_format_number(value)}\n"
                 )
             if len(lines) >= MAX_SERIES_PER_PIECE:
                 yield "".join(lines).encode()

@@ -40,8 +40,8 @@ def rescale(
         files = location.open_current(pipelines.checkpoints, name, spark)
         done = room.rescale_state(spark, files, partitions)
     typer.echo(
-        f"{name}: {done.old_partitions} -> {done.new_partitions} partitions in {done.seconds:.1f} s (batch "
-        f"{done.batch})"
+        f"{name}: {done.old_partitions} -> {done.new_partitions} partitions "
+        f"in {done.seconds:.1f} s (batch {done.batch})"
     )
     if job.state.partitions != partitions:
         typer.echo(f"now set state.partitions of {name} to {partitions} in {config}")

@@ -237,7 +237,8 @@ def _check_placeholder(placeholder: Placeholder, params: dict[str, bool]) -> str
         return f"?{placeholder.name}= is read by the gateway itself; use another name"
     if placeholder.root == "params" and not params.get(placeholder.name):
         if placeholder.name in params:
-            return f"not every path of this route has a parameter '{placeholder.name}'; split the route"
+            what = f"not every path of this route has a parameter '{placeholder.name}'"
+            return f"{what}; split the route"
         near = suggest(placeholder.name, params, f"add {{{placeholder.name}}} to the path")
         return f"no parameter '{placeholder.name}' in this route's path; {near}"
     return None

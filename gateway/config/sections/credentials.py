@@ -29,7 +29,8 @@ def _validate_form(value: object) -> str:
     given = validate_text(value)
     if given.count(CREDENTIALS_PLACEHOLDER) != 1:
         raise create_value_error(
-            f"{safe_repr(value)} says not where the credentials are; write {CREDENTIALS_PLACEHOLDER} once"
+            f"{safe_repr(value)} says not where the credentials are; "
+            f"write {CREDENTIALS_PLACEHOLDER} once"
         )
     return given
 

@@ -128,8 +128,8 @@ def in_range(
     def validate(value: float) -> float:
         if low <= value <= high:
             return value
-        what = f"{format_value(value)} is out of range; use {format_value(low)} to {format_value(high)}"
-        raise create_value_error(what)
+        limits = f"{format_value(low)} to {format_value(high)}"
+        raise create_value_error(f"{format_value(value)} is out of range; use {limits}")
 
     return AfterValidator(validate)
 

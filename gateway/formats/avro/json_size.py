@@ -200,9 +200,8 @@ class _SizeWalker:
         self._bytes_left -= size
         if self._bytes_left < 0:
             length = len(self._data)
-            raise JsonTooLarge(
-                f"{length} bytes come to more than {FREE_JSON_BYTES + JSON_BYTES_PER_BYTE * length} of JSON"
-            )
+            limit = FREE_JSON_BYTES + JSON_BYTES_PER_BYTE * length
+            raise JsonTooLarge(f"{length} bytes come to more than {limit} of JSON")
 
 
 def _list_inner_types(plain: Mapping[str, Any]) -> Sequence[Any]:

@@ -85,7 +85,8 @@ def _median_phases(run: QueryRun) -> dict[str, float]:
 
 def _explain_unseen(run: QueryRun, found_names: Collection[str]) -> dict[str, str]:
     if len(run.batches_with_input) < MIN_BATCHES:
-        what = f"needs {MIN_BATCHES} batches with input after the first two, has {len(run.batches_with_input)}"
+        count = len(run.batches_with_input)
+        what = f"needs {MIN_BATCHES} batches with input after the first two, has {count}"
         return dict.fromkeys(CAUSE_NAMES, what)
     unseen: dict[str, str] = {}
     if not run.batches_with_tasks:

@@ -86,8 +86,8 @@ def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[
         share_of_batch(cost, run.batch_seconds),
         [
             f"a partition gets {rows:,.0f} rows a batch",
-            f"{operator.stores} stores take {operator.commit_seconds:.1f} s of task time to commit, "
-            f"{operator.commit_seconds / max(1, operator.stores) * 1000:.0f} ms each",
+            f"{operator.stores} stores take {operator.commit_seconds:.1f} s of task time to "
+            f"commit, {operator.commit_seconds / max(1, operator.stores) * 1000:.0f} ms each",
         ],
         ("state.partitions", "gateway pipeline rescale"),
         f"About {2 * run.parallelism} would do; the number is frozen into the checkpoint: "

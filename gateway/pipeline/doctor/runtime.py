@@ -48,8 +48,8 @@ def find_slow_python(run: QueryRun, thresholds: Thresholds) -> Iterator[Diagnose
     )
     rows = run.get_median(lambda batch: batch.rows)
     evidence = [
-        f"Python works {cost:.1f} s of a batch, {cost * run.parallelism / max(1.0, rows) * 1e6:,.0f} "
-        "us a record"
+        f"Python works {cost:.1f} s of a batch, "
+        f"{cost * run.parallelism / max(1.0, rows) * 1e6:,.0f} us a record"
     ]
     evidence += [f"{name} calls it for each key" for name in operators]
     yield DiagnosedCause(

@@ -79,5 +79,6 @@ def describe_unsupported_key(name: str) -> str:
 
 def describe_unsupported_measure(measure: Measure, type_name: str) -> str:
     """Return what is wrong with a measure whose values do not merge."""
-    what = f"measures.{measure.name}: with emit: updates and maxLength no {measure.kind} of {type_name}"
-    return f"{what} is kept; use a plain value, such as a part of it"
+    what = f"no {measure.kind} of {type_name} is kept"
+    options = "with emit: updates and maxLength"
+    return f"measures.{measure.name}: {options} {what}; use a plain value, such as a part of it"

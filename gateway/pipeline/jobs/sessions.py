@@ -106,8 +106,8 @@ def _check_mergeable(settings: Sessions) -> Iterable[str]:
         if each.kind is None:
             allowed = ", ".join(f"{kind}(x)" for kind in measures.MERGEABLE_KINDS)
             yield (
-                f"measures.{each.name}: with {why} only {allowed} are kept, not {each.expression!r}; "
-                "keep its parts, or leave out " + why
+                f"measures.{each.name}: with {why} only {allowed} are kept, "
+                f"not {each.expression!r}; keep its parts, or leave out " + why
             )
 
 

@@ -111,7 +111,8 @@ def _add_cores(plan: SizingPlan) -> None:
         "cores",
         cores,
         "",
-        f"linear: {_format_estimate(rate)}; {_format_estimate(sink)}; {estimates.MAX_UTILIZATION:.0%} busy",
+        f"linear: {_format_estimate(rate)}; {_format_estimate(sink)}; "
+        f"{estimates.MAX_UTILIZATION:.0%} busy",
     )
     executors = ceil(cores / wanted.cores)
     if wanted.executors is not None:

@@ -22,20 +22,15 @@ INSTALL_HINT = (
 
 def find_java() -> JavaRuntime:
     """Raises PipelineError where there is none, or an older one: what to install."""
+    needs = f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}"
     home = os.environ.get("JAVA_HOME")
     path = Path(home) / "bin" / "java" if home else shutil.which("java")
     if path is None:
-        raise PipelineError(
-            f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}, and there is none; {INSTALL_HINT}"
-        )
+        raise PipelineError(f"{needs}, and there is none; {INSTALL_HINT}")
     where = f"{path} (JAVA_HOME)" if home else str(path)
     java = inspect_java(Path(path))
     if java is None:
-        raise PipelineError(
-            f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}, and {where} does not run; {INSTALL_HINT}"
-        )
+        raise PipelineError(f"{needs}, and {where} does not run; {INSTALL_HINT}")
     if java.major < MIN_JAVA_VERSION:
-        raise PipelineError(
-            f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}, and {where} is Java {java.major}; {INSTALL_HINT}"
-        )
+        raise PipelineError(f"{needs}, and {where} is Java {java.major}; {INSTALL_HINT}")
     return java
