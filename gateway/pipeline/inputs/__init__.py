@@ -1,5 +1,8 @@
-"""Inputs of jobs: a topic as a table, its values as typed columns.
+"""Read a topic as a table with typed columns.
 
-`source` is the table, `fields` its columns, `parsing` and `schemas` read values. Start with
-`source`.
+The jobs, the side outputs and `gateway pipeline check` call this package. Start reading in
+`source`, which reads a topic as a stream or by ranges of offsets. `fields` makes columns of a
+record and finds what is invalid. `parsing` reads JSON strictly by expressions of Spark, `schemas`
+decodes and encodes values with a schema, and `schema_columns` derives columns from a schema.
+`types` checks the types of columns without Spark.
 """

@@ -1,11 +1,13 @@
-"""The columns of an input: what a record's value becomes.
+"""Convert the records of an input to columns, and find invalid ones.
 
-JSON is read by Spark itself. Avro, Protobuf and JSON Schema are made JSON text by Arrow batches in
-Python first (see `schemas`), so that types, times and what is invalid mean the same in all.
+Spark itself reads JSON. Values in Avro, Protobuf and JSON Schema are first converted to JSON text
+in Python, by Arrow batches (see `schemas`). So types, times and invalid values mean the same for
+all models.
 
-A record is invalid if its value is not one JSON value of the types of its columns, one of them is
-out of the range of its type, or its event time is missing or outside of the years 1 to 9999. A
-tombstone (no value) is no event and passed over; with model string it is a null.
+A record is invalid if its value is not exactly one JSON object of the types of its columns, if a
+value is out of the range of its type, or if its event time is missing or outside of the years 1 to
+9999. A tombstone (a record without a value) is not an event and is left out; with the model
+`string` it is a null.
 """
 
 from __future__ import annotations
@@ -23,26 +25,37 @@ if TYPE_CHECKING:
 
 REASON_COLUMN = "_reason"
 TEXT_COLUMN = "_text"
-"""Of values with a schema: their JSON text."""
+"""The JSON text of values with a schema."""
 FAULT_COLUMN = "_fault"
-"""Of values with a schema: why they have no text."""
+"""Why a value with a schema has no JSON text."""
 _PARSED_COLUMN = "_parsed"
 _HALF_SURROGATE_REASON = "its text has half of a surrogate pair"
 _TIMESTAMP_REASON = "its timestamp is outside of the years 1 to 9999"
 
 
 def get_columns(input: Input, schema_columns: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The columns that a job sees, and their types. derived: those of a schema."""
+    """Return the columns of an input with their types.
+
+    Args:
+        input: The settings of the input.
+        schema_columns: The columns that were derived from a schema.
+    """
     if input.value.model == "string":
         return {"value": "string", **RECORD_COLUMN_TYPES}
-    of_value = {
-        name: get_column_type(kind) for name, kind in get_fields(input, schema_columns).items()
+    value_columns = {
+        name: get_column_type(type_text)
+        for name, type_text in get_fields(input, schema_columns).items()
     }
-    return {**of_value, **RECORD_COLUMN_TYPES}
+    return {**value_columns, **RECORD_COLUMN_TYPES}
 
 
 def get_fields(input: Input, schema_columns: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """As they are written; those of the schema where none are."""
+    """Return the fields of the settings with their types, or those of the schema if there are none.
+
+    Args:
+        input: The settings of the input.
+        schema_columns: The columns that were derived from a schema.
+    """
     return input.value.fields or schema_columns or {}
 
 
@@ -54,31 +67,41 @@ def parse_values(
     metrics_name: str = "",
     has_event_time: bool = True,
 ) -> DataFrame:
-    """Kafka's columns (value, or its JSON text) as those of the job; what is invalid is left out,
-    or ends the job where `onInvalid` says so.
+    """Convert the columns of Kafka to those of the job.
 
-    observed: under this name it is counted what is read (`rows`), and `invalid` of it.
-    timed: False where records may have any timestamp.
+    Invalid records are left out, or end the job if `onInvalid` is `fail`.
+
+    Args:
+        raw: The columns of Spark's Kafka source, with the JSON text of values with a schema.
+        input: The settings of the input.
+        schema_columns: The columns that were derived from a schema.
+        metrics_name: The name under which the `rows` that were read and the `invalid` ones among
+            them are counted. "" counts nothing.
+        has_event_time: False if records may have any timestamp.
     """
-    read = _parse_rows(raw, input, schema_columns, has_event_time)
+    parsed_rows = _parse_rows(raw, input, schema_columns, has_event_time)
     if metrics_name:
-        read = _observe_counts(read, metrics_name)
+        parsed_rows = _observe_counts(parsed_rows, metrics_name)
     from pyspark.sql import functions as F
 
-    wrong = F.col(REASON_COLUMN)
+    reason = F.col(REASON_COLUMN)
     if input.on_invalid == "fail":
-        said = F.concat_ws(" ", F.lit(f"{input.topic}:"), wrong, *_build_location())
-        wrong = F.when(wrong.isNotNull(), F.raise_error(said)).otherwise(wrong)
+        message = F.concat_ws(" ", F.lit(f"{input.topic}:"), reason, *_build_location())
+        reason = F.when(reason.isNotNull(), F.raise_error(message)).otherwise(reason)
     if input.value.model == "string":
-        return read.where(wrong.isNull()).select("value", *_select_record_columns())
-    kept = read.where(wrong.isNull() & F.col("value").isNotNull())
+        return parsed_rows.where(reason.isNull()).select("value", *_select_record_columns())
+    valid = parsed_rows.where(reason.isNull() & F.col("value").isNotNull())
     fields = get_fields(input, schema_columns)
     parsed = F.col(_PARSED_COLUMN)
-    columns = (parsing.get_column(parsed, *each).alias(each[0]) for each in fields.items())
-    return kept.select(*columns, *_select_record_columns())
+    columns = (
+        parsing.get_column(parsed, name, type_text).alias(name)
+        for name, type_text in fields.items()
+    )
+    return valid.select(*columns, *_select_record_columns())
 
 
 def _observe_counts(parsed: DataFrame, metrics_name: str) -> DataFrame:
+    """Count the rows and the invalid ones in the progress of the query."""
     from pyspark.sql import functions as F
 
     rows = F.count(F.lit(1)).alias("rows")
@@ -88,9 +111,15 @@ def _observe_counts(parsed: DataFrame, metrics_name: str) -> DataFrame:
 def select_invalid_values(
     raw: DataFrame, input: Input, schema_columns: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """Kafka's columns of what `typed` leaves out because it is invalid, and `_reason`."""
-    read = _parse_rows(raw, input, schema_columns)
-    return read.where(read[REASON_COLUMN].isNotNull()).select(*raw.columns, REASON_COLUMN)
+    """Return the records that `parse_values` leaves out as invalid, with the column `_reason`.
+
+    Args:
+        raw: The columns of Spark's Kafka source, with the JSON text of values with a schema.
+        input: The settings of the input.
+        schema_columns: The columns that were derived from a schema.
+    """
+    rows = _parse_rows(raw, input, schema_columns)
+    return rows.where(rows[REASON_COLUMN].isNotNull()).select(*raw.columns, REASON_COLUMN)
 
 
 def _parse_rows(
@@ -99,59 +128,62 @@ def _parse_rows(
     schema_columns: Mapping[str, str] | None,
     has_event_time: bool = True,
 ) -> DataFrame:
-    """Return the rows with `_parsed` (see `parsing`) and `_reason`, null where they are valid."""
+    """Add the columns `_parsed` (see `parsing`) and `_reason`, which is null for valid records."""
     from pyspark.sql import functions as F
 
-    untimely = F.when(parsing.is_outside_years(F.col("timestamp")), F.lit(_TIMESTAMP_REASON))
-    given_time = (
-        untimely
+    # The record's own timestamp only matters if it is the event time.
+    out_of_years = F.when(parsing.is_outside_years(F.col("timestamp")), F.lit(_TIMESTAMP_REASON))
+    timestamp_fault = (
+        out_of_years
         if has_event_time and input.time in RECORD_COLUMN_TYPES
         else F.lit(None).cast("string")
     )
     if input.value.model == "string":
         plain = raw.withColumn("value", F.col("value").cast("string"))
-        return plain.withColumn(REASON_COLUMN, given_time)
-    # Not deterministic, in form: the filter on what is parsed would else be pushed below, and each
-    # value be parsed again there.
-    once = F.when(F.rand(0) + 1 > 0, _get_text(raw))  # rand() >= 0 alone is optimized away
+        return plain.withColumn(REASON_COLUMN, timestamp_fault)
+    # This always true condition makes the expression formally non-deterministic. Otherwise Spark
+    # pushes the filter on the parsed value below the projection, and parses each value once more.
+    text = F.when(F.rand(0) + 1 > 0, _get_text(raw))  # rand() >= 0 alone is optimized away
     fields = get_fields(input, schema_columns)
     parsed = raw.withColumn(
-        _PARSED_COLUMN, parsing.parse_json(once, fields, require_finite=_has_json_values(raw))
+        _PARSED_COLUMN, parsing.parse_json(text, fields, require_finite=_has_json_values(raw))
     )
-    faults = F.coalesce(*_iter_faults(raw, input, fields), given_time)
+    faults = F.coalesce(*_iter_faults(raw, input, fields), timestamp_fault)
     return parsed.withColumn(REASON_COLUMN, F.when(F.col("value").isNotNull(), faults))
 
 
 def _has_json_values(raw: DataFrame) -> bool:
-    """Return whether values are JSON themselves, and not text that a codec made of them."""
+    """Return whether the values are JSON themselves, not text that a codec has made of them."""
     return TEXT_COLUMN not in raw.columns
 
 
 def _get_text(raw: DataFrame) -> Column:
+    """Return the JSON text of the values."""
     from pyspark.sql import functions as F
 
     return F.col("value" if _has_json_values(raw) else TEXT_COLUMN).cast("string")
 
 
 def _iter_faults(raw: DataFrame, input: Input, fields: Mapping[str, str]) -> Iterator[Column]:
-    """Yield what may be wrong with a value: each a reason, or null."""
+    """Yield a column for each thing that may be wrong with a value: the reason, or null."""
     from pyspark.sql import functions as F
 
     parsed = F.col(_PARSED_COLUMN)
     if FAULT_COLUMN in raw.columns:
         yield F.col(FAULT_COLUMN)
-    half = F.when(parsing.has_half_surrogates(_get_text(raw)), F.lit(_HALF_SURROGATE_REASON))
-    other = F.coalesce(half, F.lit("its value is no JSON of the columns"))
-    yield F.when(~parsing.is_whole(parsed), other)
-    for name, kind in fields.items():
-        wrong = parsing.is_out_of_range(
-            parsed, _get_text(raw), name, kind, require_finite=_has_json_values(raw)
+    surrogate = F.when(parsing.has_half_surrogates(_get_text(raw)), F.lit(_HALF_SURROGATE_REASON))
+    reason = F.coalesce(surrogate, F.lit("its value is no JSON of the columns"))
+    yield F.when(~parsing.is_whole(parsed), reason)
+    for name, type_text in fields.items():
+        out_of_range = parsing.is_out_of_range(
+            parsed, _get_text(raw), name, type_text, require_finite=_has_json_values(raw)
         )
-        if wrong is not None:
-            yield F.when(wrong, F.lit(f"'{name}' is out of the range of {get_column_type(kind)}"))
+        if out_of_range is not None:
+            column_type = get_column_type(type_text)
+            yield F.when(out_of_range, F.lit(f"'{name}' is out of the range of {column_type}"))
     if input.time not in RECORD_COLUMN_TYPES:
-        timeless = parsing.get_column(parsed, input.time, fields[input.time]).isNull()
-        yield F.when(timeless, F.lit(f"it has no event time, '{input.time}'"))
+        has_no_time = parsing.get_column(parsed, input.time, fields[input.time]).isNull()
+        yield F.when(has_no_time, F.lit(f"it has no event time, '{input.time}'"))
 
 
 def _select_record_columns() -> list[Column]:

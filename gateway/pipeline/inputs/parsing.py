@@ -1,19 +1,19 @@
-"""JSON text as typed columns, read strictly, by one expression of Spark.
+r"""Read JSON text as typed columns, strictly, by one expression of Spark.
 
-Spark's `from_json` is lenient: it takes the first value of a text and ignores what follows, takes
+Spark's `from_json` is lenient. It takes the first value of a text and ignores the rest, accepts
 single quotes, lets numbers overflow (200 as a tinyint is -56, 1e39 as a float is Infinity, seconds
-beyond 2^63 microseconds wrap), and hands on times that neither Python nor ISO 8601 with four digits
-of a year can express. What is done about it:
+beyond 2^63 microseconds wrap), and returns times that neither Python nor ISO 8601 with years of
+four digits can express. So:
 
-- The text is read as a field of an object of ours, `{"_value": <text>, "_end": true}`: whatever
-  follows the value makes that object invalid, or hides its end.
-- What overflows is read with a wider type, or held against the range of its type afterwards.
-- Times are of the years 1 to 9999.
-- A text with half of a surrogate pair (`\\ud800`, RFC 8259 8.2) is refused unread: Spark would read
-  a question mark in its place.
-
-A decimal with a long exponent is refused unread: Spark writes out all digits of it, which took 45 s
-for `1e10000000` (two cores), and is quadratic in the exponent.
+- The text is read as a field of another object, `{"_value": <text>, "_end": true}`. Anything after
+  the value makes that object invalid, or hides its field `_end`.
+- A value that may overflow is read with a wider type, or compared with the range of its type
+  afterwards.
+- Times must be in the years 1 to 9999.
+- A text with half of a surrogate pair (`\ud800`, RFC 8259 8.2) is refused before it is parsed:
+  Spark would read a question mark in its place.
+- A decimal with a long exponent is refused before it is parsed: Spark writes out all of its digits,
+  which took 45 s for `1e10000000` (two cores), and is quadratic in the exponent.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ _JSON_OPTIONS = {
     "columnNameOfCorruptRecord": _CORRUPT_FIELD,
     "allowSingleQuotes": "false",
 }
+# From the start of an array or an object to any of the values inside.
 _NESTED_PATTERN = r"\s*[\[{](?:[^\]]*[\[,:])?"
-_SURROGATE_PREFIXES = ("\\ud", "\\uD")  # how a text begins half of a surrogate pair, or a whole one
-_ESCAPE_PATTERN = r"(?<!\\)((?:\\\\)*+)\\u"  # not behind another backslash
+_SURROGATE_PREFIXES = ("\\ud", "\\uD")  # the start of an escaped half of a surrogate pair
+# A `\u` whose backslash is not itself escaped: an even number of backslashes precedes it.
+_ESCAPE_PATTERN = r"(?<!\\)((?:\\\\)*+)\\u"
 _SURROGATE_PAIR_PATTERN = (
     rf"{_ESCAPE_PATTERN}[dD][89abAB][0-9a-fA-F]{{2}}\\u[dD][c-fC-F][0-9a-fA-F]{{2}}"
 )
@@ -50,62 +52,65 @@ _LONG_EXPONENT_PATTERN = r'\s*"?-?[0-9.]+[eE][+-]?[0-9]{4,}'
 
 
 def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool = True) -> Column:
-    """Return what the other functions of this module take: one struct, null where `text` is.
+    """Parse JSON objects into a struct that the other functions of this module take.
 
     Args:
-        text: Of one JSON object in each row.
-        fields: The types of its fields, as the settings write them.
-        finite: False where "NaN" and "Infinity" stand for numbers, as in the text of Avro's.
+        text: One JSON object in each row. The struct is null if the text is null.
+        fields: The types of the object's fields, as in the settings.
+        require_finite: Whether numbers must be finite. If False, the texts "NaN" and "Infinity"
+            are read as numbers, as they stand in the JSON text of Avro values.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
-    kinds = {name: _parse_type(kind) for name, kind in fields.items()}
-    value = StructType([StructField(name, _widen_type(kind)) for name, kind in kinds.items()])
-    whole = StructType([
+    types = {name: _parse_type(type_text) for name, type_text in fields.items()}
+    value = StructType([StructField(name, _widen_type(kind)) for name, kind in types.items()])
+    schema = StructType([
         StructField(_VALUE_FIELD, value),
         StructField(_END_FIELD, BooleanType()),
         StructField(_CORRUPT_FIELD, StringType()),
     ])  # fmt: skip
-    # from_json would replace what is no UTF-8
+    # `from_json` would replace bytes that are not UTF-8.
     readable = F.is_valid_utf8(text) & ~has_half_surrogates(text)
     if pattern := _build_exponent_pattern(value):
         readable = readable & ~text.rlike(pattern)
+    # A refused text becomes "", so that the object around it is invalid.
     strict = F.when(readable, text).when(text.isNotNull(), F.lit(""))
     framed = F.concat(F.lit(f'{{"{_VALUE_FIELD}":'), strict, F.lit(f',"{_END_FIELD}":true}}'))
     return F.from_json(
-        framed, whole, {**_JSON_OPTIONS, "allowNonNumericNumbers": str(not require_finite)}
+        framed, schema, {**_JSON_OPTIONS, "allowNonNumericNumbers": str(not require_finite)}
     )
 
 
 def has_half_surrogates(text: Column) -> Column:
-    """Return whether a JSON text has half of a surrogate pair without the other."""
+    """Return whether a JSON text has half of a surrogate pair without the other half."""
     from pyspark.sql import functions as F
 
-    suspect = reduce(or_, (F.contains(text, F.lit(each)) for each in _SURROGATE_PREFIXES))
+    # The search for the prefixes is cheap, and nearly all texts have none.
+    suspect = reduce(or_, (F.contains(text, F.lit(prefix)) for prefix in _SURROGATE_PREFIXES))
     without_pairs = F.regexp_replace(text, _SURROGATE_PAIR_PATTERN, "$1-")
     return F.when(suspect, without_pairs.rlike(_HALF_SURROGATE_PATTERN)).otherwise(F.lit(False))
 
 
 def is_whole(parsed: Column) -> Column:
-    """Return whether a text that is not null was one JSON value of the fields' types."""
+    """Return whether a text that is not null was exactly one JSON object of the fields' types."""
     from pyspark.sql import functions as F
 
-    read = parsed[_VALUE_FIELD].isNotNull() & parsed[_CORRUPT_FIELD].isNull()
-    return F.coalesce(read & parsed[_END_FIELD], F.lit(False))
+    has_value = parsed[_VALUE_FIELD].isNotNull() & parsed[_CORRUPT_FIELD].isNull()
+    return F.coalesce(has_value & parsed[_END_FIELD], F.lit(False))
 
 
 def is_out_of_range(
     parsed: Column, text: Column, name: str, type_text: str, *, require_finite: bool = True
 ) -> Column | None:
-    """Return whether a field has a value that its type cannot express; None if it cannot have one.
+    """Return whether a field has a value out of the range of its type; None if that cannot happen.
 
     Args:
-        parsed: What `parse` returned.
-        text: What was parsed.
-        name: The field.
-        kind: Its type, as the settings write it.
-        finite: As of `parse`.
+        parsed: The struct that `parse_json` returned.
+        text: The text that was parsed.
+        name: The name of the field.
+        type_text: The type of the field, as in the settings.
+        require_finite: As of `parse_json`.
     """
     from pyspark.sql import functions as F
 
@@ -113,43 +118,55 @@ def is_out_of_range(
     if _is_millis(type_text):
         return ~value.between(YEAR_1_START_MS, YEAR_9999_END_MS)
     declared = _parse_type(type_text)
-    wrong = _is_value_out_of_range(value, declared, require_finite)
+    out_of_range = _is_value_out_of_range(value, declared, require_finite)
     if declared.typeName() == "timestamp":
-        # Seconds as a number wrap, and may come to lie in the range. Only a text that looks like
-        # that is read again.
+        # Spark reads a number as seconds. A great one overflows, and the result may be a valid
+        # time. Only a text that looks like this is parsed once more, by `get_json_object`.
         suspect = text.rlike(rf'"{re.escape(name)}"\s*:\s*-?[0-9]{{13}}')
-        again = F.get_json_object(text, f"$.{name}")
-        assert wrong is not None
-        wrong = wrong | (suspect & again.rlike("^-?[0-9]{13,}$"))
-    return wrong
+        raw_value = F.get_json_object(text, f"$.{name}")
+        assert out_of_range is not None
+        out_of_range = out_of_range | (suspect & raw_value.rlike("^-?[0-9]{13,}$"))
+    return out_of_range
 
 
 def get_column(parsed: Column, name: str, type_text: str) -> Column:
-    """Return the value of a field in its type; null where it is out of range.
+    """Return the value of a field in its type, null if it is out of range.
 
-    It never fails: Spark may evaluate it for rows that a filter takes out.
+    The expression never fails, because Spark may evaluate it for rows that a filter removes.
+
+    Args:
+        parsed: The struct that `parse_json` returned.
+        name: The name of the field.
+        type_text: The type of the field, as in the settings.
     """
     from pyspark.sql import functions as F
 
     value = parsed[_VALUE_FIELD][name]
     if _is_millis(type_text):
-        inside = value.between(YEAR_1_START_MS, YEAR_9999_END_MS)
-        return F.when(inside, F.timestamp_millis(value))
+        in_range = value.between(YEAR_1_START_MS, YEAR_9999_END_MS)
+        return F.when(in_range, F.timestamp_millis(value))
     declared = _parse_type(type_text)
     return value if _widen_type(declared) == declared else value.try_cast(declared)
 
 
 def get_valid_column(parsed: Column, text: Column, name: str, type_text: str) -> Column:
-    """Return the value of a field; null where it is out of range, or the text is not one value."""
+    """Return the value of a field, null if it is out of range or the text is not one object.
+
+    Args:
+        parsed: The struct that `parse_json` returned.
+        text: The text that was parsed.
+        name: The name of the field.
+        type_text: The type of the field, as in the settings.
+    """
     from pyspark.sql import functions as F
 
-    wrong = is_out_of_range(parsed, text, name, type_text)
-    allowed = (
+    out_of_range = is_out_of_range(parsed, text, name, type_text)
+    is_valid = (
         parsed[_END_FIELD]
-        if wrong is None
-        else parsed[_END_FIELD] & F.coalesce(~wrong, F.lit(True))
+        if out_of_range is None
+        else parsed[_END_FIELD] & F.coalesce(~out_of_range, F.lit(True))
     )
-    return F.when(allowed, get_column(parsed, name, type_text))
+    return F.when(is_valid, get_column(parsed, name, type_text))
 
 
 def is_outside_years(time: Column) -> Column:
@@ -168,7 +185,7 @@ def _parse_type(type_text: str) -> DataType:
 
 
 def _widen_type(data_type: DataType) -> DataType:
-    """Return the type that JSON is read with: Spark reads 128 to 255 as negative bytes."""
+    """Return the type that JSON is read with: a wider one for bytes, which wrap from 128 to 255."""
     from pyspark.sql import types as T
 
     match data_type:
@@ -188,7 +205,7 @@ def _widen_type(data_type: DataType) -> DataType:
 def _is_value_out_of_range(
     value: Column, data_type: DataType, require_finite: bool
 ) -> Column | None:
-    """Return whether a value, or one within it, is out of range; None if it cannot be."""
+    """Return whether a value or a nested one is out of range; None if that cannot happen."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
@@ -210,26 +227,28 @@ def _is_value_out_of_range(
             return _is_any_out_of_range(F.map_values(value), data_type.valueType, require_finite)
         case T.StructType():
             parts = (
-                _is_value_out_of_range(value[each.name], each.dataType, require_finite)
-                for each in data_type.fields
+                _is_value_out_of_range(value[field.name], field.dataType, require_finite)
+                for field in data_type.fields
             )
-            found = [each for each in parts if each is not None]
-            return reduce(or_, found) if found else None
+            conditions = [part for part in parts if part is not None]
+            return reduce(or_, conditions) if conditions else None
     return None
 
 
 def _is_any_out_of_range(
     values: Column, data_type: DataType, require_finite: bool
 ) -> Column | None:
+    """Return whether an element of an array is out of range; None if that cannot happen."""
     from pyspark.sql import functions as F
 
+    # Whether there is a condition depends on the type only, so any value will do.
     if _is_value_out_of_range(F.lit(None), data_type, require_finite) is None:
         return None
 
     def is_element_out_of_range(value: Column) -> Column:
-        found = _is_value_out_of_range(value, data_type, require_finite)
-        assert found is not None
-        return found
+        condition = _is_value_out_of_range(value, data_type, require_finite)
+        assert condition is not None
+        return condition
 
     return F.exists(values, is_element_out_of_range)
 
@@ -243,20 +262,29 @@ def _is_outside(time: Column, literal_type: str, zone: str = "") -> Column:
 
 
 def _build_exponent_pattern(data_type: DataType) -> str:
-    """Return a pattern of texts that have decimals with exponents of four digits or more."""
-    places = {rf'"{re.escape(name)}"\s*:{rest}' for name, rest in _iter_decimals(data_type, "", "")}
-    return f"(?:{'|'.join(sorted(places))}){_LONG_EXPONENT_PATTERN}" if places else ""
+    """Return a pattern that finds decimals with exponents of four digits or more in a text.
+
+    It is "" if the type has no decimals.
+    """
+    prefixes = {
+        rf'"{re.escape(name)}"\s*:{between_pattern}'
+        for name, between_pattern in _iter_decimals(data_type, "", "")
+    }
+    return f"(?:{'|'.join(sorted(prefixes))}){_LONG_EXPONENT_PATTERN}" if prefixes else ""
 
 
 def _iter_decimals(
     data_type: DataType, name: str, between_pattern: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the names of fields that are decimals or hold them, and what may stand between the two.
+    """Yield the fields that are or contain decimals.
 
     Args:
-        kind: Of the field.
-        name: Of the field.
-        rest: A pattern of what stands between its name and its value.
+        data_type: The type of the field.
+        name: The name of the field.
+        between_pattern: A pattern of the text between the field's name and its value.
+
+    Yields:
+        The name of the field, and a pattern of the text between its name and the decimal.
     """
     from pyspark.sql import types as T
 
@@ -268,5 +296,5 @@ def _iter_decimals(
         case T.MapType():
             yield from _iter_decimals(data_type.valueType, name, _NESTED_PATTERN)
         case T.StructType():
-            for each in data_type.fields:
-                yield from _iter_decimals(each.dataType, each.name, "")
+            for field in data_type.fields:
+                yield from _iter_decimals(field.dataType, field.name, "")

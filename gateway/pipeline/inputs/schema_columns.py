@@ -1,6 +1,6 @@
-"""The columns of a schema: its fields, in the types that their JSON text is read with.
+"""Derive columns from a schema: its fields, with the types that their JSON text is read with.
 
-What JSON has as text stays text but for times: decimals of Avro are as exact as they were.
+Whatever is a text in JSON stays a text, except times. So decimals of Avro stay exact.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ _JSON_SCHEMA_TYPES = {
     "number": "double",
     "string": "string",
 }
-_INT64_TYPE = (
-    "decimal(20,0)"  # Protobuf's JSON has 64 bits as text, which Spark reads as decimals only
-)
+# In Protobuf's JSON a 64-bit number is a text, which Spark only reads as a decimal.
+_INT64_TYPE = "decimal(20,0)"
 _PROTOBUF_TYPES = {
     1: "double", 2: "float", 3: _INT64_TYPE, 4: _INT64_TYPE, 5: "int", 6: _INT64_TYPE,
     7: "bigint", 8: "boolean", 9: "string", 12: "string", 13: "bigint", 14: "string", 15: "int",
     16: _INT64_TYPE, 17: "int", 18: _INT64_TYPE,
 }  # fmt: skip
-"""By FieldDescriptor.type."""
+"""The types by the number of `FieldDescriptor.type`."""
 _WELL_KNOWN_TYPES = {
     "google.protobuf.Timestamp": "timestamp",
     "google.protobuf.StringValue": "string",
@@ -45,26 +44,46 @@ _WELL_KNOWN_TYPES = {
 def parse_schema_columns(
     format: SerializationFormat, text: str, references: Mapping[str, str]
 ) -> dict[str, str]:
-    """Of an Avro record, a JSON object, or the first message of a Protobuf file. Raises
-    FormatError where the schema is none of them."""
+    """Return the columns of a schema with their types.
+
+    Args:
+        format: The format of the schema.
+        text: The schema: an Avro record, a JSON Schema of an object, or a Protobuf file, whose
+            first message is used.
+        references: The texts of the schemas that it refers to, by name.
+
+    Raises:
+        FormatError: The schema is not one of these.
+    """
     if format is SerializationFormat.PROTOBUF:
         return _parse_message_fields(text, references)
     schema = json.loads(text)
     if format is SerializationFormat.AVRO:
-        named = {name: json.loads(each) for name, each in references.items()}
+        named = {name: json.loads(reference) for name, reference in references.items()}
         if not isinstance(schema, dict) or schema.get("type") != "record":
             raise FormatError("the schema is no record; its fields would be the columns")
-        return {each["name"]: _convert_avro(each["type"], named, ()) for each in schema["fields"]}
+        return {
+            field["name"]: _convert_avro(field["type"], named, ()) for field in schema["fields"]
+        }
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not properties:
         raise FormatError("the schema has no properties; they would be the columns")
-    return {name: _convert_property(each) for name, each in properties.items()}
+    return {name: _convert_property(definition) for name, definition in properties.items()}
 
 
 def _convert_avro(schema: Any, named_types: dict[str, Any], enclosing: tuple[str, ...]) -> str:
-    if isinstance(schema, list):
-        kinds = [each for each in schema if each != "null"]
-        return _convert_avro(kinds[0], named_types, enclosing) if len(kinds) == 1 else "string"
+    """Return the type of a column for an Avro schema.
+
+    Args:
+        schema: The schema of the field.
+        named_types: The named types that are known so far; types in the schema are added.
+        enclosing: The names of the records around the field. A record within itself is a string.
+    """
+    if isinstance(schema, list):  # a union: only of null and one other type, or a string
+        branches = [branch for branch in schema if branch != "null"]
+        return (
+            _convert_avro(branches[0], named_types, enclosing) if len(branches) == 1 else "string"
+        )
     if isinstance(schema, str):
         if schema in _AVRO_TYPES:
             return _AVRO_TYPES[schema]
@@ -102,15 +121,17 @@ def _convert_avro(schema: Any, named_types: dict[str, Any], enclosing: tuple[str
 
 
 def _convert_property(schema: Any) -> str:
+    """Return the type of a column for the JSON Schema of a property."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if isinstance(kind, list):
-        kinds = [each for each in kind if each != "null"]
-        kind = kinds[0] if len(kinds) == 1 else None
+        alternatives = [name for name in kind if name != "null"]
+        kind = alternatives[0] if len(alternatives) == 1 else None
     if kind == "array":
         return f"array<{_convert_property(schema.get('items'))}>"
     if kind == "object" and schema.get("properties"):
         inner = (
-            f"`{name}`:{_convert_property(each)}" for name, each in schema["properties"].items()
+            f"`{name}`:{_convert_property(definition)}"
+            for name, definition in schema["properties"].items()
         )
         return f"struct<{','.join(inner)}>"
     if kind == "string" and schema.get("format") in ("date-time", "date"):
@@ -122,10 +143,16 @@ def _parse_message_fields(text: str, references: Mapping[str, str]) -> dict[str,
     from gateway.formats.protobuf import ProtobufCodec
 
     descriptor = ProtobufCodec(text, references).find_descriptor((0,))
-    return {each.json_name: _convert_field(each, ()) for each in descriptor.fields}
+    return {field.json_name: _convert_field(field, ()) for field in descriptor.fields}
 
 
 def _convert_field(field: Any, enclosing: tuple[str, ...]) -> str:
+    """Return the type of a column for a field of Protobuf.
+
+    Args:
+        field: The FieldDescriptor.
+        enclosing: The names of the messages around it. A message within itself is a string.
+    """
     message = field.message_type
     if message is not None and message.GetOptions().map_entry:
         return f"map<string,{_convert_field(message.fields_by_name['value'], enclosing)}>"
@@ -140,6 +167,6 @@ def _convert_single(field: Any, message: Any, enclosing: tuple[str, ...]) -> str
         return _WELL_KNOWN_TYPES.get(message.full_name, "string")
     inner = (*enclosing, message.full_name)
     fields = ",".join(
-        f"`{each.json_name}`:{_convert_field(each, inner)}" for each in message.fields
+        f"`{child.json_name}`:{_convert_field(child, inner)}" for child in message.fields
     )
     return f"struct<{fields}>" if fields else "string"

@@ -1,9 +1,11 @@
-"""Values with a schema, by the gateway's codecs: Arrow batches go through Python's workers.
+"""Decode and encode values with a schema by the gateway's codecs, in Spark's Python workers.
 
-A row that the schema of its output refuses becomes a dead letter: it goes to `<output>.dlq` as
-JSON, with the reason in a header. A schema that is missing or cannot be used ends the job.
+Spark passes the rows as Arrow batches. A row that the schema of its output refuses becomes a dead
+letter: it is written to `<output>.dlq` as JSON, with the reason in a header. A schema that is
+missing or cannot be used ends the job.
 
-A worker process keeps its codecs, with the schemas and the connection to the registry that it has.
+A worker process keeps its codecs, with their schemas and connections to the registry, for all its
+tasks.
 """
 
 from __future__ import annotations
@@ -31,47 +33,79 @@ if TYPE_CHECKING:
     ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _HEADERS_DDL = "array<struct<key: string, value: binary>>"
+# Of this process: the event loop, and the codecs by the settings of their registry.
 _runner: asyncio.Runner | None = None
 _codecs_by_catalog: dict[str, Codecs] = {}
 
 
 def has_schema(model: str) -> bool:
+    """Return whether values of a model have a schema in a registry."""
     return model in ("avro", "protobuf", "jsonschema")
 
 
 def decode_values(
     raw: DataFrame, input: Input, catalogs: Mapping[str, SchemaRegistry]
 ) -> tuple[DataFrame, Mapping[str, str] | None]:
-    """With the JSON text of each value, or why it has none; and the columns of the topic's latest
-    schema where the input names none. Raises FormatError, RegistryUnavailable."""
+    """Add the JSON text of values with a schema.
+
+    Args:
+        raw: The columns of Spark's Kafka source.
+        input: The settings of the input.
+        catalogs: The schema registries by name.
+
+    Returns:
+        The rows with the columns `_text` and `_fault`, one of which is null (both are for a
+        tombstone); and the columns of the topic's latest schema, or None if the input names its
+        fields. Values without a schema are returned as they are.
+
+    Raises:
+        FormatError: The schema is missing or cannot be used.
+        RegistryUnavailable: The registry does not answer.
+    """
     value = input.value
     if not has_schema(value.model):
         return raw, None
     catalog = catalogs[value.catalog or ""]
-    found = None if value.fields else fetch_schema_columns(input.topic, value, catalog)
-    names = ", ".join(f"`{each.name}` {each.dataType.simpleString()}" for each in raw.schema)
-    wanted = f"{names}, {TEXT_COLUMN} string, {FAULT_COLUMN} string"
-    return raw.mapInArrow(_create_decoder(value.model, catalog), wanted), found
+    columns = None if value.fields else fetch_schema_columns(input.topic, value, catalog)
+    raw_ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in raw.schema)
+    ddl = f"{raw_ddl}, {TEXT_COLUMN} string, {FAULT_COLUMN} string"
+    return raw.mapInArrow(_create_decoder(value.model, catalog), ddl), columns
 
 
 def encode_values(
     rows: DataFrame, output: Output, catalogs: Mapping[str, SchemaRegistry]
 ) -> DataFrame:
-    """Return rows whose `value`, JSON text, is in the format of the output.
+    """Encode values, given as JSON text, by the latest schema of the output's topic.
 
-    That is by the latest schema of its topic. They have columns `topic` and `headers`, which rows
-    that the schema refuses need.
+    Args:
+        rows: The rows with the column `value`, and optionally `topic` and `headers`.
+        output: The settings of the output.
+        catalogs: The schema registries by name.
+
+    Returns:
+        The rows with the columns `topic` and `headers`, in which rows that the schema refuses have
+        the topic of dead letters and the reason. Without a schema, the rows as they are.
     """
     if not has_schema(output.model):
         return rows
-    types = {each.name: each.dataType.simpleString() for each in rows.schema}
+    types = {field.name: field.dataType.simpleString() for field in rows.schema}
     types |= {"value": "binary", "headers": _HEADERS_DDL, "topic": "string"}
-    wanted = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
-    return rows.mapInArrow(_create_encoder(output, catalogs[output.catalog or ""]), wanted)
+    ddl = ", ".join(f"`{name}` {type_text}" for name, type_text in types.items())
+    return rows.mapInArrow(_create_encoder(output, catalogs[output.catalog or ""]), ddl)
 
 
 def fetch_schema_columns(topic: str, value: Fields, catalog: SchemaRegistry) -> dict[str, str]:
-    """The columns of a topic's latest schema. Raises FormatError, RegistryUnavailable."""
+    """Return the columns of a topic's latest schema with their types.
+
+    Args:
+        topic: The name of the topic.
+        value: The settings of its values.
+        catalog: The schema registry.
+
+    Raises:
+        FormatError: The schema is missing or cannot be used.
+        RegistryUnavailable: The registry does not answer.
+    """
 
     async def fetch() -> dict[str, str]:
         registry = CachedRegistryClient(catalog)
@@ -93,6 +127,8 @@ def _create_decoder(model: str, catalog: SchemaRegistry) -> ArrowFunction:
         for batch in batches:
             values = batch.column("value").to_pylist()
             _run_coroutine(codecs.load_schemas(format, "", False, values))
+            # Each pair is the text and the fault. `zip` of no pairs gives no columns, so an empty
+            # batch gets its columns below.
             pairs = [_decode_text(codecs, format, value) for value in values]
             for name, column in zip(
                 (TEXT_COLUMN, FAULT_COLUMN), zip(*pairs, strict=True), strict=False
@@ -109,6 +145,7 @@ def _create_decoder(model: str, catalog: SchemaRegistry) -> ArrowFunction:
 def _decode_text(
     codecs: Codecs, format: SerializationFormat, value: bytes | None
 ) -> tuple[str | None, str | None]:
+    """Return the JSON text of a value and None, or None and what is wrong with the value."""
     if value is None:
         return None, None
     try:
@@ -126,32 +163,33 @@ def _create_encoder(output: Output, catalog: SchemaRegistry) -> ArrowFunction:
 
 
 def _encode_batch(batch: pa.RecordBatch, output: Output, catalog: SchemaRegistry) -> pa.RecordBatch:
+    """Encode the values of a batch; rows that the schema refuses become dead letters."""
     import pyarrow as pa
 
-    codecs, columns = (
-        _get_codecs(catalog),
-        {each: batch.column(each) for each in batch.schema.names},
-    )
-    # as bytes: a text of Spark's may be no UTF-8
+    codecs = _get_codecs(catalog)
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    # As bytes, because a text of Spark need not be UTF-8.
     values = columns["value"].cast("binary").to_pylist()
     headers = columns["headers"].to_pylist() if "headers" in columns else [None] * len(values)
     topics = columns["topic"].to_pylist() if "topic" in columns else [None] * len(values)
-    topics = [each or output.topic for each in topics]
-    refused = False
-    for at, text in enumerate(values):
+    topics = [topic or output.topic for topic in topics]
+    is_schema_verified = False
+    for i, text in enumerate(values):
         if text is None:
             continue
         try:
-            values[at] = _run_coroutine(_encode_value(codecs, output, text)).data
+            values[i] = _run_coroutine(_encode_value(codecs, output, text)).data
         except RegistryUnavailable:
             raise
-        except Exception as error:  # of the codecs' libraries too, such as OverflowError
-            if not refused:
+        except Exception as error:  # also errors of the codecs' libraries, such as OverflowError
+            # If the schema itself is the problem, the job ends. Otherwise every row would become
+            # a dead letter.
+            if not is_schema_verified:
                 _run_coroutine(_fetch_and_verify_schema(output, catalog))
-                refused = True
-            topics[at] = get_dead_letter_topic(output.topic)
-            headers[at] = [
-                *(headers[at] or ()),
+                is_schema_verified = True
+            topics[i] = get_dead_letter_topic(output.topic)
+            headers[i] = [
+                *(headers[i] or ()),
                 *(
                     {"key": name, "value": value}
                     for name, value in build_dead_letter_headers(output.topic, str(error))
@@ -169,7 +207,12 @@ async def _encode_value(codecs: Codecs, output: Output, text: bytes) -> EncodedD
 
 
 async def _fetch_and_verify_schema(output: Output, catalog: SchemaRegistry) -> None:
-    """Raises FormatError, RegistryUnavailable: the fault is the schema's, not a row's."""
+    """Verify that the latest schema of an output can be used.
+
+    Raises:
+        FormatError: The schema is missing or cannot be used.
+        RegistryUnavailable: The registry does not answer.
+    """
     registry = CachedRegistryClient(catalog)
     try:
         schema = await registry.get_by_version(f"{output.topic}-value", None)
@@ -181,8 +224,8 @@ async def _fetch_and_verify_schema(output: Output, catalog: SchemaRegistry) -> N
 
 def _verify_format(topic: str, model: str, schema: Schema) -> None:
     if schema.format is not SerializationFormat.parse(model):
-        found = schema.format.name.lower()
-        raise FormatError(f"the schema of {topic} is of format {found}; set model: {found}")
+        actual = schema.format.name.lower()
+        raise FormatError(f"the schema of {topic} is of format {actual}; set model: {actual}")
 
 
 def _build_headers_type() -> pa.DataType:
@@ -192,14 +235,15 @@ def _build_headers_type() -> pa.DataType:
 
 
 def _get_codecs(catalog: SchemaRegistry) -> Codecs:
-    name = repr(catalog)
-    if name not in _codecs_by_catalog:
-        _codecs_by_catalog[name] = Codecs(catalog)
-    return _codecs_by_catalog[name]
+    # Each task unpickles settings of its own, so equal ones are found by their text.
+    key = repr(catalog)
+    if key not in _codecs_by_catalog:
+        _codecs_by_catalog[key] = Codecs(catalog)
+    return _codecs_by_catalog[key]
 
 
 def _run_coroutine(coroutine: Any) -> Any:
-    """In the one loop of this process: connections to the registry live there."""
+    """Run a coroutine in the event loop of this process, which has the registry's connections."""
     global _runner
     if _runner is None:
         _runner = asyncio.Runner()

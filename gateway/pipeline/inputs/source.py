@@ -1,4 +1,4 @@
-"""A topic as a table: a stream with a watermark, or the records between exact offsets."""
+"""Read a topic as a table: as a stream with a watermark, or the records of exact offsets."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ __all__ = [
 ]
 
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
-"""The columns of Kafka's that are read."""
+"""The columns of Spark's Kafka source that are read."""
 
 
-_INPUT_NAME_OPTION = (
-    "gatewayInput"  # an option that Spark hands on and Kafka's source does not know
-)
+# Spark keeps this option in its plan, and its Kafka source ignores it. `find_sources` reads it.
+_INPUT_NAME_OPTION = "gatewayInput"
 
 
 class OffsetRange(NamedTuple):
-    """From `start` on, up to before `end`."""
+    """The offsets of a partition from `start` to before `end`."""
 
     start: int
     end: int
@@ -56,12 +55,22 @@ def read_stream(
     metrics_name: str = "",
     has_event_time: bool = True,
 ) -> DataFrame:
-    """The job's columns, with its watermark.
+    """Return an input as a stream of the job's columns, with its watermark.
 
-    name: of the input, for `sources_of`.
-    observed: under this name progress says how many `rows` were read and `invalid` ones among them.
-    timed: False where the job has no event time, so that its records may have any timestamp.
-    Raises PipelineError, RegistryUnavailable, FormatError: of a schema.
+    Args:
+        spark: The session.
+        input: The settings of the input.
+        kafka: The cluster of the input.
+        catalogs: The schema registries by name.
+        input_name: The name of the input, which `find_sources` finds in the plan.
+        metrics_name: The name under which the query's progress counts the `rows` that were read,
+            and the `invalid` ones among them. "" counts nothing.
+        has_event_time: False if the job does not use event time, so that records may have any
+            timestamp.
+
+    Raises:
+        RegistryUnavailable: The schema registry does not answer.
+        FormatError: The schema cannot be used.
     """
     options = (
         build_spark_options(kafka)
@@ -80,22 +89,25 @@ def read_stream(
 
 
 def find_sources(rows: DataFrame) -> Sources:
-    """Return which inputs the sources of a query are that these rows are of.
+    """Return which input each source of a query is.
 
-    Spark numbers sources as it meets them in the analysed plan, an equal one once; a batch's
-    offsets have a line for each place (4.2.0).
+    Spark numbers the directories of sources in the order of the analysed plan, and equal sources
+    have one number. The offsets of a batch have a line for each occurrence in the plan (4.2.0).
+
+    Args:
+        rows: The rows that the query writes.
     """
     leaves = rows._jdf.queryExecution().analyzed().collectLeaves()
-    found: list[tuple[Any, str]] = []
-    for leaf in (leaves.apply(at) for at in range(leaves.length())):
+    relations: list[tuple[Any, str]] = []
+    for leaf in (leaves.apply(i) for i in range(leaves.length())):
         if leaf.getClass().getSimpleName() == "StreamingRelationV2":
-            found.append((leaf, str(leaf.extraOptions().get(_INPUT_NAME_OPTION))))
+            relations.append((leaf, str(leaf.extraOptions().get(_INPUT_NAME_OPTION))))
     distinct = [
         name
-        for at, (leaf, name) in enumerate(found)
-        if not any(leaf.equals(before) for before, _ in found[:at])
+        for i, (relation, name) in enumerate(relations)
+        if not any(relation.equals(earlier) for earlier, _ in relations[:i])
     ]
-    return Sources(tuple(name for _, name in found), tuple(distinct))
+    return Sources(tuple(name for _, name in relations), tuple(distinct))
 
 
 def read_range(
@@ -105,16 +117,35 @@ def read_range(
     catalogs: Catalogs,
     ranges: Mapping[TopicPartition, tuple[int, int]],
 ) -> DataFrame:
-    """The job's columns of the records in these ranges: from the first offset of each up to before
-    the second. What retention took is left out."""
+    """Return the records of ranges of offsets as the job's columns.
+
+    Records that retention has deleted are left out.
+
+    Args:
+        spark: The session.
+        input: The settings of the input.
+        kafka: The cluster of the input.
+        catalogs: The schema registries by name.
+        ranges: The first offset of each partition, and the offset after the last one.
+
+    Raises:
+        RegistryUnavailable: The schema registry does not answer.
+        FormatError: The schema cannot be used.
+    """
     return parse_records(read_raw_range(spark, kafka, ranges), input, catalogs)
 
 
 def read_raw_range(
     spark: SparkSession, kafka: Kafka, ranges: Mapping[TopicPartition, tuple[int, int]]
 ) -> DataFrame:
-    """Kafka's columns of the records in these ranges, with their headers."""
-    wanted = {
+    """Return the records of ranges of offsets as `KAFKA_COLUMNS`.
+
+    Args:
+        spark: The session.
+        kafka: The cluster.
+        ranges: The first offset of each partition, and the offset after the last one.
+    """
+    options = {
         "assign": _format_ranges(ranges, None),
         "startingOffsets": _format_ranges(ranges, 0),
         "endingOffsets": _format_ranges(ranges, 1),
@@ -122,7 +153,7 @@ def read_raw_range(
         "includeHeaders": "true",
         "kafka.isolation.level": "read_committed",
     }
-    loaded = spark.read.format("kafka").options(**build_spark_options(kafka), **wanted).load()
+    loaded = spark.read.format("kafka").options(**build_spark_options(kafka), **options).load()
     return loaded.select(*KAFKA_COLUMNS)
 
 
@@ -134,20 +165,42 @@ def parse_records(
     metrics_name: str = "",
     has_event_time: bool = True,
 ) -> DataFrame:
-    """Kafka's columns as the job's. catalogs: for values with a schema."""
-    decoded, derived = schemas.decode_values(raw, input, catalogs or {})
+    """Convert the columns of Kafka to those of the job, without invalid records.
+
+    Args:
+        raw: The columns of Spark's Kafka source.
+        input: The settings of the input.
+        catalogs: The schema registries by name, for values with a schema.
+        metrics_name: As of `read_stream`.
+        has_event_time: As of `read_stream`.
+
+    Raises:
+        RegistryUnavailable: The schema registry does not answer.
+        FormatError: The schema cannot be used.
+    """
+    decoded, schema_columns = schemas.decode_values(raw, input, catalogs or {})
     return fields.parse_values(
-        decoded, input, derived, metrics_name=metrics_name, has_event_time=has_event_time
+        decoded, input, schema_columns, metrics_name=metrics_name, has_event_time=has_event_time
     )
 
 
 def select_invalid_records(
     raw: DataFrame, input: Input, catalogs: Catalogs | None = None
 ) -> DataFrame:
-    """Kafka's columns of what `typed` leaves out as invalid, and `_reason`."""
-    decoded, derived = schemas.decode_values(raw, input, catalogs or {})
-    found = fields.select_invalid_values(decoded, input, derived)
-    return found.select(*raw.columns, fields.REASON_COLUMN)
+    """Return the records that `parse_records` leaves out as invalid, with the column `_reason`.
+
+    Args:
+        raw: The columns of Spark's Kafka source.
+        input: The settings of the input.
+        catalogs: The schema registries by name, for values with a schema.
+
+    Raises:
+        RegistryUnavailable: The schema registry does not answer.
+        FormatError: The schema cannot be used.
+    """
+    decoded, schema_columns = schemas.decode_values(raw, input, catalogs or {})
+    invalid = fields.select_invalid_values(decoded, input, schema_columns)
+    return invalid.select(*raw.columns, fields.REASON_COLUMN)
 
 
 def _list_stream_columns(input: Input) -> tuple[str, ...]:
@@ -155,26 +208,31 @@ def _list_stream_columns(input: Input) -> tuple[str, ...]:
 
 
 def _build_source_options(input: Input) -> dict[str, str]:
-    found = {
+    options = {
         "startingOffsets": input.start,
-        # What retention took is told by gap records; Spark itself would only end the job.
+        # Gap records report what retention has deleted. Spark itself could only end the job.
         "failOnDataLoss": "true" if input.on_data_loss == "fail" else "false",
         "kafka.isolation.level": "read_committed",
         "maxOffsetsPerTrigger": input.max_records,
         "minPartitions": input.min_partitions,
         "maxRecordsPerPartition": input.max_records_per_partition,
     }
-    return {name: str(value) for name, value in found.items() if value is not None}
+    return {name: str(value) for name, value in options.items() if value is not None}
 
 
 def _format_ranges(
     ranges: Mapping[TopicPartition, tuple[int, int]], bound_index: int | None
 ) -> str:
-    """Spark's JSON: topic -> partitions, or topic -> partition -> offset."""
-    found: dict[str, Any] = {}
+    """Return JSON for an option of Spark: the partitions of each topic, or their offsets.
+
+    Args:
+        ranges: The ranges by partition.
+        bound_index: 0 for the start offsets, 1 for the end offsets, None for partitions only.
+    """
+    topics: dict[str, Any] = {}
     for tp, bounds in ranges.items():
         if bound_index is None:
-            found.setdefault(tp.topic, []).append(tp.partition)
+            topics.setdefault(tp.topic, []).append(tp.partition)
         else:
-            found.setdefault(tp.topic, {})[str(tp.partition)] = bounds[bound_index]
-    return json.dumps(found)
+            topics.setdefault(tp.topic, {})[str(tp.partition)] = bounds[bound_index]
+    return json.dumps(topics)

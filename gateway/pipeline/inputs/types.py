@@ -1,7 +1,8 @@
-"""Types of columns as Spark SQL writes them, read without Spark: `check` needs no Java.
+"""Check the types of columns in the syntax of Spark SQL without Spark: `check` needs no Java.
 
-https://spark.apache.org/docs/4.0.0/sql-ref-datatypes.html, and one of ours: `timestamp_ms`, a
-number of milliseconds since the epoch.
+The types are those of https://spark.apache.org/docs/4.0.0/sql-ref-datatypes.html, and one more:
+`timestamp_ms`, a number of milliseconds since 1970. The parser goes over a list of tokens; the
+functions `_skip_...` take the index where something begins, and return the index after it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ RECORD_COLUMN_TYPES: Mapping[str, str] = {
     "_offset": "bigint",
     "_timestamp": "timestamp",
 }
-"""The columns of every input, beside those of its values."""
+"""The columns of every input besides those of its values."""
 
 
 def check_type(text: str) -> str | None:
-    """What is wrong with a type, and what to do; None if nothing is."""
+    """Return what is wrong with a type and what to do, or None if the type is valid."""
     try:
         tokens = _tokenize(text)
         end = _skip_type(tokens, 0, is_top_level=True)
@@ -39,40 +40,40 @@ def check_type(text: str) -> str | None:
             raise _TypeSyntaxError(
                 f"'{text}' goes on after a whole type, at '{tokens[end]}'; write one type"
             )
-    except _TypeSyntaxError as wrong:
-        return str(wrong)
+    except _TypeSyntaxError as error:
+        return str(error)
     return None
 
 
 def get_json_type(text: str) -> str:
-    """The type a JSON value is read with."""
+    """Return the type that a JSON value is read with."""
     return "bigint" if text.strip().lower() == TIMESTAMP_MS else text
 
 
 def get_column_type(text: str) -> str:
-    """The type that the column then has."""
+    """Return the type of the column that a value becomes."""
     return "timestamp" if text.strip().lower() == TIMESTAMP_MS else text.strip().lower()
 
 
 class _TypeSyntaxError(Exception):
-    pass
+    """A text is not a type; the message says what to write."""
 
 
 def _tokenize(text: str) -> list[str]:
-    tokens, at = [], 0
-    while at < len(text.rstrip()):
-        found = _TOKEN_PATTERN.match(text, at)
-        if found is None:
+    tokens, position = [], 0
+    while position < len(text.rstrip()):
+        match = _TOKEN_PATTERN.match(text, position)
+        if match is None:
             raise _TypeSyntaxError(
-                f"'{text}' is no type, at '{text[at:].strip()}'; write such as int"
+                f"'{text}' is no type, at '{text[position:].strip()}'; write such as int"
             )
-        tokens.append(found[1])
-        at = found.end()
+        tokens.append(match[1])
+        position = match.end()
     return tokens
 
 
 def _skip_type(tokens: Sequence[str], index: int, *, is_top_level: bool = False) -> int:
-    """Where a type ends that begins at `at`."""
+    """Return the index after the type that begins at an index."""
     name = _get_token(tokens, index, "a type").lower()
     if name == "array":
         return _skip_token(tokens, _skip_type(tokens, _skip_token(tokens, index + 1, "<")), ">")
@@ -96,7 +97,10 @@ def _skip_type(tokens: Sequence[str], index: int, *, is_top_level: bool = False)
 
 
 def _skip_decimal(tokens: Sequence[str], index: int) -> int:
-    """Of the brackets: precision at most 38, scale at most that."""
+    """Return the index after the parentheses of a decimal.
+
+    The precision is at most 38, and the scale at most the precision.
+    """
     precision, scale = _parse_number(tokens, index), 0
     index += 1
     if tokens[index : index + 1] == [","]:
@@ -130,10 +134,10 @@ def _parse_number(tokens: Sequence[str], index: int) -> int:
 
 
 def _skip_token(tokens: Sequence[str], index: int, expected: str) -> int:
-    found = _get_token(tokens, index, f"'{expected}'")
-    if found != expected:
+    token = _get_token(tokens, index, f"'{expected}'")
+    if token != expected:
         raise _TypeSyntaxError(
-            f"'{found}' stands where '{expected}' must; write such as array<string>"
+            f"'{token}' stands where '{expected}' must; write such as array<string>"
         )
     return index + 1
 

@@ -1,6 +1,10 @@
-"""Tables that events are enriched from: small ones held by every task (`broadcast`), large ones
-looked up as they are needed (`lookup`, over `cache` and `redis`).
+"""Read the tables that jobs enrich events with.
 
-Workers of Spark import what is here, and keep it between batches; nothing imports pyspark or
-Redis's client before it is used.
+The jobs `enrich` and `load` call this package. A small table is joined as a whole (`broadcast`). A
+large one stays in Redis, and each task looks up the rows that it needs (`lookup`, which uses
+`cache`, `redis` and `outage`). Start reading in these two modules. `columns` parses the JSON of a
+table's rows.
+
+Spark's Python workers import these modules and keep their state between batches. No module imports
+pyspark or the client of Redis before it is used.
 """

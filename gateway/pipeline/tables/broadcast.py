@@ -1,12 +1,12 @@
-"""A small table that is joined as a whole, and read anew as it ages.
+"""Join a small table as a whole, and read it again at intervals.
 
-It is read by Spark and kept in the driver as Arrow: a plan that reads files, or blocks of an
-executor, fails when they are gone; this one is a value. A read that fails changes nothing (the
-last good table goes on, with a line and an alert), and the swap is between two batches.
+Spark reads the table, and the driver keeps it as Arrow data. A plan that reads files or blocks of
+an executor would fail when they are gone; this plan contains the data itself. If a read fails, the
+last table stays in use, and an alert is raised. The table is only replaced between two batches.
 
-The first read is waited for, and must succeed: events would otherwise be told without their row,
-for ever. Later ones happen meanwhile; only a table that got older than `refresh` nevertheless,
-because batches are rare, is waited for.
+The first read is waited for and must succeed, because otherwise events would be written without
+their row, and never corrected. Later reads happen in the background. Only if the table has become
+older than `refresh`, because batches are rare, its read is waited for.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 KEY_COLUMN = "_table_key"
-"""The column of a table that is held by which it is looked up: its key as text."""
+"""The column with the key of a table as text, by which the table is joined."""
 REFRESH_ALERT = "table-not-refreshed"
-_MAX_RETRY_DELAY_S = 5.0  # s after a read that failed, at most
+_MAX_RETRY_DELAY_S = 5.0  # after a read that failed
 
 
 class RefreshedValue(Generic[T]):
-    """A value that is read anew in the background.
+    """A value that a background thread reads again at intervals.
 
-    read:    takes as long as it takes; its failures are kept back once it has succeeded.
-    refresh: seconds that a value is used, as long as reads succeed.
+    A job creates one for its table, and calls `get_current` in every batch. A read begins when half
+    of the interval has passed, and at most one runs at a time. Except for the first value, the
+    thread assigns the value and its times, and `get_current` only reads them.
     """
 
     def __init__(
@@ -55,72 +56,87 @@ class RefreshedValue(Generic[T]):
         job: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read, self._refresh_interval_s, self._job, self._clock = (
-            read,
-            refresh_interval_s,
-            job,
-            clock,
-        )
+        """Set the value up; it is not read yet.
+
+        Args:
+            read: Reads the value. It may take any time. Once it has succeeded, its errors only
+                raise an alert.
+            refresh_interval_s: How old a value may be, in seconds, as long as reads succeed.
+            job: The name of the job.
+            clock: Returns the seconds of any monotonic clock.
+        """
+        self._read = read
+        self._refresh_interval_s = refresh_interval_s
+        self._job = job
+        self._clock = clock
         self._value: T | None = None
-        self._read_started_at = self._refresh_at = self._wait_after = (
-            0.0  # when: its read, the next, one waited for
-        )
+        # Seconds of the clock: when the read of the value began, when the next one may begin, and
+        # from when on `get_current` waits for it.
+        self._read_started_at = self._refresh_at = self._wait_after = 0.0
         self._refresh_thread: Thread | None = None
 
     @property
     def age_s(self) -> float:
-        """Seconds since the read began that brought the value."""
+        """Return the seconds since the read of the value began."""
         return self._clock() - self._read_started_at
 
     def get_current(self) -> T:
-        """The value for now. Raises PipelineError: there is none yet, and it cannot be read."""
+        """Return the value, and begin to read it again if that is due.
+
+        Raises:
+            PipelineError: There is no value yet, and it cannot be read.
+        """
         if self._refresh_thread is not None and not self._refresh_thread.is_alive():
             self._refresh_thread = None
         if self._value is None:
             return self._read_first()
         now = self._clock()
-        overdue = now >= self._wait_after  # before it is begun: a read that fails at once moves it
+        # Compared before the thread starts: a read that fails at once changes `_wait_after`.
+        is_overdue = now >= self._wait_after
         if self._refresh_thread is None and now >= self._refresh_at:
             self._refresh_thread = Thread(
                 target=self._read_again, name=f"table of {self._job}", daemon=True
             )
             self._refresh_thread.start()
-        if self._refresh_thread is not None and overdue:
+        if self._refresh_thread is not None and is_overdue:
             self._refresh_thread.join()
         return self._value
 
     def _read_first(self) -> T:
-        begun = self._clock()
+        began = self._clock()
         try:
             value = self._read()
         except Exception as error:
-            what = f"the table of job {self._job} cannot be read: {failures.explain_error(error)}"
-            raise PipelineError(f"{what}; the job does not begin without it") from error
-        self._replace_value(value, begun)
+            cause = failures.explain_error(error)
+            problem = f"the table of job {self._job} cannot be read: {cause}"
+            raise PipelineError(f"{problem}; the job does not begin without it") from error
+        self._replace_value(value, began)
         return value
 
     def _read_again(self) -> None:
-        begun = self._clock()
+        """Read the value in the background thread."""
+        began = self._clock()
         try:
             value = self._read()
         except Exception as error:
             now = self._clock()
             self._refresh_at = now + min(self._refresh_interval_s / 2, _MAX_RETRY_DELAY_S)
-            self._wait_after = float("inf")  # what is not to be had is not waited for
-            what = f"its table cannot be read: {failures.explain_error(error)}"
+            # While reads fail, batches use the old value and do not wait.
+            self._wait_after = float("inf")
+            problem = f"its table cannot be read: {failures.explain_error(error)}"
             alerts.raise_alert(
-                self._job, REFRESH_ALERT, f"{what}; the last one goes on, look at its source"
+                self._job,
+                REFRESH_ALERT,
+                f"{problem}; the last table stays in use, check its source",
             )
         else:
-            self._replace_value(value, begun)
+            self._replace_value(value, began)
             alerts.clear_alert(self._job, REFRESH_ALERT)
 
     def _replace_value(self, value: T, started_at: float) -> None:
         self._read_started_at = started_at
-        self._refresh_at, self._wait_after = (
-            started_at + self._refresh_interval_s / 2,
-            started_at + self._refresh_interval_s,
-        )
+        self._refresh_at = started_at + self._refresh_interval_s / 2
+        self._wait_after = started_at + self._refresh_interval_s
         self._value = value
 
 
@@ -132,14 +148,14 @@ def create_refreshed_table(
     *,
     job: str,
 ) -> RefreshedValue[DataFrame]:
-    """Return a table of the settings: its columns, and KEY.
+    """Return a table that is read again at intervals: its columns and `KEY_COLUMN`.
 
     Args:
-        table: Its settings.
-        spark: A session.
-        kafka: Spark's options of the cluster.
-        client: librdkafka's properties of it. Without them a topic with a record that Spark cannot
-            read is no table.
+        table: The settings of the table.
+        spark: The session.
+        kafka_options: Spark's options for the cluster.
+        client_config: librdkafka's properties of the cluster. Without them, a topic with a record
+            that Spark cannot read cannot be used.
         job: The name of the job.
     """
     reader = TopicReader(job, table.topic, client_config) if table.topic and client_config else None
@@ -158,17 +174,21 @@ def create_refreshed_table(
 def load_table(
     table: Broadcast, spark: SparkSession, kafka_options: Mapping[str, str]
 ) -> DataFrame:
-    """Return the table as it is now, one row a key.
+    """Return a table as it is now, with one row per key.
 
     Args:
-        table: Its settings.
-        spark: A session.
-        kafka: Spark's options of the cluster.
+        table: The settings of the table.
+        spark: The session.
+        kafka_options: Spark's options for the cluster.
     """
     if table.topic is not None:
-        whole = {"subscribe": table.topic, "startingOffsets": "earliest"}
-        always = {"failOnDataLoss": "false", "kafka.isolation.level": "read_committed"}
-        raw = spark.read.format("kafka").options(**kafka_options, **whole, **always).load()
+        options = {
+            "subscribe": table.topic,
+            "startingOffsets": "earliest",
+            "failOnDataLoss": "false",
+            "kafka.isolation.level": "read_committed",
+        }
+        raw = spark.read.format("kafka").options(**kafka_options, **options).load()
         return select_latest_rows(raw, table)
     from pyspark.sql import functions as F
 
@@ -182,29 +202,35 @@ def load_table(
 
 
 def materialize_rows(rows: DataFrame) -> DataFrame:
-    """The same rows, of which nothing has to be read again."""
+    """Return the same rows as data in the driver, so that their source is not read again."""
     return rows.sparkSession.createDataFrame(rows.toArrow(), schema=rows.schema)
 
 
 def select_latest_rows(raw: DataFrame, table: Broadcast) -> DataFrame:
-    """Of Kafka's columns: each key's latest value, unless that is a tombstone."""
+    """Return the latest value of each key, without keys whose latest value is a tombstone.
+
+    Args:
+        raw: The columns of Spark's Kafka source, or those of `TopicReader`.
+        table: The settings of the table.
+    """
     from pyspark.sql import functions as F
 
     key = F.col("key").cast("string").alias(KEY_COLUMN)
-    each = raw.where(F.col("key").isNotNull()).groupBy(key, "partition")
-    last = each.agg(F.max_by(F.struct("timestamp", "value"), "offset").alias("last"))
-    # Where a topic got more partitions a key may be in two: then the later record.
-    one = last.groupBy(KEY_COLUMN).agg(F.max_by("last.value", "last.timestamp").alias("_row"))
-    found = parse_json_column(one.where(F.col("_row").isNotNull()), "_row", table.fields)
+    by_partition = raw.where(F.col("key").isNotNull()).groupBy(key, "partition")
+    last = by_partition.agg(F.max_by(F.struct("timestamp", "value"), "offset").alias("last"))
+    # If a topic got more partitions, a key may be in two of them. Offsets of different partitions
+    # cannot be compared, so the record with the later timestamp counts.
+    latest = last.groupBy(KEY_COLUMN).agg(F.max_by("last.value", "last.timestamp").alias("_row"))
+    rows = parse_json_column(latest.where(F.col("_row").isNotNull()), "_row", table.fields)
     if table.key == "_key":
-        return found
+        return rows
     return _drop_duplicate_keys(
-        found.drop(KEY_COLUMN).withColumn(KEY_COLUMN, F.col(table.key).cast("string"))
+        rows.drop(KEY_COLUMN).withColumn(KEY_COLUMN, F.col(table.key).cast("string"))
     )
 
 
 def _drop_duplicate_keys(rows: DataFrame) -> DataFrame:
-    """One row a key: an event must not become two."""
+    """Return one row per key, so that the join does not duplicate events."""
     from pyspark.sql import functions as F
 
     return rows.where(F.col(KEY_COLUMN).isNotNull()).dropDuplicates([KEY_COLUMN])

@@ -1,11 +1,11 @@
-"""What a task remembers of a table that is looked up: the values used last, none too old.
+"""Cache the values that a task has looked up in a table: the most recently used, none too old.
 
-A value's age counts from when it was *asked for*: it was true at some moment after that. One
-older than `staleness` is asked for anew, never used; that a key has none is remembered for
-`negative`. Nothing is evicted while a batch is being answered (`trim` does it at the end): of a
-batch with more keys than `size` some would otherwise come out without their row.
+The age of a value counts from when it was *requested*: it was correct at some moment after that. A
+value older than `staleness` is never used, but fetched again. For a key without a value, that fact
+is cached for `negative` seconds. Nothing is evicted while a batch is answered (`evict_excess` does
+it at the end). Otherwise, if a batch has more keys than `size`, some rows would be lost.
 
-Sans-I/O: time is an argument, in seconds of any monotonic clock.
+This module does no I/O: callers pass the time, in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,78 +15,110 @@ from dataclasses import InitVar, dataclass, field, fields
 from itertools import islice, repeat
 from typing import TypeAlias
 
-_TimedValue: TypeAlias = tuple[bytes | None, float]  # the value, and when it was asked for
+# A value (None if the key has none), and when it was requested.
+_TimedValue: TypeAlias = tuple[bytes | None, float]
 
 
 @dataclass(slots=True)
 class LookupStats:
-    """What lookups cost. Keys are the different ones of a batch, summed over batches."""
+    """Counters of lookups, summed over batches.
 
-    rows: int = 0  # with a key
+    Attributes:
+        rows: Rows with a key.
+        keys: Distinct keys of each batch.
+        hits: Keys that the cache answered, including keys that are known to have no value.
+        stale_keys: Keys that were in the cache for too long.
+        answered_keys: Keys that the table answered.
+        missing_keys: Keys that the table does not have.
+        fallback_keys: Keys for which the fallback had a value.
+        failures: Requests that the table did not answer.
+    """
+
+    rows: int = 0
     keys: int = 0
-    hits: int = 0  # keys answered by what was remembered, be it that there is none
-    stale_keys: int = 0  # keys remembered, but for too long
-    answered_keys: int = 0  # keys that the table answered
-    missing_keys: int = 0  # keys that the table has not
-    fallback_keys: int = 0  # keys that the fallback had
-    failures: int = 0  # requests that the table did not answer
+    hits: int = 0
+    stale_keys: int = 0
+    answered_keys: int = 0
+    missing_keys: int = 0
+    fallback_keys: int = 0
+    failures: int = 0
 
     def __add__(self, other: LookupStats) -> LookupStats:
-        names = (each.name for each in fields(self))
+        names = (counter.name for counter in fields(self))
         return LookupStats(*(getattr(self, name) + getattr(other, name) for name in names))
 
     @property
     def hit_rate(self) -> float:
-        """The share of rows that needed no request of their own, 0 to 1: their key was
-        remembered, or is another row's of the same batch."""
+        """Return the share of rows that needed no request of their own, from 0 to 1.
+
+        Their key was in the cache, or another row of the same batch has it, too.
+        """
         return 1.0 - (self.keys - self.hits) / self.rows if self.rows else 0.0
 
 
 @dataclass(slots=True)
 class LookupCache:
-    """Values by key.
+    """A cache of values by key, with the least recently used first.
 
-    size:      keys kept between batches; 0: none.
-    staleness: seconds that a value may be used after it was asked for.
-    negative:  the same for that a key has none; `staleness` bounds it, too.
+    Each `LookupTable` owns one. Between batches it has at most `size` keys.
+
+    Attributes:
+        size: How many keys are kept between batches, 0 for none.
+        staleness: How long a value may be used after it was requested, in seconds.
+        negative: How long a key without a value is cached, in seconds; at most `staleness` counts.
+        stats: The counters of the lookups.
     """
 
     size: int
     staleness: float
     negative: float
     stats: LookupStats = field(default_factory=LookupStats)
-    _entries: dict[str, _TimedValue] = field(default_factory=dict)  # the least lately used first
+    # A dictionary keeps the order of insertion, and `get_values` inserts every key again.
+    _entries: dict[str, _TimedValue] = field(default_factory=dict)
 
     def find_keys_to_fetch(
         self, keys: Sequence[str], now: float, requested_since: float
     ) -> list[str]:
-        """Those of different keys that must be asked for before a batch can be answered.
+        """Return the keys that must be fetched before a batch can be answered.
 
-        since: when the latest request for this batch began: what was asked for from then on is
-            as new as can be, and is used even if the answer took longer than the bound.
+        Args:
+            keys: Distinct keys.
+            now: The current time.
+            requested_since: When the latest round of requests for this batch began. A value that
+                was requested since then is as new as possible, and is used even if the answer took
+                longer than `staleness`.
         """
         oldest = min(requested_since, now - self.staleness)
         oldest_none = min(requested_since, now - min(self.negative, self.staleness))
-        get = self._entries.get
-        lacking, stale = [], 0
+        get = self._entries.get  # a local name, because this loop runs for every key
+        to_fetch, stale = [], 0
         for key in keys:
             entry = get(key)
             if entry is None:
-                lacking.append(key)
+                to_fetch.append(key)
             elif entry[1] < (oldest if entry[0] is not None else oldest_none):
-                lacking.append(key)
+                to_fetch.append(key)
                 stale += 1
         self.stats.stale_keys += stale
-        return lacking
+        return to_fetch
 
     def store_values(
         self, keys: Sequence[str], values: Sequence[bytes | None], requested_at: float
     ) -> None:
-        """What the table said to a request that began at `asked`."""
+        """Store the table's answer to a request.
+
+        Args:
+            keys: The keys that were requested.
+            values: Their values, None for keys that the table does not have.
+            requested_at: When the request began.
+        """
         self._entries.update(zip(keys, zip(values, repeat(requested_at)), strict=True))
 
     def get_values(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The values of different keys of which none is lacking; they are now those used last."""
+        """Return the values of distinct keys, which become the most recently used.
+
+        All of the keys must be in the cache.
+        """
         entries = self._entries
         pop = entries.pop
         values = []
@@ -96,7 +128,7 @@ class LookupCache:
         return values
 
     def evict_excess(self) -> None:
-        """Forget those used least lately, beyond `size`: the batch is answered."""
+        """Remove the least recently used keys beyond `size`, after a batch was answered."""
         for key in list(islice(self._entries, max(0, len(self._entries) - self.size))):
             del self._entries[key]
 
@@ -106,12 +138,21 @@ class LookupCache:
 
 @dataclass(slots=True)
 class BatchRequest:
-    """One batch's way to the values of its keys, which are different ones.
+    """The rounds of requests that fetch the values of one batch's keys.
 
-    `ask` is what to ask for next; empty: `Cache.answer` may be called. Each round either is over
-    (everything in `ask` was `put`) or failed on the way. What became too old meanwhile is asked
-    for, and if something did even then, all keys in one round: with a bound shorter than a round
-    they would never all be fresh otherwise.
+    `LookupTable` creates one for each batch. It calls `start_round`, fetches all of
+    `keys_to_fetch`, and calls `finish_round` or `fail_round`, until `keys_to_fetch` is empty. Then
+    `LookupCache.get_values` may be called.
+
+    The second round fetches values that became too old during the first. If some became too old
+    even during the second, the third round fetches all keys at once. Otherwise, if `staleness` is
+    shorter than a round takes, the values would never all be fresh.
+
+    Attributes:
+        cache: The cache of the table.
+        keys: The distinct keys of the batch.
+        now: The current time.
+        keys_to_fetch: The keys that the next round must fetch.
     """
 
     cache: LookupCache
@@ -127,15 +168,18 @@ class BatchRequest:
         self.cache.stats.hits += len(self.keys) - len(self.keys_to_fetch)
 
     def start_round(self, now: float) -> None:
-        """A round begins."""
+        """Record that a round of requests begins."""
         self._round_started_at = now
 
     def finish_round(self, now: float) -> None:
-        """It is over. Where nothing fails in between, the third one is the last."""
+        """Record that all keys of a round were stored.
+
+        If no round fails in between, the third one is the last.
+        """
         self._round_count += 1
-        if len(self.keys_to_fetch) == len(
-            self.keys
-        ):  # all are as new as can be: a sixth of the cache's time
+        # If the round fetched all keys, all values are as new as possible. Not to look them up
+        # saves a sixth of the cache's time.
+        if len(self.keys_to_fetch) == len(self.keys):
             self.keys_to_fetch = []
             return
         self.keys_to_fetch = self.cache.find_keys_to_fetch(self.keys, now, self._round_started_at)
@@ -143,7 +187,7 @@ class BatchRequest:
             self.keys_to_fetch = list(self.keys)
 
     def fail_round(self, now: float) -> None:
-        """It is not: what it brought is used for as long as anything else."""
+        """Record that a round failed. The values that it did fetch have the usual age limit."""
         self.keys_to_fetch = self.cache.find_keys_to_fetch(self.keys, now, requested_since=now)
         self._round_count = 0
         self.cache.stats.failures += 1

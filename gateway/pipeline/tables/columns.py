@@ -1,4 +1,4 @@
-"""The columns of a table, out of the JSON that it holds for each key."""
+"""Parse the JSON that a table has for each key into columns."""
 
 from __future__ import annotations
 
@@ -14,14 +14,23 @@ _PARSED_COLUMN = "_parsed"
 
 
 def parse_json_column(rows: DataFrame, column: str, fields: Mapping[str, str]) -> DataFrame:
-    """With the fields in place of the column `json`; nulls where it is null, or no JSON of them.
+    """Replace a column of JSON objects by a column for each field.
 
-    A field that is not of its type, or out of its range, is null alone.
+    All fields are null if the JSON is null or invalid. A field that is not of its type or is out of
+    its range is null on its own.
+
+    Args:
+        rows: The rows.
+        column: The name of the column with the JSON.
+        fields: The names of the fields, with their types as in the settings.
     """
     from pyspark.sql import functions as F
 
     others = [F.col(f"`{name}`") for name in rows.columns if name != column]
-    text, read = F.col(column).cast("string"), F.col(_PARSED_COLUMN)
-    row = rows.withColumn(_PARSED_COLUMN, parsing.parse_json(text, fields))
-    found = (parsing.get_valid_column(read, text, *each).alias(each[0]) for each in fields.items())
-    return row.select(*others, *found)
+    text, parsed = F.col(column).cast("string"), F.col(_PARSED_COLUMN)
+    parsed_rows = rows.withColumn(_PARSED_COLUMN, parsing.parse_json(text, fields))
+    values = (
+        parsing.get_valid_column(parsed, text, name, type_text).alias(name)
+        for name, type_text in fields.items()
+    )
+    return parsed_rows.select(*others, *values)

@@ -1,12 +1,12 @@
-"""Rows of a large table, looked up by the tasks that need them.
+"""Look up rows of a large table in Redis, in the tasks that need them.
 
-Spark hands over the keys of a batch alone and gets back the JSON of their rows, which the JVM
-parses. The other columns stay there: an Arrow UDF took 7.9 us of CPU an event where `mapInArrow`
-took 9.6, the JVM's parsing included (800,000 events, all different). Of a batch each key is looked
-up once.
+Spark passes only the keys of a batch to Python, and gets the JSON of their rows back, which the JVM
+parses. The other columns stay in the JVM: an Arrow UDF took 7.9 us of CPU per event and
+`mapInArrow` 9.6, including the parsing by the JVM (800,000 events, all different). Each key of a
+batch is looked up once.
 
-A Python worker keeps its connection and its cache as long as Spark keeps the worker, across
-batches and jobs. What it counted comes back with each task's end: `stats`.
+A Python worker keeps its connection and its cache as long as Spark keeps the worker, across batches
+and jobs. The counters of a task are added to those of the driver when the task ends (`stats`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,15 @@ RedisFactory: TypeAlias = Callable[[RedisConfig], RedisTable]
 
 @dataclass(frozen=True, slots=True)
 class LookupConfig:
-    """What a worker is told."""
+    """The settings of a table for Spark's workers, without pydantic.
+
+    Attributes:
+        server: Where the table is.
+        cache: How many keys a worker caches.
+        staleness: How old a value may be, in seconds.
+        negative: How long a key without a value is cached, in seconds.
+        fallback: `module:function` that is called for keys that Redis does not have, if any.
+    """
 
     server: RedisConfig
     cache: int
@@ -45,6 +53,7 @@ class LookupConfig:
 
     @classmethod
     def from_settings(cls, settings: config.Redis) -> LookupConfig:
+        """Return the settings of a table as a worker needs them."""
         return cls(
             RedisConfig.from_settings(settings),
             settings.cache,
@@ -55,7 +64,10 @@ class LookupConfig:
 
 
 class LookupTable:
-    """A table as one worker sees it."""
+    """A table in Redis with the cache of one worker process.
+
+    `look_up_keys` creates one for each `LookupConfig` and keeps it. It is only used by one thread.
+    """
 
     def __init__(
         self,
@@ -65,6 +77,17 @@ class LookupTable:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """Prepare the table; Redis is only contacted when the first key is looked up.
+
+        Args:
+            config: The settings of the table.
+            create_redis: Creates the connection to Redis.
+            clock: Returns the seconds of `time.monotonic`.
+            sleep: Waits for a number of seconds.
+
+        Raises:
+            PipelineError: The fallback cannot be imported, or the URL is wrong.
+        """
         self._redis = create_redis(config.server)
         self._fallback = None if config.fallback is None else import_fallback(config.fallback)
         self._cache = LookupCache(config.cache, config.staleness, config.negative)
@@ -73,10 +96,13 @@ class LookupTable:
         self._outage_backoff = OutageBackoff(name, clock=clock, sleep=sleep)
 
     def get_values(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The JSON of different keys; None where there is none.
+        """Return the JSON of distinct keys, None for those that have no row.
 
-        While Redis is away it waits, or asks the fallback if there is one: a value beyond its
-        bound is never used. Raises PipelineError where waiting is of no use.
+        While Redis does not answer, this method waits, or calls the fallback if there is one. It
+        never uses a value that is too old.
+
+        Raises:
+            PipelineError: Redis refuses, so that waiting is useless.
         """
         request = BatchRequest(self._cache, keys, self._clock())
         while request.keys_to_fetch:
@@ -88,10 +114,10 @@ class LookupTable:
                 if self._fallback is None or not self._outage_backoff.is_outage:
                     self._outage_backoff.wait_for_retry(error, "the batch waits")
                     continue
-                asked = self._clock()
-                request.start_round(asked)
+                requested_at = self._clock()
+                request.start_round(requested_at)
                 self._cache.store_values(
-                    request.keys_to_fetch, self._call_fallback(request.keys_to_fetch), asked
+                    request.keys_to_fetch, self._call_fallback(request.keys_to_fetch), requested_at
                 )
             request.finish_round(self._clock())
         values = self._cache.get_values(keys)
@@ -99,84 +125,116 @@ class LookupTable:
         return values
 
     def take_stats(self, rows: int = 0) -> LookupStats:
-        """What was counted since the last time, and so many rows."""
+        """Return the counters since the last call, and set them to 0.
+
+        Args:
+            rows: How many rows were looked up, which only the caller knows.
+        """
         counted, self._cache.stats = self._cache.stats, LookupStats()
         return replace(counted, rows=rows)
 
     def _fetch_values(self, keys: Sequence[str]) -> None:
+        """Fetch the values of keys into the cache, by the fallback for keys that Redis lacks.
+
+        Raises:
+            RedisUnavailable: Redis does not answer. Some values may have been stored.
+            PipelineError: Redis refuses.
+        """
         stats = self._cache.stats
-        for chunk, values, asked in self._redis.fetch_values(keys):
+        for chunk, values, requested_at in self._redis.fetch_values(keys):
             stats.answered_keys += len(chunk)
-            lacking = [key for key, value in zip(chunk, values, strict=True) if value is None]
-            stats.missing_keys += len(lacking)
-            self._cache.store_values(chunk, values, asked)
-            if lacking and self._fallback is not None:
-                self._cache.store_values(lacking, self._call_fallback(lacking), asked)
+            missing = [key for key, value in zip(chunk, values, strict=True) if value is None]
+            stats.missing_keys += len(missing)
+            self._cache.store_values(chunk, values, requested_at)
+            if missing and self._fallback is not None:
+                self._cache.store_values(missing, self._call_fallback(missing), requested_at)
         self._outage_backoff.reset()
 
     def _call_fallback(self, keys: list[str]) -> list[bytes | None]:
-        """What the fallback says of them; it is not asked for keys that are no UTF-8."""
+        """Return the fallback's values of keys. It does not get keys that are not UTF-8."""
         assert self._fallback is not None
-        found = self._fallback([key for key in keys if is_utf8(key)])
-        self._cache.stats.fallback_keys += sum(found.get(key) is not None for key in keys)
-        return [_encode_json(found.get(key)) for key in keys]
+        values = self._fallback([key for key in keys if is_utf8(key)])
+        self._cache.stats.fallback_keys += sum(values.get(key) is not None for key in keys)
+        return [_encode_json(values.get(key)) for key in keys]
 
 
 def import_fallback(name: str) -> Fallback:
-    """The function `module:function`. Raises PipelineError."""
+    """Return the function that a name of the form `module:function` stands for.
+
+    Raises:
+        PipelineError: It cannot be imported.
+    """
     module, _, function = name.partition(":")
     try:
-        found: Fallback = getattr(importlib.import_module(module), function)
+        fallback: Fallback = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        what = f"the fallback {name!r} cannot be imported: {error}"
-        raise PipelineError(f"{what}; put its module on the workers' PYTHONPATH") from error
-    return found
+        problem = f"the fallback {name!r} cannot be imported: {error}"
+        raise PipelineError(f"{problem}; put its module on the workers' PYTHONPATH") from error
+    return fallback
 
 
-_tables_by_config: dict[LookupConfig, LookupTable] = {}
-_stats_by_job: dict[str, Any] = {}
+_tables_by_config: dict[LookupConfig, LookupTable] = {}  # in a worker
+_stats_by_job: dict[str, Any] = {}  # in the driver: accumulators of `LookupStats`
 
 
 def create_lookup_function(
     config: LookupConfig, job: str, spark: SparkSession
 ) -> Callable[..., Any]:
-    """A function from a column of keys to one of JSON, as bytes; null where there is none."""
+    """Return a function of Spark that looks up keys.
+
+    It takes a column of keys, and returns a column of JSON as bytes, null for keys without a row.
+
+    Args:
+        config: The settings of the table.
+        job: The name of the job, under which `stats` counts.
+        spark: The session.
+    """
     import pyarrow as pa
     from pyspark.sql import functions as F
 
-    counted = _stats_by_job[job] = _create_accumulator(spark)
+    accumulator = _stats_by_job[job] = _create_accumulator(spark)
 
     def look_up(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         for keys in batches:
-            yield look_up_keys(config, keys, counted.add)
+            yield look_up_keys(config, keys, accumulator.add)
 
+    # Spark reads the kind of UDF from the annotations, which are strings in this module.
     arrays: Any = Iterator[pa.Array]
-    look_up.__annotations__ = {"batches": arrays, "return": arrays}  # Spark reads which kind
-    # Not deterministic, else Spark may evaluate it again for each column taken out of it.
-    found: Any = F.arrow_udf(look_up, "binary")  # type: ignore[attr-defined]
-    asked: Callable[..., Any] = found.asNondeterministic()
-    return asked
+    look_up.__annotations__ = {"batches": arrays, "return": arrays}
+    # If it were deterministic, Spark might evaluate it for every column that is made of its result.
+    udf: Any = F.arrow_udf(look_up, "binary")  # type: ignore[attr-defined]
+    function: Callable[..., Any] = udf.asNondeterministic()
+    return function
 
 
 def look_up_keys(
     config: LookupConfig, keys: pa.Array, add_stats: Callable[[LookupStats], None]
 ) -> pa.Array:
-    """The JSON of each key, in their order. In a worker."""
+    """Return the JSON of each key in the order of the keys, in a worker.
+
+    Args:
+        config: The settings of the table, of which this process keeps one.
+        keys: The keys, with repetitions and nulls.
+        add_stats: Adds counters to those of the driver.
+    """
     import pyarrow as pa
 
     table = _tables_by_config.get(config)
     if table is None:
         table = _tables_by_config[config] = LookupTable(config)
-    coded = keys.dictionary_encode()
-    values = table.get_values(decode_texts(coded.dictionary))
+    # The dictionary has each key once and no null. A null index gives a null value.
+    encoded = keys.dictionary_encode()
+    values = table.get_values(decode_texts(encoded.dictionary))
     add_stats(table.take_stats(len(keys) - keys.null_count))
-    return pa.array(values, pa.binary()).take(coded.indices)
+    return pa.array(values, pa.binary()).take(encoded.indices)
 
 
 def stats() -> dict[str, LookupStats]:
-    """Of each job of this driver that looks up: what its tasks counted, those that were repeated
-    after a failure twice."""
-    return {job: counted.value for job, counted in _stats_by_job.items()}
+    """Return the counters of each job of this driver that looks up keys.
+
+    A task that was repeated after a failure may be counted twice.
+    """
+    return {job: accumulator.value for job, accumulator in _stats_by_job.items()}
 
 
 def _create_accumulator(spark: SparkSession) -> Any:
@@ -193,7 +251,7 @@ def _create_accumulator(spark: SparkSession) -> Any:
 
 
 def _encode_json(value: Any) -> bytes | None:
-    """As the table has it: text and bytes are JSON already."""
+    """Return a value of the fallback as JSON: texts and bytes are JSON already."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Asking again what is away: after delays that grow to 2 s, with a line when it is worth one."""
+"""Retry requests to a server that does not answer, with delays that grow to 2 s."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from gateway.core.log.recovery import Backoff, Cause
 
 log = logging.getLogger(__name__)
 
-MAX_RETRY_DELAY_S = 2.0  # s between two requests
+MAX_RETRY_DELAY_S = 2.0
 
 
 class OutageBackoff:
-    """What one server has let us wait for. shown: its name in lines of the log."""
+    """The delays between requests to one server, and the log lines about its outages.
+
+    Each `LookupTable` and each loader of a table has one. An outage is logged when the
+    second request in a row has failed, and when the server answers again.
+    """
 
     def __init__(
         self,
@@ -24,17 +28,32 @@ class OutageBackoff:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """Begin without an outage.
+
+        Args:
+            display_name: The name of the server in log lines.
+            clock: Returns the seconds of any monotonic clock.
+            sleep: Waits for a number of seconds.
+        """
         self._display_name, self._clock, self._sleep = display_name, clock, sleep
         self._backoff = Backoff(max_delay=MAX_RETRY_DELAY_S, random=random.random)
         self._started_at = 0.0
 
     @property
     def is_outage(self) -> bool:
-        """It failed more than once: not only an idle connection that was closed."""
+        """Return whether the server has failed more than once.
+
+        A single failure may just be an idle connection that the server has closed.
+        """
         return self._backoff.attempts >= 2
 
     def wait_for_retry(self, error: Exception, consequence: str) -> None:
-        """Wait. then: what happens meanwhile, for the log."""
+        """Wait before a request is repeated.
+
+        Args:
+            error: Why the request failed.
+            consequence: What happens meanwhile, for the log.
+        """
         if self._backoff.attempts == 0:
             self._started_at = self._clock()
         delay = self._backoff.next_delay(Cause.CONNECTION)
@@ -43,6 +62,7 @@ class OutageBackoff:
         self._sleep(delay)
 
     def reset(self) -> None:
+        """Record that the server has answered."""
         if self.is_outage:
             log.warning(
                 "%s answers again, after %.1f s",

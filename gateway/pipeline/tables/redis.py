@@ -1,8 +1,8 @@
-"""A table in Redis: the JSON of each key, under a prefix.
+"""Read and write a table in Redis, which has the JSON of each key under a prefix.
 
-Redis that is away (connection refused or lost, a timeout, a server that is loading or fails over)
-is an `Away`; what asking again cannot mend (a wrong password, a certificate of nobody known, the
-redirection of a cluster) is a PipelineError.
+If Redis does not answer now (the connection was refused or lost, a request timed out, the server is
+loading or fails over), `RedisUnavailable` is raised. If another try would not help (a wrong
+password, an unknown certificate, a redirection of a cluster), a PipelineError is raised.
 """
 
 from __future__ import annotations
@@ -25,22 +25,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOADED_KEY = "!loaded"
-"""The one key that is no row of the table: see `Server.loaded`."""
+"""The only key that is not a row of the table; see `RedisConfig.loaded_key`."""
 
-# A server that says nothing for so long is away: MGET of 2,000 keys takes 3 ms on a near one.
+# A server that does not answer for so long counts as unavailable. MGET of 2,000 keys takes 3 ms in
+# the same network.
 CONNECT_TIMEOUT_S = 2.0
 RESPONSE_TIMEOUT_S = 5.0
 
 
 class RedisUnavailable(Exception):
-    """Redis does not answer now; later it may."""
+    """Redis does not answer now, and may answer later."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisConfig:
-    """Where a table is: what a worker needs to know, without pydantic.
+    """The location of a table, as Spark's workers need it, without pydantic.
 
-    chunk: keys of one command.
+    Attributes:
+        url: The URL of the server.
+        prefix: The prefix of all keys of the table.
+        keys_per_command: How many keys one command has at most.
+        password: The password, if the server requires one.
     """
 
     url: str
@@ -50,107 +55,163 @@ class RedisConfig:
 
     @classmethod
     def from_settings(cls, settings: config.Redis) -> RedisConfig:
+        """Return the location of a table as a worker needs it."""
         password = settings.password
         secret = None if password is None else password.get_secret_value()
         return cls(settings.url, settings.prefix, settings.batch, secret)
 
     @property
     def display_url(self) -> str:
-        """Its address without what is secret in the URL."""
+        """Return the URL without user name, password and query."""
         parts = urlsplit(self.url)
         port = "" if parts.port is None else f":{parts.port}"
         return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
 
     @property
     def loaded_key(self) -> str:
-        """The key of a hash that the loader keeps: `topic:partition` to the next offset, and
-        `at`, in ms since 1970."""
+        """Return the key of the hash that says how far the table was loaded.
+
+        Its fields are `topic:partition` with the next offset, and `at` with the time in ms since
+        1970.
+        """
         return f"{self.prefix}{LOADED_KEY}"
 
 
 def decode_texts(keys: pa.Array) -> list[str]:
-    """Return keys as Spark's strings, which are any bytes: those that are no UTF-8 as surrogates,
-    which `encode_text` makes the same bytes of."""
-    return [each.decode(errors="surrogateescape") for each in keys.cast("binary").to_pylist()]
+    """Return strings of Spark as Python's.
+
+    A string of Spark may have any bytes. Bytes that are not UTF-8 become surrogates, of which
+    `encode_text` makes the same bytes.
+    """
+    return [key.decode(errors="surrogateescape") for key in keys.cast("binary").to_pylist()]
 
 
 def encode_text(text: str) -> bytes:
-    """Return the bytes of a text of `texts`."""
+    """Return the original bytes of a text that `decode_texts` has returned."""
     return text.encode(errors="surrogateescape")
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a key of `texts` was UTF-8."""
-    return not any("\ud800" <= each <= "\udfff" for each in text)
+    """Return whether a text that `decode_texts` has returned was UTF-8."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 class RedisTable:
-    """A connection, made when it is needed and again when it was lost."""
+    """A table on a Redis server, with a connection that is opened when it is needed.
+
+    A lost connection is opened again by the next request. `LookupTable` and the loader of a table
+    each own one.
+    """
 
     def __init__(self, server: RedisConfig) -> None:
+        """Prepare the client; no connection is opened yet.
+
+        Args:
+            server: The location of the table.
+
+        Raises:
+            PipelineError: The URL is wrong.
+        """
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
         self._server = server
-        given: dict[str, Any] = {} if server.password is None else {"password": server.password}
+        options: dict[str, Any] = {} if server.password is None else {"password": server.password}
         try:
             self._client = redis.Redis.from_url(
                 server.url,
                 socket_connect_timeout=CONNECT_TIMEOUT_S,
                 socket_timeout=RESPONSE_TIMEOUT_S,
-                retry=Retry(NoBackoff(), 0),  # whether to ask again is not decided here
-                **given,
+                retry=Retry(NoBackoff(), 0),  # the callers decide whether to retry
+                **options,
             )
         except ValueError as error:
             raise PipelineError(f"{server.display_url} is no address of Redis: {error}") from None
 
     def fetch_values(self, keys: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Any], float]]:
-        """Chunks of the keys, their values (None: it has none), and when they were asked for, by
-        `time.monotonic`. Raises Away, PipelineError."""
+        """Yield the values of keys in chunks.
+
+        Args:
+            keys: The keys, without the prefix.
+
+        Yields:
+            A chunk of the keys, their values (None for keys without a row), and when they were
+            requested, in seconds of `time.monotonic`.
+
+        Raises:
+            RedisUnavailable: Redis does not answer now.
+            PipelineError: Redis refuses.
+        """
         prefix = self._server.prefix
         for chunk in _iter_batches(keys, self._server.keys_per_command):
-            asked = time.monotonic()
+            requested_at = time.monotonic()
             with _ErrorTranslator(self._server):
                 values: Any = self._client.mget([encode_text(prefix + key) for key in chunk])
-            yield chunk, values, asked
+            yield chunk, values, requested_at
 
     def store_rows(self, rows: Iterable[tuple[str, bytes | None]]) -> int:
-        """Write rows, None deletes; the last of a key wins. How many. Raises as `values`."""
+        """Write rows to the table.
+
+        Args:
+            rows: Keys and values; None deletes a key. The last row of a key counts.
+
+        Returns:
+            How many keys were written or deleted. A key in several commands counts several times.
+
+        Raises:
+            RedisUnavailable: Redis does not answer now. Some rows may have been written.
+            PipelineError: Redis refuses.
+        """
         prefix, count = self._server.prefix, 0
         for chunk in _iter_batches(rows, self._server.keys_per_command):
             latest = dict(chunk)
-            coded = {encode_text(prefix + key): value for key, value in latest.items()}
-            kept = {key: value for key, value in coded.items() if value is not None}
-            gone = [key for key, value in coded.items() if value is None]
+            encoded = {encode_text(prefix + key): value for key, value in latest.items()}
+            written = {key: value for key, value in encoded.items() if value is not None}
+            deleted = [key for key, value in encoded.items() if value is None]
             with _ErrorTranslator(self._server):
                 pipe = self._client.pipeline(transaction=False)
-                if kept:
-                    pipe.mset(kept)
-                if gone:
-                    pipe.unlink(*gone)
+                if written:
+                    pipe.mset(written)
+                if deleted:
+                    pipe.unlink(*deleted)
                 pipe.execute()
             count += len(latest)
         return count
 
     def store_positions(self, positions: Mapping[str, int], at_ms: int) -> None:
-        """How far the table is loaded: see `Server.loaded`. Raises as `values`."""
+        """Store how far the table was loaded (see `RedisConfig.loaded_key`).
+
+        Args:
+            positions: The next offset of each `topic:partition`.
+            at_ms: The current time in ms since 1970.
+
+        Raises:
+            RedisUnavailable: Redis does not answer now.
+            PipelineError: Redis refuses.
+        """
         with _ErrorTranslator(self._server):
-            noted: dict[Any, Any] = {**positions, "at": at_ms}
-            self._client.hset(self._server.loaded_key, mapping=noted)
+            fields: dict[Any, Any] = {**positions, "at": at_ms}
+            self._client.hset(self._server.loaded_key, mapping=fields)
 
     def fetch_positions(self) -> dict[str, int]:
-        """What `note` noted, empty before. Raises as `values`."""
+        """Return what `store_positions` has stored, including `at`; empty if it never has.
+
+        Raises:
+            RedisUnavailable: Redis does not answer now.
+            PipelineError: Redis refuses.
+        """
         with _ErrorTranslator(self._server):
-            found: Any = self._client.hgetall(self._server.loaded_key)
-        return {key.decode(): int(value) for key, value in found.items()}
+            fields: Any = self._client.hgetall(self._server.loaded_key)
+        return {key.decode(): int(value) for key, value in fields.items()}
 
     def close(self) -> None:
+        """Close the connection."""
         self._client.close()
 
 
 class _ErrorTranslator:
-    """Tells apart what is mended by asking again."""
+    """A context manager that translates the errors of Redis's client to those of this module."""
 
     def __init__(self, server: RedisConfig) -> None:
         self._server = server
@@ -161,16 +222,18 @@ class _ErrorTranslator:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         from redis import exceptions as e
 
+        # Errors of authentication are subclasses of ConnectionError, and an untrusted certificate
+        # is reported as a ConnectionError, but another try would not help.
         denied = (e.AuthenticationError, e.AuthorizationError)
-        passing = (
+        transient = (
             e.ConnectionError, e.TimeoutError, e.MasterDownError, e.ReadOnlyError, e.TryAgainError,
         )  # fmt: skip
-        untrusted = error is not None and isinstance(error.__context__, SSLCertVerificationError)
-        if isinstance(error, passing) and not isinstance(error, denied) and not untrusted:
+        is_untrusted = error is not None and isinstance(error.__context__, SSLCertVerificationError)
+        if isinstance(error, transient) and not isinstance(error, denied) and not is_untrusted:
             raise RedisUnavailable(str(error)) from error
         if isinstance(error, e.RedisError):
-            what = f"Redis at {self._server.display_url} refuses: {error}"
-            raise PipelineError(f"{what}; check the table's url and password") from error
+            problem = f"Redis at {self._server.display_url} refuses: {error}"
+            raise PipelineError(f"{problem}; check the table's url and password") from error
 
 
 def _iter_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
