@@ -134,7 +134,7 @@ class LookupTable:
         return replace(counted, rows=rows)
 
     def _fetch_values(self, keys: Sequence[str]) -> None:
-        """Fetch the values of keys into the cache, by the fallback for keys that Redis lacks.
+        """Store the values of keys in the cache: those of Redis, or else those of the fallback.
 
         Raises:
             RedisUnavailable: Redis does not answer. Some values may have been stored.
