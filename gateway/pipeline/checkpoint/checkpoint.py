@@ -127,10 +127,11 @@ class Checkpoint:
             return BatchOffsets(
                 number, self.read_initial_offsets() or tuple({} for _ in ends), ends, 0
             )
-        head, *before = self._read_lines(number - 1)
-        starts = tuple(parse_offsets(line) for line in before)
+        # A batch starts where the previous one ends, and is compared with its watermark.
+        metadata, *source_lines = self._read_lines(number - 1)
+        starts = tuple(parse_offsets(line) for line in source_lines)
         return BatchOffsets(
-            number, starts, ends, int(_parse_object(head).get("batchWatermarkMs", 0))
+            number, starts, ends, int(_parse_object(metadata).get("batchWatermarkMs", 0))
         )
 
     def read_next_starts(self, number: int) -> tuple[Offsets, ...]:
@@ -152,6 +153,7 @@ class Checkpoint:
         The ledger stores it to recognize a batch that has the same number and other offsets. It is
         made of 16 hexadecimal digits.
         """
+        # An edited batch still has the digest under which the ledger knows it.
         text = self._read_text(f"{RECREATED_DIRECTORY}/{number}") or self._read_text(
             f"offsets/{number}"
         )

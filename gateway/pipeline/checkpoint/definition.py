@@ -21,6 +21,7 @@ from gateway.pipeline.jobs import get_inputs
 
 DEFINITION_FILE = "definition.json"
 FORMAT_VERSION = 1
+# Options that may change, and those that the definition describes in another way (the inputs).
 _EXCLUDED_OPTIONS = {
     "name",
     "type",
@@ -166,6 +167,7 @@ def verify_definition(
     if not differences:
         return
     start = next(iter(get_inputs(job).values())).start
+    # `rescale` only helps if the number of partitions is all that differs.
     if len(differences) == 1 and differences[0].startswith(f"{_PARTITIONS_KEY}:"):
         command = f"`gateway pipeline rescale {job.name} --partitions {job.state.partitions}`"
         hint = f"{command} changes the checkpoint, or take the change back"

@@ -65,6 +65,8 @@ def find_gaps(
     gaps = []
     for (topic, partition), offset in sorted(positions.items()):
         end = starts.get((topic, partition), 0)
+        # The log start may move on between a report and the batch that reads on from there. Then
+        # only the offsets since the last report are a new gap.
         start = max(offset, reported_ends.get((topic, partition), 0))
         if start < end:
             gaps.append(InputGap(topic, partition, start, end))
@@ -129,6 +131,7 @@ class GapReporter:
         """
         try:
             starts = fetch_log_starts(self._consumer, positions)
+            # Usually there are none. Then no producer is created, and the ledger is not read.
             if not find_gaps(positions, starts, {}):
                 return []
             ledger = self._ledger

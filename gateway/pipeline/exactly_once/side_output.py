@@ -67,6 +67,7 @@ def build_side_records(raw: DataFrame, reason: Column, input_name: str) -> DataF
             F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value")
         )
 
+    # The header has the timestamp as Kafka does, in ms since 1970.
     millis = {"timestamp": F.unix_millis("timestamp")}
     origin = [
         build_header(f"X-Origin-{name.title()}", millis.get(name, F.col(name)))
@@ -90,6 +91,8 @@ def build_late_records(raw: DataFrame, late_rows: DataFrame, input_name: str) ->
     from pyspark.sql import functions as F
 
     names = ["topic", "partition", "offset"]
+    # The join finds each record by its place, so that it keeps its headers and its exact bytes,
+    # which typed rows do not have.
     places = late_rows.select(*(F.col(f"_{name}").alias(name) for name in names), WATERMARK_COLUMN)
     late = raw.join(F.broadcast(places.dropDuplicates(names)), names)
     watermark = F.date_format(WATERMARK_COLUMN, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")

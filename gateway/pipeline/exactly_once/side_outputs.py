@@ -137,6 +137,7 @@ class SideOutputs:
         self._pending_batches: list[WrittenBatch] = []
         self._current_batch: BatchOffsets | None = None
         self._ledger_producer: LedgerProducer | None = None
+        # One less than Spark keeps, because the batch that runs has offsets, too.
         self._max_pending = min(MAX_SCAN_BATCHES, max(1, retained_batches - 1))
         self._clock = clock
         self._scanned_at = 0.0  # seconds of the clock
@@ -168,6 +169,7 @@ class SideOutputs:
         committed = self._checkpoint.read_last_committed()
         if committed is None or not self._side_outputs:
             return
+        # None, so that a later batch of this run would look for unscanned batches again.
         last, self._current_batch = self._current_batch, None
         if last is not None and last.number == committed:
             self._pending_batches.append(WrittenBatch(last, self._get_counts(committed)))

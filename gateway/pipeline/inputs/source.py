@@ -97,6 +97,7 @@ def find_sources(rows: DataFrame) -> Sources:
     Args:
         rows: The rows that the query writes.
     """
+    # PySpark does not expose the plan, so this goes through Py4J.
     leaves = rows._jdf.queryExecution().analyzed().collectLeaves()
     relations: list[tuple[Any, str]] = []
     for leaf in (leaves.apply(i) for i in range(leaves.length())):

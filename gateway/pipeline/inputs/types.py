@@ -83,6 +83,7 @@ def _skip_type(tokens: Sequence[str], index: int, *, is_top_level: bool = False)
     if name == "struct":
         return _skip_struct(tokens, _skip_token(tokens, index + 1, "<"))
     if name == TIMESTAMP_MS:
+        # It is only known to this package, which converts whole columns, not values within others.
         if not is_top_level:
             raise _TypeSyntaxError(
                 f"'{TIMESTAMP_MS}' stands alone only, not within another; write bigint there"

@@ -139,6 +139,7 @@ def restore_backup(
             target.put(path, name)
         if _read_digest(target, name) != expected:
             raise PipelineError(f"{target.location}: {name} was not copied correctly; try again")
+    # The id is in Spark's own file and in ours, and both must agree (`definition.verify_identity`).
     if not keep_identity:
         query_id = str(uuid.uuid4())
         target.write("metadata", json.dumps({"id": query_id}).encode())

@@ -37,6 +37,7 @@ def hold_lease(directory: str, job: str) -> Iterator[None]:
     if root is None:
         yield
         return
+    # "a+" creates the file and does not truncate it: another process's text is needed below.
     root.mkdir(parents=True, exist_ok=True)
     with (root / layout.LEASE_FILE).open("a+") as file:
         try:

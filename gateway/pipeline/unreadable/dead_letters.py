@@ -82,6 +82,7 @@ class DeadLetterSender:
         key = f"{self.query_id}|unreadable|{origin.input_name}|{origin.topic.id}|{origin.partition}"
         if key not in self._next_offsets:
             self._next_offsets[key] = int(self._ledger.read_values([key]).get(key, {}).get("to", 0))
+        # A start that was killed after the commit has written some of these records.
         unwritten = [record for record in records if record.offset >= self._next_offsets[key]]
         if not unwritten:
             return

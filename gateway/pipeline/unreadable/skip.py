@@ -227,8 +227,8 @@ class _Skipper:
             raise build_kafka_error(f"{offset_range.topic} cannot be read", error) from error
         if position == offset:
             return None
-        # The dead letters were written first. After a crash in between, the next start repeats this,
-        # and by the ledger it leaves out those that were written.
+        # The dead letters were written first. After a crash in between, the next start repeats
+        # this, and by the ledger it leaves out those that were written.
         self.batch.move_start(offset_range.line, *place, position)
         return position
 
