@@ -1,12 +1,12 @@
-"""The format `cloudevents`: CloudEvents 1.0 in its JSON format, one event a record.
+"""Encode each record as a CloudEvent 1.0 in the JSON format: the format `cloudevents`.
 
-A record that is a CloudEvent already (Kafka protocol binding 1.0.2) stays the event it
-is: in structured mode (`content-type: application/cloudevents+json`) its value is passed
-on untouched, in binary mode (`ce_specversion: 1.0`) its attributes come from the `ce_`
-headers. Any other record becomes an event of type `org.apache.kafka.record`.
+A record that is a CloudEvent already (Kafka protocol binding 1.0.2) stays the event it is. In
+structured mode (`content-type: application/cloudevents+json`) its value is passed on unchanged, in
+binary mode (`ce_specversion: 1.0`) its attributes come from the `ce_` headers. Any other record
+becomes an event of type `org.apache.kafka.record`.
 
-Data is `data` where it is JSON (the very text of the value) or text, else `data_base64`.
-A key that is no UTF-8 text fits no attribute and is left out: `envelope` is exact.
+The value becomes `data` if it is JSON (with exactly its text) or text, else `data_base64`. A key
+that is not UTF-8 fits no attribute and is left out; the format `envelope` keeps it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def encode_cloudevents(record: Record) -> Payload:
+    """Encode a record in the format `cloudevents`."""
     value = record.value
     if value is None:
         return encode_delete(record)
@@ -46,6 +47,7 @@ def encode_cloudevents(record: Record) -> Payload:
 
 
 def _build_attributes(record: Record, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return all attributes of an event but its data."""
     (topic, partition), offset = record.tp, record.offset
     event: dict[str, Any] = {
         "specversion": "1.0",
@@ -57,6 +59,8 @@ def _build_attributes(record: Record, headers: Mapping[str, str]) -> dict[str, A
     if key:
         event["partitionkey"] = key
     if headers.get("ce_specversion") == "1.0":
+        # Its own attributes take precedence over the ones above. Ours below are not added: they
+        # would say something that the producer of the event did not.
         return event | _extract_attributes(headers)
     if time := _format_rfc3339(record.timestamp):
         event["time"] = time
@@ -66,7 +70,7 @@ def _build_attributes(record: Record, headers: Mapping[str, str]) -> dict[str, A
 
 
 def _extract_attributes(headers: Mapping[str, str]) -> dict[str, str]:
-    """The attributes in `ce_` headers; those that are empty or no names of one are dropped."""
+    """Return the attributes in `ce_` headers; empty ones and invalid names are left out."""
     return {
         match[1]: text
         for name, text in headers.items()
@@ -75,7 +79,7 @@ def _extract_attributes(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _build_data(value: bytes, content_type: str | None) -> dict[str, Any]:
-    """The data members: what the content type says or, without one, what the value is."""
+    """Return the members for the value, by the content type or, without one, by what it is."""
     if content_type is None or _JSON.fullmatch(_parse_media_type(content_type)):
         if _parse_json(value) is not _NOT_JSON:
             return {
@@ -97,7 +101,7 @@ _NOT_JSON = object()
 
 
 def _parse_json(value: bytes) -> Any:
-    """Strict JSON: no NaN, no lone surrogates, UTF-8 only."""
+    """Return the value of strict JSON (no NaN, no lone surrogates, UTF-8), or _NOT_JSON."""
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -122,7 +126,11 @@ def _parse_media_type(content_type: str | None) -> str:
 
 
 def _format_rfc3339(timestamp_ms: int) -> str | None:
-    """None for a record without a time, and past the year 9999, which RFC 3339 cannot write."""
+    """Return a time as RFC 3339.
+
+    Returns:
+        None for a record without a time, and after the year 9999, which RFC 3339 cannot write.
+    """
     if timestamp_ms < 0:
         return None
     try:

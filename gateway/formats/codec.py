@@ -1,11 +1,12 @@
-"""JSON values as the bytes of keys and values, and back, in six formats.
+"""Encode JSON values as the bytes of keys and values, and decode them, in six formats.
 
-Those with a schema are framed as Confluent's serializers do: a zero byte, the schema's id
-(4 bytes, big-endian), for protobuf the way to the message, the payload. Null is a tombstone in
-every format, and no bytes at all are the empty string: nothing was framed.
+Formats with a schema are framed like Confluent's serializers do: a zero byte, the schema's id
+(4 bytes, big-endian), for protobuf the indexes of the message, and the payload. Null is a tombstone
+in every format. Zero bytes decode to the empty string, since a framed value has at least five.
 
-Asking a registry takes time, so each of `encode` and `decode` has a twin `.._known` that never
-waits: it raises `SchemaUnknown` for what has to be asked for first.
+A request to a registry takes time, so `encode` and `decode` each have a counterpart that never
+waits (`encode_cached`, `decode_cached`) and raises `SchemaNotLoaded` if the registry would have to
+be asked first.
 """
 
 from __future__ import annotations
@@ -29,31 +30,43 @@ from .serialization import (
     build_subject_name,
 )
 
-_FRAME = Struct(">bI")
+_FRAME = Struct(">bI")  # zero, schema id
 
 
 class SchemaNotLoaded(Exception):
-    """The registry must be asked first: await `encode`, `decode` or `learn`."""
+    """The registry must be asked first: await `encode`, `decode` or `load_schemas`."""
 
 
 class SchemaCodec(Protocol):
-    """A schema that is ready for use; each raises FormatError."""
+    """Define what encodes and decodes values of one schema; each method may raise FormatError."""
 
-    def encode(self, value: Any) -> bytes: ...
+    def encode(self, value: Any) -> bytes:
+        """Encode a JSON value as the payload behind the frame."""
 
-    def decode(self, data: bytes) -> Any: ...
+    def decode(self, data: bytes) -> Any:
+        """Decode the payload behind the frame into a JSON value."""
 
     def decode_text(self, data: bytes) -> bytes:
-        """JSON text, of which `decode` has the value."""
+        """Decode the payload behind the frame into JSON text, whose value `decode` returns."""
 
 
 class Codecs:
-    """catalog: where schemas are; without one, formats that need a schema are refused."""
+    """Encode and decode keys and values, with the schemas of one registry.
+
+    The hub creates one for each catalog that a topic's model names, the sidecar one for all it
+    does. Each schema is compiled once and kept, under its id; one that cannot be compiled is kept
+    as its error.
+    """
 
     def __init__(self, catalog: SchemaRegistry | None = None) -> None:
+        """Create codecs that know no schema yet.
+
+        Args:
+            catalog: The registry; without one, formats that need a schema are refused.
+        """
         self._registry = None if catalog is None else CachedRegistryClient(catalog)
-        self._compiled: dict[int, SchemaCodec | FormatError] = {}
-        self._formats: dict[int, SerializationFormat] = {}
+        self._compiled: dict[int, SchemaCodec | FormatError] = {}  # by schema id
+        self._formats: dict[int, SerializationFormat] = {}  # of the same
 
     async def close(self) -> None:
         """Close the connections to the registry; it may be asked again later."""
@@ -68,16 +81,33 @@ class Codecs:
         value: Any,
         schema: SchemaSelector = LATEST_SCHEMA,
     ) -> EncodedData:
-        """The bytes of a JSON value. Raises FormatError, RegistryUnavailable."""
+        """Encode a JSON value, asking the registry if needed.
+
+        Args:
+            format: How to write it.
+            topic: The topic, which names the subject unless `schema` does.
+            is_key: Whether it is the key of a record, and not the value.
+            value: The value; None is a tombstone.
+            schema: Which schema to write with, for formats that have one.
+
+        Raises:
+            FormatError: The value does not fit, or there is no such schema.
+            RegistryUnavailable: The registry cannot be asked now.
+        """
         if value is None or not format.has_schema:
             return self.encode_cached(format, topic, is_key, value, schema)
-        found = await self._find_schema(format, topic, is_key, schema)
-        return self._encode_with(format, value, found)
+        resolved = await self._find_schema(format, topic, is_key, schema)
+        return self._encode_with(format, value, resolved)
 
     async def decode(
         self, format: SerializationFormat, topic: str, is_key: bool, data: bytes | None
     ) -> Any:
-        """The JSON value of bytes. Raises FormatError, RegistryUnavailable."""
+        """Decode the bytes of a key or value into a JSON value, asking the registry if needed.
+
+        Raises:
+            FormatError: The bytes are not of the format, or there is no such schema.
+            RegistryUnavailable: The registry cannot be asked now.
+        """
         await self.load_schemas(format, topic, is_key, (data,))
         return self.decode_cached(format, topic, is_key, data)
 
@@ -89,21 +119,31 @@ class Codecs:
         value: Any,
         schema: SchemaSelector = LATEST_SCHEMA,
     ) -> EncodedData:
-        """As `encode`. Raises SchemaUnknown where that would have to ask the registry."""
+        """Encode a JSON value like `encode`, without waiting.
+
+        Raises:
+            FormatError: As `encode`.
+            SchemaNotLoaded: The registry must be asked first.
+        """
         if value is None:
             return EncodedData(None)
         if not format.has_schema:
             return EncodedData(encode_plain(format, value))
         subject = schema.subject or build_subject_name(topic, is_key)
-        found = self._require_registry(format).get_cached(_build_key(format, subject, schema))
-        if found is None:
+        cached = self._require_registry(format).get_cached(_build_key(format, subject, schema))
+        if cached is None:
             raise SchemaNotLoaded
-        return self._encode_with(format, value, found)
+        return self._encode_with(format, value, cached)
 
     def decode_cached(
         self, format: SerializationFormat, topic: str, is_key: bool, data: bytes | None
     ) -> Any:
-        """As `decode`. Raises SchemaUnknown where that would have to ask the registry."""
+        """Decode bytes like `decode`, without waiting.
+
+        Raises:
+            FormatError: As `decode`.
+            SchemaNotLoaded: The registry must be asked first.
+        """
         if not data:
             return None if data is None else ""
         if not format.has_schema:
@@ -111,7 +151,12 @@ class Codecs:
         return self._get_codec(format, data).decode(data[_FRAME.size :])
 
     def decode_text_cached(self, format: SerializationFormat, data: bytes) -> bytes:
-        """As JSON text, of bytes with a schema. Raises FormatError, SchemaUnknown."""
+        """Decode bytes with a schema into JSON text, without waiting.
+
+        Raises:
+            FormatError: As `decode`.
+            SchemaNotLoaded: The registry must be asked first.
+        """
         return self._get_codec(format, data).decode_text(data[_FRAME.size :])
 
     async def load_schemas(
@@ -121,84 +166,110 @@ class Codecs:
         is_key: bool,
         payloads: Iterable[bytes | None],
     ) -> None:
-        """Ask at once for every schema that a batch was written with: `decode_known` then knows
-        what there is to know of it. Raises RegistryUnavailable."""
+        """Look up all schemas that some keys or values were written with, in parallel.
+
+        After that `decode_cached` does not raise SchemaNotLoaded for them.
+
+        Raises:
+            RegistryUnavailable: The registry cannot be asked now.
+        """
         if format.has_schema:
             ids = {_FRAME.unpack_from(data)[1] for data in payloads if data and _is_framed(data)}
             await self.load_schema_ids(id for id in ids if id not in self._compiled)
 
     async def load_schema_ids(self, ids: Iterable[int]) -> None:
-        """Ask for schemas. Raises RegistryUnavailable; not for those that are not there."""
+        """Look up schemas in parallel.
+
+        A schema that does not exist raises nothing here: decoding raises it, for one record.
+
+        Raises:
+            RegistryUnavailable: The registry cannot be asked now.
+        """
         if self._registry is None:
             return
-        asked = (self._registry.get_by_id(id) for id in ids)
-        for found in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(found, BaseException) and not isinstance(found, FormatError):
-                raise found
+        lookups = (self._registry.get_by_id(id) for id in ids)
+        for result in await asyncio.gather(*lookups, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, FormatError):
+                raise result
 
     def find_missing_id(self, data: bytes) -> int | None:
-        """Of the schema that must be asked for before bytes can be read."""
+        """Return the id of the schema that must be loaded before framed bytes can be decoded.
+
+        Args:
+            data: The bytes, at least as long as a frame.
+
+        Returns:
+            The id; None if nothing must be loaded, or loading does not help.
+        """
         id = int(_FRAME.unpack_from(data)[1])
         if id in self._compiled or self._registry is None:
             return None
         try:
             return id if self._registry.get_cached(id) is None else None
-        except FormatError:
+        except FormatError:  # it is known that there is no such schema
             return None
 
     def _require_registry(self, format: SerializationFormat) -> CachedRegistryClient:
         if self._registry is None:
-            what = f"format {format.name.lower()} needs a schema registry"
-            raise FormatError(f"{what}; add one to catalogs, or use format json")
+            problem = f"format {format.name.lower()} needs a schema registry"
+            raise FormatError(f"{problem}; add one to catalogs, or use format json")
         return self._registry
 
     async def _find_schema(
-        self, format: SerializationFormat, topic: str, is_key: bool, ref: SchemaSelector
+        self, format: SerializationFormat, topic: str, is_key: bool, selector: SchemaSelector
     ) -> Schema:
+        """Ask the registry for the schema to write with; `_build_key` has the same order."""
         registry = self._require_registry(format)
-        subject = ref.subject or build_subject_name(topic, is_key)
-        if ref.text is not None:
-            return await registry.get_or_register(subject, format, ref.text, ref.references)
-        if ref.id is not None:
-            return await registry.get_by_id(ref.id)
-        return await registry.get_by_version(subject, ref.version)
+        subject = selector.subject or build_subject_name(topic, is_key)
+        if selector.text is not None:
+            return await registry.get_or_register(
+                subject, format, selector.text, selector.references
+            )
+        if selector.id is not None:
+            return await registry.get_by_id(selector.id)
+        return await registry.get_by_version(subject, selector.version)
 
     def _encode_with(self, format: SerializationFormat, value: Any, schema: Schema) -> EncodedData:
-        made = self._compile_once(format, schema)
-        return EncodedData(_FRAME.pack(0, schema.id) + made.encode(value), schema.id)
+        codec = self._compile_once(format, schema)
+        return EncodedData(_FRAME.pack(0, schema.id) + codec.encode(value), schema.id)
 
     def _get_codec(self, format: SerializationFormat, data: bytes) -> SchemaCodec:
+        """Return the codec of the schema that bytes were written with, without waiting."""
         if not _is_framed(data):
             name = format.name.lower()
-            what = f"the bytes are not {name} as a schema registry's clients write it"
-            raise FormatError(f"{what}: they begin with {data[:5].hex(' ')}, not with 00 and an id")
+            problem = f"the bytes are not {name} as a schema registry's clients write it"
+            raise FormatError(
+                f"{problem}: they begin with {data[:5].hex(' ')}, not with 00 and an id"
+            )
         id = int(_FRAME.unpack_from(data)[1])
-        made = self._compiled.get(id)
-        if made is None:
+        codec = self._compiled.get(id)
+        if codec is None:
             schema = self._require_registry(format).get_cached(id)
             if schema is None:
                 raise SchemaNotLoaded
             return self._compile_once(format, schema)
-        if isinstance(made, FormatError):
-            raise made.with_traceback(None)
+        if isinstance(codec, FormatError):
+            # The one exception object is raised again and again: without this its traceback would
+            # grow each time.
+            raise codec.with_traceback(None)
         if self._formats[id] is not format:
             raise _build_format_error(id, self._formats[id], format)
-        return made
+        return codec
 
     def _compile_once(self, format: SerializationFormat, schema: Schema) -> SchemaCodec:
-        """Made once of each schema."""
+        """Return the codec of a schema, compiling it at the first use."""
         if schema.format is not format:
             raise _build_format_error(schema.id, schema.format, format)
-        made = self._compiled.get(schema.id)
-        if made is None:
+        codec = self._compiled.get(schema.id)
+        if codec is None:
             try:
-                made = compile_schema(schema)
+                codec = compile_schema(schema)
             except FormatError as exc:
-                made = exc
-            self._compiled[schema.id], self._formats[schema.id] = made, schema.format
-        if isinstance(made, FormatError):
-            raise made.with_traceback(None)
-        return made
+                codec = exc
+            self._compiled[schema.id], self._formats[schema.id] = codec, schema.format
+        if isinstance(codec, FormatError):
+            raise codec.with_traceback(None)
+        return codec
 
 
 def _is_framed(data: bytes) -> bool:
@@ -208,38 +279,42 @@ def _is_framed(data: bytes) -> bool:
 def _build_format_error(
     id: int, actual: SerializationFormat, expected: SerializationFormat
 ) -> FormatError:
-    is_, asked = actual.name.lower(), expected.name.lower()
-    return FormatError(f"schema {id} is of format {is_}, not {asked}; use format {is_}")
+    name, other = actual.name.lower(), expected.name.lower()
+    return FormatError(f"schema {id} is of format {name}, not {other}; use format {name}")
 
 
-def _build_key(format: SerializationFormat, subject: str, ref: SchemaSelector) -> Any:
-    """As the registry keeps it."""
-    if ref.text is not None:
-        return subject, format, ref.text, ref.references
-    return ref.id if ref.id is not None else (subject, ref.version)
+def _build_key(format: SerializationFormat, subject: str, selector: SchemaSelector) -> Any:
+    """Return the key under which `CachedRegistryClient` keeps a schema."""
+    if selector.text is not None:
+        return subject, format, selector.text, selector.references
+    return selector.id if selector.id is not None else (subject, selector.version)
 
 
 def compile_schema(schema: Schema) -> SchemaCodec:
-    """Return what reads and writes values of a schema. Raises FormatError."""
+    """Compile a schema into the codec of its values.
+
+    Raises:
+        FormatError: The schema cannot be used.
+    """
     return _FACTORIES[schema.format](schema.text, schema.references)
 
 
-def _create_avro(text: str, used: Mapping[str, str]) -> SchemaCodec:
-    from gateway.formats.avro.codec import AvroCodec  # 40 ms, as below: only who uses it pays
+def _create_avro(text: str, references: Mapping[str, str]) -> SchemaCodec:
+    from gateway.formats.avro.codec import AvroCodec  # takes 40 ms, as below: loaded if used
 
-    return AvroCodec(text, used)
+    return AvroCodec(text, references)
 
 
-def _create_protobuf(text: str, used: Mapping[str, str]) -> SchemaCodec:
+def _create_protobuf(text: str, references: Mapping[str, str]) -> SchemaCodec:
     from .protobuf import ProtobufCodec
 
-    return ProtobufCodec(text, used)
+    return ProtobufCodec(text, references)
 
 
-def _create_json_schema(text: str, used: Mapping[str, str]) -> SchemaCodec:
+def _create_json_schema(text: str, references: Mapping[str, str]) -> SchemaCodec:
     from .json_schema import JsonSchemaCodec
 
-    return JsonSchemaCodec(text, used)
+    return JsonSchemaCodec(text, references)
 
 
 _FACTORIES: Mapping[SerializationFormat, Callable[[str, Mapping[str, str]], SchemaCodec]] = {

@@ -1,9 +1,9 @@
-"""The format `envelope`: the whole record as one JSON object, exact to the byte.
+"""Encode the whole record as one JSON object, exact to the byte: the format `envelope`.
 
-`{"topic", "partition", "offset", "timestamp", "key", "value", "headers": [[name, value]]}`
-with the timestamp in milliseconds (-1: none) and every key and value, of headers too, by
-the rule of `formats.event`. A tombstone is the event `delete` with the same object, its
-value null.
+The object is `{"topic", "partition", "offset", "timestamp", "key", "value", "headers": [[name,
+value]]}`, with the timestamp in milliseconds since 1970 (-1 for none). Keys and values, also those
+of headers, follow the rule of `formats.event`. A tombstone is the event `delete` with the same
+object, whose value is null.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .event import DELETE_EVENT, Payload, bytes_to_json
 
 
 def encode_envelope(record: Record) -> Payload:
+    """Encode a record in the format `envelope`."""
     (topic, partition), offset, _, timestamp, key, value, headers = record
     data = orjson.dumps(
         {

@@ -1,8 +1,8 @@
-"""What the formats have in common: their type, bytes as JSON, and the tombstone.
+"""Define what the event formats share: their type, bytes as JSON, and the tombstone.
 
-Bytes become JSON by one rule that a client can undo without guessing: a string is the
-UTF-8 text of the bytes, `{"base64": "..."}` is bytes that are no UTF-8, null is null. No
-value is ever shown as the JSON it may hold, so an object always means base64.
+Bytes become JSON by one rule that a client can undo without guessing. A string is the UTF-8 text of
+the bytes, `{"base64": "..."}` stands for bytes that are not UTF-8, and null is null. Bytes that are
+JSON text are not parsed, so an object always means base64.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ import orjson
 from gateway.core.log.record import Record, TopicPartition
 
 Payload: TypeAlias = tuple[str | None, bytes]
+"""The name of an event (None for a plain `message`) and its data."""
 Format: TypeAlias = Callable[[Record], Payload]
+"""Encode a record as an event."""
 Binary: TypeAlias = Literal["error", "base64"]
+"""What the format `value` does with values that are not text."""
 
 DELETE_EVENT = "delete"
 
 
 def decode_utf8(data: bytes) -> str | None:
-    """The text of UTF-8 bytes (strict: no surrogates, no overlong forms); None if it is not."""
+    """Return the text of UTF-8 bytes; None if they are not (no surrogates or overlong forms)."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -31,7 +34,7 @@ def decode_utf8(data: bytes) -> str | None:
 
 
 def bytes_to_json(data: bytes | None) -> str | dict[str, str] | None:
-    """Bytes by the rule above."""
+    """Return bytes as a JSON value by the rule of this module."""
     if data is None:
         return None
     text = decode_utf8(data)
@@ -39,9 +42,15 @@ def bytes_to_json(data: bytes | None) -> str | dict[str, str] | None:
 
 
 def create_json_encoder(format: Format) -> Callable[[bytes], bytes]:
-    """How a format's payloads become JSON on one line, for wires that carry JSON only: what is
-    strict JSON stays as it is (its numbers too), any other text becomes a string. So does
-    base64, all of it: `1234` and `true` are base64 as well as JSON."""
+    """Create what turns the payloads of a format into JSON on one line.
+
+    It is for wires that carry JSON only. A payload that is strict JSON stays as it is (its numbers,
+    too), any other text becomes a string. If the format writes base64, every payload becomes a
+    string, because `1234` and `true` are base64 as well as JSON.
+
+    Args:
+        format: The format. It is called with a sample value to see whether it writes base64.
+    """
     _, payload = format(Record(TopicPartition("", 0), 0, -1, -1, None, b"{}"))
     return _to_json if payload.startswith(b"{") else _to_json_string
 
@@ -51,16 +60,18 @@ def _to_json_string(payload: bytes) -> bytes:
 
 
 def _to_json(payload: bytes) -> bytes:
-    """Text as `json_text` has it, but for base64."""
+    """Return a payload that is not base64 as JSON on one line."""
     try:
         orjson.loads(payload)
     except orjson.JSONDecodeError:
         return _to_json_string(payload)
-    if b"\n" in payload or b"\r" in payload:  # whitespace: strings hold no raw line breaks
+    if (
+        b"\n" in payload or b"\r" in payload
+    ):  # only whitespace: JSON strings have no raw line breaks
         return payload.replace(b"\n", b" ").replace(b"\r", b" ")
     return payload
 
 
 def encode_delete(record: Record) -> Payload:
-    """A tombstone: the event `delete` with the key that is gone, by the rule above."""
+    """Encode a tombstone as the event `delete`, with its key by the rule of this module."""
     return DELETE_EVENT, orjson.dumps({"key": bytes_to_json(record.key)})

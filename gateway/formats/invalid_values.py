@@ -1,8 +1,8 @@
-"""Keys and values that are none of their topic's model.
+"""Represent keys and values that do not fit the model of their topic.
 
-A record keeps its bytes: `Invalid` is shown as an `error` event in its place, whatever the
-format, and `Raw` as the bytes they are: by `envelope` and `cloudevents` as any others that are no
-text, by `value` as `{"base64": "..."}`, for its other values are JSON.
+The record keeps its bytes. An `InvalidValue` is shown as an `error` event in place of the record,
+whatever the format. A `RawValue` is shown as the bytes it is: by `envelope` and `cloudevents` like
+any other bytes, by `value` as `{"base64": "..."}`, because its other values are JSON.
 """
 
 from __future__ import annotations
@@ -19,25 +19,35 @@ INVALID_CODE = "value-invalid"
 
 
 class RawValue(bytes):
-    """Bytes that are not what others of the topic are."""
+    """The bytes of a value that does not fit the model and is shown as bytes."""
 
 
 class InvalidValue(RawValue):
-    """The value of a record that cannot be shown. why: for people."""
+    """The bytes of a value that does not fit the model and is shown as an error.
+
+    Attributes:
+        reason: Why, in words.
+    """
 
     reason: str
 
     @classmethod
     def create(cls, data: bytes | None, reason: str) -> InvalidValue:
-        made = cls(data or b"")
-        made.reason = reason
-        return made
+        """Create one from the bytes of a value; None for a record without one."""
+        invalid = cls(data or b"")
+        invalid.reason = reason
+        return invalid
 
 
 def wrap_format(format: Format, format_name: str) -> Format:
-    """That format, of topics whose records may be no such. name: of the format."""
+    """Wrap a format for topics whose records may not fit their model.
 
-    def of(record: Record) -> Payload:
+    Args:
+        format: The format.
+        format_name: Its name in `FORMATS`.
+    """
+
+    def encode(record: Record) -> Payload:
         value = record.value
         if type(value) is InvalidValue:
             return "error", orjson.dumps(describe_invalid(record, value))
@@ -45,15 +55,15 @@ def wrap_format(format: Format, format_name: str) -> Format:
             return None, orjson.dumps({"base64": b64encode(value).decode()})
         return format(record)
 
-    return of
+    return encode
 
 
 def describe_invalid(record: Record, value: InvalidValue) -> dict[str, object]:
-    """The data of the `error` event."""
+    """Return the data of the `error` event for a record."""
     message = (
         f"the record at {record.tp} offset {record.offset} is not of its topic's model: "
         f"{value.reason}; read it with onInvalid: raw, or correct who writes it"
     )
     topic, partition = record.tp
-    where = {"topic": topic, "partition": partition, "offset": record.offset}
-    return {"code": INVALID_CODE, "message": message, **where}
+    place = {"topic": topic, "partition": partition, "offset": record.offset}
+    return {"code": INVALID_CODE, "message": message, **place}

@@ -1,8 +1,7 @@
-"""JSON that a JSON Schema allows; checked when it is written and when it is read.
+"""Validate JSON by a JSON Schema, when it is written and when it is read.
 
-A schema that names no draft is of draft 7, as Confluent's serializers take it. `$ref` finds what
-the registry has under that name, and never goes elsewhere: a schema must not make the gateway
-fetch URLs.
+A schema that names no draft is of draft 7, as in Confluent's serializers. `$ref` finds what the
+registry has under that name and nothing else: a schema must not make the gateway fetch URLs.
 """
 
 from __future__ import annotations
@@ -23,26 +22,37 @@ _BASE_URI = "json-schema:///"
 
 
 class JsonSchemaCodec:
-    """One schema. used: those it refers to, by the names it calls them. Raises FormatError."""
+    """The codec of one JSON Schema; `Codecs` creates and keeps one per schema id."""
 
-    def __init__(self, text: str, used: Mapping[str, str]) -> None:
+    def __init__(self, text: str, references: Mapping[str, str]) -> None:
+        """Compile a schema.
+
+        Args:
+            text: The schema.
+            references: The schemas that it refers to, by the names that it uses for them.
+
+        Raises:
+            FormatError: The schema cannot be used.
+        """
         try:
             schema = orjson.loads(text)
             base = _BASE_URI
-            if isinstance(schema, dict):  # without an id of its own, no reference finds anything
-                named = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
-                base = schema.setdefault(named, f"{_BASE_URI}schema.json")
-            plain = not isinstance(schema, dict) or "$schema" not in schema
+            if isinstance(schema, dict):  # relative references resolve only if it has an id
+                keyword = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
+                base = schema.setdefault(keyword, f"{_BASE_URI}schema.json")
+            has_no_draft = not isinstance(schema, dict) or "$schema" not in schema
             retriever = _create_retriever(
-                {name: orjson.loads(each) for name, each in used.items()}, base
+                {name: orjson.loads(schema_text) for name, schema_text in references.items()}, base
             )
-            made = jsonschema_rs.Draft7Validator if plain else jsonschema_rs.validator_for
-            self._validator = made(schema, retriever=retriever)
-        except Exception as exc:  # of orjson and jsonschema_rs: whatever is wrong with it
+            create_validator = (
+                jsonschema_rs.Draft7Validator if has_no_draft else jsonschema_rs.validator_for
+            )
+            self._validator = create_validator(schema, retriever=retriever)
+        except Exception as exc:  # orjson and jsonschema_rs raise many kinds
             raise FormatError(f"the JSON Schema cannot be used: {exc}; correct it") from None
 
     def encode(self, value: Any) -> bytes:
-        """Raises FormatError."""
+        """Return a value as JSON text, if the schema allows it; raises FormatError if not."""
         if type(value) is ExactJson:
             self._validate(value.value)
             return value.text
@@ -53,7 +63,7 @@ class JsonSchemaCodec:
             raise FormatError(f"the value cannot be written as JSON: {exc}") from None
 
     def decode(self, data: bytes) -> Any:
-        """Raises FormatError."""
+        """Return the value of JSON text, if the schema allows it; raises FormatError if not."""
         try:
             value = orjson.loads(data)
         except orjson.JSONDecodeError as exc:
@@ -62,7 +72,7 @@ class JsonSchemaCodec:
         return value
 
     def decode_text(self, data: bytes) -> bytes:
-        """The very text, if it is allowed. Raises FormatError."""
+        """Return JSON text unchanged, if the schema allows it; raises FormatError if not."""
         self.decode(data)
         return data
 
@@ -70,35 +80,45 @@ class JsonSchemaCodec:
         try:
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as exc:
-            at = build_pointer(exc.instance_path)
-            what = f"{at or 'the value'} does not fit its JSON Schema: {exc.message[:300]}"
-            raise FormatError(f"{what}; correct it", pointer=at) from None
-        except (ValueError, RecursionError) as exc:  # what no JSON can hold, or nested too deep
+            pointer = build_pointer(exc.instance_path)
+            problem = f"{pointer or 'the value'} does not fit its JSON Schema: {exc.message[:300]}"
+            raise FormatError(f"{problem}; correct it", pointer=pointer) from None
+        except (ValueError, RecursionError) as exc:  # not a value of JSON, or nested too deep
             raise FormatError(f"the value cannot be checked by its JSON Schema: {exc}") from None
 
 
-def _create_retriever(used: Mapping[str, Any], base: str) -> Callable[[str], Any]:
-    """Find a reference by its name as it was resolved, or by its own identifier; nothing else.
+def _create_retriever(references: Mapping[str, Any], base: str) -> Callable[[str], Any]:
+    """Create what finds a reference by its name, resolved or not, or by its own identifier.
 
-    What is found has the URI that it was asked for by as its identifier: with another one of its
-    own, jsonschema_rs (0.60) asks for what it refers to by neither.
+    A reference is returned with the URI that it was asked for as its identifier. If it had another
+    one of its own, jsonschema_rs (0.60) would not ask for what it refers to in turn.
+
+    Args:
+        references: The parsed schemas by name.
+        base: The identifier of the schema that refers to them.
     """
-    found = {place: each for name, each in used.items() for place in (name, urljoin(base, name))}
-    own = {each[word]: each for each in used.values() for word in _identifier_keywords(each)}
+    by_uri = {
+        uri: schema for name, schema in references.items() for uri in (name, urljoin(base, name))
+    }
+    by_own_id = {
+        schema[keyword]: schema
+        for schema in references.values()
+        for keyword in _identifier_keywords(schema)
+    }
 
     def retrieve(uri: str) -> Any:
-        for name, each in (*found.items(), *used.items(), *own.items()):
+        for name, schema in (*by_uri.items(), *references.items(), *by_own_id.items()):
             if uri == name or uri.endswith(f"/{name}"):
-                words = _identifier_keywords(each)
-                return {**each, **dict.fromkeys(words, uri)} if words else each
+                keywords = _identifier_keywords(schema)
+                return {**schema, **dict.fromkeys(keywords, uri)} if keywords else schema
         raise ValueError(f"'{uri}' is none of its references; name it in `references`")
 
     return retrieve
 
 
 def _identifier_keywords(schema: Any) -> list[str]:
-    """Return the keywords by which a schema has an identifier of its own."""
+    """Return the keywords that hold a schema's own identifier: one, or none."""
     if not isinstance(schema, dict):
         return []
-    word = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
-    return [word] if isinstance(schema.get(word), str) else []
+    keyword = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
+    return [keyword] if isinstance(schema.get(keyword), str) else []

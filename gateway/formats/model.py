@@ -1,7 +1,8 @@
-"""A model of a topic's keys or values: bytes as Kafka has them to what clients are shown.
+"""Convert the keys or values of a topic between Kafka's bytes and what clients see.
 
-Values are JSON text. So are keys, but for a JSON string, which is its text: filters and paths
-name keys as people do. What clients write takes the same way back.
+Clients see JSON text. The exception is a key that is a JSON string: clients see its text without
+the quotes, so that filters and paths name keys as people do. What clients write is converted back
+in the same way.
 """
 
 from __future__ import annotations
@@ -18,32 +19,49 @@ from gateway.formats.avro.types import NON_FINITE_FLOATS, float_to_json
 from .codec import Codecs, SerializationFormat
 from .plain import describe_json_type
 
-_NUMBER_STRUCTS: Mapping[str, Struct] = {  # as Kafka's own serializers write them
+_NUMBER_STRUCTS: Mapping[str, Struct] = {  # as Kafka's own serializers write numbers
     "int": Struct(">i"), "long": Struct(">q"), "float": Struct(">f"), "double": Struct(">d"),
 }  # fmt: skip
 
 
 class Model:
-    """One that decodes. codecs: of its catalog, where it has one."""
+    """The model of a topic's keys or values. The hub creates one for each topic that has one."""
 
     def __init__(self, name: str, codecs: Codecs | None = None, *, is_key: bool = False) -> None:
+        """Create a model.
+
+        Args:
+            name: With codecs a format that has a schema; without codecs `boolean`, `int`, `long`,
+                `float` or `double`.
+            codecs: The codecs of its catalog, if it has one.
+            is_key: Whether it is for keys.
+        """
         self.name = name
         self._codecs = codecs or Codecs()
         self._is_key = is_key
         self._format = SerializationFormat.parse(name) if codecs is not None else None
 
     def find_missing_id(self, data: bytes) -> int | None:
-        """The schema that must be asked for first."""
+        """Return the id of the schema that must be loaded before decoding; None for none."""
         if self._format is None or len(data) < 5 or data[0]:
             return None
         return self._codecs.find_missing_id(data)
 
     async def load_schema_ids(self, ids: set[int]) -> None:
-        """Raises RegistryUnavailable."""
+        """Load schemas from the registry.
+
+        Raises:
+            RegistryUnavailable: The registry cannot be asked now.
+        """
         await self._codecs.load_schema_ids(ids)
 
     def decode(self, data: bytes) -> bytes:
-        """Raises FormatError, SchemaUnknown."""
+        """Convert Kafka's bytes to what clients see.
+
+        Raises:
+            FormatError: The bytes do not fit the model.
+            SchemaNotLoaded: The schema must be loaded first.
+        """
         text = self._decode_text(data)
         if self._is_key and text[:1] == b'"':
             return str(orjson.loads(text)).encode()
@@ -56,19 +74,24 @@ class Model:
             if data not in (b"\0", b"\1"):
                 raise FormatError(f"a boolean is one byte, 00 or 01, not {data[:9].hex(' ')}")
             return b"true" if data == b"\1" else b"false"
-        form = _NUMBER_STRUCTS[self.name]
-        if len(data) != form.size:
-            raise FormatError(f"model {self.name} has {form.size} bytes, not {len(data)}")
-        (number,) = form.unpack(data)
+        number_struct = _NUMBER_STRUCTS[self.name]
+        if len(data) != number_struct.size:
+            raise FormatError(f"model {self.name} has {number_struct.size} bytes, not {len(data)}")
+        (number,) = number_struct.unpack(data)
         return orjson.dumps(float_to_json(number) if type(number) is float else number)
 
     async def encode(self, topic: str, data: bytes) -> bytes:
-        """The bytes of what a client wrote. Raises FormatError, RegistryUnavailable."""
+        """Convert what a client wrote to Kafka's bytes.
+
+        Raises:
+            FormatError: It does not fit the model.
+            RegistryUnavailable: The registry cannot be asked now.
+        """
         if self._is_key:
             try:
                 return await self._encode_value(topic, data.decode())
             except (FormatError, UnicodeDecodeError):
-                pass  # it is no text, but what the text says
+                pass  # no key of this model is that text: take it as JSON below
         try:
             value = orjson.loads(data)
         except orjson.JSONDecodeError as exc:
@@ -77,10 +100,10 @@ class Model:
 
     async def _encode_value(self, topic: str, value: Any) -> bytes:
         if self._format is not None:
-            made = await self._codecs.encode(self._format, topic, self._is_key, value)
-            if made.data is None:
+            encoded = await self._codecs.encode(self._format, topic, self._is_key, value)
+            if encoded.data is None:
                 raise FormatError("null is no value of a model; leave it out to delete")
-            return made.data
+            return encoded.data
         return self._encode_number(value)
 
     def _encode_number(self, value: Any) -> bytes:
@@ -93,7 +116,7 @@ class Model:
         if type(value) is str and self.name in ("float", "double"):
             value = NON_FINITE_FLOATS.get(value, value)
         try:
-            if type(value) is bool:
+            if type(value) is bool:  # `struct` would take it as 0 or 1
                 raise TypeError
             return _NUMBER_STRUCTS[self.name].pack(value)
         except (error, TypeError, OverflowError):

@@ -1,4 +1,4 @@
-"""Formats that need no schema: base64, JSON, text."""
+"""Encode and decode the formats that need no schema: base64, JSON, text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from .serialization import SerializationFormat
 
 
 def encode_plain(format: SerializationFormat, value: Any) -> bytes:
-    """Of a JSON value that is not null. Raises FormatError."""
+    """Encode a JSON value that is not null.
+
+    Args:
+        format: BINARY, JSON or STRING.
+        value: The value; base64 text for BINARY.
+
+    Raises:
+        FormatError: The value does not fit the format.
+    """
     if format is SerializationFormat.JSON:
         if type(value) is ExactJson:
             return value.text
@@ -34,7 +42,15 @@ def encode_plain(format: SerializationFormat, value: Any) -> bytes:
 
 
 def decode_plain(format: SerializationFormat, data: bytes) -> Any:
-    """The JSON value of bytes. Raises FormatError."""
+    """Decode bytes into a JSON value.
+
+    Args:
+        format: BINARY, JSON or STRING.
+        data: The bytes.
+
+    Raises:
+        FormatError: The bytes do not fit the format.
+    """
     if format is SerializationFormat.BINARY:
         return b64encode(data).decode()
     try:
@@ -46,7 +62,7 @@ def decode_plain(format: SerializationFormat, data: bytes) -> Any:
 
 
 def describe_json_type(value: object) -> str:
-    """What JSON calls it."""
+    """Return what JSON calls the type of a value, with an article."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -59,13 +75,15 @@ def _decode_base64(text: str) -> bytes:
     try:
         return a2b_base64(text, strict_mode=True) if text else b""
     except (NotBase64, ValueError) as exc:
-        what = f"the value is not base64: {str(exc).lower()}"
-        raise FormatError(f"{what}; encode the bytes by RFC 4648 4, or use format string") from None
+        problem = f"the value is not base64: {str(exc).lower()}"
+        raise FormatError(
+            f"{problem}; encode the bytes by RFC 4648 4, or use format string"
+        ) from None
 
 
 def _encode_utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        what = "the text holds half of a surrogate pair, which UTF-8 cannot carry"
-        raise FormatError(f"{what}; correct it") from None
+        problem = "the text holds half of a surrogate pair, which UTF-8 cannot carry"
+        raise FormatError(f"{problem}; correct it") from None

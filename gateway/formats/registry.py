@@ -1,9 +1,9 @@
-"""Schemas, as a schema registry has them (Confluent's API), and a memory of them.
+"""Look up and register schemas in a schema registry (Confluent's API), and cache them.
 
-What an id or a version names never changes and is kept; which schema is the latest is asked
-again after `maxAge`, and believed for longer while the registry is away. That there is none
-is kept for a moment only: it may be registered next. Who asks for what is being asked for
-waits for the same answer.
+The schema of an id or of a version never changes and is cached for good. The latest version is
+looked up again after `maxAge`; while the registry is away the cached one is used longer. That a
+schema does not exist is cached for MISSING_TTL_S only, as it may be registered next. Concurrent
+lookups of the same schema share one request.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gateway.telemetry.log_context import create_detached_task
 from .registry_client import RegistryClient, RegistryNotFound, RegistryRejected
 from .serialization import SchemaReference, SerializationFormat
 
-MISSING_TTL_S = 5.0  # seconds for which nobody asks again for what is not there
-MAX_CACHED_MISSING = 1_000  # that are kept
+MISSING_TTL_S = 5.0  # seconds for which it is cached that a schema does not exist
+MAX_CACHED_MISSING = 1_000  # how many of these are kept: clients choose the ids
 MAX_REFERENCE_DEPTH = 32  # references of references
-MAX_REFERENCES = 1_000  # of one schema, and theirs
+MAX_REFERENCES = 1_000  # of one schema, with the references of its references
 
 _SCHEMA_TYPES = {
     SerializationFormat.AVRO: "AVRO",
@@ -36,7 +36,15 @@ _FORMATS = {kind: format for format, kind in _SCHEMA_TYPES.items()}
 
 
 class Schema(NamedTuple):
-    """A schema, and those it refers to by their names there, the innermost first."""
+    """A schema of the registry.
+
+    Attributes:
+        id: Its id in the registry.
+        format: The format of its values.
+        text: The schema itself.
+        references: The texts of the schemas that it refers to, by the names that are used for them.
+            Each comes after those that it refers to itself.
+    """
 
     id: int
     format: SerializationFormat
@@ -45,14 +53,27 @@ class Schema(NamedTuple):
 
 
 class _CacheEntry(NamedTuple):
+    """A schema, or the error that it does not exist, and until when that holds."""
+
     result: Schema | FormatError
     expires_at: float
 
 
 class CachedRegistryClient:
-    """One registry; `close` it in the loop that asked."""
+    """The schemas of one registry.
+
+    `Codecs` creates and owns it, and closes it in the event loop in which it made requests. Keys of
+    the cache are an id, `(subject, version)` with None for the latest, or the arguments of
+    `get_or_register`. A key has at most one task, which is removed when it ends.
+    """
 
     def __init__(self, catalog: SchemaRegistry, now: Callable[[], float] = monotonic) -> None:
+        """Create a cache without schemas.
+
+        Args:
+            catalog: The registry.
+            now: A monotonic clock in seconds.
+        """
         self._client = RegistryClient(catalog)
         self._catalog = catalog
         self._now = now
@@ -60,6 +81,7 @@ class CachedRegistryClient:
         self._tasks: dict[Hashable, asyncio.Task[Schema]] = {}
 
     async def close(self) -> None:
+        """Cancel the requests and close the connections."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -67,24 +89,42 @@ class CachedRegistryClient:
         await self._client.close()
 
     def get_cached(self, key: Hashable) -> Schema | None:
-        """What is kept under a key: an id, `(subject, version)`, or what `written` was given.
-        None where the registry is to be asked. Raises FormatError for what is not there."""
-        kept = self._cache.get(key)
-        if kept is None or kept.expires_at <= self._now():
+        """Return a schema from the cache; None if the registry must be asked.
+
+        Args:
+            key: The key of the cache; see the class.
+
+        Raises:
+            FormatError: It is known that there is no such schema.
+        """
+        entry = self._cache.get(key)
+        if entry is None or entry.expires_at <= self._now():
             return None
-        if isinstance(kept.result, FormatError):
-            raise kept.result.with_traceback(None)
-        return kept.result
+        if isinstance(entry.result, FormatError):
+            # The one exception object is raised again and again: without this its traceback would
+            # grow each time.
+            raise entry.result.with_traceback(None)
+        return entry.result
 
     async def get_by_id(self, id: int) -> Schema:
-        """Raises FormatError, RegistryUnavailable; so do the next ones."""
+        """Return the schema of an id.
+
+        Raises:
+            FormatError: There is none, or it cannot be used.
+            RegistryUnavailable: The registry cannot be asked now.
+        """
         return await self._get_or_fetch(id, lambda: self._fetch_by_id(id))
 
     async def get_by_version(self, subject: str, version: int | None) -> Schema:
-        """version: None for the latest."""
-        age = self._catalog.max_age if version is None else None
+        """Return the schema of a version of a subject; raises as `get_by_id`.
+
+        Args:
+            subject: The subject.
+            version: The version; None for the latest.
+        """
+        ttl_s = self._catalog.max_age if version is None else None
         return await self._get_or_fetch(
-            (subject, version), lambda: self._fetch_by_version(subject, version), age
+            (subject, version), lambda: self._fetch_by_version(subject, version), ttl_s
         )
 
     async def get_or_register(
@@ -94,7 +134,18 @@ class CachedRegistryClient:
         text: str,
         references: tuple[SchemaReference, ...],
     ) -> Schema:
-        """The schema of that text under a subject, registered where `autoRegister` says so."""
+        """Return the schema of a text, registering it if `autoRegister` allows that.
+
+        Args:
+            subject: The subject that has the schema, or under which it is registered.
+            format: The format of its values.
+            text: The schema itself.
+            references: The schemas that it refers to.
+
+        Raises:
+            FormatError: The subject does not have it, or the registry refuses it.
+            RegistryUnavailable: The registry cannot be asked now.
+        """
         key = (subject, format, text, references)
         return await self._get_or_fetch(key, lambda: self._get_or_register(*key))
 
@@ -104,76 +155,91 @@ class CachedRegistryClient:
         fetch: Callable[[], Coroutine[Any, Any, Schema]],
         ttl_s: float | None = None,
     ) -> Schema:
-        if (found := self.get_cached(key)) is not None:
-            return found
+        """Return a schema from the cache, or wait for the one request for it."""
+        if (cached := self.get_cached(key)) is not None:
+            return cached
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = create_detached_task(self._fetch(key, fetch, ttl_s))
             task.add_done_callback(lambda done: self._on_fetched(key, done))
+        # Shielded, as others may wait for the same task when this caller is cancelled.
         return await asyncio.shield(task)
 
-    def _on_fetched(self, key: Hashable, done: asyncio.Task[Schema]) -> None:
+    def _on_fetched(self, key: Hashable, task: asyncio.Task[Schema]) -> None:
         self._tasks.pop(key, None)
-        if not done.cancelled():
-            done.exception()  # who asked may have gone
+        if not task.cancelled():
+            # Marks the exception as retrieved: all callers may have been cancelled.
+            task.exception()
 
     async def _fetch(
         self, key: Hashable, fetch: Callable[[], Coroutine[Any, Any, Schema]], ttl_s: float | None
     ) -> Schema:
+        """Ask the registry and cache what it answers.
+
+        Args:
+            key: The key of the cache.
+            fetch: Asks the registry.
+            ttl_s: For how many seconds the schema may be cached; None for good.
+        """
         try:
-            found = await fetch()
+            schema = await fetch()
         except FormatError as exc:
             self._evict_missing()
             self._cache[key] = _CacheEntry(exc, self._now() + MISSING_TTL_S)
             raise
         except RegistryUnavailable:
-            before = self._cache.get(key)
-            if before is None or isinstance(before.result, FormatError):
+            # The registry is away: use the latest version as known before, for a while.
+            expired = self._cache.get(key)
+            if expired is None or isinstance(expired.result, FormatError):
                 raise
-            self._cache[key] = before._replace(expires_at=self._now() + MISSING_TTL_S)
-            return before.result
+            self._cache[key] = expired._replace(expires_at=self._now() + MISSING_TTL_S)
+            return expired.result
         self._cache[key] = _CacheEntry(
-            found, float("inf") if ttl_s is None else self._now() + ttl_s
+            schema, float("inf") if ttl_s is None else self._now() + ttl_s
         )
-        return found
+        return schema
 
     def _evict_missing(self) -> None:
-        missing = [key for key, kept in self._cache.items() if isinstance(kept.result, FormatError)]
+        """Remove the oldest entries of schemas that do not exist, beyond MAX_CACHED_MISSING."""
+        missing = [
+            key for key, entry in self._cache.items() if isinstance(entry.result, FormatError)
+        ]
         for key in missing[: max(0, len(missing) - MAX_CACHED_MISSING)]:
             del self._cache[key]
 
-    # what is asked
+    # Requests.
 
     async def _fetch_by_id(self, id: int) -> Schema:
         try:
-            said = await self._client.request("GET", f"/schemas/ids/{id}")
+            response = await self._client.request("GET", f"/schemas/ids/{id}")
         except RegistryNotFound:
-            what = f"the registry has no schema with the id {id}"
-            raise FormatError(f"{what}; write with one of its schemas") from None
+            problem = f"the registry has no schema with the id {id}"
+            raise FormatError(f"{problem}; write with one of its schemas") from None
         except RegistryRejected as exc:
             raise FormatError(f"the registry gives no schema with the id {id}: {exc}") from None
-        return await self._build_schema(id, said)
+        return await self._build_schema(id, response)
 
     async def _fetch_by_version(self, subject: str, version: int | None) -> Schema:
-        said = await self._fetch_version(subject, version)
-        return await self._build_schema(said["id"], said)
+        response = await self._fetch_version(subject, version)
+        return await self._build_schema(response["id"], response)
 
     async def _fetch_version(self, subject: str, version: int | None) -> Any:
-        at = "latest" if version is None else str(version)
+        """Return what the registry answers for a version of a subject; it has an id."""
+        label = "latest" if version is None else str(version)
         try:
-            said = await self._client.request(
-                "GET", f"/subjects/{quote(subject, '')}/versions/{at}"
+            response = await self._client.request(
+                "GET", f"/subjects/{quote(subject, '')}/versions/{label}"
             )
         except RegistryNotFound as exc:
-            if exc.code == 40402 and version is not None:
-                what = f"subject '{subject}' has no version {version}"
-                raise FormatError(f"{what}; use one that it has, or leave it out") from None
+            if exc.code == 40402 and version is not None:  # version not found
+                problem = f"subject '{subject}' has no version {version}"
+                raise FormatError(f"{problem}; use one that it has, or leave it out") from None
             raise await self._build_unknown_subject(subject) from None
         except RegistryRejected as exc:
-            raise FormatError(f"the registry gives no {at} of '{subject}': {exc}") from None
-        if not isinstance(said, dict) or not isinstance(said.get("id"), int):
-            raise FormatError(f"the registry's {at} of '{subject}' has no id; correct url")
-        return said
+            raise FormatError(f"the registry gives no {label} of '{subject}': {exc}") from None
+        if not isinstance(response, dict) or not isinstance(response.get("id"), int):
+            raise FormatError(f"the registry's {label} of '{subject}' has no id; correct url")
+        return response
 
     async def _get_or_register(
         self,
@@ -182,68 +248,79 @@ class CachedRegistryClient:
         text: str,
         references: tuple[SchemaReference, ...],
     ) -> Schema:
-        named = quote(subject, "")
+        """Ask for the id of a text: one path registers it, the other only looks it up."""
+        quoted = quote(subject, "")
         path = (
-            f"/subjects/{named}/versions" if self._catalog.auto_register else f"/subjects/{named}"
+            f"/subjects/{quoted}/versions" if self._catalog.auto_register else f"/subjects/{quoted}"
         )
         body: dict[str, Any] = {"schema": text}
         if format is not SerializationFormat.AVRO:
             body["schemaType"] = _SCHEMA_TYPES[format]
         if references:
-            body["references"] = [each._asdict() for each in references]
+            body["references"] = [reference._asdict() for reference in references]
         try:
-            said = await self._client.request("POST", path, body)
+            response = await self._client.request("POST", path, body)
         except RegistryNotFound as exc:
-            if exc.code == 40401:
+            if exc.code == 40401:  # subject not found
                 raise await self._build_unknown_subject(subject) from None
-            what = f"subject '{subject}' has no such schema"
-            raise FormatError(f"{what}; register it, or use one that it has") from None
+            problem = f"subject '{subject}' has no such schema"
+            raise FormatError(f"{problem}; register it, or use one that it has") from None
         except RegistryRejected as exc:
-            why = "incompatible with earlier ones" if exc.status == 409 else "refused"
-            raise FormatError(f"the schema for subject '{subject}' is {why}: {exc}") from None
-        used = await self._fetch_references([each._asdict() for each in references], {})
-        return Schema(said["id"], format, text, used)
+            reason = "incompatible with earlier ones" if exc.status == 409 else "refused"
+            raise FormatError(f"the schema for subject '{subject}' is {reason}: {exc}") from None
+        texts = await self._fetch_references([reference._asdict() for reference in references], {})
+        return Schema(response["id"], format, text, texts)
 
     async def _build_schema(self, id: int, response: Any) -> Schema:
+        """Return the schema that the registry described, with its references."""
+        # The registry leaves the type out for Avro.
         kind = response.get("schemaType", "AVRO") if isinstance(response, dict) else None
         if kind not in _FORMATS or not isinstance(response.get("schema"), str):
             raise FormatError(f"schema {id} is of a kind that is not known here: {kind}")
-        used = await self._fetch_references(response.get("references") or [], {})
-        return Schema(id, _FORMATS[kind], response["schema"], used)
+        texts = await self._fetch_references(response.get("references") or [], {})
+        return Schema(id, _FORMATS[kind], response["schema"], texts)
 
     async def _fetch_references(
         self, references: Any, seen: dict[tuple[str, int], Any], depth: int = 0
     ) -> dict[str, str]:
-        """The texts of references and theirs, the innermost first.
+        """Return the texts of references and of their references, by name, innermost first.
 
-        asked: what the registry said of each, which is asked for once: two references to the same
-        two, and so on, are 2**32 at a depth of 32.
+        Args:
+            references: The references as the registry describes them.
+            seen: What the registry answered for each so far. Each is asked for once: if every
+                schema had two references to the same two schemas, there would be 2**32 at a depth
+                of 32.
+            depth: How deep these references are.
         """
         if depth > MAX_REFERENCE_DEPTH:
             raise FormatError(
                 f"references of schemas go deeper than {MAX_REFERENCE_DEPTH}; flatten them"
             )
-        found: dict[str, str] = {}
-        for each in references:
-            place = each["subject"], each["version"]
-            if (said := seen.get(place)) is not None:
-                found.setdefault(each["name"], said["schema"])
+        texts: dict[str, str] = {}
+        for reference in references:
+            version = reference["subject"], reference["version"]
+            if (response := seen.get(version)) is not None:
+                texts.setdefault(reference["name"], response["schema"])
                 continue
             if len(seen) >= MAX_REFERENCES:
                 raise FormatError(f"a schema has over {MAX_REFERENCES} references; merge them")
-            said = seen[place] = await self._fetch_version(*place)
-            inner = await self._fetch_references(said.get("references") or [], seen, depth + 1)
-            found |= {name: text for name, text in inner.items() if name not in found}
-            found.setdefault(each["name"], said["schema"])
-        return found
+            response = seen[version] = await self._fetch_version(*version)
+            inner = await self._fetch_references(response.get("references") or [], seen, depth + 1)
+            texts |= {name: text for name, text in inner.items() if name not in texts}
+            texts.setdefault(reference["name"], response["schema"])
+        return texts
 
     async def _build_unknown_subject(self, subject: str) -> FormatError:
-        """That there is no such subject, with the one that is most like it."""
+        """Return the exception for an unknown subject, which suggests the most similar one."""
         try:
-            said = await self._client.request("GET", "/subjects")
+            response = await self._client.request("GET", "/subjects")
         except (RegistryNotFound, RegistryRejected, RegistryUnavailable):
-            said = []
-        names = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
-        near = find_closest(subject, names)
-        hint = f"did you mean '{near}'?" if near else "register a schema for it"
+            response = []
+        names = (
+            [name for name in response if isinstance(name, str)]
+            if isinstance(response, list)
+            else []
+        )
+        closest = find_closest(subject, names)
+        hint = f"did you mean '{closest}'?" if closest else "register a schema for it"
         return FormatError(f"the registry has no subject '{subject}'; {hint}")

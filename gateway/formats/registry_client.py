@@ -1,7 +1,7 @@
-"""A schema registry over HTTP: who is asked, as whom, and what its answers mean.
+"""Send requests to a schema registry over HTTP.
 
-Several URLs are of one registry. The one that answered last is asked first; the next one when
-it does not answer, or says that it cannot (429, 5xx).
+A registry may have several URLs. The one that answered last is asked first, and the next one if it
+does not answer or says that it cannot (429, 5xx) or may not (401, 403).
 """
 
 from __future__ import annotations
@@ -20,53 +20,79 @@ from gateway.errors import RegistryUnavailable
 
 log = logging.getLogger(__name__)
 
-RETRY_DELAY_S = 1.0  # seconds after which a registry that is away is asked again
-MAX_RESPONSE_BYTES = 16 * 1024**2  # bytes of an answer, decompressed
-READ_SIZE_BYTES = 64 * 1024  # bytes of it that are decompressed at once
-_ENCODING_HEADERS = frozenset(
-    {"content-encoding", "content-length", "transfer-encoding"}
-)  # as it came
+RETRY_DELAY_S = 1.0  # seconds before a registry that is away is asked again
+MAX_RESPONSE_BYTES = 16 * 1024**2  # decompressed
+READ_SIZE_BYTES = 64 * 1024  # decompressed at once
+# Describe the body as it was transferred, which is not what is kept of it.
+_ENCODING_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
 class RegistryNotFound(Exception):
-    """A 404. code: the registry's own, such as 40401."""
+    """The registry does not have what was asked for (404).
+
+    Attributes:
+        code: The registry's own error code, such as 40401 (subject not found).
+    """
 
     def __init__(self, code: int, message: str) -> None:
+        """Create one from the registry's error code and message."""
         super().__init__(message)
         self.code = code
 
 
 class RegistryRejected(Exception):
-    """A 4xx about what was asked: an incompatible schema (409), an invalid one (422)."""
+    """The registry refuses a request, such as an incompatible (409) or invalid (422) schema.
+
+    Attributes:
+        status: The HTTP status, 4xx.
+    """
 
     def __init__(self, status: int, message: str) -> None:
+        """Create one from the status and the registry's message."""
         super().__init__(message)
         self.status = status
 
 
 class RegistryClient:
-    """One registry; `close` it in the loop that asked."""
+    """The connections to one registry.
+
+    A `CachedRegistryClient` creates and owns it, and closes it in the event loop in which it made
+    requests. That the registry is away, or answers again, is logged once.
+    """
 
     def __init__(self, catalog: SchemaRegistry) -> None:
+        """Create a client that is not connected yet."""
         self._catalog = catalog
-        self._urls = [url.rstrip("/") for url in catalog.url]
+        self._urls = [url.rstrip("/") for url in catalog.url]  # in the order to try
         self._client: httpx.AsyncClient | None = None
-        self._retired_clients: list[httpx.AsyncClient] = []
+        self._retired_clients: list[httpx.AsyncClient] = []  # replaced, but maybe still in use
         self._is_unavailable = False
 
     async def close(self) -> None:
+        """Close the connections; a later request opens new ones."""
         clients, self._retired_clients = [*self._retired_clients, self._client], []
         self._client = None
         for client in filter(None, clients):
             await client.aclose()
 
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON of a 2xx. Raises NotThere, Rejected, RegistryUnavailable."""
+        """Send a request and return the JSON of its response.
+
+        Args:
+            method: The HTTP method.
+            path: The path and query, appended to the URL of the registry.
+            body: The JSON object to send; None for none.
+
+        Raises:
+            RegistryNotFound: The registry does not have it (404).
+            RegistryRejected: The registry refuses it (another 4xx).
+            RegistryUnavailable: No URL of the registry gave an answer.
+        """
         reasons = []
         for url in list(self._urls):
             try:
-                answer = await self._send_request(method, url + path, body)
+                response = await self._send_request(method, url + path, body)
             except RegistryUnavailable as exc:
                 reasons.append(exc)
                 continue
@@ -74,75 +100,83 @@ class RegistryClient:
                 self._urls.remove(url)
                 self._urls.insert(0, url)
             self._on_available(url)
-            return _parse_response(answer, url)
+            return _parse_response(response, url)
         await self._on_unavailable(reasons)
         raise reasons[0]
 
     async def _send_request(
         self, method: str, url: str, body: Mapping[str, Any] | None
     ) -> httpx.Response:
+        """Send a request to one URL; raises RegistryUnavailable if that gives no answer."""
         content = None if body is None else orjson.dumps(body)
         try:
             async with asyncio.timeout(self._catalog.timeout):
-                answer = await self._read_response(method, url, content)
+                response = await self._read_response(method, url, content)
         except TimeoutError:
             raise _build_unavailable(url, f"no answer within {self._catalog.timeout:g} s") from None
         except (httpx.HTTPError, OSError, ValueError) as exc:
             raise _build_unavailable(url, str(exc) or type(exc).__name__) from None
-        if answer.status_code in (401, 403):
-            what = f"it refuses the gateway ({answer.status_code}); correct its username or token"
-            raise _build_unavailable(url, what, _parse_retry_after(answer))
-        if answer.status_code == 429 or answer.status_code >= 500:
-            raise _build_unavailable(
-                url, f"it answers {answer.status_code}", _parse_retry_after(answer)
-            )
-        return answer
+        status = response.status_code
+        if status in (401, 403):
+            reason = f"it refuses the gateway ({status}); correct its username or token"
+            raise _build_unavailable(url, reason, _parse_retry_after(response))
+        if status == 429 or status >= 500:
+            raise _build_unavailable(url, f"it answers {status}", _parse_retry_after(response))
+        return response
 
     async def _read_response(self, method: str, url: str, content: bytes | None) -> httpx.Response:
-        """Raises ValueError for more than `LARGEST`, of which no more is read."""
+        """Send a request and read its response.
+
+        Raises:
+            ValueError: The response has more than MAX_RESPONSE_BYTES; the rest of it is not read,
+                and a small compressed response cannot fill the memory.
+        """
         if self._client is None:
-            made = await asyncio.to_thread(_create_client, self._catalog)
-            self._client = self._client or made  # another may have been faster
-        async with self._client.stream(method, url, content=content) as answer:
-            pieces, size = [], 0
-            async for piece in answer.aiter_bytes(READ_SIZE_BYTES):
-                pieces.append(piece)
-                size += len(piece)
+            client = await asyncio.to_thread(_create_client, self._catalog)
+            self._client = self._client or client  # another request may have been faster
+        async with self._client.stream(method, url, content=content) as response:
+            chunks, size = [], 0
+            async for chunk in response.aiter_bytes(READ_SIZE_BYTES):
+                chunks.append(chunk)
+                size += len(chunk)
                 if size > MAX_RESPONSE_BYTES:
                     raise ValueError(f"its answer has more than {MAX_RESPONSE_BYTES} bytes")
         headers = [
-            each
-            for each in answer.headers.multi_items()
-            if each[0].lower() not in _ENCODING_HEADERS
+            (name, value)
+            for name, value in response.headers.multi_items()
+            if name.lower() not in _ENCODING_HEADERS
         ]
-        return httpx.Response(answer.status_code, headers=headers, content=b"".join(pieces))
+        return httpx.Response(response.status_code, headers=headers, content=b"".join(chunks))
 
     async def _on_unavailable(self, reasons: list[RegistryUnavailable]) -> None:
-        """Connections are made anew then, with what the files of `tls` hold by that time."""
+        """Log that the registry is away, once, and prepare new connections.
+
+        New connections read the certificates of `tls` again, which may be what has changed.
+        """
         if self._is_unavailable:
             return
         self._is_unavailable = True
         log.warning("%s", "; ".join(map(str, reasons)))
-        left, self._retired_clients = self._retired_clients, []
-        for client in left:
+        retired, self._retired_clients = self._retired_clients, []
+        for client in retired:
             await client.aclose()
         if self._catalog.tls is not None and self._client is not None:
-            self._retired_clients, self._client = (
-                [self._client],
-                None,
-            )  # others may wait for its answers
+            # Closed at the next failure and not now, as others may wait for its responses.
+            self._retired_clients, self._client = [self._client], None
 
     def _on_available(self, url: str) -> None:
+        """Log that the registry answers again, if it was away."""
         if self._is_unavailable:
             log.info("the schema registry at %s answers again", url)
         self._is_unavailable = False
 
 
 def _parse_response(response: httpx.Response, url: str) -> Any:
+    """Return the JSON of a response, or raise what its status means; see `request`."""
     try:
-        said = orjson.loads(response.content)
+        content = orjson.loads(response.content)
     except ValueError:
-        if response.status_code == 404:  # a proxy's, or another server's
+        if response.status_code == 404:  # of a proxy, or of another server
             raise _build_unavailable(
                 url, "it answers 404 as no registry does; correct url"
             ) from None
@@ -150,11 +184,11 @@ def _parse_response(response: httpx.Response, url: str) -> Any:
             url, f"its answer is no JSON ({response.status_code}); correct url"
         ) from None
     if response.is_success:
-        return said
-    about = said if isinstance(said, dict) else {}
-    message = str(about.get("message") or f"status {response.status_code}")
+        return content
+    error = content if isinstance(content, dict) else {}
+    message = str(error.get("message") or f"status {response.status_code}")
     if response.status_code == 404:
-        code = about.get("error_code")
+        code = error.get("error_code")
         raise RegistryNotFound(code if isinstance(code, int) else 404, message)
     raise RegistryRejected(response.status_code, message)
 
@@ -162,20 +196,21 @@ def _parse_response(response: httpx.Response, url: str) -> Any:
 def _build_unavailable(
     url: str, reason: str, retry_after: float = RETRY_DELAY_S
 ) -> RegistryUnavailable:
-    place = httpx.URL(url).copy_with(path="/").host
+    # Only the host: the URL may contain credentials.
+    host = httpx.URL(url).copy_with(path="/").host
     return RegistryUnavailable(
-        f"the schema registry at {place} cannot be asked: {reason}", retry_after=retry_after
+        f"the schema registry at {host} cannot be asked: {reason}", retry_after=retry_after
     )
 
 
 def _parse_retry_after(response: httpx.Response) -> float:
-    """Seconds, as it says; a date counts as nothing said."""
-    said = response.headers.get("retry-after", "")
-    return min(60.0, max(RETRY_DELAY_S, float(said))) if said.isdecimal() else RETRY_DELAY_S
+    """Return the seconds of a Retry-After header, within bounds; a date is ignored."""
+    value = response.headers.get("retry-after", "")
+    return min(60.0, max(RETRY_DELAY_S, float(value))) if value.isdecimal() else RETRY_DELAY_S
 
 
 def _create_client(catalog: SchemaRegistry) -> httpx.AsyncClient:
-    """In a thread: to read the certificates takes 50 ms."""
+    """Create the HTTP client. Call it in a thread: reading the certificates takes 50 ms."""
     headers = {"content-type": _MEDIA_TYPE, "accept": f"{_MEDIA_TYPE}, application/json"}
     if catalog.token is not None:
         headers["authorization"] = f"Bearer {catalog.token.get_secret_value()}"
@@ -184,7 +219,8 @@ def _create_client(catalog: SchemaRegistry) -> httpx.AsyncClient:
         auth = httpx.BasicAuth(catalog.username, catalog.password.get_secret_value())
     verify = True if catalog.tls is None else create_client_context(catalog.tls)
     return httpx.AsyncClient(
-        # by its transport: proxies of the environment are for what lies outside
+        # With a transport of its own httpx ignores the environment's proxies, which are meant for
+        # hosts outside of the network.
         transport=httpx.AsyncHTTPTransport(verify=verify),
         headers=headers,
         auth=auth,

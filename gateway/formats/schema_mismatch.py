@@ -1,4 +1,4 @@
-"""Where in a value something does not fit."""
+"""Say where in a value something does not fit its schema."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ from collections.abc import Iterable
 
 
 class SchemaMismatch(Exception):
-    """A part of a value that its schema does not take; what holds it adds the way there."""
+    """A part of a value does not fit its schema.
+
+    It is raised by the writer of that part. Each enclosing writer adds its step, so that in the end
+    `pointer` leads from the whole value to the part.
+    """
 
     def __init__(self, message: str) -> None:
+        """Create one for the part itself; the message continues "the value ..."."""
         super().__init__(message)
-        self._path: list[str] = []
+        self._path: list[str] = []  # innermost step first
 
     def add_step(self, step: str | int) -> SchemaMismatch:
-        """The same, seen from the object or array that has it under that name or index."""
+        """Add the name or index of the part in the enclosing object or array, and return self."""
         self._path.append(str(step))
         return self
 
     @property
     def pointer(self) -> str:
+        """Return the JSON pointer of the part (RFC 6901); empty for the whole value."""
         return build_pointer(reversed(self._path))
 
 
 def build_pointer(path: Iterable[object]) -> str:
-    """A JSON pointer (RFC 6901)."""
+    """Return the JSON pointer of a path (RFC 6901)."""
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in path)

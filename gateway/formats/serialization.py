@@ -1,4 +1,4 @@
-"""How a key or value is written, and with which schema: what a caller names."""
+"""Name the serialization formats, and select the schema to write with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from gateway.errors import FormatError
 
 
 class SerializationFormat(Enum):
-    """How JSON becomes the bytes of a key or value, and back. The numbers are the contract's."""
+    """How JSON becomes the bytes of a key or value, and back.
+
+    The numbers are part of the sidecar's HTTP API.
+    """
 
     BINARY = 0
     AVRO = 1
@@ -22,14 +25,19 @@ class SerializationFormat(Enum):
 
     @property
     def has_schema(self) -> bool:
+        """Return whether keys and values of it are framed with the id of a schema."""
         return self in _SCHEMA_FORMATS
 
     @classmethod
     def parse(cls, value: object) -> SerializationFormat:
-        """By name (of any case) or number. Raises FormatError."""
+        """Return the format of a name (in any case) or number.
+
+        Raises:
+            FormatError: There is none; the message suggests one.
+        """
         if isinstance(value, cls):
             return value
-        text = "" if isinstance(value, bool) else str(value).strip()
+        text = "" if isinstance(value, bool) else str(value).strip()  # True is not format 1
         if text in _FORMATS_BY_NUMBER:
             return _FORMATS_BY_NUMBER[text]
         if text.upper() in cls.__members__:
@@ -43,11 +51,17 @@ class SerializationFormat(Enum):
 _SCHEMA_FORMATS = frozenset(
     {SerializationFormat.AVRO, SerializationFormat.JSONSCHEMA, SerializationFormat.PROTOBUF}
 )
-_FORMATS_BY_NUMBER = {str(each.value): each for each in SerializationFormat}
+_FORMATS_BY_NUMBER = {str(format.value): format for format in SerializationFormat}
 
 
 class SchemaReference(NamedTuple):
-    """A schema that another one uses, as the registry has it."""
+    """A schema that another one refers to, as the registry describes it.
+
+    Attributes:
+        name: The name that the other schema uses for it.
+        subject: Its subject in the registry.
+        version: Its version of the subject.
+    """
 
     name: str
     subject: str
@@ -56,13 +70,15 @@ class SchemaReference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchemaSelector:
-    """Which schema to write with; without any of these, the latest of the subject.
+    """Which schema to write with; by default the latest of the subject.
 
-    id:         of the registry.
-    version:    of the subject.
-    subject:    else `<topic>-key` or `<topic>-value`.
-    text:       the schema itself, registered under the subject where the registry lacks it.
-    references: of the text.
+    Attributes:
+        id: The schema with this id in the registry.
+        version: This version of the subject.
+        subject: The subject; by default `<topic>-key` or `<topic>-value`.
+        text: The schema itself, which is registered under the subject if the registry does not have
+            it and may be changed by the gateway.
+        references: The schemas that the text refers to.
     """
 
     id: int | None = None
@@ -76,12 +92,17 @@ LATEST_SCHEMA = SchemaSelector()
 
 
 class EncodedData(NamedTuple):
-    """data: None is a tombstone. schema_id: of what has a schema."""
+    """The bytes of a key or value.
+
+    Attributes:
+        data: The bytes; None for a tombstone.
+        schema_id: The id of the schema that it was written with; None for none.
+    """
 
     data: bytes | None
     schema_id: int | None = None
 
 
 def build_subject_name(topic: str, is_key: bool) -> str:
-    """The registry's name for a topic's keys or values (its TopicNameStrategy)."""
+    """Return the registry's subject for a topic's keys or values (TopicNameStrategy)."""
     return f"{topic}-{'key' if is_key else 'value'}"

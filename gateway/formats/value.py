@@ -1,11 +1,11 @@
-"""The format `value`: the record's value is the event's data.
+"""Use the record's value as the event's data: the format `value`.
 
-It is exact for UTF-8 text without CR (SSE folds CR and CRLF into LF). Bytes that are no
-UTF-8 cannot be sent as they are; the route chooses:
+It is exact for UTF-8 text without CR (SSE turns CR and CRLF into LF). Bytes that are not UTF-8
+cannot be sent as they are, and the route chooses what happens:
 
-error:  an `error` event that says where the record is takes the record's place.
-base64: every value of the route is sent as base64, text too: a binary value may happen to
-        be valid UTF-8, and a client could not tell which of the two it was given.
+- `error`: an `error` event takes the place of the record and says where it is.
+- `base64`: every value of the route is sent as base64, text as well. A binary value may happen to
+  be valid UTF-8, so a client could otherwise not know which of the two it got.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from .event import Binary, Format, Payload, decode_utf8, encode_delete
 
 
 def create_value_format(binary: Binary) -> Format:
+    """Create the format.
+
+    Args:
+        binary: What to do with values that are not text.
+    """
     return _encode_base64 if binary == "base64" else _encode_text
 
 
@@ -40,9 +45,9 @@ def _encode_base64(record: Record) -> Payload:
 
 
 def _describe_not_text(record: Record) -> bytes:
-    where = {"topic": record.tp.topic, "partition": record.tp.partition, "offset": record.offset}
+    place = {"topic": record.tp.topic, "partition": record.tp.partition, "offset": record.offset}
     message = (
         f"the value at {record.tp} offset {record.offset} is not UTF-8 text; "
         "read it with format: envelope, or set binary: base64 on the route"
     )
-    return orjson.dumps({"code": "value-not-text", "message": message, **where})
+    return orjson.dumps({"code": "value-not-text", "message": message, **place})
