@@ -53,8 +53,8 @@ class SchemaCodec(Protocol):
 class Codecs:
     """Encode and decode keys and values, with the schemas of one registry.
 
-    The hub creates one for each catalog that a topic's model names, the sidecar one for all it
-    does. Each schema is compiled once and kept, under its id; one that cannot be compiled is kept
+    The hub and the pipeline create one for each catalog that they use, the sidecar a single one.
+    Each schema is compiled once and kept, under its id; one that cannot be compiled is kept
     as its error.
     """
 

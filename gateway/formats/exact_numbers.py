@@ -53,9 +53,12 @@ class ExactJson:
 
 
 def keep_exact_numbers(
-    data: bytes, records: Sequence[MutableMapping[str, Any]], formats: Mapping[str, SerializationFormat],
-    *, member: str | None = "records",
-) -> None:  # fmt: skip
+    data: bytes,
+    records: Sequence[MutableMapping[str, Any]],
+    formats: Mapping[str, SerializationFormat],
+    *,
+    member: str | None = "records",
+) -> None:
     """Replace keys and values in parsed records by `ExactJson`, if orjson changed a number.
 
     Args:

@@ -196,7 +196,6 @@ def _parse_response(response: httpx.Response, url: str) -> Any:
 def _build_unavailable(
     url: str, reason: str, retry_after: float = RETRY_DELAY_S
 ) -> RegistryUnavailable:
-    # Only the host: the URL may contain credentials.
     host = httpx.URL(url).copy_with(path="/").host
     return RegistryUnavailable(
         f"the schema registry at {host} cannot be asked: {reason}", retry_after=retry_after

@@ -1,13 +1,16 @@
-"""How much JSON bytes of Avro come to, and how deep it is, before they are read.
+"""Limit how much JSON the bytes of an Avro value may become, and how deep, before reading them.
 
-Null takes no bytes, and so does a record of nulls: an array of them is as long as it says, 100 MB
-of JSON in 5 bytes. So the JSON of a value may have `FREE` bytes and `RATE` for each of its own.
+A null takes no bytes, and so does a record of nulls. An array of them is as long as its count says:
+5 bytes can become 100 MB of JSON. So the JSON of a value may have FREE_JSON_BYTES, and in addition
+JSON_BYTES_PER_BYTE for each byte of Avro.
 
-Most schemas cannot come to more, which is known once for a schema: each type has a surplus, what
-its JSON is at most longer than `RATE` times its bytes. What is repeated must not have any. Values
-of other schemas are walked through first, which takes 0.3 us for each value in them. So are values
-that may be deep, of types that hold themselves: fastavro's reader goes as deep as they do without
-minding its stack, and some ten thousand levels end the process.
+Most schemas cannot exceed that, which is found out once per schema. The *surplus* of a type is by
+how many bytes its JSON may at most exceed JSON_BYTES_PER_BYTE times its Avro; the elements of an
+array or map must not have a positive one. Values of other schemas are walked through before they
+are read, which takes 0.3 us for each value in them.
+
+Values of recursive types, which may be deep, are walked through as well: fastavro's reader recurses
+without checking its stack, and some ten thousand levels end the process.
 """
 
 from __future__ import annotations
@@ -17,28 +20,35 @@ from math import inf
 from typing import Any
 
 FREE_JSON_BYTES = 1 << 20
-MAX_SHALLOW_BYTES = (
-    1000  # bytes, of which each level takes one at least: no deeper than its reader goes
-)
-JSON_BYTES_PER_BYTE = (
-    128  # bytes of JSON for a byte of Avro: a field with a long name, that is false
-)
+# Each level takes at least one byte, so a value of this size is not too deep for fastavro's reader.
+MAX_SHALLOW_BYTES = 1000
+# Enough for the field with a long name whose value is `false`, which is one byte of Avro.
+JSON_BYTES_PER_BYTE = 128
 
 _PUNCTUATION_BYTES = 4  # quotes, colon and comma of a member
 _MAX_JSON_BYTES = {"null": 5, "boolean": 6, "int": 12, "long": 21, "float": 26, "double": 26}
 _MIN_AVRO_BYTES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8}
-_ESCAPED_CHAR_BYTES = 6  # bytes of JSON for a byte of text
-_MAX_ROUNDS = 8  # of looking at types that hold themselves
+_ESCAPED_CHAR_BYTES = 6  # bytes of JSON for a byte of text, at most: \u0000
+_MAX_ROUNDS = 8  # in which the surpluses of recursive types must settle
 
 
 class JsonTooLarge(ValueError):
-    """The JSON would have more bytes than it may."""
+    """The JSON of a value would have more bytes than is allowed."""
 
 
 class JsonSizeLimit:
-    """The sizes of one schema, as fastavro takes it, with each named type defined in it once."""
+    """The limits for values of one schema. Each `AvroCodec` has one.
+
+    Attributes:
+        is_bounded: No value of the schema can become too much JSON.
+    """
 
     def __init__(self, plain: Any) -> None:
+        """Measure a schema.
+
+        Args:
+            plain: The schema as fastavro gets it, in which each named type is defined once.
+        """
         self._named: dict[str, Mapping[str, Any]] = {}
         self._is_recursive = False
         self._collect(plain, frozenset())
@@ -49,26 +59,42 @@ class JsonSizeLimit:
         )
 
     def check(self, data: bytes) -> None:
-        """Raise TooMuch for a value that comes to too much, RecursionError for one that is too
-        deep, and IndexError for one that is cut."""
+        """Check a value before it is read.
+
+        Raises:
+            JsonTooLarge: It would become too much JSON.
+            RecursionError: It is too deep.
+            IndexError: It is cut off.
+            ValueError: A number in it has more than ten bytes.
+        """
         if not self.is_bounded or (self._is_recursive and len(data) > MAX_SHALLOW_BYTES):
             _SizeWalker(self._named, data).walk_value(self._plain, 0)
 
     def _collect(self, plain: Any, enclosing: frozenset[str]) -> None:
-        """within: the names of the types around it."""
-        for each in plain if isinstance(plain, list) else (plain,):
-            if isinstance(each, dict):
+        """Collect the named types, and note whether one contains itself.
+
+        Args:
+            plain: A part of the schema.
+            enclosing: The names of the types that enclose it.
+        """
+        for branch in plain if isinstance(plain, list) else (plain,):
+            if isinstance(branch, dict):
                 names = enclosing
-                if "name" in each:
-                    self._named[each["name"]] = each
-                    names |= {each["name"]}
-                for inner in _list_inner_types(each):
+                if "name" in branch:
+                    self._named[branch["name"]] = branch
+                    names |= {branch["name"]}
+                for inner in _list_inner_types(branch):
                     self._collect(inner, names)
-            elif each in enclosing:
+            elif branch in enclosing:
                 self._is_recursive = True
 
     def _has_bounded_surplus(self) -> bool:
-        """Find the surplus of named types. False where that of one grows with how deep it is."""
+        """Compute the surplus of all named types.
+
+        Returns:
+            False if that of a recursive type grows with the depth of a value.
+        """
+        # A type may use one that is computed later, so repeat until nothing changes.
         for _ in range(_MAX_ROUNDS):
             before = dict(self._surplus)
             for name, plain in self._named.items():
@@ -78,6 +104,7 @@ class JsonSizeLimit:
         return False
 
     def _measure_named(self, plain: Mapping[str, Any]) -> float:
+        """Return the surplus of an enum, fixed or record by its definition."""
         if plain["type"] == "enum":
             return (
                 max(map(len, plain["symbols"]), default=0)
@@ -94,9 +121,11 @@ class JsonSizeLimit:
         )
 
     def _measure_surplus(self, plain: Any) -> float:
+        """Return the surplus of any type."""
         if isinstance(plain, list):
             return (
-                max((self._measure_branch(each) for each in plain), default=0) - JSON_BYTES_PER_BYTE
+                max((self._measure_branch(branch) for branch in plain), default=0)
+                - JSON_BYTES_PER_BYTE
             )
         if isinstance(plain, str):
             if plain in self._surplus:
@@ -106,95 +135,105 @@ class JsonSizeLimit:
             ) - JSON_BYTES_PER_BYTE * _MIN_AVRO_BYTES.get(plain, 1)
         if plain["type"] in ("array", "map"):
             (inner,) = _list_inner_types(plain)
-            each = self._measure_surplus(inner)
+            surplus = self._measure_surplus(inner)
             if plain["type"] == "map":
-                each += _PUNCTUATION_BYTES - JSON_BYTES_PER_BYTE
-            return _PUNCTUATION_BYTES - JSON_BYTES_PER_BYTE if each <= 0 else inf
+                surplus += _PUNCTUATION_BYTES - JSON_BYTES_PER_BYTE
+            # There may be any number of elements, so their surpluses must not add up.
+            return _PUNCTUATION_BYTES - JSON_BYTES_PER_BYTE if surplus <= 0 else inf
         return self._surplus[plain["name"]]
 
     def _measure_branch(self, plain: Any) -> float:
-        """Of a branch, which may be told by its name."""
+        """Return the surplus of a branch of a union, with the name that it may be shown with."""
         return len(_get_branch_name(plain)) + _PUNCTUATION_BYTES + self._measure_surplus(plain)
 
 
 class _SizeWalker:
-    """One value. Its strings and numbers are passed over."""
+    """A walk through one value, which adds up its JSON without reading strings and numbers."""
 
     def __init__(self, named: Mapping[str, Mapping[str, Any]], data: bytes) -> None:
         self._named = named
         self._data = data
         self._bytes_left = FREE_JSON_BYTES + JSON_BYTES_PER_BYTE * len(data)
 
-    def walk_value(self, plain: Any, at: int) -> int:
-        """Return where it ends."""
+    def walk_value(self, plain: Any, pos: int) -> int:
+        """Walk through the value of a type at a position, and return where it ends.
+
+        Raises:
+            JsonTooLarge: It would become too much JSON.
+            RecursionError: It is too deep.
+            IndexError: It is cut off.
+        """
         if isinstance(plain, list):
-            branch, at = self._read_long(at)
+            branch, pos = self._read_long(pos)
             self._spend_bytes(len(_get_branch_name(plain[branch])) + _PUNCTUATION_BYTES)
-            return self.walk_value(plain[branch], at)
+            return self.walk_value(plain[branch], pos)
         if isinstance(plain, str):
             plain = self._named.get(plain, plain)
         if isinstance(plain, str):
-            return self._walk_primitive(plain, at)
+            return self._walk_primitive(plain, pos)
         kind = plain["type"]
         if kind in ("array", "map"):
-            return self._walk_blocks(plain, at)
+            return self._walk_blocks(plain, pos)
         if kind == "record":
             for field in plain["fields"]:
                 self._spend_bytes(len(field["name"]) + _PUNCTUATION_BYTES)
-                at = self.walk_value(field["type"], at)
-            return at
+                pos = self.walk_value(field["type"], pos)
+            return pos
         if kind == "enum":
-            place, at = self._read_long(at)
-            self._spend_bytes(len(plain["symbols"][place]) + _PUNCTUATION_BYTES)
-            return at
-        return self._skip(at, int(plain["size"]))
+            index, pos = self._read_long(pos)
+            self._spend_bytes(len(plain["symbols"][index]) + _PUNCTUATION_BYTES)
+            return pos
+        return self._skip(pos, int(plain["size"]))
 
-    def _walk_primitive(self, kind: str, at: int) -> int:
+    def _walk_primitive(self, kind: str, pos: int) -> int:
         if kind in ("int", "long"):
-            _, at = self._read_long(at)
+            _, pos = self._read_long(pos)
         elif kind in ("string", "bytes"):
-            size, at = self._read_long(at)
-            at = self._skip(at, size)
+            size, pos = self._read_long(pos)
+            pos = self._skip(pos, size)
         else:
-            at = self._skip(at, _MIN_AVRO_BYTES[kind])
+            pos = self._skip(pos, _MIN_AVRO_BYTES[kind])
         self._spend_bytes(_PUNCTUATION_BYTES)
-        return at
+        return pos
 
-    def _walk_blocks(self, plain: Mapping[str, Any], at: int) -> int:
+    def _walk_blocks(self, plain: Mapping[str, Any], pos: int) -> int:
+        """Walk through an array or map: blocks, each with a count, until a count of 0."""
         (inner,) = _list_inner_types(plain)
         self._spend_bytes(_PUNCTUATION_BYTES)
         while True:
-            count, at = self._read_long(at)
+            count, pos = self._read_long(pos)
             if count == 0:
-                return at
-            if count < 0:
+                return pos
+            if count < 0:  # then the size of the block in bytes follows
                 count = -count
-                _, at = self._read_long(at)
-            for n in range(count):
-                before, left = at, self._bytes_left
+                _, pos = self._read_long(pos)
+            for index in range(count):
+                before, left = pos, self._bytes_left
                 if plain["type"] == "map":
-                    at = self._walk_primitive("string", at)
-                at = self.walk_value(inner, at)
-                if at == before:  # it has no bytes, so nor have the others
-                    self._spend_bytes((count - n - 1) * max(1, left - self._bytes_left))
+                    pos = self._walk_primitive("string", pos)
+                pos = self.walk_value(inner, pos)
+                if pos == before:
+                    # An element without bytes: so are the others, and as much JSON each. This is
+                    # what keeps a huge count from taking long.
+                    self._spend_bytes((count - index - 1) * max(1, left - self._bytes_left))
                     break
 
-    def _read_long(self, at: int) -> tuple[int, int]:
+    def _read_long(self, pos: int) -> tuple[int, int]:
         number = shift = 0
         while True:
-            byte = self._data[at]
-            at += 1
+            byte = self._data[pos]
+            pos += 1
             number |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return (number >> 1) ^ -(number & 1), at
+                return (number >> 1) ^ -(number & 1), pos
             shift += 7
             if shift > 63:
                 raise ValueError("a number of more than ten bytes")
 
-    def _skip(self, at: int, size: int) -> int:
-        if not 0 <= size <= len(self._data) - at:
+    def _skip(self, pos: int, size: int) -> int:
+        if not 0 <= size <= len(self._data) - pos:
             raise IndexError("a value that is cut")
-        return at + size
+        return pos + size
 
     def _spend_bytes(self, size: int) -> None:
         self._bytes_left -= size

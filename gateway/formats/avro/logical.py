@@ -1,14 +1,14 @@
-"""Avro's logical types as JSON: text that people read, and back.
+"""Convert between Avro's logical types and JSON text that people can read.
 
-    decimal                      "12.50", with all digits of its scale; a number is taken, too
+    decimal                      "12.50", with all digits of its scale; a number is accepted, too
     uuid                         "6f1c..."
     date                         "2024-02-29"
     time-millis, -micros         "13:05:00.250"
     timestamp-millis, .., -nanos "2024-02-29T13:05:00.250Z", local ones without Z
 
-Where Python's calendar ends (years 1 to 9999) the number is shown as Avro has it; numbers are
-taken for all of them but decimals. What has more digits than the schema keeps is refused, never
-rounded. (Avro specification 1.12, Logical Types.)
+Outside of Python's calendar (years 1 to 9999) the number is shown as Avro has it. A number is
+accepted for dates and times, too, and then is Avro's own. A value with more digits than the schema
+keeps is refused and never rounded. (Avro specification 1.12, Logical Types.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from gateway.formats.schema_mismatch import SchemaMismatch
 
 
 class LogicalType(NamedTuple):
-    """show: of what Avro has. read: what Avro has, of JSON. Raises Misfit."""
+    """The two conversions of a logical type.
+
+    Attributes:
+        to_json: Converts the value of the base type to JSON.
+        from_json: Converts JSON to a value of the base type; raises SchemaMismatch.
+    """
 
     to_json: Callable[[Any], Any]
     from_json: Callable[[Any], Any]
@@ -35,11 +40,20 @@ _PER_SECOND = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
 _DIGITS = {1_000: 3, 1_000_000: 6, 1_000_000_000: 9}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY = date(1970, 1, 1)
+# Date with T, time, fraction, zone.
 _TIME = re.compile(r"(.+T)?([0-9]{2}:[0-9]{2}(?::[0-9]{2})?)(?:[.,]([0-9]{1,9}))?(Z|[+-][0-9:]+)?")
 
 
 def create_logical_type(schema: Mapping[str, Any], base: str) -> LogicalType | None:
-    """None for one that is not known, or does not go with its base: it is ignored."""
+    """Create the logical type of a schema.
+
+    Args:
+        schema: The schema, which may have a `logicalType`.
+        base: The type that it is based on.
+
+    Returns:
+        None if there is none, or one that is unknown or does not fit its base, which is ignored.
+    """
     name = schema.get("logicalType")
     size = schema.get("size")
     if name == "decimal" and base in ("bytes", "fixed"):
@@ -62,17 +76,18 @@ def create_logical_type(schema: Mapping[str, Any], base: str) -> LogicalType | N
 
 
 def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType | None:
+    """Create a decimal; `size` is that of its fixed in bytes, None for bytes."""
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision:
         return None
 
-    def show(data: bytes) -> str:
+    def to_json(data: bytes) -> str:
         unscaled = int.from_bytes(data, "big", signed=True)
         digits = str(abs(unscaled)).zfill(scale + 1)
         whole, part = digits[: len(digits) - scale], digits[len(digits) - scale :]
         return f"{'-' * (unscaled < 0)}{whole}{'.' * bool(part)}{part}"
 
-    def read(value: Any) -> bytes:
+    def from_json(value: Any) -> bytes:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise SchemaMismatch(
                 f'takes a decimal such as "12.50", not {describe_json_type(value)}'
@@ -84,6 +99,8 @@ def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType 
         if not isinstance(exponent, int):
             raise SchemaMismatch(f"takes a decimal, not {value!r:.60}")
         text = "".join(map(str, digits)).lstrip("0")
+        # How many zeros to append for the unscaled number. Negative: so many digits are behind
+        # those that the scale keeps, and must be zeros.
         zeros = exponent + scale
         if text and len(text) + zeros > precision:
             raise SchemaMismatch(f"has more than {precision} digits")
@@ -91,12 +108,13 @@ def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType 
             raise SchemaMismatch(f"has more than {scale} digits after the point")
         number = int((text + "0" * zeros if zeros >= 0 else text[:zeros]) or "0") if text else 0
         number = -number if sign else number
+        # Two's complement, with a bit for the sign.
         length = (number if number >= 0 else ~number).bit_length() // 8 + 1
         if size is not None and length > size:
             raise SchemaMismatch(f"does not fit into {size} bytes")
         return number.to_bytes(size or length, "big", signed=True)
 
-    return LogicalType(show, read)
+    return LogicalType(to_json, from_json)
 
 
 def _parse_uuid(value: Any) -> UUID:
@@ -124,60 +142,63 @@ def _parse_date(value: Any) -> Any:
 
 
 def _create_time(per_second: int) -> LogicalType:
+    """Create a time of day, in units of which a second has so many."""
     digits = _DIGITS[per_second]
 
-    def show(units: int) -> Any:
+    def to_json(units: int) -> Any:
         if not 0 <= units < 86_400 * per_second:
             return units
         seconds, part = divmod(units, per_second)
         minutes, second = divmod(seconds, 60)
         return f"{minutes // 60:02}:{minutes % 60:02}:{second:02}.{part:0{digits}}"
 
-    def read(value: Any) -> Any:
+    def from_json(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        found = _TIME.fullmatch(value)
+        match = _TIME.fullmatch(value)
         try:
-            if found is None or found[1] or found[4]:
+            if match is None or match[1] or match[4]:
                 raise ValueError
-            at = datetime.fromisoformat(f"1970-01-01T{found[2]}+00:00")
+            time = datetime.fromisoformat(f"1970-01-01T{match[2]}+00:00")
         except ValueError:
             raise SchemaMismatch(f"takes a time such as 13:05:00.250, not {value!r:.60}") from None
-        return int((at - _EPOCH).total_seconds()) * per_second + _parse_fraction(found[3], digits)
+        seconds = int((time - _EPOCH).total_seconds())
+        return seconds * per_second + _parse_fraction(match[3], digits)
 
-    return LogicalType(show, read)
+    return LogicalType(to_json, from_json)
 
 
 def _create_timestamp(per_second: int, zone: str) -> LogicalType:
+    """Create a timestamp; `zone` is "Z", or empty for a local one."""
     digits = _DIGITS[per_second]
 
-    def show(units: int) -> Any:
+    def to_json(units: int) -> Any:
         seconds, part = divmod(units, per_second)
         try:
-            at = _EPOCH + timedelta(seconds=seconds)
+            time = _EPOCH + timedelta(seconds=seconds)
         except OverflowError:
             return units
-        return f"{at.isoformat()[:19]}.{part:0{digits}}{zone}"
+        return f"{time.isoformat()[:19]}.{part:0{digits}}{zone}"
 
-    def read(value: Any) -> Any:
+    def from_json(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        found = _TIME.fullmatch(value)
+        match = _TIME.fullmatch(value)
         try:
-            if found is None or not found[1] or bool(found[4]) != bool(zone):
+            if match is None or not match[1] or bool(match[4]) != bool(zone):
                 raise ValueError
-            at = datetime.fromisoformat(found[1] + found[2] + (found[4] or "+00:00"))
+            time = datetime.fromisoformat(match[1] + match[2] + (match[4] or "+00:00"))
         except ValueError:
             example = f"2024-02-29T13:05:00.250{zone}"
             raise SchemaMismatch(f"takes a time such as {example}, not {value!r:.60}") from None
-        seconds = (at - _EPOCH) // timedelta(seconds=1)
-        return seconds * per_second + _parse_fraction(found[3], digits)
+        seconds = (time - _EPOCH) // timedelta(seconds=1)
+        return seconds * per_second + _parse_fraction(match[3], digits)
 
-    return LogicalType(show, read)
+    return LogicalType(to_json, from_json)
 
 
 def _parse_fraction(text: str | None, digits: int) -> int:
-    """A fraction of a second in units of so many digits."""
+    """Return the fraction of a second as a number of so many digits."""
     text = (text or "").rstrip("0")
     if len(text) > digits:
         raise SchemaMismatch(f"has more than {digits} digits of a second")

@@ -1,9 +1,9 @@
-"""Types of Avro, made once of a schema: to write JSON as Avro, and to show what was read.
+"""Represent Avro's types: how JSON is written as Avro, and how what was read becomes JSON.
 
-Reading is fastavro's; it is given the schema with names of our own and without logical types,
-so that nothing is lost in Python's (a timestamp of the year 10,000, digits of a decimal).
-Writing is here: fastavro says of a value only that it does not fit, not where, and takes some
-for what they are not. Binary encoding: Avro specification 1.12.
+fastavro reads the bytes. It gets the schema without logical types and with other names, so that
+nothing is lost in Python's types (a timestamp of the year 10,000, the digits of a decimal). Writing
+is done here, because fastavro does not say where a value does not fit, and accepts some values for
+types that they are not. Binary encoding: Avro specification 1.12.
 """
 
 from __future__ import annotations
@@ -19,46 +19,54 @@ from gateway.formats.schema_mismatch import SchemaMismatch
 from .logical import LogicalType, create_logical_type
 
 WriteValue = Callable[[Any, bytearray], None]
+"""Append a JSON value as Avro to some bytes; raises SchemaMismatch, and may leave a part of it."""
 ConvertToJson = Callable[[Any], Any]
+"""Convert what fastavro read to JSON; containers may be changed in place."""
 
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 NON_FINITE_FLOATS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 class AvroType:
-    """name:  as a union has it: of its branch, `{"string": ..}`.
-    plain: what fastavro reads by.
-    write: JSON as Avro; raises Misfit.
-    raw:   the same of a default in a schema, where logical types are not shown as such.
-    show:  JSON of what fastavro read; None where that is JSON already.
+    """One type of a schema, built once when the schema is compiled.
+
+    Attributes:
+        name: The name that a union uses for its branch, as in `{"string": ...}`.
+        plain: The schema that fastavro reads it by.
+        write: Appends a JSON value as Avro; raises SchemaMismatch.
+        write_default: The same for a default in a schema, where logical types are not JSON text.
+        to_json: Converts what fastavro read to JSON; None if that is JSON already.
     """
 
     __slots__ = ("name", "plain", "to_json", "write", "write_default")
 
     def __init__(
-        self, name: str, plain: Any, write: WriteValue, show: ConvertToJson | None = None
+        self, name: str, plain: Any, write: WriteValue, to_json: ConvertToJson | None = None
     ) -> None:
+        """Create a type whose defaults are written like its values."""
         self.name = name
         self.plain = plain
         self.write = self.write_default = write
-        self.to_json = show
+        self.to_json = to_json
 
-    def as_logical(self, kind: LogicalType) -> AvroType:
-        base = self.write
+    def as_logical(self, logical_type: LogicalType) -> AvroType:
+        """Return a logical type that is based on this type."""
+        write_base = self.write
 
         def write(value: Any, out: bytearray) -> None:
-            base(kind.from_json(value), out)
+            write_base(logical_type.from_json(value), out)
 
-        made = AvroType(self.name, self.plain, write, kind.to_json)
-        made.write_default = self.write_default
-        return made
+        avro_type = AvroType(self.name, self.plain, write, logical_type.to_json)
+        avro_type.write_default = self.write_default
+        return avro_type
 
     def convert(self, value: Any) -> Any:
+        """Convert what fastavro read to JSON."""
         return value if self.to_json is None else self.to_json(value)
 
 
 def write_long(number: int, out: bytearray) -> None:
-    """A long, of 64 bits."""
+    """Append a number of 64 bits as a zigzag varint."""
     number = (number << 1) ^ (number >> 63)
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -82,6 +90,7 @@ def _write_boolean(value: Any, out: bytearray) -> None:
 
 
 def _create_integer_writer(bits: int, name: str) -> WriteValue:
+    """Create the writer of int or long. JSON's 1.0 is a whole number, too."""
     low, high = -(1 << bits - 1), (1 << bits - 1) - 1
 
     def write(value: Any, out: bytearray) -> None:
@@ -115,6 +124,7 @@ def _create_float_writer(packer: struct.Struct) -> WriteValue:
 
 
 def float_to_json(value: float) -> float | str:
+    """Return a float as JSON, which has no NaN and no infinities: these become text."""
     if value - value == 0:
         return value
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
@@ -132,8 +142,8 @@ def _write_string(value: Any, out: bytearray) -> None:
 
 
 def _encode_latin1(value: Any) -> bytes:
-    """Of text as Avro's JSON has bytes: one character of U+0000 to U+00FF each."""
-    if type(value) is bytes:  # of a logical type
+    """Return the bytes of text in which each character, U+0000 to U+00FF, stands for one byte."""
+    if type(value) is bytes:  # comes from a logical type
         return value
     if type(value) is not str:
         raise _build_mismatch("bytes, as text of U+0000 to U+00FF", value)
@@ -168,6 +178,8 @@ PRIMITIVES: Mapping[str, AvroType] = {
 
 
 def create_fixed(name: str, label: str, size: int) -> AvroType:
+    """Create a fixed of so many bytes; `label` is its name for fastavro."""
+
     def write(value: Any, out: bytearray) -> None:
         data = _encode_latin1(value)
         if len(data) != size:
@@ -178,61 +190,68 @@ def create_fixed(name: str, label: str, size: int) -> AvroType:
 
 
 def create_enum(name: str, label: str, symbols: list[str]) -> AvroType:
-    places = {symbol: place for place, symbol in enumerate(symbols)}
+    """Create an enum; `label` is its name for fastavro."""
+    indexes = {symbol: index for index, symbol in enumerate(symbols)}
 
     def write(value: Any, out: bytearray) -> None:
-        place = places.get(value) if type(value) is str else None
-        if place is None:
+        index = indexes.get(value) if type(value) is str else None
+        if index is None:
             raise SchemaMismatch(
                 f"{value!r:.60} is none of its symbols; {suggest_name(value, symbols)}"
             )
-        write_long(place, out)
+        write_long(index, out)
 
     return AvroType(name, {"type": "enum", "name": label, "symbols": symbols}, write)
 
 
 def create_array(items: AvroType) -> AvroType:
+    """Create an array. It is written as one block and the empty one that ends it."""
+
     def write(value: Any, out: bytearray) -> None:
         if type(value) is not list:
             raise _build_mismatch("an array", value)
         if value:
             write_long(len(value), out)
-        for n, each in enumerate(value):
+        for index, item in enumerate(value):
             try:
-                items.write(each, out)
-            except SchemaMismatch as misfit:
-                raise misfit.add_step(n) from None
+                items.write(item, out)
+            except SchemaMismatch as mismatch:
+                raise mismatch.add_step(index) from None
         out.append(0)
 
-    shown = items.to_json
-    show = None if shown is None else lambda value: [shown(each) for each in value]
-    return AvroType("array", {"type": "array", "items": items.plain}, write, show)
+    convert = items.to_json
+    to_json = None if convert is None else lambda value: [convert(item) for item in value]
+    return AvroType("array", {"type": "array", "items": items.plain}, write, to_json)
 
 
 def create_map(values: AvroType) -> AvroType:
+    """Create a map. It is written as one block and the empty one that ends it."""
+
     def write(value: Any, out: bytearray) -> None:
         if type(value) is not dict:
             raise _build_mismatch("an object", value)
         if value:
             write_long(len(value), out)
-        for key, each in value.items():
+        for key, item in value.items():
             _write_string(key, out)
             try:
-                values.write(each, out)
-            except SchemaMismatch as misfit:
-                raise misfit.add_step(key) from None
+                values.write(item, out)
+            except SchemaMismatch as mismatch:
+                raise mismatch.add_step(key) from None
         out.append(0)
 
-    shown = values.to_json
-    show = None if shown is None else lambda value: {k: shown(v) for k, v in value.items()}
-    return AvroType("map", {"type": "map", "values": values.plain}, write, show)
+    convert = values.to_json
+    to_json = None if convert is None else lambda value: {k: convert(v) for k, v in value.items()}
+    return AvroType("map", {"type": "map", "values": values.plain}, write, to_json)
 
 
 def suggest_name(name: object, known: list[str]) -> str:
-    near = find_closest(str(name), known)
-    return f"did you mean {near}?" if near else f"use one of {', '.join(known[:12])}"
+    """Return the hint of an error message about an unknown name."""
+    closest = find_closest(str(name), known)
+    return f"did you mean {closest}?" if closest else f"use one of {', '.join(known[:12])}"
 
 
 def apply_logical_type(base_type: AvroType, schema: Mapping[str, Any]) -> AvroType:
-    kind = create_logical_type(schema, schema["type"])
-    return base_type if kind is None else base_type.as_logical(kind)
+    """Return the logical type of a schema, or its base type if it has none that is known."""
+    logical_type = create_logical_type(schema, schema["type"])
+    return base_type if logical_type is None else base_type.as_logical(logical_type)

@@ -1,4 +1,4 @@
-"""Unions of Avro: which branch a value is of (see `codec`)."""
+"""Represent Avro's unions: find the branch of a JSON value, and show the branch of a read one."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from gateway.formats.schema_mismatch import SchemaMismatch
 
 from .types import AvroType, write_long
 
-_BRANCH_LOGICAL_TYPE = (
-    "gateway-branch"  # the logical type of numbers that are to be told by their branch
-)
+# A logical type of our own, by which fastavro returns a number together with its branch.
+_BRANCH_LOGICAL_TYPE = "gateway-branch"
 LOGICAL_READERS[f"int-{_BRANCH_LOGICAL_TYPE}"] = lambda data, *_: ("int", data)
 LOGICAL_READERS[f"float-{_BRANCH_LOGICAL_TYPE}"] = lambda data, *_: ("float", data)
 
 
 def mark_branches(plain: Any) -> Any:
-    """Return a schema by which fastavro tells the int and the float of unions.
+    """Return a schema by which fastavro returns the branch of int and float in unions.
 
-    It reads int and long as the same type of Python, and float and double; a union that has both
-    would be shown, and written again, as the other branch.
+    It reads int and long as the same type of Python, and float and double as well. In a union that
+    has both, a value would otherwise be shown, and written again, as the other branch.
+
+    Args:
+        plain: The schema as fastavro gets it.
     """
     if isinstance(plain, list):
-        marked = [mark_branches(each) for each in plain]
+        marked = [mark_branches(branch) for branch in plain]
         for narrow, wide in (("int", "long"), ("float", "double")):
             if narrow in plain and wide in plain:
                 marked[plain.index(narrow)] = {"type": narrow, "logicalType": _BRANCH_LOGICAL_TYPE}
@@ -34,93 +36,110 @@ def mark_branches(plain: Any) -> Any:
     if not isinstance(plain, Mapping):
         return plain
     if plain["type"] == "record":
-        fields = [{**each, "type": mark_branches(each["type"])} for each in plain["fields"]]
+        fields = [{**field, "type": mark_branches(field["type"])} for field in plain["fields"]]
         return {**plain, "fields": fields}
     inner = {"array": "items", "map": "values"}.get(plain["type"])
     return plain if inner is None else {**plain, inner: mark_branches(plain[inner])}
 
 
 def create_union(branches: list[AvroType]) -> AvroType:
-    tags = {branch.name: n for n, branch in enumerate(branches)}
-    some = [branch for branch in branches if branch.name != "null"]
-    places = []
-    for n in range(len(branches)):
-        place = bytearray()
-        write_long(n, place)
-        places.append(bytes(place))
+    """Create a union.
 
-    def attempt(n: int, value: Any, out: bytearray) -> SchemaMismatch | None:
-        mark = len(out)
-        out += places[n]
+    A value may name its branch, as in `{"string": "x"}`, or not; then it is of the first branch
+    that accepts it.
+    """
+    indexes = {branch.name: index for index, branch in enumerate(branches)}
+    non_null = [branch for branch in branches if branch.name != "null"]
+    prefixes = []  # the encoded index of each branch, which precedes its value
+    for index in range(len(branches)):
+        prefix = bytearray()
+        write_long(index, prefix)
+        prefixes.append(bytes(prefix))
+
+    def try_branch(index: int, value: Any, out: bytearray) -> SchemaMismatch | None:
+        """Write a value as a branch; if it does not fit, write nothing and return why."""
+        start = len(out)
+        out += prefixes[index]
         try:
-            branches[n].write(value, out)
-        except SchemaMismatch as misfit:
-            del out[mark:]
-            return misfit
+            branches[index].write(value, out)
+        except SchemaMismatch as mismatch:
+            del out[start:]
+            return mismatch
         return None
 
     def write(value: Any, out: bytearray) -> None:
-        told: SchemaMismatch | None = None
+        # The most helpful of the mismatches: that of the branch which the value names, or else that
+        # of the only branch beside null.
+        reported: SchemaMismatch | None = None
         if type(value) is dict and len(value) == 1:
-            ((tag, inner),) = value.items()
-            if tag in tags:
-                told = attempt(tags[tag], inner, out)
-                if told is None:
+            ((name, inner),) = value.items()
+            if name in indexes:
+                reported = try_branch(indexes[name], inner, out)
+                if reported is None:
                     return
-                told.add_step(tag)
-        for n in range(len(branches)):
-            if type(value) is str and "string" in tags and branches[n].plain in ("float", "double"):
-                continue  # "NaN" is text where text may be
-            misfit = attempt(n, value, out)
-            if misfit is None:
+                reported.add_step(name)
+        for index in range(len(branches)):
+            if (
+                type(value) is str
+                and "string" in indexes
+                and branches[index].plain in ("float", "double")
+            ):
+                continue  # in a union with string, "NaN" is a string
+            mismatch = try_branch(index, value, out)
+            if mismatch is None:
                 return
-            if told is None and len(some) == 1 and branches[n] is some[0]:
-                told = misfit
-        names = ", ".join(tags)
-        raise told or SchemaMismatch(
+            if reported is None and len(non_null) == 1 and branches[index] is non_null[0]:
+                reported = mismatch
+        names = ", ".join(indexes)
+        raise reported or SchemaMismatch(
             f"is of none of its types: {names}; it is {describe_json_type(value)}"
         )
 
-    def raw(value: Any, out: bytearray) -> None:
-        """A default is of the first branch that takes it."""
-        for n, branch in enumerate(branches):
-            mark = len(out)
-            out += places[n]
+    def write_default(value: Any, out: bytearray) -> None:
+        """Write a default, which is of the first branch that accepts it."""
+        for index, branch in enumerate(branches):
+            start = len(out)
+            out += prefixes[index]
             try:
                 branch.write_default(value, out)
                 return
             except SchemaMismatch:
-                del out[mark:]
+                del out[start:]
         raise SchemaMismatch("has a default of none of its types")
 
     plain = [branch.plain for branch in branches]
-    show = (
-        _create_nullable_converter(some[0], tags)
-        if len(some) == 1
-        else _create_branch_converter(some)
+    to_json = (
+        _create_nullable_converter(non_null[0], indexes)
+        if len(non_null) == 1
+        else _create_branch_converter(non_null)
     )
-    made = AvroType("union", plain, write, show if some else None)
-    made.write_default = raw
-    return made
+    union = AvroType("union", plain, write, to_json if non_null else None)
+    union.write_default = write_default
+    return union
 
 
-def _create_nullable_converter(branch: AvroType, tags: dict[str, int]) -> Any:
-    def show(value: Any) -> Any:
+def _create_nullable_converter(branch: AvroType, indexes: dict[str, int]) -> Any:
+    """Create what shows a value of a union of null and one other branch: as it is."""
+
+    def to_json(value: Any) -> Any:
         if value is None:
             return None
-        if type(value) is tuple:  # its name, and it
+        if type(value) is tuple:  # fastavro's name of a named type, and its value
             value = value[1]
-        shown = branch.convert(value)
-        if type(shown) is dict and len(shown) == 1 and next(iter(shown)) in tags:
-            return {branch.name: shown}
-        return shown
+        converted = branch.convert(value)
+        # If it looks like a named branch it would be written back as that: name the real one.
+        if type(converted) is dict and len(converted) == 1 and next(iter(converted)) in indexes:
+            return {branch.name: converted}
+        return converted
 
-    return show
+    return to_json
 
 
 def _create_branch_converter(branches: list[AvroType]) -> Any:
+    """Create what shows a value of a union of several branches: with the name of its branch."""
+    # Branches that fastavro returns with a label are found by it, the others by the Python type.
     by_label = {branch.plain: branch for branch in branches if isinstance(branch.plain, str)}
-    kinds = {
+    by_python_type = {
         bool: by_label.get("boolean"),
         float: by_label.get("double") or by_label.get("float"),
         str: by_label.get("string"),
@@ -128,19 +147,20 @@ def _create_branch_converter(branches: list[AvroType]) -> Any:
         list: next((branch for branch in branches if branch.name == "array"), None),
         dict: next((branch for branch in branches if branch.name == "map"), None),
     }
-    whole = by_label.get("long") or by_label.get("int")
+    # If both are there, fastavro marks an int (`mark_branches`), so an unmarked number is a long.
+    integer = by_label.get("long") or by_label.get("int")
 
-    def show(value: Any) -> Any:
+    def to_json(value: Any) -> Any:
         if value is None:
             return None
         branch: AvroType | None
-        if type(value) is tuple:  # of a named type, or one that is marked
+        if type(value) is tuple:  # of a named type, or a marked number
             branch, value = by_label[value[0]], value[1]
         elif type(value) is int:
-            branch = whole
+            branch = integer
         else:
-            branch = kinds[type(value)]
+            branch = by_python_type[type(value)]
         assert branch is not None
         return {branch.name: branch.convert(value)}
 
-    return show
+    return to_json
