@@ -342,6 +342,8 @@ class Fetcher:
             return
         main = BrokerFetchLoop(self, node, self._role)
         self._fetch_loops[node] = [main]
+        # A broker without new records holds a tail's fetch back, so newcomers get a second loop.
+        # Catch-up reads fetch what is there already.
         if self._role is ConnectionRole.TAIL:
             self._fetch_loops[node].append(BrokerFetchLoop(self, node, ConnectionRole.FRESH, main))
         for fetch_loop in self._fetch_loops[node]:
@@ -383,6 +385,8 @@ class Fetcher:
         if topic is None:
             return
         if topic.error == TOPIC_AUTHORIZATION_FAILED or topic.error in _UNKNOWN_TOPIC_CODES:
+            # Without a leader nothing is asked for. The next metadata that has the topic, or grants
+            # it, brings the leader back.
             self.release(partition_fetch)
             reader.on_leader_change(None, reader.leader_epoch, now)
             cause = (
@@ -459,6 +463,7 @@ class Fetcher:
             command = reader.next_command(now)
             if command is None or isinstance(command, FetchCommand) or reader.leader is None:
                 continue
+            # The end of an epoch has no isolation; it is grouped with the usual one.
             is_stable = partition_fetch.read_committed and (
                 isinstance(command, EpochEndCommand) or command.is_stable
             )
