@@ -124,7 +124,7 @@ class Faults:
 
     async def _freeze_broker(self) -> None:
         node = self._some_broker()
-        await self._fail("broker", node.freeze, node.thaw, self._draw.choice((2.0, 8.0)))
+        await self._fail("broker", node.freeze, node.unfreeze, self._draw.choice((2.0, 8.0)))
 
     async def _kill_broker(self) -> None:
         node = self._some_broker()
