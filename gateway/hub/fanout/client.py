@@ -30,7 +30,6 @@ from gateway.core.log.record import GapReason, TopicPartition
 from gateway.core.token.resume_token import ResumeToken
 from gateway.hub.reads.backfill import Backfill
 from gateway.hub.reads.services import ReadServices
-from gateway.hub.reads.shared_reads import SharedReads
 from gateway.hub.wires.wire import Wire
 from gateway.telemetry.log_context import log_context
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED
@@ -136,16 +135,12 @@ class ClientOwner(Protocol):
     broadcaster: Broadcaster
 
     @property
-    def shared_reads(self) -> SharedReads:
-        """Return the reads that all clients share."""
-
-    @property
     def shared_catch_ups(self) -> CatchUpRegistry:
         """Return the reads of the past that several clients share."""
 
     @property
     def read_services(self) -> ReadServices:
-        """Return what a backfill reads with."""
+        """Return what clients and their backfills read with."""
 
     def remove_client(self, client: Client) -> None:
         """Forget a client that is being closed."""
@@ -273,7 +268,7 @@ class Client:
         """
         loop = asyncio.get_running_loop()
         tail = self._shared_tail.tail
-        self._owner.shared_reads.refresh_readiness(self._shared_tail)
+        self._owner.read_services.shared_reads.refresh_readiness(self._shared_tail)
         while not (self.subscription.end_reason or self._should_begin(loop.time())):
             waiter = self._ready_waiter = loop.create_future()
             self._shared_tail.ready_waiters.add(waiter)
@@ -297,7 +292,7 @@ class Client:
         would have to start by time, with older records.
         """
         due = self._shared_tail.tail.readiness.should_begin(self._deadline, now)
-        return due and not self._owner.shared_reads.is_resolving(
+        return due and not self._owner.read_services.shared_reads.is_resolving(
             self._shared_tail, now - BEGIN_GRACE_S
         )
 
@@ -308,9 +303,9 @@ class Client:
         if self._backfill is not None:
             self._backfill.retire_recreated()
         # What BEGIN calls pending must be so at this instant.
-        self._owner.shared_reads.refresh_readiness(self._shared_tail)
+        self._owner.read_services.shared_reads.refresh_readiness(self._shared_tail)
         pending, token = self.subscription.begin()
-        self._owner.shared_reads.pin_starts(pending)
+        self._owner.read_services.shared_reads.pin_starts(pending)
         # Partitions that only its token knows of are pending, too, for this client only.
         logs = self._shared_tail.tail.logs
         unknown = [tp for tp in self.subscription.private_positions if tp not in logs]

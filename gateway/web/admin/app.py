@@ -21,7 +21,8 @@ from gateway.web.access.guards import Guards
 from gateway.web.app.metrics import Metrics
 from gateway.web.app.reload import Reloader
 from gateway.web.http.problems import EXCEPTION_HANDLERS, build_problem
-from gateway.web.routing.routes import Routes, get_route_name
+from gateway.web.routing.match import get_route_name
+from gateway.web.routing.routes import Routes
 from gateway.web.workers.bus import Bus
 from gateway.web.workers.log_levels import LogLevels
 

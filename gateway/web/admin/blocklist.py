@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from gateway.errors import RequestError
-from gateway.web.routing.block_errors import AccessRevoked as AccessRevoked
-from gateway.web.routing.block_errors import RoutePaused as RoutePaused
+from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
 from gateway.web.routing.match import Match, get_route_name
 from gateway.web.streams.open_streams import StreamRegistry
 from gateway.web.workers.bus import Bus, SupervisorUnavailable

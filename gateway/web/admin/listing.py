@@ -19,7 +19,8 @@ from gateway.errors import RequestError
 from gateway.hub.fanout.lag_scan import LagScan
 from gateway.telemetry.redaction import redact_url
 from gateway.web.http.tcp_info import get_acknowledged_bytes
-from gateway.web.routing.routes import Routes, get_route_name
+from gateway.web.routing.match import get_route_name
+from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import OpenStream
 from gateway.web.workers.bus import Bus
 

@@ -8,7 +8,8 @@ from starlette.responses import Response
 from gateway.errors import RequestError, StreamEnded
 from gateway.telemetry.log_context import bind_log_context
 from gateway.web.app.tracing import ROUTE_SCOPE_KEY
-from gateway.web.routing.routes import Match, Routes, get_route_name
+from gateway.web.routing.match import Match, get_route_name
+from gateway.web.routing.routes import Routes
 from gateway.web.streams.disconnect import ClientDisconnected
 from gateway.web.websocket.origin import is_origin_allowed
 

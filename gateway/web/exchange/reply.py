@@ -26,7 +26,8 @@ from gateway.hub.fanout.hub import Hub
 from gateway.hub.writes.pending_write import Produced
 from gateway.web.http.media_type import SAFE_HEADERS, get_media_type
 from gateway.web.http.prefer import parse_preferences
-from gateway.web.routing.routes import Match, Routes
+from gateway.web.routing.match import Match
+from gateway.web.routing.routes import Routes
 from gateway.web.streams.disconnect import ClientDisconnected, run_while_connected
 
 from . import produce

@@ -17,7 +17,8 @@ from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RequestError
 from gateway.hub.fanout.view import View
 from gateway.hub.wires.transform import header_names
-from gateway.web.routing.routes import Match, Routes, get_route_name
+from gateway.web.routing.match import Match, get_route_name
+from gateway.web.routing.routes import Routes
 from gateway.web.routing.views import TemplateValues
 from gateway.web.websocket.messages import ProduceMessage
 from gateway.web.websocket.request import QueryPairs, parse_target

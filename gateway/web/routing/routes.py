@@ -38,8 +38,7 @@ from gateway.web.websocket.request import QueryPairs, build_request, merge_query
 
 from . import query
 from .limits import Limits
-from .match import Match as Match
-from .match import get_route_name as get_route_name
+from .match import Match, get_route_name
 from .paths import PathMatch, Paths
 from .views import Views
 

@@ -15,8 +15,9 @@ from gateway.hub.fanout.client import END_CHANGED, Client, Handover
 from gateway.hub.wires.wire import Wire
 from gateway.web.http.outlet import HttpOutlet
 from gateway.web.routing.limits import ReleaseSlot
+from gateway.web.routing.match import Match
 from gateway.web.routing.query import get_query_pairs
-from gateway.web.routing.routes import Match, Routes
+from gateway.web.routing.routes import Routes
 
 from .open_streams import OpenStream, get_end_reason
 from .renewal import RENEWAL_PATH_PREFIX, RENEWAL_PATH_SUFFIX

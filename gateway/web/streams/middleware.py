@@ -27,7 +27,8 @@ from gateway.web.http.problems import build_problem
 from gateway.web.http.security_headers import add_security_headers
 from gateway.web.routing import query
 from gateway.web.routing.block_errors import RoutePaused
-from gateway.web.routing.routes import Match, Routes
+from gateway.web.routing.match import Match
+from gateway.web.routing.routes import Routes
 from gateway.web.websocket import endpoint as websocket
 
 from . import ndjson, sse

@@ -19,7 +19,8 @@ from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.web.http.accept import NOT_ACCEPTABLE, MediaPreference, get_media_preference
 from gateway.web.http.encoding import negotiate_body, negotiate_wire
 from gateway.web.routing import query
-from gateway.web.routing.routes import Match, Routes
+from gateway.web.routing.match import Match
+from gateway.web.routing.routes import Routes
 
 from .direct_response import AsgiResponse, build_response, choose_wire
 from .http_stream import HttpStream

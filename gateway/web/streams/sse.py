@@ -21,7 +21,8 @@ from gateway.hub.wires.sse import SseWire, encode_control
 from gateway.web.http.encoding import negotiate_wire
 from gateway.web.http.security_headers import NOSNIFF_HEADERS
 from gateway.web.routing import query
-from gateway.web.routing.routes import Match, Routes
+from gateway.web.routing.match import Match
+from gateway.web.routing.routes import Routes
 from gateway.wire import sse
 
 from .direct_response import AsgiResponse, build_response, choose_wire

@@ -17,7 +17,8 @@ from gateway.hub.fanout.client import Handover
 from gateway.web.http import problems
 from gateway.web.routing.attempts import Attempts
 from gateway.web.routing.limits import ConnectionSlot, normalize_address
-from gateway.web.routing.routes import Match, Routes
+from gateway.web.routing.match import Match
+from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import StreamChange
 
 from .handshake_scope import HandshakeScope

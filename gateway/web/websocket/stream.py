@@ -15,8 +15,9 @@ from starlette.requests import HTTPConnection
 from gateway.hub.fanout.client import Handover
 from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.web.access import Granted
+from gateway.web.routing.match import Match
 from gateway.web.routing.query import is_grouped
-from gateway.web.routing.routes import Match, Routes
+from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import OpenStream, StreamChange
 from gateway.wire.websocket import insert_member
 

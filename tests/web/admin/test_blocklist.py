@@ -13,13 +13,12 @@ from gateway.config import Route
 from gateway.errors import RequestError
 from gateway.web.access import Grant, Granted
 from gateway.web.admin.blocklist import (
-    AccessRevoked,
     Blocklist,
     BlocklistEntry,
-    RoutePaused,
     serve_blocklist,
 )
-from gateway.web.routing.routes import Match
+from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
+from gateway.web.routing.match import Match
 from gateway.web.streams.open_streams import StreamRegistry
 from gateway.web.workers.bus import Bus
 

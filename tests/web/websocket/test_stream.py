@@ -13,7 +13,7 @@ from gateway.config import Route
 from gateway.core.log.record import Ready
 from gateway.hub.fanout.client import Client, Handover
 from gateway.web.access import NO_GRANTS
-from gateway.web.routing.routes import Match
+from gateway.web.routing.match import Match
 from gateway.web.streams.open_streams import StreamRegistry
 from gateway.web.websocket.handshake_scope import HandshakeScope
 from gateway.web.websocket.messages import ChangeMessage
