@@ -133,7 +133,9 @@ def _print_summary(topic: str, result: ProduceProgress) -> None:
     if result.failure is None and result.acknowledged_records == result.lines:
         rate = result.lines / result.seconds if result.seconds else 0.0
         line += f", {result.value_bytes} bytes, {result.seconds:.1f} s, {rate:.0f}/s"
-        line += f", sha256={result.digest.ordered} unordered={result.digest.unordered}"
+        line += (
+            f", sha256={result.digest.ordered_digest} unordered={result.digest.unordered_digest}"
+        )
     typer.echo(line)
     if result.failure is not None:
         raise result.failure

@@ -107,7 +107,7 @@ class ValueDigest:
         self._sum += int.from_bytes(hashlib.sha256(data).digest())
 
     @property
-    def ordered(self) -> str:
+    def ordered_digest(self) -> str:
         """Return the digest of all values in order, each followed by LF, in hex.
 
         It is what `sha256sum` prints for a file of these lines.
@@ -115,7 +115,7 @@ class ValueDigest:
         return str(self._all.hexdigest())
 
     @property
-    def unordered(self) -> str:
+    def unordered_digest(self) -> str:
         """Return the sum of each value's own digest modulo 2^256, in hex.
 
         It does not depend on the order, as a receiver of several partitions sees it.

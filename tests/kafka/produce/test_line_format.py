@@ -65,7 +65,7 @@ def test_the_ordered_digest_is_what_sha256sum_says_of_the_file():
     digest = ValueDigest()
     for value in (b"a", None, b"\xffc"):
         digest.add(value)
-    assert digest.ordered == hashlib.sha256(b"a\n\n\xffc\n").hexdigest()
+    assert digest.ordered_digest == hashlib.sha256(b"a\n\n\xffc\n").hexdigest()
 
 
 def test_the_unordered_digest_survives_any_order_but_no_loss_and_no_duplicate():
@@ -73,7 +73,7 @@ def test_the_unordered_digest_survives_any_order_but_no_loss_and_no_duplicate():
         digest = ValueDigest()
         for value in values:
             digest.add(value)
-        return digest.unordered
+        return digest.unordered_digest
 
     whole = compute_digest(b"a", b"b", b"c")
     assert compute_digest(b"c", b"a", b"b") == whole

@@ -57,7 +57,7 @@ async def test_every_line_arrives_once_with_its_bytes(embedded):
     assert done.failure is None
     assert (done.lines, done.acknowledged_records) == (20_000, 20_000)
     assert sum(map(len, got)) == 20_000
-    assert digest.unordered == done.digest.unordered
+    assert digest.unordered_digest == done.digest.unordered_digest
     assert done.value_bytes == sum(map(len, values))
     assert done.bytes_read == sum(map(len, values)) + len(values)
 
@@ -183,7 +183,7 @@ async def test_a_real_broker_holds_every_line_once(kafka):
     for record in (record for partition in got for record in partition):
         digest.add(record.value)
     assert done.acknowledged_records == sum(map(len, got)) == 100_000
-    assert digest.unordered == done.digest.unordered
+    assert digest.unordered_digest == done.digest.unordered_digest
 
 
 async def test_an_unknown_partition_is_told_with_those_there_are(embedded):
