@@ -1,7 +1,12 @@
-"""The configuration: a YAML file checked as a whole, with line, column and a suggestion.
+"""Load and validate the YAML configuration.
 
-Nothing here connects to anything. What is returned is frozen, so a reload can tell an
-unchanged route by `==`.
+A file is checked as a whole: every problem is reported at once, with line, column and a suggestion.
+Start reading at `load` and `loads`. `types` has the types of single options, `sections` the
+pydantic models, `source` turns YAML into values that know their place, and `checks` compares
+sections with each other. The command line and the Python API call it.
+
+Nothing in this package opens a connection. Settings are frozen, so that a reload finds unchanged
+routes with `==`.
 """
 
 from __future__ import annotations
@@ -104,17 +109,24 @@ def load(
     values: str | os.PathLike[str] | None = None,
     listen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Settings:
-    """The settings of a file. values: a file of single options that beat it; see there. listen:
-    options of that section that beat both; None counts for nothing. Raises ConfigError with every
-    problem found in them."""
+    """Load the settings of a file.
+
+    Args:
+        path: The YAML file.
+        values: A file of single options that override it; see `source.values_file`.
+        listen: Options of the section `listen` that override both files. None is ignored.
+
+    Raises:
+        ConfigError: With every problem that was found in the files.
+    """
     name = os.fspath(path)
     try:
         raw = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError([f"{name}:1:1: cannot be read ({reason}); check the path"]) from None
-    over = None if values is None else read_values(values)
-    return loads(source.decode_utf8(raw, name=name), name=name, values=over, listen=listen)
+    overrides = None if values is None else read_values(values)
+    return loads(source.decode_utf8(raw, name=name), name=name, values=overrides, listen=listen)
 
 
 def loads(
@@ -125,14 +137,23 @@ def loads(
     values: ValuesFile | None = None,
     listen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Settings:
-    """The settings of a text; `name` is its file, whose folder `${file:...}` starts at. values,
-    listen: as of `load`.
+    """Load the settings of a text.
 
-    Raises ConfigError with every problem found in it.
+    Args:
+        text: YAML.
+        name: The name of its file. `${file:...}` is relative to the folder of this file.
+        environ: The environment variables for `${env...}`.
+        values: Single options that override the text.
+        listen: Options of the section `listen` that override both. None is ignored.
+
+    Raises:
+        ConfigError: With every problem that was found in the text.
     """
-    over = values or ValuesFile()
-    document = source.parse_document(text, name=name, environ=environ, substitutions=over.texts)
-    document.values = _override_listen(over.apply_to(document.values), listen)
+    overrides = values or ValuesFile()
+    document = source.parse_document(
+        text, name=name, environ=environ, substitutions=overrides.texts
+    )
+    document.values = _override_listen(overrides.apply_to(document.values), listen)
     error: ValidationError | None = None
     if document.values is not None:
         try:
@@ -140,23 +161,34 @@ def loads(
             settings = Settings.model_validate(document.values, context=context)
             if not document.problems:
                 return settings
-        except ValidationError as refused:
-            error = refused
+        except ValidationError as validation_error:
+            error = validation_error
     elif not document.problems:  # a file with `null` and nothing else
         return loads("", name=name, environ=environ, values=values, listen=listen)
     raise ConfigError(problems.format_problems(document, error, Settings)) from None
 
 
 def create_locator(path: str | os.PathLike[str]) -> Callable[[tuple[str | int, ...], str], str]:
-    """Of a file that could be loaded: makes `file:line:column: way: what; what to do` of the way to
-    an option and what is wrong there."""
+    """Return a function that formats a problem with its place in a file.
+
+    The function takes the path of an option and a message, and returns `file:line:column: path:
+    message`.
+
+    Args:
+        path: A file that was loaded without errors.
+    """
     name = os.fspath(path)
     text = source.decode_utf8(Path(path).read_bytes(), name=name)
     document = source.parse_document(text, name=name, environ=os.environ)
-    return lambda way, message: problems.format_problem(document, way, message)
+    return lambda loc, message: problems.format_problem(document, loc, message)
 
 
 def _override_listen(raw: Any, options: Mapping[str, Any]) -> Any:
-    given = {name: value for name, value in options.items() if value is not None}
+    """Return the raw values with options of `listen` replaced; None is ignored."""
+    overrides = {name: value for name, value in options.items() if value is not None}
     written = raw.get("listen") or {} if isinstance(raw, dict) else None
-    return {**raw, "listen": {**written, **given}} if given and isinstance(written, dict) else raw
+    return (
+        {**raw, "listen": {**written, **overrides}}
+        if overrides and isinstance(written, dict)
+        else raw
+    )

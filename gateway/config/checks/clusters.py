@@ -1,6 +1,6 @@
-"""Which of several clusters a route is of: one that has all of its topics, or the one it names.
+"""Find the cluster of a route: the one it names, or the one that has all of its topics.
 
-Works on the values as written, as `crosscheck`, and on settings.
+The functions work on the values as written (as `crosscheck` does) and on settings.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ Loc = tuple[str | int, ...]
 
 
 def iter_clusters(raw: Mapping[str, Any]) -> Iterator[tuple[Loc, str, Mapping[Any, Any]]]:
-    """The way to each cluster, its name (empty for one without), and what is written of it."""
+    """Yield the path, the name (empty for a single cluster) and the options of each cluster."""
     written = raw.get("kafka")
     if is_cluster_mapping(written):
-        for name, each in _as_mapping(written).items():
-            yield ("kafka", name), str(name), _as_mapping(each)
+        for name, options in _as_mapping(written).items():
+            yield ("kafka", name), str(name), _as_mapping(options)
     else:
         yield ("kafka",), "", _as_mapping(written)
 
 
 def find_clusters(topics: Mapping[str, Sequence[str]], templates: Iterable[Template]) -> list[str]:
-    """The clusters of which a route with these topics may be. topics: by cluster."""
+    """Return the names of the clusters that have a match for each of these topics.
+
+    Args:
+        topics: The topics of each cluster, by its name.
+        templates: The topics of a route, which may have placeholders.
+    """
     wanted = list(templates)
     return [
         name
@@ -38,6 +43,7 @@ def find_clusters(topics: Mapping[str, Sequence[str]], templates: Iterable[Templ
 
 
 def matches(template: Template, topic: str) -> bool:
+    """Return whether a template can render the name of a topic."""
     return isinstance(topic, UnresolvedText) or template.can_render(topic)
 
 
@@ -46,7 +52,13 @@ def check_cluster_choice(
     options: Mapping[Any, Any],
     sources: Sequence[tuple[Loc, Template]],
 ) -> Iterator[Problem]:
-    """What is wrong with the choice of a route. options: its `with`."""
+    """Yield the problems of a route's choice of a cluster.
+
+    Args:
+        topics: The topics of each cluster, by its name.
+        options: The `with` of the route.
+        sources: The paths and templates of the topics that it reads or writes.
+    """
     wanted = options.get("kafka")
     if "" in topics:
         if wanted is not None:
@@ -70,18 +82,21 @@ def _check_implicit_choice(
         what = "'allow' may mean topics of several clusters"
         yield Problem(("with", "allow"), f"{what}; add {names}", is_key=True)
         return
-    found = find_clusters(topics, (template for _, template in sources))
-    if len(found) > 1 and sources:
-        way, template = sources[0]
-        which, choice = " and ".join(found), " or ".join(f"kafka: {name}" for name in found)
-        yield Problem(way, f"topic '{template}' is in {which}; add {choice}")
-    elif not found and all(find_clusters(topics, [template]) for _, template in sources):
+    candidates = find_clusters(topics, (template for _, template in sources))
+    if len(candidates) > 1 and sources:
+        loc, template = sources[0]
+        cluster_names, choice = (
+            " and ".join(candidates),
+            " or ".join(f"kafka: {name}" for name in candidates),
+        )
+        yield Problem(loc, f"topic '{template}' is in {cluster_names}; add {choice}")
+    elif not candidates and all(find_clusters(topics, [template]) for _, template in sources):
         what = "no cluster has all of these topics, and a stream is of one; split the route"
         yield Problem(("with", "topics"), what, is_key=True)
 
 
 def list_topics(topics: Mapping[str, Sequence[str]], cluster: object) -> list[str]:
-    """Those that a route may name."""
+    """Return the topics that a route may name: of its cluster, or of all if it names none."""
     if isinstance(cluster, str) and cluster in topics:
         return list(topics[cluster])
     return list(dict.fromkeys(name for known in topics.values() for name in known))

@@ -1,7 +1,7 @@
-"""What must agree between parts of a configuration: names, paths, parameters.
+"""Check what must agree between parts of a configuration: names, paths, parameters.
 
-Works on the values as written, which may be wrong in any way, so that an unknown topic
-in a route is told together with a wrong duration elsewhere and not a run later.
+The checks work on the values as written, which may be wrong in any way. So an unknown topic of a
+route is reported together with an invalid duration elsewhere, not only after that is corrected.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Loc = tuple[str | int, ...]
 
 
 def check_settings(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Every disagreement, with the way to it."""
+    """Yield every disagreement between sections."""
     topics: dict[str, list[str]] = {}
-    for way, name, kafka in iter_clusters(raw):
+    for loc, name, kafka in iter_clusters(raw):
         topics[name] = [topic for _, topic in _iter_topic_names(kafka)]
         for problem in (*_check_topics(kafka, topics[name]), *_check_catalogs(raw, kafka)):
-            yield problem._replace(loc=(*way, *problem.loc))
+            yield problem._replace(loc=(*loc, *problem.loc))
     yield from check_guards(raw)
     yield from check_admin(raw)
     yield from beside.check_sidecar(raw)
@@ -65,21 +65,21 @@ def _iter_topic_names(kafka: Mapping[Any, Any]) -> Iterator[tuple[int, str]]:
 
 
 def _check_topics(kafka: Mapping[Any, Any], topics: list[str]) -> Iterator[Problem]:
-    first: dict[str, int] = {}
+    first_index: dict[str, int] = {}
     for index, name in _iter_topic_names(kafka):
-        if name in first:
-            what = f"topic '{name}' is listed before, as topics[{first[name]}]; remove one"
-            yield Problem(("topics", index, "name"), what)
-        first.setdefault(name, index)
-    warmed: set[str] = set()
+        if name in first_index:
+            message = f"topic '{name}' is listed before, as topics[{first_index[name]}]; remove one"
+            yield Problem(("topics", index, "name"), message)
+        first_index.setdefault(name, index)
+    seen: set[str] = set()
     for index, name in enumerate(_as_list(kafka.get("bootstrap"))):
-        way: Loc = ("bootstrap", index)
+        loc: Loc = ("bootstrap", index)
         if isinstance(name, str) and not _is_known(name, topics):
-            yield Problem(way, _describe_unknown_topic(name, topics))
-        elif isinstance(name, str) and name in warmed:
-            yield Problem(way, f"topic {safe_repr(name)} is listed before; remove one")
+            yield Problem(loc, _describe_unknown_topic(name, topics))
+        elif isinstance(name, str) and name in seen:
+            yield Problem(loc, f"topic {safe_repr(name)} is listed before; remove one")
         elif isinstance(name, str):
-            warmed.add(name)
+            seen.add(name)
 
 
 def _is_known(name: str, topics: list[str]) -> bool:
@@ -102,43 +102,43 @@ def _check_catalogs(raw: Mapping[str, Any], kafka: Mapping[Any, Any]) -> Iterato
 
 
 def _check_paths(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Paths that are taken: by the gateway itself, or by a route before."""
+    """Yield the paths that are taken by the gateway itself or by an earlier route."""
     metrics = _as_mapping(_as_mapping(raw.get("telemetry")).get("metrics")).get(
         "prometheus", "/metrics"
     )
-    own = RESERVED_PATHS | ({str(metrics)} if isinstance(metrics, str) else set())
-    before: dict[str, list[tuple[int, str, PathPattern]]] = {}
-    for way, method, text, pattern in _iter_paths(raw):
-        if text in own:
-            yield Problem(way, f"path '{text}' is the gateway's own; use another")
+    reserved_paths = RESERVED_PATHS | ({str(metrics)} if isinstance(metrics, str) else set())
+    earlier_paths: dict[str, list[tuple[int, str, PathPattern]]] = {}
+    for loc, method, text, pattern in _iter_paths(raw):
+        if text in reserved_paths:
+            yield Problem(loc, f"path '{text}' is the gateway's own; use another")
         elif beside.is_sidecar_path(raw, text):
-            yield Problem(way, f"path '{text}' is the sidecar's own; use another")
-        for index, other, earlier in before.setdefault(method, []):
+            yield Problem(loc, f"path '{text}' is the sidecar's own; use another")
+        for index, other, earlier in earlier_paths.setdefault(method, []):
             if earlier.shape == pattern.shape:
                 what = f"path '{text}' is taken by routes[{index}] ('{other}'); remove one"
-                yield Problem(way, what)
+                yield Problem(loc, what)
                 break
             if earlier.covers(pattern):
                 what = f"path '{text}' is never reached, routes[{index}] ('{other}') answers first"
-                yield Problem(way, f"{what}; put this route before it")
+                yield Problem(loc, f"{what}; put this route before it")
                 break
-        before[method].append((int(way[1]), text, pattern))
+        earlier_paths[method].append((int(loc[1]), text, pattern))
 
 
 def _iter_paths(raw: Mapping[str, Any]) -> Iterator[tuple[Loc, str, str, PathPattern]]:
-    """The paths of all routes, by method; those where replies are asked for, too."""
+    """Yield the paths of all routes with their methods, including those of delayed replies."""
     for index, route in enumerate(_as_list(raw.get("routes"))):
         options = _as_mapping(_as_mapping(route).get("with"))
-        usual = "POST" if options.get("capability") == "produce" else "GET"
+        default_method = "POST" if options.get("capability") == "produce" else "GET"
         for number, when in enumerate(_as_list(_as_mapping(route).get("when"))):
             pattern = _parse_pattern(_as_mapping(when).get("path"))
             if pattern is not None:
-                way: Loc = ("routes", index, "when", number, "path")
-                method = str(_as_mapping(when).get("method") or usual)
-                yield way, method, str(_as_mapping(when)["path"]), pattern
-        for way, location in _iter_location_templates(options):
+                loc: Loc = ("routes", index, "when", number, "path")
+                method = str(_as_mapping(when).get("method") or default_method)
+                yield loc, method, str(_as_mapping(when)["path"]), pattern
+        for loc, location in _iter_location_templates(options):
             try:
-                yield ("routes", index, *way), "GET", str(location), parse_location(location)
+                yield ("routes", index, *loc), "GET", str(location), parse_location(location)
             except ValueError:
                 continue
 
@@ -153,11 +153,11 @@ def _check_route(
     )
     topics = list_topics(topics_by_cluster, _as_mapping(route.get("with")).get("kafka"))
     chosen = _as_mapping(route.get("with")).get("allow") is not None
-    for way, template in _iter_source_templates(route):
+    for loc, template in _iter_source_templates(route):
         if chosen and template.placeholders:
-            yield from _check_chosen_topic(way, template)
+            yield from _check_chosen_topic(loc, template)
         else:
-            yield from _check_source(way, template, topics)
+            yield from _check_source(loc, template, topics)
     if chosen and not any(template.placeholders for _, template in _iter_source_templates(route)):
         what = "'allow' is for topics that a path chooses; add one such as ${params.topics}"
         yield Problem(("with", "allow"), what, is_key=True)
@@ -166,15 +166,17 @@ def _check_route(
     replies = options.get("replyTo")
     if isinstance(replies, str) and not _is_known(replies, topics):
         yield Problem(("with", "replyTo"), _describe_unknown_topic(replies, topics))
-    for way, template in (
+    for loc, template in (
         *_iter_source_templates(route),
         *_iter_filter_templates(route),
         *_iter_write_templates(options),
     ):
-        for hole in template.placeholders:
-            refusal = _check_placeholder(hole, params) or _check_claim(raw, route, hole)
+        for placeholder in template.placeholders:
+            refusal = _check_placeholder(placeholder, params) or _check_claim(
+                raw, route, placeholder
+            )
             if refusal:
-                yield Problem(way, refusal)
+                yield Problem(loc, refusal)
 
 
 def _check_source(loc: Loc, template: Template, topics: list[str]) -> Iterator[Problem]:
@@ -187,7 +189,10 @@ def _check_source(loc: Loc, template: Template, topics: list[str]) -> Iterator[P
 
 
 def _check_chosen_topic(loc: Loc, template: Template) -> Iterator[Problem]:
-    """With `allow`, a list is chosen or a pattern: not a part of a name."""
+    """Yield a problem if a placeholder is only a part of the name.
+
+    With `allow`, a client chooses a list of topics or a pattern, which cannot be a part of a name.
+    """
     if len(template.parts) > 1:
         what = f"'{template}' is a part of a name, and 'allow' is for whole ones"
         yield Problem(loc, f"{what}; write such as ${{params.topics}}")
@@ -202,11 +207,11 @@ def _iter_source_templates(route: Mapping[str, Any]) -> Iterator[tuple[Loc, Temp
 
 def _iter_filter_templates(route: Mapping[str, Any]) -> Iterator[tuple[Loc, Template]]:
     for index, condition in enumerate(_as_list(_as_mapping(route.get("with")).get("filters"))):
-        way: Loc = ("with", "filters", index)
-        yield from _iter_condition_templates((*way, "key"), _as_mapping(condition).get("key"))
+        loc: Loc = ("with", "filters", index)
+        yield from _iter_condition_templates((*loc, "key"), _as_mapping(condition).get("key"))
         for part in ("headers", "value"):
-            for name, wanted in _as_mapping(_as_mapping(condition).get(part)).items():
-                yield from _iter_condition_templates((*way, part, name), wanted)
+            for name, expected in _as_mapping(_as_mapping(condition).get(part)).items():
+                yield from _iter_condition_templates((*loc, part, name), expected)
 
 
 def _iter_write_templates(options: Mapping[str, Any]) -> Iterator[tuple[Loc, Template]]:
@@ -223,16 +228,16 @@ def _iter_location_templates(options: Mapping[str, Any]) -> Iterator[tuple[Loc, 
 
 
 def _iter_condition_templates(loc: Loc, condition: object) -> Iterator[tuple[Loc, Template]]:
-    """The templates of a text, or of a condition's options."""
+    """Yield the templates of a text, or of the options of a condition."""
     yield from _iter_templates(loc, condition)
     for name, text in _as_mapping(condition).items():
         yield from _iter_templates((*loc, name), text)
-        for index, each in enumerate(_as_list(text)):
-            yield from _iter_templates((*loc, name, index), each)
+        for index, item in enumerate(_as_list(text)):
+            yield from _iter_templates((*loc, name, index), item)
 
 
 def _check_placeholder(placeholder: Placeholder, params: dict[str, bool]) -> str | None:
-    """What a hole asks for and the request cannot give; None if it can."""
+    """Return why a request cannot fill a placeholder; None if it can."""
     if placeholder.root == "query" and placeholder.name in RESERVED_PLACEHOLDER_NAMES:
         return f"?{placeholder.name}= is read by the gateway itself; use another name"
     if placeholder.root == "params" and not params.get(placeholder.name):
@@ -247,14 +252,14 @@ def _check_placeholder(placeholder: Placeholder, params: dict[str, bool]) -> str
 def _check_claim(
     raw: Mapping[str, Any], route: Mapping[str, Any], placeholder: Placeholder
 ) -> str | None:
-    """What a hole asks for and the guards cannot give; None if they can."""
+    """Return why the guards cannot fill a placeholder; None if they can."""
     if placeholder.root == "guarded":
         return check_claim(raw, route, placeholder)
     return check_secret_query(raw, route, placeholder) if placeholder.root == "query" else None
 
 
 def _collect_params(route: Mapping[str, Any]) -> dict[str, bool]:
-    """The parameters of a route's paths, and whether every path has it."""
+    """Return the parameters of a route's paths, and whether every path has each."""
     patterns = [
         _parse_pattern(_as_mapping(when).get("path")) for when in _as_list(route.get("when"))
     ]
@@ -270,7 +275,7 @@ def _parse_pattern(path: object) -> PathPattern | None:
 
 
 def _iter_templates(loc: Loc, text: object) -> Iterator[tuple[Loc, Template]]:
-    """A template where there is a good one; what is wrong with others is told elsewhere."""
+    """Yield the template of a valid text; invalid ones are reported elsewhere."""
     if isinstance(text, Template):
         yield loc, text
     elif isinstance(text, str) and text:

@@ -1,6 +1,6 @@
-"""What must agree between guards, the routes that name them, and where clients come in.
+"""Check what must agree between guards, the routes that name them, and the listening address.
 
-Works on the values as written, as `crosscheck`.
+The checks work on the values as written, as in `crosscheck`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.config.types.section import Problem
 
 
 def check_guards(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """What the guards need of `listen`."""
+    """Yield the problems between the guards and `listen`."""
     listen = _as_mapping(raw.get("listen"))
     for name, written in _as_mapping(raw.get("guards")).items():
         guard = _as_mapping(written)
@@ -35,8 +35,8 @@ def _check_x509(
             yield Problem(("guards", name), f"{what}; add listen.tls.trust", is_key=True)
     elif not isinstance(listen.get("forwarded"), (list, tuple, str)):
         what = "anybody could send the certificate of another"
-        way = ("guards", name, "forwarded")
-        yield Problem(way, f"{what}; list the proxies in listen.forwarded", is_key=True)
+        loc = ("guards", name, "forwarded")
+        yield Problem(loc, f"{what}; list the proxies in listen.forwarded", is_key=True)
 
 
 def _check_inline(name: str, host: object) -> Iterator[Problem]:
@@ -47,7 +47,7 @@ def _check_inline(name: str, host: object) -> Iterator[Problem]:
 
 
 def check_admin(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Who may list and end streams: never whoever reaches the port."""
+    """Yield the problems of `admin`, which must not be open to everybody who reaches its port."""
     written = _as_mapping(raw.get("admin"))
     names = [str(name) for name in _as_mapping(written.get("guarded"))]
     for problem in check_guarded(raw, written):
@@ -67,7 +67,7 @@ def check_admin(raw: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def is_loopback(host: str | None) -> bool:
-    """A name or address of this machine only."""
+    """Return whether a name or an address is of this machine only."""
     try:
         return ip_address(host or "").is_loopback
     except ValueError:
@@ -75,7 +75,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def check_guarded(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[Problem]:
-    """What a route asks of its guards."""
+    """Yield the guards and roles that a route requires and nobody has."""
     known = _as_mapping(raw.get("guards"))
     for name, roles in _as_mapping(route.get("guarded")).items():
         if name not in known:
@@ -86,10 +86,10 @@ def check_guarded(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[
 
 
 def check_masked_fields(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[Problem]:
-    """What fields ask of guards that the route does not have."""
+    """Yield the guards that fields require and the route does not have."""
     names = [str(name) for name in _as_mapping(route.get("guarded"))]
-    for index, each in enumerate(_as_list(_as_mapping(route.get("with")).get("fields"))):
-        for name in _as_mapping(_as_mapping(each).get("guarded")):
+    for index, field in enumerate(_as_list(_as_mapping(route.get("with")).get("fields"))):
+        for name in _as_mapping(_as_mapping(field).get("guarded")):
             if name not in names:
                 near = suggest(str(name), names, "add it to guarded")
                 what = f"this route is not guarded by '{name}'; {near}"
@@ -98,21 +98,23 @@ def check_masked_fields(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Ite
 
 
 def _find_unmasked(fields: list[Any]) -> Iterator[Problem]:
-    """Find fields for some only that everybody is shown all the same who is shown another one: the
-    same field, or one that it is a part of, with no more asked for. A client is shown all fields
-    that it may see, so what is asked for the smaller one would never count."""
-    asked = [(_pointer(each), _requirements(each)) for each in fields]
-    for index, (pointer, wanted) in enumerate(asked):
+    """Find guarded fields that clients see anyway through another field.
+
+    A client sees all fields that it may see. So the guards of a field have no effect if the same
+    field, or one that contains it, is also listed with fewer requirements.
+    """
+    requirements = [(_pointer(field), _requirements(field)) for field in fields]
+    for index, (pointer, wanted) in enumerate(requirements):
         if pointer is None or not wanted:
             continue
-        for other, (above, less) in enumerate(asked):
-            if other == index or above is None or not less <= wanted:
+        for other, (other_pointer, other_wanted) in enumerate(requirements):
+            if other == index or other_pointer is None or not other_wanted <= wanted:
                 continue
-            if (above, less) == (pointer, wanted):
-                continue  # the same, twice
-            if pointer == above or pointer.startswith(f"{above}/"):
-                whom = "to everybody" if not less else "to whoever is shown that one"
-                what = f"'{pointer}' is shown {whom} by fields[{other}], '{above}'"
+            if (other_pointer, other_wanted) == (pointer, wanted):
+                continue  # the same entry twice is harmless
+            if pointer == other_pointer or pointer.startswith(f"{other_pointer}/"):
+                audience = "to everybody" if not other_wanted else "to whoever is shown that one"
+                what = f"'{pointer}' is shown {audience} by fields[{other}], '{other_pointer}'"
                 hint = "list what stands beside it there instead, or guard that one, too"
                 yield Problem(("with", "fields", index, "field"), f"{what}; {hint}")
                 break
@@ -124,7 +126,10 @@ def _pointer(field: object) -> str | None:
 
 
 def _requirements(field: object) -> frozenset[tuple[str, str]]:
-    """The guards that a client must have been granted something by, and each of the roles."""
+    """Return the guards that must have granted something, and each required role.
+
+    A pair of a guard and an empty role stands for the guard itself.
+    """
     guarded = _as_mapping(_as_mapping(field).get("guarded"))
     names = {(str(name), "") for name in guarded}
     return frozenset(
@@ -135,21 +140,23 @@ def _requirements(field: object) -> frozenset[tuple[str, str]]:
 def _check_granted_roles(
     loc: tuple[str, str], roles: object, guard: Mapping[Any, Any]
 ) -> Iterator[Problem]:
-    """A role that none of the users has keeps everybody out."""
+    """Yield the roles that none of the users has: they lock everybody out."""
     users = [_as_mapping(user) for user in _as_mapping(guard.get("users")).values()]
-    there = [role for user in users for role in _as_list(user.get("roles"))]
-    if any(isinstance(role, UnresolvedText) for role in there):
+    granted = [role for user in users for role in _as_list(user.get("roles"))]
+    if any(isinstance(role, UnresolvedText) for role in granted):
         return
     for index, role in enumerate(_as_list(roles)):
-        if isinstance(role, str) and not isinstance(role, UnresolvedText) and role not in there:
-            near = suggest(role, {each for each in there if isinstance(each, str)}, "add it to one")
+        if isinstance(role, str) and not isinstance(role, UnresolvedText) and role not in granted:
+            near = suggest(
+                role, {name for name in granted if isinstance(name, str)}, "add it to one"
+            )
             yield Problem((*loc, index), f"no user of '{loc[1]}' has the role '{role}'; {near}")
 
 
 def check_claim(
     raw: Mapping[str, Any], route: Mapping[str, Any], placeholder: Placeholder
 ) -> str | None:
-    """What a hole asks of a guard that the route cannot give; None if it can."""
+    """Return why the guards of a route cannot fill a placeholder; None if they can."""
     known, names = (
         _as_mapping(raw.get("guards")),
         [str(name) for name in _as_mapping(route.get("guarded"))],
@@ -168,18 +175,18 @@ def check_claim(
 def check_secret_query(
     raw: Mapping[str, Any], route: Mapping[str, Any], placeholder: Placeholder
 ) -> str | None:
-    """What is wrong with a parameter of the query that holds credentials."""
+    """Return what is wrong if a query parameter holds credentials; None if it does not."""
     for name in _as_mapping(route.get("guarded")):
         guard = _as_mapping(_as_mapping(raw.get("guards")).get(name))
-        asked = _as_mapping(_as_mapping(guard.get("credentials")).get("query"))
-        shown = _as_list(_as_mapping(guard.get("forward")).get("query"))
-        if placeholder.name in asked or placeholder.name in shown:
+        credential_names = _as_mapping(_as_mapping(guard.get("credentials")).get("query"))
+        forwarded_names = _as_list(_as_mapping(guard.get("forward")).get("query"))
+        if placeholder.name in credential_names or placeholder.name in forwarded_names:
             return f"?{placeholder.name}= holds the credentials of guard '{name}'; use another name"
     return None
 
 
 def _list_attributes(guard: Mapping[Any, Any]) -> list[str]:
-    """The names of what a guard says of a client, however its kind writes them."""
+    """Return the names of the attributes that a guard knows, whatever its kind."""
     if guard.get("type") == "inline":
         users = [_as_mapping(user) for user in _as_mapping(guard.get("users")).values()]
         return [str(name) for user in users for name in _as_mapping(user.get("attributes"))]

@@ -1,7 +1,7 @@
-"""What a gateway that runs takes over of a configuration that was written anew.
+"""Decide which options a running gateway takes over from a changed configuration.
 
-Routes, guards, topics and levels of logs are taken over. What a process is made of (its address,
-its connections to Kafka) stays until it is started again, and is named.
+Routes, guards, topics and log levels are taken over. The options that the process was built from
+(its address, its connections to Kafka) keep their old values until a restart, and are reported.
 """
 
 from __future__ import annotations
@@ -25,16 +25,23 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 class ReloadedSettings(NamedTuple):
-    """settings: those to run with from now on. kept: the options that need a restart, as in the
-    file."""
+    """The result of a reload.
+
+    Attributes:
+        settings: The settings to run with from now on.
+        kept: The changed options that need a restart, named as in the file.
+    """
 
     settings: Settings
     kept: tuple[str, ...]
 
 
 def apply_reload(running: Settings, loaded: Settings) -> ReloadedSettings:
-    """What of `written` a gateway with the settings `running` takes over. Raises ConfigError for a
-    cluster that is new."""
+    """Combine the running settings with those that were loaded.
+
+    Raises:
+        ConfigError: If a cluster is new.
+    """
     kept: list[str] = []
     telemetry = running.telemetry
     logs = _reload_section(
@@ -61,7 +68,10 @@ def apply_reload(running: Settings, loaded: Settings) -> ReloadedSettings:
 
 
 def _reload_admin(running: Admin | None, loaded: Admin | None, kept: list[str]) -> Admin | None:
-    """Its guards with its address or not at all: they are what that one needs."""
+    """Return the new `admin` if its address is unchanged, else the running one.
+
+    Its guards are checked together with its address, so they change together or not at all.
+    """
     if running is None or loaded is None:
         return cast("Admin | None", _keep_running(running, loaded, "admin", kept))
     if (running.host, running.port) != (loaded.host, loaded.port):
@@ -73,28 +83,35 @@ def _reload_admin(running: Admin | None, loaded: Admin | None, kept: list[str]) 
 def _reload_clusters(
     running: Settings, loaded: Settings, kept: list[str]
 ) -> Kafka | dict[str, Kafka]:
-    """One that is gone is kept, without topics. Raises ConfigError for one that is new."""
+    """Return the clusters. One that is gone is kept, without topics.
+
+    Raises:
+        ConfigError: If a cluster is new.
+    """
     new = loaded.clusters.keys() - running.clusters.keys()
     if new:
         what = "it is new, and needs a restart"
         raise ConfigError([f"kafka{f'.{name}' if name else ''}: {what}" for name in sorted(new)])
-    made: dict[str, Kafka] = {}
+    clusters: dict[str, Kafka] = {}
     for name, kafka in running.clusters.items():
-        way = f"kafka.{name}" if name else "kafka"
+        option = f"kafka.{name}" if name else "kafka"
         if name in loaded.clusters:
-            made[name] = _reload_section(
-                kafka, loaded.clusters[name], RELOADABLE_KAFKA_OPTIONS, f"{way}.", kept
+            clusters[name] = _reload_section(
+                kafka, loaded.clusters[name], RELOADABLE_KAFKA_OPTIONS, f"{option}.", kept
             )
         else:
-            kept.append(way)
-            made[name] = kafka.model_copy(update={"topics": (), "bootstrap": ()})
-    return made.get("", made)
+            kept.append(option)
+            clusters[name] = kafka.model_copy(update={"topics": (), "bootstrap": ()})
+    return clusters.get("", clusters)
 
 
 def _reload_section(
     running: SectionT, loaded: SectionT, reloadable: frozenset[str], prefix: str, kept: list[str]
 ) -> SectionT:
-    """With the options `taken` as written, and all others as they were."""
+    """Return the running section with the reloadable options as loaded.
+
+    The names of other options that changed are appended to `kept`.
+    """
     update = {}
     for name in type(running).model_fields:
         before, now = getattr(running, name), getattr(loaded, name)
@@ -105,6 +122,7 @@ def _reload_section(
 
 
 def _keep_running(running: Any, loaded: Any, option: str, kept: list[str]) -> Any:
+    """Return the running value, and append the option to `kept` if it changed."""
     if running != loaded:
         kept.append(option)
     return running

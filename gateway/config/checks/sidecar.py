@@ -1,7 +1,6 @@
-"""What must agree between the sidecar, the clusters, guards and catalogs that it names, and where
-clients come in.
+"""Check the sidecar against its cluster, guards, catalog and the listening address.
 
-Works on the values as written, as `crosscheck`.
+The checks work on the values as written, as in `crosscheck`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SECTION_PATHS: Mapping[str, frozenset[str]] = {
     "ksqldb": frozenset({"ksqldb"}),
     "admin": frozenset({"adm"}),
 }
-"""First segments of paths, by the section that serves them."""
+"""The first segments of paths, by the section that serves them."""
 EXPOSED_MESSAGE = (
     "the sidecar asks nobody who they are, and listen.host lets other machines in; add "
     "sidecar.guarded, use 127.0.0.1, or add `exposed: true`"
@@ -38,7 +37,7 @@ ALWAYS_SERVED_PATHS = frozenset(
 
 
 def check_sidecar(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """What the sidecar needs of the other sections."""
+    """Yield the problems between the sidecar and other sections."""
     if not isinstance(raw.get("sidecar"), Mapping):
         return
     written = _as_mapping(raw.get("sidecar"))
@@ -48,14 +47,14 @@ def check_sidecar(raw: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _check_cluster(raw, written)
     yield from _check_catalog(raw, written)
     workers = _as_mapping(raw.get("listen")).get("workers", 1)
-    several = str(workers) != "1" and not isinstance(workers, UnresolvedText)
-    if several:
+    has_workers = str(workers) != "1" and not isinstance(workers, UnresolvedText)
+    if has_workers:
         yield from _check_workers(written)
-    yield from _check_reactive(raw, written, several)
+    yield from _check_reactive(raw, written, has_workers)
 
 
 def _check_workers(section: Mapping[Any, Any]) -> Iterator[Problem]:
-    """What is of one process only, and so nothing for several workers."""
+    """Yield the parts that work in one process only, so not with several workers."""
     if "consumer" in section:
         what = "instances of consumers live in one process, and their requests would meet others"
         hint = "set listen.workers: 1, and run more replicas with consumer.baseUri"
@@ -71,7 +70,7 @@ def _check_workers(section: Mapping[Any, Any]) -> Iterator[Problem]:
 
 
 def _check_exposed(raw: Mapping[str, Any], section: Mapping[Any, Any]) -> Iterator[Problem]:
-    """Whoever reaches the port may do all that the sidecar does: never by accident."""
+    """Yield a problem if other machines reach a sidecar without guards by accident."""
     host = _as_mapping(raw.get("listen")).get("host", "127.0.0.1")
     if not isinstance(host, str) or isinstance(host, UnresolvedText) or is_loopback(host):
         return
@@ -85,7 +84,7 @@ def _check_exposed(raw: Mapping[str, Any], section: Mapping[Any, Any]) -> Iterat
 
 
 def is_sidecar_path(raw: Mapping[str, Any], path: str) -> bool:
-    """Is a path the sidecar's?"""
+    """Return whether the sidecar serves a path."""
     written = raw.get("sidecar")
     if not isinstance(written, Mapping):
         return False
@@ -98,19 +97,19 @@ def is_sidecar_path(raw: Mapping[str, Any], path: str) -> bool:
 def _check_reactive(
     raw: Mapping[str, Any], section: Mapping[Any, Any], has_workers: bool
 ) -> Iterator[Problem]:
-    """several: workers."""
+    """Yield the problems of reactive groups with workers and catalogs."""
     groups = _as_mapping(section.get("reactive")).get("groups")
-    single = isinstance(groups, Mapping)
-    for index, each in enumerate(groups if isinstance(groups, (list, tuple)) else [groups]):
-        way = ("sidecar", "reactive", "groups", *(() if single else (index,)))
-        if has_workers and _as_mapping(each).get("instanceId"):
+    is_single = isinstance(groups, Mapping)
+    for index, group in enumerate(groups if isinstance(groups, (list, tuple)) else [groups]):
+        loc = ("sidecar", "reactive", "groups", *(() if is_single else (index,)))
+        if has_workers and _as_mapping(group).get("instanceId"):
             what = "each worker would be the same static member, and put the others out"
-            yield Problem((*way, "instanceId"), f"{what}; set listen.workers: 1", is_key=True)
+            yield Problem((*loc, "instanceId"), f"{what}; set listen.workers: 1", is_key=True)
         for name in ("keyFormat", "valueFormat"):
-            format = str(_as_mapping(each).get(name, "")).lower()
+            format = str(_as_mapping(group).get(name, "")).lower()
             if format in _SCHEMA_FORMATS and not _as_mapping(raw.get("catalogs")):
                 what = f"no record can be read as {format} without its schema"
-                yield Problem((*way, name), f"{what}; add a registry to catalogs")
+                yield Problem((*loc, name), f"{what}; add a registry to catalogs")
 
 
 def _check_cluster(raw: Mapping[str, Any], section: Mapping[Any, Any]) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""What works, but perhaps not as meant."""
+"""Find settings that are valid, but perhaps not as meant."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from .guards import is_loopback
 
 
 def iter_warnings(settings: Settings) -> Iterator[str]:
-    """One line each: `option: what; what to do`."""
+    """Yield one line for each doubtful setting: `option: what is wrong; what to do`."""
     clusters = settings.clusters
     caches = sum(topic.cache.bytes for kafka in clusters.values() for topic in kafka.topics)
     if caches > settings.memory:
-        bound, want = format_size(settings.memory), format_size(caches)
-        yield f"memory: {bound} is less than all caches, {want}; raise it or lower them"
+        bound, total = format_size(settings.memory), format_size(caches)
+        yield f"memory: {bound} is less than all caches, {total}; raise it or lower them"
     for name, kafka in clusters.items():
         yield from _check_kafka(f"kafka.{name}" if name else "kafka", kafka)
-    of_routes = ((f"routes[{n}]", each.access_control) for n, each in enumerate(settings.routes))
-    for way, access in (("listen", settings.listen.access_control), *of_routes):
-        unread = access is not None and access.policy == "same-origin"
-        if unread and access and (access.allow, access.expose) != (Allow(), Expose()):
-            yield f"{way}.access-control: allow and expose need policy: cross-origin; set it"
+    route_access = (
+        (f"routes[{n}]", route.access_control) for n, route in enumerate(settings.routes)
+    )
+    for prefix, access in (("listen", settings.listen.access_control), *route_access):
+        is_same_origin = access is not None and access.policy == "same-origin"
+        if is_same_origin and access and (access.allow, access.expose) != (Allow(), Expose()):
+            yield f"{prefix}.access-control: allow and expose need policy: cross-origin; set it"
     for name, guard in settings.guards.items():
         yield from _check_guard(f"guards.{name}", guard)
     for option in iter_literal_secrets(settings):
@@ -65,7 +67,7 @@ def _check_guard(prefix: str, guard: Guard) -> Iterator[str]:
 
 
 def iter_literal_secrets(section: Section, prefix: str = "") -> Iterator[str]:
-    """The options whose secret is written out."""
+    """Yield the options whose secret stands in the file itself."""
     for name, field in type(section).model_fields.items():
         yield from _iter_secrets_of_value(
             getattr(section, name), f"{prefix}.{field.alias or name}".lstrip(".")

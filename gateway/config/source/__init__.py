@@ -1,5 +1,6 @@
-"""YAML as values that know where they stand: nodes, substitution, templates, problems.
+"""Turn YAML into values that know where they stand, and errors into lines with their place.
 
-`yaml_source` is a file, `substitution` fills in `${env.NAME}`, `problems` are errors with line and
-column. Start with `yaml_source`.
+`yaml_document` reads a file, `nodes` its syntax, `substitution` fills in `${env.NAME}`, `template`
+holds texts with placeholders for requests, and `problems` formats errors with line and column.
+`gateway.config.loads` is the caller. Start reading at `yaml_document`.
 """

@@ -1,8 +1,8 @@
-"""Settings as YAML that loads to equal settings, without its secrets.
+"""Write settings as YAML that loads to equal settings, without their secrets.
 
-A secret is written as the file referred to it. One that stood in the file itself becomes
-`${env.KAFKA_SECURITY_SASL_PASSWORD}`, named after its option: loading the text says which
-variables to set, and nobody logs in with asterisks.
+A secret is written as the `${...}` that referred to it. A secret that stood in the file itself
+becomes `${env.KAFKA_SECURITY_SASL_PASSWORD}`, named after its option: loading the text then says
+which variables to set, instead of logging in with asterisks.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ _RESERVED_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", 
 
 
 def dumps(settings: Settings) -> str:
-    """The effective configuration, defaults written out."""
+    """Return the effective configuration as YAML, with defaults written out."""
     return "\n".join(_iter_mapping_lines(_dump_section(settings, ()), 0)) + "\n"
 
 
 def _dump_section(section: Section, loc: tuple[str, ...]) -> dict[str, Any]:
-    """A section in the YAML's words, with what needs no serializer left as it is."""
-    written = section.model_dump(mode="json", by_alias=True)
-    made: dict[str, Any] = {}
+    """Return a section in the YAML's words."""
+    dumped = section.model_dump(mode="json", by_alias=True)
+    result: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
-        word = field.alias or name
+        alias = field.alias or name
         value = getattr(section, name)
         if (value is None and field.default is None) or value in ((), {}):
             continue
-        shown = _dump_value(value, written[word], (*loc, word))
-        if shown != {} or field.default is None:  # `tls: {}` says something, `traces: {}` nothing
-            made[word] = shown
-    return made
+        dumped_value = _dump_value(value, dumped[alias], (*loc, alias))
+        # `tls: {}` turns TLS on, but `traces: {}` is the default.
+        if dumped_value != {} or field.default is None:
+            result[alias] = dumped_value
+    return result
 
 
 def _dump_value(value: object, dumped: Any, loc: tuple[str, ...]) -> Any:
+    """Return a value in the YAML's words, with references in place of secrets."""
     if isinstance(value, Section):
         return _dump_section(value, loc)
     if isinstance(value, Secret):
@@ -54,8 +56,8 @@ def _dump_value(value: object, dumped: Any, loc: tuple[str, ...]) -> Any:
         return _RawText(str(value))
     if isinstance(value, tuple):
         return [
-            _dump_value(item, item_written, (*loc, str(index)))
-            for index, (item, item_written) in enumerate(zip(value, dumped, strict=True))
+            _dump_value(item, dumped_item, (*loc, str(index)))
+            for index, (item, dumped_item) in enumerate(zip(value, dumped, strict=True))
         ]
     if isinstance(value, Mapping):
         return {key: _dump_value(item, dumped[key], (*loc, key)) for key, item in value.items()}
@@ -63,12 +65,13 @@ def _dump_value(value: object, dumped: Any, loc: tuple[str, ...]) -> Any:
 
 
 def _build_variable_name(loc: tuple[str, ...]) -> str:
+    """Return the environment variable for a secret, named after its option."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", "_".join(loc))
     return re.sub(r"[^A-Za-z0-9]+", "_", words).upper()
 
 
 class _RawText(str):
-    """A text whose `${...}` is meant."""
+    """A text that is written without escaping its `${...}`."""
 
 
 def _iter_mapping_lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:

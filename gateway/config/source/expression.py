@@ -1,9 +1,9 @@
-"""The `${...}` inside a text: one grammar for substitution and for templates.
+"""Parse the `${...}` inside a text: one grammar for substitution and for templates.
 
-`${env.NAME}`, `${env.NAME:default}` and `${file:path}` are settled when the file is
-loaded; `${params.x}`, `${query.x}`, `${guarded['g'].identity}`, `${idempotencyKey}`,
-`${correlationId}` and `${message.value.x}` when a client or a record comes. `${$}` is a dollar
-sign, for a text that needs `${`.
+`${env.NAME}`, `${env.NAME:default}` and `${file:path}` are replaced when the file is loaded;
+`${params.x}`, `${query.x}`, `${guarded['g'].identity}`, `${idempotencyKey}`, `${correlationId}` and
+`${message.value.x}` when a request or a record is handled. `${$}` is a dollar sign, for a text that
+needs a literal `${`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ ROOTS = (
 )
 
 VALUES_FILE_ROOTS = ("kafka-producer", "kafka-consumer", "health", "server")
-"""Of values in a file of their own; see `values`."""
+"""Roots of values that a values file sets; see `values_file`."""
 
 MAX_COMPARED_PAIRS = 50_000
-"""Pairs of characters that `closest` compares at most: some 8 ms."""
+"""The most pairs of characters that `find_closest` compares: about 8 ms."""
 
 _EXPRESSION = re.compile(r"\$\{([^{}]*)(\}?)")
 _ROOT = re.compile(r"[A-Za-z_$-]*")
 
 
 class Expression(NamedTuple):
-    """What stands between `${` and `}`."""
+    """The text between `${` and `}`."""
 
     text: str
 
     @property
     def root(self) -> str:
-        """The word before the first dot, colon or bracket."""
+        """Return the word before the first dot, colon or bracket."""
         match = _ROOT.match(self.text)
         return match.group() if match else ""
 
@@ -47,9 +47,10 @@ ExpressionPart: TypeAlias = str | Expression
 
 
 def parse_expressions(text: str) -> tuple[ExpressionPart, ...]:
-    """The literal pieces and the expressions of a text, in order.
+    """Split a text into its literals and expressions, in order.
 
-    Raises ValueError where a `${` is not closed or starts with an unknown word.
+    Raises:
+        ValueError: If a `${` is not closed or starts with an unknown word.
     """
     parts: list[ExpressionPart] = []
     at = 0
@@ -62,7 +63,7 @@ def parse_expressions(text: str) -> tuple[ExpressionPart, ...]:
 
 
 def merge_literals(parts: Iterable[ExpressionPart]) -> tuple[ExpressionPart, ...]:
-    """The same parts with neighbouring literals made one and empty ones dropped."""
+    """Return the parts with adjacent literals joined and empty ones dropped."""
     joined: list[ExpressionPart] = []
     for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
@@ -73,19 +74,25 @@ def merge_literals(parts: Iterable[ExpressionPart]) -> tuple[ExpressionPart, ...
 
 
 def format_parts(parts: Iterable[ExpressionPart]) -> str:
-    """The text that `split` reads as these parts."""
+    """Return the text that `parse_expressions` reads as these parts."""
     return "".join(
         part.replace("$", "${$}") if isinstance(part, str) else str(part) for part in parts
     )
 
 
 def escape(text: str) -> str:
-    """A text that is read back as itself, whatever it holds."""
+    """Return a text that is read back as the given one, whatever it holds."""
     return text.replace("${", "${$}{")
 
 
 def suggest(word: str, candidates: Iterable[str], fallback: str = "remove it") -> str:
-    """`did you mean 'x'?` or, when nothing is near, the words there are, or what else to do."""
+    """Return `did you mean 'x'?`, or the candidates if none is close.
+
+    Args:
+        word: The unknown word.
+        candidates: The known words.
+        fallback: What to do if there are no candidates.
+    """
     candidates = sorted(candidates)
     folded = {name.lower(): name for name in candidates}
     if close := find_closest(word.lower(), folded):
@@ -97,28 +104,29 @@ def suggest(word: str, candidates: Iterable[str], fallback: str = "remove it") -
 
 
 def find_closest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known word that is most like another, or None if none is near.
+    """Return the candidate that is most similar to a word, None if none is close.
 
-    Any client's text may be the word. difflib looks at each of its characters (0.15 s for 1 MB)
-    and then compares each with those of each known word, so it is given only those whose lengths
-    let them be near, the nearest in length first, and of these no more than `MAX_COMPARED`.
+    A client may have sent the word. difflib looks at each of its characters (0.15 s for 1 MB) and
+    then compares it with each candidate. So only candidates of a similar length are compared, the
+    nearest in length first, until `MAX_COMPARED_PAIRS` is reached.
 
     Args:
         word: A text of any length.
-        known: The words there are.
-        cutoff: How alike they must be: difflib's ratio, 0 to 1.
+        candidates: The known words.
+        cutoff: The minimum similarity: difflib's ratio, 0 to 1.
     """
     size = len(word)
-    near = [each for each in candidates if cutoff * (len(each) + size) <= 2 * min(len(each), size)]
-    near.sort(key=lambda each: abs(len(each) - size))
-    compared, left = [], MAX_COMPARED_PAIRS
-    for each in near:
-        left -= size * len(each)
-        if left < 0:
+    # difflib's ratio is at most 2 * min(lengths) / sum(lengths): other candidates cannot match.
+    near = [name for name in candidates if cutoff * (len(name) + size) <= 2 * min(len(name), size)]
+    near.sort(key=lambda name: abs(len(name) - size))
+    compared, budget = [], MAX_COMPARED_PAIRS
+    for name in near:
+        budget -= size * len(name)
+        if budget < 0:
             break
-        compared.append(each)
-    found = difflib.get_close_matches(word, compared, n=1, cutoff=cutoff) if compared else ()
-    return found[0] if found else None
+        compared.append(name)
+    matches = difflib.get_close_matches(word, compared, n=1, cutoff=cutoff) if compared else ()
+    return matches[0] if matches else None
 
 
 def _check_root(expression: Expression) -> ExpressionPart:

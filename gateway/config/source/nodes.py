@@ -1,8 +1,8 @@
-"""YAML text to a tree of nodes that know where they stand.
+"""Parse YAML text into a tree of nodes that know where they stand.
 
-Built on the parser's events, not on a loader: a loader hides duplicate keys, expands
-aliases without a bound and resolves `no` to false. What a configuration has no use for
-(tags, merge keys, several documents, keys that are not text) is refused by name.
+The tree is built from the parser's events, not by a loader: a loader hides duplicate keys, expands
+aliases without a bound and resolves `no` to false. Features that a configuration does not need
+(tags, merge keys, several documents, keys that are not text) are refused by name.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 
 MAX_DEPTH = 32  # levels; a valid file has 8
-MAX_TEXT_CHARS = 1024 * 1024  # characters
+MAX_TEXT_CHARS = 1024 * 1024
 
 
-# ruamel.yaml lets a few of Python's slip, such as OverflowError for "\UFFFFFFFF".
+# ruamel.yaml lets a few of Python's own exceptions escape, such as OverflowError for "\UFFFFFFFF".
 _PARSER_ERRORS = (YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
 
 
@@ -45,6 +45,8 @@ START_MARK = SourceMark(1, 1)
 
 @dataclass(slots=True)
 class ScalarNode:
+    """A scalar. `is_plain` is false for quoted and block scalars, which are always text."""
+
     mark: SourceMark
     text: str
     is_plain: bool
@@ -52,12 +54,16 @@ class ScalarNode:
 
 @dataclass(slots=True)
 class SequenceNode:
+    """A sequence and its items."""
+
     mark: SourceMark
     items: list[Node] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class MappingNode:
+    """A mapping and its items, in the order of the file; keys may occur twice."""
+
     mark: SourceMark
     items: list[tuple[ScalarNode, Node]] = field(default_factory=list)
 
@@ -66,16 +72,21 @@ Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 
 class MalformedYamlError(Exception):
-    """The text is no YAML, or none that is read here."""
+    """The text is not YAML, or uses a feature that is refused here."""
 
     def __init__(self, mark: SourceMark, message: str) -> None:
+        """Create the error of a place in the file."""
         super().__init__(message)
         self.mark = mark
         self.message = message
 
 
 def compose(text: str) -> Node:
-    """The one document of a text. Raises Malformed."""
+    """Return the root node of a text that holds one document.
+
+    Raises:
+        MalformedYamlError: If it is not valid YAML, or uses a feature that is refused here.
+    """
     if len(text) > MAX_TEXT_CHARS:
         raise MalformedYamlError(START_MARK, "the file is longer than 1MiB; is it the right one?")
     composer = _Composer()
@@ -101,12 +112,16 @@ def compose(text: str) -> Node:
 
 
 class _Composer:
+    """Builds nodes from the events of one text; created by `compose`."""
+
     def __init__(self) -> None:
+        """Create a composer without events."""
         self.last_mark = START_MARK
         self.events: Iterator[Event] = iter(())
         self.anchors: dict[str, Node | None] = {}
 
     def compose_document(self, events: Iterator[Event]) -> Node:
+        """Return the root node of the only document."""
         self.events = events
         root: Node | None = None
         for event in events:
@@ -124,11 +139,13 @@ class _Composer:
         return root
 
     def next_event(self) -> Event:
+        """Return the next event and remember its place for error messages."""
         event = next(self.events)
         self.last_mark = _start_mark(event)
         return event
 
     def compose_node(self, event: Any, depth: int) -> Node:
+        """Return the node that starts with an event."""
         mark = _start_mark(event)
         if depth > MAX_DEPTH:
             raise MalformedYamlError(
@@ -139,13 +156,15 @@ class _Composer:
         if event.tag is not None:
             raise MalformedYamlError(mark, f"the tag '{event.tag}' means nothing here; remove it")
         if event.anchor is not None:
+            # None while its node is being built, so that an alias inside it is noticed.
             self.anchors[event.anchor] = None
-        made = self.compose_content(event, mark, depth)
+        node = self.compose_content(event, mark, depth)
         if event.anchor is not None:
-            self.anchors[event.anchor] = made
-        return made
+            self.anchors[event.anchor] = node
+        return node
 
     def resolve_alias(self, anchor: str, mark: SourceMark) -> Node:
+        """Return the node of an anchor."""
         if anchor not in self.anchors:
             raise MalformedYamlError(
                 mark, f"no anchor '&{anchor}' stands before this alias; check the name"
@@ -156,6 +175,7 @@ class _Composer:
         return node
 
     def compose_content(self, event: Event, mark: SourceMark, depth: int) -> Node:
+        """Return the scalar, sequence or mapping that starts with an event."""
         if isinstance(event, SequenceStartEvent):
             sequence = SequenceNode(mark)
             while not isinstance(item := self.next_event(), SequenceEndEvent):
@@ -171,6 +191,7 @@ class _Composer:
         return ScalarNode(mark, str(event.value), not event.style)
 
     def compose_key(self, event: Event, depth: int) -> ScalarNode:
+        """Return the key of a mapping, which must be a scalar."""
         key = self.compose_node(event, depth + 1)
         if not isinstance(key, ScalarNode):
             raise MalformedYamlError(
@@ -184,22 +205,22 @@ def _start_mark(event: Event) -> SourceMark:
 
 
 def _build_syntax_error(error: MarkedYAMLError, text: str) -> MalformedYamlError:
-    """What the parser found wrong, in the words of one who edits the file."""
-    found = error.problem_mark or error.context_mark
-    mark = SourceMark(found.line + 1, found.column + 1) if found else START_MARK
+    """Return what the parser found wrong, in words for the editor of the file."""
+    position = error.problem_mark or error.context_mark
+    mark = SourceMark(position.line + 1, position.column + 1) if position else START_MARK
     lines = text.split("\n")
     line = lines[mark.line - 1] if mark.line <= len(lines) else ""
     before = line[: mark.column]
     if "\t" in before and not before.strip():
         return MalformedYamlError(mark, "a tab indents this line; indent with spaces")
-    what = " ".join(part for part in (error.problem, error.context) if part)
-    if "stream end" in what or "end of stream" in what:
+    problem = " ".join(part for part in (error.problem, error.context) if part)
+    if "stream end" in problem or "end of stream" in problem:
         start = error.context_mark
-        at = SourceMark(start.line + 1, start.column + 1) if start else mark
+        start_mark = SourceMark(start.line + 1, start.column + 1) if start else mark
         return MalformedYamlError(
-            at, "what opens here is never closed; add the closing quote or bracket"
+            start_mark, "what opens here is never closed; add the closing quote or bracket"
         )
-    if "mapping values are not allowed" in what:
+    if "mapping values are not allowed" in problem:
         return MalformedYamlError(
             mark, "a ':' is not allowed here; check indentation, or quote the text"
         )
@@ -207,10 +228,11 @@ def _build_syntax_error(error: MarkedYAMLError, text: str) -> MalformedYamlError
         return MalformedYamlError(
             mark, "a '{' is not allowed here; in [..] and {..} put ${..} in quotes"
         )
-    return MalformedYamlError(mark, f"no valid YAML: {what}; check indentation and quotes")
+    return MalformedYamlError(mark, f"no valid YAML: {problem}; check indentation and quotes")
 
 
 def _build_character_error(error: ReaderError, text: str) -> MalformedYamlError:
+    """Return the error of a character that YAML does not allow."""
     before = text[: error.position]
     mark = SourceMark(before.count("\n") + 1, len(before) - before.rfind("\n"))
     code = ord(error.character) if isinstance(error.character, str) else error.character

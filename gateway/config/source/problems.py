@@ -1,6 +1,6 @@
-"""Pydantic's errors as lines for the one who edits the file.
+"""Format pydantic's errors as lines for the editor of the file.
 
-One line each, `file:line:column: what; what to do`, in the order of the file.
+Each problem is one line, `file:line:column: what is wrong; what to do`, in the order of the file.
 """
 
 from __future__ import annotations
@@ -27,21 +27,27 @@ Loc = tuple[str | int, ...]
 def format_problems(
     document: YamlDocument, error: ValidationError | None, root: type[BaseModel]
 ) -> list[str]:
-    """Every problem of a document, located; `error` is what its values were refused with."""
-    found = list(document.problems)
+    """Return a line for every problem of a document, in the order of the file.
+
+    Args:
+        document: The document, with the problems found while reading it.
+        error: Why its values were refused, or None.
+        root: The model that they were validated with.
+    """
+    located = list(document.problems)
     for detail in error.errors(include_url=False) if error else ():
         if not isinstance(_get_value(document.values, detail["loc"]), UnresolvedText):
-            found.append(_locate_problem(document, detail, root))
-    return [document.format_line(mark, message) for mark, message in sorted(set(found))]
+            located.append(_locate_problem(document, detail, root))
+    return [document.format_line(mark, message) for mark, message in sorted(set(located))]
 
 
 def format_problem(document: YamlDocument, loc: Loc, message: str) -> str:
-    """A problem that was found in settings that are right in themselves, located."""
+    """Return the line of a problem that was found after the settings were validated."""
     return document.format_line(_find_mark(document, loc), f"{format_loc(loc)}: {message}")
 
 
 def format_loc(loc: Sequence[str | int]) -> str:
-    """A way as people write it: kafka.topics[0].name"""
+    """Return a path as people write it, such as `kafka.topics[0].name`."""
     text = ""
     for step in loc:
         if isinstance(step, int):
@@ -56,42 +62,43 @@ def format_loc(loc: Sequence[str | int]) -> str:
 def _locate_problem(
     document: YamlDocument, detail: ErrorDetails, root: type[BaseModel]
 ) -> tuple[SourceMark, str]:
-    way = detail["loc"]
+    """Return the place and the message of one of pydantic's errors."""
+    loc = detail["loc"]
     kind, context = detail["type"], detail.get("ctx", {})
-    inside = f" in {format_loc(way[:-1])}" if len(way) > 1 else ""
-    if way and way[-1] == "[key]":
+    inside = f" in {format_loc(loc[:-1])}" if len(loc) > 1 else ""
+    if loc and loc[-1] == "[key]":
         return _find_mark(
-            document, way[:-1], key=True
-        ), f"{format_loc(way[:-1])}: {_get_message(detail)}"
+            document, loc[:-1], key=True
+        ), f"{format_loc(loc[:-1])}: {_get_message(detail)}"
     if kind == "missing":
-        what = f"'{way[-1]}' is missing{inside}; add it"
-        return _find_mark(document, way[:-1], key=True), what
+        what = f"'{loc[-1]}' is missing{inside}; add it"
+        return _find_mark(document, loc[:-1], key=True), what
     if kind == "extra_forbidden":
-        known = _list_keys(root, way[:-1], document.values)
-        what = f"unknown key '{way[-1]}'{inside}; {suggest(str(way[-1]), known)}"
-        return _find_mark(document, way, key=True), what
+        known = _list_keys(root, loc[:-1], document.values)
+        what = f"unknown key '{loc[-1]}'{inside}; {suggest(str(loc[-1]), known)}"
+        return _find_mark(document, loc, key=True), what
     if kind == PROBLEM_ERROR_TYPE:
         about_key = context.get("key") and not context.get("whole")
-        name = format_loc(way[:-1] if about_key else way)
+        name = format_loc(loc[:-1] if about_key else loc)
         message = f"{name}: {context['message']}" if name else str(context["message"])
-        return _find_mark(document, way, key=bool(context.get("key"))), message
-    value = _get_value(document.values, way)
+        return _find_mark(document, loc, key=bool(context.get("key"))), message
+    value = _get_value(document.values, loc)
     return _find_mark(
-        document, way
-    ), f"{format_loc(way) or 'the file'}: {_describe_error(kind, detail, value)}"
+        document, loc
+    ), f"{format_loc(loc) or 'the file'}: {_describe_error(kind, detail, value)}"
 
 
 def _describe_error(kind: str, detail: ErrorDetails, value: object) -> str:
-    """What pydantic itself refused, in the words of the file."""
-    given = "nothing" if value is None else _describe_nested(value) or safe_repr(value)
+    """Return the message of an error of pydantic's own, in the words of the file."""
+    shown = "nothing" if value is None else _describe_nested(value) or safe_repr(value)
     if kind == "literal_error":
         words = re.findall(r"'([^']*)'", str(detail.get("ctx", {}).get("expected", "")))
         hint = suggest(str(value), words) if isinstance(value, str) else f"use {' or '.join(words)}"
-        return f"{given} is not known here; {hint}"
+        return f"{shown} is not known here; {hint}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"expects options, not {given}; write `key: value` below it"
+        return f"expects options, not {shown}; write `key: value` below it"
     if kind in ("tuple_type", "list_type"):
-        return f"expects a list, not {given}; write - before each item, or [..]"
+        return f"expects a list, not {shown}; write - before each item, or [..]"
     return f"{_get_message(detail)}; check it"
 
 
@@ -104,7 +111,10 @@ def _describe_nested(value: object) -> str:
 
 
 def _find_mark(document: YamlDocument, loc: Loc, *, key: bool = False) -> SourceMark:
-    """Where to look: the value, or its key; what is not in the file stands for its parent."""
+    """Return the place of a value or of its key.
+
+    A value that is not in the file has the place of its closest ancestor.
+    """
     for length in range(len(loc), -1, -1):
         marks = document.marks.get(loc[:length])
         if marks is not None:
@@ -113,9 +123,10 @@ def _find_mark(document: YamlDocument, loc: Loc, *, key: bool = False) -> Source
 
 
 def _get_value(values: Any, loc: Loc) -> Any:
+    """Return the value at a path, None if there is none."""
     for step in loc:
         if isinstance(values, str):
-            return None  # what was in a `${file:...}` has no place in this file
+            return None  # the content of a `${file:...}` has no place in this file
         try:
             values = values[step]
         except (KeyError, IndexError, TypeError):
@@ -124,7 +135,7 @@ def _get_value(values: Any, loc: Loc) -> Any:
 
 
 def _list_keys(root: type[BaseModel], loc: Loc, values: Any) -> list[str]:
-    """The keys that the section at a way knows."""
+    """Return the keys that the section at a path knows."""
     kind: Any = root
     for depth, step in enumerate(loc):
         kind = _get_child_type(_unwrap_type(kind, _get_value(values, loc[:depth])), step)
@@ -135,6 +146,7 @@ def _list_keys(root: type[BaseModel], loc: Loc, values: Any) -> list[str]:
 
 
 def _get_child_type(kind: Any, step: str | int) -> Any:
+    """Return the type of an option or an item, None if it is unknown."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         fields = {field.alias or name: field for name, field in kind.model_fields.items()}
         return fields[str(step)].annotation if str(step) in fields else None
@@ -144,21 +156,27 @@ def _get_child_type(kind: Any, step: str | int) -> Any:
 
 
 def _unwrap_type(kind: Any, value: Any) -> Any:
-    """A type without Annotated and Optional; of several, the one of the value's `type`."""
+    """Return a type without Annotated and Optional.
+
+    Of a union, return the member that the value's `type` chooses.
+    """
     while True:
         if get_origin(kind) is Annotated:
             kind = get_args(kind)[0]
         elif get_origin(kind) in (Union, UnionType):
             kinds = [arg for arg in get_args(kind) if arg is not type(None)]
-            kind = next((each for each in kinds if _is_type_of(each, value)), kinds[0])
+            kind = next((member for member in kinds if _is_type_of(member, value)), kinds[0])
         else:
             return kind
 
 
 def _is_type_of(kind: Any, value: Any) -> bool:
-    """A section's `type` is that of the value; or they are clusters by name."""
+    """Return whether a value is meant as this member of a union.
+
+    A section is chosen by its `type`; a dict is a mapping of clusters by name.
+    """
     if get_origin(kind) is dict:
         return is_cluster_mapping(value)
     fields = getattr(kind, "model_fields", {})
-    wanted = value.get("type") if isinstance(value, Mapping) else None
-    return "type" in fields and wanted in get_args(fields["type"].annotation)
+    type_name = value.get("type") if isinstance(value, Mapping) else None
+    return "type" in fields and type_name in get_args(fields["type"].annotation)

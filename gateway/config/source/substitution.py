@@ -1,8 +1,8 @@
-"""`${env.NAME}`, `${env.NAME:default}` and `${file:path}`, settled while loading.
+"""Substitute `${env.NAME}`, `${env.NAME:default}` and `${file:path}` while loading.
 
-What was put in is never put in again (a variable that holds `${...}` is text), and a
-substituted text remembers how it was written, so that a message shows the expression
-and not the secret behind it.
+A substituted value is never substituted again (a variable that holds `${...}` is text). A
+substituted text remembers how it was written, so that a message shows the expression and not the
+secret behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .expression import (
     suggest,
 )
 
-MAX_FILE_BYTES = 1024 * 1024  # bytes; a secret or a key set, not a data set
+MAX_FILE_BYTES = 1024 * 1024  # it holds a secret or a key set, not a data set
 
 NO_VALUES: Mapping[str, str] = {}
 
@@ -28,9 +28,11 @@ _ENV_EXPRESSION = re.compile(r"env\.([A-Za-z_][A-Za-z0-9_]*)(?::(.*))?", re.DOTA
 
 
 class SubstitutedText(str):
-    """A text whose `${env...}` and `${file...}` are settled.
+    """A text whose `${env...}` and `${file...}` were substituted.
 
-    source: as it stands in the file. parts: the templates that are left, and literals.
+    Attributes:
+        source: The text as it stands in the file.
+        parts: Its literals and the expressions that requests or records fill in.
     """
 
     source: str
@@ -38,39 +40,53 @@ class SubstitutedText(str):
 
     @classmethod
     def from_parts(cls, source: str, parts: tuple[ExpressionPart, ...]) -> SubstitutedText:
-        made = cls("".join(str(part) for part in parts))
-        made.source, made.parts = source, parts
-        return made
+        """Create the text of parts, remembering its source."""
+        text = cls("".join(str(part) for part in parts))
+        text.source, text.parts = source, parts
+        return text
 
     @property
     def is_resolved(self) -> bool:
-        """Nothing is left for later."""
+        """Return whether no expression is left for requests or records."""
         return not any(isinstance(part, Expression) for part in self.parts)
 
 
 class UnresolvedText(str):
-    """A text whose substitution failed: told already, and nothing follows from it."""
+    """A text whose substitution failed and was reported; other checks skip it."""
 
 
 def substitute(
     text: str, *, environ: Mapping[str, str], base: Path, values: Mapping[str, str] = NO_VALUES
 ) -> SubstitutedText:
-    """Settle a text; `base` is the folder of the file it stands in. given: values of a file of
-    their own. Raises ValueError."""
-    settled = (
+    """Substitute the expressions of a text that are known while loading.
+
+    Args:
+        text: The text as written.
+        environ: The environment variables.
+        base: The folder of the file that holds the text, where relative paths start.
+        values: The values of a values file.
+
+    Raises:
+        ValueError: If a variable, file or value is missing or an expression is malformed.
+    """
+    resolved = (
         part if isinstance(part, str) else _resolve(part, environ, base, values)
         for part in parse_expressions(text)
     )
-    return SubstitutedText.from_parts(text, merge_literals(settled))
+    return SubstitutedText.from_parts(text, merge_literals(resolved))
 
 
 def parse_parts(text: str) -> tuple[ExpressionPart, ...]:
-    """The parts of a text that may have been substituted already. Raises ValueError."""
+    """Return the parts of a text that may have been substituted already.
+
+    Raises:
+        ValueError: If an expression is malformed.
+    """
     return text.parts if isinstance(text, SubstitutedText) else parse_expressions(text)
 
 
 def safe_repr(value: object) -> str:
-    """A value for a message: what was written, not what was put in, and not too long."""
+    """Return a value for a message: as written, without secrets, at most 60 characters long."""
     text = repr(value.source if isinstance(value, SubstitutedText) else value)
     text = re.sub(r":[^\s/@]+@", ":***@", text)  # user:password@host, in the wrong place
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -115,7 +131,7 @@ def _resolve_value(expression: Expression, values: Mapping[str, str]) -> str:
 
 
 def _read_file(expression: Expression, base: Path) -> str:
-    """The text of a file, without the newline at its end."""
+    """Return the text of a file, without the newline at its end."""
     _, colon, path = expression.text.partition(":")
     if not colon or not path.strip():
         raise ValueError(f"'{expression}' is malformed; write ${{file:path}}")

@@ -1,10 +1,10 @@
-"""Texts with holes that a request or a record fills.
+"""Define texts with placeholders that a request or a record fills.
 
-`${params.customer}` is a parameter of the route's path, `${query.x}` of the request's
-query, `${guarded['jwt0'].identity}` and `${guarded['jwt0'].attributes.a}` come from a
-guard, `${message.key}` and `${message.value.a.b}` from a record (transforms only), and
-`${idempotencyKey}` and `${correlationId}` from a request that writes one.
-Filled in once, left to right: what a client sends is text, never a template.
+`${params.customer}` is a parameter of the route's path, `${query.x}` of the request's query,
+`${guarded['jwt0'].identity}` and `${guarded['jwt0'].attributes.a}` come from a guard,
+`${message.key}` and `${message.value.a.b}` from a record (transforms only), and `${idempotencyKey}`
+and `${correlationId}` from a request that writes a record. Placeholders are filled once, from left
+to right: what a client sends is text, never a template.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ _WORD_DESCRIPTIONS = {"idempotencyKey": "header Idempotency-Key", "correlationId
 class Placeholder(NamedTuple):
     """One `${...}` of a template.
 
-    root: params, query, guarded, message, or a word by itself, which is its name, too.
-    name: of the parameter, of the guard, or key or value. detail: the attribute, or the
-    dotted field; empty for none.
+    Attributes:
+        root: `params`, `query`, `guarded`, `message`, or a single word such as `idempotencyKey`.
+        name: The name of the parameter or of the guard, `key` or `value`, or the single word.
+        detail: The attribute of the guard or the dotted field of the record; empty for none.
+        text: The text between the braces.
     """
 
     root: str
@@ -67,13 +69,17 @@ _EMPTY: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A parsed text; `str()` gives it back as it would be written."""
+    """A parsed text; `str()` returns it as it would be written."""
 
     parts: tuple[TemplatePart, ...]
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """Raises ValueError saying what to write."""
+        """Parse a text.
+
+        Raises:
+            ValueError: If an expression is malformed; the message says what to write.
+        """
         return cls(
             tuple(
                 part if isinstance(part, str) else _parse_placeholder(part)
@@ -88,15 +94,16 @@ class Template:
 
     @property
     def placeholders(self) -> tuple[Placeholder, ...]:
+        """Return the placeholders, in order."""
         return tuple(piece for piece in self.parts if isinstance(piece, Placeholder))
 
     @property
     def literal(self) -> str | None:
-        """The whole text, when there is nothing to fill in."""
+        """Return the whole text if there is no placeholder, else None."""
         return None if self.placeholders else "".join(str(piece) for piece in self.parts)
 
     def can_render(self, text: str) -> bool:
-        """Some filling of the holes, none of them empty, gives this text."""
+        """Return whether some non-empty values of the placeholders give this text."""
         pattern = "".join(
             re.escape(piece) if isinstance(piece, str) else ".+" for piece in self.parts
         )
@@ -111,28 +118,50 @@ class Template:
         attributes: Mapping[str, Mapping[str, str]] = _EMPTY,
         words: Mapping[str, str] = _EMPTY,
     ) -> str:
-        """The text for one request. `identity` and `attributes` are by guard; `words` are what
-        stands by itself, such as `idempotencyKey`.
+        """Return the text for one request.
 
-        Raises RequestError: 400 for a missing parameter, 403 for a missing claim.
+        Args:
+            params: The parameters of the path.
+            query: The parameters of the query.
+            identity: The client's identity, by guard.
+            attributes: The client's attributes, by guard.
+            words: Values of single words such as `idempotencyKey`.
+
+        Raises:
+            RequestError: 400 if a parameter is missing, 403 if a claim is missing or empty.
         """
 
-        def fill(hole: Placeholder) -> str:
-            if hole.root == "params":
-                return _get_value(params, hole.name, 400, f"path parameter '{hole.name}'")
-            if hole.root == "query":
-                return _get_value(query, hole.name, 400, f"query parameter '{hole.name}'")
-            if hole.root in _WORD_DESCRIPTIONS:
-                return _get_value(words, hole.name, 400, _WORD_DESCRIPTIONS[hole.root])
-            if not hole.detail:
-                return _get_claim(identity, hole.name, f"identity of guard '{hole.name}'")
-            claims = attributes.get(hole.name, _EMPTY)
-            return _get_claim(claims, hole.detail, f"attribute '{hole.detail}' of the token")
+        def fill(placeholder: Placeholder) -> str:
+            if placeholder.root == "params":
+                return _get_value(
+                    params, placeholder.name, 400, f"path parameter '{placeholder.name}'"
+                )
+            if placeholder.root == "query":
+                return _get_value(
+                    query, placeholder.name, 400, f"query parameter '{placeholder.name}'"
+                )
+            if placeholder.root in _WORD_DESCRIPTIONS:
+                return _get_value(
+                    words, placeholder.name, 400, _WORD_DESCRIPTIONS[placeholder.root]
+                )
+            if not placeholder.detail:
+                return _get_claim(
+                    identity, placeholder.name, f"identity of guard '{placeholder.name}'"
+                )
+            claims = attributes.get(placeholder.name, _EMPTY)
+            return _get_claim(
+                claims, placeholder.detail, f"attribute '{placeholder.detail}' of the token"
+            )
 
         return self._fill(fill)
 
     def extract(self, key: Any, value: Any) -> str | None:
-        """The text for one record, from its decoded key and value; None where a field lacks."""
+        """Return the text for one record, None if a field is missing.
+
+        Args:
+            key: The decoded key.
+            value: The decoded value.
+        """
         filled = [
             piece if isinstance(piece, str) else _get_field(piece, key, value)
             for piece in self.parts
@@ -158,7 +187,11 @@ class Template:
 
     @classmethod
     def validate(cls, value: object) -> Template:
-        """A text of the file as a template, or what pydantic is told instead."""
+        """Return a text of the file as a template.
+
+        Raises:
+            PydanticCustomError: If it is not a text, empty or malformed.
+        """
         if isinstance(value, Template):
             return value
         if not isinstance(value, str):
@@ -185,10 +218,19 @@ def _parse_placeholder(expression: Expression) -> Placeholder:
 
 
 def require_roots(template: Template, roots: Container[str], hint: str) -> Template:
-    """One whose holes are filled from these alone; instead: what to use. Raises for any other."""
-    for hole in template.placeholders:
-        if hole.root not in roots:
-            raise create_value_error(f"'${{{hole.text}}}' is unknown here; use {hint}")
+    """Return the template if its placeholders have these roots only.
+
+    Args:
+        template: The template.
+        roots: The roots that are known where it stands.
+        hint: What to use instead, for the message.
+
+    Raises:
+        PydanticCustomError: If another root is used.
+    """
+    for placeholder in template.placeholders:
+        if placeholder.root not in roots:
+            raise create_value_error(f"'${{{placeholder.text}}}' is unknown here; use {hint}")
     return template
 
 
@@ -197,28 +239,31 @@ def _raise_unknown(expression: Expression) -> NoReturn:
     raise ValueError(f"'{expression}' is unknown here; {suggest(expression.root, roots)}")
 
 
-def _get_value(values: Mapping[str, str], name: str, status: int, what: str) -> str:
+def _get_value(values: Mapping[str, str], name: str, status: int, description: str) -> str:
     try:
         return values[name]
     except KeyError:
         title = "Forbidden" if status == 403 else "Bad Request"
-        raise RequestError(status, title, f"the {what} is missing; this route needs it") from None
+        raise RequestError(
+            status, title, f"the {description} is missing; this route needs it"
+        ) from None
 
 
-def _get_claim(values: Mapping[str, str], name: str, what: str) -> str:
-    """An empty claim is none: it would be everybody's who has it empty."""
-    found = _get_value(values, name, 403, what)
-    if not found:
-        raise RequestError(403, "Forbidden", f"the {what} is empty; this route needs it")
-    return found
+def _get_claim(values: Mapping[str, str], name: str, description: str) -> str:
+    """Return a claim, refusing an empty one: all clients with an empty claim would share it."""
+    claim = _get_value(values, name, 403, description)
+    if not claim:
+        raise RequestError(403, "Forbidden", f"the {description} is empty; this route needs it")
+    return claim
 
 
 def _get_field(placeholder: Placeholder, key: Any, value: Any) -> str | None:
-    found = key if placeholder.name == "key" else value
+    """Return a field of a record as text, None if it is missing or not a scalar."""
+    field = key if placeholder.name == "key" else value
     for step in placeholder.detail.split(".") if placeholder.detail else ():
-        found = found.get(step) if isinstance(found, Mapping) else None
-    if found is None or isinstance(found, (Mapping, list)):
+        field = field.get(step) if isinstance(field, Mapping) else None
+    if field is None or isinstance(field, (Mapping, list)):
         return None
-    if isinstance(found, bool):
-        return "true" if found else "false"
-    return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
+    if isinstance(field, bool):
+        return "true" if field else "false"
+    return field.decode("utf-8", "replace") if isinstance(field, bytes) else str(field)

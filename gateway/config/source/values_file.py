@@ -1,11 +1,11 @@
-"""Single options from a file beside the configuration, in the words of light-4j's `values.yml`.
+"""Read single options from a file beside the configuration, named as in light-4j's `values.yml`.
 
     kafka-producer.keyFormat: binary
     health.timeout: 500
 
-They beat what the configuration says; and `${kafka-producer.keyFormat:string}` in it is such a
-value, or what stands behind the colon. Times are milliseconds there, sizes bytes. What is for a
-part that is not configured changes nothing.
+They override the configuration, and `${kafka-producer.keyFormat:string}` in the configuration is
+replaced with such a value, or with the default behind the colon. In this file times are
+milliseconds and sizes are bytes. An option of a section that is not configured has no effect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ Loc = tuple[str, ...]
 
 
 class ValueKey(NamedTuple):
-    """Where a value goes, and as what. Raises ValueError from `read`."""
+    """Where a value goes, and how it is converted.
+
+    Attributes:
+        locs: The paths of the options that it sets; `*` stands for every item of a list.
+        parse: Converts the value to the YAML's form; raises ValueError saying what to write.
+    """
 
     locs: tuple[Loc, ...]
     parse: Callable[[Any], Any]
@@ -81,7 +86,7 @@ def _parse_audit_target(value: Any) -> str:
 
 
 def _list_consumer_locs(option: str, *, group_option: str | None = None) -> tuple[Loc, ...]:
-    """Of instances and of groups."""
+    """Return the paths of an option of consumer instances and of reactive groups."""
     return ((*_CONSUMER, option), (*_GROUPS, *(group_option or option).split("/")))
 
 
@@ -146,39 +151,43 @@ VALUE_KEYS: Mapping[str, ValueKey] = {
     "server.maxTransferFileSize": ValueKey(((*_PRODUCER, "maxBytes"),), _parse_bytes),
     "server.serviceId": ValueKey((("name",),), _parse_any),
 }
-"""What is read of such a file."""
+"""The keys that are read; others are refused."""
 
 
 class ValuesFile(dict[str, Any]):
-    """Of one file, by their keys."""
+    """The values of one file, by their keys."""
 
     @property
     def texts(self) -> dict[str, str]:
-        """As they are put into other texts."""
+        """Return the values as they are substituted into other texts."""
         return {key: _format_text(value) for key, value in self.items()}
 
     def apply_to(self, raw: Any) -> Any:
-        """A configuration with them in it; the values as written are not changed."""
+        """Return a copy of a raw configuration with the values in it."""
         if not self or not isinstance(raw, dict):
             return raw
-        made: dict[str, Any] = _copy_tree(raw)
+        result: dict[str, Any] = _copy_tree(raw)
         for key, value in self.items():
-            for way in VALUE_KEYS[key].locs:
-                _set_option(made, way, VALUE_KEYS[key].parse(value))
-        return made
+            for loc in VALUE_KEYS[key].locs:
+                _set_option(result, loc, VALUE_KEYS[key].parse(value))
+        return result
 
 
 def read_values(path: str | PathLike[str]) -> ValuesFile:
-    """Raises ConfigError with every problem of the file."""
+    """Read a values file.
+
+    Raises:
+        ConfigError: With every problem of the file.
+    """
     name = str(path)
     try:
         text = source.decode_utf8(Path(path).read_bytes(), name=name)
     except OSError as error:
         raise ConfigError([f"{name}:1:1: cannot be read ({error.strerror}); check it"]) from None
     document = source.parse_document(text, name=name, environ={})
-    given = document.values if isinstance(document.values, dict) else {}
+    values = document.values if isinstance(document.values, dict) else {}
     problems = list(document.problems)
-    for key, value in given.items():
+    for key, value in values.items():
         marks = document.marks[key,]
         if key not in VALUE_KEYS:
             problems.append((marks.key, f"unknown key '{key}'; {suggest(key, VALUE_KEYS)}"))
@@ -189,14 +198,14 @@ def read_values(path: str | PathLike[str]) -> ValuesFile:
             problems.append((marks.value, f"{key}: {value!r} {error}"))
     if problems:
         raise ConfigError([document.format_line(*problem) for problem in sorted(problems)])
-    return ValuesFile(given)
+    return ValuesFile(values)
 
 
 def _copy_tree(value: Any) -> Any:
-    """Texts stay the same: they know how they were written."""
+    """Copy mappings and lists. Texts are shared, since they know how they were written."""
     if isinstance(value, dict):
-        return {key: _copy_tree(each) for key, each in value.items()}
-    return [_copy_tree(each) for each in value] if isinstance(value, list) else value
+        return {key: _copy_tree(item) for key, item in value.items()}
+    return [_copy_tree(item) for item in value] if isinstance(value, list) else value
 
 
 def _format_text(value: Any) -> str:
@@ -210,18 +219,18 @@ def _set_option(raw: dict[str, Any], loc: Loc, value: Any) -> None:
 
 
 def _iter_sections(raw: dict[str, Any], loc: Loc) -> Iterator[dict[str, Any]]:
-    """Those that are written; some are made."""
-    found: list[Any] = [raw]
+    """Yield the sections at a path that are written; create those with defaults."""
+    sections: list[Any] = [raw]
     for depth, step in enumerate(loc, 1):
         below: list[Any] = []
-        for each in found:
+        for section in sections:
             if step == "*":
-                below += each if isinstance(each, list) else [each]
-            elif isinstance(each, dict):
-                if each.get(step) is None and (
+                below += section if isinstance(section, list) else [section]
+            elif isinstance(section, dict):
+                if section.get(step) is None and (
                     loc[:depth] in _IMPLICIT_SECTIONS or step == "backend"
                 ):
-                    each[step] = {}
-                below.append(each.get(step))
-        found = below
-    yield from (each for each in found if isinstance(each, dict))
+                    section[step] = {}
+                below.append(section.get(step))
+        sections = below
+    yield from (section for section in sections if isinstance(section, dict))

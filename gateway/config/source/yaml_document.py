@@ -1,8 +1,8 @@
-"""A configuration file as plain values, with the place of every key and value.
+"""Read a configuration file as plain values, with the place of every key and value.
 
-Scalars are read by the core schema of YAML 1.2 (section 10.3): `on`, `no` and 12:30 are
-text. A plain or quoted text with `${env...}` or `${file...}` is settled here; an option
-whose substitution comes out empty (`${env.RACK:}`) is as if it were not written.
+Scalars are read by the core schema of YAML 1.2 (section 10.3): `on`, `no` and 12:30 are text. A
+plain or quoted text with `${env...}` or `${file...}` is substituted here. An option whose
+substitution is empty (`${env.RACK:}`) counts as not written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .substitution import NO_VALUES, SubstitutedText, UnresolvedText, substitute
 
 Loc: TypeAlias = tuple[str | int, ...]
 
-MAX_VALUES = 20_000  # values once aliases are expanded: refuses a bomb, not 500 topics
+MAX_VALUES = 20_000  # with aliases expanded: refuses an alias bomb, but not 500 topics
 
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _NULL = re.compile(r"|~|null|Null|NULL")
@@ -37,7 +37,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]{1,30}(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 
 class SourceMarks(NamedTuple):
-    """Where a value stands and, in a mapping, its key."""
+    """The place of a value and, in a mapping, of its key."""
 
     key: SourceMark
     value: SourceMark
@@ -45,7 +45,15 @@ class SourceMarks(NamedTuple):
 
 @dataclass(slots=True)
 class YamlDocument:
-    """The values of a file, their marks by path, and what was wrong on the way."""
+    """The values of a file, their marks by path, and the problems found while reading.
+
+    Attributes:
+        name: The name of the file, for messages.
+        values: The plain values; None if nothing could be read.
+        marks: The places of all keys and values, by path.
+        problems: The places and messages of what is wrong.
+        value_count: The values read so far, with aliases expanded.
+    """
 
     name: str
     values: Any = None
@@ -54,6 +62,7 @@ class YamlDocument:
     value_count: int = 0
 
     def format_line(self, mark: SourceMark, message: str) -> str:
+        """Return the line of a problem."""
         return f"{self.name}:{mark.line}:{mark.column}: {message}"
 
 
@@ -64,10 +73,13 @@ def parse_document(
     environ: collections.abc.Mapping[str, str],
     substitutions: collections.abc.Mapping[str, str] = NO_VALUES,
 ) -> YamlDocument:
-    """Read a text; `name` is its file, whose folder `${file:...}` starts at. given: values of a
-    file of their own.
+    """Read a text. Problems are returned in the document, not raised.
 
-    What is wrong stands in `problems`; `values` is None when nothing could be read.
+    Args:
+        text: YAML.
+        name: The name of its file; `${file:...}` is relative to the folder of this file.
+        environ: The environment variables.
+        substitutions: The values of a values file.
     """
     document = YamlDocument(name)
     try:
@@ -81,7 +93,11 @@ def parse_document(
 
 
 def decode_utf8(raw: bytes, *, name: str) -> str:
-    """The text of a file. Raises ConfigError where the bytes are not UTF-8."""
+    """Return the text of a file.
+
+    Raises:
+        ConfigError: If the bytes are not UTF-8.
+    """
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise ConfigError([f"{name}:1:1: the file is UTF-16; save it as UTF-8"])
     try:
@@ -96,15 +112,18 @@ def decode_utf8(raw: bytes, *, name: str) -> str:
 
 @dataclass(slots=True)
 class _ValueBuilder:
+    """Builds the values of one document from its nodes."""
+
     document: YamlDocument
     environ: collections.abc.Mapping[str, str]
     base: Path
     substitutions: collections.abc.Mapping[str, str]
 
     def build(self, node: Node, loc: Loc, key: SourceMark | None = None) -> Any:
-        nothing = isinstance(node, ScalarNode) and node.is_plain and not node.text
+        """Return the value of a node and record its place."""
+        is_empty = isinstance(node, ScalarNode) and node.is_plain and not node.text
         self.document.marks[loc] = SourceMarks(
-            key or node.mark, key if key and nothing else node.mark
+            key or node.mark, key if key and is_empty else node.mark
         )
         self.document.value_count += 1
         if self.document.value_count > MAX_VALUES:
@@ -118,6 +137,7 @@ class _ValueBuilder:
         return self.build_scalar(node)
 
     def build_mapping(self, node: MappingNode, loc: Loc) -> dict[str, Any]:
+        """Return the values of a mapping without refused keys and empty substitutions."""
         values: dict[str, Any] = {}
         seen: dict[str, SourceMark] = {}
         for key, item in node.items:
@@ -130,10 +150,11 @@ class _ValueBuilder:
         return values
 
     def check_key(self, key: ScalarNode, seen: dict[str, SourceMark]) -> bool:
+        """Return whether a key may be used, and record the problem if not."""
         refuse = self.document.problems.append
         if key.is_plain and key.text == "<<":
-            what = "merge keys are not read here; write the keys out, or alias a whole value"
-            refuse((key.mark, what))
+            message = "merge keys are not read here; write the keys out, or alias a whole value"
+            refuse((key.mark, message))
         elif key.is_plain and not isinstance(parse_plain(key.text), str):
             refuse((key.mark, f"the key {key.text or 'null'} is not text; put it in quotes"))
         elif key.text in seen:
@@ -144,6 +165,7 @@ class _ValueBuilder:
         return False
 
     def build_scalar(self, node: ScalarNode) -> Any:
+        """Return the value of a scalar, with its expressions substituted."""
         if "${" not in node.text:
             return parse_plain(node.text) if node.is_plain else node.text
         try:
@@ -156,7 +178,7 @@ class _ValueBuilder:
 
 
 def parse_plain(text: str) -> Any:
-    """The value of an unquoted scalar."""
+    """Return the value of an unquoted scalar."""
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):

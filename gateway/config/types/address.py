@@ -1,4 +1,4 @@
-"""Hosts, URLs, origins and proxies: where the gateway listens, and whom it talks to."""
+"""Validate hosts, URLs, origins, servers and proxies."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+
 
 
 def validate_url(value: object) -> str:
-    """An http or https URL without credentials."""
-    given = validate_text(value)
+    """Return an http or https URL, which must not hold credentials."""
+    text = validate_text(value)
     try:
-        parts = urlsplit(given)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        parts = urlsplit(text)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        good = False
-    if not good or re.search(r"\s", given):
+        is_valid = False
+    if not is_valid or re.search(r"\s", text):
         raise create_value_error(
             f"{safe_repr(value)} is no URL; write such as http://localhost:8081"
         )
@@ -36,29 +36,33 @@ def validate_url(value: object) -> str:
         raise create_value_error(
             "a URL with credentials ends up in logs; use username and password"
         )
-    return given
+    return text
 
 
 def validate_origin(value: object) -> str:
-    """An origin as browsers send it (RFC 6454 6.1): no path, not even a slash; or `*`."""
-    given = validate_text(value)
-    if given in ("*", "null") or _ORIGIN.fullmatch(given):
-        return given
-    parts = re.match(r"https?://[^/]+", given.lower())
-    hint = f"'{parts.group()}'" if parts and "@" not in given else "https://shop.example or *"
+    """Return an origin as browsers send it (RFC 6454 6.1), `*` or `null`.
+
+    An origin has no path, not even a slash.
+    """
+    text = validate_text(value)
+    if text in ("*", "null") or _ORIGIN.fullmatch(text):
+        return text
+    parts = re.match(r"https?://[^/]+", text.lower())
+    hint = f"'{parts.group()}'" if parts and "@" not in text else "https://shop.example or *"
     raise create_value_error(
         f"{safe_repr(value)} is no origin, browsers would not match it; write {hint}"
     )
 
 
 def _validate_server(value: object) -> str:
+    """Return `host:port` with a normalized port."""
     host, colon, port = validate_text(value).rpartition(":")
     if "://" in host or "/" in host:
         raise create_value_error(f"{safe_repr(value)} has a protocol or a path; write host:port")
     if not colon or not _HOST_NAME.fullmatch(host):
-        given = validate_text(value)
-        host_only = _HOST_NAME.fullmatch(given) and not isinstance(value, SubstitutedText)
-        hint = f"'{given}:9092'" if host_only else "host:port"
+        text = validate_text(value)
+        host_only = _HOST_NAME.fullmatch(text) and not isinstance(value, SubstitutedText)
+        hint = f"'{text}:9092'" if host_only else "host:port"
         raise create_value_error(f"{safe_repr(value)} is not host:port; write {hint}")
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= 65535:
         raise create_value_error(f"{safe_repr(value)} has no valid port; use 1 to 65535")
@@ -66,30 +70,31 @@ def _validate_server(value: object) -> str:
 
 
 def validate_host(value: object) -> str:
-    """A name or an address to bind, without a port."""
-    given = validate_text(value)
+    """Return a host name or an address to bind, without a port."""
+    text = validate_text(value)
     try:
-        ip_address(given)
+        ip_address(text)
     except ValueError:
-        if not _HOST_NAME.fullmatch(given):
-            what = f"{safe_repr(value)} is no host; write a name or an address, without a port"
-            raise create_value_error(what) from None
-    return given
+        if not _HOST_NAME.fullmatch(text):
+            message = f"{safe_repr(value)} is no host; write a name or an address, without a port"
+            raise create_value_error(message) from None
+    return text
 
 
 def _validate_host_name(value: object) -> str:
-    """As `host`; or `*` for any."""
+    """Return a host name as `validate_host` does, or `*` for any host."""
     return "*" if validate_text(value) == "*" else validate_host(value)
 
 
 def _validate_servers(value: object) -> tuple[str, ...] | Literal["embedded"]:
+    """Return the `host:port` pairs of a list, or `embedded`."""
     if isinstance(value, str) and value.strip() == "embedded":
         return "embedded"
-    if isinstance(value, SubstitutedText):  # one variable often holds them all
-        settled = [
+    if isinstance(value, SubstitutedText):  # one variable often holds the whole list
+        servers = [
             SubstitutedText.from_parts(value.source, (item.strip(),)) for item in value.split(",")
         ]
-        return tuple(_validate_server(item) for item in settled)
+        return tuple(_validate_server(item) for item in servers)
     if isinstance(value, str):
         raise create_value_error(f"{safe_repr(value)} is no list; write [{value}], or embedded")
     if not isinstance(value, Sequence) or not value:
@@ -106,25 +111,25 @@ def _iter_validated_servers(servers: Sequence[object]) -> Iterator[str]:
 
 
 def _validate_urls(value: object) -> tuple[str, ...]:
-    """One, or a list; one variable may hold several, with commas."""
+    """Return the URLs of one URL or of a list; a variable may hold several, with commas."""
     if isinstance(value, SubstitutedText):
         return tuple(
-            validate_url(SubstitutedText.from_parts(value.source, (each.strip(),)))
-            for each in value.split(",")
+            validate_url(SubstitutedText.from_parts(value.source, (url.strip(),)))
+            for url in value.split(",")
         )
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         return (validate_url(value),)
-    found = []
-    for index, each in enumerate(value):
+    urls = []
+    for index, url in enumerate(value):
         try:
-            found.append(validate_url(each))
+            urls.append(validate_url(url))
         except PydanticCustomError as error:
             raise create_section_error(Problem((index,), error.message())) from None
-    return tuple(found)
+    return tuple(urls)
 
 
 def _validate_proxies(value: object) -> bool | tuple[str, ...]:
-    """`true`, `false`, or addresses and networks; one variable may hold several, with commas."""
+    """Return true, false, or addresses and networks; a variable may hold several, with commas."""
     if isinstance(value, bool):
         return value
     if isinstance(value, SubstitutedText):
@@ -140,6 +145,7 @@ def _validate_proxies(value: object) -> bool | tuple[str, ...]:
 
 
 def _validate_proxy(index: int, item: object) -> str:
+    """Return one address or network as its canonical text."""
     try:
         return str(ip_network(validate_text(item)))
     except PydanticCustomError as error:

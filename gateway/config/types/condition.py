@@ -1,4 +1,4 @@
-"""The filters of a route, as the file has them: every text may have holes."""
+"""Define the filters of a route as the file has them: every text is a template."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ TemplateRenderer = Callable[[Template], str]
 
 
 def format_scalar(value: str | bool | int | float | Decimal) -> str:
-    """The text that a text, number or boolean is compared as. Raises ValueError for NaN and what
-    is too large for a double: no value of a record is."""
+    """Return the text that a text, number or boolean is compared as.
+
+    Raises:
+        ValueError: For NaN and for a number that is too large for a double: no value of a JSON
+            record can be equal to it.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -76,7 +80,7 @@ _TEXT_OPERATORS = ("prefix", "gt", "gte", "lt", "lte")
 
 
 class Condition(Section):
-    """What a key, header or field must be; all that is given must hold."""
+    """What a key, header or field must be; all options that are set must hold."""
 
     in_: tuple[ScalarTemplate, ...] | None = Field(
         default=None, alias="in", description="Any of these texts. For choices."
@@ -96,6 +100,7 @@ class Condition(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problems of an empty condition, an empty list and `exists: false` with more."""
         if not raw:
             yield Problem((), "an empty condition holds always; add in, prefix, exists, gt or lt")
         if raw.get("in") in ([], ()):
@@ -106,14 +111,18 @@ class Condition(Section):
 
     @property
     def templates(self) -> Iterator[Template]:
-        """All of its texts."""
+        """Yield the templates of all options."""
         yield from self.in_ or ()
         for name in _TEXT_OPERATORS:
             if (template := getattr(self, name)) is not None:
                 yield template
 
     def render(self, render_template: TemplateRenderer) -> dict[str, Any]:
-        """As a client would write it, its holes filled in."""
+        """Return the condition as a client would write it, with its placeholders filled in.
+
+        Args:
+            render_template: Returns the text of a template for one request.
+        """
         texts: dict[str, Any] = {
             name: render_template(template)
             for name in _TEXT_OPERATORS
@@ -127,8 +136,10 @@ class Condition(Section):
 
 
 def _validate_condition(value: object, handler: Callable[[object], Any]) -> Condition | Template:
-    """A text, or the options of a condition. Told apart here: a union would tell what is wrong
-    as seen by each of its members."""
+    """Return a template for a text, or the condition for a mapping.
+
+    The two are distinguished here, because pydantic reports the errors of every member of a union.
+    """
     if isinstance(value, (Condition, Mapping)):
         return Condition.model_validate(value)
     if isinstance(value, list | tuple):
@@ -143,7 +154,7 @@ ConditionOrTemplate = Annotated[
 
 
 class Filter(Section):
-    """All of its parts must match."""
+    """A filter of a route: key, headers and value must all match."""
 
     key: ConditionOrTemplate | None = Field(
         default=None, description="The record's key, a text or a condition. For own records only."
@@ -158,19 +169,28 @@ class Filter(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of a filter that matches every record."""
         known = raw.keys() <= {"key", "headers", "value"}
         if known and "key" not in raw and not (raw.get("headers") or raw.get("value")):
             yield Problem((), "an empty filter matches every record; add key, headers or value")
 
     @property
     def templates(self) -> Iterator[Template]:
-        """All of its texts."""
+        """Yield the templates of all conditions."""
         keys = () if self.key is None else (self.key,)
-        for wanted in (*keys, *self.headers.values(), *self.value.values()):
-            yield from (wanted,) if isinstance(wanted, Template) else wanted.templates
+        for condition_or_template in (*keys, *self.headers.values(), *self.value.values()):
+            yield from (
+                (condition_or_template,)
+                if isinstance(condition_or_template, Template)
+                else condition_or_template.templates
+            )
 
     def render(self, render_template: TemplateRenderer) -> dict[str, Any]:
-        """As a client would write it, its holes filled in."""
+        """Return the filter as a client would write it, with its placeholders filled in.
+
+        Args:
+            render_template: Returns the text of a template for one request.
+        """
 
         def render_condition(condition: Condition | Template) -> Any:
             return (
@@ -181,6 +201,10 @@ class Filter(Section):
 
         return {
             **({} if self.key is None else {"key": render_condition(self.key)}),
-            "headers": {name: render_condition(wanted) for name, wanted in self.headers.items()},
-            "value": {pointer: render_condition(wanted) for pointer, wanted in self.value.items()},
+            "headers": {
+                name: render_condition(expected) for name, expected in self.headers.items()
+            },
+            "value": {
+                pointer: render_condition(expected) for pointer, expected in self.value.items()
+            },
         }

@@ -1,8 +1,10 @@
-"""Conditions in short, for an address or a command line; several hold together.
+"""Parse the short form of conditions, for an address or a command line.
+
+All conditions of a text must hold:
 
     key=ada  key^=a  header.region=eu  /amount>=10  /amount<20  /status=in(a,b)  /email  !/email
 
-A name or list in which `=`, `<`, `>`, `^` or a comma stands is written as JSON.
+A name or list that contains `=`, `<`, `>`, `^` or a comma must be written as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ _OPERATORS = {"^=": "prefix", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 
 
 class ShortCondition(NamedTuple):
-    """part: `key`, `headers` or `value`. name: of the header, or the pointer; empty for a key."""
+    """One condition of the short form.
+
+    Attributes:
+        part: `key`, `headers` or `value`.
+        name: The name of the header, or the JSON pointer of the field; empty for a key.
+        condition: The condition as JSON has it, with exactly one operator.
+    """
 
     part: str
     name: str
@@ -29,38 +37,43 @@ class ShortCondition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ShortCondition:
-        """Raises ValueError saying what to write."""
-        found = _SHORT_FORM.fullmatch(text)
-        if found is None or (found[1] and found[5]):
+        """Parse one condition.
+
+        Raises:
+            ValueError: If the text is not understood; the message says what to write.
+        """
+        match = _SHORT_FORM.fullmatch(text)
+        if match is None or (match[1] and match[5]):
             raise ValueError(
                 f"{safe_repr(text)} is not understood; write such as key=ada, key^=a, "
                 "header.region=eu, /amount>=10, /status=in(a,b), /email or !/email, "
                 'or JSON such as {"key": "ada"}'
             )
-        condition = _build_condition(found[5], found[6]) if found[5] else {"exists": not found[1]}
-        if found[2]:
+        condition = _build_condition(match[5], match[6]) if match[5] else {"exists": not match[1]}
+        if match[2]:
             return cls("key", "", condition)
         return (
-            cls("headers", found[3], condition) if found[3] else cls("value", found[4], condition)
+            cls("headers", match[3], condition) if match[3] else cls("value", match[4], condition)
         )
 
 
 def merge_conditions(short_conditions: Iterable[ShortCondition]) -> list[dict[str, Any]]:
-    """Filters, all of which must match, as few as can be: /a>=1 and /a<9 are one range.
+    """Merge conditions into as few filters as possible, all of which must match.
 
-    The first `/a>=` goes into the first of them, the second into the second: each has one place,
-    which nobody looks for.
+    `/a>=1` and `/a<9` become one range. If a condition occurs twice for the same field with the
+    same operator, the first goes into the first filter and the second into the second, so that the
+    position in the result follows from counting, without a search.
     """
-    rounds: list[dict[tuple[str, str], dict[str, Any]]] = []
-    before: Counter[tuple[str, str, str]] = Counter()
+    merged: list[dict[tuple[str, str], dict[str, Any]]] = []
+    seen: Counter[tuple[str, str, str]] = Counter()
     for part, name, condition in sorted(short_conditions, key=repr):
-        (kind,) = condition
-        at = before[part, name, kind]
-        before[part, name, kind] += 1
-        if at == len(rounds):
-            rounds.append({})
-        rounds[at].setdefault((part, name), {}).update(condition)
-    return [_build_filter(conditions) for conditions in rounds]
+        (operator,) = condition
+        index = seen[part, name, operator]
+        seen[part, name, operator] += 1
+        if index == len(merged):
+            merged.append({})
+        merged[index].setdefault((part, name), {}).update(condition)
+    return [_build_filter(conditions) for conditions in merged]
 
 
 def _build_condition(operator: str, text: str) -> dict[str, Any]:
@@ -72,10 +85,10 @@ def _build_condition(operator: str, text: str) -> dict[str, Any]:
 
 
 def _build_filter(conditions: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for (part, name), condition in conditions.items():
         if part == "key":
-            made[part] = condition
+            result[part] = condition
         else:
-            made.setdefault(part, {})[name] = condition
-    return made
+            result.setdefault(part, {})[name] = condition
+    return result

@@ -1,7 +1,7 @@
-"""The types of single options: what a value may be, and what to say when it is not.
+"""Define the types of single options: what a value may be, and the message if it is not.
 
-Each reads what the YAML gave (text, possibly substituted, or a number) into the typed
-value, writes it back as the YAML's words, and tells editors its JSON Schema.
+Each type reads what the YAML gave (text, possibly substituted, or a number) into the typed value,
+writes it back in the YAML's form, and has a JSON Schema for editors.
 """
 
 from __future__ import annotations
@@ -36,15 +36,20 @@ _POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*")
 
 
 class Secret(SecretStr):
-    """A text that is never printed. `source`: the whole `${...}` it came from, if one."""
+    """A text that is never printed.
+
+    Attributes:
+        source: The `${...}` that the whole text came from; None if the file holds the text itself.
+    """
 
     def __init__(self, value: str, source: str | None = None) -> None:
+        """Wrap a secret text."""
         super().__init__(value)
         self.source = source
 
 
 def validate_text(value: object) -> str:
-    """A text, not empty, of visible characters."""
+    """Return a text that is not empty and has no control characters."""
     if not isinstance(value, str):
         raise create_value_error(f"expects text, not {safe_repr(value)}; put it in quotes")
     if isinstance(value, SubstitutedText) and not value.is_resolved:
@@ -92,6 +97,11 @@ def _validate_number(value: object) -> int:
 
 
 def _create_quantity_validator(parse: Callable[[str], T], example: str) -> Callable[[object], T]:
+    """Return a validator of a number with a unit.
+
+    `parse` raises ValueError saying what to write.
+    """
+
     def validate(value: object) -> T:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             raise create_value_error(
@@ -103,10 +113,10 @@ def _create_quantity_validator(parse: Callable[[str], T], example: str) -> Calla
             return parse(str(value))
         except ValueError as error:
             if isinstance(value, SubstitutedText):
-                what = (
+                message = (
                     f"{safe_repr(value)} gives no number with a unit; set it to such as {example}"
                 )
-                raise create_value_error(what) from None
+                raise create_value_error(message) from None
             raise create_value_error(str(error)) from None
 
     return validate
@@ -123,7 +133,13 @@ def _validate_rate(value: object) -> units.Rate:
 def in_range(
     low: float, high: float, format_value: Callable[[Any], str] = units.format_duration
 ) -> AfterValidator:
-    """Bounds, both included, in the field's own unit."""
+    """Return a validator of bounds, both included, in the field's own unit.
+
+    Args:
+        low: The smallest valid value.
+        high: The largest valid value.
+        format_value: Formats a value for the message.
+    """
 
     def validate(value: float) -> float:
         if low <= value <= high:
@@ -135,12 +151,15 @@ def in_range(
 
 
 def _create_text_validator(parse: Callable[[str], str]) -> BeforeValidator:
-    """A text with one more rule. `read` raises ValueError, with `{}` for the value."""
+    """Return a validator of a text with one more rule.
+
+    `parse` raises ValueError; `{}` in its message stands for the value.
+    """
 
     def validate(value: object) -> str:
-        given = validate_text(value)
+        text = validate_text(value)
         try:
-            return parse(given)
+            return parse(text)
         except ValueError as error:
             raise create_value_error(str(error).replace("{}", safe_repr(value))) from None
 
@@ -166,6 +185,7 @@ def _parse_pointer(pointer: str) -> str:
 
 
 def _validate_history(value: object) -> Literal["none", "all"] | float:
+    """Return none, all or a duration in seconds."""
     if isinstance(value, str) and value in ("none", "all"):
         return "none" if value == "none" else "all"
     if isinstance(value, str) and not isinstance(value, SubstitutedText) and value.isalpha():
@@ -176,12 +196,13 @@ def _validate_history(value: object) -> Literal["none", "all"] | float:
 
 
 def _validate_file(value: object, info: ValidationInfo) -> Path:
+    """Return the absolute path of a file that exists, relative to the folder of the YAML file."""
     if isinstance(value, Path):
         return value
-    given = validate_text(value)
-    if given.startswith("-----BEGIN"):
+    text = validate_text(value)
+    if text.startswith("-----BEGIN"):
         raise create_value_error("holds a certificate or key; give the path of its file instead")
-    path = Path((info.context or {}).get("base", "."), given).absolute()
+    path = Path((info.context or {}).get("base", "."), text).absolute()
     if not path.is_file():
         raise create_value_error(
             f"file {safe_repr(value)} does not exist; start from the folder of this file"

@@ -1,14 +1,15 @@
-"""The filters and fields that a client chooses, wherever it writes them.
+"""Parse the filters and fields that a client chooses.
 
-One reader for `?filter=`, WebSocket messages, the Python API and `gateway tail`. JSON is a
+This parser is used for `?filter=`, WebSocket messages, the Python API and `gateway tail`. JSON is a
 filter object or a list of them (any may match):
 
     {"key": COND, "headers": {"region": COND}, "value": {"/amount": COND}}
 
-COND is a text, number or boolean to be equal to, or an object of `in`, `prefix`, `exists`,
-`gt`, `gte`, `lt`, `lte`, all of which must hold. The short form is in `condition_text`.
+COND is a text, number or boolean to be equal to, or an object of `in`, `prefix`, `exists`, `gt`,
+`gte`, `lt`, `lte`, all of which must hold. The short form is in `condition_text`.
 
-What a client sends is bounded: each record of the stream is compared with all of it.
+The size of a client's filter is bounded, because each record of the stream is compared with all of
+it.
 """
 
 from __future__ import annotations
@@ -27,60 +28,75 @@ from gateway.core.channel.filters import Filter, Filters, parse_pointer
 from .condition import format_scalar
 from .condition_text import ShortCondition, merge_conditions
 
-MAX_FILTER_CHARS: Final = 16 * 1024  # characters of a client's filter
-MAX_LISTED_VALUES: Final = 100  # values of an `in`; fields
-MAX_CONDITIONS: Final = 64  # of a client's filter in all
-MAX_FILTERS: Final = MAX_CONDITIONS  # repetitions of `?filter=`: each has a condition
-MAX_POINTER_CHARS: Final = 1024  # characters
+MAX_FILTER_CHARS: Final = 16 * 1024  # of all filters of a client together
+MAX_LISTED_VALUES: Final = 100  # values of an `in`, and fields
+MAX_CONDITIONS: Final = 64  # of all filters of a client together
+MAX_FILTERS: Final = MAX_CONDITIONS  # repetitions of `?filter=`: each has at least one condition
+MAX_POINTER_CHARS: Final = 1024
 
 _FILTER_KEYS = ("key", "headers", "value")
 _CONDITION_KEYS = ("in", "prefix", "exists", *BOUND_NAMES)
 
 
 def parse_filter(value: object) -> Filters:
-    """What a client's filter lets through.
+    """Parse a client's filter.
 
-    given: text (JSON, or the short form), JSON as Python reads it, or None for no filter.
-    Raises ValueError saying what to write.
+    Args:
+        value: Text (JSON, or the short form), JSON as Python reads it, or None for no filter.
+
+    Raises:
+        ValueError: If the filter is malformed or too large; the message says what to write.
     """
     return parse_filters([value])
 
 
 def parse_filters(values: Iterable[object]) -> Filters:
-    """What all of several filters let through, as of a repeated `?filter=`.
+    """Parse several filters, all of which must match, as in a repeated `?filter=`.
 
-    Raises ValueError saying what to write.
+    Args:
+        values: Filters as `parse_filter` takes them. None is ignored.
+
+    Raises:
+        ValueError: If one is malformed or together they are too large; the message says what to
+            write.
     """
-    read, made = _FilterParser(), Filters()
-    told = [one for one in values if one is not None]
-    if len(told) > MAX_FILTERS:
-        raise ValueError(f"{len(told)} filters are given; give at most {MAX_FILTERS}")
-    if sum(len(one) for one in told if isinstance(one, str)) > MAX_FILTER_CHARS:
+    parser, filters = _FilterParser(), Filters()
+    present = [item for item in values if item is not None]
+    if len(present) > MAX_FILTERS:
+        raise ValueError(f"{len(present)} filters are given; give at most {MAX_FILTERS}")
+    if sum(len(item) for item in present if isinstance(item, str)) > MAX_FILTER_CHARS:
         raise ValueError(f"the filter has more than {MAX_FILTER_CHARS} characters; ask for less")
-    parsed = [_decode_filter(one) for one in told]
-    short = [one for one in parsed if isinstance(one, ShortCondition)]
-    for one in (
-        *merge_conditions(short),
-        *(one for one in parsed if not isinstance(one, ShortCondition)),
+    parsed = [_decode_filter(item) for item in present]
+    short_conditions = [item for item in parsed if isinstance(item, ShortCondition)]
+    for item in (
+        *merge_conditions(short_conditions),
+        *(item for item in parsed if not isinstance(item, ShortCondition)),
     ):
-        made = made.narrow(read.parse_filters(one))
-    return made
+        filters = filters.narrow(parser.parse_filters(item))
+    return filters
 
 
 def build_route_filters(filters: Iterable[Mapping[str, Any]]) -> Filters:
-    """The filters of a route, their holes filled in.
+    """Build the filters of a route, whose placeholders are filled in.
 
-    Raises ValueError where a range was given no number.
+    They are not bounded, since the operator wrote them.
+
+    Raises:
+        ValueError: If a bound of a range is not a number.
     """
-    read = _FilterParser(bounded=False)
-    return Filters(tuple(read.parse_filter(one, "") for one in filters))
+    parser = _FilterParser(bounded=False)
+    return Filters(tuple(parser.parse_filter(raw, "") for raw in filters))
 
 
 def parse_fields(value: object) -> tuple[str, ...]:
-    """The fields that a client wants of a value, in the order of their pointers.
+    """Parse the fields that a client wants of a value, sorted by their pointers.
 
-    given: `/id,/customer/name`, a list of pointers, or such a list as JSON; None and an empty
-    text are no choice. Raises ValueError saying what to write.
+    Args:
+        value: `/id,/customer/name`, a list of pointers, or such a list as JSON. None and an empty
+            text choose nothing.
+
+    Raises:
+        ValueError: If there is no pointer or there are too many; the message says what to write.
     """
     if value is None or value == "":
         return ()
@@ -90,27 +106,34 @@ def parse_fields(value: object) -> tuple[str, ...]:
         raise ValueError("expects JSON pointers; write such as /id,/customer/name")
     if len(value) > MAX_LISTED_VALUES:
         raise ValueError(f"more than {MAX_LISTED_VALUES} fields; ask for fewer")
-    read = _FilterParser()
-    return tuple(sorted({read.parse_pointer(pointer, "") for pointer in value}))
+    parser = _FilterParser()
+    return tuple(sorted({parser.parse_pointer(pointer, "") for pointer in value}))
 
 
 class _FilterParser:
-    """Reads filters, and counts what they cost where that is bounded."""
+    """Parses filters and counts their conditions and characters.
+
+    One instance parses all filters of a client, so that the limits hold for them together. `at` in
+    its methods is the path of the value for messages, such as `[0].value`.
+    """
 
     def __init__(self, *, bounded: bool = True) -> None:
+        """Create a parser. The limits hold if `bounded`."""
         self._bounded = bounded
         self._conditions = 0
         self._characters = 0
 
     def parse_filters(self, value: Any) -> Filters:
+        """Parse a filter or a list of filters, any of which may match."""
         if not isinstance(value, list | tuple):
             return Filters((self.parse_filter(value, ""),))
         if not value:
             raise ValueError("an empty list lets nothing through; leave the filter out")
-        made = {self.parse_filter(one, f"[{index}]") for index, one in enumerate(value)}
-        return Filters(tuple(sorted(made, key=repr)))
+        filters = {self.parse_filter(one, f"[{index}]") for index, one in enumerate(value)}
+        return Filters(tuple(sorted(filters, key=repr)))
 
     def parse_filter(self, value: Any, at: str) -> Filter:
+        """Parse one filter object."""
         if not isinstance(value, Mapping):
             _refuse(
                 at, f"expects an object, not {_describe(value)}; write such as {{'key': 'ada'}}"
@@ -130,17 +153,19 @@ class _FilterParser:
     def parse_conditions(
         self, value: Mapping[str, Any], part: str, at: str, parse_name: Callable[[Any, str], str]
     ) -> list[tuple[str, str | Condition]]:
+        """Parse the conditions of `headers` or `value`, sorted by name."""
         at, conditions = _join_path(at, part), value.get(part, {})
         if not isinstance(conditions, Mapping):
             _refuse(at, f"expects an object, not {_describe(conditions)}; write {{'name': 'text'}}")
         named = [(parse_name(name, at), wanted) for name, wanted in conditions.items()]
-        named.sort(key=lambda each: each[0])
+        named.sort(key=lambda item: item[0])
         return [
             (name, self.parse_condition(wanted, f"{at}[{safe_repr(name)}]"))
             for name, wanted in named
         ]
 
     def parse_condition(self, value: Any, at: str) -> str | Condition:
+        """Parse a scalar or an object of operators."""
         self._conditions += 1
         if self._bounded and self._conditions > MAX_CONDITIONS:
             _refuse(at, f"the filter has more than {MAX_CONDITIONS} conditions; ask for fewer")
@@ -158,9 +183,9 @@ class _FilterParser:
         exists = (
             _parse_flag(value["exists"], _join_path(at, "exists")) if "exists" in value else None
         )
-        there = [name for name in BOUND_NAMES if name in value]
+        bound_names = [name for name in BOUND_NAMES if name in value]
         bounds = tuple(
-            (name, self.parse_number(value[name], _join_path(at, name))) for name in there
+            (name, self.parse_number(value[name], _join_path(at, name))) for name in bound_names
         )
         try:
             return Condition(one_of=one_of, prefix=prefix, exists=exists, bounds=bounds)
@@ -168,13 +193,15 @@ class _FilterParser:
             _refuse(at, str(error))
 
     def parse_values(self, value: Any, at: str) -> tuple[str, ...]:
+        """Parse the list of `in`."""
         if not isinstance(value, list | tuple) or not value:
             _refuse(at, f"expects a list, not {_describe(value)}; write such as ['a', 'b']")
         if self._bounded and len(value) > MAX_LISTED_VALUES:
             _refuse(at, f"has {len(value)} values; give at most {MAX_LISTED_VALUES}")
-        return tuple(self.parse_scalar(each, at) for each in value)
+        return tuple(self.parse_scalar(item, at) for item in value)
 
     def parse_number(self, value: Any, at: str) -> Number:
+        """Parse the bound of a range."""
         if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
             _refuse(at, f"expects a number, not {_describe(value)}; write such as 10 or 0.5")
         number = value if isinstance(value, Decimal) else parse_number(self.parse_scalar(value, at))
@@ -183,6 +210,7 @@ class _FilterParser:
         return number
 
     def parse_scalar(self, value: Any, at: str) -> str:
+        """Return the text that a scalar is compared as."""
         if not isinstance(value, str | int | float | Decimal):
             _refuse(
                 at, f"expects text, not {_describe(value)}; write a text, or {{'exists': false}}"
@@ -190,6 +218,7 @@ class _FilterParser:
         return self.parse_text(format_scalar(value), at)
 
     def parse_pointer(self, value: Any, at: str) -> str:
+        """Return a JSON pointer (RFC 6901)."""
         pointer = self.parse_text(value, at)
         if len(pointer) > MAX_POINTER_CHARS:
             _refuse(
@@ -203,6 +232,7 @@ class _FilterParser:
         return pointer
 
     def parse_text(self, value: Any, at: str) -> str:
+        """Return a text and count its characters."""
         if not isinstance(value, str):
             _refuse(at, f"expects text, not {_describe(value)}; put it in quotes")
         self._characters += len(value)
@@ -216,7 +246,7 @@ class _FilterParser:
 
 
 def _decode_filter(value: object) -> object:
-    """Text as JSON, or as a short form; anything else is JSON already."""
+    """Decode a text as JSON or as the short form; return any other value as it is."""
     if not isinstance(value, str):
         return value
     text = value.lstrip()
@@ -260,5 +290,5 @@ def _describe(value: object) -> str:
     return "null" if value is None else safe_repr(value)
 
 
-def _refuse(at: str, what: str) -> NoReturn:
-    raise ValueError(f"{at}: {what}" if at else what)
+def _refuse(at: str, message: str) -> NoReturn:
+    raise ValueError(f"{at}: {message}" if at else message)

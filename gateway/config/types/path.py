@@ -1,7 +1,7 @@
-"""The path of a route: `/events/{customer}`, or `/files/*` for everything below.
+"""Match the path of a route: `/events/{customer}`, or `/files/*` for everything below.
 
-Matched on the raw path of the request, segment by segment, each decoded on its own, so
-that a customer named `a%2Fb` is one segment and not two (RFC 3986 2.2).
+The raw path of the request is matched segment by segment, and each segment is decoded on its own,
+so that a customer named `a%2Fb` is one segment and not two (RFC 3986 2.2).
 """
 
 from __future__ import annotations
@@ -16,23 +16,32 @@ _LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()+,;=:@%-]+")
 
 @dataclass(frozen=True, slots=True)
 class PathPattern:
-    """segments: literals and, in braces, parameters. rest: a `*` ends it."""
+    """A parsed path of a route.
+
+    Attributes:
+        segments: Literals and, in braces, parameters.
+        has_wildcard: Whether the pattern ends in `*`, which matches one or more segments.
+    """
 
     segments: tuple[str, ...]
     has_wildcard: bool
 
     @classmethod
     def parse(cls, text: str) -> PathPattern:
-        """Raises ValueError saying what to write."""
+        """Parse a path.
+
+        Raises:
+            ValueError: If the path is malformed; the message says what to write.
+        """
         if not text.startswith("/"):
             raise ValueError(f"path {text!r} does not start with '/'; write {'/' + text!r}")
         segments = text[1:].split("/")
-        rest = segments[-1] == "*"
-        if rest:
+        has_wildcard = segments[-1] == "*"
+        if has_wildcard:
             segments.pop()
         for index, segment in enumerate(segments):
-            _check_segment(segment, text, is_last=index == len(segments) - 1 and not rest)
-        pattern = cls(tuple(segments), rest)
+            _check_segment(segment, text, is_last=index == len(segments) - 1 and not has_wildcard)
+        pattern = cls(tuple(segments), has_wildcard)
         for name in pattern.params:
             if pattern.params.count(name) > 1:
                 raise ValueError(f"path {text!r} has two parameters '{name}'; rename one")
@@ -40,23 +49,24 @@ class PathPattern:
 
     @property
     def params(self) -> tuple[str, ...]:
+        """Return the names of the parameters, in their order."""
         return tuple(segment[1:-1] for segment in self.segments if segment[:1] == "{")
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Equal for patterns that match the same paths."""
+        """Return a value that is equal for patterns that match the same paths."""
         return (*("{}" if s[:1] == "{" else unquote(s) for s in self.segments), self.has_wildcard)
 
     def match(self, path: str) -> dict[str, str] | None:
-        """The parameters of a raw (still percent-encoded) request path; None: no match."""
-        root, *given = path.split("/")
+        """Return the parameters of a raw (percent-encoded) path, None if it does not match."""
+        root, *raw_segments = path.split("/")
         if root:
             return None
-        extra = len(given) - len(self.segments)
+        extra = len(raw_segments) - len(self.segments)
         if extra < 1 if self.has_wildcard else extra != 0:
             return None
         params: dict[str, str] = {}
-        for segment, raw in zip(self.segments, given, strict=False):
+        for segment, raw in zip(self.segments, raw_segments, strict=False):
             try:
                 text = unquote(raw, errors="strict")
             except UnicodeDecodeError:
@@ -68,7 +78,7 @@ class PathPattern:
         return params
 
     def covers(self, other: PathPattern) -> bool:
-        """Every path that `other` matches is matched by this one too."""
+        """Return whether this pattern matches every path that `other` matches."""
         if self.has_wildcard:
             if len(other.segments) + other.has_wildcard <= len(self.segments):
                 return False

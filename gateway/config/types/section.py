@@ -1,8 +1,9 @@
-"""What every part of the settings has in common, and how a part is refused.
+"""Define the base class of every section, and how a section is refused.
 
-A section is a frozen pydantic model that reads the YAML's words (camelCase, or zilla's
-kebab-case where zilla has the option) and knows no other. `look` checks the raw input,
-so that what depends on several options is told together with every wrong one.
+A section is a frozen pydantic model that reads the YAML's words (camelCase, or zilla's kebab-case
+where zilla has the option) and refuses unknown keys. `Section.check_raw` checks the raw input
+before pydantic does, so that problems between options are reported together with every invalid
+value.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-PROBLEM_ERROR_TYPE = "refused"  # the pydantic error type of what is said here in full
+PROBLEM_ERROR_TYPE = "refused"  # the pydantic error type of messages that need no rewording
 
 
 class Problem(NamedTuple):
-    """What is wrong below a section: the way there, and `what; what to do`.
+    """A problem below a section.
 
-    key: it is about the key at the end of the way, not about its value.
+    Attributes:
+        loc: The path from the section to the option.
+        message: `what is wrong; what to do`.
+        is_key: Whether the problem is about the key at the end of the path, not about its value.
     """
 
     loc: tuple[str | int, ...]
@@ -35,40 +39,51 @@ class Problem(NamedTuple):
 
 
 class Section(BaseModel):
+    """The base class of all sections. Instances are immutable and compare by value."""
+
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=to_camel, hide_input_in_errors=True
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Problems between options; `raw` is as written, nulls left out, and may be all wrong."""
+        """Return the problems between options.
+
+        Args:
+            raw: The options as written, without nulls. Any value may be invalid.
+        """
         return ()
 
     @model_validator(mode="wrap")
     @classmethod
     def _validate_with_checks(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Validate, and raise the problems of `check_raw` together with pydantic's."""
         problems: list[InitErrorDetails] = []
         if isinstance(data, Mapping):
             written = {key: value for key, value in data.items() if value is not None}
             problems = [_build_error_details(problem) for problem in cls.check_raw(written)]
         try:
-            made = handler(data)
+            section = handler(data)
         except ValidationError as error:
             if not problems:
                 raise
             problems = [*_iter_error_details(error), *problems]
         if problems:
             raise ValidationError.from_exception_data(cls.__name__, problems, hide_input=True)
-        return made
+        return section
 
 
 def create_value_error(message: str) -> PydanticCustomError:
-    """The error of a value, for a validator to raise: `what; what to do`."""
+    """Return the error of a value, for a validator to raise.
+
+    Args:
+        message: `what is wrong; what to do`.
+    """
     return PydanticCustomError(PROBLEM_ERROR_TYPE, "{message}", {"message": message})
 
 
 def create_section_error(*problems: Problem) -> ValidationError:
-    """The error of a section, for an `after` validator to raise."""
+    """Return the error of a section, for an `after` validator to raise."""
     details = [_build_error_details(problem) for problem in problems]
     return ValidationError.from_exception_data("settings", details, hide_input=True)
 
@@ -80,8 +95,8 @@ def _build_error_details(problem: Problem) -> InitErrorDetails:
 
 
 def _iter_error_details(error: ValidationError) -> Iterable[InitErrorDetails]:
-    """Errors of pydantic in a form that can be raised together with ours."""
-    for found in error.errors(include_url=False):
-        context = {**found.get("ctx", {}), "message": found["msg"]}
-        kind = PydanticCustomError(found["type"], "{message}", context)
-        yield InitErrorDetails(type=kind, loc=found["loc"], input=None)
+    """Yield pydantic's errors in a form that can be raised together with ours."""
+    for detail in error.errors(include_url=False):
+        context = {**detail.get("ctx", {}), "message": detail["msg"]}
+        kind = PydanticCustomError(detail["type"], "{message}", context)
+        yield InitErrorDetails(type=kind, loc=detail["loc"], input=None)

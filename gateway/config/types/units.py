@@ -1,8 +1,8 @@
-"""Durations, sizes, shares and rates as people write them: a number and a unit, nothing implied.
+"""Parse durations, sizes, shares and rates: a number and a unit, with nothing implied.
 
-`5s`, `250ms`, `1.5h`, `7d` become float seconds (to the microsecond); `64MiB`, `500kB`
-become int bytes; `1%` becomes 0.01; `20/s` so many in so much time. A number without a unit is
-refused: 30 what?
+`5s`, `250ms`, `1.5h`, `7d` become float seconds (to the microsecond); `64MiB`, `500kB` become int
+bytes; `1%` becomes 0.01; `20/s` a count per time. A number without a unit is refused, because its
+meaning would have to be guessed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ SIZE_UNITS: Mapping[str, Decimal] = {
     "GiB": Decimal(1024**3),
     "TiB": Decimal(1024**4),
 }
-MAX_DURATION_S = 10_000 * 86_400  # seconds: about 27 years
-MAX_SIZE_BYTES = 1024**5  # bytes: 1 PiB
+MAX_DURATION_S = 10_000 * 86_400  # about 27 years
+MAX_SIZE_BYTES = 1024**5  # 1 PiB
 
 SHARE_UNITS: Mapping[str, Decimal] = {"%": Decimal("0.01")}
 RATE_UNITS: Mapping[str, Decimal] = {unit: DURATION_UNITS[unit] for unit in ("s", "m", "h")}
-MAX_RATE_COUNT = 10**7  # in one time of a rate
+MAX_RATE_COUNT = 10**7  # in one period of a rate
 
 _RATE = re.compile(r"([0-9]{1,18})\s*/\s*([^\s0-9./]+)")
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,15})?)(\s*)([^\s0-9.]*)")
@@ -52,19 +52,23 @@ _UNIT_SPELLINGS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many in each span of so many seconds."""
+    """A count in each period of `seconds`."""
 
     count: int
     seconds: float
 
     @property
     def interval(self) -> float:
-        """Seconds from one to the next, on the average."""
+        """Return the average time between two events, in seconds."""
         return self.seconds / self.count
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, rounded to microseconds. Raises ValueError saying what to write."""
+    """Return the seconds of a duration, rounded to microseconds.
+
+    Raises:
+        ValueError: If it is malformed or too long; the message says what to write.
+    """
     seconds = round(_parse_quantity(text, DURATION_UNITS, "duration", "5s"), 6)
     if seconds > MAX_DURATION_S:
         raise ValueError(f"{text!r} is too long; the longest duration is 10000d")
@@ -72,7 +76,11 @@ def parse_duration(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Bytes. Raises ValueError saying what to write."""
+    """Return the bytes of a size.
+
+    Raises:
+        ValueError: If it is malformed or too large; the message says what to write.
+    """
     count = _parse_quantity(text, SIZE_UNITS, "size", "64MiB")
     if count != int(count):
         raise ValueError(f"{text!r} is not a whole number of bytes; write such as 64MiB")
@@ -82,7 +90,11 @@ def parse_size(text: str) -> int:
 
 
 def parse_share(text: str) -> float:
-    """A share of 1. Raises ValueError saying what to write."""
+    """Return a share, from 0 to 1, of a percentage.
+
+    Raises:
+        ValueError: If it is malformed or more than 100%; the message says what to write.
+    """
     part = _parse_quantity(text, SHARE_UNITS, "share", "1%")
     if part > 1:
         raise ValueError(f"{text!r} is more than all; the largest share is 100%")
@@ -90,7 +102,11 @@ def parse_share(text: str) -> float:
 
 
 def parse_rate(text: str) -> Rate:
-    """Raises ValueError saying what to write."""
+    """Return the rate of a text such as `20/s`.
+
+    Raises:
+        ValueError: If it is malformed or out of range; the message says what to write.
+    """
     match = _RATE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a rate; write a number and a time, such as 20/s")
@@ -107,18 +123,18 @@ def parse_rate(text: str) -> Rate:
 
 
 def format_rate(rate: Rate) -> str:
-    """The text that `rate` reads as this."""
+    """Return the text that `parse_rate` reads as this rate."""
     unit = next(name for name, seconds in RATE_UNITS.items() if seconds == rate.seconds)
     return f"{rate.count}/{unit}"
 
 
 def format_share(share: float) -> str:
-    """The shortest text that `share` reads as this."""
+    """Return the shortest text that `parse_share` reads as this share."""
     return f"{(Decimal(str(share)) * 100).normalize():f}%"
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest text that `duration` reads as these seconds."""
+    """Return the shortest text that `parse_duration` reads as these seconds."""
     micros = round(seconds * 1_000_000)
     for unit in ("d", "h", "m", "s", "ms"):
         count, rest = divmod(micros, int(DURATION_UNITS[unit] * 1_000_000))
@@ -128,7 +144,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(count: int) -> str:
-    """The shortest text that `size` reads as this many bytes."""
+    """Return the shortest text that `parse_size` reads as this many bytes."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         whole, rest = divmod(count, int(SIZE_UNITS[unit]))
         if whole and not rest:
@@ -151,11 +167,11 @@ def _parse_quantity(text: str, units: Mapping[str, Decimal], noun: str, example:
 
 
 def _find_unit(unit: str, units: Mapping[str, Decimal]) -> str | None:
-    """The unit that was meant: another spelling, another case, or a slip of the finger."""
+    """Return the unit that was probably meant: another spelling, another case, or a typo."""
     if unit in units:
         return unit
-    if (word := _UNIT_SPELLINGS.get(unit.lower())) in units:
-        return word
+    if (known_unit := _UNIT_SPELLINGS.get(unit.lower())) in units:
+        return known_unit
     folded = {known.lower(): known for known in units}
-    close = find_closest(unit.lower(), folded, cutoff=0.5)
-    return folded[close] if close else None
+    closest = find_closest(unit.lower(), folded, cutoff=0.5)
+    return folded[closest] if closest else None
