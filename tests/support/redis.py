@@ -29,6 +29,10 @@ def find_server() -> str | None:
     return found
 
 
+class ServerEnded(Exception):
+    """A server ended before it answered."""
+
+
 @dataclass
 class RedisServer:
     """One server, nothing on disk. `stop` kills it, `start` begins anew and empty."""
@@ -45,6 +49,11 @@ class RedisServer:
         return redis.Redis.from_url(self.url)
 
     def start(self) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            ServerEnded: It ended by itself, such as where its port is taken.
+        """
         server = find_server()
         assert server is not None
         socket = self.directory / "redis.sock"
@@ -56,6 +65,8 @@ class RedisServer:
         )  # fmt: skip
         deadline = time.monotonic() + WAIT_TIMEOUT_S
         while not self._is_ready():
+            if (status := self._process.poll()) is not None:
+                raise ServerEnded(f"redis-server ended with status {status}")
             assert time.monotonic() < deadline, (
                 f"redis-server did not answer in {WAIT_TIMEOUT_S:g} s"
             )

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from support.certificates import CertificateAuthority
-from support.redis import RedisServer, running_redis
+from support.redis import RedisServer, ServerEnded, running_redis
 
 from gateway.config.sections.pipelines import Redis as Settings
 from gateway.config.types.fields import Secret
@@ -68,16 +70,33 @@ def test_a_wrong_password_is_told_at_once():
         assert "wrong" not in repr(RedisConfig.from_settings(wrong))
 
 
+@contextmanager
+def running_tls_redis(*options: str) -> Iterator[int]:
+    """The TLS port of a server. redis-server takes no port 0, and a free one may be taken by
+    another process before it listens: it then gets another."""
+    with ExitStack() as stack:
+        for attempt in range(5):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            try:
+                stack.enter_context(running_redis("--tls-port", str(port), *options))
+            except ServerEnded:
+                if attempt == 4:
+                    raise
+            else:
+                break
+        yield port
+
+
 def test_a_secured_server_is_read_where_its_authority_is_trusted(tmp_path: Path):
     authority = CertificateAuthority(tmp_path)
     signed = str(authority.issue_certificate("localhost"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    tls = ("--tls-port", str(port), "--tls-cert-file", signed, "--tls-key-file", signed)
-    with running_redis(
-        *tls, "--tls-ca-cert-file", str(authority.certificate_path), "--tls-auth-clients", "no"
-    ):
+    certificates = (
+        *("--tls-cert-file", signed, "--tls-key-file", signed),
+        *("--tls-ca-cert-file", str(authority.certificate_path), "--tls-auth-clients", "no"),
+    )
+    with running_tls_redis(*certificates) as port:
         trusted = f"rediss://localhost:{port}/0?ssl_ca_certs={authority.certificate_path}"
         assert found(RedisTable(RedisConfig(trusted, "t:", keys_per_command=10)), "a") == {
             "a": None
