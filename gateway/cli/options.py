@@ -38,7 +38,7 @@ def load_kafka(file: Path, topics: Sequence[str]) -> Kafka:
     from gateway.config import load
 
     settings = load(file)
-    found = settings.clusters_of(topics)
+    found = settings.find_cluster_names(topics)
     if len(found) != 1:
         which = " and ".join(found) if found else f"none of {', '.join(settings.clusters)}"
         raise GatewayError(f"{', '.join(topics)}: {which} of {file} lists it; give --servers")

@@ -83,7 +83,7 @@ class Settings(Section):
         """By name; one that has none by an empty one."""
         return {"": self.kafka} if isinstance(self.kafka, Kafka) else self.kafka
 
-    def cluster_of(self, route: Route) -> str:
+    def get_cluster_name(self, route: Route) -> str:
         """The name of the cluster that a route is of."""
         topics = {
             name: [topic.name for topic in kafka.topics] for name, kafka in self.clusters.items()
@@ -93,7 +93,7 @@ class Settings(Section):
         )
         return route.with_.kafka or (found or list(topics))[0]
 
-    def clusters_of(self, topics: Iterable[str]) -> list[str]:
+    def find_cluster_names(self, topics: Iterable[str]) -> list[str]:
         """The names of the clusters that list all of these; of the only one in any case."""
         wanted = list(topics)
         several = len(self.clusters) > 1
@@ -103,9 +103,9 @@ class Settings(Section):
             if not several or all(kafka.find_topic(topic) for topic in wanted)
         ]
 
-    def kafka_of(self, route: Route) -> Kafka:
+    def get_kafka(self, route: Route) -> Kafka:
         """The cluster that a route is of."""
-        return self.clusters[self.cluster_of(route)]
+        return self.clusters[self.get_cluster_name(route)]
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:

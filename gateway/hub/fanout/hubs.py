@@ -58,7 +58,7 @@ class Hubs:
         A single cluster may have any topic. Of several, these are the ones that list all the
         topics.
         """
-        return [self.by_name[name] for name in self.settings.clusters_of(topics)]
+        return [self.by_name[name] for name in self.settings.find_cluster_names(topics)]
 
     @property
     def started(self) -> bool:
