@@ -175,8 +175,8 @@ class With(Section):
     )
     overrides: dict[Text, WriteTemplate] = Field(
         default={},
-        description="Headers of what is written, over those of the request. For services that "
-        "must know who asked.",
+        description="Headers of what is written, over those of the request. For services that must "
+        "know who asked.",
     )
     acks: Literal["in_sync_replicas", "none"] | None = Field(
         default=None,
@@ -185,8 +185,8 @@ class With(Section):
     )
     reply_to: TopicName | None = Field(
         default=None,
-        description="The topic of replies; a request is answered with its own. For services "
-        "behind Kafka.",
+        description="The topic of replies; a request is answered with its own. For services behind "
+        "Kafka.",
     )
     correlation: Correlation | None = Field(
         default=None, description="How a reply is found. For services that answer."
