@@ -118,7 +118,7 @@ class Jwk(Section):
     @property
     def key_bits(self) -> int:
         """The size of the modulus or of the shared secret in bits; 0 for keys on a curve."""
-        from jwt.utils import base64url_decode
+        from jwt.utils import base64url_decode  # late: see `load_key`
 
         secret = self.k.get_secret_value() if self.k is not None else None
         encoded = self.n if self.kty == "RSA" else secret
@@ -130,6 +130,7 @@ class Jwk(Section):
         Raises:
             ValueError: If the members are no key.
         """
+        # Imported late: it takes 45 ms, and most configurations list no keys.
         from jwt import PyJWK
         from jwt.exceptions import PyJWTError
 

@@ -273,6 +273,7 @@ class Kafka(Section):
             else topic.model_copy(update={"reconnect": self.reconnect})
             for topic in self.topics
         )
+        # Sections are frozen, so only a validator may assign, and not in the usual way.
         object.__setattr__(self, "topics", topics)
         return self
 

@@ -205,7 +205,7 @@ class With(Section):
     overrides: dict[Text, WriteTemplate] = Field(
         default={},
         description="Headers of the records that are written, which override those of the request. "
-        "For services that must know who asked.",
+        "For services that must know the sender.",
     )
     acks: Literal["in_sync_replicas", "none"] | None = Field(
         default=None,

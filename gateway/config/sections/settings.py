@@ -41,7 +41,7 @@ class Settings(Section):
         description="The Kafka cluster, or several clusters by name. For operators."
     )
     routes: tuple[Route, ...] = Field(
-        default=(), description="Paths, and the records that they stream. For clients."
+        default=(), description="Paths, and what they stream, show or write. For clients."
     )
     guards: dict[Text, Guard] = Field(
         default={},
@@ -81,6 +81,7 @@ class Settings(Section):
     def _assign_client_ids(self) -> Self:
         """Give clusters without a client id the default one, which has the gateway's name."""
         clusters = {name: self._add_client_id(kafka) for name, kafka in self.clusters.items()}
+        # Sections are frozen, so only a validator may assign, and not in the usual way.
         object.__setattr__(self, "kafka", clusters.get("", clusters))
         return self
 

@@ -115,8 +115,9 @@ class Traces(Section):
     )
     sample: Share = Field(
         default=0.01,
-        description="Share of traces that are recorded. A trace that another service began is "
-        "recorded only if that service records it, too. For busy gateways.",
+        description="Share of traces that are recorded. Traces that another service began are "
+        "recorded with the same share, and only if that service records them, too. For busy "
+        "gateways.",
     )
 
 
