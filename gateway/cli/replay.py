@@ -146,7 +146,7 @@ def show(id: IdArgument, url: UrlOption = DEFAULT_URL, token: TokenOption = None
     """Print everything about one replay, as JSON.
 
     \b
-    gateway replay show 01J9ZK3V
+    gateway replay show 5f1c9a7e3b2d4c68a0e1f2b3c4d5e6f7
     """
     typer.echo(json.dumps(_send_request("GET", url, token, f"/replays/{id}"), indent=2))
 
@@ -156,7 +156,7 @@ def cancel(id: IdArgument, url: UrlOption = DEFAULT_URL, token: TokenOption = No
     """Stop a replay. What it has written stays.
 
     \b
-    gateway replay cancel 01J9ZK3V
+    gateway replay cancel 5f1c9a7e3b2d4c68a0e1f2b3c4d5e6f7
     """
     typer.echo(_format_status(_send_request("DELETE", url, token, f"/replays/{id}")))
 
