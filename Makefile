@@ -10,7 +10,7 @@ PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test lint types layers format bench figures model isolation fuzz groups reactive kills lock clean
+.PHONY: help setup demo demo-pipeline test lint types layers format js bench figures model isolation fuzz groups reactive kills lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ format: $(READY) ## rewrite as ruff likes it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+js: ## bundle gateway/web/js/src into gateway/web/js/gateway.js; needs node and npm
+	cd gateway/web/js/src && npm ci --silent --ignore-scripts && npm run --silent build
+
 bench: setup $(PLOTS) ## beside its peers, at most 20 minutes; WORK="lat sat" PEER="raw gateway" ARGS=--help
 	$(BIN)/python -m bench $(foreach each,$(WORK),--work $(each)) $(foreach each,$(PEER),--peer $(each)) $(ARGS)
 
@@ -108,5 +111,5 @@ lock: $(READY) ## write requirements.lock anew from pyproject.toml; ARGS=--upgra
 
 clean: ## remove the .venv and everything made; downloads stay cached
 	rm -rf $(VENV) dist node_modules .*_cache .hypothesis
-	rm -rf examples/*/node_modules examples/*/dist
+	rm -rf examples/*/node_modules examples/*/dist gateway/web/js/src/node_modules
 	find gateway tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

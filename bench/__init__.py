@@ -1,6 +1,6 @@
-"""What is measured, and how it is kept: `python -m bench.figures`.
+"""Measure the gateway: `make bench`, `python -m bench.figures`, and the others of README.md.
 
-The means of proof (gateway processes, the counting proxy, brokers) are those of the tests.
+Gateway processes, the counting proxy and brokers are those of the tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`make bench`: see README.md."""
+"""Compare servers by the same works: `make bench`, see README.md."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How often a broker that cannot serve is asked, and how soon its return is noticed.
+"""Measure how often a failing broker is asked, and how soon its recovery is noticed.
 
 gone:  connections are accepted and closed at once; every attempt counts as a request.
-sulks: each Fetch is answered with an error that is cured by new metadata.
-Producers, and with them any independent client, reach the broker all the time: it is back at
-the very moment that the proxy lets the gateway through.
+sulks: each Fetch is answered with an error that new metadata ends.
+Producers, like any independent client, reach the broker all the time: it is available at the very
+moment that the proxy lets the gateway through.
 """
 
 from __future__ import annotations

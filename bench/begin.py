@@ -1,7 +1,7 @@
-"""How long a client waits for its first block.
+"""Measure how long a client waits for its first block.
 
-warm: the topic is being read. cold: nobody asked this gateway for the topic before. cold
-process: the gateway has only just said that it listens.
+warm: the topic is being read. cold: no client of this gateway has asked for the topic before. cold
+process: the gateway has just printed that it listens.
 """
 
 from __future__ import annotations

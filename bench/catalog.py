@@ -1,4 +1,4 @@
-"""Which works there are, in which size, and which peers take part in them."""
+"""List the works, their sizes, and the peers that take part in each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Many clients in one loop that cost little: they count records by their mark, nothing else.
+"""Run many cheap clients in one loop, which only count records by their mark.
 
-uvloop gives each read as one piece of bytes; what is joined in it is counted at once. A WebSocket
-is not parsed either: pings are found by how they begin, wherever they are in what was read. The
+uvloop delivers each read as one bytes object; all records in it are counted at once. WebSocket
+frames are not parsed either: pings are found by their first bytes, wherever they are in a read. The
 gateway closes a connection whose pings are not answered with their own payload, after 20 to 40 s.
 """
 

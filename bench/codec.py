@@ -1,4 +1,4 @@
-"""The two ends of a record's way within the process: batches to entries, entries to chunks.
+"""Measure both ends of a record's way in the process: batches to entries, and entries to chunks.
 
 No sockets and no Kafka; CPU time of this process, the median of several repeats.
 """

@@ -1,7 +1,8 @@
-"""Clients that read every byte: chunks, frames, events, values and ids; what came, and how often.
+"""Run clients that read every byte, and check chunks, frames, events, values and ids.
 
-Values are those of `records`; whatever else has their mark in it counts as damaged. A client that
-was cut comes back with the id that it read last, as a browser would.
+They count what was received, and how often. Values are those of `records`; anything else with their
+mark counts as damaged. A client that was cut reconnects with the last id that it read, as a browser
+would.
 """
 
 from __future__ import annotations

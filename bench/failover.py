@@ -1,7 +1,7 @@
-"""One of three brokers is killed, or frozen: who is silent, and for how long.
+"""Kill or freeze one of three brokers, and measure which partitions are silent for how long.
 
-Node 1 leads a third of the partitions. It follows none: writes to the others' would wait for
-it until Kafka puts it out of their replica sets, which is Kafka's pause and not ours.
+Node 1 leads a third of the partitions. It follows none: writes to the others would wait for it
+until Kafka removes it from their in-sync replicas, and that pause is Kafka's, not the gateway's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How much one core hands out: the whole way, Kafka to sockets, for one client and for many.
+"""Measure how many records one core delivers from Kafka to sockets, to one client and to many.
 
-CPU seconds are the gateway's own, so that producers, brokers and the clients here, on the
-same cores, do not count. at once: everything is produced as fast as it goes. paced: a
-constant rate, so that few records share a turn of the loop.
+CPU seconds are those of the gateway's process, so that producers, brokers and clients on the same
+cores do not count. at once: everything is produced as fast as possible. paced: a constant rate, so
+that few records share a turn of the loop.
 """
 
 from __future__ import annotations

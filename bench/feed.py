@@ -1,4 +1,4 @@
-"""How records get in: by Kafka, or as finished bytes for the servers that only write."""
+"""Produce the records of a work: to Kafka, or as finished bytes to servers that only write."""
 
 from __future__ import annotations
 

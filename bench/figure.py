@@ -1,4 +1,4 @@
-"""One number that was measured, and how many become a few."""
+"""Define one measured number, and summarize several of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`python -m bench.figures`: measure, print a table, keep the result.
+"""Measure the gateway alone, print a table and keep the result: `python -m bench.figures`.
 
-Progress goes to stderr, the table to stdout. A measurement that fails is told, the others are
-kept, and the exit status is 1.
+Progress is printed to stderr, the table to stdout. If a measurement fails, the failure is printed,
+the others are kept, and the exit status is 1.
 """
 
 from __future__ import annotations

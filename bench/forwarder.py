@@ -1,6 +1,6 @@
-"""Kafka to a server that has no Kafka input: `python -m bench.forwarder SERVERS TOPIC PORT`.
+"""Post records from Kafka to a server: `python -m bench.forwarder SERVERS TOPIC PORT`.
 
-Each record is one POST of its value to /pub/all, or to /pub/KEY where it has a key; requests are
+Each record is one POST of its value to /pub/all, or to /pub/KEY if it has a key; requests are
 pipelined on one connection. It shares the clients' core, and is not part of what is measured.
 """
 

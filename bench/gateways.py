@@ -1,4 +1,4 @@
-"""The gateway under measurement: the real process, with a route /events/TOPIC for each topic."""
+"""Start the gateway as a real process, with a route /events/TOPIC for each topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this gateway sets itself, and whether a run has shown it."""
+"""Define the goals of this gateway, and print whether a run meets them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A client that asks an HTTP server one thing after the other, over one connection.
+"""Send requests to an HTTP server one after the other, over one connection.
 
-Requests are made beforehand and answers are not parsed: 100 KB there or back take 0.1 ms of the
-clients' core.
+Requests are prepared before and responses are not parsed: 100 KB in either direction take 0.1 ms
+of the clients' core.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a run has found, kept as it goes, so that one that was interrupted goes on where it was.
+"""Save the results of a run while it goes on, so that an interrupted run can be continued.
 
-A run is a folder of bench/results, named by the time it began: `run.json` says on what machine,
-with which versions and what was asked for; `cells.jsonl` has a line for each work and peer. The
-table, the CSV and the plots are made of these.
+A run is a folder of bench/results, named by its start time. `run.json` has the machine, the
+versions and the arguments; `cells.jsonl` has a line for each work and peer. The table, the CSV and
+the plots are made from these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The Kafka that is measured on: real brokers of this machine, or librdkafka's mock in tests.
+"""Provide the Kafka of measurements: real brokers on this machine, or librdkafka's mock in tests.
 
-A measurement asks for topics and hurts nodes by these verbs alone, so that its smoke test
-needs no Java.
+Measurements create topics and stop nodes by these methods only, so that their smoke tests need no
+Java.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a producer's send to the client's socket, at a pace that strains nothing."""
+"""Measure the time from a producer's send to the client's socket, at a low rate."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Cores and processes: who runs where, and what a process has used, from /proc (Linux).
+"""Assign cores to processes, and read what a process has used from /proc (Linux).
 
-The server under measurement has the first core to itself; clients, producer and broker share
-the last one. Where there is one core, or no way to pin, everything runs everywhere, and the
-result says so.
+The server under measurement has the first core alone; clients, producer and broker share the last
+one. If there is one core, or no way to pin, everything runs everywhere, and the result says so.
 """
 
 from __future__ import annotations

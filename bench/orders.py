@@ -1,4 +1,4 @@
-"""Records of 1 KB as services write them: an order, in JSON, under its customer's key."""
+"""Build records of 1 KB as services write them: an order in JSON, with its customer as the key."""
 
 from __future__ import annotations
 

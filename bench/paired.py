@@ -1,8 +1,8 @@
-"""`python -m bench.paired --old PATH`: two checkouts of the gateway with the same works, in turns.
+"""Compare two checkouts of the gateway, in turns: `python -m bench.paired --old PATH`.
 
-What a machine does meanwhile changes from minute to minute, and figures of two runs differ by more
-than a small change of the code does. Here old and new take turns within minutes, each first every
-other time, and a figure is the median of the ratios of the turns.
+The load of a machine changes from minute to minute, and the figures of two runs differ by more than
+a small change of the code does. Here old and new take turns within minutes, each first every other
+time, and a figure is the median of the ratios of the turns.
 """
 
 from __future__ import annotations

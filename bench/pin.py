@@ -1,4 +1,4 @@
-"""`pin.py CORE COMMAND...`: run the command on one core, as this process."""
+"""Run a command on one core, in this process: `pin.py CORE COMMAND...`."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A run as pictures; needs matplotlib (the extra `bench`)."""
+"""Draw the plots of a run by matplotlib (the extra `bench`)."""
 
 from __future__ import annotations
 

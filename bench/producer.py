@@ -1,4 +1,4 @@
-"""Records that say when they were produced. librdkafka: its own thread, no time of our loop."""
+"""Produce records that contain their send time, by librdkafka, whose thread is not the loop's."""
 
 from __future__ import annotations
 

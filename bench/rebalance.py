@@ -1,7 +1,7 @@
-"""One of three members of a group is restarted under load: who is silent, and for how long.
+"""Restart one of three members of a group under load, and measure who is silent for how long.
 
-It leaves, or is gone without a word (as after kill -9), and its replacement joins two seconds
-later. Sessions and heartbeats of KIP-848 are the broker's, set for the group.
+It leaves, or ends without leaving (as after kill -9), and its replacement joins two seconds later.
+Sessions and heartbeats of KIP-848 are the broker's, set for the group.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Values of 200 bytes that are JSON, can be counted by three bytes, and say when they were made.
+"""Build JSON values of 200 bytes that can be counted by three bytes and contain their send time.
 
     {"m":"~","at":1000000123456789,"n":17,"pad":"xxx..."}
 
 `"~"` is in no token, no framing and no control event, so that clients count records without
-parsing (0.16 us each; a single byte would take 0.08, but any can stand in the length of a
+parsing (0.16 us each; a single byte would take 0.08, but any can occur in the length of a
 WebSocket frame). `at` is `time.monotonic()` in us, the same clock in every process of a machine.
 """
 

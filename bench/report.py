@@ -1,4 +1,4 @@
-"""A run as a table for people (Markdown) and for programs (CSV), with ratios to the raw loop."""
+"""Format a run as tables in Markdown and CSV, with ratios to the raw loop."""
 
 from __future__ import annotations
 

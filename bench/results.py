@@ -1,6 +1,6 @@
-"""What a run has found: as a table for people, as JSON lines for later comparison.
+"""Save figures: as a table for people, and as JSON lines for later comparison.
 
-One pair of files a day in `bench/results`; runs of that day are appended.
+There is one pair of files per day in `bench/results`; runs of that day are appended.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Many clients come back at once, each a thousand records behind.
+"""Measure how many clients resume at the same time, each a thousand records behind.
 
-from memory: the gateway ran on and holds the records. after a restart: they are Kafka's alone.
+from memory: the gateway kept running and has the records in its cache. after a restart: only Kafka
+has them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The log start moves past a reader: how soon the stream goes on, and at what cost.
+"""Move the log start past a reader, and measure how soon the stream goes on, and at what cost.
 
 Each time: the gateway is cut off, more is written than it has asked for, all of that is
-deleted, one record is written, and the way is open again.
+deleted, one record is written, and the connection is restored.
 """
 
 from __future__ import annotations

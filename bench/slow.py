@@ -1,4 +1,4 @@
-"""One of many clients stops reading: what the others and the memory notice of it."""
+"""Measure what the other clients and the memory notice when one of many clients stops reading."""
 
 from __future__ import annotations
 

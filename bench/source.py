@@ -1,4 +1,4 @@
-"""How readable the source is, as counts: `python -m bench.source [DIRECTORY ...]`.
+"""Count how readable the source is: `python -m bench.source [DIRECTORY ...]`.
 
 Prints one column per directory that holds `gateway/` and `tests/`, so that two checkouts stand side
 by side. The counts are symptoms, not the aim: they show where to look. Function names are counted

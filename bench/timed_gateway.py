@@ -1,7 +1,7 @@
-"""The gateway with a clock on each callback: `python -m bench.timed_gateway REPORT run -c FILE`.
+"""Run the gateway and time each callback: `python -m bench.timed_gateway REPORT run -c FILE`.
 
 Every callback of the loop (steps of tasks among them), every method of a protocol and, within them,
-every collection of garbage is timed, by the wall and by the CPU of its thread; those over a
+every garbage collection is timed, by the wall clock and by the CPU time of its thread. Those over a
 millisecond are written to REPORT, as JSON, at the end. This costs about 1 us a callback, so nothing
 else is measured in such a process.
 """

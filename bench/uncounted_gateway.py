@@ -1,7 +1,7 @@
-"""The gateway with its counting taken out: `python -m bench.uncounted_gateway run -c FILE`.
+"""Run the gateway without its counters: `python -m bench.uncounted_gateway run -c FILE`.
 
-What clients get, how late and of how many bytes is not counted; nothing else is changed. What is
-left in of it: the timestamp that goes along with each event.
+Deliveries, their latencies and their bytes are not counted; nothing else is changed. The timestamp
+that goes along with each event remains.
 """
 
 from __future__ import annotations

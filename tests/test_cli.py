@@ -390,7 +390,7 @@ def test_produce_takes_servers_and_security_from_a_configuration(room, config):
 
     class Settings:
         clusters: ClassVar = {"": Kafka}
-        clusters_of = staticmethod(lambda topics: [""])
+        find_cluster_names = staticmethod(lambda topics: [""])
 
     def produce_lines(topic, source, **options):
         raise GatewayError(f"{options['servers']} {options['credentials']}")

@@ -1,4 +1,4 @@
-"""`python -m bench.attacks`: see ../README.md."""
+"""Run attacks and print what they cost: `python -m bench.attacks`, see ../README.md."""
 
 from __future__ import annotations
 

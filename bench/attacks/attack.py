@@ -1,4 +1,4 @@
-"""What an attack is, and what it is told of the gateway that it attacks."""
+"""Define an attack, and what it knows about the gateway that it attacks."""
 
 from __future__ import annotations
 

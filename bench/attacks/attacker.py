@@ -1,8 +1,7 @@
-"""`python -m bench.attacks.attacker NAME TARGET`: run one attack, within bounds of its own.
+"""Run one attack within limits: `python -m bench.attacks.attacker NAME TARGET`.
 
-TARGET is JSON, the members of `attack.Target`. It says `ready` and waits for a line on stdin. Then
-a line `begun` says that the attack is under way, and the last line is a JSON object of what it
-counted.
+TARGET is JSON with the members of `attack.Target`. The process prints `ready` and waits for a line
+on stdin. It prints `begun` when the attack has started, and a JSON object of its counts at the end.
 """
 
 from __future__ import annotations

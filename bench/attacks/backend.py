@@ -1,4 +1,4 @@
-"""What the gateway asks of others: a schema registry, and an application that never says who."""
+"""Serve what a gateway under attack calls: a schema registry, and a slow service for identities."""
 
 from __future__ import annotations
 

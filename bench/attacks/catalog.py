@@ -1,4 +1,4 @@
-"""All attacks, by name."""
+"""List all attacks by their names."""
 
 from __future__ import annotations
 

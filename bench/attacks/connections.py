@@ -1,4 +1,4 @@
-"""Connections of attackers: blocking, from an address of their own."""
+"""Open the connections of attackers, which are blocking and come from their own IP address."""
 
 from __future__ import annotations
 

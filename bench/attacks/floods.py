@@ -1,4 +1,4 @@
-"""Attacks by numbers: many connections, many streams, each of which is asked for properly."""
+"""Attack by numbers: many connections and many streams, each of them a valid request."""
 
 from __future__ import annotations
 

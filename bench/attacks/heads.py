@@ -1,4 +1,4 @@
-"""Attacks by the heads of requests."""
+"""Attack by the heads of HTTP requests."""
 
 from __future__ import annotations
 

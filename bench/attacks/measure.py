@@ -1,10 +1,10 @@
-"""One attack on one checkout of the gateway, and what the others had of it meanwhile.
+"""Run one attack on one checkout of the gateway, and measure what the other clients notice.
 
 A gateway of one worker is started by `bench.timed_gateway`, which times every callback of its
-loop. Two topics get records all the while. An honest client reads one of them from the beginning
-on; for some seconds nothing else happens (idle), then the attacker comes, and behind it a
-newcomer, who reads the other topic. When the attacker is gone, both are cut and come back with the
-id that they got last, and have to be whole.
+loop. Two topics get records all the time. An honest client reads one of them from the beginning.
+For some seconds nothing else happens (idle). Then the attacker begins, and after it a second
+honest client, which reads the other topic. When the attacker has ended, both clients are cut,
+reconnect with the last id that they got, and must have lost nothing.
 """
 
 from __future__ import annotations

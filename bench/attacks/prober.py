@@ -1,11 +1,11 @@
-"""`prober.py PORT EVERY`: ask for /health/live every so many seconds, until stdin ends.
+"""Request /health/live at an interval until stdin ends: `prober.py PORT EVERY` (seconds).
 
-It runs alone, without any library, so that nothing in its process is late, and before others on
-its core where it may (SCHED_FIFO): else it would wait for the attacker there, up to 8 ms. One
-question is under way at a time, over one connection. Those that fell due while an answer was waited
-for have waited since they were due: a gateway that answers nobody for a second has many late
-answers, not one.
-Prints a JSON list of [due, seconds] with the clock `time.monotonic()`.
+It runs alone and without any library, so that nothing in its process delays it, and with priority
+over other processes on its core if it may (SCHED_FIFO). Otherwise it would wait up to 8 ms for the
+attacker there. It has one request in flight at a time, over one connection. Requests that were due
+while it waited for a response count from when they were due: a gateway that does not respond for a
+second has many late responses, not one.
+It prints a JSON list of [due, seconds], by the clock `time.monotonic()`.
 """
 
 import contextlib

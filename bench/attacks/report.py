@@ -1,4 +1,4 @@
-"""What was measured, as tables: one line for each attack and checkout, medians of its runs."""
+"""Format measured attacks as tables: a line for each attack and checkout, medians of its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by the messages of a WebSocket."""
+"""Attack by the messages of a WebSocket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by resume tokens that speak of partitions which do not exist."""
+"""Attack by resume tokens with partitions that do not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by those who may write to Kafka: values that are small there and large here."""
+"""Attack by records that are small in Kafka and large in the gateway."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The servers that are compared, each behind the same few verbs."""
+"""Run the servers that are compared, all with the same interface."""

@@ -1,4 +1,4 @@
-"""A bridge from HTTP to Kafka as people write it: Starlette, aiokafka, the standard json.
+"""Serve a bridge from HTTP to Kafka as people write it: Starlette, aiokafka, the standard json.
 
 python -m bench.peers.bridge_server produce|consume SERVERS TOPIC CLIENTS BATCH
 """

@@ -1,4 +1,4 @@
-"""sse-starlette over aiokafka, as people write it."""
+"""Run sse-starlette over aiokafka, as people write it."""
 
 from __future__ import annotations
 

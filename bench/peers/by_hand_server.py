@@ -1,4 +1,4 @@
-"""Two servers as people write them today.
+"""Serve streams in two ways as people write them today.
 
     python -m bench.peers.by_hand_server KIND SERVERS TOPIC
 

@@ -1,7 +1,7 @@
-"""Centrifugo 6.3 or newer, if its binary is on the path; it reads Kafka by itself.
+"""Run Centrifugo 6.3 or newer, if its binary is on the path; it reads Kafka without a forwarder.
 
-Its unidirectional transports, which need no library at the client, and of each record the header
-that names the channel. A client that comes back needs its own protocol, so `catchup` is skipped.
+Clients use its unidirectional transports, which need no library, and the header of each record
+names the channel. To resume, a client needs Centrifugo's protocol, so `catchup` is skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This gateway, the real process, with the routes that a work needs."""
+"""Run this gateway as a real process, with the routes that a work needs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What the sidecar is built on, without HTTP: bytes to Kafka, and from it.
+"""Run the sidecar's library without HTTP: write bytes to Kafka, and read them from it.
 
     python -m bench.peers.library_server produce|consume SERVERS TOPIC CLIENTS BATCH
 
-Told `N` and a line's end, it carries N records and says so; told `rewind`, it reads from the start.
+For each line `N` on stdin it transfers N records and prints a line; for `rewind` it reads from the
+start.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""nchan, an nginx module in C: Debian's nginx-light and libnginx-mod-nchan.
+"""Run nchan, an nginx module in C: Debian's nginx-light and libnginx-mod-nchan.
 
-It has no Kafka input: a forwarder posts each record to it, one channel for all, or one a key.
+It cannot read Kafka: a forwarder posts each record to it, to one channel for all, or one per key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a work needs to know of a server, and what it tells it."""
+"""Define the interface between works and servers."""
 
 from __future__ import annotations
 

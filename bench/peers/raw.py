@@ -1,4 +1,4 @@
-"""The bare loops: what is left of a server that does nothing but write, in Python and in C."""
+"""Run the bare loops: servers that only write, in Python and in C."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""uvloop and `transport.write`, nothing else: `python -m bench.peers.raw_server`.
+"""Write given bytes by uvloop and `transport.write`: `python -m bench.peers.raw_server`.
 
-On one port clients, whose request is answered with the head of a stream, or of a WebSocket; on
-the other what to write: length, client number (-1: every client; both int32), and the bytes.
+On one port it accepts clients, and answers their request with the head of a stream or of a
+WebSocket. On the other port it gets what to write: length, client number (-1: every client; both
+int32), and the bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who carries records to Kafka, or from it, for several clients at once."""
+"""Define the servers that write records to Kafka or read them for several clients at once."""
 
 from __future__ import annotations
 

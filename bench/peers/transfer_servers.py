@@ -1,4 +1,4 @@
-"""The sidecar, the library that it is built on, and a bridge by hand."""
+"""Run the sidecar, the library that it is built on, and a bridge that is written by hand."""
 
 from __future__ import annotations
 

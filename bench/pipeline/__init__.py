@@ -1,1 +1,1 @@
-"""What the pipeline takes: `python -m bench.pipeline --only sessions`."""
+"""Measure the pipeline: `python -m bench.pipeline --only sessions`."""

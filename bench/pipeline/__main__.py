@@ -1,9 +1,9 @@
-"""`python -m bench.pipeline`: measure Spark's jobs, print a table, keep the result.
+"""Measure Spark's jobs, print a table and keep the result: `python -m bench.pipeline`.
 
 Each measurement is a module of this package with `measure(size) -> list[Figure]`, and `SMALL`, the
-size of a smoke run, which shows that it works and no more. It starts what it needs (Spark, Kafka,
-Redis) and ends it, also when it is told to end or takes longer than `--limit`. One after the
-other: they share a machine, and each has a JVM of its own.
+size of a smoke run, which only shows that it works. It starts what it needs (Spark, Kafka, Redis)
+and ends it, also on SIGTERM or when it takes longer than `--limit`. Measurements run one after the
+other, because they share a machine and each has its own JVM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The JVM of Spark, begun for a measurement and ended with it.
+"""Start the JVM of Spark for one measurement, and end it afterwards.
 
-`stop` of a session leaves its JVM to the process: the next measurement would find it warm, and
-with the heap of the first.
+`stop` of a session does not end the JVM: the next measurement would find it warm, and with the heap
+of the first.
 """
 
 from __future__ import annotations

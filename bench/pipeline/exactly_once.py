@@ -1,7 +1,7 @@
-"""Exactly once beside Spark's own sink: the same 250,000 records in and out, in turns.
+"""Compare exactly-once output with Spark's own sink: the same 250,000 records in and out, in turns.
 
 JSON of about 95 bytes from a topic of two partitions, parsed and written again, `local[2]`, lz4,
-batches of 250,000; the first round is warm-up. What it must reach: half of the plain sink's rate.
+batches of 250,000; the first round is warm-up. The goal is half of the plain sink's rate.
 
 Then small batches: of 150 rows, and the same ones through the same shuffle and a Python function
 that does nothing, in turns. The difference is what the transactions cost, of which two are written

@@ -1,4 +1,4 @@
-"""What the jobs are to reach on two cores, beside what a run has found."""
+"""Define the goals of the jobs on two cores, and compare a run with them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Orders and payments joined within an hour: the rate, the last order, one key with half the rows.
+"""Measure a join of orders and payments within an hour: its rate, the last order, and a hot key.
 
-The input lies in files as records of Kafka would (a JSON value of about 95 bytes, partition,
-offset), so that what is measured is the join and its state, not a broker; `exactly_once` measures
-what topics cost. Every result is compared with the oracle of the tests.
+The hot key has half of the rows. The input is in files as records of Kafka would be (a JSON value
+of about 95 bytes, partition, offset), so that the join and its state are measured, not a broker;
+`exactly_once` measures what topics cost. Every result is compared with the oracle of the tests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""From an event to the row it makes, at 1,000 events a second and a warm JVM.
+"""Measure the time from an event to its row, at 1,000 events a second and with a warm JVM.
 
 Sender, Spark and receiver are three processes of one machine and one clock. `told` is from the
-event's `at` to the time the job's producer stamped on the row; `received` goes on to a consumer of
-committed records. Rows of the first seconds are the compiler's, and left out. Every event has a row
-of its own, in the window count too (see `pace.KEYS`): nothing is flattered by a later event.
+event's `at` to the timestamp that the job's producer gave the row; `received` is until a consumer
+of committed records has the row. Rows of the first seconds are left out, because code is still
+being compiled. Every event has its own row, even in the window count (see `pace.KEYS`), so that no
+later event hides the latency of an earlier one.
 """
 
 from __future__ import annotations

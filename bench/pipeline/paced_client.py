@@ -1,10 +1,11 @@
-"""Processes beside Spark that a latency is measured with: one sends at an even pace, one receives.
+"""Send events at an even rate, or receive rows, in a process beside Spark, to measure latency.
 
     python -m bench.pipeline.paced_client send SERVERS TOPIC PARTITIONS RATE SECONDS
     python -m bench.pipeline.paced_client receive SERVERS TOPIC SECONDS
 
-A value says in `at` when it was sent (us since 1970, of this machine's clock); so must each row.
-What was received is told at the end, on stdout: a list of [at, sent on by the job, received].
+The member `at` of a value is when it was sent (us since 1970, by this machine's clock); rows must
+have it, too. At the end the receiver prints a list of [at, when the job sent the row, when it was
+received].
 """
 
 from __future__ import annotations

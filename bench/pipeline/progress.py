@@ -1,4 +1,4 @@
-"""What is being done, on stderr: measurements of minutes must not look as if they hung."""
+"""Print what is being done to stderr, because measurements take minutes."""
 
 from __future__ import annotations
 

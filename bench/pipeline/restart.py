@@ -1,8 +1,8 @@
-"""A job with much state is killed, and begins again: how long until its first batch is done.
+"""Kill a job with much state, and measure the time from its restart to the first finished batch.
 
-Counts of keys, on a local disk, each start in a JVM of its own, by a process that is killed with
-SIGKILL. Of every key the count is compared with what was given. The start of the process and of
-Spark is not in the time. `KEYS=4000000` in the environment: of other sizes.
+The state is counts of keys on a local disk. Each start has its own JVM, in a process that is killed
+with SIGKILL. The count of every key is compared with the input. The time does not include the
+start of the process and of Spark. `KEYS=4000000` in the environment sets another size.
 """
 
 from __future__ import annotations

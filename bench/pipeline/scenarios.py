@@ -1,11 +1,11 @@
-"""Runs that have one thing wrong, and some that have none, for the doctor's tests.
+"""Record runs of queries with one fault each, and some without, for the doctor's tests.
 
     python -m bench.pipeline.scenarios [--only skew] [--keep DIRECTORY]
 
 Each is a small query on two cores; what its listener wrote is kept as
 tests/pipeline/doctor/runs/<name>.jsonl. Those named `.other` have other sizes than the runs by
-which the doctor's limits were set. They need a quiet machine: on a busy one healthy runs are slow,
-and the doctor says so.
+which the doctor's thresholds were set. They need a quiet machine: on a busy one healthy runs are
+slow, and the doctor reports it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Sessions: the rate with 50,000 users, how it falls as state grows, how soon they close.
+"""Measure sessions: the rate with 50,000 users, its decline with more state, and when they close.
 
-The input lies in files as records of Kafka would (a JSON value of about 75 bytes, partition,
-offset), so that what is measured is the job and its state, not a broker. Gap 30 minutes, grace 10;
-to measure the rate each batch has 10 minutes of events in no order. What came out is compared with
-the oracle of the tests, what is kept with the users that came.
+The input is in files as records of Kafka would be (a JSON value of about 75 bytes, partition,
+offset), so that the job and its state are measured, not a broker. The gap is 30 minutes, the grace
+10; to measure the rate, each batch has 10 minutes of events in no order. The output is compared
+with the oracle of the tests, and the state with the users in the input.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The works that the servers are given, one module each: `run(kafka, peer, size) -> Cell`."""
+"""Define the works that servers are given, one module each: `run(kafka, peer, size) -> Cell`."""

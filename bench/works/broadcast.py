@@ -1,8 +1,8 @@
-"""One record to every client, and the next when the last client has it: a write a delivery.
+"""Send a record to every client, and the next when the last client has it: one write per delivery.
 
 `joined` is the same with ten records a time, produced as one batch. Rounds go through Kafka and
-back, a few milliseconds apart; what compares servers is what a CPU second of theirs delivers. A
-loop that is told what to write has no Kafka in between: its rounds are back to back, and once more
+back, a few milliseconds apart; servers are compared by the deliveries per second of their CPU time.
+A bare loop gets its records without Kafka: its rounds follow each other at once, and are repeated
 at a pace.
 """
 

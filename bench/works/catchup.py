@@ -1,8 +1,8 @@
-"""Clients that were cut come back: is all there that they missed, once, and at what cost?
+"""Cut clients and let them resume: check that they get all they missed once, and what that costs.
 
-`cut` is a net that went away for a moment, with the server running on; `restart` a server that
-knows nothing but what the clients tell it; `deploy` more clients and more records behind. Records
-flow meanwhile. A client is done when it has all that it missed and one made since.
+`cut` is a network that fails for a moment while the server keeps running; `restart` a server that
+knows only what the clients send it; `deploy` more clients and more records behind. Records are
+produced meanwhile. A client is done when it has all that it missed and one record made since.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What compression saves and costs: bytes and CPU of a delivery, plain and compressed.
+"""Measure what compression saves and costs: bytes and CPU of a delivery, plain and compressed.
 
-One client reads every byte and inflates it; the others, who get the same, are counted in bytes.
+One client reads every byte and decompresses it; the others, which get the same, only count bytes.
 Values are text, one record at a time and ten joined.
 """
 

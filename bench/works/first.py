@@ -1,4 +1,7 @@
-"""From connecting to the first record, one client after the other, while records flow."""
+"""Measure the time from connecting to the first record, one client after the other.
+
+Records are produced meanwhile.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client that gets nothing costs in memory: of PSS, what so many of them add."""
+"""Measure the memory of a client that gets nothing: the growth of PSS by many of them."""
 
 from __future__ import annotations
 

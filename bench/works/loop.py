@@ -1,7 +1,7 @@
-"""How long one callback keeps the loop of the gateway from everybody else, with 10,000 clients.
+"""Measure the longest callback of the gateway's loop, with 10,000 clients.
 
-The gateway is started by `bench.timed_gateway`, which times every callback. Records flow, and a
-few clients come and go.
+The gateway is started by `bench.timed_gateway`, which times every callback. Records are produced,
+and a few clients come and go.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Records at a constant pace: what a delivery costs, and how late it is.
+"""Produce records at a constant pace, and measure the cost and the latency of a delivery.
 
-`lat` is a pace that strains nobody (200 clients, 100 records a second), `sat` offers 400,000
-deliveries a second; in `keys` each of 2,000 clients has its own key, so that a record is one
-delivery. What was not delivered a moment after the last record was sent is told, and not
-waited for.
+`lat` is a low pace (200 clients, 100 records a second), `sat` offers 400,000 deliveries a second;
+in `keys` each of 2,000 clients has its own key, so that a record is one delivery. What was not
+delivered a moment after the last record was sent is reported, and not waited for.
 """
 
 from __future__ import annotations

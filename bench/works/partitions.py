@@ -1,8 +1,8 @@
-"""The same records over more partitions: ids grow with them, until not every event has one.
+"""Deliver the same records over more and more partitions: ids grow until not every event has one.
 
-A thousand at once, and the next when the last client has them: more would be about clients that
-fall behind. 500 clients, one of which reads every byte. Record bytes are those of values, without
-what is around them.
+A thousand are produced at once, and the next when the last client has them: more would measure
+clients that fall behind. There are 500 clients, one of which reads every byte. Record bytes are
+those of values, without framing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Everybody connects at once: how long until the last has its first block, and what a client costs.
+"""Connect all clients at once, and measure the last first block and the cost of a client.
 
-256 connects are under way at a time. The server has read the topic before: one client is there.
+256 connects are in progress at a time. The server has read the topic before, for one client.
 """
 
 from __future__ import annotations

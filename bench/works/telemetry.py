@@ -1,10 +1,10 @@
-"""What counting, a scrape and tracing cost: two gateways in turns, one of them without.
+"""Measure what counters, a scrape and tracing cost, by two gateways in turns, one without them.
 
 The one with all of it is scraped every five seconds, and 1 % of the records (all have a
-traceparent) and of its requests are traced, to a back end in the process of the clients; in the
-other the counting is taken out (`bench.uncounted_gateway`). Both have all clients at once, and are
-worked in turns, so that what else the machine does meets both alike. Then scrapes, one after the
-other, with as many clients as it takes.
+traceparent) and of its requests are traced, to a back end in the process of the clients. In the
+other the counters are removed (`bench.uncounted_gateway`). Both have all clients at once, and work
+in turns, so that the machine's other load affects both alike. Then scrapes are measured, one after
+the other, with as many clients as the server allows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What HTTP costs: the sidecar beside the library that it is built on, and a bridge by hand.
+"""Measure what HTTP costs: the sidecar, the library that it is built on, and a bridge by hand.
 
-All three run, and are worked in turns, so that what else the machine does meets all alike; the
-share is of the library's turn in the same round. CPU is that of the server's process alone: the
-clients are on another core. Each is warmed by a round that is not counted.
+All three run, and work in turns, so that the machine's other load affects all alike; the share is
+of the library's turn in the same round. CPU is that of the server's process alone: the clients are
+on another core. Each is warmed by a round that is not counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What works share: rows, repeats, a start that everybody took part in, and what was odd."""
+"""Define what works share: rows, repeats, a common start of all clients, and notes."""
 
 from __future__ import annotations
 

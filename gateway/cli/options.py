@@ -51,7 +51,7 @@ def load_kafka(file: Path, topics: Sequence[str]) -> Kafka:
     from gateway.config import load
 
     settings = load(file)
-    names = settings.clusters_of(topics)
+    names = settings.find_cluster_names(topics)
     if len(names) != 1:
         which = " and ".join(names) if names else f"none of {', '.join(settings.clusters)}"
         raise GatewayError(f"{', '.join(topics)}: {which} of {file} lists it; give --servers")

@@ -2,6 +2,10 @@
 
 A registry may have several URLs. The one that answered last is asked first, and the next one if it
 does not answer or says that it cannot (429, 5xx) or may not (401, 403).
+
+confluent-kafka has an asyncio client for registries, which is not used: it needs authlib and
+cachetools, sends requests through the proxies that the environment names, reads a response of any
+size into memory, and retries on its own schedule within the time that a client waits.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ LEADERLESS, RECOVERING = "leaderless", "recovering"
 
 def collect_all_metrics(hubs: Hubs, samples: MetricSamples) -> None:
     """Add the metrics of all hubs of this process to the samples."""
-    samples.add(catalog.WEBSOCKETS, len(hubs.drain_callbacks))
+    samples.add(catalog.WEBSOCKETS, hubs.websocket_count)
     samples.add(catalog.MEMORY_LIMIT_BYTES, hubs.settings.memory)
     for hub in hubs:
         collect_hub_metrics(hub, samples)

@@ -153,7 +153,7 @@ CASES = {
     ),
     "a partitioner of keys that are shown as something else": (
         "kafka: {servers: [a:1], topics: [{name: t, key: {model: long}, partitioner: §murmur2}]}\n",
-        "partitions hold keys as they are written",
+        "partitioner depend on the bytes of keys",
     ),
     "credentials in a URL": (
         KAFKA + "catalogs: {r: {type: schema-registry, url: §'http://u:hunter2@r'}}\n",

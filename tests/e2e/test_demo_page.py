@@ -123,7 +123,7 @@ async def test_the_page_is_used_by_keys_alone_and_fits_a_phone(tab: Browser):
         assert await tab.get_text("#count") == seen
         await tab.press_keys(ENTER)
         await live(tab, 2)
-        await shows(tab, "told", "^[1-9][0-9]* order events happened .* Nothing is missing")
+        await shows(tab, "message", "^[1-9][0-9]* order events happened .* Nothing is missing")
         assert await tab.get_text("#reconnects") == "1"
         assert await tab.get_text("#gaps") == "none"
         assert "lost or twice" not in await tab.get_text("#checked")

@@ -71,7 +71,7 @@ def list_requirements(settings: Settings, cluster: str = "") -> list[TopicRequir
 
 def _list_routes(settings: Settings, cluster: str) -> list[tuple[int, Route]]:
     numbered = enumerate(settings.routes)
-    return [(n, route) for n, route in numbered if settings.cluster_of(route) == cluster]
+    return [(n, route) for n, route in numbered if settings.get_cluster_name(route) == cluster]
 
 
 def _build_requirement(name: str, kafka: Kafka, routes: Sequence[Route]) -> TopicRequirement:

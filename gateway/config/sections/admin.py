@@ -1,4 +1,4 @@
-"""Where operators come in: a port of its own."""
+"""Define the section `admin`: a separate port for operators."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from .route import Route
 
 
 class Admin(Section):
-    """Without `guarded` only this machine is let in, which `crosscheck` sees to."""
+    """A separate port with the admin API, where streams are listed and ended.
+
+    Without `guarded`, `host` must be an address of this machine only.
+    """
 
     host: Host = Field(
         default="127.0.0.1",
-        description="Address to bind; one that other machines reach needs guarded. For operators.",
+        description="Address to bind. An address that other machines can reach needs `guarded`. "
+        "For operators.",
     )
     port: Annotated[Number, in_range(0, 65_535, str)] = Field(
-        default=9901, description="Port to bind, 0 for a free one. For operators and tests."
+        default=9901, description="Port to bind; 0 binds a free port. For operators and tests."
     )
     guarded: dict[Text, tuple[Text, ...]] = Field(
         default={},
-        description="Guards and the roles they must grant, all of them. For operators who come "
-        "from other machines.",
+        description="Guards, each with the roles that it must grant; all of them must admit the "
+        "request. For operators who connect from other machines.",
     )
 
     @property
     def route(self) -> Route:
-        """As guards are asked."""
-        own = {"when": [{"path": "/admin"}], "guarded": self.guarded, "with": {"topic": "admin"}}
-        return Route.model_validate(own)
+        """The admin API as a route, because guards check requests to routes."""
+        raw = {"when": [{"path": "/admin"}], "guarded": self.guarded, "with": {"topic": "admin"}}
+        return Route.model_validate(raw)

@@ -1,4 +1,7 @@
-"""From where in a request a guard takes a client's credentials, in zilla's words."""
+"""Define where in a request a guard finds a client's credentials.
+
+The options are those of Zilla's guards.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ CREDENTIALS_PLACEHOLDER = "{credentials}"
 RESERVED_QUERY_PARAMETERS = frozenset(
     {"credit", "fields", "filter", "from", "lastEventId", "positions", "until", "wait"}
 )
-"""What the gateway reads of a query itself."""
+"""The query parameters that the gateway reads itself, so that no guard can use them."""
 
-_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 5.6.2
+# Headers of the message and its connection. Their values are not the client's to choose freely.
 _FRAMING_HEADERS = frozenset(
     {"connection", "content-length", "content-type", "expect", "host", "keep-alive", "te"}
     | {"trailer", "transfer-encoding", "upgrade"}
@@ -26,38 +30,39 @@ _FRAMING_HEADERS = frozenset(
 
 
 def _validate_form(value: object) -> str:
-    given = validate_text(value)
-    if given.count(CREDENTIALS_PLACEHOLDER) != 1:
+    """Return a text that contains `{credentials}` once."""
+    text = validate_text(value)
+    if text.count(CREDENTIALS_PLACEHOLDER) != 1:
         raise create_value_error(
-            f"{safe_repr(value)} says not where the credentials are; "
+            f"{safe_repr(value)} does not say where the credentials are; "
             f"write {CREDENTIALS_PLACEHOLDER} once"
         )
-    return given
+    return text
 
 
 def _validate_header_name(value: object) -> str:
-    given = validate_text(value).lower()
-    if not _TOKEN.fullmatch(given) or given in _FRAMING_HEADERS:
+    name = validate_text(value).lower()
+    if not _TOKEN.fullmatch(name) or name in _FRAMING_HEADERS:
         raise create_value_error(
-            f"{safe_repr(value)} is no header to look into; write such as authorization"
+            f"{safe_repr(value)} is no header for credentials; write such as authorization"
         )
-    return given
+    return name
 
 
 def _validate_cookie_name(value: object) -> str:
-    given = validate_text(value)
-    if not _TOKEN.fullmatch(given):
+    name = validate_text(value)
+    if not _TOKEN.fullmatch(name):
         raise create_value_error(
             f"{safe_repr(value)} is no name of a cookie; use letters, digits, '-' and '_'"
         )
-    return given
+    return name
 
 
 def _validate_query_name(value: object) -> str:
-    given = validate_text(value)
-    if given in RESERVED_QUERY_PARAMETERS:
-        raise create_value_error(f"?{given}= is read by the gateway itself; use another name")
-    return given
+    name = validate_text(value)
+    if name in RESERVED_QUERY_PARAMETERS:
+        raise create_value_error(f"?{name}= is read by the gateway itself; use another name")
+    return name
 
 
 CredentialsForm: TypeAlias = Annotated[
@@ -72,29 +77,33 @@ QueryName: TypeAlias = Annotated[str, BeforeValidator(_validate_query_name), _NA
 
 
 class Credentials(Section):
-    """The first that is there is taken: of headers, then of cookies, then of the query.
+    """Where a guard finds the credentials: in headers, then in cookies, then in the query.
 
-    A WebSocket's subprotocol `bearer.TOKEN` stands for `authorization: Bearer {credentials}`:
-    a browser sets no headers on one.
+    The first credentials that are found are used. On a WebSocket, where browsers cannot set
+    headers, the subprotocol `bearer.TOKEN` is read as `authorization: Bearer TOKEN`.
     """
 
     headers: dict[HeaderName, CredentialsForm] = Field(
         default={},
-        description="By name, such as authorization: Bearer {credentials}. For programs.",
+        description="Headers by name, such as `authorization: Bearer {credentials}`. For programs.",
     )
     cookies: dict[CookieName, CredentialsForm] = Field(
-        default={}, description="By name. For pages of the same site."
+        default={},
+        description='Cookies by name, such as `session: "{credentials}"`. For pages of the same '
+        "site.",
     )
     query: dict[QueryName, CredentialsForm] = Field(
         default={},
-        description="By name; what is in a URL ends up in histories. For EventSource elsewhere.",
+        description="Query parameters by name. URLs end up in logs and browser histories, so "
+        "prefer headers or cookies. For EventSource in pages of other sites.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of an empty section, in which no credentials could be found."""
         if not any(raw.get(part) for part in ("headers", "cookies", "query")):
-            yield Problem((), "says nothing; add headers, cookies or query, or leave it out")
+            yield Problem((), "is empty; add headers, cookies or query, or leave it out")
 
 
 BEARER_CREDENTIALS = Credentials(headers={"authorization": f"Bearer {CREDENTIALS_PLACEHOLDER}"})
-"""Where nothing is said."""
+"""The default: a bearer token in the header `Authorization` (RFC 6750 2.1)."""

@@ -1,4 +1,8 @@
-"""Who a client is: a token's word, the application's, a certificate's, or that of this file."""
+"""Define the section `guards`: how the gateway identifies a client.
+
+A guard verifies a signed token (`jwt`), asks the application (`http`), reads a client certificate
+(`x509`), or knows the users that the file lists (`inline`). `jwt` has a module for itself.
+"""
 
 from __future__ import annotations
 
@@ -25,122 +29,160 @@ from .jwt import ChallengeDuration, Jwt
 CertificateField = Literal[
     "CN", "O", "OU", "C", "L", "ST", "DC", "UID", "serialNumber", "email", "dns", "uri"
 ]
-"""Of the subject, or with small letters of its alternative names (RFC 5280 4.2.1.6)."""
+"""A field of a certificate: `email`, `dns` and `uri` are alternative names of the subject
+(RFC 5280 4.2.1.6), the others are attributes of its distinguished name."""
 
 
 FORWARDED_HEADERS = frozenset({"x-forwarded-method", "x-forwarded-uri"})
-"""Headers of which a client's own, beside the gateway's, could be taken for them."""
+"""Headers that the gateway itself sends to the application.
+
+They cannot be forwarded from clients, because the application could not distinguish them.
+"""
 
 
 class Forward(Section):
-    """What of a request the application is shown; without any of it, it is not asked."""
+    """The parts of a request that are forwarded to the application.
+
+    A request that has none of them is refused without asking the application.
+    """
 
     headers: tuple[HeaderName, ...] = Field(
         default=("cookie", "authorization"),
-        description="Headers; a token of a WebSocket goes as authorization. For sessions.",
+        description="Headers to forward. The token of a WebSocket's subprotocol is sent as "
+        "`authorization`. For applications with sessions.",
     )
     query: tuple[QueryName, ...] = Field(
-        default=(), description="Parameters of the query. For tickets of one use."
+        default=(), description="Query parameters to forward. For tickets that are valid once."
     )
 
 
 class Http(Section):
-    """The application is asked by GET. It grants with 200 and a JSON object of `identity`,
-    `roles`, `attributes` and `expires`, and denies with 401 or 403."""
+    """A guard that asks the application, by a GET request.
+
+    The application admits a client with 200 and a JSON object of `identity`, `roles`, `attributes`
+    and `expires` (all but `identity` are optional), and denies it with 401 or 403.
+    """
 
     type: Literal["http"] = Field(description="The kind of guard. For access control.")
-    url: Url = Field(description="What is asked. For applications with sessions of their own.")
+    url: Url = Field(description="The URL of the GET request. For applications with sessions.")
     forward: Forward = Field(
-        default=Forward(), description="What it is shown. For applications with sessions."
+        default=Forward(),
+        description="What the application gets of a client's request. For applications with "
+        "sessions.",
     )
     timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
-        default=2.0, description="How long it may take to answer. For operators."
+        default=2.0,
+        description="How long the application may take to respond; the client waits meanwhile. For "
+        "operators.",
     )
     cache: Annotated[Duration, in_range(0, 3600)] = Field(
-        default=10.0, description="How long its answer holds. For applications under load."
+        default=10.0,
+        description="How long a response is used for equal requests; 0s asks each time. For "
+        "applications under load.",
     )
     attributes: tuple[Text, ...] = Field(
-        default=(), description="The attributes that are used of its answers. For templates."
+        default=(), description="The attributes to keep of its responses. For templates."
     )
     challenge: ChallengeDuration = Field(
         default=30.0,
-        description="How long before expiry a new token is asked for. For long streams.",
+        description="How long before the token expires the client is asked for a new one. For long "
+        "streams.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        forward = raw.get("forward")
-        shown = forward if isinstance(forward, Mapping) else {}
-        if shown.get("headers") in ([], ()) and not shown.get("query"):
-            yield Problem(("forward",), "shows it nothing; add headers or query")
-        listed = shown.get("headers")
-        for index, name in enumerate(listed if isinstance(listed, (list, tuple)) else ()):
+        """Yield the problems of `forward`: nothing, or a header that the gateway itself sends."""
+        written = raw.get("forward")
+        forward = written if isinstance(written, Mapping) else {}
+        if forward.get("headers") in ([], ()) and not forward.get("query"):
+            yield Problem(("forward",), "forwards nothing; add headers or query")
+        headers = forward.get("headers")
+        for index, name in enumerate(headers if isinstance(headers, (list, tuple)) else ()):
             if isinstance(name, str) and name.lower() in FORWARDED_HEADERS:
-                what = f"{name.lower()} is what the gateway itself tells the application; remove it"
+                what = f"{name.lower()} is sent to the application by the gateway itself; remove it"
                 yield Problem(("forward", "headers", index), what)
 
 
 class X509(Section):
-    """The certificate with which a client came, checked by the TLS of `listen`."""
+    """A guard that reads the client certificate, which TLS has verified (`listen.tls.trust`)."""
 
     type: Literal["x509"] = Field(description="The kind of guard. For access control.")
     identity: CertificateField = Field(
         default="CN", description="The field that names the client. For templates."
     )
     roles: CertificateField | None = Field(
-        default=None, description="The field with its roles. For `guarded` of routes."
+        default=None, description="The field that has its roles. For `guarded` of routes."
     )
     attributes: dict[Text, CertificateField] = Field(
-        default={}, description="Names for further fields. For templates."
+        default={},
+        description="Attributes of the client, each with the field that has its value. For "
+        "templates.",
     )
     forwarded: Flag = Field(
         default=False,
-        description="Believe the X-Forwarded-Client-Cert of the proxies of listen.forwarded, which "
-        "have to remove that of clients. For gateways behind a proxy that ends TLS.",
+        description="Trust the header X-Forwarded-Client-Cert of the proxies in listen.forwarded. "
+        "They must remove this header from the requests of clients. For gateways behind a proxy "
+        "that terminates TLS.",
     )
 
 
 class User(Section):
-    """One who is known by this file."""
+    """A user of an inline guard: with a password, a token or both."""
 
-    password: SecretText | None = Field(default=None, description="For Basic authentication.")
-    token: SecretText | None = Field(default=None, description="For bearers of it.")
-    roles: tuple[Text, ...] = Field(default=(), description="For `guarded` of routes.")
-    attributes: dict[Text, Text] = Field(default={}, description="By name. For templates.")
+    password: SecretText | None = Field(
+        default=None, description="Password of Basic authentication. For browsers."
+    )
+    token: SecretText | None = Field(
+        default=None, description="A bearer token. For programs and streams."
+    )
+    roles: tuple[Text, ...] = Field(
+        default=(), description="The user's roles. For `guarded` of routes."
+    )
+    attributes: dict[Text, Text] = Field(
+        default={}, description="The user's attributes, by name. For templates."
+    )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of a user who cannot authenticate."""
         if "password" not in raw and "token" not in raw:
             yield Problem((), "has neither password nor token; add one", is_key=True)
 
 
 def _validate_user_name(value: object) -> str:
-    given = validate_text(value)
-    if ":" in given:
+    name = validate_text(value)
+    if ":" in name:
         raise create_value_error(
             f"{safe_repr(value)} is no name of a user; leave out ':' (RFC 7617 2)"
         )
-    return given
+    return name
 
 
 class Inline(Section):
-    """Users of this file, for whoever develops against a guarded route."""
+    """A guard that knows the users that this file lists, for development.
+
+    It is refused where other machines can connect, unless it is `exposed`.
+    """
 
     type: Literal["inline"] = Field(description="The kind of guard. For development.")
     users: dict[Annotated[Text, BeforeValidator(_validate_user_name)], User] = Field(
-        description="By name, which is their identity. For development.",
+        description="Users by name; the name is the identity. For development.",
         json_schema_extra={"minProperties": 1},
     )
     credentials: Credentials = Field(
-        default=BEARER_CREDENTIALS, description="From where their tokens are taken. For pages."
+        default=BEARER_CREDENTIALS,
+        description="Where in a request the token is. For pages, which cannot set headers on "
+        "streams.",
     )
     exposed: Flag = Field(
         default=False,
-        description="Serve it to other machines, too. For containers of developers.",
+        description="Allow this guard even if other machines can connect. For containers of "
+        "developers.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of a guard without users."""
         if raw.get("users") in ({}, [], ()):
             yield Problem(("users",), "is empty; add one")
 

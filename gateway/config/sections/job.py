@@ -1,5 +1,8 @@
-"""Pipelines: what Spark jobs from topics to topics have in common. The kinds of jobs are in
-`pipelines`."""
+"""Define what the Spark jobs of the section `pipelines` have in common.
+
+These are the inputs, the outputs, the state and the Spark cluster. The kinds of jobs are in
+`pipelines`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from gateway.config.types.units import format_duration, format_share, format_siz
 
 from .telemetry import Share
 
-Count: TypeAlias = Annotated[Number, in_range(1, 10**9, str)]
+Count: TypeAlias = Annotated[Number, in_range(1, 10**9, str)]  # records, or batches
 Partitions: TypeAlias = Annotated[Number, in_range(1, 10_000, str)]
 Span: TypeAlias = Annotated[Duration, in_range(0.001, 366 * 86_400)]
 
@@ -34,23 +37,24 @@ _JOB_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def _validate_column(value: object) -> str:
-    given = validate_text(value)
-    if not _COLUMN.fullmatch(given):
+    name = validate_text(value)
+    if not _COLUMN.fullmatch(name):
         raise create_value_error(
             f"{safe_repr(value)} is no name of a column; use letters, digits and '_'"
         )
-    return given
+    return name
 
 
 def _validate_job_name(value: object) -> str:
-    given = validate_text(value)
-    if not _JOB_NAME.fullmatch(given):
-        what = "use small letters, digits and '-', at most 63"
-        raise create_value_error(f"{safe_repr(value)} is no name of a job; {what}")
-    return given
+    name = validate_text(value)
+    if not _JOB_NAME.fullmatch(name):
+        hint = "use lowercase letters, digits and '-', at most 63"
+        raise create_value_error(f"{safe_repr(value)} is no name of a job; {hint}")
+    return name
 
 
 def _validate_sql(value: object) -> str:
+    """Return a query without the space around it; unlike other texts it may have line breaks."""
     if not isinstance(value, str) or not value.strip():
         raise create_value_error(
             f"{safe_repr(value)} is no query; write such as SELECT * FROM orders"
@@ -59,6 +63,7 @@ def _validate_sql(value: object) -> str:
 
 
 def _validate_trigger(value: object) -> float | str:
+    """Return `realtime`, `available-now` or a duration in seconds."""
     if value in ("realtime", "available-now"):
         return str(value)
     if isinstance(value, float):
@@ -85,189 +90,239 @@ Trigger: TypeAlias = Annotated[
     PlainSerializer(lambda value: value if isinstance(value, str) else format_duration(value)),
     WithJsonSchema({"type": "string", "minLength": 1}),
 ]
-"""Seconds from one batch's begin to the next, or one of the two words."""
+"""Seconds from the start of one batch to the start of the next, `realtime` or `available-now`."""
 
 
 def _check_catalog(raw: Mapping[str, Any], default: str) -> Iterable[Problem]:
+    """Yield the problem of a model without the catalog that it needs, or with a useless one.
+
+    Args:
+        raw: The options as written.
+        default: The model if `raw` names none.
+    """
     model = raw.get("model", default)
-    needs = model in ("avro", "protobuf", "jsonschema")
-    if needs and "catalog" not in raw:
+    needs_schema = model in ("avro", "protobuf", "jsonschema")
+    if needs_schema and "catalog" not in raw:
         yield Problem(("model",), f"model {model} needs a schema; add catalog: and a name")
-    if "catalog" in raw and not needs:
+    if "catalog" in raw and not needs_schema:
         yield Problem(("catalog",), f"model {model} has no schema; remove catalog", is_key=True)
 
 
 class Spark(Section):
-    """The cluster, and what it is told beside what a job needs."""
+    """The Spark cluster, and settings of Spark besides those that the jobs need."""
 
     master: Text = Field(
         default="local[*]",
-        description="local[N], spark://host:port, k8s://... or yarn; under spark-submit its own. "
-        "For data that outgrows one machine.",
+        description="local[N], spark://host:port, k8s://... or yarn. Under spark-submit the master "
+        "of spark-submit is used. For data that outgrows one machine.",
     )
     memory: Annotated[Size, in_range(512 * 1024**2, 1024**4, format_size)] = Field(
-        default=1024**3, description="Heap of the driver, and of each executor. For operators."
+        default=1024**3,
+        description="Heap size of the driver, and of each executor. For operators.",
     )
     conf: dict[Text, Text] = Field(
-        default={}, description="Spark's own settings; they beat ours. For operators."
+        default={},
+        description="Settings of Spark by name, which override those that the jobs set. For "
+        "operators.",
     )
 
 
 class Fields(Section):
-    """How a record's value becomes columns."""
+    """How the value of a record becomes columns."""
 
     model: Literal["json", "avro", "protobuf", "jsonschema", "string"] = Field(
-        default="json", description="The encoding; string gives one column, `value`. For all jobs."
+        default="json",
+        description="The encoding of the value. `string` gives one column, `value`. For all jobs.",
     )
     catalog: Text | None = Field(
         default=None, description="A catalog of `catalogs`. For avro, protobuf and jsonschema."
     )
     fields: dict[Column, Text] = Field(
         default={},
-        description="Columns and their Spark SQL types, such as `amount: decimal(10,2)`; "
-        "`timestamp` reads ISO 8601, `timestamp_ms` milliseconds. For json; of a schema all.",
+        description="Columns and their Spark SQL types, such as `amount: decimal(10,2)`. "
+        "`timestamp` reads ISO 8601, `timestamp_ms` reads milliseconds since 1970. Default all "
+        "fields of the schema. For json, which has no schema, and to leave out fields.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problems between `model` and `catalog`."""
         yield from _check_catalog(raw, "json")
 
 
 class Input(Section):
-    """A topic as a table. Beside its fields it has `_key`, `_topic`, `_partition`, `_offset` and
-    `_timestamp` of the record."""
+    """A topic that a job reads, as a table.
 
-    topic: TopicName = Field(description="What is read. For all jobs.")
+    Besides the columns of its values the table has `_key`, `_topic`, `_partition`, `_offset` and
+    `_timestamp`, which describe the record.
+    """
+
+    topic: TopicName = Field(description="The topic to read. For all jobs.")
     kafka: Text | None = Field(
-        default=None, description="The cluster, where there are several. For bridges."
+        default=None,
+        description="Name of the Kafka cluster, if `kafka` has several. For jobs between clusters.",
     )
     value: Fields = Field(default=Fields(), description="How values become columns. For all jobs.")
     time: Column = Field(
         default="_timestamp",
-        description="The column of the event time; default that of the record. For windows.",
+        description="The column with the event time; default the timestamp of the record. For "
+        "windows, sessions and joins.",
     )
     watermark: Annotated[Duration, in_range(0, 30 * 86_400)] = Field(
         default=600.0,
-        description="How late an event may come (its grace): longer keeps more state and ends "
-        "windows later. For windows, sessions and joins.",
+        description="How far behind the newest event time an event may arrive (the grace). A "
+        "longer one keeps more state and ends windows later. For windows, sessions and joins.",
     )
     start: Literal["earliest", "latest"] = Field(
-        default="earliest", description="Where a job without a checkpoint begins. For new jobs."
+        default="earliest",
+        description="Where in the topic a job without a checkpoint begins. For new jobs.",
     )
     max_records: Count | None = Field(
-        default=None, description="Of one batch, all partitions together. For catching up in steps."
+        default=None,
+        description="The most records of one batch, of all partitions together; default no limit. "
+        "For jobs that catch up in steps.",
     )
     min_partitions: Partitions | None = Field(
-        default=None, description="At least so many tasks read it. For few, busy partitions."
+        default=None,
+        description="The least number of tasks that read the topic; default a task for each "
+        "partition. For few, busy partitions.",
     )
     max_records_per_partition: Count | None = Field(
-        default=None, description="A partition with more is read by several tasks. For hot ones."
+        default=None,
+        description="The most records that one task reads of a partition; a partition with more is "
+        "read by several tasks. For partitions with most of the records.",
     )
     on_data_loss: Literal["gap", "fail"] = Field(
         default="gap",
-        description="What if retention took records that were not read yet: a gap record in "
-        "<output>.gaps, or the end of the job. For aggressive retention.",
+        description="What to do if retention deleted records before they were read: write a gap "
+        "record to <output>.gaps, or fail. For aggressive retention.",
     )
     on_invalid: Literal["skip", "fail", "dead-letter"] = Field(
         default="dead-letter",
-        description="What becomes of values that are none of the model; dead-letter sends them to "
-        "<topic>.dlq (at-least-once: only if it is written). For topics of many writers.",
+        description="What to do with values that the model cannot decode. `dead-letter` writes "
+        "them to <topic>.dlq; with `guarantee: at-least-once` it does so only if this option is "
+        "set. For topics with many producers.",
     )
     late: Literal["skip", "topic"] = Field(
         default="topic",
-        description="What becomes of events beyond the watermark; topic sends them to "
-        "<topic>.late (at-least-once: only if it is written). For windows, sessions and joins.",
+        description="What to do with events that are later than the watermark allows. `topic` "
+        "writes them to <topic>.late; with `guarantee: at-least-once` it does so only if this "
+        "option is set. For windows, sessions and joins.",
     )
 
 
 class Output(Section):
-    """Where rows go, one record each."""
+    """The topic that a job writes its rows to, each as one record."""
 
-    topic: TopicName = Field(description="Made if it is missing. For all jobs.")
+    topic: TopicName = Field(
+        description="The topic to write; it is created if it does not exist. For all jobs."
+    )
     kafka: Text | None = Field(
-        default=None, description="The cluster, where there are several. For bridges."
+        default=None,
+        description="Name of the Kafka cluster, if `kafka` has several. For jobs between clusters.",
     )
     key: tuple[Column, ...] = Field(
         default=(),
-        description="Columns of the record's key: one as its text, several as a JSON array; "
-        "default what the job groups by. For compaction, and for filters of streams.",
+        description="Columns that make up the record's key: one column is written as text, several "
+        "as a JSON array. Default the columns that the job groups by. For compaction, and for "
+        "filters of streams.",
     )
     model: Literal["json", "avro", "protobuf", "jsonschema"] = Field(
-        default="json", description="The encoding of values. For readers."
+        default="json", description="The encoding of the values. For readers."
     )
     catalog: Text | None = Field(
         default=None, description="A catalog of `catalogs`. For avro, protobuf and jsonschema."
     )
     guarantee: Literal["exactly-once", "at-least-once"] = Field(
         default="exactly-once",
-        description="For readers of committed records each row once; or Spark's own sink, which is "
-        "faster and may repeat after a crash. For who can bear repeats.",
+        description="`exactly-once`: each row comes once for readers of committed records. "
+        "`at-least-once`: Spark's own sink, which is faster and may repeat rows after a crash. For "
+        "readers that tolerate repeated rows.",
     )
     writers: Annotated[Number, in_range(1, 1000, str)] = Field(
-        default=2, description="Transactions at a time. For exactly-once on large clusters."
+        default=2,
+        description="Number of transactions in parallel. For exactly-once on large clusters.",
     )
     transaction_timeout: Annotated[Duration, in_range(1, 900)] = Field(
         default=60.0,
-        description="When Kafka gives up a transaction whose writer is gone; readers wait so long. "
-        "For slow batches.",
+        description="How long Kafka waits before it aborts a transaction whose producer has "
+        "crashed. Readers of committed records wait as long. For slow batches.",
     )
     partitions: Partitions | None = Field(
-        default=None, description="Of the topic, when it is made; default the broker's. For admins."
+        default=None,
+        description="Number of partitions if the topic is created; default the broker's. For "
+        "administrators of Kafka.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problems between `model` and `catalog`."""
         yield from _check_catalog(raw, "json")
 
 
 class State(Section):
-    """Of jobs that remember: RocksDB, its changelog in the checkpoint."""
+    """The state of a job that keeps some: RocksDB, with its changelog in the checkpoint."""
 
     profile: Literal["small", "large", "latency"] = Field(
         default="small",
-        description="Settings that go together: small for up to a million keys, large for more "
-        "than memory holds, latency for short commits. For operators.",
+        description="A set of settings of RocksDB and Spark: `small` for up to a million keys, "
+        "`large` for more keys than memory can hold, `latency` for short commits. For operators.",
     )
     partitions: Partitions = Field(
         default=2,
-        description="Of the state (spark.sql.shuffle.partitions); `gateway pipeline rescale` "
-        "changes it later. For large state.",
+        description="Number of partitions of the state (spark.sql.shuffle.partitions). To change "
+        "it for a job with a checkpoint, use `gateway pipeline rescale`. For large state.",
     )
     memory: Annotated[Size, in_range(16 * 1024**2, 1024**4, format_size)] | None = Field(
-        default=None, description="Of all stores of an executor; default the profile's. For hosts."
+        default=None,
+        description="Memory bound of all state stores of an executor together; default as the "
+        "profile sets it. For hosts with little memory.",
     )
     snapshot_after: Count | None = Field(
         default=None,
-        description="Batches between snapshots; default the profile's. For short restarts.",
+        description="Number of batches between snapshots; default as the profile sets it. Fewer "
+        "make a restart shorter. For jobs that must restart soon.",
     )
     retain: Annotated[Number, in_range(2, 100_000, str)] = Field(
-        default=100, description="Batches whose state and offsets are kept. For going back."
+        default=100,
+        description="Number of batches whose state and offsets are kept, which is how far a repair "
+        "can go back. For operators.",
     )
 
 
 class Job(Section):
-    """What all kinds have in common."""
+    """The options that all kinds of jobs have."""
 
-    name: JobName = Field(description="Its name in commands, metrics, ids. For operators.")
+    name: JobName = Field(
+        description="Name of the job in commands, metrics and checkpoints. For operators."
+    )
     trigger: Trigger = Field(
         default=0.0,
-        description="How often a batch begins (0s: one after the other), `realtime` for "
-        "milliseconds where the job allows it, or `available-now` to end when all is read. "
-        "For latency against cost.",
+        description="Time from the start of one batch to the start of the next; 0s starts each "
+        "batch as soon as the one before has ended. `realtime` is for a latency of milliseconds, "
+        "where the job allows it. `available-now` ends the job once it has read everything. For "
+        "trading latency against cost.",
     )
-    state: State = Field(default=State(), description="How it remembers. For operators.")
+    state: State = Field(default=State(), description="How the job keeps state. For operators.")
     alert_late: Annotated[Share, in_range(0.0, 1.0, format_share)] = Field(
-        default=0.2, description="The share of late events that is worth an alert. For operators."
+        default=0.2,
+        description="The share of late events above which an alert is raised. For operators.",
     )
 
 
 class Progress(Section):
-    """Where jobs tell how they are."""
+    """Where jobs report their progress."""
 
     listen: Annotated[Number, in_range(0, 65535, str)] | None = Field(
-        default=None, description="A port for Prometheus, 0 a free one. For operators."
+        default=None,
+        description="Port of the metrics for Prometheus; 0 binds a free port, and by default there "
+        "is none. For operators.",
     )
-    host: Host = Field(default="127.0.0.1", description="Its address. For operators.")
+    host: Host = Field(
+        default="127.0.0.1", description="Address to bind for `listen`. For operators."
+    )
     topic: TopicName | None = Field(
-        default=None, description="A topic of their progress, for streams. For dashboards."
+        default=None,
+        description="A topic to write progress records to, which routes can stream; default none. "
+        "For dashboards.",
     )

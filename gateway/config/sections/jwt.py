@@ -1,4 +1,4 @@
-"""Guards that read tokens which an issuer signed (RFC 7519)."""
+"""Define the guard `jwt`, which verifies tokens that an issuer signed (RFC 7519)."""
 
 from __future__ import annotations
 
@@ -15,51 +15,69 @@ from .credentials import BEARER_CREDENTIALS, Credentials
 from .jwk import SHARED_SECRET_ALGORITHMS, Algorithm, Keys
 
 ChallengeDuration = Annotated[Duration, in_range(0, 86_400)]
+"""How long before a token expires its client is asked for a new one, in seconds."""
 
 
 class Jwks(Section):
-    """How the keys of a URL are kept."""
+    """How often the keys of a URL are fetched, and how long they are used."""
 
     refresh: Annotated[Duration, in_range(0.1, 86_400)] = Field(
-        default=600.0, description="How old they get before they are fetched anew. For rotation."
+        default=600.0,
+        description="How old the keys may be before they are fetched again. For key rotation.",
     )
     cooldown: Annotated[Duration, in_range(0.1, 3600)] = Field(
         default=10.0,
-        description="How soon a token with an unknown key has them fetched again. For rotation.",
+        description="The least time between two fetches. A token that names an unknown key causes "
+        "a fetch, so this bounds the requests that clients can cause. For key rotation.",
     )
     timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
-        default=5.0, description="How long fetching may take. For operators of slow issuers."
+        default=5.0, description="How long a fetch may take. For operators of slow issuers."
     )
     max_age: Annotated[Duration, in_range(1, 30 * 86_400)] = Field(
         default=86_400.0,
-        description="How long they serve while the issuer is away. For operators.",
+        description="How long the last keys are used while the issuer is unavailable. For "
+        "operators.",
     )
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
+        """Refuse keys that would be too old before they are fetched again."""
         if self.max_age < self.refresh:
-            least = format_duration(self.refresh)
-            way = ("maxAge",) if "max_age" in self.model_fields_set else ("refresh",)
+            minimum = format_duration(self.refresh)
+            # The problem is reported at an option that the file has, so that it has a line.
+            loc = ("maxAge",) if "max_age" in self.model_fields_set else ("refresh",)
             raise create_section_error(
-                Problem(way, f"maxAge is less than refresh, {least}; use {least} or more")
+                Problem(loc, f"maxAge is less than refresh, {minimum}; use {minimum} or more")
             )
         return self
 
 
 class Jwt(Section):
+    """A guard that verifies signed tokens."""
+
     type: Literal["jwt"] = Field(description="The kind of guard. For access control.")
-    issuer: Text | None = Field(default=None, description="Required `iss`. For access control.")
-    audience: Text | None = Field(default=None, description="Required `aud`. For access control.")
-    keys: Keys = Field(description="Keys, or the URL of a JWKS. For access control.")
-    jwks: Jwks = Field(default=Jwks(), description="How keys of a URL are kept. For operators.")
+    issuer: Text | None = Field(
+        default=None, description="The `iss` that tokens must have. For access control."
+    )
+    audience: Text | None = Field(
+        default=None, description="The `aud` that tokens must have. For access control."
+    )
+    keys: Keys = Field(
+        description="The keys that verify tokens: a list, ${file:jwks.json} or the URL of a JWKS. "
+        "For access control."
+    )
+    jwks: Jwks = Field(
+        default=Jwks(), description="How the keys of a URL are fetched. For operators."
+    )
     algorithms: tuple[Algorithm, ...] = Field(
         default=(),
-        description="Signatures that are taken; default all that a key is good for, and of a URL "
-        "none with a shared secret. For access control.",
+        description="The signature algorithms that are accepted. Default all algorithms of the "
+        "keys; for keys of a URL never one with a shared secret. For access control.",
     )
     leeway: Annotated[Duration, in_range(0, 300)] = Field(
         default=0.0,
-        description="How wrong the issuer's clock may be, for `exp` and `nbf`. For operators.",
+        description="How far the clock of the issuer may differ, when `exp` and `nbf` are checked. "
+        "For operators.",
     )
     require_expiry: Flag = Field(
         default=False,
@@ -67,31 +85,35 @@ class Jwt(Section):
     )
     max_lifetime: Annotated[Duration, in_range(1, 10 * 365 * 86_400)] = Field(
         default=86_400.0,
-        description="How long a token without `exp` is good, from its `iat` on; one without `iat` "
-        "from each connect on. For access control.",
+        description="How long a token without `exp` is valid, counted from its `iat`; without "
+        "`iat`, counted from each connect. For access control.",
     )
     credentials: Credentials = Field(
         default=BEARER_CREDENTIALS,
-        description="From where a token is taken. For clients without headers.",
+        description="Where in a request the token is. For clients that cannot set headers.",
     )
     roles: Text = Field(
         default="scope",
-        description="The claim with the roles, a list or a text with spaces; dots lead into it. "
-        "For `guarded` of routes.",
+        description="The claim that has the roles, as a list or as a text with spaces. Dots select "
+        "a nested claim, such as `realm_access.roles`. For `guarded` of routes.",
     )
     challenge: ChallengeDuration = Field(
         default=30.0,
-        description="How long before expiry a new token is asked for. For long streams.",
+        description="How long before the token expires the client is asked for a new one. For long "
+        "streams.",
     )
     identity: Text = Field(
         default="sub", description="The claim that names the client. For templates."
     )
     attributes: dict[Text, Text] = Field(
-        default={}, description="Names for further claims. For templates."
+        default={},
+        description="Attributes of the client, each with the claim that has its value. For "
+        "templates.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problems of an empty list of algorithms and of a useless `maxLifetime`."""
         if raw.get("algorithms") in ([], ()):
             yield Problem(("algorithms",), "is empty; list at least one, or leave it out")
         if raw.get("requireExpiry") in (True, "true") and "maxLifetime" in raw:
@@ -100,19 +122,22 @@ class Jwt(Section):
 
     @model_validator(mode="after")
     def _check_agreement(self) -> Self:
+        """Refuse algorithms and options that the keys make useless."""
         problems = list(self._iter_disagreements())
         if problems:
             raise create_section_error(*problems)
         return self
 
     def _iter_disagreements(self) -> Iterable[Problem]:
-        listed = self.keys if not isinstance(self.keys, str) else None
-        if listed is not None and self.jwks != Jwks():
+        listed_keys = self.keys if not isinstance(self.keys, str) else None
+        if listed_keys is not None and self.jwks != Jwks():
             yield Problem(("jwks",), "is for keys of a URL; remove it", is_key=True)
         for index, algorithm in enumerate(self.algorithms):
-            way = ("algorithms", index)
-            if listed is None and algorithm in SHARED_SECRET_ALGORITHMS:
-                what = f"{algorithm} is a shared secret, which no URL gives to everybody"
-                yield Problem(way, f"{what}; list the key, or use another")
-            elif listed is not None and not any(algorithm in key.algorithms for key in listed):
-                yield Problem(way, f"no key of this guard is good for {algorithm}; remove it")
+            loc = ("algorithms", index)
+            if listed_keys is None and algorithm in SHARED_SECRET_ALGORITHMS:
+                what = f"{algorithm} has a shared secret, which must not be public at a URL"
+                yield Problem(loc, f"{what}; list the key, or use another algorithm")
+            elif listed_keys is not None and not any(
+                algorithm in key.algorithms for key in listed_keys
+            ):
+                yield Problem(loc, f"no key of this guard can verify {algorithm}; remove it")

@@ -1,4 +1,4 @@
-"""Which Kafka, which topics, and how patient to be with each."""
+"""Define the section `kafka`: the cluster or clusters, and the topics that routes may use."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ ModelName = Literal[
     "avro", "protobuf", "jsonschema",
 ]  # fmt: skip
 CATALOG_MODELS = frozenset({"avro", "protobuf", "jsonschema"})
+"""The models that need a schema, and so a catalog."""
 RAW_MODELS = frozenset({"string", "json", "bytes"})
-"""What is passed on as it is."""
+"""The models whose bytes are passed on unchanged, because clients can be shown them."""
 
 
 def _validate_message_template(template: Template) -> Template:
@@ -43,20 +44,26 @@ MessageTemplate = Annotated[Template, AfterValidator(_validate_message_template)
 
 
 class Reconnect(Section):
+    """The delays between attempts to connect: random, below a bound that doubles each time."""
+
     initial: Annotated[Duration, in_range(0.001, 60)] = Field(
         default=0.05,
-        description="The first wait after a lost connection. For operators of flaky networks.",
+        description="The first bound of the delay after a lost connection. For operators of "
+        "unreliable networks.",
     )
     max: Annotated[Duration, in_range(0.001, 600)] = Field(
         default=1.0,
-        description="The longest wait between attempts. For operators of flaky networks.",
+        description="The largest bound of the delay, and so how late at most it is noticed that a "
+        "broker is back. For operators of unreliable networks.",
     )
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
+        """Refuse a `max` below `initial`."""
         if self.max < self.initial:
             low, high = format_duration(self.initial), format_duration(self.max)
             what = f"{high} is less than initial, {low}; use {low} or more"
+            # The problem is reported at an option that the file has, so that it has a line.
             raise create_section_error(
                 Problem(("max",) if "max" in self.model_fields_set else ("initial",), what)
             )
@@ -64,37 +71,45 @@ class Reconnect(Section):
 
 
 class Cache(Section):
+    """How much of each partition's recent records is kept in memory, by size and by age."""
+
     bytes: Annotated[Size, in_range(1, 1024**4, str)] = Field(
         default=64 * 1024**2,
-        description="Memory for recent records. For late joiners and reconnects.",
+        description="Memory for the recent records of each partition. For clients that connect "
+        "later or reconnect.",
     )
     age: Annotated[Duration, in_range(0, 30 * 86_400)] = Field(
-        default=600.0, description="How long they are kept. For late joiners and reconnects."
+        default=600.0,
+        description="How long records are kept in memory. For clients that connect later or "
+        "reconnect.",
     )
 
 
 class Model(Section):
-    """How bytes become a value."""
+    """How the bytes of a key or value are decoded."""
 
     model: ModelName = Field(
-        default="bytes", description="The encoding. For the consumers of records."
+        default="bytes",
+        description="The encoding of the bytes; `bytes` shows them as they are. For clients that "
+        "read records.",
     )
     catalog: Text | None = Field(
         default=None, description="A catalog of `catalogs`. For avro, protobuf and jsonschema."
     )
     on_invalid: Literal["error", "skip", "raw"] = Field(
         default="error",
-        description="What is shown for bytes that are none of the model: an error event, nothing, "
-        "or the bytes. For topics of many writers.",
+        description="What clients get for bytes that the model cannot decode: an error event "
+        "(error), nothing (skip) or the bytes (raw). For topics with many producers.",
     )
 
     @property
     def is_decoded(self) -> bool:
-        """Are bytes something else than what is shown?"""
+        """Whether clients are shown something other than the bytes."""
         return self.model not in RAW_MODELS
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problems between the model and the other options."""
         model = raw.get("model")
         if isinstance(model, str) and model in CATALOG_MODELS and "catalog" not in raw:
             what = f"model {model} needs a schema; add catalog: and a name of catalogs"
@@ -107,145 +122,191 @@ class Model(Section):
 
 
 class Transform(Section):
-    """Makes filters possible on what is inside the value, in zilla's words."""
+    """Keys and headers that are taken from the value, so that filters can match them.
+
+    The options are Zilla's. Only what clients see of a record changes, not the record in Kafka.
+    """
 
     extract_key: MessageTemplate | None = Field(
         default=None,
         alias="extract-key",
-        description="A key from the value. For topics without keys.",
+        description="Template of the key, such as ${message.value.id}. For topics without keys.",
     )
     extract_headers: dict[Text, MessageTemplate] = Field(
         default={},
         alias="extract-headers",
-        description="Headers from the value. For header filters.",
+        description="Headers by name, each with its template, such as ${message.value.region}. For "
+        "filters on headers.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of a transform that does nothing."""
         if not raw:
             yield Problem((), "an empty transform; add extract-key or extract-headers")
 
 
 class Topic(Section):
-    name: TopicName = Field(description="The topic. For everyone.")
+    """A topic, and how it is read and shown."""
+
+    name: TopicName = Field(description="Name of the topic in Kafka. For everyone.")
     default_offset: Literal["live", "historical"] = Field(
-        default="live", description="Where a client without a position starts. For route owners."
+        default="live",
+        description="Where a client without a position starts: at the end (live), or at the oldest "
+        "record (historical). For owners of routes.",
     )
     partition_ready_timeout: Annotated[Duration, in_range(0, 300)] = Field(
         default=5.0,
-        description="When BEGIN goes out with none ready. For clients of slow clusters.",
+        description="How long BEGIN waits for the first partition to be ready. Partitions that "
+        "become ready later follow then. For clients of slow clusters.",
     )
     offset_out_of_range: Literal["earliest", "latest", "fail"] = Field(
         default="earliest",
-        description="Where to go on when records are gone. For aggressive retention.",
+        description="Where to continue if Kafka no longer has the offset: at the oldest record "
+        "(earliest) or at the end (latest), or fail: end the stream. For aggressive retention.",
     )
     reconnect: Reconnect = Field(
         default=Reconnect(),
-        description="Waits between attempts; default kafka.reconnect. For operators.",
+        description="Delays between attempts to read; default kafka.reconnect. For operators.",
     )
-    cache: Cache = Field(default=Cache(), description="Recent records in memory. For late joiners.")
+    cache: Cache = Field(
+        default=Cache(),
+        description="Recent records in memory. For clients that connect later or reconnect.",
+    )
     isolation: Literal["read_committed", "read_uncommitted"] = Field(
         default="read_committed",
-        description="Whether open transactions are seen. For producers of them.",
+        description="read_committed shows the records of a transaction once it is committed, "
+        "read_uncommitted at once. For topics with transactional producers.",
     )
     clock_skew: Annotated[Duration, in_range(0, 86_400)] = Field(
-        default=60.0, description="How wrong the producers' clocks may be. For starts by time."
+        default=60.0,
+        description="How far the clocks of producers may be behind. A live start that must be "
+        "found by time begins earlier by as much. For starts by time.",
     )
-    key: Model = Field(default=Model(), description="How keys are read. For clients that filter.")
-    value: Model = Field(default=Model(), description="How values are read. For the consumers.")
+    key: Model = Field(
+        default=Model(), description="How keys are decoded. For clients that filter."
+    )
+    value: Model = Field(
+        default=Model(), description="How values are decoded. For clients that read records."
+    )
     transforms: tuple[Transform, ...] = Field(
-        default=(), description="Keys and headers taken from values. For filters."
+        default=(), description="Keys and headers that are taken from values. For filters."
     )
     partitioner: Literal["murmur2"] | None = Field(
         default=None,
-        description="How all producers place keys; murmur2 is Kafka's. For clients of few keys.",
+        description="The partitioner that all producers use; murmur2 is the default of Kafka's "
+        "Java client. If it is known, a client that filters by key reads only the partitions of "
+        "its keys. For clients of few keys.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of a partitioner if clients do not filter by the key in Kafka.
+
+        The partition of a key follows from its bytes, which cannot be derived from the decoded or
+        extracted key that a filter names.
+        """
         if raw.get("partitioner") is None:
             return
         key = raw.get("key")
         if isinstance(key, Mapping) and key.get("model", "bytes") not in RAW_MODELS:
-            what = "partitions hold keys as they are written, not as they are shown; remove one"
+            what = "partitions depend on the bytes of keys, and filters on decoded keys; remove one"
             yield Problem(("partitioner",), what)
         transforms = raw.get("transforms")
         if not isinstance(transforms, list | tuple):
             return
-        if any(isinstance(each, Mapping) and "extract-key" in each for each in transforms):
-            what = "partitions hold the keys of producers, not those of extract-key; remove one"
+        if any(isinstance(item, Mapping) and "extract-key" in item for item in transforms):
+            what = "partitions depend on the keys of producers, not on extract-key; remove one"
             yield Problem(("partitioner",), what)
 
 
 class Kafka(Section):
+    """A Kafka cluster, and the topics of it that routes may use."""
+
     servers: Servers = Field(
-        description="host:port of some brokers, or embedded for a demo. For everyone."
+        description="host:port of some brokers, which know the others; or `embedded`, a mock Kafka "
+        "in the process for demos. For everyone."
     )
     bootstrap: tuple[TopicName, ...] = Field(
-        default=(), description="Topics warmed before readiness says yes. For operators."
+        default=(),
+        description="Topics that are read from the start. /health/ready answers 503 until all of "
+        "their partitions were reached. For operators.",
     )
     topics: tuple[Topic, ...] = Field(
-        default=(), description="The topics that may be read. For everyone."
+        default=(), description="The topics that routes may read and write. For everyone."
     )
     client_id: Text = Field(
-        default="", description="Name in the brokers' logs; default gateway-<name>. For operators."
+        default="",
+        description="Client id in the logs and quotas of the brokers; default gateway-<name>. For "
+        "operators.",
     )
     rack: Text | None = Field(
         default=None,
-        description="Rack or zone, to read from near replicas (KIP-392). For cloud bills.",
+        description="Rack or zone of the gateway, to read from replicas nearby (KIP-392). For "
+        "clusters in several zones.",
     )
     security: Security = Field(
-        default=Security(), description="TLS and SASL. For secured clusters."
+        default=Security(), description="TLS and SASL; default plaintext. For secured clusters."
     )
     request_timeout: Annotated[Duration, in_range(0.1, 300)] = Field(
         default=5.0,
-        description="When a silent broker counts as lost. For operators of slow networks.",
+        description="How long a broker may take to respond before its connection is closed. For "
+        "operators of slow networks.",
     )
     metadata_max_age: Annotated[Duration, in_range(0.05, 3600)] = Field(
         default=2.0,
-        description="How soon a new leader is noticed. For operators of large clusters.",
+        description="How often leaders are asked for even if nothing failed, which bounds how late "
+        "a new leader is noticed. For operators of large clusters.",
     )
     reconnect: Reconnect = Field(
-        default=Reconnect(), description="Default of the topics' reconnect. For operators."
+        default=Reconnect(),
+        description="Delays between attempts to connect; the default of the topics' `reconnect`. "
+        "For operators.",
     )
 
     @model_validator(mode="after")
     def _inherit_reconnect(self) -> Self:
-        """Topics without a `reconnect` of their own have this one."""
+        """Give this `reconnect` to the topics without one."""
         topics = tuple(
             topic
             if "reconnect" in topic.model_fields_set
             else topic.model_copy(update={"reconnect": self.reconnect})
             for topic in self.topics
         )
+        # Sections are frozen, so only a validator may assign, and not in the usual way.
         object.__setattr__(self, "topics", topics)
         return self
 
     def find_topic(self, name: str) -> Topic | None:
+        """Return the settings of a topic; None if it is not listed."""
         return next((topic for topic in self.topics if topic.name == name), None)
 
 
 KAFKA_OPTIONS = frozenset(field.alias or name for name, field in Kafka.model_fields.items())
+"""The options of one cluster, as YAML keys. They cannot be names of clusters."""
 
 
 def is_cluster_mapping(value: object) -> bool:
-    """Are these clusters by name, and not the options of one?"""
+    """Return whether the section has clusters by name, rather than the options of one cluster."""
     if not isinstance(value, Mapping) or KAFKA_OPTIONS & value.keys():
         return False
-    return any(isinstance(each, (Mapping, Kafka)) for each in value.values())
+    return any(isinstance(item, (Mapping, Kafka)) for item in value.values())
 
 
 def _validate_cluster_name(value: object) -> str:
-    given = validate_text(value)
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", given):
+    name = validate_text(value)
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
         raise create_value_error(
-            f"'{given}' is no name of a cluster; use letters, digits, '-' and '_'"
+            f"'{name}' is no name of a cluster; use letters, digits, '-' and '_', at most 64"
         )
-    return given
+    return name
 
 
 def _validate_clusters(value: object, info: ValidationInfo) -> Kafka | dict[str, Kafka]:
-    """Told apart here: a union would tell what is wrong as seen by each of its members."""
+    """Return the settings of one cluster, or of several by name.
+
+    The two are distinguished here, because pydantic reports the errors of every member of a union.
+    """
     if is_cluster_mapping(value):
         return _CLUSTERS_ADAPTER.validate_python(value, context=info.context)
     return Kafka.model_validate(value, context=info.context)
@@ -254,7 +315,7 @@ def _validate_clusters(value: object, info: ValidationInfo) -> Kafka | dict[str,
 def _serialize_clusters(value: Kafka | dict[str, Kafka], info: SerializationInfo) -> Any:
     if isinstance(value, Kafka):
         return value.model_dump(mode=info.mode, by_alias=bool(info.by_alias))
-    return {name: _serialize_clusters(each, info) for name, each in value.items()}
+    return {name: _serialize_clusters(kafka, info) for name, kafka in value.items()}
 
 
 _CLUSTERS_ADAPTER = TypeAdapter(
@@ -266,4 +327,4 @@ Clusters: TypeAlias = Annotated[
     PlainValidator(_validate_clusters, json_schema_input_type=Kafka | dict[str, Kafka]),
     PlainSerializer(_serialize_clusters, return_type=Any),
 ]
-"""One, or several by name."""
+"""One cluster, or several by name."""

@@ -1,4 +1,7 @@
-"""The ksqlDB server of a sidecar, and the queries whose rows it hands to the back end."""
+"""Define the section `sidecar.ksqldb`: a ksqlDB server, and queries for the back end.
+
+The sidecar runs the queries and POSTs their rows to the back end.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _LIMIT = re.compile(r"\blimit\s+\d+\s*;?\s*$", re.IGNORECASE)
 
 
 def _validate_sql(value: object) -> str:
-    """On as many lines as one likes."""
+    """Return a statement on one line; the file may have it on several."""
     return validate_text(" ".join(value.split()) if isinstance(value, str) else value)
 
 
@@ -39,112 +42,142 @@ Sql: TypeAlias = Annotated[
 
 
 class RowsBackend(Section):
-    """Whom rows are handed to."""
+    """The back end that gets rows, in POST requests."""
 
     host: Url = Field(
-        default="http://localhost:8080", description="Its base URL. For back ends in the same pod."
+        default="http://localhost:8080",
+        description="Base URL of the back end; the default is a container in the same pod. For "
+        "back ends elsewhere.",
     )
     path: Text = Field(
-        default="/kafka/ksqldb", description="Where batches of rows are POSTed to. For back ends."
+        default="/kafka/ksqldb",
+        description="Path that batches of rows are POSTed to. For back ends.",
     )
     timeout: Annotated[Duration, in_range(0.001, 3600)] = Field(
-        default=30.0, description="How long one answer may take. For slow back ends."
+        default=30.0, description="How long a whole response may take. For slow back ends."
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of a path without a leading slash."""
         path = raw.get("path", "/")
         if isinstance(path, str) and not path.startswith(("/", "${")):
             yield Problem(("path",), f"'{path}' is no path; write '/{path}'")
 
 
 class RowsBatch(Section):
+    """How many rows one request to the back end has; it is sent when a limit is reached."""
+
     rows: Annotated[Number, in_range(1, 100_000, str)] = Field(
-        default=100, description="The most in one. For the pace of back ends."
+        default=100, description="The most rows of a batch. For back ends."
     )
     size: Annotated[Size, in_range(1, 1 << 30, format_size)] = Field(
-        default=204_800, description="The most bytes of rows in one. For back ends."
+        default=204_800, description="The most bytes of rows of a batch. For back ends."
     )
     linger: Annotated[Duration, in_range(0, 3600)] = Field(
-        default=0.1, description="How long a row waits for others. For delay against load."
+        default=0.1,
+        description="How long a row waits for further rows of its batch. For trading delay against "
+        "load.",
     )
 
 
 class KsqlQuery(Section):
-    """A query that is asked as long as the sidecar runs."""
+    """A query that runs as long as the sidecar runs."""
 
-    name: Text = Field(description="In the header X-Ksqldb-Query, logs and metrics. For operators.")
-    query: Sql = Field(description="Its SQL. For back ends.")
+    name: Text = Field(
+        description="Name of the query in the header X-Ksqldb-Query, in logs and in metrics. For "
+        "operators."
+    )
+    query: Sql = Field(description="The SQL statement. For back ends.")
     query_type: Literal["push", "pull"] = Field(
         default="push",
-        description="push: rows as they come, for ever; pull: those there are at the start. For "
-        "back ends.",
+        description="push: rows as they arrive, without an end; pull: the rows that exist when the "
+        "query starts. For back ends.",
     )
     offset: Literal["latest", "earliest"] | None = Field(
         default=None,
-        description="auto.offset.reset: where a push query begins, each time that it does; default "
-        "as the server is set. For back ends that want all rows anew.",
+        description="Where a push query begins each time that it starts (auto.offset.reset); "
+        "default the setting of the server. For back ends that want all rows after a restart.",
     )
     table_scan_enable: Flag | None = Field(
-        default=None, description="Whether a pull query may read a whole table. For small tables."
+        default=None,
+        description="Whether a pull query may scan a whole table; default the setting of the "
+        "server. For small tables.",
     )
     properties: dict[Text, Text] = Field(
-        default={}, description="Further properties of the query. For users of ksqlDB."
+        default={},
+        description="Further properties of the query, by ksqlDB's names. For users of ksqlDB.",
     )
-    batch: RowsBatch = Field(default=RowsBatch(), description="Rows of one call. For back ends.")
+    batch: RowsBatch = Field(
+        default=RowsBatch(), description="The size of a request to the back end. For back ends."
+    )
     backend: RowsBackend | None = Field(
-        default=None, description="Who gets them; default ksqldb.backend. For several back ends."
+        default=None,
+        description="The back end that gets the rows; default ksqldb.backend. For several back "
+        "ends.",
     )
     max_retries: Annotated[Number, in_range(0, 1000, str)] = Field(
         default=3,
-        description="Of a batch that is refused, before it is taken apart. For back ends.",
+        description="Retries of a batch that the back end refuses, before the batch is halved to "
+        "find the row. For back ends.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        query, kind = raw.get("query"), raw.get("queryType", "push")
-        if kind == "push" and isinstance(query, str) and _LIMIT.search(query):
-            what = "ends after some rows, and would be begun again for ever; remove LIMIT"
+        """Yield the problem of a push query with LIMIT.
+
+        A push query that ends is started again, so one with LIMIT would deliver its first rows
+        again and again.
+        """
+        query, query_type = raw.get("query"), raw.get("queryType", "push")
+        if query_type == "push" and isinstance(query, str) and _LIMIT.search(query):
+            what = "ends after some rows, and would be restarted again and again; remove LIMIT"
             yield Problem(("query",), f"a push query with LIMIT {what}")
 
 
 class Ksqldb(Section):
+    """The ksqlDB server of a sidecar, and the queries that the sidecar runs."""
+
     url: Url = Field(
-        default="http://localhost:8088", description="Where ksqlDB is. For its queries."
+        default="http://localhost:8088", description="Base URL of ksqlDB. For its queries."
     )
     username: Text | None = Field(
-        default=None, description="Basic authentication. For secured servers."
+        default=None, description="User name of Basic authentication. For secured servers."
     )
     password: SecretText | None = Field(
-        default=None, description="Its password. For secured servers."
+        default=None, description="Password of `username`. For secured servers."
     )
     trust: File | None = Field(
         default=None,
-        description="PEM file of the authorities whose certificates are believed; default the "
-        "system's. For servers with one of their own.",
+        description="PEM file of the certificate authorities to trust; default those of the "
+        "system. For servers with a private authority.",
     )
     begin_timeout: Annotated[Duration, in_range(0.1, 600)] = Field(
-        default=30.0, description="Until a query has columns. For servers that plan long."
+        default=30.0,
+        description="How long ksqlDB may take to start a query, until it sends the columns. For "
+        "slow servers.",
     )
     reconnect: Reconnect = Field(
         default=Reconnect.model_validate({"initial": "100ms", "max": "30s"}),
-        description="Waits before a query is begun again. For operators.",
+        description="Delays before a query that ended or failed is started again. For operators.",
     )
     backend: RowsBackend = Field(
-        default=RowsBackend(), description="Who gets the rows of queries. For back ends."
+        default=RowsBackend(), description="The back end that gets the rows. For back ends."
     )
     queries: tuple[KsqlQuery, ...] = Field(
-        default=(), description="What is asked as long as the sidecar runs. For back ends."
+        default=(), description="Queries that run as long as the sidecar runs. For back ends."
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problems of a password without a user name, and of names used twice."""
         if "password" in raw and "username" not in raw:
             yield Problem(("password",), "'password' needs 'username' too; add it", is_key=True)
-        seen: set[object] = set()
+        names: set[object] = set()
         queries = raw.get("queries")
-        for index, each in enumerate(queries if isinstance(queries, (list, tuple)) else ()):
-            name = each.get("name") if isinstance(each, Mapping) else None
-            if isinstance(name, str) and name in seen:
-                yield Problem(("queries", index, "name"), f"'{name}' is there twice; name another")
-            seen.add(name)
+        for index, query in enumerate(queries if isinstance(queries, (list, tuple)) else ()):
+            name = query.get("name") if isinstance(query, Mapping) else None
+            if isinstance(name, str) and name in names:
+                what = f"'{name}' is used twice; use another name"
+                yield Problem(("queries", index, "name"), what)
+            names.add(name)

@@ -1,4 +1,4 @@
-"""Where clients come in: address, TLS, how many, and which other sites may read (CORS)."""
+"""Define the section `listen`: the address and TLS for clients, CORS, and limits."""
 
 from __future__ import annotations
 
@@ -13,81 +13,105 @@ from gateway.config.types.section import Problem, Section
 
 
 class Allow(Section):
-    """What pages of other sites may do; without it, everything but credentials."""
+    """What pages of other sites may do. By default all is allowed, except sending credentials."""
 
     origins: tuple[Origin, ...] = Field(
         default=(),
-        description="Origins such as https://shop.example; all when empty. For web pages.",
+        description="Origins of pages, such as https://shop.example; default all. For web pages.",
     )
     methods: tuple[Text, ...] = Field(
-        default=(), description="Methods besides the simple ones; all when empty. For web pages."
+        default=(),
+        description="Methods besides GET, HEAD and POST, which are always allowed; default all. "
+        "For web pages.",
     )
     headers: tuple[Text, ...] = Field(
-        default=(), description="Request headers, last-event-id always among them. For web pages."
+        default=(),
+        description="Request headers besides `last-event-id`, which is always allowed; default "
+        "all. For web pages.",
     )
     credentials: Flag = Field(
-        default=False, description="Cookies may be sent along. For pages behind a login."
+        default=False,
+        description="Allow requests with cookies; needs a list of `origins`. For pages behind a "
+        "login.",
     )
 
 
 class Expose(Section):
+    """What scripts of other sites may see of a response besides its body."""
+
     headers: tuple[Text, ...] = Field(
         default=(),
-        description="Response headers a page may read. For scripts that read more than data.",
+        description="Response headers that scripts may read. For scripts that read more than the "
+        "body.",
     )
 
 
 class AccessControl(Section):
-    """CORS, in zilla's words."""
+    """CORS: whether and how pages of other sites may use the gateway. The options are Zilla's."""
 
     policy: Literal["same-origin", "cross-origin"] = Field(
         default="same-origin",
-        description="Whether other sites may read. For whoever hosts the pages.",
+        description="cross-origin allows pages of other sites, as far as `allow` says. For pages "
+        "on other hosts.",
     )
     allow: Allow = Field(
-        default=Allow(), description="What other sites may do. For cross-origin pages."
+        default=Allow(), description="What pages of other sites may do. For cross-origin pages."
     )
     max_age: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=600.0,
         alias="max-age",
-        description="How long a preflight is remembered. For busy pages.",
+        description="How long a browser may keep the response to a preflight. For pages with many "
+        "requests.",
     )
     expose: Expose = Field(
-        default=Expose(), description="What scripts may see. For cross-origin pages."
+        default=Expose(),
+        description="What scripts may see besides the body. For cross-origin pages.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of credentials for every origin (Fetch 3.3.5)."""
         allow = raw.get("allow")
         if isinstance(allow, Mapping) and allow.get("credentials") in (True, "true"):
             origins = allow.get("origins")
             if not origins or (isinstance(origins, (list, tuple)) and "*" in origins):
-                what = "credentials for every origin is refused by browsers; list the origins"
+                what = "browsers refuse credentials for every origin; list the origins"
                 yield Problem(("allow", "credentials"), what)
 
 
 class WebSocket(Section):
+    """What the gateway agrees to in the handshake of a WebSocket."""
+
     compression: Flag = Field(
         default=False,
-        description="Messages go out compressed (RFC 7692), once for all that get the same. "
-        "For clients on slow lines.",
+        description="Compress messages (RFC 7692), each once for all clients that get it. For "
+        "clients on slow networks.",
     )
 
 
 class ListenTls(Section):
-    certificate: File = Field(description="PEM chain, leaf first. For gateways without a proxy.")
-    key: File = Field(description="PEM private key of it. For gateways without a proxy.")
+    """The TLS of the gateway's port. Changed files are loaded without a restart."""
+
+    certificate: File = Field(
+        description="PEM file of the certificate chain, leaf first. For gateways without a proxy."
+    )
+    key: File = Field(
+        description="PEM file of the certificate's private key. For gateways without a proxy."
+    )
     trust: File | None = Field(
         default=None,
-        description="PEM authorities of clients, who are asked for a certificate. For x509 guards.",
+        description="PEM file of the certificate authorities of clients. With it, clients are "
+        "asked for a certificate. For x509 guards.",
     )
     mutual: Literal["requested", "required"] = Field(
         default="requested",
-        description="Whether clients without a certificate are heard. For closed networks.",
+        description="required refuses connections without a client certificate. For closed "
+        "networks.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of client certificates without authorities that verify them."""
         if "mutual" in raw and "trust" not in raw:
             yield Problem(
                 ("mutual",), "'mutual' needs 'trust', the authorities; add it", is_key=True
@@ -95,77 +119,91 @@ class ListenTls(Section):
 
 
 class Limits(Section):
-    """A stream over HTTP is a connection, and so is a WebSocket, whatever runs on it."""
+    """Limits on connections and requests; each holds for all workers together.
+
+    A stream over HTTP counts as one connection, and so does a WebSocket with all its streams.
+    """
 
     connections: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="Connections at once, of all workers together; those beyond are told to come "
-        "back. For whoever sizes hosts.",
+        description="The most connections at a time; further clients are told when to come back. "
+        "For operators who size hosts.",
     )
     per_address: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="Connections of one address at once (of IPv6, of one /64 network). For "
-        "gateways that strangers reach.",
+        description="The most connections at a time of one address (IPv6: of one /64 network). For "
+        "public gateways.",
     )
     per_identity: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="Connections at once of one who is known to the first guard of a route. For "
-        "fairness among users.",
+        description="The most connections at a time of one identity, as the first guard of a route "
+        "names it. For fairness among users.",
     )
     rate: Rate | None = Field(
         default=None,
-        description="Requests of one address in so much time, such as 20/s, also those that guards "
-        "refuse, and what sockets ask beyond 100 messages. For gateways that strangers reach.",
+        description="The most requests of one address in a time, such as 20/s. Requests that "
+        "guards refuse count, and so do the messages of a WebSocket after the first 100. For "
+        "public gateways.",
     )
     burst: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="How many of these may come at once; default the number of `rate`. For pages "
-        "of many streams.",
+        description="How many requests of `rate` may come at once; default the number of `rate`. "
+        "For pages with many streams.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of a burst without a rate."""
         if "burst" in raw and "rate" not in raw:
             yield Problem(("burst",), "'burst' needs 'rate'; add it", is_key=True)
 
 
 class Listen(Section):
-    host: Host = Field(default="127.0.0.1", description="Address to bind; 0.0.0.0 for containers.")
+    """The port for clients: its address, TLS, CORS and limits."""
+
+    host: Host = Field(
+        default="127.0.0.1",
+        description="Address to bind. The default is reached from this machine only; 0.0.0.0 for "
+        "containers.",
+    )
     hosts: tuple[HostName, ...] = Field(
         default=(),
-        description="Names that clients may ask by, besides addresses, localhost and `host`; "
-        "'*' for any. Without it a loopback `host` takes no others, and any other `host` takes "
-        "all. Against pages whose name is made to lead here.",
+        description="Names that the header Host may have, besides IP addresses, localhost and "
+        "`host`; '*' for any. Default none if `host` is a loopback address, otherwise any. For "
+        "protection against DNS rebinding.",
     )
     port: Annotated[Number, in_range(0, 65_535, str)] = Field(
-        default=8080, description="Port to bind, 0 for a free one. For operators and tests."
+        default=8080, description="Port to bind; 0 binds a free port. For operators and tests."
     )
     access_control: AccessControl = Field(
         default=AccessControl(),
         alias="access-control",
-        description="CORS. For pages of other sites.",
+        description="CORS of all routes without their own. For pages of other sites.",
     )
     websocket: WebSocket = Field(
-        default=WebSocket(), description="What sockets agree to. For WebSocket clients."
+        default=WebSocket(), description="Options of WebSockets. For WebSocket clients."
     )
     tls: ListenTls | None = Field(
-        default=None, description="HTTPS by the gateway itself. For gateways without a proxy."
+        default=None,
+        description="HTTPS and WSS by the gateway itself; default neither. For gateways without a "
+        "proxy.",
     )
     workers: Annotated[Number, in_range(1, 256, str)] = Field(
         default=1,
-        description="Processes that share the port; each reads Kafka on its own. For hosts with "
-        "several cores.",
+        description="Number of processes that share the port. Each reads Kafka and has caches "
+        "itself. For hosts with several cores.",
     )
     limits: Limits = Field(
-        default=Limits(), description="How many may come in. For gateways that strangers reach."
+        default=Limits(),
+        description="Limits on connections and requests; default none. For public gateways.",
     )
     forwarded: Proxies = Field(
         default=False,
-        description="Whose X-Forwarded-For and X-Forwarded-Proto are believed: the listed "
-        "addresses' and networks', or everybody's. For gateways behind a proxy.",
+        description="The proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted: a list "
+        "of addresses and networks, or true for every peer. For gateways behind a proxy.",
     )
     drain_timeout: Annotated[Duration, in_range(0.1, 3600)] = Field(
         default=5.0,
-        description="How long clients have to take the end of their streams when the gateway "
-        "ends. For operators.",
+        description="How long clients have to receive the end of their streams when the gateway "
+        "stops. For operators.",
     )

@@ -1,4 +1,7 @@
-"""The section `pipelines`: Spark jobs from topics to topics, each of one kind."""
+"""Define the section `pipelines`: Spark jobs that read topics and write topics or Redis.
+
+Each kind of job is a class here; what they have in common is in `job`.
+"""
 
 from __future__ import annotations
 
@@ -36,216 +39,308 @@ T = TypeVar("T")
 
 def _require_non_empty(value: T) -> T:
     if not value:
-        raise create_value_error("is empty; give it one at least")
+        raise create_value_error("is empty; add at least one")
     return value
 
 
 Measures: TypeAlias = dict[Column, Text]
-"""Columns and the aggregates they hold, such as `total: sum(amount)`."""
+"""Columns, each with its SQL expression, such as `total: sum(amount)`."""
 
 
 class Sessions(Job):
-    """What each key did until it paused. Columns: those of `by`, `start`, `end`, `events`, those of
-    `measures`, and `state` (`open`, `closed`; `merged`: its events are in another one now) where
-    updates are emitted."""
+    """A job that groups the events of each key into sessions, which end with a pause.
 
-    type: Literal["sessions"] = Field(description="The kind of job. For all.")
-    from_: Input = Field(alias="from", description="The events. For sessions.")
+    Its rows have the columns of `by`, `start`, `end`, `events` (their number) and those of
+    `measures`. With `emit: updates` they also have `state`: `open`, `closed`, or `merged` if the
+    events are part of another session now.
+    """
+
+    type: Literal["sessions"] = Field(description="The kind of job. For all jobs.")
+    from_: Input = Field(alias="from", description="The topic of the events. For sessions.")
     by: Annotated[tuple[Column, ...], AfterValidator(_require_non_empty)] = Field(
-        description="Whose sessions. For sessions."
+        description="Columns that identify whose sessions these are. For sessions."
     )
     gap: Span = Field(
-        default=1800.0, description="A pause of so long ends a session. For sessions."
+        default=1800.0,
+        description="A pause that is longer than this ends a session. For sessions.",
     )
     max_length: Span | None = Field(
         default=None,
-        description="Ends a session after so long even if it goes on. For users who never pause.",
+        description="The longest session: one that goes on for longer is split; default no limit. "
+        "For users who never pause.",
     )
     emit: Literal["closed", "updates"] = Field(
-        default="closed", description="Ended ones only, or also open ones as they grow. For pages."
+        default="closed",
+        description="closed writes a session once, when it has ended; updates writes it each time "
+        "that it grows, too. For pages.",
     )
-    measures: Measures = Field(default={}, description="Further columns. For sessions.")
-    to: Output = Field(description="Where results go. For readers.")
+    measures: Measures = Field(
+        default={},
+        description="Further columns, each with an aggregate, such as `total: sum(amount)`. For "
+        "sessions.",
+    )
+    to: Output = Field(description="The topic of the results. For readers.")
 
 
 class Salt(Section):
-    """Hot keys are spread over several tasks."""
+    """How the rows of hot keys are spread over several tasks.
+
+    A hot key has so many rows that its one task would take longer than all others. The rows of left
+    are spread over buckets, and those of right are copied to each bucket. Which keys are hot is
+    part of the checkpoint.
+    """
 
     keys: Literal["auto", "all"] | tuple[Text, ...] = Field(
-        default="auto", description="Which: those found hot, all, or these. For skewed joins."
+        default="auto",
+        description="The keys to spread: those with a large share of the records when the job "
+        "first starts (auto), all, or a list. For skewed joins.",
     )
-    buckets: Partitions = Field(default=8, description="Over how many. For skewed joins.")
+    buckets: Partitions = Field(
+        default=8, description="Number of buckets to spread a key over. For skewed joins."
+    )
     share: Annotated[Number, in_range(1, 100, str)] = Field(
-        default=10, description="Percent of the records that make a key hot. For skewed joins."
+        default=10,
+        description="With `keys: auto`, the share of the records from which a key is hot, in "
+        "percent. For skewed joins.",
     )
 
 
 class Join(Job):
-    """Two streams, by key and time. Columns: all of left, and those of right that left lacks, or
-    those of `select`."""
+    """A job that joins two streams by key and time.
 
-    type: Literal["join"] = Field(description="The kind of job. For all.")
-    left: Input = Field(description="Such as orders. For joins.")
-    right: Input = Field(description="Such as payments. For joins.")
+    Its rows have all columns of left and those columns of right that left does not have, or those
+    of `select`.
+    """
+
+    type: Literal["join"] = Field(description="The kind of job. For all jobs.")
+    left: Input = Field(description="The left topic, such as orders. For joins.")
+    right: Input = Field(description="The right topic, such as payments. For joins.")
     on: Annotated[dict[Column, Column], AfterValidator(_require_non_empty)] = Field(
-        description="Columns of left and what they equal of right. For joins."
+        description="Columns of left, each with the column of right that it must equal. For joins."
     )
     before: Annotated[Duration, in_range(0, 366 * 86_400)] = Field(
-        default=0.0, description="How long before left a right one may be. For joins."
+        default=0.0,
+        description="How long before the time of left the time of right may be. For joins.",
     )
     after: Annotated[Duration, in_range(0, 366 * 86_400)] = Field(
-        default=3600.0, description="How long after left a right one may be. For joins."
+        default=3600.0,
+        description="How long after the time of left the time of right may be. For joins.",
     )
     kind: Literal["inner", "left"] = Field(
         default="inner",
-        description="Pairs only, or also those of left that stay alone (right's columns are null, "
-        "told after the bound). For what is missing.",
+        description="inner writes pairs only; left also writes the rows of left without a pair, "
+        "with nulls for right, once `after` has passed. For finding what is missing.",
     )
     select: Measures = Field(
         default={},
-        description="Columns and SQL of `left.x` and `right.y`; default all. For joins.",
+        description="Columns, each with a SQL expression of `left.x` and `right.y`; default all. "
+        "For joins.",
     )
-    salt: Salt | None = Field(default=None, description="Spread hot keys. For skewed joins.")
-    to: Output = Field(description="Where results go. For readers.")
+    salt: Salt | None = Field(
+        default=None,
+        description="How hot keys are spread over tasks; default they are not. For skewed joins.",
+    )
+    to: Output = Field(description="The topic of the results. For readers.")
 
 
 class Broadcast(Section):
-    """A small table that every task holds."""
+    """A small table, of which every task has a copy.
 
-    kind: Literal["broadcast"] = Field(description="How it is held. For enrichment.")
+    It is read from a compacted topic or from Parquet files.
+    """
+
+    kind: Literal["broadcast"] = Field(description="The kind of table. For enrichment.")
     topic: TopicName | None = Field(
-        default=None, description="A compacted topic, its latest value of each key. For tables."
+        default=None,
+        description="A compacted topic; the table has the latest value of each key. For tables in "
+        "Kafka.",
     )
     path: Text | None = Field(
-        default=None, description="Parquet files, in place of a topic. For tables."
+        default=None,
+        description="Path of Parquet files, instead of a topic. For tables in files.",
     )
     fields: dict[Column, Text] = Field(
-        default={}, description="Columns of the topic's JSON. For tables."
+        default={},
+        description="Columns of the topic's JSON values, with their Spark SQL types. For tables in "
+        "Kafka.",
     )
-    key: Column = Field(default="_key", description="What it is looked up by. For tables.")
-    refresh: Span = Field(default=60.0, description="How old it may be. For tables that change.")
+    key: Column = Field(
+        default="_key",
+        description="Column that rows are looked up by; default the key of the record. For tables.",
+    )
+    refresh: Span = Field(
+        default=60.0,
+        description="How old the copy may be; it is read again before then. For tables that "
+        "change.",
+    )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of a table without a source, or with two."""
         if ("topic" in raw) == ("path" in raw):
             yield Problem((), "has no source, or two; give it either topic or path", is_key=True)
 
 
 class Redis(Section):
-    """A large table that is looked up as it is needed."""
+    """A large table in Redis, whose rows are looked up when events need them."""
 
-    kind: Literal["redis"] = Field(description="How it is held. For enrichment.")
-    url: Text = Field(description="redis://host:port/db, or rediss:// for TLS. For enrichment.")
-    password: SecretText | None = Field(default=None, description="Its password. For secured ones.")
-    prefix: Text = Field(default="table:", description="Before each key. For shared servers.")
-    fields: dict[Column, Text] = Field(description="Columns of its JSON values. For enrichment.")
+    kind: Literal["redis"] = Field(description="The kind of table. For enrichment.")
+    url: Text = Field(
+        description="URL of Redis: redis://host:port/db, or rediss:// for TLS. For enrichment."
+    )
+    password: SecretText | None = Field(
+        default=None, description="Password of Redis. For secured servers."
+    )
+    prefix: Text = Field(
+        default="table:", description="Prefix of each key in Redis. For shared servers."
+    )
+    fields: dict[Column, Text] = Field(
+        description="Columns of the JSON values, with their Spark SQL types. For enrichment."
+    )
     batch: Annotated[Number, in_range(1, 100_000, str)] = Field(
-        default=2000, description="Keys of one MGET. For distant servers."
+        default=2000, description="The most keys of one MGET. For servers with a high latency."
     )
     cache: Annotated[Number, in_range(0, 10**8, str)] = Field(
-        default=100_000, description="Values a task keeps, the latest used. For hot keys."
+        default=100_000,
+        description="Number of values that a Python worker keeps, the most recently used ones. For "
+        "keys that occur often.",
     )
     staleness: Annotated[Duration, in_range(0, 86_400)] = Field(
-        default=5.0, description="How old a value may be when it is used. For changing tables."
+        default=5.0,
+        description="How long a kept value is used; 0s asks Redis in every batch. For tables that "
+        "change.",
     )
     negative: Annotated[Duration, in_range(0, 86_400)] = Field(
-        default=1.0, description="How long it is kept that a key has none. For missing keys."
+        default=1.0,
+        description="How long a key without a value is remembered, but not longer than "
+        "`staleness`. For missing keys.",
     )
     fallback: Text | None = Field(
         default=None,
-        description="module:function of yours that is asked for keys Redis lacks, with a list, and "
-        "gives a mapping. For tables still loading.",
+        description="Your function, as module:function, for keys that Redis does not have: it "
+        "takes a list of keys and returns a mapping. For tables that are still being loaded.",
     )
 
 
 class Enrich(Job):
-    """Events with columns of a table; those without a row have nulls."""
+    """A job that adds columns of a table to events.
 
-    type: Literal["enrich"] = Field(description="The kind of job. For all.")
-    from_: Input = Field(alias="from", description="The events. For enrichment.")
-    on: Column = Field(description="The column that the table is looked up by. For enrichment.")
-    table: Annotated[Broadcast | Redis, Field(discriminator="kind")] = Field(
-        description="Where the further columns are. For enrichment."
+    Events for which the table has no row get nulls.
+    """
+
+    type: Literal["enrich"] = Field(description="The kind of job. For all jobs.")
+    from_: Input = Field(alias="from", description="The topic of the events. For enrichment.")
+    on: Column = Field(
+        description="Column of the events by which rows of the table are looked up. For enrichment."
     )
-    to: Output = Field(description="Where results go. For readers.")
+    table: Annotated[Broadcast | Redis, Field(discriminator="kind")] = Field(
+        description="The table that has the further columns. For enrichment."
+    )
+    to: Output = Field(description="The topic of the results. For readers.")
 
 
 class Load(Job):
-    """A compacted topic into Redis: the latest value of each key, tombstones deleted."""
+    """A job that loads a compacted topic into Redis.
 
-    type: Literal["load"] = Field(description="The kind of job. For all.")
+    Redis has the latest value of each key; a tombstone deletes the key.
+    """
+
+    type: Literal["load"] = Field(description="The kind of job. For all jobs.")
     from_: Input = Field(alias="from", description="The compacted topic. For tables.")
-    into: Redis = Field(description="Where to. For tables.")
+    into: Redis = Field(description="The table to write. For tables.")
 
 
 class Window(Section):
-    size: Span = Field(description="Its length. For aggregates.")
+    """The windows of event time that an aggregate groups by."""
+
+    size: Span = Field(description="Length of a window. For aggregates.")
     slide: Span | None = Field(
-        default=None, description="How often one begins; default its size. For sliding averages."
+        default=None,
+        description="Time from the start of one window to the start of the next; default `size`. "
+        "For sliding averages.",
     )
 
 
 class Top(Section):
-    """The most frequent values of a column in each window."""
+    """The most frequent values of a column in each window and group."""
 
-    of: Column = Field(description="The column. For rankings.")
+    of: Column = Field(description="The column whose values are ranked. For rankings.")
     k: Annotated[Number, in_range(1, 10_000, str)] = Field(
-        default=10, description="How many. For rankings."
+        default=10, description="Number of values. For rankings."
     )
 
 
 class Distinct(Section):
-    """How many different values of a column each window and key has."""
+    """The number of different values of a column in each window and group."""
 
-    of: Column = Field(description="The column. For unique visitors.")
+    of: Column = Field(description="The column whose values are counted. For unique visitors.")
     method: Literal["exact", "approximate"] = Field(
         default="exact",
-        description="exact keeps every value until the window ends; approximate a sketch. For "
-        "unique visitors.",
+        description="exact keeps every value until the window ends; approximate keeps a sketch of "
+        "fixed size. For unique visitors.",
     )
     error: Annotated[float, Field(ge=0.01, le=0.4)] = Field(
-        default=0.05, description="Relative standard deviation of approximate. For its size."
+        default=0.05,
+        description="Relative standard deviation of `approximate`: a smaller one takes more "
+        "memory. For unique visitors.",
     )
 
 
 class Aggregate(Job):
-    """Numbers of each window. Columns: `start`, `end`, those of `by`, those of `measures`, or
-    `top` (an array of value and count), or `distinct`."""
+    """A job that aggregates the events of each window.
 
-    type: Literal["aggregate"] = Field(description="The kind of job. For all.")
-    from_: Input = Field(alias="from", description="The events. For aggregates.")
-    by: tuple[Column, ...] = Field(default=(), description="Of each what. For aggregates.")
-    window: Window = Field(description="Of which time. For aggregates.")
-    measures: Measures = Field(default={}, description="Columns and aggregates. For aggregates.")
-    top: Top | None = Field(default=None, description="Rather the top k. For rankings.")
+    Its rows have `start`, `end`, the columns of `by`, and those of `measures`, or `top` (an array
+    of values and counts), or `distinct`.
+    """
+
+    type: Literal["aggregate"] = Field(description="The kind of job. For all jobs.")
+    from_: Input = Field(alias="from", description="The topic of the events. For aggregates.")
+    by: tuple[Column, ...] = Field(
+        default=(), description="Columns to group by, besides the window. For aggregates."
+    )
+    window: Window = Field(description="The windows of event time. For aggregates.")
+    measures: Measures = Field(
+        default={},
+        description="Columns, each with an aggregate, such as `total: sum(amount)`. For "
+        "aggregates.",
+    )
+    top: Top | None = Field(
+        default=None, description="The most frequent values, instead of `measures`. For rankings."
+    )
     distinct: Distinct | None = Field(
-        default=None, description="Rather the count of distinct values. For unique visitors."
+        default=None,
+        description="The number of different values, instead of `measures`. For unique visitors.",
     )
     emit: Literal["final", "updates"] = Field(
-        default="final", description="Once when a window ends, or whenever it grows. For pages."
+        default="final",
+        description="final writes a window once, when it has ended; updates writes it each time "
+        "that it changes. For pages.",
     )
-    to: Output = Field(description="Where results go. For readers.")
+    to: Output = Field(description="The topic of the results. For readers.")
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        asked = [name for name in ("measures", "top", "distinct") if raw.get(name)]
-        if len(asked) != 1:
-            what = "asks for nothing" if not asked else f"asks for {' and '.join(asked)}"
+        """Yield the problem of an aggregate of nothing, or of more than one kind."""
+        kinds = [name for name in ("measures", "top", "distinct") if raw.get(name)]
+        if len(kinds) != 1:
+            what = "asks for nothing" if not kinds else f"asks for {' and '.join(kinds)}"
             yield Problem((), f"{what}; use one of measures, top and distinct", is_key=True)
 
 
 class Query(Job):
-    """SQL over topics as tables."""
+    """A job that runs a SQL query over topics as tables."""
 
-    type: Literal["query"] = Field(description="The kind of job. For all.")
+    type: Literal["query"] = Field(description="The kind of job. For all jobs.")
     tables: Annotated[dict[Column, Input], AfterValidator(_require_non_empty)] = Field(
-        description="Their names in the query. For queries."
+        description="Topics, by their names in the query. For queries."
     )
-    sql: Sql = Field(description="A SELECT. For queries.")
+    sql: Sql = Field(description="The query, a SELECT. For queries.")
     emit: Literal["final", "updates"] = Field(
-        default="final", description="Aggregates once, or whenever they change. For pages."
+        default="final",
+        description="final writes an aggregate once, when its window has ended; updates writes it "
+        "each time that it changes. For pages.",
     )
-    to: Output = Field(description="Where results go. For readers.")
+    to: Output = Field(description="The topic of the results. For readers.")
 
 
 _JOB_TYPES: Mapping[str, type[Job]] = {
@@ -274,19 +369,23 @@ AnyJob: TypeAlias = Annotated[
 
 
 class Pipelines(Section):
+    """The Spark jobs, and where they run, keep state and report progress."""
+
     checkpoints: Text = Field(
         default="checkpoints",
-        description="Where offsets and state are kept, a directory of each job: a path, or a URL "
-        "that Hadoop reads. It must survive the machine. For operators.",
+        description="Where offsets and state are kept, in a directory for each job: a path, or a "
+        "URL that Hadoop can read. It must outlive the machine. For operators.",
     )
-    spark: Spark = Field(default=Spark(), description="Where jobs run. For operators.")
+    spark: Spark = Field(
+        default=Spark(), description="The Spark cluster that runs the jobs. For operators."
+    )
     progress: Progress = Field(
-        default=Progress(), description="Where they tell how they are. For operators."
+        default=Progress(), description="Where jobs report their progress. For operators."
     )
-    jobs: tuple[AnyJob, ...] = Field(default=(), description="What is done. For data teams.")
+    jobs: tuple[AnyJob, ...] = Field(default=(), description="The jobs to run. For data teams.")
 
     def find_job(self, name: str) -> Job | None:
-        """By its name."""
+        """Return the job of a name; None if there is none."""
         return next((job for job in self.jobs if job.name == name), None)
 
 

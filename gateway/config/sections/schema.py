@@ -1,4 +1,4 @@
-"""The JSON Schema of the configuration, for editors."""
+"""Build the JSON Schema of the configuration, which editors complete and check YAML with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .settings import Settings
 
 _SUBSTITUTION = {"type": "string", "pattern": r"\$\{(env\.|file:)"}
 
-
+# pydantic gives the defaults of these patterns as numbers; a file has them as text.
 _FORMATTERS: dict[str, Callable[[Any], str]] = {
     DURATION_PATTERN: format_duration,
     SIZE_PATTERN: format_size,
@@ -21,34 +21,50 @@ _FORMATTERS: dict[str, Callable[[Any], str]] = {
 
 
 def build_json_schema() -> dict[str, Any]:
-    """JSON Schema 2020-12. Where a value is no free text, `${env.NAME}` may stand for it."""
-    made = Settings.model_json_schema(by_alias=True, mode="validation")
-    for section in (made, *made.get("$defs", {}).values()):
+    """Return the JSON Schema (2020-12) of a configuration file.
+
+    Options that are a single value also accept a substitution such as `${env.NAME}`.
+    """
+    schema = Settings.model_json_schema(by_alias=True, mode="validation")
+    for section in (schema, *schema.get("$defs", {}).values()):
         for name, option in section.get("properties", {}).items():
-            option.pop("title", None)
+            option.pop("title", None)  # pydantic's title only repeats the name
             section["properties"][name] = _allow_substitution(option)
-    made["properties"]["kafka"] = _discriminate_clusters(made["properties"]["kafka"])
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+    schema["properties"]["kafka"] = _discriminate_clusters(schema["properties"]["kafka"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def _discriminate_clusters(option: dict[str, Any]) -> dict[str, Any]:
-    """Told apart by the names, so that an editor tells what is wrong in its own place."""
-    one, named = option["anyOf"][:2]
-    names = {"propertyNames": {"not": {"enum": sorted(KAFKA_OPTIONS)}}, "minProperties": 1}
-    about = {"description": option["description"]}
-    return {**about, "if": {"type": "object", **names}, "then": named, "else": one}
+    """Return the schema of `kafka` that decides by its keys between one cluster and several.
+
+    With `anyOf`, an editor would report every problem at `kafka`, not at the option that has it.
+    """
+    single, named = option["anyOf"][:2]
+    has_names = {"propertyNames": {"not": {"enum": sorted(KAFKA_OPTIONS)}}, "minProperties": 1}
+    annotations = {"description": option["description"]}
+    return {**annotations, "if": {"type": "object", **has_names}, "then": named, "else": single}
 
 
 def _allow_substitution(option: dict[str, Any]) -> dict[str, Any]:
-    """An option that also takes a substitution; what describes it stays outside."""
+    """Return the schema of an option that also accepts a substitution.
+
+    `description` and `default` stay outside of `anyOf`, where editors find them.
+    """
     if option.get("type") in ("array", "object") or "$ref" in option:
         return option
-    about: dict[str, Any] = {
+    annotations: dict[str, Any] = {
         key: option[key] for key in ("description", "default") if key in option
     }
-    rest = {key: value for key, value in option.items() if key not in about}
-    if isinstance(about.get("default"), (int, float)) and rest.get("pattern") in _FORMATTERS:
-        about["default"] = _FORMATTERS[rest["pattern"]](about["default"])
-    if rest.get("type") == "string" and not rest.keys() & {"pattern", "enum", "const"}:
+    schema = {key: value for key, value in option.items() if key not in annotations}
+    if (
+        isinstance(annotations.get("default"), (int, float))
+        and schema.get("pattern") in _FORMATTERS
+    ):
+        annotations["default"] = _FORMATTERS[schema["pattern"]](annotations["default"])
+    if schema.get("type") == "string" and not schema.keys() & {
+        "pattern",
+        "enum",
+        "const",
+    }:
         return option
-    return {**about, "anyOf": [*rest.get("anyOf", [rest]), _SUBSTITUTION]}
+    return {**annotations, "anyOf": [*schema.get("anyOf", [schema]), _SUBSTITUTION]}

@@ -1,4 +1,4 @@
-"""How the gateway proves itself to the brokers, and the brokers to it: TLS and SASL."""
+"""Define the section `kafka.security`: TLS and SASL between the gateway and the brokers."""
 
 from __future__ import annotations
 
@@ -12,56 +12,79 @@ from gateway.config.types.fields import File, Flag, SecretText, Text
 from gateway.config.types.section import Problem, Section
 
 Mechanism = Literal["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"]
+"""A SASL mechanism, in lower case; `oauthbearer` is that of KIP-255 and KIP-768."""
 
 
 class Tls(Section):
-    """TLS to the brokers; `tls: {}` trusts the system's authorities."""
+    """TLS of connections to a server: a broker or a schema registry.
+
+    `tls: {}` trusts the certificate authorities of the system.
+    """
 
     ca: File | None = Field(
-        default=None, description="PEM authorities. For clusters with their own CA."
+        default=None,
+        description="PEM file of the certificate authorities to trust; default those of the "
+        "system. For servers with a private authority.",
     )
-    certificate: File | None = Field(default=None, description="PEM client chain. For mutual TLS.")
-    key: File | None = Field(default=None, description="PEM client key. For mutual TLS.")
+    certificate: File | None = Field(
+        default=None, description="PEM file of the client certificate chain. For mutual TLS."
+    )
+    key: File | None = Field(
+        default=None, description="PEM file of the certificate's private key. For mutual TLS."
+    )
     key_password: SecretText | None = Field(
-        default=None, description="Password of the key. For mutual TLS with an encrypted key."
+        default=None, description="Password of `key`. For mutual TLS with an encrypted key."
     )
     verify: Flag = Field(
         default=True,
-        description="Check the broker's certificate and name. For test clusters to turn off.",
+        description="Verify the certificate and the host name of the server; turn it off only in "
+        "tests. For test clusters.",
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        for one, other in (("certificate", "key"), ("key", "certificate"), ("keyPassword", "key")):
-            if one in raw and other not in raw:
-                yield Problem((one,), f"'{one}' needs '{other}' too; add it", is_key=True)
+        """Yield the problems of incomplete client certificates."""
+        requirements = (("certificate", "key"), ("key", "certificate"), ("keyPassword", "key"))
+        for name, required in requirements:
+            if name in raw and required not in raw:
+                yield Problem((name,), f"'{name}' needs '{required}' too; add it", is_key=True)
 
 
 class Sasl(Section):
-    """Who the gateway is to the brokers."""
+    """How the gateway authenticates to the brokers."""
 
-    mechanism: Mechanism = Field(description="As the listener of the brokers. For secured ones.")
-    username: Text | None = Field(default=None, description="Principal. For plain and scram.")
+    mechanism: Mechanism = Field(
+        description="The SASL mechanism, as a listener of the brokers has it. For secured clusters."
+    )
+    username: Text | None = Field(default=None, description="User name. For plain and scram.")
     password: SecretText | None = Field(
-        default=None, description="Its password. For plain and scram."
+        default=None, description="Password of `username`. For plain and scram."
     )
     token: SecretText | None = Field(
-        default=None, description="A fixed token. For oauthbearer in tests."
+        default=None, description="A token that never changes. For oauthbearer in tests."
     )
     token_file: File | None = Field(
-        default=None, description="A file with the token, read anew. For oauthbearer in Kubernetes."
+        default=None,
+        description="File with the token, read for every connect. For oauthbearer in Kubernetes.",
     )
     token_url: Url | None = Field(
-        default=None, description="Where tokens are issued. For oauthbearer client credentials."
+        default=None,
+        description="URL that issues tokens for `clientId` and `clientSecret` (RFC 6749 4.4). For "
+        "oauthbearer.",
     )
-    client_id: Text | None = Field(default=None, description="For oauthbearer client credentials.")
+    client_id: Text | None = Field(
+        default=None, description="Client id for `tokenUrl`. For oauthbearer."
+    )
     client_secret: SecretText | None = Field(
-        default=None, description="For oauthbearer client credentials."
+        default=None, description="Client secret for `tokenUrl`. For oauthbearer."
     )
-    scope: Text | None = Field(default=None, description="For oauthbearer client credentials.")
+    scope: Text | None = Field(
+        default=None, description="Scope to request at `tokenUrl`; default none. For oauthbearer."
+    )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problems of options that are missing, or that the mechanism does not use."""
         mechanism = raw.get("mechanism")
         names = {"username", "password"}
         oauth = {"token", "tokenFile", "tokenUrl", "clientId", "clientSecret", "scope"}
@@ -80,24 +103,27 @@ def _check_unused(raw: Mapping[str, Any], names: set[str], mechanism: str) -> It
 
 
 def _check_oauth(raw: Mapping[str, Any]) -> Iterable[Problem]:
-    ways = [name for name in ("token", "tokenFile", "tokenUrl") if name in raw]
-    if not ways:
+    sources = [name for name in ("token", "tokenFile", "tokenUrl") if name in raw]
+    if not sources:
         yield Problem((), "oauthbearer has no token; add tokenUrl, tokenFile or token", is_key=True)
-    for name in ways[1:]:
-        yield Problem((name,), f"'{name}' excludes '{ways[0]}'; keep one", is_key=True)
-    needed = {"clientId", "clientSecret"}
+    for name in sources[1:]:
+        yield Problem((name,), f"'{name}' excludes '{sources[0]}'; keep one", is_key=True)
+    client_options = {"clientId", "clientSecret"}
     if "tokenUrl" in raw:
-        for name in sorted(needed - raw.keys()):
+        for name in sorted(client_options - raw.keys()):
             yield Problem((), f"'{name}' is missing, tokenUrl needs it; add it", is_key=True)
-    elif ways:
-        for name in sorted((needed | {"scope"}) & raw.keys()):
+    elif sources:
+        for name in sorted((client_options | {"scope"}) & raw.keys()):
             yield Problem((name,), f"'{name}' is used with tokenUrl only; remove it", is_key=True)
 
 
 class Security(Section):
+    """TLS and SASL between the gateway and the brokers. By default there is neither."""
+
     tls: Tls | None = Field(
-        default=None, description="Encrypt to the brokers. For secured clusters."
+        default=None, description="TLS to the brokers; default plaintext. For secured clusters."
     )
     sasl: Sasl | None = Field(
-        default=None, description="Log in to the brokers. For secured clusters."
+        default=None,
+        description="Authentication at the brokers; default none. For secured clusters.",
     )

@@ -1,4 +1,4 @@
-"""The settings of a gateway: the YAML file as typed, frozen values."""
+"""Define the settings of a gateway: the whole YAML file as typed, frozen values."""
 
 from __future__ import annotations
 
@@ -26,87 +26,110 @@ from .tokens import Tokens
 
 
 class Settings(Section):
-    """A whole configuration. `Settings.model_validate` reads the YAML's words too."""
+    """A whole configuration.
+
+    Most programs get one from `gateway.config.load`. `Settings.model_validate` creates one from a
+    mapping with the keys and values of the YAML file.
+    """
 
     name: Text = Field(
-        default="gateway", description="Name in client.id, metrics and logs. For operators."
+        default="gateway",
+        description="Name of the gateway in client ids, metrics and logs. For operators.",
     )
-    listen: Listen = Field(default=Listen(), description="Where clients come in. For operators.")
+    listen: Listen = Field(default=Listen(), description="The port for clients. For operators.")
     kafka: Clusters = Field(
-        description="Where records come from: one Kafka, or several by name. For operators."
+        description="The Kafka cluster, or several clusters by name. For operators."
     )
     routes: tuple[Route, ...] = Field(
-        default=(), description="Which paths stream what. For clients."
+        default=(), description="Paths, and what they stream, show or write. For clients."
     )
     guards: dict[Text, Guard] = Field(
-        default={}, description="Who a client is. For `guarded` of routes."
+        default={},
+        description="How clients are identified, by the name of the guard. For `guarded` of "
+        "routes.",
     )
     catalogs: dict[Text, SchemaRegistry] = Field(
-        default={}, description="Schemas. For typed records."
+        default={},
+        description="Schema registries, by name. For keys and values with a schema.",
     )
     telemetry: Telemetry = Field(
         default=Telemetry(), description="Metrics, traces and logs. For operators."
     )
     admin: Admin | None = Field(
         default=None,
-        description="A port where streams are listed and ended; none by default. For operators.",
+        description="A separate port to list and end streams; default none. For operators.",
     )
     sidecar: Sidecar | None = Field(
         default=None,
-        description="Kafka over HTTP, for programs; none by default. For back ends or bridges.",
+        description="Kafka over HTTP for programs; default none. For back ends.",
     )
     pipelines: Pipelines | None = Field(
         default=None,
-        description="Spark jobs from topics to topics; none by default. For data teams.",
+        description="Spark jobs that read and write topics; default none. For data teams.",
     )
     tokens: Tokens = Field(
-        default=Tokens(), description="What resume tokens are trusted by. For public gateways."
+        default=Tokens(),
+        description="How resume tokens are signed and how old they may be. For public gateways.",
     )
     memory: Annotated[Size, in_range(1024**2, 1024**5, format_size)] = Field(
         default=1024**3,
-        description="Bound of all caches and buffers together. For whoever sizes hosts.",
+        description="Memory bound of all caches and buffers of a process together. For operators "
+        "who size hosts.",
     )
 
     @model_validator(mode="after")
     def _assign_client_ids(self) -> Self:
-        named = {name: self._with_client_id(kafka) for name, kafka in self.clusters.items()}
-        object.__setattr__(self, "kafka", named.get("", named))
+        """Give clusters without a client id the default one, which has the gateway's name."""
+        clusters = {name: self._add_client_id(kafka) for name, kafka in self.clusters.items()}
+        # Sections are frozen, so only a validator may assign, and not in the usual way.
+        object.__setattr__(self, "kafka", clusters.get("", clusters))
         return self
 
-    def _with_client_id(self, kafka: Kafka) -> Kafka:
+    def _add_client_id(self, kafka: Kafka) -> Kafka:
         if kafka.client_id:
             return kafka
         return kafka.model_copy(update={"client_id": f"gateway-{self.name}"})
 
     @property
     def clusters(self) -> Mapping[str, Kafka]:
-        """By name; one that has none by an empty one."""
+        """The clusters by name; the name of a single cluster is empty."""
         return {"": self.kafka} if isinstance(self.kafka, Kafka) else self.kafka
 
-    def cluster_of(self, route: Route) -> str:
-        """The name of the cluster that a route is of."""
+    def get_cluster_name(self, route: Route) -> str:
+        """Return the name of the cluster of a route: the one it names, or that lists its topics.
+
+        Args:
+            route: A route of these settings, which `crosscheck` has found to be unambiguous.
+        """
         topics = {
             name: [topic.name for topic in kafka.topics] for name, kafka in self.clusters.items()
         }
-        found = (
+        names = (
             find_clusters(topics, route.with_.topic_templates) if len(topics) > 1 else list(topics)
         )
-        return route.with_.kafka or (found or list(topics))[0]
+        return route.with_.kafka or (names or list(topics))[0]
 
-    def clusters_of(self, topics: Iterable[str]) -> list[str]:
-        """The names of the clusters that list all of these; of the only one in any case."""
+    def find_cluster_names(self, topics: Iterable[str]) -> list[str]:
+        """Return the names of the clusters that list all of these topics.
+
+        A single cluster is always returned: it may have topics that the file does not list.
+
+        Args:
+            topics: Names of topics.
+        """
         wanted = list(topics)
-        several = len(self.clusters) > 1
+        has_several = len(self.clusters) > 1
         return [
             name
             for name, kafka in self.clusters.items()
-            if not several or all(kafka.find_topic(topic) for topic in wanted)
+            if not has_several or all(kafka.find_topic(topic) for topic in wanted)
         ]
 
-    def kafka_of(self, route: Route) -> Kafka:
-        """The cluster that a route is of."""
-        return self.clusters[self.cluster_of(route)]
+    def get_kafka(self, route: Route) -> Kafka:
+        """Return the settings of the cluster of a route; see `get_cluster_name`."""
+        return self.clusters[self.get_cluster_name(route)]
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return the problems between sections."""
         return check_settings(raw)

@@ -1,5 +1,8 @@
-"""The sidecar: Kafka over HTTP for any back end. Each part is served where its section is there,
-even an empty one (`producer: {}`)."""
+"""Define the section `sidecar`: Kafka over HTTP for any back end.
+
+Each part of the sidecar is served only if its section is in the file, even if it is empty, such as
+`producer: {}`.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from .ksqldb import Ksqldb
 from .telemetry import Share
 
 FORMAT_NAMES = ("binary", "avro", "json", "jsonschema", "protobuf", "string")
-"""As numbers their places in here."""
+"""The formats of keys and values. A number stands for the format at this index."""
 
 GroupProtocol: TypeAlias = Literal["auto", "consumer", "classic"]
 OffsetReset: TypeAlias = Literal["latest", "earliest", "none"]
 
 
 def _validate_format(value: object) -> str:
-    """A name, or its number."""
+    """Return the name of a format that is given by its name or number."""
     if isinstance(value, str) and value in FORMAT_NAMES:
         return str(value)
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
@@ -48,222 +51,285 @@ Count: TypeAlias = Annotated[Number, in_range(1, 10**7, str)]
 
 
 class Formats(Section):
-    """Of one topic."""
+    """The formats of one topic, which override those of the sections."""
 
     key_format: FormatName | None = Field(
-        default=None, description="How its keys are written as JSON. For back ends."
+        default=None, description="Format of the topic's keys in JSON. For back ends."
     )
     value_format: FormatName | None = Field(
-        default=None, description="How its values are written as JSON. For back ends."
+        default=None, description="Format of the topic's values in JSON. For back ends."
     )
 
 
 class Backend(Section):
-    """Whom records are handed to."""
+    """The back end that gets batches of records, in POST requests."""
 
     host: Url = Field(
-        default="http://localhost:8080", description="Its base URL. For back ends in the same pod."
+        default="http://localhost:8080",
+        description="Base URL of the back end; the default is a container in the same pod. For "
+        "back ends elsewhere.",
     )
     path: Text = Field(
-        default="/kafka/records", description="Where batches are POSTed to. For back ends."
+        default="/kafka/records",
+        description="Path that batches are POSTed to. For back ends.",
     )
     timeout: WaitDuration = Field(
-        default=30.0, description="How long one answer may take. For slow back ends."
+        default=30.0, description="How long a whole response may take. For slow back ends."
     )
     health_path: Text | None = Field(
         default="/health",
-        description="Where it says whether it is well: no record is given up for its errors while "
-        "it is not. null: it cannot be asked. For data that must last.",
+        description="Path at which the back end reports its health. While it is not healthy, no "
+        "record becomes a dead letter because of its errors. null if there is no such path. For "
+        "data that must not be lost.",
     )
 
 
 class Idempotency(Section):
+    """How requests with an Idempotency-Key are remembered, so that each is done once."""
+
     topic: TopicName = Field(
         default="sidecar-idempotency",
-        description="Where it is kept which requests were done; made if it is missing. For all "
-        "replicas of a sidecar.",
+        description="Topic that has the requests that were done; it is created if it does not "
+        "exist. For all replicas of a sidecar.",
     )
     partitions: Annotated[Number, in_range(1, 1000, str)] = Field(
         default=4,
-        description="Of that topic, when it is made, and at most so many are used; half of them "
-        "for claims. The same for all replicas. For busy producers.",
+        description="Number of partitions of `topic` when it is created, and the most that are "
+        "used; half of them have claims. All replicas need the same. For busy producers.",
     )
     replication: Annotated[Number, in_range(1, 100, str)] | None = Field(
         default=None,
-        description="Of that topic, when it is made; default that of the cluster. For operators.",
+        description="Replication factor of `topic` when it is created; default that of the "
+        "cluster. For operators.",
     )
     window: Annotated[Duration, in_range(1, 30 * 86_400)] = Field(
         default=86_400.0,
-        description="How long a key is remembered. For back ends that try again late.",
+        description="How long a key is remembered. For back ends that retry late.",
     )
     keys: Count = Field(
         default=1_000_000,
-        description="How many are remembered, the latest; about 250 bytes of memory each. For "
-        "whoever sizes hosts.",
+        description="Number of keys that are remembered, the latest ones; each takes about 250 "
+        "bytes of memory. For operators who size hosts.",
     )
 
 
 class Producer(Section):
+    """The API of producers, `POST /producers`, which writes records."""
+
     key_format: FormatName = Field(
-        default="string", description="Of keys, where a request names none. For back ends."
+        default="string",
+        description="Format of keys if a request names none. For back ends.",
     )
     value_format: FormatName = Field(
-        default="binary", description="Of values, where a request names none. For back ends."
+        default="binary",
+        description="Format of values if a request names none. For back ends.",
     )
     max_bytes: ByteLimit = Field(
-        default=1_000_000, description="Of a request's body. For batches of large records."
+        default=1_000_000,
+        description="The most bytes of a request's body. For batches of large records.",
     )
     timeout: WaitDuration = Field(
         default=10.0,
-        description="When a request is answered, if Kafka says nothing. For back ends that wait.",
+        description="How long a request waits for Kafka before it is answered with an error. For "
+        "back ends that wait.",
     )
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
-        default="none", description="Of the batches in Kafka. For networks and disks."
+        default="none",
+        description="Compression of the batches in Kafka. For saving network and disks.",
     )
     idempotency: Idempotency = Field(
-        default=Idempotency(), description="What Idempotency-Key does. For back ends that repeat."
+        default=Idempotency(),
+        description="How requests with an Idempotency-Key are remembered. For back ends that "
+        "retry.",
     )
     transaction_timeout: Annotated[Duration, in_range(1, 900)] = Field(
         default=30.0,
-        description="When Kafka gives up a transaction whose writer is gone. For readers, who wait "
-        "for it.",
+        description="How long Kafka waits before it aborts a transaction whose producer has "
+        "crashed. Readers of committed records wait as long. For readers of the topics.",
     )
     streamed: Count = Field(
-        default=1000, description="Records under way of one NDJSON request. For bulk loads."
+        default=1000,
+        description="The most records of one NDJSON request that Kafka has not acknowledged yet. "
+        "For bulk loads.",
     )
 
 
 class Membership(Section):
-    """How a group is joined."""
+    """How a member joins a consumer group and reads: the names are those of Kafka's clients."""
 
     group_protocol: GroupProtocol = Field(
         default="auto",
-        description="consumer (KIP-848, brokers from 4.0 on), classic, or what the broker speaks. "
-        "For groups with other clients.",
+        description="consumer (KIP-848, brokers from 4.0 on), classic, or auto: the newest that "
+        "the broker supports. For groups with other clients.",
     )
     session_timeout: WaitDuration = Field(
-        default=45.0, description="When a silent member is lost. For operators."
+        default=45.0,
+        description="How long a member may send no heartbeat before the group removes it; default "
+        "as Kafka's clients. For operators.",
     )
     heartbeat_interval: WaitDuration = Field(
-        default=3.0, description="How often a member says that it is there. For operators."
+        default=3.0,
+        description="Time between two heartbeats; default as Kafka's clients. For operators.",
     )
     max_poll_interval: WaitDuration = Field(
         default=300.0,
-        description="How long a lane may stand still before readiness fails. For slow back ends.",
+        description="How long a lane (a part of a group's partitions) may make no progress before "
+        "readiness fails. For slow back ends.",
     )
     leave_group_on_close: Flag = Field(
-        default=True, description="Whether partitions are given back at once. For operators."
+        default=True,
+        description="Whether a member that stops leaves its group, so that others get its "
+        "partitions at once. For operators.",
     )
     auto_offset_reset: OffsetReset = Field(
         default="latest",
-        description="Where a group that has committed nothing begins. For new groups.",
+        description="Where a group begins that has committed no offset. For new groups.",
     )
     isolation: Literal["read_committed", "read_uncommitted"] = Field(
         default="read_committed",
-        description="Whether open transactions are seen. For producers of them.",
+        description="read_committed reads the records of a transaction once it is committed, "
+        "read_uncommitted at once. For topics with transactional producers.",
     )
     fetch_max_bytes: ByteLimit = Field(
-        default=102_400, description="Of one fetch from Kafka. For whoever sizes hosts."
+        default=102_400,
+        description="The most bytes of one fetch from Kafka. For operators who size hosts.",
     )
     max_partition_fetch_bytes: ByteLimit = Field(
-        default=102_400, description="Of one partition in it. For whoever sizes hosts."
+        default=102_400,
+        description="The most bytes of one partition in a fetch. For operators who size hosts.",
     )
     max_poll_records: Count = Field(
-        default=100, description="Records of one batch. For the pace of back ends."
+        default=100, description="The most records of one batch. For slow back ends."
     )
     request_max_bytes: ByteLimit = Field(
-        default=204_800, description="Keys and values of one answer or batch. For back ends."
+        default=204_800,
+        description="The most bytes of keys and values in one response or batch. For back ends.",
     )
 
 
 class Consumer(Membership):
+    """The API of consumers, `POST /consumers`, whose instances programs poll for records."""
+
     key_format: FormatName = Field(
-        default="string", description="Of keys, where an instance names none. For back ends."
+        default="string",
+        description="Format of keys if an instance names none. For back ends.",
     )
     value_format: FormatName = Field(
-        default="binary", description="Of values, where an instance names none. For back ends."
+        default="binary",
+        description="Format of values if an instance names none. For back ends.",
     )
     instance_timeout: WaitDuration = Field(
-        default=300.0, description="When an instance that nobody asks is closed. For operators."
+        default=300.0,
+        description="How long an instance may get no request before it is closed. For operators.",
     )
     instances: Count = Field(
-        default=10_000, description="How many there may be. For whoever sizes hosts."
+        default=10_000,
+        description="The most instances at a time. For operators who size hosts.",
     )
     request_timeout: WaitDuration = Field(
-        default=1.0, description="How long records are waited for by default. For long polls."
+        default=1.0,
+        description="How long a poll waits for records if its instance names no time. For long "
+        "polls.",
     )
     base_uri: Url | None = Field(
         default=None,
-        description="How this replica is reached, which a new instance is told; default as it was "
-        "asked. For load balancers.",
+        description="Base URL at which clients reach this replica, in the response to a new "
+        "instance; default that of the request. For load balancers.",
     )
     max_poll_records: Count = Field(
-        default=500, description="Records of one answer. For whoever sizes hosts."
+        default=500,
+        description="The most records of one response; default as Kafka's clients. For operators "
+        "who size hosts.",
     )
 
 
 class Group(Membership):
-    """A group whose records are POSTed to the back end."""
+    """A consumer group whose records the sidecar POSTs to the back end."""
 
-    group: Text = Field(description="The group's id. For operators.")
+    group: Text = Field(description="Id of the group. For operators.")
     topics: tuple[TopicName, ...] = Field(
-        default=(), description="The topics it reads. For back ends."
+        default=(), description="Topics that the group reads. For back ends."
     )
     pattern: Text | None = Field(
-        default=None, description="A regular expression of topics. For topics that come and go."
+        default=None,
+        description="Regular expression of the topics to read, instead of `topics`. For topics "
+        "that are created and deleted.",
     )
     instance_id: Text | None = Field(
-        default=None, description="group.instance.id, of a static member. For rolling restarts."
+        default=None,
+        description="group.instance.id of a static member; default a dynamic member. For rolling "
+        "restarts.",
     )
-    # A member hears of a rebalance with its next heartbeat: partitions of one that was restarted
-    # are silent for 2.0 s with 3 s, and for 0.2 s with this (bench/rebalance.py).
+    # A member learns of a rebalance from the response to its next heartbeat. While a member
+    # restarts, its partitions are not read for 2.0 s with an interval of 3 s, and for 0.2 s with
+    # this one (bench/rebalance.py).
     heartbeat_interval: WaitDuration = Field(
-        default=0.3, description="How often a member says that it is there. For rolling restarts."
+        default=0.3,
+        description="Time between two heartbeats; it is short because a member learns of a "
+        "rebalance from the response. For rolling restarts.",
     )
-    key_format: FormatName = Field(default="string", description="Of keys. For back ends.")
-    value_format: FormatName = Field(default="binary", description="Of values. For back ends.")
-    backend: Backend = Field(default=Backend(), description="Who is called. For back ends.")
+    key_format: FormatName = Field(default="string", description="Format of keys. For back ends.")
+    value_format: FormatName = Field(
+        default="binary", description="Format of values. For back ends."
+    )
+    backend: Backend = Field(
+        default=Backend(), description="The back end that gets the records. For back ends."
+    )
     max_retries: Annotated[Number, in_range(0, 1000, str)] = Field(
-        default=3, description="Of a batch that fails, before it is taken apart. For back ends."
+        default=3,
+        description="Retries of a batch that fails, before it is halved to find the record. For "
+        "back ends.",
     )
     retry_delay: WaitDuration = Field(
-        default=1.0, description="Before a batch is tried again; it grows. For back ends."
+        default=1.0,
+        description="First delay before a batch is tried again; it grows with each try. For back "
+        "ends.",
     )
     retry_delay_max: WaitDuration = Field(
-        default=30.0, description="The longest of these waits. For back ends that restart."
+        default=30.0, description="The longest of these delays. For back ends that restart."
     )
     parallelism: Annotated[Number, in_range(1, 1000, str)] = Field(
         default=1,
-        description="Batches under way at a time, each of other partitions. For busy topics.",
+        description="Number of batches at a time, each of other partitions. For busy topics.",
     )
     accept_empty: Flag = Field(
         default=False,
-        description="Whether success without a body means that all records are processed. For back "
-        "ends that do not tell them apart.",
+        description="Whether a successful response without a body means that all records are "
+        "processed. For back ends that do not report single records.",
     )
     revoke_timeout: WaitDuration = Field(
-        default=10.0, description="How long a batch holds up a rebalance. For slow back ends."
+        default=10.0,
+        description="How long a rebalance waits for the batch of a revoked partition. For slow "
+        "back ends.",
     )
     batch_rollback_threshold: Annotated[Share, in_range(0.0, 1.0, format_share)] = Field(
         default=1.0,
-        description="Share of failed records from which the whole batch is tried again. For back "
-        "ends that fail at large.",
+        description="Share of failed records from which the whole batch is tried again, at most "
+        "`maxRetries` times. For back ends that fail for many records at once.",
     )
     dead_letter_enabled: Flag = Field(
-        default=True, description="Whether failed records go to a topic. For data that must last."
+        default=True,
+        description="Whether failed records are written to a dead letter topic; if not, they are "
+        "tried again without end. For data that must not be lost.",
     )
     dead_letter_topic_ext: Text = Field(
-        default=".dlq", description="What its name ends in. For operators."
+        default=".dlq",
+        description="Suffix of the name of the dead letter topic, after the topic's name. For "
+        "operators.",
     )
     dead_letter_make: Flag = Field(
         default=True,
-        description="Whether it is made where it is missing; else batches with a failed record "
-        "wait for it. For operators.",
+        description="Whether a missing dead letter topic is created; if not, batches with a failed "
+        "record wait until it exists. For operators.",
     )
 
     @property
     def topic_pattern(self) -> re.Pattern[str] | None:
-        """Of `pattern`: it does not match dead letters, or they would come again and again."""
+        """The compiled `pattern`; None without one.
+
+        It does not match dead letter topics, whose records the group would otherwise process and
+        give up again and again.
+        """
         return (
             _compile_topic_pattern(self.pattern, self.dead_letter_topic_ext)
             if self.pattern
@@ -272,9 +338,10 @@ class Group(Membership):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problems of missing or ambiguous topics, and of an invalid pattern."""
         pattern = raw.get("pattern")
         if bool(raw.get("topics")) == bool(pattern):
-            yield Problem((), "reads nothing, or two things; give it either topics or pattern")
+            yield Problem((), "has no topics, or two kinds; give it either topics or pattern")
         if isinstance(pattern, str):
             try:
                 _compile_topic_pattern(pattern, ".dlq")
@@ -284,127 +351,194 @@ class Group(Membership):
 
 
 def _compile_topic_pattern(pattern: str, excluded_suffix: str) -> re.Pattern[str]:
+    """Return a pattern that matches the same names, but none with a suffix."""
     return re.compile(f"(?:{pattern})(?<!{re.escape(excluded_suffix)})")
 
 
 def _wrap_single(value: object) -> object:
+    """Return a list for a single group."""
     return (value,) if isinstance(value, (Mapping, Group)) else value
 
 
 class Reactive(Section):
+    """The groups whose records the sidecar POSTs to the back end. Each group is listed once."""
+
     groups: Annotated[tuple[Group, ...], BeforeValidator(_wrap_single)] = Field(
-        default=(), description="The groups, a list or one. For back ends that are called."
+        default=(), description="A group, or a list of groups. For back ends that are called."
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        seen: set[object] = set()
+        """Yield the problem of a group that is listed twice."""
+        names: set[object] = set()
         groups = raw.get("groups")
-        for index, each in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
-            name = each.get("group") if isinstance(each, Mapping) else None
-            if isinstance(name, str) and name in seen:
-                what = f"'{name}' is there twice; one entry may read several topics"
+        for index, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
+            name = group.get("group") if isinstance(group, Mapping) else None
+            if isinstance(name, str) and name in names:
+                what = f"'{name}' is used twice; list all topics of a group in one entry"
                 yield Problem(("groups", index, "group"), what)
-            seen.add(name)
+            names.add(name)
 
 
 class SidecarAdmin(Section):
-    """`/adm`."""
+    """The admin API of the sidecar, `/adm`."""
 
     chaos: Flag = Field(
-        default=False, description="Whether the chaos monkey may be let loose. For tests of teams."
+        default=False,
+        description="Whether /adm/chaosmonkey may cause latency and failures. For resilience "
+        "tests.",
     )
 
 
 class Audit(Section):
+    """Audit records of who wrote and read what, and where they go."""
+
     to: Literal["topic", "log", "off"] = Field(
         default="topic", description="Where audit records go. For auditors."
     )
     topic: TopicName = Field(
-        default="sidecar-audit", description="The topic, with `to: topic`. For auditors."
+        default="sidecar-audit",
+        description="Topic of the audit records with `to: topic`; it is created if it does not "
+        "exist. For auditors.",
     )
     file: Text | None = Field(
         default=None,
-        description="The file, with `to: log`; default the sidecar's own log. For auditors.",
+        description="File of the audit records with `to: log`; default the log of the sidecar. For "
+        "auditors.",
     )
 
 
 class DeadLetter(Section):
-    topic_ext: Text = Field(default=".dlq", description="What their topics end in. For operators.")
+    """The API to read and retry dead letters, below `/consumers/deadLetter`."""
+
+    topic_ext: Text = Field(
+        default=".dlq",
+        description="Suffix of the dead letter topics of groups that are not configured. For "
+        "operators.",
+    )
 
 
 class Replay(Section):
+    """The API to read old records once more, `/replays`."""
+
     topic: TopicName = Field(
-        default="sidecar-replay", description="Where their state is kept. For operators."
+        default="sidecar-replay",
+        description="Compacted topic with the state of replays; it is created if it does not "
+        "exist. For operators.",
     )
 
 
 class Health(Section):
-    enabled: Flag = Field(default=True, description="Whether it is served. For Kubernetes.")
-    use_json: Flag = Field(default=False, description="JSON, not OK as text. For monitors.")
-    timeout: WaitDuration = Field(default=0.5, description="For all checks together. For probes.")
+    """The health checks, `/health/liveness` and `/health/readiness`."""
+
+    enabled: Flag = Field(
+        default=True, description="Whether health checks are served. For Kubernetes."
+    )
+    use_json: Flag = Field(
+        default=False, description="Respond with JSON instead of the text OK. For monitors."
+    )
+    timeout: WaitDuration = Field(
+        default=0.5, description="How long all checks together may take. For probes."
+    )
     downstream_enabled: Flag = Field(
-        default=False, description="Whether the back end is asked, too. For pods."
+        default=False,
+        description="Whether readiness also needs the back end to be healthy. For pods.",
     )
     downstream_host: Url = Field(
-        default="http://localhost", description="The back end's base URL. For pods."
+        default="http://localhost",
+        description="Base URL of the back end for this check. For pods.",
     )
-    downstream_path: Text = Field(default="/health", description="Its path. For pods.")
+    downstream_path: Text = Field(
+        default="/health", description="Path of the back end's health check. For pods."
+    )
 
 
+# The sections that guards protect; `health` is served without guards.
 _SERVED_SECTIONS = (
     "producer", "consumer", "reactive", "ksqldb", "admin", "audit", "dead_letter", "replay",
 )  # fmt: skip
 
 
 class Sidecar(Section):
+    """Kafka over HTTP for back ends: each part is served if its section is there."""
+
     kafka: Text | None = Field(
-        default=None, description="The cluster, of several. For configurations with more than one."
+        default=None,
+        description="Name of the Kafka cluster, if `kafka` has several. For configurations with "
+        "more than one.",
     )
     catalog: Text | None = Field(
         default=None,
-        description="The catalog of schemas; default the only one. For avro, protobuf and "
-        "jsonschema.",
+        description="Name of the catalog with the schemas; default the only one. For avro, "
+        "protobuf and jsonschema.",
     )
     guarded: dict[Text, tuple[Text, ...]] = Field(
         default={},
-        description="Guards, and the roles that they must grant besides kafka:w and kafka:r. For "
-        "access control.",
+        description="Guards, each with the roles that it must grant besides kafka:w and kafka:r. "
+        "For access control.",
     )
     exposed: Flag = Field(
         default=False,
-        description="Allow it without guards where other machines reach it. For networks of which "
-        "each machine may read and write all.",
+        description="Allow the sidecar without guards even if other machines can connect. For "
+        "networks in which every machine may read and write everything.",
     )
     topics: dict[TopicName, Formats] = Field(
-        default={}, description="Formats of single topics. For back ends."
+        default={},
+        description="Formats of single topics, by topic; default those of the sections. For back "
+        "ends.",
     )
-    producer: Producer | None = Field(default=None, description="POST /producers. For writers.")
-    consumer: Consumer | None = Field(default=None, description="POST /consumers. For readers.")
+    producer: Producer | None = Field(
+        default=None, description="Writing records, POST /producers. For programs that write."
+    )
+    consumer: Consumer | None = Field(
+        default=None,
+        description="Reading records by polls, POST /consumers. For programs that poll.",
+    )
     reactive: Reactive | None = Field(
-        default=None, description="Batches to the back end. For back ends that are called."
+        default=None,
+        description="Groups whose records are POSTed to the back end. For back ends that are "
+        "called.",
     )
-    ksqldb: Ksqldb | None = Field(default=None, description="Rows of ksqlDB. For its users.")
-    admin: SidecarAdmin | None = Field(default=None, description="/adm. For operators.")
-    audit: Audit | None = Field(default=None, description="Who wrote and read what. For auditors.")
+    ksqldb: Ksqldb | None = Field(
+        default=None, description="Queries of ksqlDB and their rows. For users of ksqlDB."
+    )
+    admin: SidecarAdmin | None = Field(
+        default=None, description="The admin API, /adm. For operators."
+    )
+    audit: Audit | None = Field(
+        default=None, description="Audit records of who wrote and read what. For auditors."
+    )
     dead_letter: DeadLetter | None = Field(
-        default=None, description="Records that could not be processed. For operators."
+        default=None,
+        description="Reading and retrying records that could not be processed. For operators.",
     )
     replay: Replay | None = Field(
-        default=None, description="Records that are read once more. For operators."
+        default=None, description="Reading old records once more, /replays. For operators."
     )
-    health: Health = Field(default=Health(), description="/health. For Kubernetes.")
+    health: Health = Field(
+        default=Health(), description="The health checks, /health. For Kubernetes."
+    )
 
     @property
     def is_open(self) -> bool:
-        """Whether it answers anybody who reaches it, and nobody said that it may."""
-        served = any(getattr(self, name) is not None for name in _SERVED_SECTIONS)
-        return served and not self.guarded and not self.exposed
+        """Whether everybody who can connect may use it, although `exposed` does not allow that."""
+        is_served = any(getattr(self, name) is not None for name in _SERVED_SECTIONS)
+        return is_served and not self.guarded and not self.exposed
 
     def get_key_format(self, topic: str, default: str) -> str:
-        """Of the keys of a topic."""
+        """Return the format of the keys of a topic.
+
+        Args:
+            topic: The topic.
+            default: The format if `topics` has none for this topic.
+        """
         return (topic in self.topics and self.topics[topic].key_format) or default
 
     def get_value_format(self, topic: str, default: str) -> str:
-        """Of the values of a topic."""
+        """Return the format of the values of a topic.
+
+        Args:
+            topic: The topic.
+            default: The format if `topics` has none for this topic.
+        """
         return (topic in self.topics and self.topics[topic].value_format) or default

@@ -1,4 +1,4 @@
-"""What operators see: metrics, traces, logs."""
+"""Define the section `telemetry`: metrics, traces and logs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ SHARE_PATTERN = r"^[0-9]+(\.[0-9]+)?%$"
 
 
 def _validate_metrics_path(path: str) -> str:
+    """Return a path without parameters that the gateway does not use itself."""
     try:
         pattern = PathPattern.parse(path)
     except ValueError as error:
@@ -47,82 +48,104 @@ Share: TypeAlias = Annotated[
     PlainSerializer(format_share),
     WithJsonSchema({"type": "string", "pattern": SHARE_PATTERN}),
 ]
+"""A share from 0 to 1, written as a percentage such as `1%`."""
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LoggerName: TypeAlias = Literal[
     "kafka", "hub", "web", "api", "sidecar", "formats", "telemetry",
     "aiokafka", "httpx", "uvicorn", "opentelemetry",
 ]  # fmt: skip
+"""A logger: a package of the gateway, or a library."""
 
 
 class Influx(Section):
-    """Where InfluxDB takes line protocol."""
+    """An InfluxDB that metrics are written to, in line protocol."""
 
-    url: Url = Field(description="Its base URL, such as http://influx:8086. For InfluxDB.")
-    org: Text | None = Field(default=None, description="Organization, of InfluxDB 2. For the same.")
+    url: Url = Field(description="Base URL, such as http://influx:8086. For InfluxDB.")
+    org: Text | None = Field(default=None, description="Organization of `bucket`. For InfluxDB 2.")
     bucket: Text | None = Field(
-        default=None, description="Bucket, of InfluxDB 2 or 3. For the same."
+        default=None, description="Bucket to write to. For InfluxDB 2 and 3."
     )
-    db: Text | None = Field(default=None, description="Database, of InfluxDB 1. For older ones.")
+    db: Text | None = Field(default=None, description="Database to write to. For InfluxDB 1.")
     token: SecretText | None = Field(
         default=None,
-        description="API token; of InfluxDB 1 `user:password`. For those that ask for one.",
+        description="API token; for InfluxDB 1, `user:password`. For secured servers.",
     )
     interval: Annotated[Duration, in_range(1, 3600)] = Field(
-        default=30.0, description="How often figures are sent there. For the same."
+        default=30.0, description="Time between two writes. For InfluxDB."
     )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problems of a missing or ambiguous destination."""
         if bool(raw.get("bucket")) == bool(raw.get("db")):
-            yield Problem((), "is written to nothing, or to two; give it either bucket or db")
+            yield Problem((), "has no destination, or two; give it either bucket or db")
         if raw.get("db") and raw.get("org"):
-            yield Problem(("org",), "belongs to a bucket; InfluxDB 1 has none: remove it")
+            yield Problem(("org",), "belongs to a bucket, and InfluxDB 1 has none; remove it")
 
 
 class Metrics(Section):
+    """Where metrics can be scraped, and where they are sent."""
+
     prometheus: Annotated[Text, AfterValidator(_validate_metrics_path)] | None = Field(
-        default="/metrics", description="Path to scrape, null for none. For Prometheus."
+        default="/metrics",
+        description="Path at which metrics are scraped; null serves none. For Prometheus.",
     )
     otlp: Url | None = Field(
         default=None,
-        description="OTLP/HTTP endpoint that they are sent to, such as http://collector:4318. For "
-        "back ends that do not scrape.",
+        description="OTLP/HTTP endpoint that metrics are sent to, such as http://collector:4318; "
+        "default none. For back ends that do not scrape.",
     )
     interval: Annotated[Duration, in_range(1, 3600)] = Field(
-        default=30.0, description="How often they are sent there. For the same."
+        default=30.0, description="Time between two exports to `otlp`. For back ends of OTLP."
     )
     influx: Influx | None = Field(
-        default=None, description="InfluxDB that they are sent to as well. For its users."
+        default=None,
+        description="InfluxDB that metrics are also written to; default none. For users of "
+        "InfluxDB.",
     )
 
 
 class Traces(Section):
+    """Where spans are sent, and how many traces are recorded."""
+
     otlp: Url | None = Field(
         default=None,
-        description="OTLP/HTTP endpoint, such as http://collector:4318. For tracing back ends.",
+        description="OTLP/HTTP endpoint that spans are sent to, such as http://collector:4318; "
+        "default none. For tracing back ends.",
     )
     sample: Share = Field(
         default=0.01,
-        description="Share of traces that are recorded; of those begun elsewhere only ones that "
-        "are recorded there, too. For busy gateways.",
+        description="Share of traces that are recorded. Traces that another service began are "
+        "recorded with the same share, and only if that service records them, too. For busy "
+        "gateways.",
     )
 
 
 class Logs(Section):
+    """The format of log lines on stderr, and which lines are logged."""
+
     format: Literal["console", "json"] = Field(
-        default="console", description="Lines to read, or JSON objects. For collectors of logs."
+        default="console",
+        description="Lines for people (console), or a JSON object a line. For log collectors.",
     )
-    level: LogLevel = Field(default="info", description="What is logged at all. For operators.")
+    level: LogLevel = Field(
+        default="info", description="The lowest level that is logged. For operators."
+    )
     levels: dict[LoggerName, LogLevel] = Field(
-        default={}, description="Of single rooms, such as kafka: debug. For finding causes."
+        default={},
+        description="The lowest level of single loggers, such as `kafka: debug`. For finding "
+        "causes.",
     )
 
 
 class Telemetry(Section):
-    metrics: Metrics = Field(default=Metrics(), description="Figures. For operators.")
-    traces: Traces = Field(default=Traces(), description="Spans. For operators.")
-    logs: Logs = Field(default=Logs(), description="Lines on stderr. For operators.")
+    """Metrics, traces and logs."""
+
+    metrics: Metrics = Field(default=Metrics(), description="Where metrics go. For operators.")
+    traces: Traces = Field(default=Traces(), description="Where spans go. For operators.")
+    logs: Logs = Field(default=Logs(), description="Log lines on stderr. For operators.")
     headers: dict[Text, SecretText] = Field(
         default={},
-        description="Sent along to OTLP endpoints, such as authorization. For hosted back ends.",
+        description="Headers of requests to OTLP endpoints, such as authorization. For hosted back "
+        "ends.",
     )

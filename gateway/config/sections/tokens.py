@@ -1,4 +1,4 @@
-"""What resume tokens are trusted by."""
+"""Define the section `tokens`: when the resume token of a client is trusted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from gateway.config.types.fields import Duration, Secret, SecretText, in_range
 from gateway.config.types.section import Section, create_value_error
 
-MIN_SECRET_CHARS = 32
+MIN_SECRET_CHARS = 32  # characters: 192 bits in base64
 
 
 def _validate_secrets(value: object) -> object:
-    """One text, which may be too short, or several."""
+    """Return several secrets for one or a list.
+
+    The length of a single one is checked here, so that its problem is reported at `secret` and not
+    at `secret[0]`, which the file does not have.
+    """
     if isinstance(value, str):
         _refuse_short_secret(value)
     return (value,) if isinstance(value, str | Secret) else value
@@ -27,14 +31,14 @@ def _validate_secret(secret: Secret) -> Secret:
 def _refuse_short_secret(secret: str) -> None:
     if len(secret) < MIN_SECRET_CHARS:
         raise create_value_error(
-            f"has fewer than {MIN_SECRET_CHARS} characters, which somebody may guess; take such "
-            "as `openssl rand -base64 32` makes"
+            f"has fewer than {MIN_SECRET_CHARS} characters, which can be guessed; use the output "
+            "of `openssl rand -base64 32`"
         )
 
 
 def _require_non_empty(secrets: tuple[Secret, ...]) -> tuple[Secret, ...]:
     if not secrets:
-        raise create_value_error("is empty; give it one secret at least, or leave it out")
+        raise create_value_error("is empty; add at least one secret, or leave it out")
     return secrets
 
 
@@ -50,20 +54,21 @@ Secrets: TypeAlias = Annotated[
 
 
 class Tokens(Section):
-    """Resume tokens: the ids of events, and positions."""
+    """When resume tokens, the ids of events, are trusted."""
 
     secret: Secrets | None = Field(
         default=None,
-        description="Signs them, so that nobody can make one up: a text, or a list of which the "
-        "first signs and all are believed. The same at all replicas. For public gateways.",
+        description="Secret that signs resume tokens, so that clients cannot forge them: a text of "
+        "at least 32 characters, or a list, of which the first signs and all are accepted. All "
+        "replicas need the same. For public gateways.",
     )
     resume: Annotated[Duration, in_range(1, 30 * 86_400)] = Field(
         default=3600.0,
-        description="How long a client may have been away where `history` is limited, on top of "
-        "it, if no secret proves where it stood. For public routes.",
+        description="How much longer than the `history` of a route a client may have been away and "
+        "still resume, if no secret proves its position. For public routes.",
     )
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """As they are; the first one signs."""
-        return tuple(each.get_secret_value() for each in self.secret or ())
+        """The secrets in plain text; the first one signs."""
+        return tuple(secret.get_secret_value() for secret in self.secret or ())

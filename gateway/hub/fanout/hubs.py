@@ -29,6 +29,7 @@ class Hubs:
         settings: The settings of the process.
         by_name: The hubs by the name of their cluster, which is empty if the configuration has only
             one cluster without a name.
+        websocket_count: The open WebSocket connections, which their sessions count.
         drain_callbacks: Functions that are called when the gateway drains: one for each WebSocket
             connection, and one for the co-hosted app if there is one.
     """
@@ -39,6 +40,7 @@ class Hubs:
         self.by_name = {
             name: Hub(cluster, settings, name, numbers) for name, cluster in clusters.items()
         }
+        self.websocket_count = 0
         self.drain_callbacks: set[Callable[[], None]] = set()
         for hub in self:
             hub.process_hubs = tuple(self)
@@ -56,7 +58,7 @@ class Hubs:
         A single cluster may have any topic. Of several, these are the ones that list all the
         topics.
         """
-        return [self.by_name[name] for name in self.settings.clusters_of(topics)]
+        return [self.by_name[name] for name in self.settings.find_cluster_names(topics)]
 
     @property
     def started(self) -> bool:

@@ -148,7 +148,7 @@ class DocumentReader:
         return any(
             route.with_.capability == "fetch"
             and any(source.can_render(topic) for source in route.with_.topic_templates)
-            and self._settings.cluster_of(route) == self._cluster_name
+            and self._settings.get_cluster_name(route) == self._cluster_name
             for route in self._settings.routes
         )
 

@@ -1,4 +1,4 @@
-"""What makes a job slow or wrong: its name, how much of a batch it explains, what to change."""
+"""Define a cause that makes a job slow or wrong, and the thresholds above which it counts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 
 class Thresholds(NamedTuple):
-    """What is worth a name.
+    """The least effect that makes something a cause.
 
-    share: of a batch, at least. seconds: of it, at least; a batch of 300 ms spends half of them on
-    what every batch costs, and is healthy. late: the share of late rows that is worth an alert.
+    Attributes:
+        min_share: The least share of a batch's time.
+        min_seconds: The least time per batch, in seconds. A batch of 300 ms spends half of its time
+            on what every batch costs, and is still healthy.
+        max_late_share: The share of late rows above which they are a cause.
     """
 
     min_share: float = 0.25
@@ -19,13 +22,28 @@ class Thresholds(NamedTuple):
     max_late_share: float = 0.2
 
     def is_exceeded(self, seconds: float, batch_seconds: float) -> bool:
+        """Return whether a cost is high enough to be a cause.
+
+        Args:
+            seconds: The cost, in seconds per batch.
+            batch_seconds: The length of a batch in seconds.
+        """
         return seconds >= self.min_seconds and seconds >= self.min_share * batch_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosedCause:
-    """seconds: of a batch that go if it goes, or for how long results wait for it. share: of a
-    batch. settings: of the YAML, or of `spark.conf`."""
+    """Something that makes a job slow or its results late or wrong.
+
+    Attributes:
+        name: The name for programs, one of `diagnosis.CAUSE_NAMES`.
+        title: What it is, in a few words.
+        seconds: How much shorter a batch would be without it, or how long results wait for it.
+        share: The share of a batch that it takes, from 0 to 1.
+        evidence: What was seen in the progress.
+        settings: What to change: settings of the YAML, of `spark.conf`, or commands.
+        advice: How to change it, and why that helps.
+    """
 
     name: str
     title: str
@@ -37,5 +55,10 @@ class DiagnosedCause:
 
 
 def share_of_batch(seconds: float, batch_seconds: float) -> float:
-    """As a share, 0 to 1."""
+    """Return a time as a share of a batch, from 0 to 1.
+
+    Args:
+        seconds: The time in seconds.
+        batch_seconds: The length of a batch in seconds.
+    """
     return min(1.0, seconds / batch_seconds) if batch_seconds > 0 else 0.0

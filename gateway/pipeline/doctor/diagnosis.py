@@ -1,4 +1,4 @@
-"""All that is wrong with a run, what costs most first."""
+"""Diagnose a run of a query: call all detectors, and sort their causes by cost."""
 
 from __future__ import annotations
 
@@ -23,23 +23,33 @@ COST_DETECTORS: Mapping[str, CauseDetector] = {
     "python": runtime.find_slow_python,
     "gc": runtime.find_slow_gc,
 }
-"""What makes batches long."""
+"""The detectors of what makes batches long, by the name of the cause."""
 
 FAULT_DETECTORS: Mapping[str, CauseDetector] = {
     "watermark-stuck": flow.find_stuck_watermark,
     "late-drops": flow.find_late_rows,
 }
-"""What makes results late or wrong, however short batches are."""
+"""The detectors of what makes results late or wrong, however short batches are."""
 
 CAUSE_NAMES = (*COST_DETECTORS, "source-behind", *FAULT_DETECTORS)
 
+# Causes that are found from the times of tasks.
 _TASK_CAUSES = ("skew", "partitions-too-few", "sink-slow", "python", "gc")
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """causes: in their order. parts: where a typical batch goes, seconds. unseen: causes that
-    cannot be told from these records, with what it would take."""
+    """What the doctor found in a run of a query.
+
+    Attributes:
+        job: The name of the job.
+        batches: How many batches with input were judged.
+        seconds: The length of a typical batch in seconds.
+        rows: The rows of a typical batch.
+        causes: The causes, with the greatest cost first.
+        parts: The seconds of each phase of a typical batch, by Spark's name.
+        unseen: The causes that these records cannot show, each with what is missing.
+    """
 
     job: str
     batches: int
@@ -51,16 +61,21 @@ class Diagnosis:
 
 
 def diagnose(run: QueryRun, thresholds: Thresholds | None = None) -> Diagnosis:
-    """limits: what is worth a name; default those of `Limits`."""
+    """Return the causes of a run.
+
+    Args:
+        run: The batches of one query.
+        thresholds: The least effect that makes something a cause, by default that of `Thresholds`.
+    """
     thresholds = thresholds or Thresholds()
     causes: list[DiagnosedCause] = []
     if len(run.batches_with_input) >= MIN_BATCHES:
-        for look in COST_DETECTORS.values():
-            causes += look(run, thresholds)
-        if not causes:  # else it is behind because of them
+        for detect in COST_DETECTORS.values():
+            causes += detect(run, thresholds)
+        if not causes:  # otherwise the job is behind because its batches are long
             causes += flow.find_source_backlog(run, thresholds)
-        for look in FAULT_DETECTORS.values():
-            causes += look(run, thresholds)
+        for detect in FAULT_DETECTORS.values():
+            causes += detect(run, thresholds)
     causes.sort(key=lambda cause: -cause.seconds)
     return Diagnosis(
         run.job,
@@ -74,7 +89,7 @@ def diagnose(run: QueryRun, thresholds: Thresholds | None = None) -> Diagnosis:
 
 
 def _median_phases(run: QueryRun) -> dict[str, float]:
-    """Of a batch's own clock; state is within addBatch."""
+    """Return the median seconds of each phase of a batch. Work on state is part of `addBatch`."""
     names = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
 
     def get_phase_reader(name: str) -> Callable[[BatchProgress], float]:
@@ -84,22 +99,28 @@ def _median_phases(run: QueryRun) -> dict[str, float]:
 
 
 def _explain_unseen(run: QueryRun, found_names: Collection[str]) -> dict[str, str]:
+    """Return why causes could not be judged, by their names.
+
+    Args:
+        run: The batches of one query.
+        found_names: The causes that were found, which are left out.
+    """
     if len(run.batches_with_input) < MIN_BATCHES:
         count = len(run.batches_with_input)
-        what = f"needs {MIN_BATCHES} batches with input after the first two, has {count}"
-        return dict.fromkeys(CAUSE_NAMES, what)
+        reason = f"needs {MIN_BATCHES} batches with input after the first two, has {count}"
+        return dict.fromkeys(CAUSE_NAMES, reason)
     unseen: dict[str, str] = {}
     if not run.batches_with_tasks:
-        what = "an event log, or the job's own file"
+        missing = "an event log, or the job's own file"
         if any(batch.tasks for batch in run.batches_with_input):
-            what = f"of {MIN_BATCHES} batches; a job that runs has them of one in ten seconds"
-        unseen |= dict.fromkeys(_TASK_CAUSES, f"needs times of tasks: {what}")
+            missing = f"of {MIN_BATCHES} batches; a running job records one batch in ten seconds"
+        unseen |= dict.fromkeys(_TASK_CAUSES, f"needs times of tasks: {missing}")
     elif any(batch.tasks and batch.tasks.is_busy for batch in run.batches_with_input) and not any(
         batch.sink_seconds is not None for batch in run.batches_with_input
     ):
-        unseen["sink-slow"] = "the machine has more to do than cores: every task waits"
+        unseen["sink-slow"] = "the machine has too few cores for its load, so every task waits"
     if all(
         each.offsets_behind is None for batch in run.batches_with_input for each in batch.sources
     ):
-        unseen["source-behind"] = "the source does not say how far it is"
-    return {name: why for name, why in unseen.items() if name not in found_names}
+        unseen["source-behind"] = "the source does not report the latest offsets"
+    return {name: reason for name, reason in unseen.items() if name not in found_names}

@@ -1,4 +1,4 @@
-"""Causes within how the work is divided: one task that is slow, too many tasks, too few."""
+"""Find causes in how work is divided among tasks: one slow task, too many tasks, or too few."""
 
 from __future__ import annotations
 
@@ -8,67 +8,76 @@ from statistics import median
 from .cause import DiagnosedCause, Thresholds, share_of_batch
 from .query_run import BatchProgress, QueryRun, StageMetrics
 
-MIN_SKEW_RATIO = 2.0  # times what the others take
-MAX_TASKS_PER_CORE = 4  # tasks a core: with more, what each costs by itself counts
-MAX_SMALL_TASK_ROWS = 20_000  # rows of a task: with more it has enough to do
+MIN_SKEW_RATIO = 2.0  # the time of the slowest task, in times of the other tasks
+MAX_TASKS_PER_CORE = 4  # with more, the fixed cost of a task matters
+MAX_SMALL_TASK_ROWS = 20_000  # with more rows, a task's work outweighs its fixed cost
 TASK_OVERHEAD_S = 0.008
-"""s of a task besides its stores': 60 tasks on two busy cores cost 8 to 15 ms each outside of their
-own time, and as much within (tests/pipeline/doctor/runs/partitions-too-many); the least of it."""
+"""The fixed cost of a task without its stores.
+
+With 60 tasks on two busy cores, each cost 8 to 15 ms outside of its own time, and as much within it
+(tests/pipeline/doctor/runs/partitions-too-many). This is the least of these.
+"""
 
 
 def max_useful_partitions(run: QueryRun) -> int:
-    """Partitions of the state that cores can use."""
+    """Return how many partitions of the state the cores can make use of."""
     return MAX_TASKS_PER_CORE * run.parallelism
 
 
 def find_skew(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
-    """While one task works, the others have nothing to do."""
+    """Find one slow task for which all other cores wait."""
 
     def straggler_seconds(stage: StageMetrics) -> float:
+        """Return how long the slowest task runs after the others have ended."""
         others = stage.total - stage.slowest
-        lanes = min(run.parallelism, stage.tasks) - 1
-        if lanes < 1 or stage.slowest < MIN_SKEW_RATIO * stage.mean_other_seconds:
+        other_cores = min(run.parallelism, stage.tasks) - 1
+        if other_cores < 1 or stage.slowest < MIN_SKEW_RATIO * stage.mean_other_seconds:
             return 0.0
-        return max(0.0, stage.slowest - max(stage.mean_other_seconds, others / lanes))
+        return max(0.0, stage.slowest - max(stage.mean_other_seconds, others / other_cores))
 
     worst, cost = _find_worst_stage(run, straggler_seconds)
     if worst is None or not thresholds.is_exceeded(cost, run.batch_seconds):
         return
-    even = worst.rows / worst.tasks if worst.tasks else 0
+    even_rows = worst.rows / worst.tasks if worst.tasks else 0
     evidence = [
         f"one task takes {worst.slowest:.1f} s, the other {worst.tasks - 1} "
         f"{worst.mean_other_seconds:.1f} s each",
-        f"it reads {worst.most_rows:,} rows; evenly spread a task has {even:,.0f}",
+        f"it reads {worst.most_rows:,} rows; spread evenly, a task would have {even_rows:,.0f}",
     ]
-    reads = not worst.shuffles
+    reads_topic = not worst.shuffles
     yield DiagnosedCause(
         "skew",
-        "one busy partition of the topic" if reads else "a few keys that most records have",
+        "one busy partition of the topic" if reads_topic else "a few keys that most records have",
         cost,
         share_of_batch(cost, run.batch_seconds),
         evidence,
         ("from.max_records_per_partition", "from.min_partitions")
-        if reads
+        if reads_topic
         else ("salt", "on (a finer key)", "by"),
         "Let several tasks read it."
-        if reads
+        if reads_topic
         else "`gateway pipeline skew` names the keys: salt them, or join by a finer key.",
     )
 
 
 def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
-    """Each partition costs a task and a commit of its stores, whatever little it holds."""
+    """Find more partitions of the state than the cores need.
+
+    Each partition costs a task and a commit of its stores, however few rows it has.
+    """
 
     def overhead_seconds(batch: BatchProgress) -> float:
+        """Return what the superfluous partitions cost a batch."""
         total = 0.0
         for each in batch.operators:
             if each.partitions <= max_useful_partitions(run) or _max_rows(
                 batch, each.updated_rows
             ) > (MAX_SMALL_TASK_ROWS * each.partitions):
                 continue
-            spare = 1 - max_useful_partitions(run) / each.partitions
+            superfluous_share = 1 - max_useful_partitions(run) / each.partitions
             fixed = each.commit_seconds + each.sum_seconds("rocksdbLoadLatencyMs")
-            total += spare * (fixed + each.partitions * TASK_OVERHEAD_S) / run.parallelism
+            fixed += each.partitions * TASK_OVERHEAD_S
+            total += superfluous_share * fixed / run.parallelism
         return total
 
     cost = run.get_median(overhead_seconds)
@@ -90,41 +99,49 @@ def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[
             f"commit, {operator.commit_seconds / max(1, operator.stores) * 1000:.0f} ms each",
         ],
         ("state.partitions", "gateway pipeline rescale"),
-        f"About {2 * run.parallelism} would do; the number is frozen into the checkpoint: "
+        f"About {2 * run.parallelism} are enough. The checkpoint fixes the number; change it by "
         "`gateway pipeline rescale NAME --partitions N`.",
     )
 
 
 def find_too_few_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
-    """Cores that have nothing to do while a stage works."""
+    """Find a stage with fewer tasks than there are cores."""
 
     def unused_core_seconds(stage: StageMetrics) -> float:
+        """Return how much shorter a stage would be if all cores worked on it."""
         return max(0.0, stage.seconds * (1 - stage.tasks / run.parallelism))
 
     worst, cost = _find_worst_stage(run, unused_core_seconds)
-    if worst is None:  # no times of tasks: what operators say
+    if worst is None:  # there are no times of tasks, so use those of operators
         cost = run.get_median(lambda batch: _unused_core_seconds(run, batch))
     if not thresholds.is_exceeded(cost, run.batch_seconds):
         return
     partitions = max(
-        (each.partitions for b in run.batches_with_input for each in b.operators), default=0
+        (each.partitions for batch in run.batches_with_input for each in batch.operators),
+        default=0,
     )
     tasks = worst.tasks if worst else partitions
-    reads = worst is not None and not worst.shuffles
-    took = worst.seconds if worst else cost
+    reads_topic = worst is not None and not worst.shuffles
+    stage_seconds = worst.seconds if worst else cost
     yield DiagnosedCause(
         "partitions-too-few",
         f"{tasks} task{'s' if tasks != 1 else ''} on {run.parallelism} cores",
         cost,
         share_of_batch(cost, run.batch_seconds),
-        [f"a stage of {tasks} task{'s' if tasks != 1 else ''} takes {took:.1f} s of a batch"],
-        ("from.min_partitions",) if reads else ("state.partitions", "gateway pipeline rescale"),
-        f"Divide it: at least {run.parallelism}"
-        + (" tasks read the topic." if reads else " partitions of the state."),
+        [
+            f"a stage of {tasks} task{'s' if tasks != 1 else ''} takes {stage_seconds:.1f} s of "
+            "a batch"
+        ],
+        ("from.min_partitions",)
+        if reads_topic
+        else ("state.partitions", "gateway pipeline rescale"),
+        f"Divide the work: at least {run.parallelism}"
+        + (" tasks that read the topic." if reads_topic else " partitions of the state."),
     )
 
 
 def _unused_core_seconds(run: QueryRun, batch: BatchProgress) -> float:
+    """Return how much shorter a batch would be if all cores worked on the state."""
     if run.cores is None:
         return 0.0
     return sum(
@@ -138,18 +155,23 @@ def _unused_core_seconds(run: QueryRun, batch: BatchProgress) -> float:
 def _find_worst_stage(
     run: QueryRun, stage_seconds: Callable[[StageMetrics], float]
 ) -> tuple[StageMetrics | None, float]:
-    """The stage that costs most, of a batch in which it does so typically."""
-    found = []
+    """Return the stage that costs most in a typical batch, and the median cost.
+
+    Args:
+        run: The batches.
+        stage_seconds: Returns the cost of a stage in seconds.
+    """
+    worst_stages = []
     for batch in run.batches_with_tasks:
         if batch.tasks is None or not batch.tasks.stages:
             continue
         stage = max(batch.tasks.stages, key=stage_seconds)
-        found.append((stage_seconds(stage), stage))
-    if not found:
+        worst_stages.append((stage_seconds(stage), stage))
+    if not worst_stages:
         return None, 0.0
-    cost = median(each for each, _ in found)
-    return min(found, key=lambda each: abs(each[0] - cost))[1], cost
+    cost = median(each for each, _ in worst_stages)
+    return min(worst_stages, key=lambda each: abs(each[0] - cost))[1], cost
 
 
-def _max_rows(batch: BatchProgress, updated: int) -> int:
-    return max(batch.rows, updated)
+def _max_rows(batch: BatchProgress, updated_rows: int) -> int:
+    return max(batch.rows, updated_rows)

@@ -1,7 +1,7 @@
-"""Records of progress from a file: saved JSON, JSON lines, or Spark's event log.
+"""Load progress records from a file: saved JSON, JSON lines, or Spark's event log.
 
-A log that Spark still writes is read as far as it goes: of zstd those frames that are complete, one
-is with each of Spark's flushes (the end of a job).
+A log to which Spark still writes is read as far as it is complete. Compressed with zstd, it is
+complete up to the last flush, which is the end of a Spark job.
 """
 
 from __future__ import annotations
@@ -14,41 +14,52 @@ from typing import Any
 
 from gateway.errors import PipelineError
 
-from .event_log import read_events as of_events
+from .event_log import read_events
 
 log = logging.getLogger(__name__)
 
-_ZSTD = b"\x28\xb5\x2f\xfd"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # RFC 8878 3.1.1
 
 
 def load_records(path: Path) -> list[dict[str, Any]]:
-    """The oldest first, of all queries in it. Raises PipelineError for what holds no progress."""
+    """Return the progress of all queries in a file, the oldest first.
+
+    Args:
+        path: A file, or the directory of a rolled event log.
+
+    Raises:
+        PipelineError: The file cannot be read, is damaged, or contains no progress.
+    """
     try:
-        found = [each for text in _read_texts(path) for each in _parse_objects(text)]
+        objects = [each for text in _read_texts(path) for each in _parse_objects(text)]
     except (OSError, ValueError) as error:
         raise PipelineError(f"{path} cannot be read as JSON: {error}") from None
-    if any("Event" in each for each in found):
-        found = of_events(found)
-    progress = [
-        each.get("progress", each) for each in found
-    ]  # an event of a listener has it within
+    if any("Event" in each for each in objects):
+        objects = read_events(objects)
+    # A saved event of a query listener has the progress as a field.
+    progress = [each.get("progress", each) for each in objects]
     progress = [each for each in progress if "durationMs" in each and "batchId" in each]
     if not progress:
-        what = "save query.recentProgress, or give an event log or a job's progress.jsonl"
-        raise PipelineError(f"{path} holds no progress of a query; {what}")
+        advice = "save query.recentProgress, or give an event log or a job's progress.jsonl"
+        raise PipelineError(f"{path} holds no progress of a query; {advice}")
     return progress
 
 
 def group_by_query(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """By name, or by id where they have none; in the order they begin."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """Return the records of each query, by its name, or by its id if it has no name.
+
+    Args:
+        records: The records of several queries. The result has the queries in the order of their
+            first record.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
     for each in records:
-        found.setdefault(str(each.get("name") or each.get("id") or "query"), []).append(each)
-    return found
+        groups.setdefault(str(each.get("name") or each.get("id") or "query"), []).append(each)
+    return groups
 
 
 def _read_texts(path: Path) -> Iterator[str]:
-    """Of a rolled log its files, in the order of their numbers."""
+    """Yield the text of a file, or of each file of a rolled log in the order of their numbers."""
     if not path.is_dir():
         yield _read_text(path, is_latest=True)
         return
@@ -59,43 +70,59 @@ def _read_texts(path: Path) -> Iterator[str]:
 
 
 def _read_text(path: Path, is_latest: bool) -> str:
-    """latest: it may be written at this moment."""
+    """Return the text of a file, decompressed.
+
+    Args:
+        path: The file.
+        is_latest: Whether Spark may still write to the file.
+
+    Raises:
+        PipelineError: The compressed data is damaged, or nothing of it is complete.
+    """
     data = path.read_bytes()
-    return (_decompress(path, data, is_latest) if data.startswith(_ZSTD) else data).decode()
+    return (_decompress(path, data, is_latest) if data.startswith(_ZSTD_MAGIC) else data).decode()
 
 
 def _decompress(path: Path, data: bytes, is_latest: bool) -> bytes:
+    """Return the whole lines of data that is compressed with zstd; see `_read_text`."""
     import cramjam
 
-    into = cramjam.Buffer()
+    output = cramjam.Buffer()
     try:
-        cramjam.zstd.decompress_into(data, into)
+        cramjam.zstd.decompress_into(data, output)
     except cramjam.DecompressionError as error:
-        found = bytes(into)
-        found = found[: found.rfind(b"\n") + 1]
+        # The buffer has what was decompressed before the error.
+        lines = bytes(output)
+        lines = lines[: lines.rfind(b"\n") + 1]
         if not is_latest or "incomplete" not in str(error):
             raise PipelineError(f"{path} is damaged: {error}") from None
-        if not found:
-            what = "it is still being written; try again after the job's next batches"
-            raise PipelineError(f"{path} holds nothing complete: {what}") from None
-        log.warning("%s is still being written, or cut off: read as far as it goes", path)
-        return found
-    return bytes(into)
+        if not lines:
+            advice = "it is still being written; try again after the job's next batches"
+            raise PipelineError(f"{path} holds nothing complete: {advice}") from None
+        log.warning("%s is still being written, or cut off; only its whole lines are read", path)
+        return lines
+    return bytes(output)
 
 
 def _parse_objects(text: str) -> Iterator[dict[str, Any]]:
-    """One, a list of them, or one a line; a last line that is cut off is passed over."""
+    """Yield the objects of a JSON text: one object, a list of objects, or one object per line.
+
+    A last line that is cut off is ignored.
+
+    Raises:
+        ValueError: Another line is not JSON.
+    """
     try:
-        whole = json.loads(text)
+        document = json.loads(text)
     except ValueError:
-        whole = None
-    if whole is not None:
-        yield from whole if isinstance(whole, list) else [whole]
+        document = None
+    if document is not None:
+        yield from document if isinstance(document, list) else [document]
         return
     lines = [line for line in text.splitlines() if line.strip()]
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         try:
             yield json.loads(line)
         except ValueError:
-            if at < len(lines) - 1:
+            if index < len(lines) - 1:
                 raise

@@ -1,9 +1,11 @@
-"""A query's progress, as the doctor reads it: seconds and counts, whatever wrote it down.
+"""Parse the progress of a query into the batches that the doctor judges, in seconds and counts.
 
-A record is Spark's own progress of one batch (StreamingQueryProgress.json), and where it is known
-`tasks`, what its stages took (see `gateway.pipeline.progress.tasks`), and `notes` of the job's own
-parts.
-Spark adds the times of operators up over tasks; what that is of a batch is `Run.width`'s to say.
+A record is Spark's progress of one batch (`StreamingQueryProgress.json`). It may also have `tasks`,
+the times of its stages (see `gateway.pipeline.progress.tasks`), and `notes`, the times of the job's
+own parts (see `gateway.pipeline.progress.progress_file`).
+
+Spark sums the times of an operator over all its tasks. To get its part of a batch, divide the sum
+by `QueryRun.count_parallel_tasks`.
 """
 
 from __future__ import annotations
@@ -17,19 +19,36 @@ from statistics import median
 from typing import Any
 
 MIN_BATCHES = 3
-"""Batches: fewer say nothing."""
+"""With fewer batches, nothing is judged."""
 
 MAX_COLD_BATCHES = 2
-"""Batches that are left out after a start: they take 6 to 15 s, for the compiler and the caches."""
+"""How many batches after a start are left out.
+
+They take 6 to 15 s, because code is not compiled and caches are empty.
+"""
 
 _TIME_PATTERN = re.compile(r"([+-]?\d{4,})(-.+)")
 _CALENDAR_CYCLE_S = 146_097 * 86_400
-"""Seconds of 400 years, after which the calendar repeats itself."""
+"""The seconds of 400 years, after which the Gregorian calendar repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateOperatorProgress:
-    """One with state. Seconds are summed over its tasks; counted: Spark's customMetrics."""
+    """The progress of an operator with state. Times are summed over its tasks.
+
+    Attributes:
+        name: Spark's name of the operator.
+        rows: The rows of the whole state.
+        updated_rows: The rows that the batch changed.
+        dropped_rows: The rows that were dropped as older than the watermark.
+        update_seconds: The time to update the state.
+        removal_seconds: The time to remove rows that the watermark has passed.
+        commit_seconds: The time to commit the stores.
+        partitions: The partitions of the state, each with one task.
+        stores: The state stores; a join has several for each partition.
+        memory_bytes: The memory of the stores.
+        custom_metrics: Spark's `customMetrics`; times are in ms.
+    """
 
     name: str
     rows: int
@@ -44,16 +63,24 @@ class StateOperatorProgress:
     custom_metrics: Mapping[str, float]
 
     def sum_seconds(self, *names: str) -> float:
-        """Of metrics in ms; what is not counted is 0, and so is -1, Spark's word for unknown."""
+        """Return the sum of custom metrics in ms, in seconds. See `get_metric`."""
         return sum(max(0.0, self.custom_metrics.get(name, 0)) for name in names) / 1000
 
     def get_metric(self, name: str) -> float:
+        """Return a custom metric, or 0 if it is missing or -1, which means unknown in Spark."""
         return max(0.0, self.custom_metrics.get(name, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
-    """behind: offsets that the batch left in the topic; None where the source does not say."""
+    """The progress of an input.
+
+    Attributes:
+        name: The names of its topics.
+        rows: The rows that the batch read.
+        offsets_behind: The offsets that the batch left in the topics, or None if the source does
+            not report the latest offsets.
+    """
 
     name: str
     rows: int
@@ -62,8 +89,23 @@ class SourceProgress:
 
 @dataclass(frozen=True, slots=True)
 class StageMetrics:
-    """seconds: on the clock. total, cpu, gc: of all its tasks. slowest: of one task. rows: that its
-    largest task read, and all. shuffles: it reads what others wrote. last: nobody reads it on."""
+    """The times of a stage's tasks, in seconds.
+
+    The names of the attributes are those of a stage in the `tasks` of a record.
+
+    Attributes:
+        tasks: The number of tasks.
+        seconds: The elapsed time of the stage.
+        total: The time of all tasks together.
+        slowest: The time of the slowest task.
+        least: The time of the fastest task.
+        cpu: The time of all tasks on a CPU.
+        gc: The time of all tasks in garbage collections.
+        rows: The rows that all tasks read.
+        most_rows: The rows of the task that read most.
+        shuffles: Whether it reads the output of other stages, instead of a topic.
+        last: Whether no other stage reads its output.
+    """
 
     tasks: int
     seconds: float
@@ -79,14 +121,20 @@ class StageMetrics:
 
     @property
     def mean_other_seconds(self) -> float:
-        """What a task takes that is not the slowest."""
+        """The mean time of all tasks but the slowest."""
         return (self.total - self.slowest) / (self.tasks - 1) if self.tasks > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TaskMetrics:
-    """What tasks say of a batch. python: seconds in Python workers, of all tasks. jobs: seconds in
-    which a job of Spark ran. busy: the machine had more to do than cores."""
+    """The times of a batch's tasks.
+
+    Attributes:
+        stages: The stages that ran.
+        python_seconds: The time in Python workers, summed over all tasks.
+        job_seconds: The elapsed time in which at least one Spark job ran.
+        is_busy: Whether the machine had more load than cores.
+    """
 
     stages: Sequence[StageMetrics]
     python_seconds: float
@@ -96,7 +144,22 @@ class TaskMetrics:
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """at: when it began, seconds of the epoch. newest, watermark: event times, likewise."""
+    """The progress of a batch. Points in time are in seconds since 1970.
+
+    Attributes:
+        id: The number of the batch.
+        started_at: When the batch began.
+        rows: The rows that it read.
+        seconds: Its length.
+        phases: The seconds of each phase, by Spark's names in `durationMs`.
+        operators: The operators with state.
+        sources: The inputs.
+        newest_event_time: The greatest event time of the batch, if events have times.
+        watermark: The watermark, or None before there is one.
+        tasks: The times of its tasks, or None if they are not known.
+        sink_seconds: How long the writers of exactly-once output waited for Kafka.
+        notes: The seconds of the job's own parts, by their names.
+    """
 
     id: int
     started_at: float
@@ -114,7 +177,13 @@ class BatchProgress:
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """One query's batches, the oldest first. cores: of all executors; None if nobody said."""
+    """The batches of one run of a query, without those of its warm-up.
+
+    Attributes:
+        job: The name of the query, which is that of its job.
+        batches: The batches, the oldest first.
+        cores: The cores of all executors, or None if they are not known.
+    """
 
     job: str
     batches: Sequence[BatchProgress]
@@ -122,22 +191,24 @@ class QueryRun:
 
     @property
     def batches_with_input(self) -> Sequence[BatchProgress]:
-        """Those that had input: the ones that cost."""
+        """The batches with input. The others cost little and would hide what is slow."""
         return [each for each in self.batches if each.rows > 0]
 
     @property
     def batches_with_tasks(self) -> Sequence[BatchProgress]:
-        """Those of `full` whose tasks were looked at, the listener does so every ten seconds; none
-        if they are too few."""
-        found = [each for each in self.batches_with_input if each.tasks is not None]
-        return found if len(found) >= MIN_BATCHES else ()
+        """The batches with input whose times of tasks are known, or none if they are too few.
+
+        A running job reads the times of one batch in ten seconds.
+        """
+        batches = [each for each in self.batches_with_input if each.tasks is not None]
+        return batches if len(batches) >= MIN_BATCHES else ()
 
     @property
     def parallelism(self) -> int:
-        """Cores; if they are not known, as many as were busy with state at least."""
+        """The number of cores, or if it is not known, how many at least worked on state."""
         if self.cores:
             return self.cores
-        at_once = [
+        busy_cores = [
             sum(
                 each.update_seconds + each.removal_seconds + each.commit_seconds
                 for each in batch.operators
@@ -146,18 +217,22 @@ class QueryRun:
             for batch in self.batches_with_input
             if batch.phases.get("addBatch")
         ]
-        return max(1, round(median(at_once) + 0.49)) if at_once else 1
+        return max(1, round(median(busy_cores) + 0.49)) if busy_cores else 1  # rounded up
 
     def count_parallel_tasks(self, partitions: int) -> int:
-        """How many of an operator's tasks run at a time."""
+        """Return how many tasks of an operator run at a time.
+
+        Args:
+            partitions: The number of the operator's partitions.
+        """
         return max(1, min(self.parallelism, partitions))
 
     def get_median(self, get_value: Callable[[BatchProgress], float]) -> float:
-        """The median of batches with input; 0 without any."""
+        """Return the median of a value over the batches with input, or 0 if there are none."""
         return _compute_median(get_value, self.batches_with_input)
 
     def get_task_median(self, get_value: Callable[[BatchProgress, TaskMetrics], float]) -> float:
-        """The median of batches whose tasks are known; 0 without any."""
+        """Return the median of a value over `batches_with_tasks`, or 0 if there are none."""
         return _compute_median(
             lambda batch: get_value(batch, batch.tasks) if batch.tasks else 0.0,
             self.batches_with_tasks,
@@ -165,26 +240,42 @@ class QueryRun:
 
     @property
     def batch_seconds(self) -> float:
+        """The median length of a batch with input, in seconds."""
         return self.get_median(lambda batch: batch.seconds)
 
 
 def build_run(records: Iterable[Mapping[str, Any]], cores: int | None = None) -> QueryRun:
-    """Of one query: the latest that these are of, without its cold batches. cores: if they are not
-    among the records."""
-    kept: dict[int, Mapping[str, Any]] = {}
-    last = ""
+    """Return the latest run that records are of, without the batches of its warm-up.
+
+    Args:
+        records: The records of one query, the oldest first.
+        cores: The cores of all executors, which is used if the records do not contain it.
+
+    Raises:
+        KeyError: A record lacks a field.
+        ValueError: A field of a record cannot be parsed.
+    """
+    by_batch: dict[int, Mapping[str, Any]] = {}
+    run_id = ""
     for record in records:
-        if record.get("runId", "") != last:
-            last, kept = record.get("runId", ""), {}
-        if "addBatch" in record.get("durationMs", {}):  # idle triggers repeat the batch's number
-            kept[int(record["batchId"])] = record
-    found = list(kept.values())
-    said = [each["tasks"]["cores"] for each in found if each.get("tasks")]
-    name = next((each["name"] for each in found if each.get("name")), "query")
+        if record.get("runId", "") != run_id:
+            run_id, by_batch = record.get("runId", ""), {}
+        # Triggers without a batch repeat the number of the last one, but have no `addBatch`.
+        if "addBatch" in record.get("durationMs", {}):
+            by_batch[int(record["batchId"])] = record
+    batches = list(by_batch.values())
+    known_cores = [each["tasks"]["cores"] for each in batches if each.get("tasks")]
+    name = next((each["name"] for each in batches if each.get("name")), "query")
     cold = (
-        min(MAX_COLD_BATCHES, max(0, len(found) - 3)) if found and _is_first_batch(found[0]) else 0
+        min(MAX_COLD_BATCHES, max(0, len(batches) - MIN_BATCHES))
+        if batches and _is_first_batch(batches[0])
+        else 0
     )
-    return QueryRun(name, [parse_batch(each) for each in found[cold:]], said[-1] if said else cores)
+    return QueryRun(
+        name,
+        [parse_batch(each) for each in batches[cold:]],
+        known_cores[-1] if known_cores else cores,
+    )
 
 
 def _compute_median(
@@ -194,21 +285,29 @@ def _compute_median(
 
 
 def _is_first_batch(record: Mapping[str, Any]) -> bool:
-    """The first batch of a process has no rate of input yet."""
+    """Return whether a batch is the first of its process, which has no rate of input yet."""
     rates = [each.get("inputRowsPerSecond") for each in record.get("sources") or ()]
     return record["batchId"] == 0 or not any(isinstance(each, float) and each > 0 for each in rates)
 
 
 def _count_input_rows(record: Mapping[str, Any]) -> int:
-    """In an event log only the sources have it."""
-    told = record.get("numInputRows")
-    if told is not None:
-        return int(told)
+    """Return the rows that a batch read. In an event log only the sources have their number."""
+    total = record.get("numInputRows")
+    if total is not None:
+        return int(total)
     return sum(int(each.get("numInputRows") or 0) for each in record.get("sources") or ())
 
 
 def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
-    """Raises KeyError or ValueError for what is no progress."""
+    """Return the progress of a batch.
+
+    Args:
+        record: Spark's progress, with `tasks` and `notes` if they are known.
+
+    Raises:
+        KeyError: The record lacks a field.
+        ValueError: A field cannot be parsed.
+    """
     times, phases = record.get("eventTime") or {}, record["durationMs"]
     phases = {name: float(value) / 1000 for name, value in phases.items()}
     notes = record.get("notes") or {}
@@ -246,7 +345,7 @@ def _parse_operator(data: Mapping[str, Any]) -> StateOperatorProgress:
 
 
 def _parse_source(data: Mapping[str, Any]) -> SourceProgress:
-    """Kafka's offsets are {topic: {partition: offset}}, as JSON or as its text."""
+    """Return the progress of an input, with its lag if it is a Kafka source."""
     end, latest = _parse_offsets(data.get("endOffset")), _parse_offsets(data.get("latestOffset"))
     behind = None
     if end and latest:
@@ -257,6 +356,10 @@ def _parse_source(data: Mapping[str, Any]) -> SourceProgress:
 
 
 def _parse_offsets(data: Any) -> dict[tuple[str, str], int]:
+    """Return the offset of each topic and partition, or nothing for another kind of source.
+
+    Spark writes them as `{topic: {partition: offset}}`, either as JSON or as text that is JSON.
+    """
     if isinstance(data, str):
         try:
             data = json.loads(data)
@@ -282,13 +385,20 @@ def _parse_tasks(data: Mapping[str, Any]) -> TaskMetrics:
 
 
 def _parse_time(text: Any) -> float | None:
-    """Return seconds since 1970. Spark tells times of any year, such as +55840-11-08T22:13:20.000Z;
-    Python knows the years 1 to 9999. Raises ValueError."""
+    """Return the seconds since 1970 of a time, or None for 1970, which means no watermark yet.
+
+    Spark writes times of any year, such as +55840-11-08T22:13:20.000Z, but Python only knows the
+    years 1 to 9999. The time is therefore parsed in the same year of another 400-year cycle.
+
+    Raises:
+        ValueError: The text is not a time.
+    """
     if not text:
         return None
-    found = _TIME_PATTERN.fullmatch(str(text).replace("Z", "+00:00"))
-    if found is None:
-        raise ValueError(f"'{text}' is no time of Spark's progress")
-    cycles, year = divmod(int(found[1]) - 2000, 400)
-    at = datetime.fromisoformat(f"{2000 + year}{found[2]}").timestamp() + cycles * _CALENDAR_CYCLE_S
-    return at if at > 0 else None  # 1970: no watermark yet
+    match = _TIME_PATTERN.fullmatch(str(text).replace("Z", "+00:00"))
+    if match is None:
+        raise ValueError(f"'{text}' is not a time of Spark's progress")
+    cycles, year = divmod(int(match[1]) - 2000, 400)
+    in_cycle = datetime.fromisoformat(f"{2000 + year}{match[2]}").timestamp()
+    seconds = in_cycle + cycles * _CALENDAR_CYCLE_S
+    return seconds if seconds > 0 else None

@@ -1,4 +1,4 @@
-"""What the doctor found, for people and for programs."""
+"""Format a diagnosis as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from .diagnosis import Diagnosis
 
 
 def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Seconds and shares with three places."""
-    told = asdict(diagnosis)
-    told["seconds"] = round(diagnosis.seconds, 3)
-    told["parts"] = {name: round(value, 3) for name, value in diagnosis.parts.items()}
-    for cause in told["causes"]:
+    """Return a diagnosis as a JSON object; seconds and shares have three decimal places."""
+    data = asdict(diagnosis)
+    data["seconds"] = round(diagnosis.seconds, 3)
+    data["parts"] = {name: round(value, 3) for name, value in diagnosis.parts.items()}
+    for cause in data["causes"]:
         cause["seconds"], cause["share"] = round(cause["seconds"], 3), round(cause["share"], 3)
         cause["evidence"], cause["settings"] = list(cause["evidence"]), list(cause["settings"])
-    return told
+    return data
 
 
 def render_text(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as lines of text."""
     return "\n".join(_iter_lines(diagnosis))
 
 
@@ -34,17 +35,17 @@ def _iter_lines(diagnosis: Diagnosis) -> Iterator[str]:
     if parts:
         yield f"  a batch: {', '.join(parts)}"
     if not diagnosis.causes and diagnosis.batches:
-        yield "  no cause found: it is healthy, as far as can be told"
-    for at, cause in enumerate(diagnosis.causes, 1):
+        yield "  no cause found: the job is healthy, as far as these records show"
+    for number, cause in enumerate(diagnosis.causes, 1):
         yield ""
-        yield f"{at}. {cause.name}: {cause.title}: {cause.seconds:.1f} s ({cause.share:.0%})"
+        yield f"{number}. {cause.name}: {cause.title}: {cause.seconds:.1f} s ({cause.share:.0%})"
         yield from (f"     {each}" for each in cause.evidence)
         yield f"   change {', '.join(cause.settings)}"
         yield f"     {cause.advice}"
     if diagnosis.unseen:
         yield ""
         by_reason: dict[str, list[str]] = {}
-        for name, why in diagnosis.unseen.items():
-            by_reason.setdefault(why, []).append(name)
-        for why, names in by_reason.items():
-            yield f"  not judged: {', '.join(names)}: {why}"
+        for name, reason in diagnosis.unseen.items():
+            by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            yield f"  not judged: {', '.join(names)}: {reason}"

@@ -1,4 +1,4 @@
-"""Causes within the machines: Python workers, the collector of the JVM."""
+"""Find causes in the processes of executors: Python workers and the JVM's garbage collection."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from collections.abc import Iterator
 from .cause import DiagnosedCause, Thresholds, share_of_batch
 from .query_run import BatchProgress, QueryRun, StateOperatorProgress, TaskMetrics
 
-MIN_GC_SHARE = 0.15  # of task time
+MIN_GC_SHARE = 0.15  # of the time of tasks
 
 
 def find_slow_python(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
-    """Rows go to Python and back. Without times of tasks: the updates of operators that are known
-    to call it, without the state's own part."""
+    """Find rows that Python workers process.
+
+    Without the times of tasks, the cost is estimated: the updates of operators that call Python,
+    without the time of the state store.
+    """
 
     def task_python_seconds(batch: BatchProgress, work: TaskMetrics) -> float:
+        """Return the seconds of a batch in Python, without the writers' waits for Kafka."""
         tasks = max((each.tasks for each in work.stages), default=1)
         return max(
             0.0, work.python_seconds - _writer_wait_seconds(batch, work)
         ) / run.count_parallel_tasks(tasks)
 
     def operator_python_seconds(batch: BatchProgress) -> float:
+        """Return an estimate of the seconds of a batch in Python, from the times of operators."""
         return sum(
             max(
                 0.0,
@@ -54,50 +59,54 @@ def find_slow_python(run: QueryRun, thresholds: Thresholds) -> Iterator[Diagnose
     evidence += [f"{name} calls it for each key" for name in operators]
     yield DiagnosedCause(
         "python",
-        "rows that are worked on in Python",
+        "rows that are processed in Python",
         cost,
         share_of_batch(cost, run.batch_seconds),
         evidence,
         ("emit: closed", "max_length") if operators else ("value.model: json", "table"),
-        "Native operators take a sixth of it: sessions without updates and max_length."
+        "Native operators take a sixth of the time: sessions without updates and max_length."
         if operators
-        else "JSON is read natively, the other models in Python; of lookups see the cache's size "
-        "and staleness. Else more cores.",
+        else "JSON is read natively, values of other models in Python. For lookups, see the size "
+        "and staleness of the cache. Otherwise add cores.",
     )
 
 
 def _writer_wait_seconds(batch: BatchProgress, work: TaskMetrics) -> float:
-    """Seconds, of all tasks, that those of exactly-once output waited in Python for Kafka."""
+    """Return how long the writers of exactly-once output waited for Kafka, in task seconds."""
     return (batch.sink_seconds or 0.0) * max(
         (each.tasks for each in work.stages if each.last), default=1
     )
 
 
 def runs_in_python(operator: StateOperatorProgress) -> bool:
+    """Return whether an operator calls Python for each key, by its name in Spark."""
     return any(each in operator.name.lower() for each in ("python", "pyspark", "pandas"))
 
 
 def find_slow_gc(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
-    """Tasks stand still while the JVM looks for memory."""
+    """Find tasks that wait for garbage collections of the JVM."""
 
     def gc_seconds(_: BatchProgress, work: TaskMetrics) -> float:
+        """Return the part of a batch that garbage collections took."""
         return sum(
             each.seconds * min(1.0, each.gc / each.total) for each in work.stages if each.total
         )
 
     def gc_share(_: BatchProgress, work: TaskMetrics) -> float:
+        """Return the share of the tasks' time that garbage collections took."""
         total = sum(each.total for each in work.stages)
         return sum(each.gc for each in work.stages) / total if total else 0.0
 
-    cost, part = run.get_task_median(gc_seconds), run.get_task_median(gc_share)
-    if part < MIN_GC_SHARE or not thresholds.is_exceeded(cost, run.batch_seconds):
+    cost, share = run.get_task_median(gc_seconds), run.get_task_median(gc_share)
+    if share < MIN_GC_SHARE or not thresholds.is_exceeded(cost, run.batch_seconds):
         return
     yield DiagnosedCause(
         "gc",
         "collecting garbage in the JVM",
         cost,
         share_of_batch(cost, run.batch_seconds),
-        [f"{part:.0%} of the tasks' time, {cost:.1f} s of a batch"],
+        [f"{share:.0%} of the tasks' time, {cost:.1f} s of a batch"],
         ("spark.memory", "from.max_records"),
-        "More heap, or smaller batches; the state is outside of the heap and not its cause.",
+        "Use more heap, or smaller batches. The state is outside of the heap, so it is not the "
+        "cause.",
     )

@@ -1,5 +1,6 @@
-"""How many machines a job needs, computed from what was measured on few.
+"""Estimate how many machines a job needs, from measurements on two cores.
 
-`rates` has the figures and their sources, `sizing` the arithmetic, `report` what is told. Knows
-neither Spark nor Kafka.
+`gateway pipeline plan` calls `sizing.build_plan` and prints the result by `report`. Start reading
+in `sizing`, which has the arithmetic. `estimates` has the measured and assumed figures with their
+sources. The package uses neither Spark nor Kafka.
 """

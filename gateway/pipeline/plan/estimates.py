@@ -1,7 +1,8 @@
-"""What was measured, in one place: sizes are computed from these and nothing else.
+"""List the figures from which the sizes of a plan are computed, each with its source.
 
-Each is of this pipeline's own runs on two shared cores, with Spark and Kafka on the same machine. A
-run of `python -m bench.pipeline` that is kept replaces a figure here, with its name as the source.
+The measured ones are of this pipeline on two shared cores, with Spark and Kafka on the same
+machine. When a run of `python -m bench.pipeline` is kept in `bench/results`, its figures replace
+those here, and its file becomes their source.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from typing import NamedTuple
 
 
 class Estimate(NamedTuple):
-    """value: per core, or as `what` says. source: which run; where nothing was run, `assumed`."""
+    """A figure that plans are computed from.
+
+    Attributes:
+        value: The number, in the unit of the description.
+        description: The unit and the circumstances, as a plan shows them.
+        source: The run that measured it. It begins with `assumed` if none did.
+    """
 
     value: float
     description: str
@@ -19,6 +26,7 @@ class Estimate(NamedTuple):
 
     @property
     def is_measured(self) -> bool:
+        """Return whether a run has measured the value."""
         return not self.source.startswith("assumed")
 
 
@@ -35,7 +43,7 @@ EVENT_RATES: Mapping[str, Estimate] = {
     "join": Estimate(19_000, "records/s a core, both sides together", _BENCH_RESULT),
     "enrich": Estimate(61_000, "events/s a core, all looked up in Redis", _BENCH_RESULT),
 }
-"""By kind of job."""
+"""The rate per core of each kind of job."""
 
 TRANSACTIONAL_WRITE_RATE = Estimate(60_000, "rows/s a core, written exactly once", _BENCH_RESULT)
 SPARK_SINK_WRITE_RATE = Estimate(
@@ -51,7 +59,11 @@ LATENCIES_S: Mapping[str, Estimate] = {
     ),
     "realtime": Estimate(0.0161, "p99 at 1,000 events/s, stateless jobs only", _BENCH_RESULT),
 }
-"""From event to output, of batches that begin one after the other; at least once if not said."""
+"""The times from an event to its output, by kind of job and guarantee.
+
+The output is written at least once where the key does not say otherwise. Each batch began when the
+one before had ended (`realtime` has no batches).
+"""
 
 FIRST_BATCH_S = Estimate(
     4.7, "s from the query's start, 1M keys on a local disk; 100k took 4.66", _BENCH_RESULT
@@ -75,4 +87,7 @@ EXECUTOR_HEAP_BYTES = Estimate(1.5e9, "bytes of heap an executor, and 0.5 GB a c
 PYTHON_WORKER_BYTES = Estimate(0.3e9, "bytes of a Python worker", "assumed")
 
 MAX_UTILIZATION = 0.6
-"""Of its interval that a batch may work: the rest is for catching up and for what is uneven."""
+"""The share of the time that batches may take.
+
+The rest is needed to catch up after a restart, and because load and partitions are uneven.
+"""

@@ -1,4 +1,4 @@
-"""A plan, for people and for programs."""
+"""Format a plan as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ _SIZE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
 
 
 def render_text(plan: SizingPlan) -> str:
+    """Return a plan as a table, followed by its notes and by what is not possible."""
     return "\n".join(_iter_lines(plan))
 
 
 def to_json(plan: SizingPlan) -> dict[str, Any]:
+    """Return a plan as a JSON object; sizes are in bytes and times in seconds."""
     return {
         "lines": [line._asdict() for line in plan.lines],
         "refused": plan.refused,
@@ -23,7 +25,7 @@ def to_json(plan: SizingPlan) -> dict[str, Any]:
 
 
 def format_value(line: PlanLine) -> str:
-    """`2.0 GB`, `16 s`, `4.2 min`"""
+    """Return the value of a line with its unit, such as `2 GB`, `16 s` or `4.2 min`."""
     if line.unit in ("bytes", "bytes/s"):
         return _format_size(line.value) + line.unit.removeprefix("bytes")
     if line.unit == "s":
@@ -35,10 +37,10 @@ def format_value(line: PlanLine) -> str:
 
 
 def _iter_lines(plan: SizingPlan) -> Iterator[str]:
-    name = max(len(line.name) for line in plan.lines)
-    value = max(len(format_value(line)) for line in plan.lines)
+    name_width = max(len(line.name) for line in plan.lines)
+    value_width = max(len(format_value(line)) for line in plan.lines)
     for line in plan.lines:
-        yield f"{line.name:<{name}}  {format_value(line):>{value}}  {line.why}"
+        yield f"{line.name:<{name_width}}  {format_value(line):>{value_width}}  {line.why}"
     yield from (f"note: {each}" for each in plan.notes)
     yield from (f"not on this design: {each}" for each in plan.refused)
 
@@ -46,6 +48,7 @@ def _iter_lines(plan: SizingPlan) -> Iterator[str]:
 def _format_size(value: float) -> str:
     for size, unit in _SIZE_UNITS:
         if value >= size:
+            # From 1,000 TB on, `g` would switch to exponents.
             return f"{value / size:,.3g} {unit}" if value < 1e15 else f"{value / size:,.0f} {unit}"
     return f"{value:.0f} B"
 

@@ -1,4 +1,8 @@
-"""From what a job must do to what it takes. All linear in what was measured on two cores."""
+"""Compute the size of a job from what it must do.
+
+All figures grow in proportion to what was measured on two cores (`estimates`), so a plan is only a
+first guess. Each line of a plan says what it is computed from.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,38 @@ from .estimates import Estimate
 
 KINDS = tuple(estimates.EVENT_RATES)
 STATEFUL_KINDS = ("aggregate", "sessions", "join")
-PYTHON_KINDS = ("enrich",)  # and whoever writes exactly once
-MAX_PARTITION_STATE_BYTES = (
-    2e9  # bytes of state that one should hold: it is one task's to load and to snapshot
-)
+PYTHON_KINDS = ("enrich",)  # that need Python workers even without exactly-once output
+MAX_PARTITION_STATE_BYTES = 2e9  # because a single task loads and snapshots a partition's state
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequirements:
-    """events: a second. output: rows a second, default as many as events where there is no state, a
-    tenth of them else. sizes in bytes, times in seconds. hot: the share of events that the most
-    frequent key has. executors, memory: as they are, where they are not to be computed; memory: of
-    an executor's state. active: the share of the state that is in use."""
+    """What a job must do, and what there is to run it on.
+
+    Sizes are in bytes, times in seconds, rates per second, and shares from 0 to 1.
+
+    Attributes:
+        kind: One of `KINDS`.
+        events: The rate of events.
+        state: The size of the whole state.
+        keys: How many keys have state, or, for `enrich`, how many are in use.
+        sla: The time from an event to its output, as the 99th percentile.
+        output: The rate of rows written. The default is the rate of events for a job without state,
+            and a tenth of it for a job with state.
+        exactly_once: Whether the output is written exactly once.
+        cores: The cores of an executor.
+        executors: How many executors there are, or None to compute it.
+        memory: The memory of an executor for state, or None to compute it.
+        active: The share of the state that is in use.
+        hot: The share of events that have the most frequent key.
+        bandwidth: The rate in bytes from an executor to the store of the checkpoint.
+        snapshot_interval_s: The time between two snapshots of a partition's state.
+        gap: The pause that ends a session.
+        watermark: How late an event of a session may be.
+        max_length: The longest time of a session, or 0 for no limit.
+        table: The size of the table that events are enriched from.
+        staleness: How old a cached row of the table may be.
+    """
 
     kind: str = "stateless"
     events: float = 1000.0
@@ -46,17 +70,27 @@ class JobRequirements:
 
     @property
     def output_rows(self) -> float:
+        """The rate of rows written, in rows per second."""
         if self.output is not None:
             return self.output
         return self.events / 10 if self.kind in STATEFUL_KINDS else self.events
 
     @property
     def is_stateful(self) -> bool:
+        """Return whether jobs of this kind keep state."""
         return self.kind in STATEFUL_KINDS
 
 
 class PlanLine(NamedTuple):
-    """why: where it is from, `measured`, `linear` (computed from it) or `assumed`."""
+    """One figure of a plan.
+
+    Attributes:
+        name: What the figure is of. Programs find it by this name.
+        value: The figure.
+        unit: `bytes`, `bytes/s`, `s`, `%`, `/s`, another unit, or empty for a number.
+        why: What the figure is computed from, and whether that is `measured`, `linear` (computed in
+            proportion to a measurement) or `assumed`.
+    """
 
     name: str
     value: float
@@ -66,7 +100,14 @@ class PlanLine(NamedTuple):
 
 @dataclass(slots=True)
 class SizingPlan:
-    """refused: what does not work on this design, with what to do instead."""
+    """The size of a job, as `build_plan` computes it.
+
+    Attributes:
+        requirements: What the job must do.
+        lines: The figures, in the order in which they are shown.
+        refused: What is not possible with this design, each with what to do instead.
+        notes: What else to consider.
+    """
 
     requirements: JobRequirements
     lines: list[PlanLine] = field(default_factory=list)
@@ -74,39 +115,43 @@ class SizingPlan:
     notes: list[str] = field(default_factory=list)
 
     def add_line(self, name: str, value: float, unit: str, why: str) -> None:
+        """Append a figure; the arguments are those of `PlanLine`."""
         self.lines.append(PlanLine(name, value, unit, why))
 
     def __getitem__(self, name: str) -> float:
+        """Return the value of the line with this name."""
         return next(line.value for line in self.lines if line.name == name)
 
 
 def build_plan(requirements: JobRequirements) -> SizingPlan:
-    """Never fails: what cannot be is `refused`."""
-    made = SizingPlan(requirements)
-    _add_cores(made)
+    """Return what a job needs. What is not possible is listed in `refused` and raises nothing."""
+    plan = SizingPlan(requirements)
+    _add_cores(plan)  # first: the other functions read the line `executors`
     if requirements.is_stateful and requirements.state:
-        _add_state(made)
-    _add_latency(made)
-    _add_restart(made)
+        _add_state(plan)
+    _add_latency(plan)
+    _add_restart(plan)
     if requirements.hot:
-        _add_hot_key(made)
+        _add_hot_key(plan)
     if requirements.kind == "sessions" and requirements.gap:
-        _add_sessions(made)
+        _add_sessions(plan)
     if requirements.kind == "enrich" and requirements.table:
-        _add_table(made)
-    return made
+        _add_table(plan)
+    return plan
 
 
 def _add_cores(plan: SizingPlan) -> None:
-    wanted = plan.requirements
-    rate = estimates.EVENT_RATES[wanted.kind]
+    requirements = plan.requirements
+    rate = estimates.EVENT_RATES[requirements.kind]
     sink = (
         estimates.TRANSACTIONAL_WRITE_RATE
-        if wanted.exactly_once
+        if requirements.exactly_once
         else estimates.SPARK_SINK_WRITE_RATE
     )
-    work, write = wanted.events / rate.value, wanted.output_rows / sink.value
-    cores = max(1, ceil((work + write) / estimates.MAX_UTILIZATION))
+    # In cores: how many would always be busy with computing and with writing.
+    compute_cores = requirements.events / rate.value
+    write_cores = requirements.output_rows / sink.value
+    cores = max(1, ceil((compute_cores + write_cores) / estimates.MAX_UTILIZATION))
     plan.add_line(
         "cores",
         cores,
@@ -114,18 +159,22 @@ def _add_cores(plan: SizingPlan) -> None:
         f"linear: {_format_estimate(rate)}; {_format_estimate(sink)}; "
         f"{estimates.MAX_UTILIZATION:.0%} busy",
     )
-    executors = ceil(cores / wanted.cores)
-    if wanted.executors is not None:
-        load = (work + write) / (wanted.executors * wanted.cores)
-        plan.add_line("executors", wanted.executors, f"of {wanted.cores} cores", "given")
+    executors = ceil(cores / requirements.cores)
+    if requirements.executors is not None:
+        load = (compute_cores + write_cores) / (requirements.executors * requirements.cores)
+        plan.add_line(
+            "executors", requirements.executors, f"of {requirements.cores} cores", "given"
+        )
         plan.add_line("busy", load * 100, "%", "linear")
         if load > 1:
             plan.refused.append(
-                f"{wanted.executors} executors of {wanted.cores} cores do {1 / load:.0%} of it: "
-                f"take {executors}"
+                f"{requirements.executors} executors of {requirements.cores} cores do "
+                f"{1 / load:.0%} of it: take {executors}"
             )
     else:
-        plan.add_line("executors", executors, f"of {wanted.cores} cores", "cores / cores of one")
+        plan.add_line(
+            "executors", executors, f"of {requirements.cores} cores", "cores / cores of one"
+        )
     if cores > estimates.MAX_TASKS_PER_BATCH.value:
         jobs = ceil(cores / estimates.MAX_TASKS_PER_BATCH.value)
         plan.refused.append(
@@ -135,25 +184,30 @@ def _add_cores(plan: SizingPlan) -> None:
 
 
 def _add_state(plan: SizingPlan) -> None:
-    wanted, executors = plan.requirements, plan["executors"]
-    partitions = max(executors * wanted.cores, ceil(wanted.state / MAX_PARTITION_STATE_BYTES))
-    plan.add_line("state.partitions", partitions, "", "a task a core, at most 2 GB each")
-    each = wanted.state / executors
-    plan.add_line("state an executor", each, "bytes", "state / executors")
-    plan.add_line("its disk", 2 * each, "bytes", "assumed: twice, for compaction and snapshots")
-    held = wanted.memory if wanted.memory is not None else wanted.active * each
-    plan.add_line(
-        "state.memory", held, "bytes", "given" if wanted.memory else "assumed: what is in use"
+    requirements, executors = plan.requirements, plan["executors"]
+    partitions = max(
+        executors * requirements.cores, ceil(requirements.state / MAX_PARTITION_STATE_BYTES)
     )
-    hits = min(1.0, held / (wanted.active * each)) if each else 1.0
+    plan.add_line("state.partitions", partitions, "", "a task a core, at most 2 GB each")
+    state = requirements.state / executors
+    plan.add_line("state an executor", state, "bytes", "state / executors")
+    plan.add_line("its disk", 2 * state, "bytes", "assumed: twice, for compaction and snapshots")
+    cache = requirements.memory if requirements.memory is not None else requirements.active * state
+    plan.add_line(
+        "state.memory",
+        cache,
+        "bytes",
+        "given" if requirements.memory else "assumed: what is in use",
+    )
+    hits = min(1.0, cache / (requirements.active * state)) if state else 1.0
     plan.add_line("of it what is in use", hits * 100, "%", "memory / (active x state)")
-    python = (
+    python_bytes_per_core = (
         estimates.PYTHON_WORKER_BYTES.value
-        if wanted.exactly_once or wanted.kind in PYTHON_KINDS
+        if requirements.exactly_once or requirements.kind in PYTHON_KINDS
         else 0.0
     )
-    heap = estimates.EXECUTOR_HEAP_BYTES.value + 0.5e9 * wanted.cores
-    memory = heap + held + python * wanted.cores
+    heap = estimates.EXECUTOR_HEAP_BYTES.value + 0.5e9 * requirements.cores
+    memory = heap + cache + python_bytes_per_core * requirements.cores
     plan.add_line(
         "memory an executor", memory, "bytes", "assumed: heap, state.memory, Python workers"
     )
@@ -161,20 +215,26 @@ def _add_state(plan: SizingPlan) -> None:
 
 
 def _add_checkpoint(plan: SizingPlan) -> None:
-    wanted = plan.requirements
-    row = wanted.state / wanted.keys if wanted.keys else 100.0
-    changed = min(wanted.events, wanted.keys or wanted.events) * row
+    requirements = plan.requirements
+    row = requirements.state / requirements.keys if requirements.keys else 100.0  # bytes
+    # A batch writes each of its keys once, so more events than keys do not write more.
+    changed = min(requirements.events, requirements.keys or requirements.events) * row  # bytes/s
+    # In each interval, snapshots write at most the whole state.
     snapshots = min(
         estimates.SNAPSHOT_AMPLIFICATION.value * changed,
-        estimates.SNAPSHOT_AMPLIFICATION.value * wanted.state / wanted.snapshot_interval_s,
+        estimates.SNAPSHOT_AMPLIFICATION.value
+        * requirements.state
+        / requirements.snapshot_interval_s,
     )
     total = changed + snapshots
     plan.add_line(
         "checkpoint", total, "bytes/s", "linear: changed rows, and snapshots (assumed x 3)"
     )
-    most = wanted.bandwidth * plan["executors"]
-    plan.add_line("its share of the network", total / most * 100, "%", "given or assumed bandwidth")
-    if total > 0.5 * most:
+    bandwidth = requirements.bandwidth * plan["executors"]
+    plan.add_line(
+        "its share of the network", total / bandwidth * 100, "%", "given or assumed bandwidth"
+    )
+    if total > 0.5 * bandwidth:
         plan.refused.append(
             "the checkpoint takes more than half of the network: more executors, longer batches "
             "(each key is written once a batch), or smaller rows"
@@ -182,47 +242,51 @@ def _add_checkpoint(plan: SizingPlan) -> None:
 
 
 def _add_latency(plan: SizingPlan) -> None:
-    wanted = plan.requirements
-    kind = "state" if wanted.is_stateful else "stateless"
-    p99 = estimates.LATENCIES_S[f"{kind}, exactly once" if wanted.exactly_once else kind]
+    requirements = plan.requirements
+    kind = "state" if requirements.is_stateful else "stateless"
+    p99 = estimates.LATENCIES_S[f"{kind}, exactly once" if requirements.exactly_once else kind]
     plan.add_line(
         "latency p99",
         p99.value,
         "s",
         f"measured: {p99.description}; that more cores keep it is assumed",
     )
-    if wanted.sla >= p99.value:
+    if requirements.sla >= p99.value:
         return
-    said = f"p99 of {p99.value:.2g} s was measured, {wanted.sla:.2g} s is wanted"
+    conflict = f"p99 of {p99.value:.2g} s was measured, {requirements.sla:.2g} s is wanted"
     at_least_once, realtime = estimates.LATENCIES_S[kind], estimates.LATENCIES_S["realtime"]
-    if wanted.sla >= at_least_once.value:
-        plan.refused.append(f"{said}: guarantee: at-least-once has {at_least_once.value:.2g} s")
-    elif wanted.is_stateful:
+    if requirements.sla >= at_least_once.value:
+        plan.refused.append(f"{conflict}: guarantee: at-least-once has {at_least_once.value:.2g} s")
+    elif requirements.is_stateful:
         plan.refused.append(
-            f"{said}: not with state in micro-batches on Spark 4.2 (its real-time mode takes "
+            f"{conflict}: not with state in micro-batches on Spark 4.2 (its real-time mode takes "
             "stateless jobs only)"
         )
-    elif wanted.exactly_once or wanted.sla < realtime.value:
+    elif requirements.exactly_once or requirements.sla < realtime.value:
         plan.refused.append(
-            f"{said}: trigger: realtime has {realtime.value:.2g} s, for stateless jobs with "
+            f"{conflict}: trigger: realtime has {realtime.value:.2g} s, for stateless jobs with "
             "guarantee: at-least-once"
         )
     else:
-        plan.notes.append(f"{said}: with trigger: realtime {realtime.value:.2g} s")
+        plan.notes.append(f"{conflict}: with trigger: realtime {realtime.value:.2g} s")
 
 
 def _add_restart(plan: SizingPlan) -> None:
-    wanted = plan.requirements
+    requirements = plan.requirements
     down = estimates.SPARK_START_S.value + estimates.FIRST_BATCH_S.value
-    load = wanted.state / plan["executors"] / wanted.bandwidth if wanted.is_stateful else 0.0
+    load = (
+        requirements.state / plan["executors"] / requirements.bandwidth
+        if requirements.is_stateful
+        else 0.0
+    )
     measured = f"measured {estimates.SPARK_START_S.value:g} + {estimates.FIRST_BATCH_S.value:g}"
     plan.add_line("restart", down + load, "s", f"{measured}; then state / (executors x bandwidth)")
-    busy = plan["busy"] / 100 if wanted.executors else estimates.MAX_UTILIZATION
-    if busy < 1:
+    busy = plan["busy"] / 100 if requirements.executors else estimates.MAX_UTILIZATION
+    if busy < 1:  # else it never catches up
         plan.add_line(
             "then catching up", (down + load) * busy / (1 - busy), "s", "linear: its headroom"
         )
-    if wanted.is_stateful and wanted.state:
+    if requirements.is_stateful and requirements.state:
         lost, repair = estimates.EXECUTOR_LOSS_TIMEOUT_S.value, estimates.SNAPSHOT_REPAIR_S.value
         plan.add_line(
             "executor lost", lost + load, "s", f"assumed {lost:g}, and its share of state"
@@ -231,51 +295,70 @@ def _add_restart(plan: SizingPlan) -> None:
 
 
 def _add_hot_key(plan: SizingPlan) -> None:
-    wanted = plan.requirements
-    rate = estimates.EVENT_RATES[wanted.kind].value * estimates.MAX_UTILIZATION
-    alone = wanted.hot * wanted.events / rate
-    plan.add_line("hot key", alone, "cores", "linear: its events / rate of a core")
-    if alone > 1:
-        buckets = ceil(alone) + 1
+    requirements = plan.requirements
+    rate = estimates.EVENT_RATES[requirements.kind].value * estimates.MAX_UTILIZATION
+    hot_cores = requirements.hot * requirements.events / rate
+    plan.add_line("hot key", hot_cores, "cores", "linear: its events / rate of a core")
+    if hot_cores > 1:
+        buckets = ceil(hot_cores) + 1
         plan.add_line("salt.buckets", buckets, "", "so that each is below one core's rate")
         plan.refused.append(
-            f"the hot key alone needs {alone:.1f} cores, one task has one: salt it over {buckets} "
-            "buckets, or join by a finer key"
+            f"the hot key alone needs {hot_cores:.1f} cores, one task has one: salt it over "
+            f"{buckets} buckets, or join by a finer key"
         )
 
 
 def _add_sessions(plan: SizingPlan) -> None:
-    wanted = plan.requirements
+    requirements = plan.requirements
     plan.add_line(
-        "closes after", wanted.gap + wanted.watermark, "s", "gap + watermark past its last event"
+        "closes after",
+        requirements.gap + requirements.watermark,
+        "s",
+        "gap + watermark past its last event",
     )
-    longest = wanted.max_length or 0.0
-    if longest:
-        plan.add_line("at most", longest + wanted.watermark, "s", "max_length + watermark")
+    max_length = requirements.max_length
+    if max_length:
+        plan.add_line("at most", max_length + requirements.watermark, "s", "max_length + watermark")
     else:
         plan.notes.append("a key that never pauses never closes: max_length ends it")
-    open_ = min(wanted.keys or wanted.events, wanted.events * (wanted.gap + wanted.watermark))
-    plan.add_line("open sessions", open_, "", "keys seen within gap + watermark: the bound on rows")
-    plan.add_line("their state", open_ * 100.0, "bytes", "assumed: 100 bytes a row")
+    open_sessions = min(
+        requirements.keys or requirements.events,
+        requirements.events * (requirements.gap + requirements.watermark),
+    )
+    plan.add_line(
+        "open sessions", open_sessions, "", "keys seen within gap + watermark: the bound on rows"
+    )
+    plan.add_line("their state", open_sessions * 100.0, "bytes", "assumed: 100 bytes a row")
 
 
 def _add_table(plan: SizingPlan) -> None:
-    wanted, executors = plan.requirements, plan["executors"]
-    plan.add_line("broadcast: each executor holds", wanted.table, "bytes", "a copy each")
-    plan.add_line("broadcast: start", wanted.table / wanted.bandwidth, "s", "table / bandwidth")
-    first = estimates.FIRST_ROW_S
+    requirements, executors = plan.requirements, plan["executors"]
+    plan.add_line("broadcast: each executor holds", requirements.table, "bytes", "a copy each")
     plan.add_line(
-        "Redis: first row", first.value, "s", f"{first.description}; the table is not waited for"
+        "broadcast: start", requirements.table / requirements.bandwidth, "s", "table / bandwidth"
     )
-    keys = wanted.keys or wanted.events * wanted.staleness
-    distinct = min(wanted.events, keys / wanted.staleness) if wanted.staleness else wanted.events
+    first_row = estimates.FIRST_ROW_S
     plan.add_line(
-        "Redis: lookups", distinct, "/s", "at most: keys in use / staleness, or all events"
+        "Redis: first row",
+        first_row.value,
+        "s",
+        f"{first_row.description}; the table is not waited for",
     )
-    plan.add_line("Redis: a value's age", wanted.staleness, "s", "at most: staleness")
-    if wanted.table > 1e9:
-        size, copies = wanted.table / 1e9, executors
-        plan.notes.append(f"no broadcast of {size:,.0f} GB to {copies:,.0f} executors: use Redis")
+    keys = requirements.keys or requirements.events * requirements.staleness
+    lookups = (
+        min(requirements.events, keys / requirements.staleness)
+        if requirements.staleness
+        else requirements.events
+    )
+    plan.add_line(
+        "Redis: lookups", lookups, "/s", "at most: keys in use / staleness, or all events"
+    )
+    plan.add_line("Redis: a value's age", requirements.staleness, "s", "at most: staleness")
+    if requirements.table > 1e9:
+        size = requirements.table / 1e9
+        plan.notes.append(
+            f"no broadcast of {size:,.0f} GB to {executors:,.0f} executors: use Redis"
+        )
 
 
 def _format_estimate(estimate: Estimate) -> str:

@@ -1,4 +1,6 @@
-"""The progress of jobs: as metrics, as records of a topic, for the doctor.
+"""Report the progress of jobs: as metrics, records of a topic, log lines and a file for the doctor.
 
-`listener` is told by Spark, and passes it on. Start with `listener`.
+`gateway pipeline run` enters `listener.report_progress` for as long as jobs run. Start reading in
+`listener`, which receives Spark's events and passes them to the other modules. All parts of a job
+call `counts` and `alerts` for what Spark's events do not contain.
 """

@@ -1,5 +1,8 @@
-"""What an operator must look at, until it is over: a metric while it lasts, a line when it begins
-and ends."""
+"""Keep the active alerts of this process: problems of jobs that an operator must look at.
+
+An alert is a metric while it is active, and a log line when it begins and when it ends. Any part of
+a job may raise one, in any thread.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +15,48 @@ from gateway.telemetry.samples import MetricSamples
 
 log = logging.getLogger(__name__)
 
-_active: dict[tuple[str, str], str] = {}
+_active: dict[tuple[str, str], str] = {}  # message by job and alert
 _lock = Lock()
 
 
 def raise_alert(job: str, alert: str, message: str) -> None:
-    """Begin one, or go on with it. alert: its name, such as `late` or `state-damaged`. what: a
-    sentence with what to do; it is logged when it begins, and when it says something else."""
+    """Make an alert active, or replace its message.
+
+    It is logged as a warning when it begins, and again when the message changes.
+
+    Args:
+        job: The name of the job.
+        alert: The name of the alert, such as `late` or `state-damaged`.
+        message: What is wrong, and what to do.
+    """
     with _lock:
-        before = _active.get((job, alert))
+        previous_message = _active.get((job, alert))
         _active[job, alert] = message
-    if before != message:
-        level = logging.WARNING if before is None else logging.INFO
+    if previous_message != message:
+        level = logging.WARNING if previous_message is None else logging.INFO
         log.log(level, "alert %s of job %s: %s", alert, job, message)
 
 
 def clear_alert(job: str, alert: str) -> None:
-    """It is over."""
+    """End an alert, if it is active.
+
+    Args:
+        job: The name of the job.
+        alert: The name of the alert.
+    """
     with _lock:
-        before = _active.pop((job, alert), None)
-    if before is not None:
+        message = _active.pop((job, alert), None)
+    if message is not None:
         log.info("alert %s of job %s is over", alert, job)
 
 
 def get_active_alerts() -> Mapping[tuple[str, str], str]:
-    """By job and alert, what each says."""
+    """Return the message of each active alert by the names of job and alert."""
     with _lock:
         return dict(_active)
 
 
 def collect_metrics(samples: MetricSamples) -> None:
+    """Add the active alerts to the samples of a scrape."""
     for job, alert in get_active_alerts():
         samples.add(catalog.PIPELINE_ALERTS, 1, job, alert)

@@ -1,8 +1,8 @@
-"""Counters of the driver's process that any part of a job adds to: gaps, damaged states, lookups.
+"""Keep metrics of the driver that Spark's progress does not contain, such as gaps.
 
-    counts.add(catalog.PIPELINE_GAPS, 1, job, topic)
+Any part of a job may change them, in any thread:
 
-A scrape has them beside what Spark's progress says.
+    counts.increment_counter(catalog.PIPELINE_GAPS, 1, job, topic)
 """
 
 from __future__ import annotations
@@ -19,21 +19,37 @@ _lock = Lock()
 
 
 def increment_counter(metric: Metric, amount: float, *labels: str) -> None:
-    """To a counter. Raises ValueError for what is none."""
+    """Add an amount to a counter.
+
+    Args:
+        metric: The counter.
+        amount: What is added.
+        *labels: The values of the metric's labels, in the order of the catalog.
+
+    Raises:
+        ValueError: The metric is not a counter.
+    """
     if metric.kind is not MetricKind.COUNTER:
-        raise ValueError(f"{metric.name} is a {metric.kind}, no counter; use put")
+        raise ValueError(f"{metric.name} is a {metric.kind}, not a counter; use set_gauge")
     with _lock:
         _counts[metric, labels] += amount  # type: ignore[assignment]
 
 
 def set_gauge(metric: Metric, value: float, *labels: str) -> None:
-    """The present value of a gauge."""
+    """Set the value of a gauge.
+
+    Args:
+        metric: The gauge.
+        value: The current value.
+        *labels: The values of the metric's labels, in the order of the catalog.
+    """
     with _lock:
         _gauges[metric, labels] = value
 
 
 def collect_metrics(samples: MetricSamples) -> None:
+    """Add all counters and gauges to the samples of a scrape."""
     with _lock:
-        found = [*_counts.items(), *_gauges.items()]
-    for (metric, labels), value in found:
+        items = [*_counts.items(), *_gauges.items()]
+    for (metric, labels), value in items:
         samples.add(metric, value, *labels)

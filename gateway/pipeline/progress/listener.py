@@ -1,11 +1,12 @@
-"""Progress of running queries: to Prometheus, to a topic, to the log, and to the doctor's file.
+"""Report the progress of running queries to Prometheus, a topic, the log, and the doctor's file.
 
-    with telling(section, jobs, client) as told:
-        told.watch(session)          # each session that starts queries; their names are their jobs'
+    with report_progress(section, jobs, client_config) as reporter:
+        reporter.watch_session(session)  # each session that starts queries
 
-Spark tells its listeners of one thread; it only puts what it hears into a queue here. A thread of
-our own asks for times of tasks, counts, writes and sends: a slow disk or Kafka holds up nobody, and
-what is too much is counted and dropped.
+The name of a query is that of its job. Spark calls all listeners of a session in one thread, so
+`QueryListener` only puts events into a queue. The thread of `ProgressReporter` reads the times of
+tasks, counts, writes and sends. A slow disk or Kafka therefore delays no query; if the queue is
+full, events are counted and dropped.
 """
 
 from __future__ import annotations
@@ -33,60 +34,79 @@ from .tasks import TaskMetricsReader
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED_EVENTS = 1000  # events, of some KB each
-TASK_INTERVAL_S = 10.0  # s between two looks at the tasks of a job
-_LATE_WINDOW_BATCHES = 10  # batches that the share of late rows is of
+MAX_QUEUED_EVENTS = 1000  # of a few KB each
+TASK_INTERVAL_S = 10.0  # between two reads of the times of a job's tasks
+_LATE_WINDOW_BATCHES = 10  # over which the share of late rows is computed
 
 _EventHandler: TypeAlias = Callable[[], None]
 
 
 class QueryListener:
-    """What Spark calls. Nothing in here may take time, or raise.
+    """A listener whose methods Spark's JVM calls, in a thread of Spark.
 
-    An event is taken as its JSON, in one call: pyspark's own listener asks Spark for each number of
-    it, hundreds a batch. With those, and a look at tasks in each batch, to tell of a join took
-    166 ms of Spark's thread and 66 of Python a batch (2 shared cores); now 1 and 6.
+    `ProgressReporter.watch_session` creates one for each session. The methods must neither take
+    time nor raise, because Spark's other listeners wait for them.
+
+    It does not derive from pyspark's `StreamingQueryListener`, which calls the JVM for every number
+    of an event, hundreds of times per batch. This class gets an event as JSON in one call. With
+    pyspark's listener, and a read of the tasks after each batch, reporting a join took 166 ms of
+    Spark's thread and 66 ms of Python per batch (2 shared cores); now it takes 1 and 6 ms.
     """
 
     def __init__(self, reporter: ProgressReporter) -> None:
+        """Pass events on to a reporter."""
         self._reporter = reporter
 
     def onQueryStarted(self, event: Any) -> None:
-        said = json.loads(event.json())
-        query, run, name = said["id"], said["runId"], said["name"]
+        """Enqueue the start of a query."""
+        data = json.loads(event.json())
+        query, run, name = data["id"], data["runId"], data["name"]
         self._reporter.enqueue(
             lambda: self._reporter.on_query_started(query, run, name), name or query
         )
 
     def onQueryProgress(self, event: Any) -> None:
-        said = json.loads(event.json())["progress"]
-        self._reporter.enqueue(lambda: self._reporter.on_query_progress(said), said["name"] or "")
+        """Enqueue the progress of a batch."""
+        record = json.loads(event.json())["progress"]
+        self._reporter.enqueue(
+            lambda: self._reporter.on_query_progress(record), record["name"] or ""
+        )
 
     def onQueryIdle(self, event: Any) -> None:
-        pass
+        """Ignore a trigger without new records."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        said = json.loads(event.json())
-        query, run, error = said["id"], said["runId"], said.get("exception")
-        kind = said.get("errorClassOnException")
+        """Enqueue the end of a query. The event has its id, but not its name."""
+        data = json.loads(event.json())
+        query, run, error = data["id"], data["runId"], data.get("exception")
+        error_class = data.get("errorClassOnException")
         self._reporter.enqueue(
-            lambda: self._reporter.on_query_terminated(query, run, error, kind), query
+            lambda: self._reporter.on_query_terminated(query, run, error, error_class), query
         )
 
     @property
     def _jlistener(self) -> Any:
-        """What `spark.streams.addListener` registers."""
+        """The Java object that `spark.streams.addListener` of pyspark registers."""
         from pyspark import SparkContext
 
         return SparkContext._jvm.PythonStreamingQueryListenerWrapper(self)  # type: ignore[union-attr]
 
     class Java:
+        """The Java interface of this class, for py4j."""
+
         implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
 
 class ProgressReporter:
-    """See the module. jobs: those that run, by name. every: seconds between two looks at the tasks
-    of a job."""
+    """The thread that handles the events of all queries, one after the other.
+
+    `report_progress` creates one for a process and closes it. `QueryListener` adds events in
+    Spark's threads. The state of each job is changed by the reporter's thread only.
+
+    Attributes:
+        metrics: The metrics of the queries.
+        port: The port of the metrics server, None if there is none.
+    """
 
     def __init__(
         self,
@@ -95,66 +115,102 @@ class ProgressReporter:
         client_config: Mapping[str, Any] | None = None,
         task_interval_s: float = TASK_INTERVAL_S,
     ) -> None:
+        """Start the thread.
+
+        Args:
+            section: The settings `pipelines`.
+            jobs: The jobs that run.
+            client_config: The settings of librdkafka for the cluster of `progress.topic`, or None
+                to send no records.
+            task_interval_s: The time between two reads of the tasks of a job, in seconds.
+        """
         self.metrics = ProgressMetrics()
-        self.port: int | None = None  # of Prometheus, once it listens
+        self.port: int | None = None
         self._section = section
         self._jobs = {job.name: job for job in jobs}
-        self._job_names: dict[str, str] = {}
+        self._job_names: dict[str, str] = {}  # by the id of the query
         self._progress_files: dict[str, progress_file.ProgressFile] = {}
         self._recent_batches: dict[str, list[BatchProgress]] = {}
         self._task_reader: TaskMetricsReader | None = None
         self._task_interval_s = task_interval_s
         self._tasks_read_at: dict[str, float] = {}
         self._producer = _create_producer(section, client_config, self.metrics)
+        # None ends the thread.
         self._events: queue.Queue[_EventHandler | None] = queue.Queue(MAX_QUEUED_EVENTS)
         self._thread = threading.Thread(target=self._handle_events, name="progress", daemon=True)
         self._thread.start()
 
     def watch_session(self, spark: Any) -> None:
-        """The queries that a session will start; each session has listeners of its own."""
+        """Report the queries that a session will start. Each session has its own listeners.
+
+        Args:
+            spark: The session. All sessions must share one Spark context.
+        """
         if self._task_reader is None:
             self._task_reader = TaskMetricsReader(spark)
         spark.streams.addListener(QueryListener(self))
 
     def collect_metrics(self) -> MetricSamples:
-        """All that is known of the jobs of this process, now."""
-        into = MetricSamples()
-        self.metrics.collect_metrics(into)
-        counts.collect_metrics(into)
-        alerts.collect_metrics(into)
-        return into
+        """Return the current metrics of all jobs of this process. May be called in any thread."""
+        samples = MetricSamples()
+        self.metrics.collect_metrics(samples)
+        counts.collect_metrics(samples)
+        alerts.collect_metrics(samples)
+        return samples
 
     def enqueue(self, event: _EventHandler, job: str) -> None:
-        """From Spark's thread."""
+        """Let the reporter's thread handle an event; count and drop it if the queue is full.
+
+        Args:
+            event: Handles the event.
+            job: The name of the job or the id of the query, for the count.
+        """
         try:
             self._events.put_nowait(event)
         except queue.Full:
             self.metrics.record_untold_event(self._job_names.get(job, job))
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """What was heard is told first."""
+        """Handle the events in the queue, and end the thread.
+
+        Args:
+            timeout_s: How long to wait for the events, and again for records that Kafka has not
+                acknowledged, in seconds.
+        """
         self._events.put(None)
         self._thread.join(timeout_s)
         if self._producer is not None:
             self._producer.close(timeout_s)
 
     def on_query_started(self, query: str, run: str, name: str | None) -> None:
+        """Count and log the start of a query.
+
+        Args:
+            query: The id of the query, which its restarts keep.
+            run: The id of this start of the query.
+            name: The name of the query, which is that of its job.
+        """
         job = self._job_names[query] = name or query
         self.metrics.record_start(job)
         with log_context(job=job, query=query, run=run):
             log.info("query of job %s begins", job)
 
     def on_query_progress(self, record: dict[str, Any]) -> None:
+        """Report a batch everywhere. A trigger without a batch is ignored.
+
+        Args:
+            record: Spark's progress. This method adds `tasks` and `notes` to it.
+        """
         query, job = record["id"], record.get("name") or record["id"]
         if "addBatch" not in record.get("durationMs", {}):
-            return  # nothing was done
+            return  # the trigger ran no batch
         if self._task_reader is not None and self._should_read_tasks(job, record):
             record["tasks"] = self._task_reader.read_batch(record["runId"], record["batchId"])
         record["notes"] = progress_file.pop_notes(query, record.get("name"), record["batchId"])
-        found = self.metrics.record_batch(job, record)
-        with log_context(job=job, query=query, run=record["runId"], batch=found.id):
-            log.info("%s", format_batch(found))
-            self._update_late_alert(job, found)
+        batch = self.metrics.record_batch(job, record)
+        with log_context(job=job, query=query, run=record["runId"], batch=batch.id):
+            log.info("%s", format_batch(batch))
+            self._update_late_alert(job, batch)
         self._get_progress_file(job).append(record)
         if self._producer is not None:
             self._producer.send_record(job, record)
@@ -162,6 +218,14 @@ class ProgressReporter:
     def on_query_terminated(
         self, query: str, run: str, error: str | None, error_class: str | None
     ) -> None:
+        """Count and log the end of a query.
+
+        Args:
+            query: The id of the query.
+            run: The id of this start of the query.
+            error: The message of the exception that ended the query, None if it was stopped.
+            error_class: Spark's name for the kind of exception, if it has one.
+        """
         job = self._job_names.get(query, query)
         self.metrics.record_end(job, (error_class or "unknown") if error else None)
         with log_context(job=job, query=query, run=run):
@@ -171,7 +235,10 @@ class ProgressReporter:
                 log.info("query of job %s is stopped", job)
 
     def _should_read_tasks(self, job: str, record: Mapping[str, Any]) -> bool:
-        """Are its tasks looked at? Of batches with input, one in so many seconds."""
+        """Return whether to read the tasks of a batch, and if so begin a new interval.
+
+        The tasks of one batch with input are read in each interval.
+        """
         now = time.monotonic()
         if (
             not record["numInputRows"]
@@ -182,19 +249,21 @@ class ProgressReporter:
         return True
 
     def _update_late_alert(self, job: str, batch: BatchProgress) -> None:
-        held = self._recent_batches.setdefault(job, [])
-        held.append(batch)
-        del held[:-_LATE_WINDOW_BATCHES]
-        rows = sum(each.rows for each in held)
-        late = sum(each.dropped_rows for batch in held for each in batch.operators)
+        """Raise or clear the alert of late rows, by the latest batches of a job."""
+        recent = self._recent_batches.setdefault(job, [])
+        recent.append(batch)
+        del recent[:-_LATE_WINDOW_BATCHES]
+        rows = sum(each.rows for each in recent)
+        late = sum(each.dropped_rows for batch in recent for each in batch.operators)
         limit = self._jobs[job].alert_late if job in self._jobs else 0.2
         if rows and late / rows > limit:
-            what = f"more than {limit:.0%} of its rows come too late; see its watermark"
-            alerts.raise_alert(job, "late", what)
+            message = f"more than {limit:.0%} of its rows come too late; see its watermark"
+            alerts.raise_alert(job, "late", message)
         elif rows:
             alerts.clear_alert(job, "late")
 
     def _get_progress_file(self, job: str) -> progress_file.ProgressFile:
+        """Return the open file of a job, which is created with the first batch."""
         if job not in self._progress_files:
             self._progress_files[job] = progress_file.ProgressFile(
                 progress_file.get_progress_path(self._section.checkpoints, job)
@@ -202,11 +271,12 @@ class ProgressReporter:
         return self._progress_files[job]
 
     def _handle_events(self) -> None:
+        """Handle events until the queue gives None. This is the reporter's thread."""
         while (event := self._events.get()) is not None:
             try:
                 event()
-            except Exception:  # a record less; the query goes on, and so do others'
-                log.exception("progress could not be told")
+            except Exception:  # the report of this event is lost, but queries must go on
+                log.exception("progress could not be reported")
 
 
 @contextmanager
@@ -216,29 +286,41 @@ def report_progress(
     client_config: Mapping[str, Any] | None = None,
     task_interval_s: float = TASK_INTERVAL_S,
 ) -> Iterator[ProgressReporter]:
-    """For as long as jobs run. client: librdkafka's settings of the cluster that `progress.topic`
-    is of. every: seconds between two looks at a job's tasks. Raises PipelineError where
-    `progress.listen` is taken."""
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of each call that it hears
+    """Report the progress of jobs while the context is entered.
+
+    Args:
+        section: The settings `pipelines`.
+        jobs: The jobs that run.
+        client_config: The settings of librdkafka for the cluster of `progress.topic`.
+        task_interval_s: The time between two reads of the tasks of a job, in seconds.
+
+    Raises:
+        PipelineError: The port `progress.listen` cannot be used.
+    """
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs each call as INFO
     with ExitStack() as stack:
-        told = ProgressReporter(section, jobs, client_config, task_interval_s)
-        stack.callback(told.close)
+        reporter = ProgressReporter(section, jobs, client_config, task_interval_s)
+        stack.callback(reporter.close)
         if section.progress.listen is not None:
-            at = (section.progress.host, section.progress.listen)
-            told.port = stack.enter_context(MetricsServer(*at, told.collect_metrics)).port
-            log.info("metrics of jobs: http://%s:%d/metrics", at[0], told.port)
-        yield told
+            host, port = section.progress.host, section.progress.listen
+            server = stack.enter_context(MetricsServer(host, port, reporter.collect_metrics))
+            reporter.port = server.port
+            log.info("metrics of jobs: http://%s:%d/metrics", host, reporter.port)
+        yield reporter
 
 
 def format_batch(batch: BatchProgress) -> str:
-    """`1,200 rows in 0.41 s, 3,400 of state, 12 late, 500 behind`"""
-    said = [f"{batch.rows:,} rows in {batch.seconds:.2f} s"]
+    """Return a batch as text, such as `1,200 rows in 0.41 s, 3,400 of state, 12 late, 500 behind`.
+
+    The last two parts are left out if they are 0.
+    """
+    parts = [f"{batch.rows:,} rows in {batch.seconds:.2f} s"]
     if batch.operators:
-        said.append(f"{sum(each.rows for each in batch.operators):,} of state")
+        parts.append(f"{sum(each.rows for each in batch.operators):,} of state")
     late = sum(each.dropped_rows for each in batch.operators)
     behind = sum(each.offsets_behind or 0 for each in batch.sources)
-    said += [f"{late:,} late"] * bool(late) + [f"{behind:,} behind"] * bool(behind)
-    return ", ".join(said)
+    parts += [f"{late:,} late"] * bool(late) + [f"{behind:,} behind"] * bool(behind)
+    return ", ".join(parts)
 
 
 def _create_producer(

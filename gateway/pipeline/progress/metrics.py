@@ -1,4 +1,4 @@
-"""Progress of jobs as figures: counters since the process began, gauges of the latest batch."""
+"""Keep metrics of jobs: counters since the process began, and gauges of the latest batch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ from gateway.telemetry import catalog
 from gateway.telemetry.histogram import Histogram
 from gateway.telemetry.samples import MetricSamples
 
+# The phases of a batch that are reported, by Spark's names in `durationMs`.
 PHASES = ("triggerExecution", "addBatch", "latestOffset", "getBatch", "queryPlanning",
           "walCommit", "commitOffsets")  # fmt: skip
 
 
 class ProgressMetrics:
-    """Of all jobs of this process; `took` from one thread, `figures` from any."""
+    """The metrics of all jobs of this process, by the names of the jobs.
+
+    `ProgressReporter` owns it. `record_untold_event` and `collect_metrics` may be called in any
+    thread, so a lock guards all state.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """Begin without jobs.
+
+        Args:
+            clock: Returns the seconds since 1970, to compute the age of watermarks.
+        """
         self._clock = clock
         self._lock = Lock()
         self._starts: Counter[str] = Counter()
@@ -30,44 +40,62 @@ class ProgressMetrics:
         self._late_rows: Counter[str] = Counter()
         self._untold_events: Counter[str] = Counter()
         self._running: dict[str, bool] = {}
-        self._latest_batches: dict[str, tuple[BatchProgress, float]] = {}
+        self._latest_batches: dict[str, tuple[BatchProgress, float]] = {}  # with rows per second
         self._phase_seconds: dict[tuple[str, str], Histogram] = {}
 
     def record_start(self, job: str) -> None:
+        """Record that the query of a job has started."""
         with self._lock:
             self._starts[job] += 1
             self._running[job] = True
 
     def record_end(self, job: str, error: str | None) -> None:
-        """error: its class, such as `STREAM_FAILED`; None where it was stopped."""
+        """Record that the query of a job has ended.
+
+        Args:
+            job: The name of the job.
+            error: Spark's name for the kind of error, such as `STREAM_FAILED`, or None if the query
+                was stopped.
+        """
         with self._lock:
             self._running[job] = False
             if error:
                 self._failures[job, error] += 1
 
     def record_untold_event(self, job: str) -> None:
+        """Count an event that was dropped, or a record that Kafka did not accept."""
         with self._lock:
             self._untold_events[job] += 1
 
     def record_batch(self, job: str, progress: Mapping[str, Any]) -> BatchProgress:
-        """A batch is done."""
-        found = parse_batch(progress)
+        """Record a finished batch, and return its parsed progress.
+
+        Args:
+            job: The name of the job.
+            progress: Spark's progress, see `gateway.pipeline.doctor.query_run`.
+
+        Raises:
+            KeyError: The progress lacks a field.
+            ValueError: A field of the progress cannot be parsed.
+        """
+        batch = parse_batch(progress)
         with self._lock:
             self._batches[job] += 1
-            self._rows[job] += found.rows
-            self._late_rows[job] += sum(each.dropped_rows for each in found.operators)
-            self._latest_batches[job] = found, float(progress.get("processedRowsPerSecond") or 0)
+            self._rows[job] += batch.rows
+            self._late_rows[job] += sum(each.dropped_rows for each in batch.operators)
+            self._latest_batches[job] = batch, float(progress.get("processedRowsPerSecond") or 0)
             for phase in PHASES:
-                if phase in found.phases:
-                    held = self._phase_seconds.setdefault((job, phase), Histogram())
-                    held.observe(found.phases[phase])
-        return found
+                if phase in batch.phases:
+                    histogram = self._phase_seconds.setdefault((job, phase), Histogram())
+                    histogram.observe(batch.phases[phase])
+        return batch
 
     def collect_metrics(self, samples: MetricSamples) -> None:
+        """Add the metrics of all jobs to the samples of a scrape."""
         with self._lock:
             self._collect_counters(samples)
-            for (job, phase), held in self._phase_seconds.items():
-                samples.add_histogram(catalog.PIPELINE_BATCH_SECONDS, held, job, phase)
+            for (job, phase), histogram in self._phase_seconds.items():
+                samples.add_histogram(catalog.PIPELINE_BATCH_SECONDS, histogram, job, phase)
             for job, (latest, rate) in self._latest_batches.items():
                 samples.add(catalog.PIPELINE_ROWS_PER_SECOND, rate, job)
                 _collect_state_metrics(samples, job, latest)

@@ -1,4 +1,7 @@
-"""Figures for Prometheus, on a port of the driver's own."""
+"""Serve the metrics of jobs to Prometheus.
+
+Jobs run in a process without the gateway, which serves its own metrics.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +16,47 @@ from gateway.telemetry.samples import MetricSamples
 
 
 class MetricsServer:
-    """`GET /metrics`, while it is entered. port: 0 for a free one, then `port` has it.
+    """An HTTP server in threads that answers `GET /metrics` while its context is entered.
 
-    Raises PipelineError where it cannot listen there.
+    `report_progress` creates it if `progress.listen` is set.
+
+    Attributes:
+        port: The port, also if a free one was asked for.
     """
 
     def __init__(self, host: str, port: int, collect_metrics: Callable[[], MetricSamples]) -> None:
+        """Bind the port; requests are answered once the context is entered.
+
+        Args:
+            host: The address to listen on.
+            port: The port, or 0 for a free one.
+            collect_metrics: Returns the metrics. It is called in the thread of each request.
+
+        Raises:
+            PipelineError: The address cannot be listened on.
+        """
         try:
             self._server = ThreadingHTTPServer((host, port), _create_handler(collect_metrics))
         except OSError as error:
-            what = f"pipelines.progress cannot listen on {host}:{port}: {error.strerror}"
-            raise PipelineError(f"{what}; use another port, or 0 for a free one") from None
+            problem = f"pipelines.progress cannot listen on {host}:{port}: {error.strerror}"
+            raise PipelineError(f"{problem}; use another port, or 0 for a free one") from None
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
 
     def __enter__(self) -> Self:
+        """Begin to answer requests."""
         threading.Thread(target=self._server.serve_forever, name="scrape", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the port."""
         self._server.shutdown()
         self._server.server_close()
 
 
 def _create_handler(collect_metrics: Callable[[], MetricSamples]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10  # s: who asks and does not read on
+        timeout = 10  # seconds, for clients that send or read nothing
 
         def do_GET(self) -> None:
             if self.path.partition("?")[0] != "/metrics":
@@ -53,6 +71,6 @@ def _create_handler(collect_metrics: Callable[[], MetricSamples]) -> type[BaseHT
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            pass
+            """Log nothing: the default writes a line to stderr for each request."""
 
     return Handler

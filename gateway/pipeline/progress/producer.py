@@ -1,4 +1,4 @@
-"""Progress as records of a topic, for streams: the key is the job's name, the value JSON."""
+"""Write the progress of jobs to a topic, so that a route can stream it to browsers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,29 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
-_MAX_QUEUED_RECORDS = 5_000  # records, of about 4 KB
-_DELIVERY_TIMEOUT_MS = 120_000  # ms
+_MAX_QUEUED_RECORDS = 5_000  # of about 4 KB each
+_DELIVERY_TIMEOUT_MS = 120_000
 
 
 class ProgressProducer:
-    """Never waits: what Kafka does not take is told to `lost`, with the job's name."""
+    """A producer of progress records, which never waits for Kafka.
+
+    The key of a record is the name of its job, the value is JSON. `ProgressReporter` owns it.
+
+    Attributes:
+        topic: The topic of the records.
+    """
 
     def __init__(
         self, topic: str, client_config: Mapping[str, Any], on_lost: Callable[[str], None]
     ) -> None:
+        """Create the client; it connects in the background.
+
+        Args:
+            topic: The topic of the records.
+            client_config: The settings of librdkafka for the cluster.
+            on_lost: Called with the name of the job for each record that Kafka did not accept.
+        """
         self.topic = topic
         self._on_lost = on_lost
         self._producer = Producer(
@@ -27,20 +40,30 @@ class ProgressProducer:
                 "linger.ms": 5,
                 "message.timeout.ms": _DELIVERY_TIMEOUT_MS,
                 "queue.buffering.max.messages": _MAX_QUEUED_RECORDS,
-                "log_level": 2,
+                "log_level": 2,  # critical; records that are lost are counted instead
             }
         )
 
     def send_record(self, job: str, record: Mapping[str, Any]) -> None:
+        """Send the progress of a batch.
+
+        Args:
+            job: The name of the job.
+            record: Spark's progress with `tasks` and `notes`.
+        """
         value = json.dumps({"job": job, **record}, default=str, separators=(",", ":"))
         try:
             self._producer.produce(self.topic, value, job, on_delivery=self._on_delivery)
         except (BufferError, KafkaException):
             self._on_lost(job)
-        self._producer.poll(0)
+        self._producer.poll(0)  # calls `_on_delivery` for earlier records
 
     def close(self, timeout_s: float) -> None:
-        """Seconds for what is on its way."""
+        """Wait until Kafka has acknowledged all records.
+
+        Args:
+            timeout_s: How long to wait at most, in seconds.
+        """
         self._producer.flush(timeout_s)
 
     def _on_delivery(self, error: Any, message: Any) -> None:

@@ -1,9 +1,9 @@
-"""The latest progress of a job, in a file beside its checkpoints: what the doctor reads of it while
-it runs, and afterwards.
+"""Keep the latest progress of a job in a file beside its checkpoints.
 
-A line is one batch: Spark's progress as JSON, with `tasks` and `notes` (see doctor/reading). Lines
-are appended; at twice `KEPT` the file is written anew with the latest, under its name at once, so
-that a reader always has whole lines, except for one that is being written.
+The doctor reads the file while the job runs, and afterwards. A line is the progress of one batch as
+JSON, with `tasks` and `notes` (see `gateway.pipeline.doctor.query_run`). Lines are appended. When
+the file has twice `MAX_BATCHES` lines, it is replaced by a file with the latest ones, by one
+rename. A reader therefore sees whole lines only, except for a last line that is being written.
 """
 
 from __future__ import annotations
@@ -24,26 +24,41 @@ FILE_NAME = "progress.jsonl"
 
 
 def get_progress_path(checkpoints: str, job: str) -> Path:
-    """Where a job's file is. Of checkpoints on another file system: in the user's state directory
-    of the machine where the driver runs."""
+    """Return the path of the file of a job.
+
+    If the checkpoints are not on a local disk, the file is in the user's state directory on the
+    machine of the driver (XDG Base Directory Specification).
+
+    Args:
+        checkpoints: The directory of all checkpoints, as a path or a URL.
+        job: The name of the job.
+    """
     directory = local_path(checkpoints)
     if directory is None:
-        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        which = hashlib.sha256(checkpoints.rstrip("/").encode()).hexdigest()[:12]
-        directory = state / "gateway" / "pipelines" / which
+        state_home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        digest = hashlib.sha256(checkpoints.rstrip("/").encode()).hexdigest()[:12]
+        directory = state_home / "gateway" / "pipelines" / digest
     return directory / job / FILE_NAME
 
 
 class ProgressFile:
-    """One job's file. What an earlier process left is kept; the doctor looks at the latest run."""
+    """The file of one job, written by the process that runs the job.
+
+    Lines of an earlier process are kept; the doctor looks at the latest run.
+
+    Attributes:
+        path: The path of the file.
+    """
 
     def __init__(self, path: Path) -> None:
+        """Open the file, and drop the part of a line that a killed process has left."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lines = deque(_read_whole_lines(path), MAX_BATCHES)
         self._rewrite()
 
     def append(self, record: Mapping[str, Any]) -> None:
+        """Append the progress of a batch."""
         line = json.dumps(record, default=str)
         self._lines.append(line)
         self._line_count += 1
@@ -54,42 +69,57 @@ class ProgressFile:
             file.write(line + "\n")
 
     def _rewrite(self) -> None:
-        beside = self.path.with_suffix(f".{os.getpid()}")
-        beside.write_text("".join(f"{line}\n" for line in self._lines), encoding="utf-8")
-        beside.replace(self.path)
+        """Replace the file by one with the latest lines only."""
+        temporary = self.path.with_suffix(f".{os.getpid()}")
+        temporary.write_text("".join(f"{line}\n" for line in self._lines), encoding="utf-8")
+        temporary.replace(self.path)
         self._line_count = len(self._lines)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Records, the oldest first; none if there is no file."""
+    """Return the records of a file, the oldest first, or an empty list if there is no file."""
     return [json.loads(line) for line in _read_whole_lines(path)]
 
 
 def _read_whole_lines(path: Path) -> Sequence[str]:
-    """Lines that are complete."""
+    """Return the lines of a file, except for one that is not completely written."""
     if not path.is_file():
         return ()
     text = path.read_text(encoding="utf-8", errors="replace")
     return [line for line in text.split("\n")[:-1] if line.endswith("}")]
 
 
+# By the id or the name of the query, and the batch. They are added in the thread of the query, and
+# taken in that of `ProgressReporter`.
 _notes: dict[tuple[str, int], dict[str, float]] = {}
 _lock = Lock()
 
 
 def add_note(query: str, batch: int, **seconds: float) -> None:
-    """What a part of a job took in a batch, for the doctor: `note(id, 7, sink=1.2)` is how long its
-    writers waited for Kafka, on the clock. query: the id of the query, or its name."""
+    """Add the time that a part of a job took in a batch, for the doctor.
+
+    Args:
+        query: The id or the name of the query.
+        batch: The number of the batch.
+        **seconds: The elapsed time of each part, in seconds. `sink` is how long writers waited for
+            Kafka.
+    """
     with _lock:
-        held = _notes.setdefault((query, batch), {})
+        notes = _notes.setdefault((query, batch), {})
         for name, value in seconds.items():
-            held[name] = held.get(name, 0.0) + value
-        while len(_notes) > 1000:  # nobody listens
+            notes[name] = notes.get(name, 0.0) + value
+        while len(_notes) > 1000:  # nobody takes them, as in a process without a reporter
             _notes.pop(next(iter(_notes)))
 
 
 def pop_notes(query: str, name: str | None, batch: int) -> dict[str, float]:
-    """Taken: it is told once."""
+    """Return the times of a batch, and forget them.
+
+    Args:
+        query: The id of the query.
+        name: The name of the query.
+        batch: The number of the batch.
+    """
     with _lock:
-        found = _notes.pop((query, batch), {})
-        return found | _notes.pop((name or "", batch), {})
+        notes = _notes.pop((query, batch), {})
+        return notes | _notes.pop((name or "", batch), {})

@@ -1,8 +1,9 @@
-"""What the tasks of a batch took: skew, collection of garbage, Python, waiting.
+"""Read the times of a batch's tasks: of the slowest one, in garbage collection, and in Python.
 
-Spark's progress has none of it. The status store in the driver has (also without its UI): asked of
-each job and stage, as JSON. A look at a batch of a join takes 60 ms beside the query, of which
-Python computes 6 to 10 (2 shared cores); so the listener takes one in ten seconds.
+Spark's progress does not contain them. They are read from the status store of the driver, which
+exists even without Spark's UI, with one call for each job and stage, as JSON. To read a batch of a
+join takes 60 ms while the query goes on, 6 to 10 of them in Python (2 shared cores). The listener
+therefore reads one batch in ten seconds.
 """
 
 from __future__ import annotations
@@ -15,21 +16,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PYTHON_TIME_METRIC = "time to execute Python code"
-"""Spark's name of what Python workers took, without sending rows to and fro."""
+"""Spark's name for the time in Python workers, without the transfer of rows."""
 
 _QUANTILES = (0.0, 0.5, 1.0)
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _TIME_PATTERN = re.compile(r"([\d.,]+) (ms|s|min|m|h)\b")
-_MAX_EXECUTIONS = 50  # of SQL, that are looked through: other jobs have theirs among them
-_JOB_END_TIMEOUT_S = (
-    2.0  # s for the status store to hear of what is done: it has a queue of its own
-)
+# How many of the latest SQL executions are searched: those of other jobs are among them.
+_MAX_EXECUTIONS = 50
+# How long the status store may be behind: it is updated through a queue.
+_JOB_END_TIMEOUT_S = 2.0
 
 
 class TaskMetricsReader:
-    """Of the queries of one Spark context. cores: of all executors, where that is known."""
+    """A reader of the times of tasks, for the queries of one Spark context.
+
+    `ProgressReporter` owns it. Spark keeps the latest thousand jobs, so a batch must be read soon.
+    """
 
     def __init__(self, spark: Any) -> None:
+        """Find the stores of a session's context.
+
+        Args:
+            spark: The session.
+        """
         context = spark.sparkContext
         self._tracker = context._jsc.statusTracker()
         self._status_store = context._jsc.sc().statusStore()
@@ -37,77 +46,98 @@ class TaskMetricsReader:
         writer = context._jvm.org.apache.spark.status.api.v1.JacksonMessageWriter()
         self._json_mapper = writer.mapper()
         self._java_quantiles = context._gateway.new_array(context._jvm.double, len(_QUANTILES))
-        for at, each in enumerate(_QUANTILES):
-            self._java_quantiles[at] = each
+        for index, quantile in enumerate(_QUANTILES):
+            self._java_quantiles[index] = quantile
         self._context = context
 
     @property
     def cores(self) -> int:
+        """The number of cores of all executors."""
         return int(self._context.defaultParallelism)
 
     def read_batch(self, run_id: str, batch: int) -> dict[str, Any] | None:
-        """What `doctor.reading` reads; None if nothing is known any more."""
+        """Return the times of a batch's tasks, or None if Spark does not know them any more.
+
+        The result becomes `tasks` in the progress of the batch, and `query_run.TaskMetrics` in the
+        doctor.
+
+        Args:
+            run_id: The id of the query's start, which Spark uses as the job group.
+            batch: The number of the batch.
+        """
         jobs = self._find_jobs(run_id, batch)
-        stages = [self._read_stage(each) for job in jobs for each in sorted(job["stageIds"])]
-        found = [each for each in stages if each is not None]
-        if not found:
+        all_stages = [self._read_stage(each) for job in jobs for each in sorted(job["stageIds"])]
+        stages = [each for each in all_stages if each is not None]
+        if not stages:
             return None
         return {
             "cores": self.cores,
             "jobs": round(_covered_seconds([_get_span(job) for job in jobs]), 3),
             "python": round(self._sum_python_seconds({job["jobId"] for job in jobs}), 3),
             "busy": is_busy(),
-            "stages": found,
+            "stages": stages,
         }
 
     def _find_jobs(self, run_id: str, batch: int) -> list[dict[str, Any]]:
-        """A job's description says its batch. From the latest back: Spark keeps a thousand, of
-        which a few are of this batch."""
-        found = []
+        """Return the jobs of a batch, which Spark names in the description of a job.
+
+        The search goes backwards from the latest job, because Spark keeps a thousand, and only a
+        few belong to this batch.
+        """
+        jobs = []
         for job_id in sorted(
             self._to_python(self._tracker.getJobIdsForGroup(run_id)), reverse=True
         ):
             job = self._wait_for_job(job_id)
-            of = _parse_batch_id(job) if job else None
-            if job is not None and of == batch:
-                found.append(job)
-            elif of is not None and of < batch:
+            job_batch = _parse_batch_id(job) if job else None
+            if job is not None and job_batch == batch:
+                jobs.append(job)
+            elif job_batch is not None and job_batch < batch:
                 break
-        return found
+        return jobs
 
     def _wait_for_job(self, job_id: int) -> dict[str, Any] | None:
-        until = time.monotonic() + _JOB_END_TIMEOUT_S
+        """Return a job once the store knows its end, or None if it does not in time."""
+        deadline = time.monotonic() + _JOB_END_TIMEOUT_S
         while True:
             job = self._call_store(self._status_store.job, job_id)
-            if job is None or "completionTime" in job or time.monotonic() > until:
+            if job is None or "completionTime" in job or time.monotonic() > deadline:
                 return job if job and "completionTime" in job else None
             time.sleep(0.05)
 
     def _read_stage(self, stage_id: int) -> dict[str, Any] | None:
+        """Return the times of a stage, or None if it did not run."""
         stage = self._call_store(self._status_store.lastStageAttempt, stage_id)
+        # Spark skips a stage whose shuffle output an earlier job has written.
         if stage is None or stage["status"] != "COMPLETE" or not stage["numTasks"]:
-            return None  # one whose output was there already was skipped
+            return None
         summary = self._call_store_option(
             self._status_store.taskSummary, stage_id, stage["attemptId"], self._java_quantiles
         )
         return summarize_stage(stage, summary or {})
 
     def _sum_python_seconds(self, job_ids: set[int]) -> float:
-        """Of the SQL executions of these jobs, from the latest back: times are told as text for
-        people."""
+        """Return the seconds that Python workers took for jobs, over all tasks.
+
+        They are metrics of the SQL executions to which the jobs belong. The search goes backwards
+        from the latest execution.
+        """
         total = 0.0
         count = self._sql_store.executionsCount()
-        latest = self._sql_store.executionsList(max(0, count - _MAX_EXECUTIONS), _MAX_EXECUTIONS)
-        for at in reversed(range(latest.size())):
-            execution = latest.apply(at)
-            of = set(map(int, self._to_python(execution.jobs())))
-            if of and max(of) < min(job_ids):
+        executions = self._sql_store.executionsList(
+            max(0, count - _MAX_EXECUTIONS), _MAX_EXECUTIONS
+        )
+        for index in reversed(range(executions.size())):
+            execution = executions.apply(index)
+            execution_jobs = set(map(int, self._to_python(execution.jobs())))
+            if execution_jobs and max(execution_jobs) < min(job_ids):
                 break
-            if not job_ids.isdisjoint(of):
+            if not job_ids.isdisjoint(execution_jobs):
                 total += self._read_python_seconds(execution)
         return total
 
     def _read_python_seconds(self, execution: Any) -> float:
+        """Return the seconds that Python workers took for a SQL execution, over all tasks."""
         ids = {
             each["accumulatorId"]
             for each in self._to_python(execution.metrics())
@@ -119,25 +149,36 @@ class TaskMetricsReader:
         return sum(parse_seconds(text) for each, text in values.items() if int(each) in ids)
 
     def _call_store(self, method: Any, *args: Any) -> dict[str, Any] | None:
+        """Return the result of a method of the store, or None if the store has no such element."""
         from py4j.protocol import Py4JJavaError
 
         try:
-            found: dict[str, Any] = self._to_python(method(*args))
+            result: dict[str, Any] = self._to_python(method(*args))
         except Py4JJavaError:  # NoSuchElementException: Spark keeps the latest thousand
             return None
-        return found
+        return result
 
     def _call_store_option(self, method: Any, *args: Any) -> dict[str, Any] | None:
-        found = method(*args)
-        read: dict[str, Any] | None = self._to_python(found.get()) if found.isDefined() else None
-        return read
+        """Return the result of a method whose type in Scala is `Option`."""
+        option = method(*args)
+        result: dict[str, Any] | None = (
+            self._to_python(option.get()) if option.isDefined() else None
+        )
+        return result
 
     def _to_python(self, value: Any) -> Any:
+        """Return a Java object as Python's, by one call for its JSON instead of one per field."""
         return json.loads(self._json_mapper.writeValueAsString(value))
 
 
 def summarize_stage(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Of Spark's stage and the quantiles of its tasks (least, median, most), in seconds."""
+    """Return the times of a stage in seconds, with the names of `query_run.StageMetrics`.
+
+    Args:
+        stage: Spark's data of the stage.
+        summary: The quantiles of Spark's metrics over the tasks: minimum, median, maximum.
+    """
+    # Spark's times are in ms, except for the CPU's in ns.
     run = summary.get("executorRunTime", (0.0, 0.0, 0.0))
     read = summary.get("inputMetrics", {}).get("recordsRead", (0,))[-1]
     shuffled = summary.get("shuffleReadMetrics", {}).get("readRecords", (0,))[-1]
@@ -154,24 +195,32 @@ def summarize_stage(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> dic
         "rows": stage["inputRecords"] + stage["shuffleReadRecords"],
         "most_rows": int(read + shuffled),
         "shuffles": stage["shuffleReadRecords"] > 0 or stage["shuffleReadBytes"] > 0,
-        "last": stage["shuffleWriteBytes"] == 0,
+        "last": stage["shuffleWriteBytes"] == 0,  # no later stage reads its output
     }
 
 
 def parse_seconds(text: str) -> float:
-    """Of what Spark's UI shows: `total (min, med, max)\\n1.2 s (0.5 s, ...)`, or `12 ms`."""
-    found = _TIME_PATTERN.search(text.rpartition("\n")[2])
-    return float(found[1].replace(",", "")) * _UNIT_SECONDS[found[2]] if found else 0.0
+    r"""Return the seconds of a metric, which Spark formats as text for its UI.
+
+    Args:
+        text: `total (min, med, max)\n1.2 s (0.5 s, ...)`, of which the total counts, or `12 ms`.
+    """
+    match = _TIME_PATTERN.search(text.rpartition("\n")[2])
+    return float(match[1].replace(",", "")) * _UNIT_SECONDS[match[2]] if match else 0.0
 
 
 def is_busy() -> bool:
-    """Does this machine have more to do than cores? Then that a task waits says nothing."""
+    """Return whether this machine's load average is more than 1.5 times its cores.
+
+    Tasks then wait for a core, so the doctor cannot conclude that they wait for the output.
+    """
     return os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
 
 
 def _parse_batch_id(job: Mapping[str, Any]) -> int | None:
-    found = re.search(r"^batch = (\d+)$", job.get("description", ""), re.MULTILINE)
-    return int(found[1]) if found else None
+    """Return the batch that the description of a job names, if any."""
+    match = re.search(r"^batch = (\d+)$", job.get("description", ""), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _get_span(job: Mapping[str, Any]) -> tuple[float, float]:
@@ -179,16 +228,17 @@ def _get_span(job: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _covered_seconds(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds in which at least one is."""
-    total, end = 0.0, 0.0
-    for begin, over in sorted(spans):
-        total += max(0.0, over - max(begin, end))
-        end = max(end, over)
+    """Return the length of the union of time spans, in seconds."""
+    total, covered_until = 0.0, 0.0
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, covered_until))
+        covered_until = max(covered_until, end)
     return total
 
 
 def _parse_time(text: str) -> float:
+    """Return the seconds since 1970 of a time such as `2026-01-02T03:04:05.678GMT`."""
     from datetime import UTC, datetime
 
-    at = datetime.strptime(text.removesuffix("GMT"), "%Y-%m-%dT%H:%M:%S.%f")
-    return at.replace(tzinfo=UTC).timestamp()
+    time_utc = datetime.strptime(text.removesuffix("GMT"), "%Y-%m-%dT%H:%M:%S.%f")
+    return time_utc.replace(tzinfo=UTC).timestamp()

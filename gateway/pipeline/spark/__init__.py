@@ -1,4 +1,7 @@
-"""Spark itself: Java, jars, the session, spark-submit, and how it connects to Kafka.
+"""Start Spark: Java, the jars of its Kafka connector, the session, and spark-submit.
 
-`session` builds the session; `versions` names the versions that go together.
+`gateway pipeline run` calls `session.create_session`, and `gateway pipeline submit` calls
+`submit.run_command`. Start reading in `session`. `client_config` translates the settings of a
+Kafka cluster for the clients of Spark and Python. `versions` has the only copy of the version
+numbers.
 """

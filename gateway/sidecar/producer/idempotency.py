@@ -165,8 +165,14 @@ class IdempotencyStore:
             ) from None
         finally:
             if attempt.transactions is not None and not attempt.may_be_written:
-                # The claim came to nothing, or its work is done under another id.
-                self._transaction_pool.run_in_background(self._withdraw(key, attempt))
+                # The claim came to nothing, or its work is done under another id. A result ends
+                # all claims of its key, so nothing need be written. A release would be a
+                # transaction, and where the process is killed before its end, the partition's
+                # claims could not be read until Kafka aborts it.
+                if self.claims.get_result(key, time.time()) is not None:
+                    self._transaction_pool.release(attempt.transactions)
+                else:
+                    self._transaction_pool.run_in_background(self._withdraw(key, attempt))
 
     async def _attempt(
         self, key: bytes, digest: bytes, produce: ProduceCallback, attempt: _Attempt
@@ -295,8 +301,9 @@ class IdempotencyStore:
     async def _write_claim(self, key: bytes, digest: bytes, attempt: _Attempt, owner: str) -> None:
         """Write a claim and wait until it is read, and so are all claims before it.
 
-        They decide whose the key is. If the topic was replaced meanwhile, the claim may be in
-        either topic, and nothing is waited for.
+        They decide whose the key is. An answer that is read decides it, too: it may have been there
+        for long while a transaction that a killed replica left open holds up the claims. If the
+        topic was replaced meanwhile, the claim may be in either topic, and nothing is waited for.
         """
         tp, layout = self._get_partitions(key)[0], self._layout
         attempt.claim = self._context.producer.send(
@@ -304,7 +311,7 @@ class IdempotencyStore:
         )
         # Shielded: a claim that Kafka gets must be released, so `_withdraw` waits for it.
         offset = await asyncio.shield(attempt.claim)
-        await self._wait_read({tp: offset + 1}, layout)
+        await self._wait_read({tp: offset + 1}, layout, unless_done=key)
 
     async def _withdraw(self, key: bytes, attempt: _Attempt) -> None:
         """Release a claim that came to nothing, after Kafka has acknowledged it."""
@@ -562,14 +569,27 @@ class IdempotencyStore:
             if layout == self._layout:
                 return
 
-    async def _wait_read(self, ends: Mapping[TopicPartition, int], layout: Layout | None) -> None:
+    async def _wait_read(
+        self,
+        ends: Mapping[TopicPartition, int],
+        layout: Layout | None,
+        *,
+        unless_done: bytes | None = None,
+    ) -> None:
         """Wait until partitions are read to these ends, or the layout is another one.
 
         What was read of a topic that is gone does not count.
+
+        Args:
+            ends: The offset before which each partition is read.
+            layout: The layout that the ends are of.
+            unless_done: A key whose result ends the wait, too.
         """
 
         def is_read() -> bool:
             if layout != self._layout:
+                return True
+            if unless_done is not None and self.claims.get_result(unless_done, time.time()):
                 return True
             return self._is_current() and all(
                 self._next_offsets[tp] >= end for tp, end in ends.items()

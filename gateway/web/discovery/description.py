@@ -301,7 +301,7 @@ def _build_stream(
     sources = route.with_.topic_templates
     topics = [
         topic
-        for topic in settings.kafka_of(route).topics
+        for topic in settings.get_kafka(route).topics
         if any(template.can_render(topic.name) for template in sources)
     ]
     offsets = {topic.default_offset for topic in topics}

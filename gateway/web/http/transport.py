@@ -195,8 +195,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if running is not None and running.scope["extensions"].get(DISCONNECT_AT_EOF):
             return False
         if running is not None and running.response_started:
-            # A response that has begun cannot be probed, and may write nothing for a long time.
-            self.loop.call_later(self.HALF_CLOSED_TIMEOUT_S, self._end_half_closed, running)
+            self._limit_half_closed(running)
         if not self._is_half_closed:
             self._is_half_closed = True
             self.cycle.keep_alive = False
@@ -204,6 +203,13 @@ class GatewayProtocol(HttpToolsProtocol):
                 self.FIRST_PROBE_DELAY_S, self._send_probe, 2 * self.FIRST_PROBE_DELAY_S
             )
         return True
+
+    def _limit_half_closed(self, cycle: RequestResponseCycle) -> None:
+        """Give a response that has begun a limited time, as it cannot be probed.
+
+        It may write nothing for a long time, to a client that may be gone.
+        """
+        self.loop.call_later(self.HALF_CLOSED_TIMEOUT_S, self._end_half_closed, cycle)
 
     def _end_half_closed(self, cycle: RequestResponseCycle) -> None:
         if self.running_cycle is cycle and not self.transport.is_closing():
@@ -219,11 +225,13 @@ class GatewayProtocol(HttpToolsProtocol):
             delay: Seconds until the next one, which doubles each time.
         """
         running = self.running_cycle
-        if running is None or running.response_started or self.transport.is_closing():
+        if running is None or self.transport.is_closing():
             return
-        if running.scope["http_version"] == "1.0":  # it has no interim responses
+        if running.response_started:
+            self._limit_half_closed(running)
             return
-        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if running.scope["http_version"] != "1.0":  # which has no interim responses
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.loop.call_later(delay, self._send_probe, 2 * delay)
 
     def data_received(self, data: bytes) -> None:

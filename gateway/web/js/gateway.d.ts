@@ -1,12 +1,13 @@
 /** Streams of the gateway: records of Kafka in a page or in Node, none lost and none twice. */
 
-/** "connecting" until it has begun; "reconnecting" by itself; "closed" until `connect`. */
+/** "connecting" until the stream has begun; "reconnecting" after a cut, by itself; "closed" before
+ * `connect` and after `close` or an end. */
 export type State = "connecting" | "live" | "reconnecting" | "closed";
 
-/** The value, for routes of format `value`; else the object of their format. */
+/** Any JSON value. */
 export type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
 
-/** What a value is compared with; several of one object are all to hold. */
+/** What a value is compared with. All members of an object must hold. */
 export type Condition =
   | string
   | number
@@ -21,7 +22,7 @@ export type Condition =
       lte?: number;
     };
 
-/** All parts are to hold; of a list of filters, one. */
+/** Which records match. All parts must hold; in a list of filters, one filter must. */
 export interface Filter {
   key?: Condition;
   headers?: Record<string, Condition>;
@@ -29,24 +30,25 @@ export interface Filter {
   value?: Record<string, Condition>;
 }
 
-/** What a stream shows; null takes a filter or the choice of fields away. */
+/** What a stream shows. `null` removes the filter or the choice of fields. */
 export interface View {
   path?: string;
   filter?: Filter | Filter[] | null;
-  /** JSON pointers of what to keep of each value. */
+  /** JSON pointers of the parts to keep of each value. */
   fields?: string[] | null;
 }
 
-/** Where a record or a gap stands. */
+/** The place of a record or a gap in its stream. */
 export interface Context {
-  /** What to resume from once this is dealt with, the newest known: keep the whole text. */
+  /** The position to resume from once this has been handled. Keep the whole text. */
   position: string | null;
   /** The stream's `id`. */
   id: string;
 }
 
-/** Records that will not come: offsets `from` (included) to `to` (excluded). With the reason
- * `position-refused` the rest is null: the position was of no use, and the stream began anew. */
+/** Records that the stream does not get: offsets `from` (inclusive) to `to` (exclusive). With the
+ * reason `position-refused` the rest is null: the gateway could not use the position, and the
+ * stream started where it starts without one. */
 export interface Gap {
   topic: string | null;
   partition: number | null;
@@ -63,20 +65,21 @@ export interface Gap {
     | (string & {});
 }
 
-/** A stream has begun, at first, after a cut, or (`changed`) with another view: what comes
- * from now on is of the new one. */
+/** The stream has begun: for the first time, again after a cut, or (`changed`) with another view,
+ * which all that follows belongs to. */
 export interface Begin {
   topics: string[];
-  /** How many each topic has. */
+  /** The number of partitions of each topic. */
   partitions: Record<string, number>;
-  /** Not readable yet; their records come later, all of them. */
+  /** Partitions that cannot be read yet. All of their records come later. */
   pending: { topic: string; partition: number }[];
-  /** "batch": at most what came since the last position comes again after a cut. */
+  /** "batch": after a cut, records since the last position may come again. */
   resume: "exact" | "batch";
   view?: "changed";
   changed?: true;
 }
 
+/** A partition that was pending can be read. */
 export interface Ready {
   topic: string;
   partition: number;
@@ -84,83 +87,87 @@ export interface Ready {
   resolved: "exact" | "approximate";
 }
 
-/** A record to be written. */
+/** A record to write. */
 export interface Produce {
-  /** One of the route's, if it has several. */
+  /** One of the route's topics, if it has several. */
   topic?: string;
   key?: string | null;
-  /** Text as it is; null: a tombstone; any other JSON as its compact text. */
+  /** Text is written as it is, null as a tombstone, any other JSON as compact text. */
   value: Json;
   headers?: Record<string, string>;
-  /** Key and value are base64. */
+  /** Whether key and value are base64. */
   base64?: boolean;
-  /** Made by itself; to be given only to repeat a write whose promise was rejected. */
+  /** Chosen for you. Give one only to repeat a write whose promise was rejected. */
   idempotencyKey?: string;
 }
 
+/** Where a record was written. */
 export interface Produced {
   topic: string;
   partition: number;
   offset: number;
-  /** It had been written before the connection was cut. */
+  /** It had been written already, before the connection was cut. */
   repeated?: true;
 }
 
-/** Where a page keeps its position: `load` is asked once, `save` called a few times a second. */
+/** Where a page keeps its position. `load` is called once, `save` a few times a second at most. */
 export interface Store {
   load(): string | null | undefined | Promise<string | null | undefined>;
   save(position: string | null): unknown;
 }
 
-/** Called as what happens, happens; for each there is an event of the name without `on`. */
+/** Callbacks. For each there is also an event, whose name is without `on`. */
 export interface Callbacks<T> {
   onrecord?(this: Stream<T>, record: T, context: Context): void;
   /** A tombstone: the key, or the object of the route's format. */
   ondelete?(this: Stream<T>, record: any, context: Context): void;
   ongap?(this: Stream<T>, gap: Gap, context: Context): void;
-  /** A snapshot is complete; what follows is live. */
+  /** The snapshot is complete. What follows is live. */
   onsnapshot?(this: Stream<T>, snapshot: Record<string, any>, context: Context): void;
   onbegin?(this: Stream<T>, begin: Begin, context: Context): void;
   onready?(this: Stream<T>, ready: Ready, context: Context): void;
   onstate?(this: Stream<T>, state: State, about: { reason?: string }): void;
-  /** What is told of a partition while the stream goes on, and why it closed. */
+  /** A partition cannot be read for now, while the stream goes on; or `token` or `store.load`
+   * failed; or this is why the stream was closed. */
   onerror?(this: Stream<T>, error: StreamError | Error): void;
-  /** The position moved, what came before it having been handed to the page. */
+  /** The position moved: all that comes before it has been delivered. */
   onposition?(this: Stream<T>, position: string | null): void;
 }
 
 export interface Options<T = any> extends Callbacks<T> {
-  /** The gateway, if it is not at the root of the page's origin: "https://host/prefix". */
+  /** The gateway's address, if it is not the root of the page's origin: "https://host/prefix". */
   base?: string;
-  /** Without a position: "live", "earliest", an ISO 8601 time, or back from now as in "-5m". */
+  /** Where to start without a position: "live", "earliest", an ISO 8601 time, or a time before now
+   * ("-5m"). */
   from?: string;
   filter?: Filter | Filter[];
   fields?: string[];
-  /** Resume from here; see `store`. */
+  /** The position to resume from. See also `store`. */
   position?: string | null;
   store?: Store;
-  /** At most so many records are under way to a page that has not taken them. For those who
-   * read by `for await`: else all that comes waits in memory. WebSocket only. */
+  /** How many records may wait in memory until the page has handled them. Useful with
+   * `for await`, which otherwise queues without a limit. WebSocket only. */
   credit?: number;
-  /** A JWT; asked for before the one before expires, and when the gateway refuses it. */
+  /** Return a JWT. Called at the start, before the last one expires, and when the gateway refuses
+   * it. */
   token?: () => string | Promise<string>;
-  /** auto: WebSocket, or EventSource where none comes through. */
+  /** auto: WebSocket, or EventSource if no WebSocket comes through. */
   transport?: "auto" | "eventsource" | "websocket";
-  /** EventSource to another origin: with cookies. */
+  /** Whether an EventSource to another origin sends cookies. */
   credentials?: boolean;
-  /** Whose connection it is. true: that of all tabs of the origin, by SharedWorker ("worker"),
-   * else by the tab that the others elect ("channel"), else of the page ("page"). A page of
-   * another origin than this file's has no worker. false: one of its own. */
+  /** Who shares the connection. true: all tabs of the origin, through a SharedWorker ("worker")
+   * or else an elected tab ("channel"), or else the streams of the page ("page"). A page of another
+   * origin than this file's has no worker. false: the stream has its own connection. */
   share?: boolean | "worker" | "channel" | "page";
-  /** Where this file is, for a page whose bundler has taken it in: the worker's script. */
+  /** The URL of this file, for the worker, if a bundler has included it in the page's script. */
   worker?: string;
-  /** For Node before 22, and for EventSource in any Node: who brings these has no sharing but
-   * that of "page". */
+  /** Implementations for Node: of WebSocket before Node 22, of EventSource in any version. With
+   * these, connections are shared within the page only. */
   WebSocket?: new (url: string, protocols: string[]) => any;
   EventSource?: new (url: string, options: { withCredentials: boolean }) => any;
 }
 
-/** What `for await` gets: each of them has been given to its callback, too. */
+/** What `for await` yields. Each of them has also been given to its callback. */
 export type Item<T> =
   | { type: "record"; record: T; position: string | null }
   | { type: "delete"; delete: any; position: string | null }
@@ -181,28 +188,30 @@ interface Events<T> {
 
 /** One stream of the gateway, closed until `connect`. */
 export class Stream<T = any> extends EventTarget implements AsyncIterable<Item<T>> {
-  /** path: of a route ("/events/orders", with a query if need be), or a whole URL.
-   * TypeError for options that cannot be. */
+  /** Create a stream; `connect` starts it.
+   *
+   * @param path Of a route ("/events/orders", also with a query), or a whole URL.
+   * @throws TypeError if the options contradict each other. */
   constructor(path: string, options?: Options<T>);
 
   readonly id: string;
   readonly state: State;
-  /** Where the page stands: what came before was handed to it. */
+  /** The position after all that has been delivered to the page. */
   readonly position: string | null;
 
-  /** Begin; after `close`, go on from where it stood. */
+  /** Start the stream, or after `close` continue from its position. */
   connect(): this;
-  /** End it; the position stays. */
+  /** End the stream. It keeps its position. */
   close(): void;
-  /** Show something else from here on, with nothing lost that matches both. A refusal is told
-   * as an error, and the stream stays as it was. */
+  /** Change the view. No record that matches both views is lost. If the gateway refuses, there is
+   * an error, and the stream keeps its view. */
   change(view: View): void;
-  /** Write a record, where the route has `produce: true`. Repeated by itself after a cut until
-   * it is answered, and written once. Rejects with a StreamError, whose `idempotencyKey` lets
-   * it be repeated. Needs no `connect`. */
+  /** Write a record, where the route has `produce: true`. The write is repeated after a cut until
+   * it is answered, and the record is written once. Rejects with a StreamError, whose
+   * `idempotencyKey` allows you to repeat the write. Needs no `connect`. */
   produce(record: Produce): Promise<Produced>;
 
-  /** In order, from now on; connects. Leaving the loop closes. */
+  /** Connect, and iterate over all items in order. Leaving the loop closes the stream. */
   [Symbol.asyncIterator](): AsyncIterator<Item<T>, undefined>;
 
   addEventListener<K extends keyof Events<T>>(
@@ -217,16 +226,16 @@ export class Stream<T = any> extends EventTarget implements AsyncIterable<Item<T
   ): void;
 }
 
-/** `new Stream(path, options)`, connected. */
+/** Return a new Stream, connected. */
 export function connect<T = any>(path: string, options?: Options<T>): Stream<T>;
 
-/** What the gateway refused, or told of a partition. */
+/** Why the gateway refused something, or why a partition cannot be read. */
 export class StreamError extends Error {
-  constructor(told: { code: string; message?: string; [name: string]: unknown });
-  /** A word: unknown-path, unknown-topic, forbidden, bad-request, kafka-unavailable, ... */
+  constructor(message: { code: string; message?: string; [name: string]: unknown });
+  /** The kind of error: unknown-path, unknown-topic, forbidden, bad-request, kafka-unavailable... */
   code: string;
-  /** All else that was told: topic, partition, status... */
+  /** Everything else that the gateway said: topic, partition, status... */
   details: Record<string, unknown>;
-  /** Of a write that was refused. */
+  /** The key of a write that was refused. */
   idempotencyKey?: string;
 }

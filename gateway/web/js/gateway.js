@@ -1,1288 +1,306 @@
-/**
- * Streams of the gateway in a page or in Node: records of Kafka, none lost and none twice,
- * over any cut.
- *
- *     import { connect } from "/gateway.js";
- *     const orders = connect("/events/orders", { onrecord: (order) => console.log(order) });
- *
- * One connection serves all tabs of an origin. It is owned by an Exchange, which lives in a
- * SharedWorker (whose script is this file), in a tab that the others elected, or in the page:
- *
- *     Stream - Link  == messages ==>  Exchange - Subscription - Socket or Source  ==>  gateway
- *
- * A Stream knows its own position, and that is all that has to outlive anything: whoever owns
- * the connection may go at any time; the next one is told where each Stream stands.
- *
- * @module
- */
-
-const NAME = "gateway.js/1"; // of the worker, the channel and the locks; 1: what is said there
-const FINAL = new Set(["until", "unsubscribed", "offset-out-of-range", "forbidden"]);
-const PASSING = new Set([
-  "kafka-unavailable", "rate-limited", "too-many-subscriptions", "internal-error",
-]);
-const YIELDED = new Set(["record", "delete", "gap", "snapshot"]);
-const SILENCE = 15_000; // ms after which a socket is pinged; after twice that it is given up
-const PATIENCE = 10_000; // ms for a worker to begin, or for a leading tab to answer
-const SAVE_EVERY = 250; // ms
-const RECENT = 64; // messages kept of a subscription for one that comes up behind it
-const AT_ONCE = 50; // writes under way on one socket
-const LINGER = 1_000; // ms for which a socket that nobody uses is kept
-const MAX_DELAY = 30_000; // ms
-
-/* Small things -------------------------------------------------------------------------- */
-
-/** crypto.randomUUID is missing on plain http, but for localhost. */
-function uuid() {
-  if (globalThis.crypto.randomUUID) return crypto.randomUUID();
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
-/** Milliseconds before the next attempt, drawn: a thousand clients do not come at once. */
-const delay = (attempt) => Math.random() * Math.min(MAX_DELAY, 500 * 2 ** attempt);
-
-/** The claims of a JWT; none of what is no JWT. */
-function claims(jwt) {
-  try {
-    return JSON.parse(atob(jwt.split(".")[1].replace(/-/g, "+").replace(/_/g, "/")));
-  } catch {
-    return {};
-  }
-}
-
-const expires = (jwt) => (claims(jwt).exp ?? Infinity) * 1000;
-
-/** Whom a JWT speaks for: what stays when it is renewed. Two users' tabs share no socket. */
-function identity(jwt) {
-  if (!jwt) return "";
-  const { exp, iat, nbf, jti, ...rest } = claims(jwt);
-  return Object.keys(rest).length ? JSON.stringify(rest) : jwt;
-}
-
-/** Hold a lock as long as this page or worker lives. Resolves once it is held. */
-function hold(name) {
-  if (!globalThis.navigator?.locks) return Promise.resolve(); // plain http: nobody asks for it
-  return new Promise((held) => {
-    navigator.locks.request(name, () => (held(), new Promise(() => {})));
-  });
-}
-
-/** Call back when the holder of the lock is gone, however it went. */
-function gone(name, then) {
-  globalThis.navigator?.locks?.request(name, () => void then());
-}
-
-/** The server's address, without a slash at its end, and the path of the stream there. */
-function located(path, base) {
-  if (/^(http|ws)s?:/i.test(path)) {
-    const url = new URL(path.replace(/^ws/i, "http"));
-    return { base: url.origin, path: url.pathname + url.search };
-  }
-  const here = globalThis.location?.href;
-  if (!base && !here) throw new TypeError("outside a page, give a whole URL, or the option base");
-  const root = new URL(base ?? "/", here).href.replace(/^ws/i, "http");
-  return { base: root.replace(/\/$/, ""), path: `/${path.replace(/^\/+/, "")}` };
-}
-
-/** What a page throws in a callback is told as its error, and does not end its stream. */
-function guarded(call) {
-  try {
-    return call();
-  } catch (error) {
-    if (globalThis.reportError) reportError(error);
-    else setTimeout(() => { throw error; });
-  }
-}
-
-/* Stream -------------------------------------------------------------------------------- */
-
-/** What was refused, or is told of a partition. code: a word; details: all else that was said. */
-export class StreamError extends Error {
-  constructor({ type, code, message, ...details }) {
-    super(message ?? code);
-    this.name = "StreamError";
-    this.code = code;
-    this.details = details;
-  }
-}
-
-/** `new Stream(path, options)`, connected. */
-export function connect(path, options) {
-  return new Stream(path, options).connect();
-}
-
-/** One stream. Its options, callbacks and events are described in gateway.d.ts. */
-export class Stream extends EventTarget {
-  #options;
-  #request;
-  #link = null;
-  #linking = null;
-  #state = "closed";
-  #attempt = 0; // messages that answer an earlier one are dropped
-  #received = null; // the position of what has come; `position` is of what was handed on
-  #queue = []; // come, not handed on
-  #draining = false;
-  #reader = null; // of the async iterator
-  #error = null;
-  #owed = 0; // records handed on that the gateway was not told of
-  #produced = new Map();
-  #listened = new Set();
-  #saving = null;
-
-  constructor(path, options = {}) {
-    super();
-    const { from, filter, fields, credit, credentials, token, transport = "auto" } = options;
-    if (!["auto", "eventsource", "websocket"].includes(transport)) {
-      throw new TypeError(`transport ${transport} is none of auto, eventsource, websocket`);
-    }
-    if (transport === "eventsource" && (token || credit !== undefined)) {
-      throw new TypeError("an EventSource takes neither token nor credit; use another transport");
-    }
-    this.id = uuid();
-    this.position = options.position ?? null;
-    this.#options = options;
-    const view = { ...located(path, options.base), filter, fields };
-    this.#request = { ...view, from, credit, credentials, transport, token: Boolean(token) };
-  }
-
-  /** "connecting", "live", "reconnecting" or "closed". */
-  get state() {
-    return this.#state;
-  }
-
-  /** Begin; after `close`, go on from where it stood. */
-  connect() {
-    if (this.#state !== "closed") return this;
-    this.#error = null;
-    this.#turn("connecting");
-    this.#start(++this.#attempt);
-    return this;
-  }
-
-  /** End it. The position stays, and `connect` goes on from there. */
-  close() {
-    if (this.#state !== "closed") this.#closed({});
-  }
-
-  /** Another filter, other fields, another path: nothing that matches both is lost. */
-  change({ path, ...view }) {
-    Object.assign(this.#request, view, path && located(path, this.#request.base));
-    const { path: now, filter, fields } = this.#request;
-    this.#send({ type: "change", attempt: this.#attempt, view: { path: now, filter, fields } });
-  }
-
-  /**
-   * Write a record, where the route allows it. Resolves with its place in Kafka. Repeated after
-   * a cut until it is answered; by its idempotency key it is written once.
-   */
-  produce(record) {
-    const message = { idempotencyKey: uuid(), ...record, id: uuid() };
-    return new Promise((resolve, reject) => {
-      this.#produced.set(message.id, { message, resolve, reject });
-      this.#attach().then((told) => told || this.#write(message));
-    });
-  }
-
-  /** All records, deletes, gaps and snapshots, in order; connects. Leaving the loop closes. */
-  [Symbol.asyncIterator]() {
-    this.#reader ??= {};
-    this.connect();
-    const end = () => {
-      this.#reader = null;
-      this.close();
-      return Promise.resolve({ done: true, value: undefined });
-    };
-    return { next: () => this.#next(), return: end };
-  }
-
-  addEventListener(type, ...rest) {
-    this.#listened.add(type);
-    super.addEventListener(type, ...rest);
-  }
-
-  async #start(attempt) {
-    try {
-      this.position ??= (await this.#options.store?.load()) ?? null;
-    } catch (error) {
-      this.#emit("error", error);
-    }
-    if (attempt !== this.#attempt) return;
-    if (!this.#queue.length) this.#received = this.position; // else what is there comes first
-    this.#drain();
-    const told = await this.#attach();
-    if (!told && attempt === this.#attempt) this.#open();
-  }
-
-  /** Resolves with true if the link is a new one: that says `up` to its streams. */
-  async #attach() {
-    if (this.#link) return false;
-    try {
-      this.#linking ??= linked(this.#options);
-      const link = await this.#linking;
-      if (this.#link) return false;
-      this.#link = link;
-    } catch (error) {
-      this.#linking = null;
-      for (const { reject } of this.#produced.values()) reject(error);
-      this.#produced.clear();
-      if (this.#state !== "closed") this.#closed({ error });
-      return true;
-    }
-    this.#link.attach(this.id, {
-      up: () => this.#up(),
-      down: () => this.#state === "closed" || this.#turn("reconnecting"),
-      receive: (message, attempt) => this.#receive(message, attempt),
-      flush: () => this.#save(),
-    });
-    return true;
-  }
-
-  #detach() {
-    if (this.#state !== "closed" || this.#produced.size) return;
-    this.#link?.detach(this.id);
-    this.#link = this.#linking = null;
-  }
-
-  #up() {
-    for (const { message } of this.#produced.values()) this.#write(message);
-    if (this.#state !== "closed") this.#open();
-  }
-
-  async #open() {
-    const attempt = ++this.#attempt;
-    const jwt = await this.#jwt();
-    if (attempt !== this.#attempt) return;
-    const { credit, ...request } = this.#request;
-    if (credit !== undefined) {
-      const waiting = this.#queue.filter(({ type }) => type === "record" || type === "delete");
-      request.credit = Math.max(0, credit - waiting.length);
-      this.#owed = 0;
-    }
-    this.#send({ type: "open", attempt, request, position: this.#received, jwt });
-  }
-
-  async #write(message) {
-    const jwt = await this.#jwt();
-    const { base, path } = this.#request;
-    this.#send({ type: "produce", base, message: { path, ...message }, jwt });
-  }
-
-  #send(message) {
-    this.#link?.send({ ...message, stream: this.id });
-  }
-
-  /** Asked until the page has one: there is no stream without. */
-  async #jwt() {
-    for (let failed = 0; this.#options.token; failed++) {
-      try {
-        return await this.#options.token();
-      } catch (error) {
-        this.#emit("error", error);
-        await new Promise((resolve) => setTimeout(resolve, delay(failed)));
-        if (this.#state === "closed" && !this.#produced.size) break;
-      }
-    }
-    return undefined;
-  }
-
-  async #renew() {
-    this.#send({ type: "token", jwt: await this.#jwt() });
-  }
-
-  #receive({ type, position, ...told }, attempt) {
-    if (type === "answer") return this.#answered(told);
-    if (type === "token") return this.#renew();
-    if (attempt !== this.#attempt) return;
-    if (position !== undefined) this.#received = position || null;
-    if (type === "records") {
-      const last = told.records.length - 1;
-      told.records.forEach((what, n) => {
-        this.#queue.push({ type: "record", what, position: n === last ? position : undefined });
-      });
-    } else if (type === "delete") this.#queue.push({ type, what: told.record, position });
-    else if (type in GROUPED) {
-      const each = separated(type, told);
-      const last = each.length - 1;
-      each.forEach((what, n) => {
-        this.#queue.push({ type: GROUPED[type], what, position: n === last ? position : undefined });
-      });
-    } else this.#queue.push({ type: type.replace("-end", ""), what: told, position });
-    this.#drain();
-  }
-
-  #drain() {
-    if (this.#draining) return;
-    this.#draining = true;
-    while (this.#queue.length && this.#state !== "closed" && !this.#reader) {
-      this.#hand(this.#queue.shift());
-    }
-    this.#draining = false;
-    this.#reader?.wake?.();
-  }
-
-  async #next() {
-    for (;;) {
-      while (this.#queue.length && this.#state !== "closed") {
-        const { type, what } = this.#queue[0];
-        const position = this.#hand(this.#queue.shift());
-        if (YIELDED.has(type)) return { done: false, value: { type, [type]: what, position } };
-      }
-      if (this.#state === "closed") {
-        this.#reader = null;
-        if (this.#error) throw this.#error;
-        return { done: true, value: undefined };
-      }
-      await new Promise((wake) => (this.#reader = { wake }));
-    }
-  }
-
-  /** One thing to the page; then the position lies behind it. Returns that. */
-  #hand({ type, what, position }) {
-    const after = position === undefined ? this.position : position || null;
-    const context = { position: after, id: this.id };
-    if (type === "closed") this.#closed(what);
-    else if (type === "lost") this.#turn("reconnecting", what.reason);
-    else if (type === "error") this.#emit(type, new StreamError(what), context);
-    else if (type !== "position") this.#emit(type, what, context);
-    if (type === "begin") this.#turn("live");
-    if (type === "record" || type === "delete") this.#owe();
-    if (this.position !== after) this.#move(after);
-    return after;
-  }
-
-  #move(position) {
-    this.position = position;
-    this.#emit("position", position);
-    if (this.#options.store) this.#saving ??= setTimeout(() => this.#save(), SAVE_EVERY);
-  }
-
-  #save() {
-    if (this.#saving === null) return;
-    clearTimeout(this.#saving);
-    this.#saving = null;
-    guarded(() => this.#options.store.save(this.position));
-  }
-
-  /** What was handed on may be sent again, told by halves: not each is worth a message. */
-  #owe() {
-    const { credit } = this.#request;
-    if (credit === undefined || ++this.#owed < credit / 2) return;
-    this.#send({ type: "credit", attempt: this.#attempt, n: this.#owed });
-    this.#owed = 0;
-  }
-
-  #answered({ id, error, ...place }) {
-    const { message, resolve, reject } = this.#produced.get(id) ?? {};
-    if (!this.#produced.delete(id)) return;
-    const { idempotencyKey } = message;
-    if (error) reject(Object.assign(new StreamError(error), { idempotencyKey }));
-    else resolve(place);
-    this.#detach();
-  }
-
-  #closed({ reason, error }) {
-    this.#attempt++;
-    this.#queue = this.#queue.filter(({ type }) => type !== "closed" && type !== "lost");
-    this.#save();
-    this.#send({ type: "leave" });
-    if (error) this.#error = error instanceof Error ? error : new StreamError(error);
-    this.#turn("closed", reason ?? error?.code);
-    if (error) this.#emit("error", this.#error);
-    this.#reader?.wake?.();
-    this.#detach();
-  }
-
-  #turn(state, reason) {
-    if (this.#state === state) return;
-    if (state === "reconnecting" && this.#state === "connecting") return; // it never was
-    this.#state = state;
-    this.#emit("state", state, { reason });
-  }
-
-  #emit(type, what, context) {
-    const callback = this.#options[`on${type}`];
-    if (callback) guarded(() => callback.call(this, what, context));
-    if (!this.#listened.has(type)) return;
-    this.dispatchEvent(new CustomEvent(type, { detail: { ...context, [type]: what } }));
-  }
-}
-
-/* Link: the way from the streams of a page to an Exchange -------------------------------- */
-
-class Link {
-  streams = new Map();
-  isUp = false;
-
-  attach(id, stream) {
-    if (!this.streams.size) {
-      for (const type of ["pagehide", "pageshow"]) globalThis.addEventListener?.(type, this);
-    }
-    this.streams.set(id, stream);
-    if (this.isUp) stream.up();
-  }
-
-  detach(id) {
-    this.streams.delete(id);
-    if (this.streams.size) return;
-    for (const type of ["pagehide", "pageshow"]) globalThis.removeEventListener?.(type, this);
-  }
-
-  /** Somebody owns a connection, perhaps somebody new: every stream says where it stands. */
-  up() {
-    this.isUp = true;
-    for (const stream of [...this.streams.values()]) stream.up();
-  }
-
-  down() {
-    this.isUp = false;
-    for (const stream of [...this.streams.values()]) stream.down();
-  }
-
-  heard({ to, message }) {
-    for (const [id, attempt] of to) this.streams.get(id)?.receive(message, attempt);
-  }
-
-  /** A page that is left may be shown again as it was. */
-  handleEvent({ type, persisted }) {
-    if (type === "pageshow") return persisted && this.join();
-    for (const stream of this.streams.values()) stream.flush();
-    this.leave();
-  }
-}
-
-/** To an Exchange of this page's own. */
-class LocalLink extends Link {
-  #exchange;
-  #port = { post: (message) => queueMicrotask(() => this.heard(message)) };
-
-  constructor(implementations) {
-    super();
-    this.#exchange = new Exchange(implementations);
-    this.up();
-  }
-
-  join() {
-    this.up();
-  }
-
-  leave() {
-    this.down();
-    this.#exchange.close();
-  }
-
-  send(message) {
-    this.#exchange.receive(this.#port, null, message);
-  }
-}
-
-/** To the SharedWorker of the origin. */
-class WorkerLink extends Link {
-  #script;
-  #port = null;
-
-  constructor(script) {
-    super();
-    this.#script = script;
-  }
-
-  /** Resolves when the worker answers; rejects when there is none, or not within `patience`. */
-  async join(patience) {
-    const tab = `${NAME} tab ${uuid()}`;
-    await hold(tab);
-    const worker = new SharedWorker(this.#script, { type: "module", name: NAME });
-    const port = (this.#port = worker.port);
-    await new Promise((resolve, reject) => {
-      const refuse = (why) => (port.close(), reject(new Error(`the shared worker ${why}`)));
-      worker.onerror = () => refuse(`cannot be had from ${this.#script}`);
-      if (patience) setTimeout(() => this.isUp || refuse("does not answer"), patience);
-      port.onmessage = ({ data }) => {
-        if (!data.hello) return this.heard(data);
-        gone(data.hello, () => this.#died(port));
-        resolve();
-      };
-      port.postMessage({ hello: tab });
-    });
-    this.up();
-    return this;
-  }
-
-  leave() {
-    this.send({ type: "bye" });
-    this.#port = null;
-    this.down();
-  }
-
-  send(message) {
-    if (this.isUp) this.#port.postMessage(message);
-  }
-
-  #died(port) {
-    if (port !== this.#port) return;
-    this.down();
-    this.join().catch(() => setTimeout(() => this.#died(this.#port), delay(4)));
-  }
-}
-
-/** To the tab that leads, perhaps this one; all of them speak on one BroadcastChannel. */
-class ChannelLink extends Link {
-  #channel = new BroadcastChannel(NAME);
-  #tab = "";
-  #leader = "";
-  #exchange = null; // while this tab leads
-  #candidacy = null;
-  #resign = null;
-  #asked = 0;
-  #own = { post: (message) => queueMicrotask(() => this.heard(message)) };
-  #others = { post: (message) => this.#channel.postMessage({ from: this.#tab, ...message }) };
-
-  constructor() {
-    super();
-    this.#channel.onmessage = ({ data }) => this.#said(data);
-    setInterval(() => this.#watch(), PATIENCE / 4);
-  }
-
-  async join() {
-    this.#tab = `${NAME} tab ${uuid()}`;
-    this.#candidacy = new AbortController();
-    await hold(this.#tab);
-    this.#campaign();
-    return this;
-  }
-
-  leave() {
-    this.send({ type: "bye" });
-    this.#tab = "";
-    this.#candidacy.abort();
-    this.#resign?.();
-    this.#stepDown();
-  }
-
-  send(message) {
-    if (this.#exchange) this.#exchange.receive(this.#own, null, message);
-    else if (this.#leader) {
-      this.#channel.postMessage({ for: this.#leader, tab: this.#tab, message });
-    }
-  }
-
-  /** Lead as soon as nobody does, and ask who does; `steal`: at once. */
-  #campaign(steal = false) {
-    const { signal } = this.#candidacy;
-    const options = steal ? { steal } : { signal };
-    navigator.locks.request(`${NAME} leader`, options, () => this.#lead()).catch(() => {
-      if (signal.aborted) return;
-      this.#stepDown(); // another tab took it: this one had not answered
-      this.#campaign();
-    });
-    if (!steal) this.#channel.postMessage({ who: true });
-  }
-
-  #lead() {
-    this.#exchange = new Exchange();
-    this.#leader = this.#tab;
-    this.#channel.postMessage({ leader: this.#tab });
-    this.up();
-    return new Promise((resign) => (this.#resign = resign));
-  }
-
-  #stepDown() {
-    this.#exchange?.close();
-    this.#exchange = this.#resign = null;
-    this.#leader = "";
-    this.down();
-  }
-
-  #said({ who, leader, from, to, message, tab, ...rest }) {
-    if (who && this.#exchange) this.#channel.postMessage({ leader: this.#tab });
-    else if (leader) this.#follow(leader);
-    else if (to && from === this.#leader) this.heard({ to, message });
-    else if (tab && rest.for === this.#tab) this.#exchange?.receive(this.#others, tab, message);
-  }
-
-  #follow(leader) {
-    this.#asked = 0;
-    if (this.#exchange || !this.#tab || leader === this.#leader) return;
-    this.#leader = leader;
-    this.up();
-  }
-
-  /** A hidden tab may be frozen by its browser with the lock in its hands: one that is seen
-   * takes it away. Answering needs no timer, which hidden tabs have one a minute. */
-  #watch() {
-    if (this.#exchange || !this.#tab) return;
-    if (document.visibilityState !== "visible") this.#asked = 0;
-    else if (!this.#asked) this.#asked = Date.now();
-    else if (Date.now() - this.#asked > PATIENCE) {
-      this.#asked = 0;
-      return this.#campaign(true);
-    }
-    this.#channel.postMessage({ who: true });
-  }
-}
-
-const links = new Map();
-
-/** The link for a stream's options: one of each kind in a page. */
-async function linked({ share = true, worker = import.meta.url, WebSocket, EventSource }) {
-  const once = (key, make) => {
-    if (!links.has(key)) links.set(key, make());
-    return links.get(key);
-  };
-  const own = () => new LocalLink({ WebSocket, EventSource });
-  const byPage = () => once(WebSocket ?? EventSource ?? "page", own);
-  const byChannel = () => once("channel", () => new ChannelLink().join());
-  const byWorker = (patience) =>
-    once(`worker ${worker}`, () => new WorkerLink(worker).join(patience));
-  if (share === false) return own();
-  if (share === "worker") return byWorker();
-  if (share === "channel") return byChannel();
-  const isPage = typeof document !== "undefined" && !WebSocket && !EventSource;
-  if (share === "page" || !isPage) return byPage();
-  const otherwise = navigator.locks && globalThis.BroadcastChannel ? byChannel : byPage;
-  const mine = new URL(worker, location.href).origin === location.origin;
-  if (!globalThis.SharedWorker || !mine) return otherwise();
-  return byWorker(PATIENCE).catch(otherwise);
-}
-
-/* Exchange: the subscriptions of all streams that share a connection --------------------- */
-
-/** A subscription at the gateway, and the streams that hear it: all stand at its position. */
-class Subscription {
-  members = new Set();
-  carrier = null; // a Socket, or a Source of its own
-  begun = false;
-  clean = true; // nothing has come since the position
-  recent = []; // messages, while there is another one of the view
-  attempts = 0;
-  before = null; // the request that another one is to replace
-  changed = false; // begins where a subscription of another view stood
-
-  constructor(request, position, jwt) {
-    this.position = position ?? "";
-    this.jwt = jwt;
-    const alone = request.credit !== undefined || /[?&]until=/.test(request.path);
-    this.scope = [identity(jwt), alone ? uuid() : ""];
-    this.view(request);
-  }
-
-  view(request) {
-    const { base, path, filter, fields } = request;
-    this.request = request;
-    this.key = JSON.stringify([this.scope, base, path, filter, fields]);
-  }
-
-  /** Can it go either way, by WebSocket and by EventSource? */
-  get isFree() {
-    const { transport, token, credit } = this.request;
-    return transport === "auto" && !token && credit === undefined;
-  }
-}
-
-class Exchange {
-  #members = new Map(); // id of a stream -> { stream, attempt, port, tab, jwt, subscription }
-  #subscriptions = new Set();
-  #sockets = new Map();
-  #tabs = new Set();
-  #blocked = new Set(); // servers to which no WebSocket came through
-
-  constructor({ WebSocket, EventSource } = {}) {
-    this.WebSocket = WebSocket ?? globalThis.WebSocket;
-    this.EventSource = EventSource ?? globalThis.EventSource;
-  }
-
-  close() {
-    for (const member of [...this.#members.values()]) this.#leave(member);
-    for (const socket of [...this.#sockets.values()]) socket.close();
-  }
-
-  /** What a stream says. port: where its page listens; tab: the lock that page holds. */
-  receive(port, tab, { type, stream, attempt, ...said }) {
-    if (tab && !this.#tabs.has(tab)) {
-      this.#tabs.add(tab);
-      gone(tab, () => this.drop(tab));
-    }
-    const member = this.#members.get(stream);
-    if (type === "open") this.#open({ stream, attempt, port, tab, jwt: said.jwt }, said);
-    else if (type === "produce") this.#produce({ stream, port, jwt: said.jwt }, said);
-    else if (type === "bye") this.drop(tab);
-    else if (type === "leave" && member) this.#leave(member);
-    else if (type === "token" && member) member.subscription.carrier.renew?.(said.jwt);
-    else if (member?.attempt !== attempt) return;
-    else if (type === "change") this.#change(member, said.view);
-    else if (type === "credit") member.subscription.carrier.credit(member.subscription, said.n);
-  }
-
-  /** The tab is gone, or going. */
-  drop(tab) {
-    this.#tabs.delete(tab);
-    for (const member of [...this.#members.values()]) if (member.tab === tab) this.#leave(member);
-  }
-
-  #open(member, { request, position }) {
-    const old = this.#members.get(member.stream);
-    if (old) this.#leave(old);
-    this.#subscribe(member, new Subscription(request, position, member.jwt));
-  }
-
-  /** Everyone begins with a subscription of its own, from its own position; then `#meet`. */
-  #subscribe(member, subscription) {
-    this.#members.set(member.stream, member);
-    this.#subscriptions.add(subscription);
-    subscription.members.add(member);
-    member.subscription = subscription;
-    this.#carry(subscription);
-  }
-
-  #carry(subscription) {
-    const { base, transport } = subscription.request;
-    const blocked = this.EventSource && (!this.WebSocket || this.#blocked.has(base));
-    const plain = transport === "eventsource" || (subscription.isFree && blocked);
-    const way = plain ? "EventSource" : "WebSocket";
-    if (!this[way]) {
-      const error = { code: "unsupported", message: `no ${way} here; give one as an option` };
-      return queueMicrotask(() => this.#finish(subscription, { error }));
-    }
-    const { jwt } = subscription;
-    subscription.carrier = plain ? new Source(this, subscription) : this.#socket(base, jwt);
-    subscription.carrier.open(subscription);
-  }
-
-  /** What could not be opened one way may come through the other. False if there is none. */
-  swap(subscription, blocked) {
-    if (!subscription.isFree || !this.WebSocket || !this.EventSource) return false;
-    this.#blocked[blocked ? "add" : "delete"](subscription.request.base);
-    subscription.carrier.leave(subscription);
-    this.#carry(subscription);
-    return true;
-  }
-
-  #socket(base, jwt) {
-    const key = `${base} ${identity(jwt)}`;
-    const known = this.#sockets.get(key);
-    if (known && jwt && expires(jwt) > expires(known.jwt)) known.renew(jwt);
-    if (known) return known;
-    const socket = new Socket(this, base, jwt, () => this.#sockets.delete(key));
-    this.#sockets.set(key, socket);
-    return socket;
-  }
-
-  #produce(member, { base, message, jwt }) {
-    if (this.WebSocket) return this.#socket(base, jwt).produce(member, message);
-    const error = { code: "unsupported", message: "to produce takes a WebSocket; give one" };
-    post([member], { type: "answer", id: message.id, error });
-  }
-
-  #leave(member) {
-    const { subscription } = member;
-    this.#members.delete(member.stream);
-    subscription.members.delete(member);
-    if (!subscription.members.size) this.#end(subscription);
-  }
-
-  #end(subscription) {
-    this.#subscriptions.delete(subscription);
-    subscription.carrier?.leave(subscription);
-  }
-
-  /** In place where nobody else hears it and the transport can; else by a new subscription. */
-  #change(member, view) {
-    const { subscription } = member;
-    const { request, position, begun, changed, carrier, members } = subscription;
-    const next = { ...request, ...view };
-    if (members.size === 1 && carrier?.change && begun && !subscription.before) {
-      subscription.before = request;
-      subscription.view(next);
-      return carrier.change(subscription);
-    }
-    this.#leave(member);
-    const other = new Subscription(next, position, subscription.jwt);
-    other.changed = begun || changed;
-    this.#subscribe(member, other);
-  }
-
-  /** A carrier heard something for a subscription. */
-  take(subscription, message) {
-    const { type, position } = message;
-    if (!this.#subscriptions.has(subscription)) return;
-    if (type === "end") return this.#ended(subscription, message);
-    if (type === "error" && message.partition === undefined) {
-      if (this.#refused(subscription, message)) return;
-    }
-    if (type === "begin") this.#begun(subscription, message);
-    if (position) Object.assign(subscription, { position, clean: true });
-    else if (["records", "delete", "gap"].includes(type)) subscription.clean = false;
-    post(subscription.members, message);
-    const others = [...this.#subscriptions].filter((other) => {
-      return other !== subscription && other.begun && other.key === subscription.key;
-    });
-    if (type === "begin" || !others.length) subscription.recent = [];
-    else if (subscription.recent.push(message) > RECENT) subscription.recent.shift();
-    if (position) this.#meet(subscription, others);
-  }
-
-  #begun(subscription, message) {
-    subscription.begun = true;
-    subscription.attempts = 0;
-    if (message.changed) subscription.before = null;
-    else if (subscription.changed) message.changed = true;
-    subscription.changed = false;
-  }
-
-  /** Two of one view go on as one: where one stands the other has stood, a moment ago or now,
-   * and what came to that since is handed on. Under load they never stand together. */
-  #meet(one, others) {
-    for (const other of others) {
-      if (!one.begun || one.before || other.before) continue;
-      const { position, recent } = other;
-      let at = recent.findLastIndex((message) => message.position === one.position);
-      if (at < 0 && other.clean && position === one.position) at = recent.length;
-      if (at < 0) continue;
-      for (const message of recent.slice(at + 1)) post(one.members, message);
-      for (const member of one.members) {
-        member.subscription = other;
-        other.members.add(member);
-      }
-      one.members.clear();
-      return this.#end(one);
-    }
-  }
-
-  /** Its connection was lost; the next one begins with the view as it is by now. */
-  lost(subscription, reason) {
-    if (!this.#subscriptions.has(subscription)) return;
-    Object.assign(subscription, { begun: false, before: null });
-    post(subscription.members, { type: "lost", reason });
-  }
-
-  #ended(subscription, { reason, position, retry }) {
-    if (position) subscription.position = position;
-    if (FINAL.has(reason)) return this.#finish(subscription, { reason, position });
-    this.lost(subscription, reason);
-    subscription.carrier.again(subscription, reason, retry ?? delay(++subscription.attempts));
-  }
-
-  /** True if the error was about the subscription itself, and is dealt with. */
-  #refused(subscription, error) {
-    const { begun, before, position, carrier, jwt } = subscription;
-    const again = () => carrier.again(subscription, error.code, delay(++subscription.attempts));
-    if (begun && before) {
-      // The gateway may have ended it over that: it is begun anew, as it was.
-      subscription.view(before);
-      subscription.before = null;
-      post(subscription.members, error);
-      carrier.leave(subscription);
-      carrier.open(subscription);
-    } else if (error.code === "unknown-subscription") {
-      if (begun) again(); // else it crossed with an end that was dealt with
-    } else if (error.code === "position-refused" && position) {
-      const nowhere = { topic: null, partition: null, from: null, to: null };
-      subscription.position = ""; // told as an EventSource is: never silently from elsewhere
-      const gap = { type: "gap", ...nowhere, reason: error.code, position: "" };
-      post(subscription.members, gap);
-      carrier.again(subscription, error.code, 0);
-    } else if (PASSING.has(error.code)) {
-      post(subscription.members, error);
-      this.lost(subscription, error.code);
-      again();
-    } else if (error.code === "unauthorized" && jwt && subscription.attempts < 3) {
-      carrier.ask();
-      again();
-    } else if (begun) return false;
-    else this.#finish(subscription, { error });
-    return true;
-  }
-
-  #finish(subscription, told) {
-    post(subscription.members, { type: "closed", ...told });
-    for (const member of [...subscription.members]) this.#leave(member);
-  }
-}
-
-/** One message to the members, once for each port that they listen at. */
-function post(members, message) {
-  const ports = new Map();
-  for (const { port, stream, attempt } of members) {
-    if (!ports.has(port)) ports.set(port, []);
-    ports.get(port).push([stream, attempt]);
-  }
-  for (const [port, to] of ports) port.post({ to, message });
-}
-
-/* Socket: one WebSocket for many subscriptions ------------------------------------------- */
-
-class Socket {
-  #exchange;
-  #url;
-  #done;
-  #socket = null; // open, or about to be
-  #isOpen = false;
-  #wasOpen = false;
-  #attempts = 0;
-  #count = 0;
-  #subscriptions = new Set();
-  #ids = new Map(); // id on this socket -> Subscription
-  #produced = new Map(); // id -> { member, message, sent }: not answered
-  #heardAt = 0;
-  #asked = 0;
-  #timers = {};
-
-  constructor(exchange, base, jwt, done) {
-    this.jwt = jwt;
-    this.#exchange = exchange;
-    this.#url = `${base.replace(/^http/, "ws")}/ws`;
-    this.#done = done;
-    globalThis.addEventListener?.("online", this);
-    this.#connect();
-  }
-
-  close() {
-    for (const name of Object.keys(this.#timers)) this.#later(name);
-    globalThis.removeEventListener?.("online", this);
-    this.#drop();
-    this.#done();
-  }
-
-  handleEvent() {
-    this.#hurry(); // the network is back
-  }
-
-  open(subscription) {
-    this.#subscriptions.add(subscription);
-    this.#later("idle");
-    if (this.#isOpen) this.#subscribe(subscription);
-  }
-
-  leave(subscription) {
-    clearTimeout(subscription.waiting);
-    this.#subscriptions.delete(subscription);
-    if (this.#ids.delete(subscription.id)) this.#send({ type: "unsubscribe", id: subscription.id });
-    this.#idle();
-  }
-
-  /** The whole view: with a path, what is absent is not there. */
-  change({ id, request: { path, filter, fields } }) {
-    const view = { filter: filter ?? undefined, fields: fields ?? undefined };
-    this.#send({ type: "change", id, path, ...view });
-  }
-
-  credit({ id, begun }, n) {
-    if (begun) this.#send({ type: "credit", id, n });
-  }
-
-  produce(member, message) {
-    this.#later("idle");
-    const { sent = false } = this.#produced.get(message.id) ?? {};
-    this.#produced.set(message.id, { member, message, sent });
-    this.#write();
-  }
-
-  renew(jwt) {
-    if (jwt) this.jwt = jwt;
-    this.#watchExpiry();
-    if (jwt) this.#send({ type: "token", jwt });
-    this.#hurry();
-  }
-
-  /** Subscribe once more: what a draining server ended, at the next one. */
-  again(subscription, reason, wait) {
-    this.#ids.delete(subscription.id);
-    if (reason === "drain") return this.#later("drained", LINGER, () => this.#lost({ code: 1012 }));
-    subscription.waiting = setTimeout(() => this.open(subscription), wait);
-  }
-
-  /** One page after the other is asked for a new token: any may be frozen. */
-  ask() {
-    const members = this.#members().filter(({ jwt }) => jwt);
-    if (members.length) post([members[this.#asked++ % members.length]], { type: "token" });
-  }
-
-  #connect() {
-    this.#later("retry");
-    if (expires(this.jwt) <= Date.now()) {
-      this.ask();
-      return this.#retry();
-    }
-    const protocols = this.jwt ? ["gateway.v1", `bearer.${this.jwt}`] : ["gateway.v1"];
-    const socket = (this.#socket = new this.#exchange.WebSocket(this.#url, protocols));
-    const mine = (act) => (event) => socket === this.#socket && act(event);
-    socket.onopen = mine(() => this.#opened());
-    socket.onmessage = mine(({ data }) => this.#heard(JSON.parse(data)));
-    socket.onclose = mine((event) => this.#lost(event));
-    socket.onerror = () => {}; // onclose follows
-  }
-
-  #opened() {
-    this.#isOpen = this.#wasOpen = true;
-    this.#heardAt = Date.now();
-    for (const subscription of this.#subscriptions) this.#subscribe(subscription);
-    for (const each of this.#produced.values()) each.sent = false;
-    this.#write();
-    this.#watchExpiry();
-    this.#watchSilence();
-  }
-
-  #subscribe(subscription) {
-    clearTimeout(subscription.waiting);
-    const id = (subscription.id = `s${++this.#count}`);
-    this.#ids.set(id, subscription);
-    const { position, request } = subscription;
-    const { path, from, filter, fields, credit } = request;
-    const start = position ? { lastEventId: position } : { from };
-    const view = { path: grouping(path), filter: filter ?? undefined, fields: fields ?? undefined };
-    subscription.clean = true;
-    this.#send({ type: "subscribe", id, ...view, ...start, credit });
-  }
-
-  #heard({ id, ...message }) {
-    this.#heardAt = Date.now();
-    this.#attempts = 0;
-    const { type } = message;
-    const subscription = this.#ids.get(id);
-    if (subscription) this.#exchange.take(subscription, message);
-    else if (this.#produced.has(id) && message.code === "draining") return; // by the next socket
-    else if (this.#produced.has(id)) this.#answered(id, message);
-    else if (type === "challenge") this.ask();
-    else if (type === "error" && id === undefined) post(this.#members(), message);
-  }
-
-  /** As many as may be under way; the gateway refuses more. */
-  #write() {
-    let room = AT_ONCE;
-    for (const each of this.#produced.values()) {
-      if (!this.#isOpen || room-- === 0) return;
-      if (!each.sent) this.#send({ type: "produce", ...each.message });
-      each.sent = true;
-    }
-  }
-
-  #answered(id, { type, ...answer }) {
-    const { member } = this.#produced.get(id);
-    this.#produced.delete(id);
-    this.#write();
-    const told = type === "error" ? { error: answer } : answer;
-    post([member], { type: "answer", id, ...told });
-    this.#idle();
-  }
-
-  #lost({ code } = {}) {
-    const opened = this.#isOpen;
-    this.#drop();
-    this.#later("drained");
-    if (!opened) this.#attempts++;
-    if (!opened && this.jwt) this.ask(); // a browser does not tell that it was refused
-    this.#ids.clear();
-    const all = [...this.#subscriptions];
-    for (const subscription of all) this.#exchange.lost(subscription);
-    if (this.#attempts > 1 && !this.#wasOpen) {
-      for (const subscription of all) this.#exchange.swap(subscription, true);
-    }
-    if (!this.#subscriptions.size && !this.#produced.size) return this.close();
-    if (code === 1012) this.#attempts = Math.max(this.#attempts, 2); // all of its clients come
-    if (code === 1013) this.#attempts = Math.max(this.#attempts, 4); // or what is busy stays so
-    this.#retry();
-  }
-
-  #drop() {
-    const socket = this.#socket;
-    this.#socket = null;
-    this.#isOpen = false;
-    this.#later("silence");
-    socket?.close();
-  }
-
-  #retry() {
-    this.#later("retry", delay(this.#attempts), () => this.#connect());
-  }
-
-  #hurry() {
-    if (this.#timers.retry) this.#connect();
-  }
-
-  #send(message) {
-    if (this.#isOpen) this.#socket.send(JSON.stringify(message));
-  }
-
-  #idle() {
-    if (this.#subscriptions.size || this.#produced.size) return;
-    this.#later("idle", LINGER, () => this.close());
-  }
-
-  #members() {
-    const all = [...this.#subscriptions].flatMap(({ members }) => [...members]);
-    return [...all, ...[...this.#produced.values()].map(({ member }) => member)];
-  }
-
-  #watchExpiry() {
-    const left = expires(this.jwt) - Date.now();
-    if (left === Infinity) return;
-    const wait = Math.max(1_000, left - Math.min(30_000, left / 5));
-    this.#later("expiry", Math.min(wait, 2 ** 31 - 1), () => (this.ask(), this.#watchExpiry()));
-  }
-
-  /** A browser does not show the server's pings, and TCP may take a quarter of an hour. */
-  #watchSilence() {
-    const silent = Date.now() - this.#heardAt;
-    if (silent >= 2 * SILENCE) return this.#lost();
-    if (silent >= SILENCE) this.#send({ type: "ping" });
-    this.#later("silence", SILENCE / 3, () => this.#watchSilence());
-  }
-
-  /** One timer of each name; without a callback, none. */
-  #later(name, wait, then) {
-    clearTimeout(this.#timers[name]);
-    delete this.#timers[name];
-    if (then) this.#timers[name] = setTimeout(() => (delete this.#timers[name], then()), wait);
-  }
-}
-
-/* Events about many partitions, which a path asks for, and what each of these is told ---------- */
-
-const GROUPED = { "partitions-ready": "ready", "partitions-error": "error" };
-
-/** The path or URL, with `?grouped` in its query. */
-function grouping(path) {
-  return /[?&]grouped\b/.test(path) ? path : `${path}${path.includes("?") ? "&" : "?"}grouped=true`;
-}
-
-/** What single `ready` or `error` events would have said, in order. */
-function separated(type, { topics }) {
-  return topics.flatMap(({ topic, code, resolved, partitions, offsets }) =>
-    partitions.map((partition, n) => {
-      if (type === "partitions-ready") return { topic, partition, offset: offsets[n], resolved };
-      const what = `${topic}-${partition} cannot be read for now (${code})`;
-      return { topic, partition, code, message: `${what}; the stream goes on by itself` };
-    }),
-  );
-}
-
-/* Source: an EventSource for one subscription -------------------------------------------- */
-
-const EVENTS = ["message", "begin", "ready", "position", "gap", "delete"];
-EVENTS.push("snapshot-end", "challenge", "end", "error", ...Object.keys(GROUPED));
-
-class Source {
-  #exchange;
-  #subscription;
-  #source = null;
-  #wasOpen = false;
-  #timer = null;
-
-  constructor(exchange, subscription) {
-    this.#exchange = exchange;
-    this.#subscription = subscription;
-  }
-
-  open() {
-    clearTimeout(this.#timer);
-    const { request, position } = this.#subscription;
-    const { base, path, from, filter, fields, credentials } = request;
-    const url = new URL(base + grouping(path));
-    const start = position ? { lastEventId: position } : { from };
-    const asked = { ...start, filter: filter && JSON.stringify(filter), fields: fields?.join() };
-    for (const [name, value] of Object.entries(asked)) if (value) url.searchParams.set(name, value);
-    const options = { withCredentials: Boolean(credentials) };
-    const source = (this.#source = new this.#exchange.EventSource(url.href, options));
-    this.#subscription.clean = true;
-    this.#wasOpen = false;
-    source.onopen = () => (this.#wasOpen = true);
-    for (const name of EVENTS) {
-      source.addEventListener(name, (event) => {
-        if (source !== this.#source) return;
-        if (event.data !== undefined) this.#heard(event);
-        else if (name === "error") this.#failed(source, url.href, credentials);
-      });
-    }
-  }
-
-  leave() {
-    clearTimeout(this.#timer);
-    this.#source?.close();
-    this.#source = null;
-  }
-
-  /** It does come back by itself, with the server's `retry:`, unless it was given up. */
-  again(subscription, reason, wait) {
-    if (this.#source?.readyState !== 2) return;
-    this.#timer = setTimeout(() => this.open(), wait);
-  }
-
-  #heard({ type, data, lastEventId }) {
-    let told = data;
-    try {
-      told = JSON.parse(data);
-    } catch { /* the text of a record of format value */ }
-    // An event without an id of its own has that of the one before.
-    const position = lastEventId === this.#subscription.position ? undefined : lastEventId;
-    if (type === "challenge") return this.#renew(told.url);
-    if (type === "message") told = { type: "records", records: [told], position };
-    else if (type === "delete") told = { type, record: told, position };
-    else told = { ...told, type, position };
-    this.#exchange.take(this.#subscription, told);
-  }
-
-  /** By the cookies that the browser has by then: an EventSource has no token. */
-  #renew(path) {
-    const { base, credentials } = this.#subscription.request;
-    const at = new URL(path, base).href;
-    const url = at.startsWith(`${base}/`) ? at : base + path; // a proxy took the prefix off
-    const sent = fetch(url, { method: "POST", credentials: credentials ? "include" : "same-origin" });
-    sent.catch(() => {}); // the stream ends then, and comes back
-  }
-
-  async #failed(source, url, credentials) {
-    const subscription = this.#subscription;
-    this.#exchange.lost(subscription);
-    if (source.readyState !== 2 && this.#wasOpen) return;
-    source.close();
-    const error = await refusal(url, credentials, subscription.position);
-    if (source !== this.#source) return;
-    if (error) return this.#exchange.take(subscription, { type: "error", ...error });
-    const next = () => this.#wasOpen || !this.#exchange.swap(subscription, false);
-    this.#timer = setTimeout(() => next() && this.open(), delay(++subscription.attempts));
-  }
-}
-
-/** Why an EventSource was refused, which it does not tell; null if it is to be tried again. */
-async function refusal(url, credentials, position) {
-  const control = new AbortController();
-  try {
-    const answer = await fetch(url, {
-      headers: { Accept: "text/event-stream" },
-      credentials: credentials ? "include" : "same-origin",
-      signal: control.signal,
-    });
-    const { status } = answer;
-    if (status < 400 || status >= 500 || [408, 425, 429].includes(status)) return null;
-    const { detail = `HTTP status ${status}`, topic } = await answer.json().catch(() => ({}));
-    let code = "bad-request";
-    if (status === 401 || status === 403) code = "forbidden";
-    else if (status === 404) code = topic ? "unknown-topic" : "unknown-path";
-    else if (status === 400 && position) code = "position-refused";
-    return { code, message: detail, status };
-  } catch {
-    return null;
-  } finally {
-    control.abort();
-  }
-}
-
-/* The worker ----------------------------------------------------------------------------- */
-
-function serve(worker) {
-  const exchange = new Exchange();
-  const lock = `${NAME} worker ${uuid()}`;
-  const held = hold(lock);
-  worker.onconnect = ({ ports: [port] }) => {
-    let tab = "";
-    const back = { post: (message) => port.postMessage(message) };
-    port.onclose = () => exchange.drop(tab); // where there are no locks, and browsers tell
-    port.onmessage = async ({ data }) => {
-      if (!data.hello) return exchange.receive(back, tab, data);
-      tab = data.hello;
-      await held;
-      port.postMessage({ hello: lock });
-    };
-  };
-}
-
-if (globalThis.SharedWorkerGlobalScope && globalThis.name === NAME) serve(globalThis);
+// Streams of the gateway, described in gateway.d.ts. Bundled from src/: edit there, run `make js`.
+var PROTOCOL_NAME="gateway.js/1";var ANSWER_TIMEOUT_MS=1e4;function holdLock(name){if(!globalThis.navigator?.locks)return Promise.resolve();return new Promise(
+resolve=>{navigator.locks.request(name,()=>(resolve(),new Promise(()=>{})))})}function whenReleased(name,callback){
+globalThis.navigator?.locks?.request(name,()=>void callback())}var FIRST_BACKOFF_MS=500;var MAX_BACKOFF_MS=3e4;function drawBackoff(attempt){return Math.random()*Math.
+min(MAX_BACKOFF_MS,FIRST_BACKOFF_MS*2**attempt)}function parseClaims(jwt){try{return JSON.parse(atob(jwt.split(".")[1].replace(/-/g,"+").replace(/_/g,
+"/")))}catch{return{}}}function getExpiry(jwt){return(parseClaims(jwt).exp??Infinity)*1e3}function getIdentity(jwt){
+if(!jwt)return"";const{exp,iat,nbf,jti,...identifying}=parseClaims(jwt);return Object.keys(identifying).
+length?JSON.stringify(identifying):jwt}var GROUPED_EVENT_TYPES={"partitions-ready":"ready","partitions-error":"error"};function requestGroupedEvents(path){
+return/[?&]grouped\b/.test(path)?path:`${path}${path.includes("?")?"&":"?"}grouped=true`}function splitGroupedEvent(type,{
+topics}){return topics.flatMap(({topic,code,resolved,partitions,offsets})=>partitions.map((partition,n)=>{
+if(type==="partitions-ready")return{topic,partition,offset:offsets[n],resolved};const problem=`${topic}\
+-${partition} cannot be read for now (${code})`;return{topic,partition,code,message:`${problem}; the\
+ stream goes on by itself`}}))}var EVENT_TYPES=["message","begin","ready","position","gap","delete","snapshot-end","challenge","end",
+"error",...Object.keys(GROUPED_EVENT_TYPES)];var CLOSED=2;var TRANSIENT_STATUSES=[408,425,429];var EventSourceTransport=class{#multiplexer;#subscription;#source=null;#hasOpened=false;#timer=null;constructor(multiplexer,subscription){
+this.#multiplexer=multiplexer;this.#subscription=subscription}subscribe(){clearTimeout(this.#timer);
+const{request,position}=this.#subscription;const{base,path,from,filter,fields,credentials}=request;const url=new URL(
+base+requestGroupedEvents(path));const start=position?{lastEventId:position}:{from};const query={...start,
+filter:filter&&JSON.stringify(filter),fields:fields?.join()};for(const[name,value]of Object.entries(
+query))if(value)url.searchParams.set(name,value);const options={withCredentials:Boolean(credentials)};
+const source=this.#source=new this.#multiplexer.EventSource(url.href,options);this.#subscription.isAtPosition=
+true;this.#hasOpened=false;source.onopen=()=>this.#hasOpened=true;for(const type of EVENT_TYPES){source.
+addEventListener(type,event=>{if(source!==this.#source)return;if(event.data!==void 0)this.#handleEvent(
+event);else if(type==="error")this.#handleFailure(source,url.href,credentials)})}}unsubscribe(){clearTimeout(
+this.#timer);this.#source?.close();this.#source=null}resubscribe(subscription,reason,delayMs){if(this.#source?.
+readyState!==CLOSED)return;this.#timer=setTimeout(()=>this.subscribe(),delayMs)}#handleEvent({type,data,
+lastEventId}){let content=data;try{content=JSON.parse(data)}catch{}const position=lastEventId===this.#subscription.
+position?void 0:lastEventId;if(type==="challenge")return this.#renew(content.url);let message={...content,
+type,position};if(type==="message")message={type:"records",records:[content],position};else if(type===
+"delete")message={type,record:content,position};this.#multiplexer.handleMessage(this.#subscription,message)}#renew(path){
+const{base,credentials}=this.#subscription.request;const absolute=new URL(path,base).href;const url=absolute.
+startsWith(`${base}/`)?absolute:base+path;const answer=fetch(url,{method:"POST",credentials:credentials?
+"include":"same-origin"});answer.catch(()=>{})}async#handleFailure(source,url,credentials){const subscription=this.#subscription;
+this.#multiplexer.handleDisconnect(subscription);if(source.readyState!==CLOSED&&this.#hasOpened)return;
+source.close();const error=await fetchRefusal(url,credentials,subscription.position);if(source!==this.#source)
+return;if(error)return this.#multiplexer.handleMessage(subscription,{type:"error",...error});this.#timer=
+setTimeout(()=>{if(this.#hasOpened||!this.#multiplexer.switchTransport(subscription,false)){this.subscribe()}},
+drawBackoff(++subscription.attempts))}};async function fetchRefusal(url,credentials,position){const control=new AbortController;
+try{const answer=await fetch(url,{headers:{Accept:"text/event-stream"},credentials:credentials?"incl\
+ude":"same-origin",signal:control.signal});const{status}=answer;if(status<400||status>=500||TRANSIENT_STATUSES.
+includes(status))return null;const{detail=`HTTP status ${status}`,topic}=await answer.json().catch(()=>({}));
+let code="bad-request";if(status===401||status===403)code="forbidden";else if(status===404)code=topic?
+"unknown-topic":"unknown-path";else if(status===400&&position)code="position-refused";return{code,message:detail,
+status}}catch{return null}finally{control.abort()}}function postToMembers(members,message){const receiversByPort=new Map;for(const{port,stream,attempt}of members){
+if(!receiversByPort.has(port))receiversByPort.set(port,[]);receiversByPort.get(port).push([stream,attempt])}
+for(const[port,to]of receiversByPort)port.post({to,message})}function createUuid(){if(globalThis.crypto.randomUUID)return crypto.randomUUID();const bytes=crypto.
+getRandomValues(new Uint8Array(16));return Array.from(bytes,byte=>byte.toString(16).padStart(2,"0")).
+join("")}var Subscription=class{members=new Set;transport=null;id=null;reopenTimer=null;hasBegun=false;isAtPosition=true;recentMessages=[];attempts=0;previousRequest=null;hasNewView=false;constructor(request,position,jwt){
+this.position=position??"";this.jwt=jwt;const isExclusive=request.credit!==void 0||/[?&]until=/.test(
+request.path);this.scope=[getIdentity(jwt),isExclusive?createUuid():""];this.setRequest(request)}setRequest(request){
+const{base,path,filter,fields}=request;this.request=request;this.viewKey=JSON.stringify([this.scope,
+base,path,filter,fields])}get allowsEitherTransport(){const{transport,token,credit}=this.request;return transport===
+"auto"&&!token&&credit===void 0}};var PING_AFTER_MS=15e3;var MAX_WRITES_IN_FLIGHT=50;var IDLE_TIMEOUT_MS=1e3;var DRAIN_TIMEOUT_MS=1e3;
+var MAX_TIMER_MS=2**31-1;var MIN_ATTEMPTS_BY_CLOSE_CODE={1012:2,1013:4};var SERVICE_RESTART=1012;var WebSocketTransport=class{#multiplexer;#url;#onClose;#socket=null;#isOpen=false;#hasEverOpened=false;#attempts=0;#lastNumber=0;#subscriptions=new Set;#subscriptionsById=new Map;#writes=new Map;#receivedAt=0;#tokenRequests=0;#timers={};constructor(multiplexer,base,jwt,onClose){
+this.jwt=jwt;this.#multiplexer=multiplexer;this.#url=`${base.replace(/^http/,"ws")}/ws`;this.#onClose=
+onClose;globalThis.addEventListener?.("online",this);this.#connect()}close(){for(const name of Object.
+keys(this.#timers))this.#clearTimer(name);globalThis.removeEventListener?.("online",this);this.#dropSocket();
+this.#onClose()}handleEvent(){this.#retryNow()}subscribe(subscription){this.#subscriptions.add(subscription);
+this.#clearTimer("idle");if(this.#isOpen)this.#sendSubscribe(subscription)}unsubscribe(subscription){
+clearTimeout(subscription.reopenTimer);this.#subscriptions.delete(subscription);if(this.#subscriptionsById.
+delete(subscription.id)){this.#send({type:"unsubscribe",id:subscription.id})}this.#closeWhenIdle()}change({
+id,request:{path,filter,fields}}){const view={filter:filter??void 0,fields:fields??void 0};this.#send(
+{type:"change",id,path,...view})}credit({id,hasBegun},n){if(hasBegun)this.#send({type:"credit",id,n})}produce(member,message){
+this.#clearTimer("idle");const{isSent=false}=this.#writes.get(message.id)??{};this.#writes.set(message.
+id,{member,message,isSent});this.#sendWrites()}renewToken(jwt){if(jwt)this.jwt=jwt;this.#scheduleTokenRequest();
+if(jwt)this.#send({type:"token",jwt});this.#retryNow()}resubscribe(subscription,reason,delayMs){this.#subscriptionsById.
+delete(subscription.id);if(reason==="drain"){const reconnect=()=>this.#handleClose({code:SERVICE_RESTART});
+return this.#setTimer("drained",DRAIN_TIMEOUT_MS,reconnect)}subscription.reopenTimer=setTimeout(()=>this.
+subscribe(subscription),delayMs)}requestToken(){const members=this.#listMembers().filter(({jwt})=>jwt);
+if(!members.length)return;postToMembers([members[this.#tokenRequests++%members.length]],{type:"token"})}#connect(){
+this.#clearTimer("retry");if(getExpiry(this.jwt)<=Date.now()){this.requestToken();return this.#scheduleRetry()}
+const protocols=this.jwt?["gateway.v1",`bearer.${this.jwt}`]:["gateway.v1"];const socket=this.#socket=
+new this.#multiplexer.WebSocket(this.#url,protocols);const ifCurrent=handle=>event=>socket===this.#socket&&
+handle(event);socket.onopen=ifCurrent(()=>this.#handleOpen());socket.onmessage=ifCurrent(({data})=>this.#handleMessage(
+JSON.parse(data)));socket.onclose=ifCurrent(event=>this.#handleClose(event));socket.onerror=()=>{}}#handleOpen(){
+this.#isOpen=this.#hasEverOpened=true;this.#receivedAt=Date.now();for(const subscription of this.#subscriptions)
+this.#sendSubscribe(subscription);for(const write of this.#writes.values())write.isSent=false;this.#sendWrites();
+this.#scheduleTokenRequest();this.#checkSilence()}#sendSubscribe(subscription){clearTimeout(subscription.
+reopenTimer);const id=subscription.id=`s${++this.#lastNumber}`;this.#subscriptionsById.set(id,subscription);
+const{position,request}=subscription;const{path,from,filter,fields,credit}=request;const start=position?
+{lastEventId:position}:{from};const view={path:requestGroupedEvents(path),filter:filter??void 0,fields:fields??
+void 0};subscription.isAtPosition=true;this.#send({type:"subscribe",id,...view,...start,credit})}#handleMessage({
+id,...message}){this.#receivedAt=Date.now();this.#attempts=0;const{type}=message;const subscription=this.#subscriptionsById.
+get(id);if(subscription)this.#multiplexer.handleMessage(subscription,message);else if(this.#writes.has(
+id)){if(message.code!=="draining")this.#settleWrite(id,message)}else if(type==="challenge")this.requestToken();else if(type===
+"error"&&id===void 0)postToMembers(this.#listMembers(),message)}#sendWrites(){let capacity=MAX_WRITES_IN_FLIGHT;
+for(const write of this.#writes.values()){if(!this.#isOpen||capacity--===0)return;if(!write.isSent)this.#send(
+{type:"produce",...write.message});write.isSent=true}}#settleWrite(id,{type,...answer}){const{member}=this.#writes.
+get(id);this.#writes.delete(id);this.#sendWrites();const outcome=type==="error"?{error:answer}:answer;
+postToMembers([member],{type:"answer",id,...outcome});this.#closeWhenIdle()}#handleClose({code}={}){
+const wasOpen=this.#isOpen;this.#dropSocket();this.#clearTimer("drained");if(!wasOpen)this.#attempts++;
+if(!wasOpen&&this.jwt)this.requestToken();this.#subscriptionsById.clear();const subscriptions=[...this.#subscriptions];
+for(const subscription of subscriptions)this.#multiplexer.handleDisconnect(subscription);if(this.#attempts>
+1&&!this.#hasEverOpened){for(const subscription of subscriptions){this.#multiplexer.switchTransport(
+subscription,true)}}if(!this.#subscriptions.size&&!this.#writes.size)return this.close();this.#attempts=
+Math.max(this.#attempts,MIN_ATTEMPTS_BY_CLOSE_CODE[code]??0);this.#scheduleRetry()}#dropSocket(){const socket=this.#socket;
+this.#socket=null;this.#isOpen=false;this.#clearTimer("silence");socket?.close()}#scheduleRetry(){this.#setTimer(
+"retry",drawBackoff(this.#attempts),()=>this.#connect())}#retryNow(){if(this.#timers.retry)this.#connect()}#send(message){
+if(this.#isOpen)this.#socket.send(JSON.stringify(message))}#closeWhenIdle(){if(this.#subscriptions.size||
+this.#writes.size)return;this.#setTimer("idle",IDLE_TIMEOUT_MS,()=>this.close())}#listMembers(){const subscribers=[
+...this.#subscriptions].flatMap(({members})=>[...members]);return[...subscribers,...[...this.#writes.
+values()].map(({member})=>member)]}#scheduleTokenRequest(){const leftMs=getExpiry(this.jwt)-Date.now();
+if(leftMs===Infinity)return;const waitMs=Math.max(1e3,leftMs-Math.min(3e4,leftMs/5));this.#setTimer(
+"expiry",Math.min(waitMs,MAX_TIMER_MS),()=>{this.requestToken();this.#scheduleTokenRequest()})}#checkSilence(){
+const silenceMs=Date.now()-this.#receivedAt;if(silenceMs>=2*PING_AFTER_MS)return this.#handleClose();
+if(silenceMs>=PING_AFTER_MS)this.#send({type:"ping"});this.#setTimer("silence",PING_AFTER_MS/3,()=>this.#checkSilence())}#setTimer(name,delayMs,callback){
+clearTimeout(this.#timers[name]);this.#timers[name]=setTimeout(()=>{delete this.#timers[name];callback()},
+delayMs)}#clearTimer(name){clearTimeout(this.#timers[name]);delete this.#timers[name]}};var FINAL_END_REASONS=new Set(["until","unsubscribed","offset-out-of-range","forbidden"]);var TRANSIENT_ERROR_CODES=new Set(
+["kafka-unavailable","rate-limited","too-many-subscriptions","internal-error"]);var MAX_UNAUTHORIZED_ATTEMPTS=3;
+var MAX_RECENT_MESSAGES=64;var Multiplexer=class{#members=new Map;#subscriptions=new Set;#sockets=new Map;#tabs=new Set;#blockedServers=new Set;constructor({
+WebSocket,EventSource}={}){this.WebSocket=WebSocket??globalThis.WebSocket;this.EventSource=EventSource??
+globalThis.EventSource}close(){for(const member of[...this.#members.values()])this.#removeMember(member);
+for(const socket of[...this.#sockets.values()])socket.close()}receive(port,tab,{type,stream,attempt,
+...content}){if(tab&&!this.#tabs.has(tab)){this.#tabs.add(tab);whenReleased(tab,()=>this.removeTab(tab))}
+const member=this.#members.get(stream);const{jwt}=content;if(type==="open")this.#openStream({stream,
+attempt,port,tab,jwt},content);else if(type==="produce")this.#produce({stream,port,jwt},content);else if(type===
+"bye")this.removeTab(tab);else if(type==="leave"&&member)this.#removeMember(member);else if(type==="\
+token"&&member)member.subscription.transport.renewToken?.(jwt);else if(member?.attempt!==attempt)return;else if(type===
+"change")this.#changeView(member,content.view);else if(type==="credit"){member.subscription.transport.
+credit(member.subscription,content.n)}}removeTab(tab){this.#tabs.delete(tab);for(const member of[...this.#members.
+values()]){if(member.tab===tab)this.#removeMember(member)}}#openStream(member,{request,position}){const earlier=this.#members.
+get(member.stream);if(earlier)this.#removeMember(earlier);this.#subscribe(member,new Subscription(request,
+position,member.jwt))}#subscribe(member,subscription){this.#members.set(member.stream,member);this.#subscriptions.
+add(subscription);subscription.members.add(member);member.subscription=subscription;this.#openTransport(
+subscription)}#openTransport(subscription){const{jwt,request}=subscription;const isBlocked=this.EventSource&&
+(!this.WebSocket||this.#blockedServers.has(request.base));const usesEventSource=request.transport===
+"eventsource"||subscription.allowsEitherTransport&&isBlocked;const needed=usesEventSource?"EventSour\
+ce":"WebSocket";if(!this[needed]){const error={code:"unsupported",message:`no ${needed} here; give o\
+ne as an option`};return queueMicrotask(()=>this.#closeSubscription(subscription,{error}))}subscription.
+transport=usesEventSource?new EventSourceTransport(this,subscription):this.#getSocket(request.base,jwt);
+subscription.transport.subscribe(subscription)}switchTransport(subscription,isBlocked){if(!subscription.
+allowsEitherTransport||!this.WebSocket||!this.EventSource)return false;this.#blockedServers[isBlocked?
+"add":"delete"](subscription.request.base);subscription.transport.unsubscribe(subscription);this.#openTransport(
+subscription);return true}#getSocket(base,jwt){const key=`${base} ${getIdentity(jwt)}`;const existing=this.#sockets.
+get(key);if(existing&&jwt&&getExpiry(jwt)>getExpiry(existing.jwt))existing.renewToken(jwt);if(existing)
+return existing;const socket=new WebSocketTransport(this,base,jwt,()=>this.#sockets.delete(key));this.#sockets.
+set(key,socket);return socket}#produce(member,{base,message,jwt}){if(this.WebSocket)return this.#getSocket(
+base,jwt).produce(member,message);const error={code:"unsupported",message:"to produce takes a WebSoc\
+ket; give one"};postToMembers([member],{type:"answer",id:message.id,error})}#removeMember(member){const{
+subscription}=member;this.#members.delete(member.stream);subscription.members.delete(member);if(!subscription.
+members.size)this.#removeSubscription(subscription)}#removeSubscription(subscription){this.#subscriptions.
+delete(subscription);subscription.transport?.unsubscribe(subscription)}#changeView(member,view){const{
+subscription}=member;const{request,position,hasBegun,hasNewView,transport,members}=subscription;const newRequest={
+...request,...view};if(members.size===1&&transport?.change&&hasBegun&&!subscription.previousRequest){
+subscription.previousRequest=request;subscription.setRequest(newRequest);return transport.change(subscription)}
+this.#removeMember(member);const replacement=new Subscription(newRequest,position,subscription.jwt);
+replacement.hasNewView=hasBegun||hasNewView;this.#subscribe(member,replacement)}handleMessage(subscription,message){
+const{type,position}=message;if(!this.#subscriptions.has(subscription))return;if(type==="end")return this.#handleEnd(
+subscription,message);if(type==="error"&&message.partition===void 0){if(this.#handleError(subscription,
+message))return}if(type==="begin")this.#handleBegin(subscription,message);if(position)Object.assign(
+subscription,{position,isAtPosition:true});else if(["records","delete","gap"].includes(type))subscription.
+isAtPosition=false;postToMembers(subscription.members,message);const equals=[...this.#subscriptions].
+filter(other=>{return other!==subscription&&other.hasBegun&&other.viewKey===subscription.viewKey});const{
+recentMessages}=subscription;if(type==="begin"||!equals.length)subscription.recentMessages=[];else if(recentMessages.
+push(message)>MAX_RECENT_MESSAGES)recentMessages.shift();if(position)this.#merge(subscription,equals)}#handleBegin(subscription,message){
+subscription.hasBegun=true;subscription.attempts=0;if(message.changed)subscription.previousRequest=null;else if(subscription.
+hasNewView)message.changed=true;subscription.hasNewView=false}#merge(subscription,equals){for(const other of equals){
+if(!subscription.hasBegun||subscription.previousRequest||other.previousRequest)continue;const{position,
+recentMessages}=other;let at=recentMessages.findLastIndex(message=>message.position===subscription.position);
+if(at<0&&other.isAtPosition&&position===subscription.position){at=recentMessages.length}if(at<0)continue;
+for(const message of recentMessages.slice(at+1)){postToMembers(subscription.members,message)}for(const member of subscription.
+members){member.subscription=other;other.members.add(member)}subscription.members.clear();return this.#removeSubscription(
+subscription)}}handleDisconnect(subscription,reason){if(!this.#subscriptions.has(subscription))return;
+Object.assign(subscription,{hasBegun:false,previousRequest:null});postToMembers(subscription.members,
+{type:"lost",reason})}#handleEnd(subscription,{reason,position,retry}){if(position)subscription.position=
+position;if(FINAL_END_REASONS.has(reason)){return this.#closeSubscription(subscription,{reason,position})}
+this.handleDisconnect(subscription,reason);const delayMs=retry??drawBackoff(++subscription.attempts);
+subscription.transport.resubscribe(subscription,reason,delayMs)}#handleError(subscription,error){const{
+hasBegun,previousRequest,position,transport,jwt}=subscription;const resubscribe=()=>{const delayMs=drawBackoff(
+++subscription.attempts);transport.resubscribe(subscription,error.code,delayMs)};if(hasBegun&&previousRequest){
+subscription.setRequest(previousRequest);subscription.previousRequest=null;postToMembers(subscription.
+members,error);transport.unsubscribe(subscription);transport.subscribe(subscription)}else if(error.code===
+"unknown-subscription"){if(hasBegun)resubscribe()}else if(error.code==="position-refused"&&position){
+const nowhere={topic:null,partition:null,from:null,to:null};subscription.position="";const gap={type:"\
+gap",...nowhere,reason:error.code,position:""};postToMembers(subscription.members,gap);transport.resubscribe(
+subscription,error.code,0)}else if(TRANSIENT_ERROR_CODES.has(error.code)){postToMembers(subscription.
+members,error);this.handleDisconnect(subscription,error.code);resubscribe()}else if(error.code==="un\
+authorized"&&jwt&&subscription.attempts<MAX_UNAUTHORIZED_ATTEMPTS){transport.requestToken();resubscribe()}else if(hasBegun)
+return false;else this.#closeSubscription(subscription,{error});return true}#closeSubscription(subscription,content){
+postToMembers(subscription.members,{type:"closed",...content});for(const member of[...subscription.members])
+this.#removeMember(member)}};function serveTabs(worker){const multiplexer=new Multiplexer;const lock=`${PROTOCOL_NAME} worker ${createUuid()}`;
+const lockHeld=holdLock(lock);worker.onconnect=({ports:[port]})=>{let tab="";const client={post:message=>port.
+postMessage(message)};port.onclose=()=>multiplexer.removeTab(tab);port.onmessage=async({data})=>{if(!data.
+hello)return multiplexer.receive(client,tab,data);tab=data.hello;await lockHeld;port.postMessage({hello:lock})}}}function resolveAddress(path,base){if(/^(http|ws)s?:/i.test(path)){const url=new URL(path.replace(/^ws/i,
+"http"));return{base:url.origin,path:url.pathname+url.search}}const page=globalThis.location?.href;if(!base&&
+!page)throw new TypeError("outside a page, give a whole URL, or the option base");const root=new URL(
+base??"/",page).href.replace(/^ws/i,"http");return{base:root.replace(/\/$/,""),path:`/${path.replace(
+/^\/+/,"")}`}}var Link=class{streams=new Map;isUp=false;attach(id,stream){if(!this.streams.size){for(const type of[
+"pagehide","pageshow"])globalThis.addEventListener?.(type,this)}this.streams.set(id,stream);if(this.
+isUp)stream.onUp()}detach(id){this.streams.delete(id);if(this.streams.size)return;for(const type of[
+"pagehide","pageshow"])globalThis.removeEventListener?.(type,this)}markUp(){this.isUp=true;for(const stream of[
+...this.streams.values()])stream.onUp()}markDown(){this.isUp=false;for(const stream of[...this.streams.
+values()])stream.onDown()}deliver({to,message}){for(const[id,attempt]of to)this.streams.get(id)?.onMessage(
+message,attempt)}handleEvent({type,persisted}){if(type==="pageshow")return persisted&&this.join();for(const stream of this.
+streams.values())stream.onPageHide();this.leave()}};var ChannelLink=class extends Link{#channel=new BroadcastChannel(PROTOCOL_NAME);#tab="";#leader="";#multiplexer=null;#candidacy=null;#resign=null;#askedAt=0;#localPort={
+post:message=>queueMicrotask(()=>this.deliver(message))};#channelPort={post:message=>this.#channel.postMessage(
+{from:this.#tab,...message})};constructor(){super();this.#channel.onmessage=({data})=>this.#handleMessage(
+data);setInterval(()=>this.#checkLeader(),ANSWER_TIMEOUT_MS/4)}async join(){this.#tab=`${PROTOCOL_NAME}\
+ tab ${createUuid()}`;this.#candidacy=new AbortController;await holdLock(this.#tab);this.#requestLeadership();
+return this}leave(){this.send({type:"bye"});this.#tab="";this.#candidacy.abort();this.#resign?.();this.#stepDown()}send(message){
+if(this.#multiplexer)this.#multiplexer.receive(this.#localPort,null,message);else if(this.#leader){this.#channel.
+postMessage({for:this.#leader,tab:this.#tab,message})}}#requestLeadership(steal=false){const{signal}=this.#candidacy;
+const options=steal?{steal}:{signal};navigator.locks.request(`${PROTOCOL_NAME} leader`,options,()=>this.#lead()).
+catch(()=>{if(signal.aborted)return;this.#stepDown();this.#requestLeadership()});if(!steal)this.#channel.
+postMessage({who:true})}#lead(){this.#multiplexer=new Multiplexer;this.#leader=this.#tab;this.#channel.
+postMessage({leader:this.#tab});this.markUp();return new Promise(resolve=>this.#resign=resolve)}#stepDown(){
+this.#multiplexer?.close();this.#multiplexer=this.#resign=null;this.#leader="";this.markDown()}#handleMessage({
+who,leader,from,to,message,tab,...rest}){if(who&&this.#multiplexer)this.#channel.postMessage({leader:this.#tab});else if(leader)
+this.#follow(leader);else if(to&&from===this.#leader)this.deliver({to,message});else if(tab&&rest.for===
+this.#tab){this.#multiplexer?.receive(this.#channelPort,tab,message)}}#follow(leader){this.#askedAt=
+0;if(this.#multiplexer||!this.#tab||leader===this.#leader)return;this.#leader=leader;this.markUp()}#checkLeader(){
+if(this.#multiplexer||!this.#tab)return;if(document.visibilityState!=="visible")this.#askedAt=0;else if(!this.#askedAt)
+this.#askedAt=Date.now();else if(Date.now()-this.#askedAt>ANSWER_TIMEOUT_MS){this.#askedAt=0;return this.#requestLeadership(
+true)}this.#channel.postMessage({who:true})}};var LocalLink=class extends Link{#multiplexer;#port={post:message=>queueMicrotask(()=>this.deliver(message))};constructor(implementations){
+super();this.#multiplexer=new Multiplexer(implementations);this.markUp()}join(){this.markUp()}leave(){
+this.markDown();this.#multiplexer.close()}send(message){this.#multiplexer.receive(this.#port,null,message)}};var REJOIN_ATTEMPT=4;var WorkerLink=class extends Link{#script;#port=null;constructor(script){super();
+this.#script=script}async join(timeoutMs){const tab=`${PROTOCOL_NAME} tab ${createUuid()}`;await holdLock(
+tab);const worker=new SharedWorker(this.#script,{type:"module",name:PROTOCOL_NAME});const port=this.#port=
+worker.port;await new Promise((resolve,reject)=>{const fail=why=>(port.close(),reject(new Error(`the\
+ shared worker ${why}`)));worker.onerror=()=>fail(`cannot be loaded from ${this.#script}`);if(timeoutMs)
+setTimeout(()=>this.isUp||fail("does not answer"),timeoutMs);port.onmessage=({data})=>{if(!data.hello)
+return this.deliver(data);whenReleased(data.hello,()=>this.#rejoin(port));resolve()};port.postMessage(
+{hello:tab})});this.markUp();return this}leave(){this.send({type:"bye"});this.#port=null;this.markDown()}send(message){
+if(this.isUp)this.#port.postMessage(message)}#rejoin(port){if(port!==this.#port)return;this.markDown();
+const retry=()=>setTimeout(()=>this.#rejoin(this.#port),drawBackoff(REJOIN_ATTEMPT));this.join().catch(
+retry)}};var links=new Map;function getOrCreate(key,create){if(!links.has(key))links.set(key,create());return links.
+get(key)}async function openLink({share=true,worker=import.meta.url,WebSocket,EventSource}){const createLocal=()=>new LocalLink(
+{WebSocket,EventSource});const openLocal=()=>getOrCreate(WebSocket??EventSource??"page",createLocal);
+const openChannel=()=>getOrCreate("channel",()=>new ChannelLink().join());const openWorker=timeoutMs=>getOrCreate(
+`worker ${worker}`,()=>new WorkerLink(worker).join(timeoutMs));if(share===false)return createLocal();
+if(share==="worker")return openWorker();if(share==="channel")return openChannel();const isPage=typeof document!==
+"undefined"&&!WebSocket&&!EventSource;if(share==="page"||!isPage)return openLocal();const openWithoutWorker=navigator.
+locks&&globalThis.BroadcastChannel?openChannel:openLocal;const isSameOrigin=new URL(worker,location.
+href).origin===location.origin;if(!globalThis.SharedWorker||!isSameOrigin)return openWithoutWorker();
+return openWorker(ANSWER_TIMEOUT_MS).catch(openWithoutWorker)}var StreamError=class extends Error{constructor({type,code,message,...details}){super(message??code);
+this.name="StreamError";this.code=code;this.details=details}};var TRANSPORTS=["auto","eventsource","websocket"];var ITERATED_TYPES=new Set(["record","delete","gap",
+"snapshot"]);var SAVE_INTERVAL_MS=250;function connect(path,options){return new Stream(path,options).
+connect()}function callSafely(callback){try{return callback()}catch(error){if(globalThis.reportError)
+reportError(error);else setTimeout(()=>{throw error})}}var Stream=class extends EventTarget{#options;#request;#link=null;#linkPromise=null;#state="\
+closed";#attempt=0;#receivedPosition=null;#queue=[];#isDelivering=false;#iteration=null;#error=null;#usedCredit=0;#writes=new Map;#listenedTypes=new Set;#saveTimer=null;constructor(path,options={}){
+super();const{from,filter,fields,credit,credentials,token,transport="auto"}=options;if(!TRANSPORTS.includes(
+transport)){throw new TypeError(`transport ${transport} is none of ${TRANSPORTS.join(", ")}`)}if(transport===
+"eventsource"&&(token||credit!==void 0)){throw new TypeError("an EventSource takes neither token nor\
+ credit; use another transport")}this.id=createUuid();this.position=options.position??null;this.#options=
+options;const view={...resolveAddress(path,options.base),filter,fields};this.#request={...view,from,
+credit,credentials,transport,token:Boolean(token)}}get state(){return this.#state}connect(){if(this.#state!==
+"closed")return this;this.#error=null;this.#setState("connecting");this.#start(++this.#attempt);return this}close(){
+if(this.#state!=="closed")this.#finish({})}change({path,...view}){Object.assign(this.#request,view,path&&
+resolveAddress(path,this.#request.base));const{path:newPath,filter,fields}=this.#request;this.#send(
+{type:"change",attempt:this.#attempt,view:{path:newPath,filter,fields}})}produce(record){const message={
+idempotencyKey:createUuid(),...record,id:createUuid()};return new Promise((resolve,reject)=>{this.#writes.
+set(message.id,{message,resolve,reject});this.#attach().then(isNewLink=>isNewLink||this.#sendWrite(message))})}[Symbol.
+asyncIterator](){this.#iteration??={};this.connect();const end=()=>{this.#iteration=null;this.close();
+return Promise.resolve({done:true,value:void 0})};return{next:()=>this.#next(),return:end}}addEventListener(type,...rest){
+this.#listenedTypes.add(type);super.addEventListener(type,...rest)}async#start(attempt){try{this.position??=
+await this.#options.store?.load()??null}catch(error){this.#emit("error",error)}if(attempt!==this.#attempt)
+return;if(!this.#queue.length)this.#receivedPosition=this.position;this.#deliverQueue();const isNewLink=await this.#attach();
+if(!isNewLink&&attempt===this.#attempt)this.#sendOpen()}async#attach(){if(this.#link)return false;try{
+this.#linkPromise??=openLink(this.#options);const link=await this.#linkPromise;if(this.#link)return false;
+this.#link=link}catch(error){this.#linkPromise=null;for(const{reject}of this.#writes.values())reject(
+error);this.#writes.clear();if(this.#state!=="closed")this.#finish({error});return true}this.#link.attach(
+this.id,{onUp:()=>this.#sendAll(),onDown:()=>this.#state==="closed"||this.#setState("reconnecting"),
+onMessage:(message,attempt)=>this.#receive(message,attempt),onPageHide:()=>this.#savePosition()});return true}#detachIfIdle(){
+if(this.#state!=="closed"||this.#writes.size)return;this.#link?.detach(this.id);this.#link=this.#linkPromise=
+null}#sendAll(){for(const{message}of this.#writes.values())this.#sendWrite(message);if(this.#state!==
+"closed")this.#sendOpen()}async#sendOpen(){const attempt=++this.#attempt;const jwt=await this.#getToken();
+if(attempt!==this.#attempt)return;const{credit,...request}=this.#request;if(credit!==void 0){const waiting=this.#queue.
+filter(({type})=>type==="record"||type==="delete");request.credit=Math.max(0,credit-waiting.length);
+this.#usedCredit=0}this.#send({type:"open",attempt,request,position:this.#receivedPosition,jwt})}async#sendWrite(message){
+const jwt=await this.#getToken();const{base,path}=this.#request;this.#send({type:"produce",base,message:{
+path,...message},jwt})}#send(message){this.#link?.send({...message,stream:this.id})}async#getToken(){
+for(let failures=0;this.#options.token;failures++){try{return await this.#options.token()}catch(error){
+this.#emit("error",error);await new Promise(resolve=>setTimeout(resolve,drawBackoff(failures)));if(this.#state===
+"closed"&&!this.#writes.size)break}}return void 0}async#renewToken(){this.#send({type:"token",jwt:await this.#getToken()})}#receive({
+type,position,...content},attempt){if(type==="answer")return this.#settleWrite(content);if(type==="t\
+oken")return this.#renewToken();if(attempt!==this.#attempt)return;if(position!==void 0)this.#receivedPosition=
+position||null;if(type==="records")this.#enqueue("record",content.records,position);else if(type==="\
+delete")this.#enqueue(type,[content.record],position);else if(type in GROUPED_EVENT_TYPES){this.#enqueue(
+GROUPED_EVENT_TYPES[type],splitGroupedEvent(type,content),position)}else this.#enqueue(type.replace(
+"-end",""),[content],position);this.#deliverQueue()}#enqueue(type,payloads,position){const last=payloads.
+length-1;payloads.forEach((payload,n)=>{this.#queue.push({type,payload,position:n===last?position:void 0})})}#deliverQueue(){
+if(this.#isDelivering)return;this.#isDelivering=true;while(this.#queue.length&&this.#state!=="closed"&&
+!this.#iteration){this.#deliver(this.#queue.shift())}this.#isDelivering=false;this.#iteration?.wake?.()}async#next(){
+for(;;){while(this.#queue.length&&this.#state!=="closed"){const{type,payload}=this.#queue[0];const position=this.#deliver(
+this.#queue.shift());if(ITERATED_TYPES.has(type)){return{done:false,value:{type,[type]:payload,position}}}}
+if(this.#state==="closed"){this.#iteration=null;if(this.#error)throw this.#error;return{done:true,value:void 0}}
+await new Promise(wake=>this.#iteration={wake})}}#deliver({type,payload,position:newPosition}){const position=newPosition===
+void 0?this.position:newPosition||null;const context={position,id:this.id};if(type==="closed")this.#finish(
+payload);else if(type==="lost")this.#setState("reconnecting",payload.reason);else if(type==="error")
+this.#emit(type,new StreamError(payload),context);else if(type!=="position")this.#emit(type,payload,
+context);if(type==="begin")this.#setState("live");if(type==="record"||type==="delete")this.#useCredit();
+if(this.position!==position)this.#setPosition(position);return position}#setPosition(position){this.
+position=position;this.#emit("position",position);if(!this.#options.store)return;this.#saveTimer??=setTimeout(
+()=>this.#savePosition(),SAVE_INTERVAL_MS)}#savePosition(){if(this.#saveTimer===null)return;clearTimeout(
+this.#saveTimer);this.#saveTimer=null;callSafely(()=>this.#options.store.save(this.position))}#useCredit(){
+const{credit}=this.#request;if(credit===void 0||++this.#usedCredit<credit/2)return;this.#send({type:"\
+credit",attempt:this.#attempt,n:this.#usedCredit});this.#usedCredit=0}#settleWrite({id,error,...place}){
+const{message,resolve,reject}=this.#writes.get(id)??{};if(!this.#writes.delete(id))return;const{idempotencyKey}=message;
+if(error)reject(Object.assign(new StreamError(error),{idempotencyKey}));else resolve(place);this.#detachIfIdle()}#finish({
+reason,error}){this.#attempt++;this.#queue=this.#queue.filter(({type})=>type!=="closed"&&type!=="los\
+t");this.#savePosition();this.#send({type:"leave"});if(error)this.#error=error instanceof Error?error:
+new StreamError(error);this.#setState("closed",reason??error?.code);if(error)this.#emit("error",this.#error);
+this.#iteration?.wake?.();this.#detachIfIdle()}#setState(state,reason){if(this.#state===state)return;
+if(state==="reconnecting"&&this.#state==="connecting")return;this.#state=state;this.#emit("state",state,
+{reason})}#emit(type,payload,context){const callback=this.#options[`on${type}`];if(callback)callSafely(
+()=>callback.call(this,payload,context));if(!this.#listenedTypes.has(type))return;this.dispatchEvent(
+new CustomEvent(type,{detail:{...context,[type]:payload}}))}};if(globalThis.SharedWorkerGlobalScope&&globalThis.name===PROTOCOL_NAME)serveTabs(globalThis);export{Stream,StreamError,connect};

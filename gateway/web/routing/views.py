@@ -94,7 +94,7 @@ class Views:
         self._hubs = hubs
         self._settings = settings
         self._cluster_by_route = {
-            id(route): settings.cluster_of(route) for route in settings.routes
+            id(route): settings.get_cluster_name(route) for route in settings.routes
         }
         self._configured_topics = {
             name: frozenset(topic.name for topic in kafka.topics)
@@ -142,7 +142,7 @@ class Views:
     def get_cluster_name(self, route: Route) -> str:
         """Return the name of the cluster that a route reads."""
         known = self._cluster_by_route.get(id(route))
-        return self._settings.cluster_of(route) if known is None else known
+        return self._settings.get_cluster_name(route) if known is None else known
 
     def _get_cached_view(
         self,

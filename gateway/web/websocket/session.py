@@ -126,6 +126,7 @@ class Session(MessageProcessor):
         self.socket = socket
         hubs = self.routes.hubs
         hubs.drain_callbacks.add(self._on_drain)
+        hubs.websocket_count += 1
         if match is not None:
             self._path_stream = self._streams[None] = WebSocketStream(self, None, match, query)
         if hubs.draining:  # it began during the handshake, before the callback was added
@@ -161,7 +162,9 @@ class Session(MessageProcessor):
     def on_closed(self, code: int, reason: str) -> None:
         """Release the streams and the slot. See `MessageListener`."""
         super().on_closed(code, reason)
-        self.routes.hubs.drain_callbacks.discard(self._on_drain)
+        hubs = self.routes.hubs
+        hubs.drain_callbacks.discard(self._on_drain)
+        hubs.websocket_count -= 1
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()

@@ -77,8 +77,8 @@ def test_what_is_wrong_in_one_is_told_in_its_own_place(text: str, said: str):
 )
 def test_a_route_is_of_the_cluster_that_has_its_topics(options: dict[str, Any], cluster: str):
     made = loads(BOTH + route(**options))
-    assert made.cluster_of(made.routes[0]) == cluster
-    assert made.kafka_of(made.routes[0]) is made.clusters[cluster]
+    assert made.get_cluster_name(made.routes[0]) == cluster
+    assert made.get_kafka(made.routes[0]) is made.clusters[cluster]
 
 
 @pytest.mark.parametrize(

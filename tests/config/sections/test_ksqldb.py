@@ -41,7 +41,7 @@ def test_a_pull_query_may_have_a_limit():
 
 def test_two_queries_have_two_names():
     queries = json.dumps([{"name": "q", "query": "x"}] * 2)
-    with pytest.raises(ConfigError, match="'q' is there twice"):
+    with pytest.raises(ConfigError, match="'q' is used twice"):
         loads(text(f"    queries: {queries}"))
 
 

@@ -64,7 +64,7 @@ def test_what_was_read_is_written_as_it_can_be_read_again():
             "unknown catalog 'r'; add it to catalogs",
         ),
         ([SESSIONS.replace("by: [user]", "by: [user name]")], "'user name' is no name of a column"),
-        ([SESSIONS.replace("by: [user]", "by: []")], "is empty; give it one at least"),
+        ([SESSIONS.replace("by: [user]", "by: []")], "is empty; add at least one"),
         ([AGGREGATE + "}"], "asks for nothing; use one of measures, top and distinct"),
         ([AGGREGATE + ", top: {of: user}, distinct: {of: user}}"], "asks for top and distinct"),
     ],

@@ -70,7 +70,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("message.key", {**COMMAND, "key": "${message.key}"}),
     ("idempotencyKey", {**COMMAND, "topic": "${idempotencyKey}"}),
     ("correlationId", {**COMMAND, "key": "${correlationId}"}),
-    ("${correlationId} asked", {**ASK, "async": {"location": "/replies"}}),
+    ("${correlationId} identifies", {**ASK, "async": {"location": "/replies"}}),
     ("whole segment", {**ASK, "async": {"location": "/r;${correlationId}"}}),
     ("'costumer' path", {**ASK, "async": {"location": "/${params.costumer}/${correlationId}"}}),
     ("query.a", {**ASK, "async": {"location": "/${query.a}/${correlationId}"}}),

@@ -39,7 +39,7 @@ def test_a_secret_is_a_text_or_a_list_of_which_the_first_signs(written: str, rea
     [
         ("tokens:\n  secret: short", ":3:11: tokens.secret: has fewer than 32 characters"),
         (f"tokens:\n  secret: [{LONG}, x]", ":3:46: tokens.secret[1]: has fewer than 32"),
-        ("tokens:\n  secret: []", ":3:11: tokens.secret: is empty; give it one"),
+        ("tokens:\n  secret: []", ":3:11: tokens.secret: is empty; add at least one"),
         ("tokens:\n  resume: 5", ":3:11: tokens.resume: 5 has no unit"),
         ("tokens:\n  resume: 0s", ":3:11: tokens.resume: 0s is out of range"),
         ("tokens:\n  secrets: x", ":3:3: unknown key 'secrets'"),

@@ -76,7 +76,7 @@ def test_parts_of_a_job_count_beside_it():
     counts.collect_metrics(into)
     assert into[catalog.PIPELINE_PROGRESS_UNTOLD]["counted",] == 3
     assert into[catalog.PIPELINE_ROWS_PER_SECOND]["counted",] == 5
-    with pytest.raises(ValueError, match="no counter"):
+    with pytest.raises(ValueError, match="not a counter"):
         counts.increment_counter(catalog.PIPELINE_ROWS_PER_SECOND, 1, "counted")
 
 

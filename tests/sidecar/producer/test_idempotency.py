@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer as KafkaProducer
 from support.dead_letters import read_committed
 from support.waiting import wait_until
 
@@ -292,3 +293,36 @@ async def test_a_claim_is_written_once_while_a_topic_made_anew_is_not_read_yet(
         claims = [each for each in read_committed(kafka, log, 2) if len(each.key()) > 16]
         assert len([each for each in claims if each.value() is not None]) <= 2
     assert read_values(kafka, name).count(b"k") == 1
+
+
+async def test_claims_whose_key_has_a_result_are_not_released(kafka: Any, topic: Any):
+    """A release is a transaction: one that a killed replica leaves open holds up all claims."""
+    name, log = topic(), topic(2)
+    async with running_replica(kafka, name, log) as one, running_replica(kafka, name, log) as two:
+        requests = [replica.write_once("k") for replica in (one, two, one, two)]
+        assert sorted(await asyncio.gather(*requests)) == [False, True, True, True]
+        assert not await one.write_once("later")  # its claim is read behind those of "k"
+    async with running_replica(kafka, name, log) as three:
+        assert await three.write_once("k")
+    assert read_values(kafka, name) == [b"k", b"later"]
+    assert all(record.value() is not None for record in read_committed(kafka, log, 2))
+
+
+def leave_transaction_open(servers: str, topic: str) -> None:
+    """Write a record to partition 0 in a transaction that is not ended."""
+    producer = KafkaProducer({"bootstrap.servers": servers, "transactional.id": f"{topic}-killed"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, key=b"x" * 16 + b"killed", partition=0)
+    producer.flush(30)
+
+
+async def test_an_answer_is_found_while_claims_cannot_be_read(kafka: Any, topic: Any):
+    """A transaction that a killed replica left open among the claims holds up their readers."""
+    name, log = topic(), topic(2)
+    async with running_replica(kafka, name, log) as one:
+        assert not await one.write_once("k")
+        await asyncio.to_thread(leave_transaction_open, kafka.bootstrap_servers, log)
+        async with running_replica(kafka, name, log) as two:
+            assert await two.write_once("k")
+    assert read_values(kafka, name) == [b"k"]

@@ -17,11 +17,13 @@ MODULE_PATH = assets.JS_DIRECTORY / "gateway.js"
 
 
 class ModuleClient(ProcessClient):
-    """options: of its Stream, as JSON.
+    """A Stream of the module.
 
-    states: all that it was in, with the reason where there is one.
-    twin:   the events of its second stream, if `twin` was called.
-    came:   what methods that were called came to, by what they were given (as JSON).
+    Attributes:
+        options: The options of the Stream, as JSON.
+        states: All states that it was in, each with its reason.
+        twin_events: The events of the second stream, which a call of `twin` opened.
+        results_by_argument: The results of the methods called, by their argument (as JSON).
     """
 
     name: ClassVar[str] = "gateway.js"
@@ -48,28 +50,30 @@ class ModuleClient(ProcessClient):
     def feed_output(self, piece: bytes) -> None:
         *lines, self._buffer = (self._buffer + piece).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            if "opened" in told:
+            message = json.loads(line)
+            if "opened" in message:
                 self.open_count += 1
-            elif "state" in told:
-                self.states.append((told["state"], told.get("reason")))
-                self.is_closed |= told["state"] == "closed"
-            elif "error" in told:
-                self.errors.append(told["error"])
-            elif "came" in told:
-                self.results_by_argument[json.dumps(told.get("of"))] = told["came"]
+            elif "state" in message:
+                self.states.append((message["state"], message.get("reason")))
+                self.is_closed |= message["state"] == "closed"
+            elif "error" in message:
+                self.errors.append(message["error"])
+            elif "result" in message:
+                self.results_by_argument[json.dumps(message.get("argument"))] = message["result"]
             else:
-                events = self.twin_events if told.get("twin") else self.events
-                events.append(ReceivedEvent(event=told["event"], id=told["id"], data=told["data"]))
+                events = self.twin_events if message.get("twin") else self.events
+                events.append(
+                    ReceivedEvent(event=message["event"], id=message["id"], data=message["data"])
+                )
 
     def call_method(self, method: str, argument: Any = None) -> None:
-        """Have a method of the Stream called."""
+        """Call a method of the Stream."""
         assert self._process is not None and self._process.stdin is not None
         line = {"call": method, "with": argument} if argument is not None else {"call": method}
         self._process.stdin.write(json.dumps(line).encode() + b"\n")
 
     async def wait_for_result(self, argument: Any) -> Any:
-        """What the call with this argument came to."""
+        """Return the result of the call with this argument."""
         key = json.dumps(argument)
         await wait_until(
             lambda: key in self.results_by_argument, lambda: f"{key}: {self.describe_state()}", 60
@@ -77,5 +81,5 @@ class ModuleClient(ProcessClient):
         return self.results_by_argument[key]
 
     async def wait_until_live(self, open_count: int = 1) -> None:
-        """Until it has begun so many times."""
+        """Wait until the stream has begun so many times."""
         await wait_until(lambda: self.open_count >= open_count, self.describe_state, 60)

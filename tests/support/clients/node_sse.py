@@ -20,36 +20,44 @@ SOURCE_DIRECTORY = Path(__file__).parent / "node"
 
 
 def ensure_installed() -> Path:
-    """A directory with the scripts and their packages, made once for each lock and scripts.
+    """Return a directory with the scripts of the Node clients and their packages."""
+    names = ("package.json", "package-lock.json", "client.mjs", "module.mjs", "socket.mjs")
+    return install_packages("sse-clients", [SOURCE_DIRECTORY / name for name in names])
 
-    It lies in the user's cache, outside the clone; npm verifies the lock's checksums. Skips the
-    test (or fails it in CI) without Node and npm, or without their registry.
+
+def install_packages(name: str, files: Sequence[Path]) -> Path:
+    """Return a directory with these files and the npm packages that their lock names.
+
+    It lies in the user's cache, outside the clone, and is made once for each content of the files;
+    npm verifies the lock's checksums. Skips the test (or fails it in CI) without Node and npm, or
+    without their registry.
+
+    Args:
+        name: What the directory's name begins with.
+        files: package.json, package-lock.json, and what else belongs beside them.
     """
     require_tools("node", "npm")
-    files = ("package.json", "package-lock.json", "client.mjs", "module.mjs", "socket.mjs")
-    mark = hashlib.sha256(
-        b"".join((SOURCE_DIRECTORY / name).read_bytes() for name in files)
-    ).hexdigest()
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gateway"
-    place = cache / f"sse-clients-{mark[:16]}"
-    if place.exists():
-        return place
+    directory = cache / f"{name}-{digest[:16]}"
+    if directory.exists():
+        return directory
     cache.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix="sse-clients-", dir=cache))
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=cache))
     try:
-        for name in files:
-            shutil.copy(SOURCE_DIRECTORY / name, made)
+        for file in files:
+            shutil.copy(file, unfinished)
         command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
-        done = subprocess.run(command, cwd=made, capture_output=True, text=True, timeout=110)
+        done = subprocess.run(command, cwd=unfinished, capture_output=True, text=True, timeout=110)
         if done.returncode:
-            skip_or_fail(f"npm ci failed in {SOURCE_DIRECTORY}: {done.stderr[-500:]}")
-        made.replace(place)
+            skip_or_fail(f"npm ci failed for {files[0]}: {done.stderr[-500:]}")
+        unfinished.replace(directory)
     except OSError:
-        if not place.exists():  # else another process was first
+        if not directory.exists():  # else another process was first
             raise
     finally:
-        shutil.rmtree(made, ignore_errors=True)
-    return place
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return directory
 
 
 class NodeClient(ProcessClient):

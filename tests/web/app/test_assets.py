@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.clients.node_sse import SOURCE_DIRECTORY, ensure_installed
+from support.clients.node_sse import SOURCE_DIRECTORY, ensure_installed, install_packages
 from support.gateways import build_config
 
 import gateway
@@ -20,6 +20,7 @@ from gateway.web.app.app import create_app
 
 MODULE = (assets.JS_DIRECTORY / "gateway.js").read_text()
 TYPES = (assets.JS_DIRECTORY / "gateway.d.ts").read_text()
+JS_SOURCE_DIRECTORY = assets.JS_DIRECTORY / "src"
 PACKAGE = json.loads((assets.JS_DIRECTORY / "package.json").read_text())
 
 
@@ -75,14 +76,35 @@ async def test_a_page_of_another_origin_may_import_it_where_it_may_read_streams(
         assert answer.headers["access-control-allow-origin"] == "*"
 
 
+@pytest.mark.needs("npm")
+def test_the_module_is_the_bundle_of_its_sources(tmp_path: Path):
+    """Else a source was edited, and `make js` was not run."""
+    locked = [JS_SOURCE_DIRECTORY / name for name in ("package.json", "package-lock.json")]
+    installed = install_packages("bundler", locked)
+    without_packages = shutil.ignore_patterns("node_modules")
+    source = shutil.copytree(JS_SOURCE_DIRECTORY, tmp_path / "src", ignore=without_packages)
+    (source / "node_modules").symlink_to(installed / "node_modules")
+    command = ["npm", "run", "build", "--silent", "--offline"]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=60)
+    assert (tmp_path / "gateway.js").read_text() == MODULE
+
+
+def test_the_lock_of_the_bundler_names_no_host():
+    lock = json.loads((JS_SOURCE_DIRECTORY / "package-lock.json").read_text())
+    packages = [entry for name, entry in lock["packages"].items() if name]
+    assert packages
+    assert all("integrity" in entry and "resolved" not in entry for entry in packages)
+
+
 def test_the_types_name_all_that_is_exported():
-    exported = set(re.findall(r"^export (?:class|function) (\w+)", MODULE, re.M))
-    assert exported == {"Stream", "StreamError", "connect"}
-    assert exported <= set(re.findall(r"^export (?:class|function) (\w+)", TYPES, re.M))
+    (exported,) = re.findall(r"\bexport\{([\w,\s]+)\};?\s*$", MODULE)
+    names = set(re.findall(r"\w+", exported))
+    assert names == {"Stream", "StreamError", "connect"}
+    assert names <= set(re.findall(r"^export (?:class|function) (\w+)", TYPES, re.M))
 
 
 def test_the_module_needs_nothing_but_itself():
-    assert not re.search(r"^\s*import\s|\bimport\(|\brequire\(", MODULE.split("*/", 1)[1], re.M)
+    assert not re.search(r"\bimport\s*[\w{*(\"']|\bfrom\s*[\"']|\brequire\(", MODULE)
     assert not {"dependencies", "peerDependencies"} & PACKAGE.keys()
 
 

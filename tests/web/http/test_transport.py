@@ -47,6 +47,12 @@ async def app(scope, receive, send):
     elif scope["path"] == "/slow":
         await asyncio.sleep(0.2)
         await send_response(send, b"slow")
+    elif scope["path"] == "/late":
+        await asyncio.sleep(0.2)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"late", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
     elif scope["path"] == "/never":
         await receive()
         await receive()
@@ -89,7 +95,7 @@ async def send_stream(receive, send, data: bytes, pause: float) -> None:
 
 class ImpatientProtocol(GatewayProtocol):
     HEAD_TIMEOUT_S = BODY_TIMEOUT_S = 0.3
-    LINGER_S = 0.3
+    LINGER_S = HALF_CLOSED_TIMEOUT_S = 0.3
     USER_TIMEOUT_S = 1.0
 
 
@@ -436,6 +442,15 @@ def test_a_stream_whose_request_body_never_ends_is_closed(hasty):
             for _ in range(1000):
                 wire.read_chunk()
         wait_until(lambda: not hasty.connections, "the connection stays")
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_a_response_that_begins_after_a_half_close_has_limited_time(hasty, version):
+    with RawConnection(hasty.port) as wire:
+        wire.send_bytes(build_request("/late").replace(b"HTTP/1.1", b"HTTP/" + version))
+        wire.socket.shutdown(socket.SHUT_WR)
+        wait_until(lambda: find_connections(hasty, wire), "it does not connect")
+        wait_until(lambda: not find_connections(hasty, wire), "it stays, perhaps for nobody")
 
 
 def test_an_application_is_told_when_its_request_is_refused(hasty):

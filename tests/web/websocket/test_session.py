@@ -55,6 +55,7 @@ class SessionSurroundings:
         self.hubs: Any = self
         self.limits = Limits(Settings(), Bus())
         self.drain_callbacks: set[Callable[[], None]] = set()
+        self.websocket_count = 0
         self.clients: dict[str, Client] = {}
         self.sent: list[dict[str, Any]] = []
         self.code = 0
@@ -194,6 +195,7 @@ async def test_a_lost_session_leaves_no_client_no_task_and_nobody_to_tell(
     house.receive_message("ping")
     house.session.on_closed(1006, "")
     assert not house.drain_callbacks
+    assert house.websocket_count == 0
     await wait_until(lambda: len(asyncio.all_tasks()) == 1)
     assert house.clients["/open"]._owner.removed_clients == [house.clients["/open"]]  # type: ignore[attr-defined]
     assert not house.list_sent("pong") and house.place.leave_count == 1

@@ -6,67 +6,72 @@ const MAX_ROWS = 60;
 const STATUSES = ["created", "paid", "shipped"];
 const CUSTOMERS = ["ada", "edsger", "frances", "grace", "hedy", "katherine", "linus", "radia"];
 
-const percent = (n) => `${n.toFixed(n < 10 ? 1 : 0)} %`;
-function bytes(n) {
+const formatPercent = (n) => `${n.toFixed(n < 10 ? 1 : 0)} %`;
+function formatBytes(n) {
   const units = ["B", "KB", "MB", "GB", "TB"];
   let i = 0;
   for (; n >= 1000 && i < units.length - 1; i++) n /= 1000;
   return `${n.toFixed(i && n < 100 ? 1 : 0)} ${units[i]}`;
 }
-const rate = (n) => `${bytes(n)}/s`;
+const formatRate = (n) => `${formatBytes(n)}/s`;
 
-/* Drawing at most once a frame, however many records a catch-up brings. */
-const due = new Set();
-function soon(draw) {
-  if (!due.size) requestAnimationFrame(() => { const all = [...due]; due.clear(); all.forEach((f) => f()); });
-  due.add(draw);
+/* Draw at most once a frame, however many records a catch-up brings. */
+const pendingDraws = new Set();
+function scheduleDraw(draw) {
+  if (!pendingDraws.size) requestAnimationFrame(drawPending);
+  pendingDraws.add(draw);
+}
+function drawPending() {
+  const draws = [...pendingDraws];
+  pendingDraws.clear();
+  draws.forEach((draw) => draw());
 }
 
-/* One stream: an EventSource that can be cut, and that goes on where it stopped. */
+/* A stream: an EventSource that can be closed, and opened again at the position it had. */
 class Stream {
-  constructor(path, stateElement, on) {
-    Object.assign(this, { path, stateElement, on, lastId: "", source: null, opened: 0 });
+  constructor(path, stateElement, onEvent) {
+    Object.assign(this, { path, stateElement, onEvent, lastId: "", source: null, openCount: 0 });
   }
   open() {
     const url = new URL(this.path, document.baseURI);
     if (this.lastId) url.searchParams.set("lastEventId", this.lastId);
     else url.searchParams.set("from", "earliest");
     const source = (this.source = new EventSource(url));
-    this.began = false;
-    this.state("connecting", "connecting");
-    source.onopen = () => { this.opened++; this.began = true; this.state("live", "live"); };
+    this.hasOpened = false;
+    this.setState("connecting", "connecting");
+    source.onopen = () => { this.openCount++; this.hasOpened = true; this.setState("live", "live"); };
     source.onerror = (event) => {
-      if (event.data) return this.take(event);              // the server's own `error` event
-      if (source.readyState === EventSource.CONNECTING) return this.state("connecting", "reconnecting");
-      this.state("closed", "refused, trying again in 3 s"); // the browser gave up: we do not
-      if (!this.began) this.doubt(url);
+      if (event.data) return this.receive(event); // the server's own `error` event
+      if (source.readyState === EventSource.CONNECTING) return this.setState("connecting", "reconnecting");
+      this.setState("closed", "refused, trying again in 3 s"); // the browser does not try again
+      if (!this.hasOpened) this.checkPosition(url);
       this.timer = setTimeout(() => this.open(), 3000);
     };
     for (const name of ["message", "begin", "ready", "position", "gap", "delete", "end"]) {
-      source.addEventListener(name, (event) => this.take(event));
+      source.addEventListener(name, (event) => this.receive(event));
     }
   }
-  /* Forget a position that the gateway refuses: it is of another Kafka. One that is away, and a
-     browser that gives up for that, say nothing about it. */
-  async doubt(url) {
+  /* Forget the position if the gateway refuses it (400), because it is of another Kafka. If the
+     gateway is away, the position may still be right. */
+  async checkPosition(url) {
     const control = new AbortController();
     const { signal } = control;
     const answer = await fetch(url, { signal }).catch(() => null);
     if (answer?.status === 400) this.lastId = "";
     control.abort();
   }
-  take(event) {
+  receive(event) {
     if (event.target !== this.source) return;
     if (event.lastEventId) this.lastId = event.lastEventId;
-    this.on(event, this);
+    this.onEvent(event);
   }
   close(state = "cut", text = "cut by you") {
     clearTimeout(this.timer);
     this.source?.close();
     this.source = null;
-    this.state(state, text);
+    this.setState(state, text);
   }
-  state(state, text) {
+  setState(state, text) {
     this.stateElement.dataset.state = state;
     if (this.stateElement.textContent !== text) this.stateElement.textContent = text;
   }
@@ -84,7 +89,7 @@ class Plot {
   add(at, ...values) {
     this.points.push([at, ...values]);
     while (this.points[0][0] < at - WINDOW_MS) this.points.shift();
-    soon(this.draw);
+    scheduleDraw(this.draw);
   }
   draw() {
     const end = this.points.at(-1)[0];
@@ -108,11 +113,12 @@ const plots = {
   disk: new Plot($("disk-plot")),
   network: new Plot($("network-plot")),
 };
-let highest = 0;
-const show = {
+let maxRate = 0; // of the network
+/* What is done with a record of each metric. */
+const metricHandlers = {
   cpu(m) {
     plots.cpu.add(m.at, m.percent);
-    $("cpu").textContent = percent(m.percent);
+    $("cpu").textContent = formatPercent(m.percent);
     $("cpu-note").textContent = `${m.cores.length} cores, load ${m.load.toFixed(2)}`;
     const cores = $("cores");
     while (cores.children.length < m.cores.length) cores.append(document.createElement("i"));
@@ -120,35 +126,35 @@ const show = {
   },
   memory(m) {
     plots.memory.add(m.at, m.percent);
-    $("memory").textContent = percent(m.percent);
-    $("memory-note").textContent = `${bytes(m.used)} of ${bytes(m.total)} in use`;
+    $("memory").textContent = formatPercent(m.percent);
+    $("memory-note").textContent = `${formatBytes(m.used)} of ${formatBytes(m.total)} in use`;
   },
   disk(m) {
     plots.disk.add(m.at, m.read, m.written);
-    $("read").textContent = rate(m.read);
-    $("written").textContent = rate(m.written);
-    $("disk-note").textContent = `${bytes(m.used)} of ${bytes(m.total)} full`;
+    $("read").textContent = formatRate(m.read);
+    $("written").textContent = formatRate(m.written);
+    $("disk-note").textContent = `${formatBytes(m.used)} of ${formatBytes(m.total)} full`;
   },
   network(m) {
     plots.network.add(m.at, m.received, m.sent);
-    $("received").textContent = rate(m.received);
-    $("sent").textContent = rate(m.sent);
-    highest = Math.max(m.received, m.sent, highest);
-    $("network-note").textContent = `highest ${rate(highest)}`;
+    $("received").textContent = formatRate(m.received);
+    $("sent").textContent = formatRate(m.sent);
+    maxRate = Math.max(m.received, m.sent, maxRate);
+    $("network-note").textContent = `highest ${formatRate(maxRate)}`;
   },
 };
 const host = new Stream("events/host", $("host-state"), (event) => {
   if (event.type !== "message") return;
   const record = JSON.parse(event.data);
   $("host-name").textContent = record.host;
-  show[record.metric]?.(record);
+  metricHandlers[record.metric]?.(record);
 });
 
 /* Orders */
 const rows = new Map();
 let gaps = 0;
 let count = 0;
-let away = null; // while the connection is cut: when, and what came after it
+let outage = null; // { since, reconnectedAt, missed, gaps, wrong } of a cut, until it is reported
 
 function showOrder(order) {
   let row = rows.get(order.order);
@@ -171,7 +177,7 @@ function showOrder(order) {
   status.replaceChildren(bar, order.status);
   row.classList.remove("fresh");
   if (Date.now() - order.at < 3000) {
-    void row.offsetWidth; // start its animation anew
+    void row.offsetWidth; // restarts its animation
     row.classList.add("fresh");
   }
   $("orders").prepend(row);
@@ -182,11 +188,11 @@ function showOrder(order) {
   }
 }
 
-/* What the page can check by itself: an order is created, paid, shipped, each once, in this order. */
+/* Count lost and repeated steps: an order is created, paid and shipped, each once, in this order. */
 const steps = new Map();
 let checked = 0;
 let wrong = 0;
-function check(order) {
+function checkStep(order) {
   const step = STATUSES.indexOf(order.status);
   const before = steps.get(order.order);
   if (before !== undefined) {
@@ -197,10 +203,10 @@ function check(order) {
   if (steps.size > 5000) steps.delete(steps.keys().next().value);
 }
 
-let pending = [];
+let newOrders = [];
 function drawOrders() {
-  pending.slice(-4 * MAX_ROWS).forEach(showOrder);
-  pending = [];
+  newOrders.slice(-4 * MAX_ROWS).forEach(showOrder);
+  newOrders = [];
 }
 
 let lastEvent = null;
@@ -209,102 +215,104 @@ function drawWire() {
   $("count").textContent = count.toLocaleString("en");
   $("checked").textContent = checked
     ? `${checked.toLocaleString("en")} steps, ${wrong ? `${wrong} lost or twice` : "none lost, none twice"}` : "–";
-  $("reconnects").textContent = Math.max(0, orders.opened - 1);
+  $("reconnects").textContent = Math.max(0, orders.openCount - 1);
   $("last-id").textContent = lastEventId || "–";
   const name = type === "message" ? "" : `event: ${type}\n`;
   $("raw").textContent = `${name}${data.split("\n").map((l) => `data: ${l}`).join("\n")}\nid: ${lastEventId}`;
 }
 
-function tell(text, kind = "") {
-  $("told").textContent = text;
-  $("told").className = `told ${kind}`;
+function showMessage(text, kind = "") {
+  $("message").textContent = text;
+  $("message").className = `message ${kind}`;
 }
 
-function came(order) {
-  if (!away?.back) return;
-  if (order.at < away.back) away.missed++;
-  const seconds = Math.round((away.back - away.since) / 1000);
-  const lost = away.gaps !== gaps ? "Kafka no longer had some: see gaps."
-    : away.wrong !== wrong ? "Some are missing or came twice!" : "Nothing is missing.";
-  tell(`${away.missed} order events happened during the ${seconds} s without a connection; they came on reconnecting. ${lost}`,
-    away.gaps === gaps && away.wrong === wrong ? "good" : "bad");
-  if (order.at > away.back + 2000) away = null;
+/* Report after a cut what happened during it, while the orders of that time arrive. */
+function reportOutage(order) {
+  if (!outage?.reconnectedAt) return;
+  if (order.at < outage.reconnectedAt) outage.missed++;
+  const seconds = Math.round((outage.reconnectedAt - outage.since) / 1000);
+  const result = outage.gaps !== gaps ? "Kafka no longer had some: see gaps."
+    : outage.wrong !== wrong ? "Some are missing or came twice!" : "Nothing is missing.";
+  showMessage(`${outage.missed} order events happened during the ${seconds} s without a connection; they came on reconnecting. ${result}`,
+    outage.gaps === gaps && outage.wrong === wrong ? "good" : "bad");
+  if (order.at > outage.reconnectedAt + 2000) outage = null;
 }
 
-let waiting = 0;
-let all = "–";
+let pendingCount = 0;
+let partitionCount = "–";
 function drawPartitions() {
-  $("partitions").textContent = `${all}, ${waiting ? `${waiting} not ready yet` : "all ready"}`;
+  $("partitions").textContent = `${partitionCount}, ${pendingCount ? `${pendingCount} not ready yet` : "all ready"}`;
 }
 
-const control = {
+/* What is done with a control event of each name. */
+const controlHandlers = {
   begin(data) {
-    waiting = data.pending?.length ?? 0;
-    all = Array.isArray(data.partitions) ? data.partitions.length
+    pendingCount = data.pending?.length ?? 0;
+    partitionCount = Array.isArray(data.partitions) ? data.partitions.length
       : typeof data.partitions === "object" && data.partitions
         ? Object.values(data.partitions).reduce((n, p) => n + (Array.isArray(p) ? p.length : Number(p)), 0)
         : data.partitions;
-    soon(drawPartitions);
+    scheduleDraw(drawPartitions);
   },
   ready() {
-    waiting = Math.max(0, waiting - 1);
-    soon(drawPartitions);
+    pendingCount = Math.max(0, pendingCount - 1);
+    scheduleDraw(drawPartitions);
   },
   gap(data) {
     gaps++;
     const where = data.topic ? `${data.topic}-${data.partition} offsets ${data.from} to ${data.to}, ` : "";
     $("gaps").textContent = `${gaps}: ${where}${data.reason}`;
-    if (data.reason === "position-refused" || data.reason === "recreated") forget(); // other orders
+    if (data.reason === "position-refused" || data.reason === "recreated") clearOrders(); // other orders
   },
-  error(data) { tell(data.message ?? JSON.stringify(data), "bad"); },
-  end(data) { orders.state("connecting", `ended by the gateway: ${data.reason}`); },
+  error(data) { showMessage(data.message ?? JSON.stringify(data), "bad"); },
+  end(data) { orders.setState("connecting", `ended by the gateway: ${data.reason}`); },
 };
 
-function onOrder(event) {
+function handleOrderEvent(event) {
   count++;
   lastEvent = event;
-  soon(drawWire);
+  scheduleDraw(drawWire);
   const data = JSON.parse(event.data || "{}");
-  if (event.type !== "message") return control[event.type]?.(data);
-  check(data);
-  pending.push(data);
-  came(data);
-  soon(drawOrders);
+  if (event.type !== "message") return controlHandlers[event.type]?.(data);
+  checkStep(data);
+  newOrders.push(data);
+  reportOutage(data);
+  scheduleDraw(drawOrders);
 }
 
-function forget() {
+function clearOrders() {
   rows.clear();
   steps.clear();
-  pending = [];
+  newOrders = [];
   $("orders").replaceChildren();
 }
 
-const INVITATION = $("told").textContent;
+const INVITATION = $("message").textContent;
 let orders;
-function choose(customer) {
+function selectCustomer(customer) {
   orders?.close();
   const path = customer ? `events/orders/${encodeURIComponent(customer)}` : "events/orders";
-  orders = new Stream(path, $("orders-state"), onOrder);
-  forget();
+  orders = new Stream(path, $("orders-state"), handleOrderEvent);
+  clearOrders();
   count = gaps = checked = wrong = 0;
-  away = lastEvent = null;
+  outage = lastEvent = null;
   $("gaps").textContent = "none";
-  tell(INVITATION);
+  showMessage(INVITATION);
   $("path").textContent = `/${path}`;
   $("cut").textContent = "Cut the connection";
   orders.open();
 }
 
 $("customer").append(...CUSTOMERS.map((name) => new Option(name, name)));
-$("customer").addEventListener("change", (event) => choose(event.target.value));
+$("customer").addEventListener("change", (event) => selectCustomer(event.target.value));
 $("cut").addEventListener("click", () => {
   if (orders.source) {
     orders.close();
-    away = { since: Date.now(), back: 0, missed: 0, gaps, wrong };
+    outage = { since: Date.now(), reconnectedAt: 0, missed: 0, gaps, wrong };
     $("cut").textContent = "Reconnect";
-    tell("The connection is cut. Orders go on being placed; reconnect when you like.", "bad");
+    showMessage("The connection is cut. Orders go on being placed; reconnect when you like.", "bad");
   } else {
-    if (away) away.back = Date.now();
+    if (outage) outage.reconnectedAt = Date.now();
     $("cut").textContent = "Cut the connection";
     orders.open();
   }
@@ -319,13 +327,13 @@ const lines = [
   ["this machine", `curl -N ${base}/events/host`],
   ["is the gateway ready?", `curl ${base}/health/ready`],
 ];
-$("try").append(...lines.map(([what, line]) => {
+$("try").append(...lines.map(([description, line]) => {
   const item = document.createElement("li");
   item.innerHTML = "<div><span></span><code></code></div><button type='button'>Copy</button>";
-  item.querySelector("span").textContent = what;
+  item.querySelector("span").textContent = description;
   item.querySelector("code").textContent = line;
   const button = item.querySelector("button");
-  button.setAttribute("aria-label", `Copy: ${what}`);
+  button.setAttribute("aria-label", `Copy: ${description}`);
   button.addEventListener("click", async () => {
     try { await navigator.clipboard.writeText(line); button.textContent = "Copied"; }
     catch { getSelection().selectAllChildren(item.querySelector("code")); button.textContent = "Selected"; }
@@ -335,4 +343,4 @@ $("try").append(...lines.map(([what, line]) => {
 }));
 
 host.open();
-choose("");
+selectCustomer("");

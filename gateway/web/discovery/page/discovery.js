@@ -1,58 +1,60 @@
 "use strict";
 
-const KEPT = 200;         // events in a log
-const SHOWN = 4000;       // characters of one event
-const OPEN_AT_ONCE = 4;   // of the six connections that a browser has for HTTP/1.1
-const CONTROL = ["begin", "ready", "position", "gap", "delete", "snapshot-end", "challenge", "end"];
+const MAX_EVENTS = 200;          // in a log
+const MAX_EVENT_LENGTH = 4000;   // characters
+const MAX_OPEN_STREAMS = 4;      // of the six connections that a browser has for HTTP/1.1
+const COUNT_INTERVAL_MS = 2000;
+const CONTROL_EVENTS = ["begin", "ready", "position", "gap", "delete", "snapshot-end", "challenge", "end"];
 
-const root = new URL(".", document.baseURI);  // also where the gateway is mounted below a path
+const root = new URL(".", document.baseURI);  // also right where the gateway is mounted below a path
 const running = new Set();
 
-const element = (tag, className, text = "") => Object.assign(document.createElement(tag), { className, textContent: text });
-const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+const createElement = (tag, className, text = "") => Object.assign(document.createElement(tag), { className, textContent: text });
+const quoteForShell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-/* One card: what its fields say becomes its lines, and its stream while it is tried. */
+/* The card of one stream. Its fields determine its command lines, and the stream that is tried. */
 class Card {
   constructor(article) {
-    Object.assign(this, { article, form: article.querySelector("form"), source: null, count: 0, news: [] });
+    Object.assign(this, { article, form: article.querySelector("form"), source: null, count: 0, newEvents: [] });
     this.button = article.querySelector(".try");
     this.state = this.form.querySelector(".state");
     this.inputs = [...this.form.querySelectorAll("input")];
     this.lines = [...article.querySelectorAll(".lines li")];
-    for (const line of this.lines) this.copies(line);
-    this.form.addEventListener("input", () => this.write());
+    for (const line of this.lines) this.addCopyButton(line);
+    this.form.addEventListener("input", () => this.updateLines());
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (this.button) this.source ? this.stop("stopped") : this.start();
     });
     if (this.button) this.button.hidden = false;
-    this.write();
+    this.updateLines();
   }
 
-  /* query: what a line asks for besides; a field beats it. */
-  url(query = "") {
-    const left = (name) => `{${name}}`;
+  /* query: parameters of a command line; a field of the same name overrides them. */
+  buildUrl(query = "") {
+    const placeholder = (name) => `{${name}}`;
     let path = this.article.dataset.path;
-    const asked = new URLSearchParams(query);
-    const blanks = [];
+    const parameters = new URLSearchParams(query);
+    const missing = [];
     for (const { name, value, required, dataset } of this.inputs) {
-      if (dataset.in === "path") path = path.replace(left(name), () => (value ? encodeURIComponent(value) : left(name)));
-      else if (value) asked.set(name, value);
-      else if (required) blanks.push(`${name}=${left(name)}`);
+      if (dataset.in === "path") {
+        path = path.replace(placeholder(name), () => (value ? encodeURIComponent(value) : placeholder(name)));
+      } else if (value) parameters.set(name, value);
+      else if (required) missing.push(`${name}=${placeholder(name)}`);
     }
-    const search = [...blanks, asked].map(String).filter(Boolean).join("&");
+    const search = [...missing, parameters].map(String).filter(Boolean).join("&");
     return root.href.replace(/\/$/, "") + path + (search && `?${search}`);
   }
 
-  write() {
+  updateLines() {
     for (const line of this.lines) {
       const { command, query, transport } = line.dataset;
-      const url = this.url(query);
-      line.querySelector("code").textContent = `${command} ${quoted(transport === "websocket" ? url.replace(/^http/, "ws") : url)}`;
+      const url = this.buildUrl(query);
+      line.querySelector("code").textContent = `${command} ${quoteForShell(transport === "websocket" ? url.replace(/^http/, "ws") : url)}`;
     }
   }
 
-  copies(line) {
+  addCopyButton(line) {
     const button = line.querySelector(".copy");
     const text = line.querySelector("code");
     button.hidden = false;
@@ -70,26 +72,26 @@ class Card {
   }
 
   start() {
-    if (running.size >= OPEN_AT_ONCE) [...running][0].stop("stopped, another one was started");
+    if (running.size >= MAX_OPEN_STREAMS) [...running][0].stop("stopped, another one was started");
     running.add(this);
     this.log?.remove();
-    this.log = element("ol", "log");
+    this.log = createElement("ol", "log");
     this.log.tabIndex = 0;
     Object.entries({ role: "log", "aria-live": "off", "aria-label": `Events of ${this.article.dataset.path}` })
       .forEach(([name, value]) => this.log.setAttribute(name, value));
     this.form.after(this.log);
     this.count = 0;
     this.button.textContent = "Stop";
-    this.say("connecting", "connecting");
-    const source = (this.source = new EventSource(this.url()));
-    source.onopen = () => this.say("live", "live");
-    source.onmessage = (event) => this.take("record", event.data);
-    for (const name of CONTROL) source.addEventListener(name, (event) => this.take(name, event.data));
+    this.showState("connecting", "connecting");
+    const source = (this.source = new EventSource(this.buildUrl()));
+    source.onopen = () => this.showState("live", "live");
+    source.onmessage = (event) => this.addEvent("record", event.data);
+    for (const name of CONTROL_EVENTS) source.addEventListener(name, (event) => this.addEvent(name, event.data));
     source.onerror = (event) => {
       if (this.source !== source) return;
-      if (event.data !== undefined) return this.take("error", event.data);  // the gateway's own event
-      if (source.readyState === EventSource.CLOSED) this.refused();
-      else this.say("connecting", "reconnecting");
+      if (event.data !== undefined) return this.addEvent("error", event.data);  // the gateway's own event
+      if (source.readyState === EventSource.CLOSED) this.showRefusal();
+      else this.showState("connecting", "reconnecting");
     };
   }
 
@@ -98,50 +100,50 @@ class Card {
     this.source?.close();
     this.source = null;
     this.button.textContent = "Try it";
-    this.say(state, text);
+    this.showState(state, text);
   }
 
-  /* EventSource does not tell why: ask once more, as a program that hears of it. */
-  async refused() {
-    const url = this.url();
+  /* Request the stream once more to show why it was refused: an EventSource does not say it. */
+  async showRefusal() {
+    const url = this.buildUrl();
     this.stop("refused", "refused");
     try {
       const answer = await fetch(url, { headers: { Accept: "application/json" } });
-      if (!answer.ok) this.say("refused", `refused: ${(await answer.json()).detail}`);
+      if (!answer.ok) this.showState("refused", `refused: ${(await answer.json()).detail}`);
       else answer.body?.cancel();
-    } catch { /* it stays at that */ }
+    } catch { /* "refused" stays */ }
   }
 
-  take(name, data) {
+  addEvent(name, data) {
     if (!this.source) return;
     if (name === "record") this.count++;
-    this.news.push([name, data]);
-    if (this.news.length > KEPT) this.news.shift();
-    if (this.news.length === 1) requestAnimationFrame(() => this.draw());
+    this.newEvents.push([name, data]);
+    if (this.newEvents.length > MAX_EVENTS) this.newEvents.shift();
+    if (this.newEvents.length === 1) requestAnimationFrame(() => this.draw());
   }
 
   draw() {
     const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 40;
-    for (const [name, data] of this.news.splice(0)) {
-      const row = element("li", name === "record" ? "record" : "control");
+    for (const [name, data] of this.newEvents.splice(0)) {
+      const row = createElement("li", name === "record" ? "record" : "control");
       row.dataset.event = name;
-      row.append(element("span", "event", name), element("code", "", data.length > SHOWN ? `${data.slice(0, SHOWN)} …` : data));
+      row.append(createElement("span", "event", name), createElement("code", "", data.length > MAX_EVENT_LENGTH ? `${data.slice(0, MAX_EVENT_LENGTH)} …` : data));
       this.log.append(row);
     }
-    while (this.log.children.length > KEPT) this.log.firstChild.remove();
+    while (this.log.children.length > MAX_EVENTS) this.log.firstChild.remove();
     if (atEnd) this.log.scrollTop = this.log.scrollHeight;
-    this.counted();
+    this.scheduleCount();
   }
 
-  /* Said aloud where that is wished for: not more than once in two seconds. */
-  counted() {
-    this.due ??= setTimeout(() => {
-      this.due = undefined;
-      if (this.source) this.say("live", `live, ${this.count} record${this.count === 1 ? "" : "s"}`);
-    }, 2000);
+  /* Show the count, but not often: a screen reader reads it out each time. */
+  scheduleCount() {
+    this.countTimer ??= setTimeout(() => {
+      this.countTimer = undefined;
+      if (this.source) this.showState("live", `live, ${this.count} record${this.count === 1 ? "" : "s"}`);
+    }, COUNT_INTERVAL_MS);
   }
 
-  say(state, text) {
+  showState(state, text) {
     this.state.dataset.state = state;
     if (this.state.textContent !== text) this.state.textContent = text;
   }
@@ -152,11 +154,11 @@ for (const article of document.querySelectorAll(".stream")) new Card(article);
 const search = document.getElementById("search");
 search.addEventListener("input", () => {
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-  const all = [...document.querySelectorAll(".stream")];
-  for (const each of all) {
-    const text = `${each.dataset.path} ${each.querySelector(".facts").textContent}`.toLowerCase();
-    each.hidden = !words.every((word) => text.includes(word));
+  const streams = [...document.querySelectorAll(".stream")];
+  for (const stream of streams) {
+    const text = `${stream.dataset.path} ${stream.querySelector(".facts").textContent}`.toLowerCase();
+    stream.hidden = !words.every((word) => text.includes(word));
   }
-  const left = all.filter((each) => !each.hidden).length;
-  document.getElementById("found").textContent = words.length ? `${left} of ${all.length}` : "";
+  const count = streams.filter((stream) => !stream.hidden).length;
+  document.getElementById("found").textContent = words.length ? `${count} of ${streams.length}` : "";
 });
