@@ -171,7 +171,7 @@ class WriteTask:
         except KafkaException as error:
             raise TransactionInterrupted(transactional_id, error) from None
         verify_plan(plan or self.plan, self.plan)
-        if not must_write(entry, self.epoch, self.digest):
+        if not must_write(entry, self.epoch, self.plan.writers, self.digest):
             return None
         producers.store_producer(producer, client_config, generation)
         return producer
