@@ -313,7 +313,7 @@ def test_an_epoch_that_a_copy_of_the_checkpoint_has_written_is_not_divided_by_th
 
 
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from("s" * 16 + "zzzzcp"), st.integers(0, 11), st.integers(1, 4)),
+    st.tuples(st.sampled_from("s" * 12 + "rrrrzzzzccp"), st.integers(0, 11), st.integers(1, 4)),
     min_size=40,
     max_size=200,
 )
@@ -334,6 +334,9 @@ def test_every_row_is_written_once_whoever_crashes_lives_on_or_runs_by_a_copy(
         at = choice % len(drivers)
         if what == "s":
             drivers[at].step(choice)
+        elif what == "r":  # long enough for a batch: single steps seldom let a driver go on so far
+            for _ in range(8 * writers):
+                drivers[at].step(choice)
         elif what == "z":
             drivers[at].zombie(choice)
         elif what == "c":
