@@ -14,12 +14,11 @@ from typing import NamedTuple
 from uuid import UUID
 
 from gateway.config import Kafka
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError
 from gateway.kafka.client.cluster import ClusterSettings, parse_address
 from gateway.kafka.client.connections import ConnectionRole, Connections
-from gateway.kafka.client.metadata import UNKNOWN_TOPIC_OR_PARTITION
-from gateway.kafka.client.metadata_changes import TOPIC_AUTHORIZATION_FAILED
 from gateway.kafka.fetch.fetch import FetchTarget, fetch
 from gateway.kafka.protocol.requests import (
     BrokerMetadata,
@@ -34,7 +33,8 @@ from .requirements import TopicPattern, TopicRequirement, check_pattern, check_t
 
 BROKER_TIMEOUT_S = 10.0  # seconds to connect to a broker and get a response
 _OFFSET_BEYOND_END = 1 << 62  # an offset that no log has
-_READABLE_ERROR_CODES = frozenset({0, 1})  # NONE, OFFSET_OUT_OF_RANGE: after authorization only
+# What a broker answers only after authorization.
+_READABLE_ERROR_CODES = frozenset({ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE})
 
 
 class ServerCheck(NamedTuple):
@@ -207,7 +207,7 @@ class _ClusterCheck:
                 code = await self._probe_fetch(
                     leader, TopicPartition(topic.name, number), topic.topic_id
                 )
-                if code == TOPIC_AUTHORIZATION_FAILED or code in _READABLE_ERROR_CODES:
+                if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED or code in _READABLE_ERROR_CODES:
                     return code in _READABLE_ERROR_CODES
         return None
 
@@ -233,7 +233,7 @@ def _find_topic(name: str, responses: Iterable[MetadataResponse]) -> TopicMetada
     """
     for response in responses:
         topic = response.topics.get(name)
-        if topic is not None and topic.error != UNKNOWN_TOPIC_OR_PARTITION:
+        if topic is not None and topic.error != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return topic
     return None
 

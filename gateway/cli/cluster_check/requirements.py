@@ -11,8 +11,7 @@ from typing import NamedTuple
 from gateway.config import Kafka, Route, Settings
 from gateway.config.source.expression import suggest
 from gateway.core.channel.glob import is_glob, matches_glob
-from gateway.kafka.client.metadata import UNKNOWN_TOPIC_OR_PARTITION
-from gateway.kafka.client.metadata_changes import TOPIC_AUTHORIZATION_FAILED
+from gateway.core.error_code import ErrorCode
 from gateway.kafka.protocol.requests import TopicMetadata, TopicOperation
 
 from .finding import Finding, FindingState, ok, warning
@@ -124,12 +123,12 @@ def check_topic(
     """
     subject = f"topic {requirement.name}"
     failed = FindingState.WARNING if requirement.optional else FindingState.FAILS
-    if metadata is None or metadata.error == UNKNOWN_TOPIC_OR_PARTITION:
+    if metadata is None or metadata.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         near = suggest(requirement.name, names)
         hint = near if near.startswith("did you mean") else "create it, or correct its name"
         yield Finding(failed, subject, f"no broker knows it; {hint}")
         return
-    if metadata.error == TOPIC_AUTHORIZATION_FAILED:
+    if metadata.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
         what = "it may not be described, if it exists; allow the gateway READ on it"
         yield Finding(failed, subject, what)
         return

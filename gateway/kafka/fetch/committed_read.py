@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Gap, Record, TopicPartition
 from gateway.errors import BrokerUnavailable, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.offsets import (
     EARLIEST,
     LATEST,
-    LEADER_NOT_AVAILABLE,
     READ_COMMITTED,
     READ_UNCOMMITTED,
     OffsetAndTimestamp,
@@ -26,14 +26,21 @@ from .batches import gather_slices
 from .decoding import RecordSetDecoder
 from .fetch import FetchTarget, fetch_on_connection
 
-OUT_OF_RANGE = 1  # OFFSET_OUT_OF_RANGE
-DAMAGED = 2  # CORRUPT_MESSAGE
 MAX_FETCH_BYTES = 1 << 20
 MAX_WAIT_S = 0.1  # the wait applies only at the end of the log: existing records come at once
-# NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, OFFSET_NOT_AVAILABLE
-_LEADER_CHANGED_CODES = (LEADER_NOT_AVAILABLE, 6, 74, 75, 78)
-# The same, and REQUEST_TIMED_OUT, NETWORK_EXCEPTION
-_LOOKUP_RETRIABLE_CODES = (LEADER_NOT_AVAILABLE, 6, 7, 13, 74, 75, 78)
+_LEADER_CHANGED_ERRORS = frozenset(
+    {
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+    }
+)
+_LOOKUP_RETRIABLE_ERRORS = _LEADER_CHANGED_ERRORS | {
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.NETWORK_EXCEPTION,
+}
 
 
 class CommittedRead(NamedTuple):
@@ -94,7 +101,7 @@ async def read_committed(
             rack="",  # no rack: a nearer replica may be behind
         )
     fetched = responses[tp]
-    if fetched.error_code == OUT_OF_RANGE:
+    if fetched.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
         return await _handle_out_of_range(cluster, tp, start)
     if fetched.error_code:
         raise await _build_read_error(cluster, tp, fetched.error_code)
@@ -107,11 +114,11 @@ async def read_committed(
     )
     decoded = await gather_slices(decoding, cluster.inflation)
     if decoded.next_offset == start and decoded.error:
-        raise _build_partition_failed(tp, f"is damaged: {decoded.error}", DAMAGED)
+        raise _build_partition_failed(tp, f"is damaged: {decoded.error}", ErrorCode.CORRUPT_MESSAGE)
     gaps = [entry for entry in decoded.entries if isinstance(entry, Gap)]
     if gaps:
         where = f"from {gaps[0].offset} to {gaps[0].next_offset}"
-        raise _build_partition_failed(tp, f"is damaged {where}", DAMAGED)
+        raise _build_partition_failed(tp, f"is damaged {where}", ErrorCode.CORRUPT_MESSAGE)
     records = [entry for entry in decoded.entries if isinstance(entry, Record)]
     return CommittedRead(records, decoded.next_offset)
 
@@ -172,7 +179,9 @@ async def _handle_out_of_range(cluster: Cluster, tp: TopicPartition, start: int)
         return CommittedRead([], log.start, lost_until=log.start)
     if start > log.stop:
         raise _build_partition_failed(
-            tp, f"ends at {log.stop}, before {start}; was the topic created again?", OUT_OF_RANGE
+            tp,
+            f"ends at {log.stop}, before {start}; was the topic created again?",
+            ErrorCode.OFFSET_OUT_OF_RANGE,
         )
     # The offset is in the log after all: the broker that answered was behind. Try again there.
     return CommittedRead([], start)
@@ -187,7 +196,7 @@ async def _build_read_error(
     the new leader.
     """
     await cluster.metadata.refresh(f"{tp}: code {code}")
-    if code in _LEADER_CHANGED_CODES:
+    if code in _LEADER_CHANGED_ERRORS:
         return BrokerUnavailable(f"{tp} is led by another broker", retry_after=0.2)
     return _build_partition_failed(tp, f"cannot be read (code {code})", code)
 
@@ -196,7 +205,7 @@ def _require_offset(tp: TopicPartition, result: OffsetAndTimestamp | int) -> Off
     """Return the result of ListOffsets, or raise the exception for its error code."""
     if isinstance(result, OffsetAndTimestamp):
         return result
-    if result in _LOOKUP_RETRIABLE_CODES:
+    if result in _LOOKUP_RETRIABLE_ERRORS:
         raise BrokerUnavailable(
             f"{tp} cannot be asked for offsets now (code {result})", retry_after=0.2
         )

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.offsets import LEADER_NOT_AVAILABLE, READ_UNCOMMITTED, OffsetAndTimestamp
+from gateway.kafka.client.offsets import READ_UNCOMMITTED, OffsetAndTimestamp
 
 from .batches import gather_slices
 from .decoding import RecordSetDecoder
@@ -71,7 +72,7 @@ async def iter_scan(
     while start < end:
         leader, known = cluster.leader_for_partition(tp), cluster.get_topic(tp.topic)
         if leader is None or known is None:
-            raise _build_partition_failed(tp, LEADER_NOT_AVAILABLE)
+            raise _build_partition_failed(tp, ErrorCode.LEADER_NOT_AVAILABLE)
         want = FetchTarget(start, leader[1], known.topic_id, max_bytes=MAX_FETCH_BYTES)
         responses = await fetch(  # no rack: a nearer replica may be behind
             cluster.connections,

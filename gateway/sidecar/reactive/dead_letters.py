@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.core.delivery.batch import DeadLetterRecord
+from gateway.core.error_code import TOO_LARGE_ERRORS
 from gateway.core.log.record import TopicPartition
 from gateway.errors import GatewayError, KafkaError, PartitionFailed, UnknownTopic
 from gateway.kafka.admin.topics import create_topic
@@ -21,7 +22,6 @@ from .message import DeadLetterMessage
 log = logging.getLogger(__name__)
 
 WRITE_TIMEOUT_S = 10.0  # for Kafka to acknowledge one; then it is tried again
-TOO_LARGE_CODES = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 # `max.message.bytes` of created topics. Dead letters are larger than the records, which may have
 # been compressed, and have further headers.
 MAX_MESSAGE_BYTES = 16 << 20
@@ -91,7 +91,7 @@ class DeadLetterWriter:
             try:
                 await self._produce(topic, message)
             except PartitionFailed as exc:
-                if exc.code not in TOO_LARGE_CODES:
+                if exc.code not in TOO_LARGE_ERRORS:
                     raise
                 # The record itself fit into its topic; its stack trace may be too much here.
                 await self._produce(topic, replace(message, stacktrace="(too long for the topic)"))

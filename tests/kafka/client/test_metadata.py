@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 from support.waiting import wait_until
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, UnknownTopic
 from gateway.kafka.client.connections import ConnectionRole
@@ -30,7 +31,7 @@ def build_topic_answer(leader: int = 1, epoch: int = 0, topic_id: UUID | None = 
 
 
 NO_SUCH = build_topic_answer(topic_id=None, error=3)
-DENIED = build_topic_answer(topic_id=None, error=29)
+DENIED = build_topic_answer(topic_id=None, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 class FakeConnections:
