@@ -128,7 +128,7 @@ async def _print_dead_letters(
     config: Path, topic: str, group: str | None, limit: int, everything: bool, as_json: bool
 ) -> None:
     from gateway.core.log.record import TopicPartition
-    from gateway.kafka.fetch.committed_read import fetch_log_bounds
+    from gateway.kafka.fetch.bounded_read import fetch_log_bounds
 
     from .context import find_queue, open_context
     from .report import format_dead_letter, format_dead_letter_json

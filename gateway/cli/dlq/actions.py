@@ -185,7 +185,7 @@ async def drop_dead_letters(
 
 async def _fetch_end_offsets(context: Context, queue: DeadLetterQueue) -> dict[TopicPartition, int]:
     from gateway.core.log.record import TopicPartition
-    from gateway.kafka.fetch.committed_read import fetch_log_bounds
+    from gateway.kafka.fetch.bounded_read import fetch_log_bounds
 
     topic_metadata = await context.get_topic(queue.topic)
     tps = [TopicPartition(queue.topic, each) for each in sorted(topic_metadata.partitions)]

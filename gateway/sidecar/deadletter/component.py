@@ -28,7 +28,7 @@ from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, Fenced, KafkaError, UnknownTopic
 from gateway.formats.codec import SerializationFormat
-from gateway.kafka.fetch.committed_read import read_committed
+from gateway.kafka.fetch.bounded_read import read_committed
 from gateway.sidecar.backends import get_dead_letter_ext, get_group
 from gateway.sidecar.consumer.record_json import render_records, text_headers
 from gateway.sidecar.context import Context

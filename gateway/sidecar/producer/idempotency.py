@@ -43,8 +43,7 @@ from gateway.errors import (
 from gateway.kafka.admin.topics import create_topic
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.client.outages import format_topic_label
-from gateway.kafka.fetch.committed_read import read_committed
-from gateway.kafka.fetch.scan import fetch_offset
+from gateway.kafka.fetch.bounded_read import fetch_offset, read_committed
 from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
     TransactionRecord,

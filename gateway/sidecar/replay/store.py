@@ -20,7 +20,7 @@ from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, UnknownTopic
 from gateway.kafka.admin.topics import create_topic
-from gateway.kafka.fetch.committed_read import fetch_log_bounds, read_committed
+from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, TransactionRecord
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.context import Context
