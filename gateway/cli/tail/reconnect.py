@@ -11,6 +11,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.core.backoff import BackoffPolicy
+
 INITIAL_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # seconds
 
 
@@ -41,7 +43,7 @@ class ReconnectBackoff:
         if self.failures == 0:
             delay = first
         else:
-            bound = min(MAX_DELAY_S, max(first, 0.1) * 2.0 ** min(self.failures, 16))
-            delay = bound * (0.5 + 0.5 * self.random())
+            policy = BackoffPolicy(2 * max(first, 0.1), MAX_DELAY_S)
+            delay = policy.compute_delay(self.failures, self.random)
         self.failures += 1
         return max(delay, retry_after or 0.0)

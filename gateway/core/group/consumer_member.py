@@ -25,6 +25,7 @@ from math import inf
 from typing import NamedTuple
 from uuid import UUID
 
+from gateway.core.backoff import BackoffPolicy
 from gateway.core.error_code import COORDINATOR_MOVED_ERRORS, ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
@@ -44,8 +45,8 @@ from .member import (
 )
 
 JOIN_EPOCH, LEAVE_EPOCH, LEAVE_STATIC_EPOCH = 0, -1, -2  # KIP-848's epochs with a special meaning
-MIN_RETRY_S = 0.1  # seconds until the first retry
-MAX_RETRY_S = 2.0  # seconds until the later ones, at most
+MAX_RETRY_S = 2.0
+RETRY_BACKOFF = BackoffPolicy(0.1, MAX_RETRY_S)
 
 # Errors that end a membership: they depend on what this process asks for, and on nothing else.
 FATAL_ERRORS: Mapping[int, str] = {
@@ -429,10 +430,9 @@ class ConsumerMember:
         return [PartitionsLost(self._to_topic_partitions(lost), reason)] if lost else []
 
     def _next_retry_delay(self) -> float:
-        """Return the seconds until the next retry, with exponential backoff and jitter."""
+        """Count a failure, and return the seconds until the next retry."""
         self._failures += 1
-        bound = min(MAX_RETRY_S, MIN_RETRY_S * 2.0 ** min(self._failures - 1, 8))
-        return bound * (0.5 + 0.5 * self.random())
+        return RETRY_BACKOFF.compute_delay(self._failures, self.random)
 
     def _to_topic_partition(self, partition: TopicIdPartition) -> TopicPartition:
         return TopicPartition(self._topic_names[partition[0]], partition[1])

@@ -2,8 +2,7 @@
 
 Delays have full jitter (each is drawn between 0 and a bound that grows) per partition or broker,
 because a thousand partitions that lost one leader must not all retry at the same moment. Sources:
-Kafka's error codes (protocol guide), KIP-320 for leader epochs, and "Exponential Backoff And
-Jitter", Marc Brooker, 2015.
+Kafka's error codes (protocol guide), and KIP-320 for leader epochs.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
+from gateway.core.backoff import BackoffPolicy
 from gateway.core.error_code import ErrorCode
 
 
@@ -163,8 +163,7 @@ class Backoff:
         self.attempts += 1
         if self.attempts == 1 and rule.first_delay == 0.0:
             return 0.0
-        # The exponent is bounded, because 2.0 ** 1024 raises OverflowError.
-        bound = min(high, low * rule.factor ** min(self.attempts - 1, 32))
+        policy = BackoffPolicy(low, high, jitter=1.0, factor=rule.factor)
         # Nobody gains from a quick retry of what an operator has to mend, so these causes wait
         # for at least their whole lower bound, the others for half of it.
         shortest = (
@@ -172,7 +171,7 @@ class Backoff:
             if rule.action in (RecoveryAction.REPORT, RecoveryAction.WATCH_METADATA)
             else 0.5 * low
         )
-        return max(shortest, bound * self.random())
+        return max(shortest, policy.compute_delay(self.attempts, self.random))
 
     def reset(self) -> None:
         """Start over after a success."""

@@ -8,10 +8,12 @@ brings, without the partitions that the same heartbeat took away.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
+from gateway.core.backoff import BackoffPolicy
 from gateway.core.error_code import AUTHORIZATION_ERRORS, COORDINATOR_ERRORS, ErrorCode
 from gateway.core.group.member import MemberIdentity
 from gateway.core.log.record import TopicPartition
@@ -32,7 +34,7 @@ from gateway.kafka.protocol.group_messages import (
 )
 
 COMMIT_TIMEOUT_S = 30.0
-_RETRY_DELAYS_S = (0.05, 1.0)  # the first delay between attempts, and the longest
+_RETRY_BACKOFF = BackoffPolicy(0.05, 1.0)
 
 UNKNOWN_TOPIC_TIMEOUT_S = 2.0  # after this a topic that the coordinator does not know is deleted
 
@@ -63,7 +65,7 @@ _RETRIABLE_ERRORS = {
 
 async def _wait_without_member(timeout_s: float) -> None:
     """Wait in place of a heartbeat, for consumers without a member."""
-    await asyncio.sleep(min(timeout_s, _RETRY_DELAYS_S[0]))
+    await asyncio.sleep(min(timeout_s, _RETRY_BACKOFF.first_delay))
 
 
 class _UnknownTopics:
@@ -140,7 +142,7 @@ class GroupOffsets:
         """
         pending = dict(offsets)
         deadline, not_owned = self._compute_deadline(timeout_s), set[TopicPartition]()
-        delay, failure = _RETRY_DELAYS_S[0], BrokerUnavailable("no answer in time", timeout=True)
+        failures, failure = 0, BrokerUnavailable("no answer in time", timeout=True)
         unknown = _UnknownTopics(self.group)
         while pending:
             not_owned |= self._drop_unowned(pending)
@@ -158,10 +160,10 @@ class GroupOffsets:
                 # Only once nothing else is left, so that the other offsets are committed first.
                 if {errors[tp] for tp in pending} <= _UNKNOWN_TOPIC_ERRORS:
                     unknown.raise_if_expired()
+                failures += 1
                 await self._prepare_retry(
-                    {errors[tp] for tp in pending}, pending, deadline, delay, failure
+                    {errors[tp] for tp in pending}, pending, deadline, failures, failure
                 )
-                delay = min(delay * 2, _RETRY_DELAYS_S[1])
         if not_owned:
             names = ", ".join(map(str, sorted(not_owned)))
             raise NotOwned(f"not this member's (any more): {names}")
@@ -183,7 +185,7 @@ class GroupOffsets:
             GroupFailed: The coordinator refuses for another reason.
             BrokerUnavailable: The coordinator did not answer in time.
         """
-        deadline, delay = self._compute_deadline(timeout_s), _RETRY_DELAYS_S[0]
+        deadline, failures = self._compute_deadline(timeout_s), 0
         failure = BrokerUnavailable("no answer in time", timeout=True)
         while True:
             try:
@@ -202,8 +204,8 @@ class GroupOffsets:
                         for tp, offset in offsets.items()
                         if isinstance(offset, OffsetAndMetadata)
                     }
-            await self._prepare_retry(errors, tps or (), deadline, delay, failure)
-            delay = min(delay * 2, _RETRY_DELAYS_S[1])
+            failures += 1
+            await self._prepare_retry(errors, tps or (), deadline, failures, failure)
 
     def _build_commit_request(
         self,
@@ -236,7 +238,7 @@ class GroupOffsets:
         errors: Collection[int],
         tps: Collection[TopicPartition],
         deadline: float,
-        delay: float,
+        failures: int,
         failure: KafkaError,
     ) -> None:
         """Wait and prepare for the next attempt, or raise if none can succeed.
@@ -245,7 +247,8 @@ class GroupOffsets:
             errors: The error codes of the last attempt.
             tps: The partitions that it was for.
             deadline: When to give up, in seconds of the event loop's clock.
-            delay: How many seconds to wait, unless a heartbeat is waited for.
+            failures: How many attempts failed in a row. The wait grows with them, unless a
+                heartbeat is waited for.
             failure: What to raise at the deadline.
         """
         errors, names = set(errors), ", ".join(map(str, sorted(tps)))
@@ -268,6 +271,7 @@ class GroupOffsets:
         if errors & _STALE_MEMBER_ERRORS:
             await self.heartbeat_soon(deadline - now)
         else:
+            delay = _RETRY_BACKOFF.compute_delay(failures, random.random)
             await asyncio.sleep(min(delay, deadline - now))
 
     @staticmethod

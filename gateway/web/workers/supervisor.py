@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from gateway.config import Settings
 from gateway.config.checks.reload import apply_reload
+from gateway.core.backoff import BackoffPolicy
 from gateway.errors import GatewayError
 from gateway.web.admin import reload_coordinator
 from gateway.web.admin.blocklist import BlocklistEntry, serve_blocklist
@@ -48,7 +49,8 @@ from .sockets import bind_additional, bind_shared, format_url, refuse_exposed_si
 log = logging.getLogger(__name__)
 
 STEADY_AFTER_S = 30.0  # uptime in seconds after which earlier crashes no longer count
-MAX_RESTART_DELAY_S = 5.0  # seconds before a worker that keeps crashing is restarted, at most
+# Seconds before a worker that crashed twice is restarted, and one that keeps crashing, at most.
+RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.4, 5.0
 KILL_GRACE_S = 10.0  # seconds beyond `drainTimeout` until a worker that does not end is killed
 EXIT_FAILURE = 1
 LENGTH_BYTES = 4  # bytes that hold the length of a message to a worker
@@ -300,8 +302,9 @@ class Supervisor:
     async def _back_off(self, worker: WorkerProcess, status: int, uptime_s: float) -> None:
         """Wait before a worker that crashed is restarted: not at all after its first crash."""
         worker.crashes = 1 if uptime_s > STEADY_AFTER_S else worker.crashes + 1
-        longest = 0.0 if worker.crashes == 1 else min(MAX_RESTART_DELAY_S, 0.1 * 2**worker.crashes)
-        delay = random.uniform(longest / 2, longest)
+        policy = BackoffPolicy(RESTART_DELAY_S, MAX_RESTART_DELAY_S)
+        retries = worker.crashes - 1
+        delay = policy.compute_delay(retries, random.random) if retries else 0.0
         log.error(
             "worker %d ended with status %d after %.1f s; another starts in %.1f s",
             worker.number, status, uptime_s, delay,
