@@ -314,10 +314,10 @@ class Backfill:
         try:
             if position.epoch != NO_EPOCH:
                 epoch_end = await self._services.epoch_ends.find_end(tp, position.epoch)
-                if isinstance(epoch_end, offsets.EpochEnd) and epoch_end.end_offset >= 0:
-                    return epoch_end.end_offset
-                if isinstance(epoch_end, int):
+                if epoch_end is None:
                     return None
+                if epoch_end.end_offset >= 0:
+                    return epoch_end.end_offset
             # Uncommitted: the position may be within a transaction that is still open.
             log_end = (await cluster.list_offsets({tp: LATEST}, offsets.READ_UNCOMMITTED))[tp]
         except KafkaError:
