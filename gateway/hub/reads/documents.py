@@ -22,7 +22,7 @@ from gateway.config import Settings
 from gateway.core.channel.filters import MATCH_ALL, Filter, Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey
-from gateway.errors import BrokerUnavailable, RequestError
+from gateway.errors import BrokerUnavailable, TableTooLarge
 from gateway.hub.fanout.shared_tail import SharedTail
 from gateway.hub.fanout.view import View
 from gateway.hub.writes.publisher import Publisher
@@ -96,7 +96,7 @@ class DocumentReader:
             AccessDenied: The brokers do not let the gateway read the topic.
             AuthenticationFailed: The brokers refuse the gateway's credentials.
             BrokerUnavailable: The record was not found in time.
-            RequestError: 503, for a topic whose latest records are more than its cache.
+            TableTooLarge: The latest records of the topic are more than its cache.
         """
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         view = View((topic,), Filters((Filter(key),)), "value", "error")
@@ -109,11 +109,10 @@ class DocumentReader:
                 reason = self._services.cluster.error or f"not all of {topic} can be read for now"
                 raise BrokerUnavailable(f"{reason}; try again", retry_after=1.0) from None
             except TableSpilled:
-                detail = (
+                raise TableTooLarge(
                     f"the keys of {topic} are more than its cache, or than memory leaves for them; "
                     "raise cache.bytes of the topic, or memory"
-                )
-                raise RequestError(503, "Too many keys", detail) from None
+                ) from None
 
     async def _find_latest(self, view: View, key: bytes, filters: Filters) -> Record | None:
         """Return the latest record of the key over all partitions that may hold it.
