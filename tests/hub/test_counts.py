@@ -184,7 +184,7 @@ async def test_distances_are_offsets_to_where_the_channel_stands_by_the_reason()
     await run_loop_turns()
     assert slow.state == SLOW and riding.state is None
     short._receiver_group.remove_client(short)  # type: ignore[union-attr]
-    short.subscription.credit = 0
+    short.subscription.limit_credit(0)
     for value in range(1, 11):
         write_records(riding, b"%d" % value)
         await run_loop_turns()

@@ -8,6 +8,7 @@ from typing import Any
 from gateway.core.channel.channel import Channel
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Ready, Record, TopicPartition
 from gateway.core.log.tail import Tail
@@ -59,9 +60,8 @@ def create_client(
     wire = wire or SseWire()
     made: dict[str, Any] = {"heartbeat": 60.0, "deadline": 0.0, **options}
     if sibling is not None:
-        subscription = Subscription(
-            sibling.subscription.channel, credit=credit, slow_policy=slow_policy
-        )
+        terms = SubscriptionTerms(credit=credit, slow_policy=slow_policy)
+        subscription = Subscription(sibling.subscription.channel, terms=terms)
         return Client(sibling._owner, sibling._shared_tail, subscription, wire, **made)
     log = PartitionLog(TP, 1 << 20, 60.0)
     log.open(0, 0)
@@ -72,7 +72,8 @@ def create_client(
         tail, b"view0", wire.create_encoder(create_format("value")), max_bytes=max_ring_bytes
     )
     ends = None if end_offset is None else {TP: end_offset}
-    subscription = Subscription(channel, credit=credit, end_offsets=ends, slow_policy=slow_policy)
+    terms = SubscriptionTerms(slow_policy, ends, credit=credit)
+    subscription = Subscription(channel, terms=terms)
     return Client(FakeHub(), SharedTail(tail), subscription, wire, **made)  # type: ignore[arg-type]
 
 

@@ -20,6 +20,7 @@ from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.snapshot_blocks import SnapshotBlock, SnapshotBlocks
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.table_snapshot import KeyTable, TableSnapshot
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import PartitionPosition, Position
 from gateway.core.log.record import (
@@ -170,7 +171,7 @@ class SnapshotClient:
     def take_lines(self, max_bytes: int = 1 << 20) -> list[str]:
         """What there is for so much budget."""
         self._feed_backfills()
-        lines = self.subscription.take(max_bytes).decode().splitlines()
+        lines = self.subscription.take(max_bytes, 0.0).decode().splitlines()
         for line in lines:
             self._apply_line(line)
         self.received_lines += lines
@@ -191,7 +192,9 @@ class SnapshotClient:
     ) -> Subscription:
         snapshot = Snapshot(["prices"], PARTITIONS, fresh_partitions) if self.has_snapshot else None
         sub = Subscription(
-            self.topic.channel, positions, slow_policy=self.slow_policy, snapshot=snapshot
+            self.topic.channel,
+            positions,
+            SubscriptionTerms(slow_policy=self.slow_policy, snapshot=snapshot),
         )
         self._editions.clear()
         if self.last_offsets is None:
@@ -206,17 +209,20 @@ class SnapshotClient:
 
     def _feed_backfills(self) -> None:
         sub = self.subscription
-        for tp, place in sub.list_backfills():
+        reader = sub.private_reader
+        for tp, place in () if reader is None else reader.list_backfills():
             assert place.offset is not None
             snapshot = sub.snapshot
             if snapshot is None or not snapshot.needs_data(tp):
-                sub.feed(tp, place, self.topic.written_records[tp][place.offset : place.offset + 2])
+                reader.feed(
+                    tp, place, self.topic.written_records[tp][place.offset : place.offset + 2]
+                )
             elif not snapshot.is_fresh(tp):
-                sub.set_snapshot_end(tp, len(self.topic.written_records[tp]))
+                reader.set_snapshot_end(tp, len(self.topic.written_records[tp]))
             else:
                 edition = self._editions.setdefault(tp, self.topic.build_edition(tp))
-                sub.set_snapshot_end(tp, edition.end_position.offset or 0)
-                sub.feed_snapshot(tp, place, self._get_pieces(edition, place.offset))
+                reader.set_snapshot_end(tp, edition.end_position.offset or 0)
+                reader.feed_snapshot(tp, place, self._get_pieces(edition, place.offset))
 
     def _get_pieces(self, edition: TableSnapshot, offset: int) -> Iterable[Entry | SnapshotBlock]:
         if not self.uses_blocks:

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.client.throttle import Throttle
 from gateway.core.log.partition_reader import TimestampStart
 from gateway.core.log.position import Position
@@ -377,8 +379,8 @@ class Client:
             Subscription(
                 subscription.channel,
                 subscription.private_positions,
-                resolve_since=subscription.resolve_since,
-                traffic=subscription.traffic.create_reader_counts(),
+                SubscriptionTerms(resolve_since=subscription.resolve_since),
+                subscription.traffic.create_reader_counts(),
             ),
             self._wire,
             heartbeat=UNLIMITED_S,
@@ -402,8 +404,8 @@ class Client:
         """Let a client that asked for a limit be sent so many more records."""
         if self._rate_limiter is not None:
             self._rate_limiter.grant_credit(records)
-        elif self.subscription.credit is not None:
-            self.subscription.credit += records
+        else:
+            self.subscription.grant_credit(records)
         self.wake()
 
     def apply_route_settings(self, heartbeat: float, slow: SlowClientPolicy) -> None:
@@ -414,7 +416,7 @@ class Client:
             slow: What to do when the client falls behind.
         """
         self.heartbeat = heartbeat
-        self.subscription.slow_policy = slow
+        self.subscription.set_slow_policy(slow)
 
     def send_event(self, kind: str, data: Mapping[str, Any]) -> None:
         """Send an event to this client only, once it has begun.
@@ -449,7 +451,7 @@ class Client:
 
     def end(self, reason: str) -> None:
         """End the stream with an `end` event; the first reason counts."""
-        self.subscription.end_reason = self.subscription.end_reason or reason
+        self.subscription.end(reason)
         self.wake()
         if self._ready_waiter is not None and not self._ready_waiter.done():
             self._ready_waiter.set_result(None)
@@ -472,23 +474,17 @@ class Client:
         if self.shared_catch_up is not None:
             self.shared_catch_up.remove_member(self)
         self._owner.remove_client(self)
-        self.subscription.close()
-        self._shared_tail.has_left_channels = True
         if self._backfill is not None:
             self._backfill.close()
-        self._break_cycles()
-
-    def _break_cycles(self) -> None:
-        """Drop references that are cycles, so that a closed client is freed at once.
-
-        Otherwise its 40 objects and the texts of its filters wait for the garbage collector. A
-        client that ends as `END_CHANGED`, or that is pulled, keeps its position: `take_handover`
-        and the `end` event have yet to use it.
-        """
+        # All references that are cycles are dropped, so that a closed client is freed at once.
+        # Otherwise its 40 objects and the texts of its filters wait for the garbage collector. A
+        # client that ends as `END_CHANGED`, or that is pulled, keeps its position: `take_handover`
+        # and the `end` event have yet to use it.
         self._backfill = None
-        self.subscription.wake = _ignore_wake
-        if self.subscription.end_reason != END_CHANGED and self._puller is None:
-            self.subscription.private_reader = None
+        self.subscription.close(
+            keep_position=self.subscription.end_reason == END_CHANGED or self._puller is not None
+        )
+        self._shared_tail.has_left_channels = True
 
     @property
     def state(self) -> str | None:
@@ -517,7 +513,7 @@ class Client:
             None if self._rate_limiter is None else self._rate_limiter.throttle,
             subscription.traffic.route,
         )  # fmt: skip
-        subscription.private_reader = None  # as in `_break_cycles`
+        subscription.close()  # without its position, which is handed over
         return handover
 
     def call_when_closed(self, on_closed: Callable[[], None]) -> None:
@@ -652,7 +648,7 @@ class Client:
             elif subscription.has_more:  # a filter lets nothing through for a while
                 await asyncio.sleep(0)
             elif asyncio.get_running_loop().time() >= self.ends_at:
-                subscription.end_reason = "lifetime"
+                subscription.end("lifetime")
             elif not await puller.wait(self.heartbeat, self.ends_at):
                 return self._build_heartbeat()
         return None
@@ -675,7 +671,7 @@ class Client:
         if self._backfill is not None:
             self._backfill.retire_recreated()
         if self._rate_limiter is None:
-            data = self.subscription.take(MAX_PUSH_BYTES)
+            data = self.subscription.take(MAX_PUSH_BYTES, time.time())
         else:
             data = self._rate_limiter.take(self.subscription, MAX_PUSH_BYTES, self.wake)
         self.subscription.traffic.bytes += len(data)
@@ -759,7 +755,3 @@ class _Puller:
     def _on_timeout(self) -> None:
         self._timed_out = True
         self.woken.set()
-
-
-def _ignore_wake() -> None:
-    """Do nothing; the `wake` of a closed client's subscription."""

@@ -25,6 +25,7 @@ from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.position import Position
@@ -447,22 +448,24 @@ class Hub:
             positions = await resolve_starts(
                 self.backfill_reader, tail, start.since, deadline, reads_partition
             )
-        snapshot = await self._create_snapshot(tail, view, start, positions, deadline)
+        terms = SubscriptionTerms(
+            slow_policy=slow,
+            end_offsets=until,
+            max_records=start.max_records,
+            credit=start.credit,
+            resolve_since=token.issued if token else _to_epoch_seconds(start.since),
+            snapshot=await self._create_snapshot(tail, view, start, positions, deadline),
+            reads_partition=reads_partition,
+            delivered_sum=None if handover is None else handover.delivered_sum,
+        )
         return Subscription(
             # No await may follow: the sweep drops a channel that nobody follows yet.
             self._get_channel(
                 shared_tail, self.token_verifier.bind_route(view, traffic.route), wire
             ),
             positions,
-            slow_policy=slow,
-            end_offsets=until,
-            max_records=start.max_records,
-            credit=start.credit,
-            resolve_since=token.issued if token else _to_epoch_seconds(start.since),
-            snapshot=snapshot,
-            reads_partition=reads_partition,
-            delivered_sum=None if handover is None else handover.delivered_sum,
-            traffic=traffic,
+            terms,
+            traffic,
         )
 
     async def _create_snapshot(
@@ -638,8 +641,9 @@ class Hub:
             # from reading. They can be read again later.
             self.shared_catch_ups.release_stalled()
             for client in self.clients:
-                if client.outlet is not None and client.outlet.full:
-                    client.subscription.discard_backfill()
+                reader = client.subscription.private_reader
+                if reader is not None and client.outlet is not None and client.outlet.full:
+                    reader.discard_backfill()
             backlog = self._measure_backlog()
         # Counted from scratch: the rings of channels that were removed are still in the sum.
         self.rings.bytes = sum(

@@ -164,8 +164,9 @@ class SharedCatchUp:
             client.resume(self._pieces[index - 1].position_after if index else self._start_position)
         else:  # it has all pieces: it attaches where the leader had caught up with the channel
             client.resume(*self._end_position)
-        if index == len(self._pieces):  # what ended the leader's stream ends its stream as well
-            subscription.end_reason = subscription.end_reason or self.subscription.end_reason
+        end_reason = self.subscription.end_reason
+        if index == len(self._pieces) and end_reason is not None:  # its stream ends as well
+            subscription.end(end_reason)
         self._drop_pieces()
 
     # what the leader sees: an outlet

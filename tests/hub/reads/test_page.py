@@ -114,7 +114,7 @@ async def test_a_partition_that_says_nothing_is_waited_for_a_moment(
     """Its place is held against a log that never answers."""
     monkeypatch.setattr(page, "SETTLE_TIMEOUT_S", 0.05)
     it = build_client()
-    it.subscription.read_privately({TP: PartitionPosition(0, 0, UNVERIFIED_LINEAGE)})
+    it.subscription.ensure_private_reader().read({TP: PartitionPosition(0, 0, UNVERIFIED_LINEAGE)})
     monkeypatch.setattr(Client, "_start_backfill", lambda self: None)
     write_records(it, b"1")
     got = await read_page_in_time(it, 0.0)
