@@ -87,7 +87,7 @@ class BatchPacing:
 
 
 class Receiver(Protocol):
-    """Define what the broadcaster needs of a `Client`.
+    """Define what the broadcaster needs of a `PushDelivery`.
 
     Attributes:
         subscription: The client's subscription.

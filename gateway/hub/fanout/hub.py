@@ -19,10 +19,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
-from gateway.config import Kafka, Rate, Settings
+from gateway.config import Kafka, Settings
 from gateway.core.channel.channel import Channel, Encoder
 from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
@@ -50,10 +49,11 @@ from gateway.hub.wires.wire import Wire
 from gateway.hub.writes.publisher import Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
-from gateway.telemetry.traffic import ClientsBehind, StreamCounts, StreamCountsByRoute
+from gateway.telemetry.traffic import SLOW, ClientsBehind, StreamCountsByRoute
 
 from .broadcaster import BatchPacing, Broadcaster
-from .client import Client, Handover
+from .client import Client, ClientOptions
+from .client_source import ClientSource
 from .lag_scan import LagScan
 from .rate_limiter import RateLimiter
 from .received_bytes import received_bytes
@@ -173,7 +173,9 @@ class Hub:
         pace = BatchPacing()
         self.broadcaster = Broadcaster(pace, self.tracing)
         # An eighth of `memory` for what shared catch-ups keep for their members.
-        self.shared_catch_ups = SharedCatchUps(self.settings.memory // 8 // len(self.process_hubs))
+        self.shared_catch_ups = SharedCatchUps(
+            self.broadcaster, self.settings.memory // 8 // len(self.process_hubs)
+        )
         self.models = Models(self.settings, self.topics.get_settings)
         self.shared_reads = SharedReads(
             self.cluster,
@@ -310,36 +312,18 @@ class Hub:
         view: View,
         start: StreamStart,
         wire: Wire,
-        *,
-        heartbeat: float,
-        slow: SlowClientPolicy,
-        lifetime: float | None = None,
-        expires_at: float | None = None,
-        position_refused: bool = False,
-        handover: Handover | None = None,
-        route: str = "",
-        rate: Rate | None = None,
+        options: ClientOptions,
     ) -> Client:
         """Create a client of a view.
 
         The caller awaits the client's `wait_until_ready` and then either attaches it to an outlet
-        or iterates its bytes. It must close the client in any case.
+        or pulls its bytes. It must close the client in any case.
 
         Args:
             view: What the client is shown.
             start: Where it begins and ends.
             wire: How its bytes are encoded.
-            heartbeat: Seconds after which an idle stream is sent a heartbeat.
-            slow: What to do when the client falls behind.
-            lifetime: Seconds after which the stream ends; None for no limit.
-            expires_at: When the client's access expires, in seconds since 1970; None for never.
-            position_refused: The client sent a resume token that could not be used; a `gap` says
-                so.
-            handover: What another client left that this one replaces: the stream goes on, and ends
-                when that one would have ended.
-            route: The route as metrics name it.
-            rate: The number of records that the client is sent at most in a time; None for no
-                limit.
+            options: How it is served.
 
         Returns:
             The client, which has not begun yet.
@@ -354,6 +338,7 @@ class Hub:
             TokenTooOld: The resume token goes back further than the route allows.
             MemoryFull: Memory has no space for a new client.
         """
+        handover = options.handover
         if handover is None and self._is_full:
             raise MemoryFull
         deadline = asyncio.get_running_loop().time() + self._get_ready_timeout(view)
@@ -366,37 +351,23 @@ class Hub:
                 token = await self.token_verifier.verify(
                     start.token,
                     view,
-                    route,
+                    options.route,
                     start.max_age,
                     handover_route=None if handover is None else handover.route,
                 )
                 start = replace(start, token=token)
             shared_tail = self._get_shared_tail(view)
-            traffic = self.traffics.get_counts(route, wire.name)
             subscription = await self._create_subscription(
-                shared_tail, view, start, wire, slow, deadline, traffic, handover
+                shared_tail, view, start, wire, options, deadline
             )
-        throttle = None if handover is None else handover.throttle
-        limiter = None if rate is None else RateLimiter.from_rate(rate, subscription, throttle)
-        client = Client(
-            self,
-            shared_tail,
-            subscription,
-            wire,
-            heartbeat=heartbeat,
-            deadline=deadline,
-            lifetime=lifetime,
-            expires_at=expires_at,
-            position_refused=position_refused,
-            handover=handover,
-            view=view,
-            token=start.token,
-            since=start.since,
-            number=next(self._numbers) if handover is None else handover.number,
-            rate_limiter=limiter,
-        )
+        number = next(self._numbers) if handover is None else handover.number
+        source = ClientSource(self.read_services, shared_tail, subscription, wire, start, number)
+        if options.rate is not None:
+            throttle = None if handover is None else handover.throttle
+            source.limit_rate(RateLimiter.from_rate(options.rate, subscription, throttle))
+        client = Client(self, source, options, deadline=deadline, view=view)
         self.clients.add(client)
-        traffic.opened += 1
+        subscription.traffic.opened += 1
         if self.draining:  # it began while this client was waiting above
             client.end("drain")
         return client
@@ -417,13 +388,11 @@ class Hub:
         view: View,
         start: StreamStart,
         wire: Wire,
-        slow: SlowClientPolicy,
+        options: ClientOptions,
         deadline: float,
-        traffic: StreamCounts,
-        handover: Handover | None,
     ) -> Subscription:
         """Resolve where a client begins and ends, and subscribe it to its channel."""
-        tail, token = shared_tail.tail, start.token
+        tail, token, handover = shared_tail.tail, start.token, options.handover
         until = handover.until if handover is not None else None
         if until is None and start.until is not None:
             until = await fetch_ends(self.cluster, tail, start.until)
@@ -449,7 +418,7 @@ class Hub:
                 self.backfill_reader, tail, start.since, deadline, reads_partition
             )
         terms = SubscriptionTerms(
-            slow_policy=slow,
+            slow_policy=options.slow,
             end_offsets=until,
             max_records=start.max_records,
             credit=start.credit,
@@ -461,11 +430,11 @@ class Hub:
         return Subscription(
             # No await may follow: the sweep drops a channel that nobody follows yet.
             self._get_channel(
-                shared_tail, self.token_verifier.bind_route(view, traffic.route), wire
+                shared_tail, self.token_verifier.bind_route(view, options.route), wire
             ),
             positions,
             terms,
-            traffic,
+            self.traffics.get_counts(options.route, wire.name),
         )
 
     async def _create_snapshot(
@@ -639,11 +608,11 @@ class Hub:
         if backlog > self._max_backlog_bytes:
             # Records that were read for clients that take nothing would keep all other clients
             # from reading. They can be read again later.
-            self.shared_catch_ups.release_stalled()
-            for client in self.clients:
-                reader = client.subscription.private_reader
-                if reader is not None and client.outlet is not None and client.outlet.full:
-                    reader.discard_backfill()
+            stalled = [client.source for client in self.clients if client.state == SLOW]
+            self.shared_catch_ups.release_stalled(stalled)
+            for source in stalled:
+                if source.subscription.private_reader is not None:
+                    source.subscription.private_reader.discard_backfill()
             backlog = self._measure_backlog()
         # Counted from scratch: the rings of channels that were removed are still in the sum.
         self.rings.bytes = sum(

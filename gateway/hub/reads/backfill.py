@@ -21,6 +21,7 @@ from gateway.kafka.client import offsets
 
 from .services import ReadServices
 from .snapshots import SnapshotRead
+from .stream_start import StreamStart
 
 if TYPE_CHECKING:
     from gateway.hub.fanout.shared_tail import SharedTail
@@ -33,20 +34,20 @@ VERIFY_INTERVAL_S = 0.05  # seconds from one attempt to verify a position to the
 class Backfill:
     """Verify the positions of one client, and read what it is missing.
 
-    `Client` creates it when it has a private reader or a token, calls `start_missing` whenever it
-    has taken something, and closes it. There is at most one task per partition; when it ends,
-    `on_found` is called, and the next look at what is missing decides how to go on.
+    `ClientSource` creates it when it has a private reader or a token, calls `start_missing`
+    whenever it has taken something, and closes it. There is at most one task per partition; when it
+    ends, `on_found` is called, and the next look at what is missing decides how to go on.
 
     Args:
         services: What the hub of the client reads with.
         shared_tail: The tail of the client's topics.
         subscription: The subscription of the client.
         on_found: Called when there may be something to take.
-        token: The resume token of the client, verified; None for none.
-        since: Where the client begins in partitions whose start is not resolved yet; None for as of
-            the token.
+        start: Where the client begins, with its resume token verified. Its `since` is where it
+            begins in partitions whose start is not resolved yet.
 
     Attributes:
+        start: Where the client begins.
         topic_ids: The topic ids that the client's positions are of, by topic.
     """
 
@@ -60,8 +61,7 @@ class Backfill:
         "_subscription",
         "_tasks",
         "_unknown_topics",
-        "since",
-        "token",
+        "start",
         "topic_ids",
     )  # fmt: skip
 
@@ -71,24 +71,27 @@ class Backfill:
         shared_tail: SharedTail,
         subscription: Subscription,
         on_found: Callable[[], None],
-        *,
-        token: ResumeToken | None = None,
-        since: TimestampStart | None = None,
+        start: StreamStart,
     ) -> None:
         self._services = services
         self._shared_tail = shared_tail
         self._subscription = subscription
         self._on_found = on_found
-        self.token = token
-        self.since = since
+        self.start = start
         self.topic_ids: Mapping[str, str] = dict(shared_tail.tail.topic_ids)
         self._snapshot_read: SnapshotRead | None = None
         self._known_partitions = len(shared_tail.tail.logs)
         # Topics of the token that metadata does not know yet, or not any more.
+        token = start.token
         token_topics = {} if token is None else token.match_topics(shared_tail.tail.topic_ids)
         self._unknown_topics = token_topics.keys() - {tp.topic for tp in shared_tail.tail.logs}
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
         self._read_partitions: set[TopicPartition] = set()
+
+    @property
+    def token(self) -> ResumeToken | None:
+        """Return the resume token of the client; None if it has none."""
+        return self.start.token
 
     def close(self) -> None:
         """Cancel what is under way."""
@@ -257,7 +260,7 @@ class Backfill:
     ) -> None:
         """Resolve a pending position."""
         snapshot = self._subscription.snapshot
-        start: Start = self.since or self._build_live_start(tp, position.epoch)
+        start: Start = self.start.since or self._build_live_start(tp, position.epoch)
         if snapshot is not None and tp in snapshot.fresh:
             start = TimestampStart(EARLIEST)
         resolved = await self._services.backfill_reader.resolve_start(tp, start)
